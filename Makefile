@@ -1,0 +1,123 @@
+# Every target works alone on a fresh clone: it brings the virtual environment to the
+# level it needs (runtime, test or dev) and no further.
+#
+# The environment counts as present only by a stamp, which is written last. The stamp's
+# name holds a hash of the locks, of the Python and of the place. So after a change of
+# any of them, a move of the clone or an interrupted install there is no stamp, and
+# the environment is built anew from nothing.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+LEVEL ?= dev
+ARGS ?=
+
+LEVELS_runtime := runtime
+LEVELS_test := runtime test
+LEVELS_dev := runtime test dev
+LOCK_runtime := requirements.lock
+LOCK_test := requirements-test.lock
+LOCK_dev := requirements-dev.lock
+
+KEY := $(shell { "$(PYTHON)" -c 'import sys; print(sys.version)' || :; echo "$(CURDIR)" "$(VENV)"; \
+	cat requirements*.lock; } 2>/dev/null | sha256sum | cut -c 1-16)
+STAMP = $(VENV)/.stamp-$(1)-$(KEY)
+APT := apt install git make python3-venv
+
+# What flake8-async finds and ruff's ASYNC rules do not; 124 (no await) is a matter of style.
+ASYNC := ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC112,ASYNC113,ASYNC120,ASYNC121
+ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231,ASYNC232,ASYNC400
+
+.PHONY: help setup demo serve test slow check bench lock clean
+
+help:  ## This list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
+
+setup: $(call STAMP,$(LEVEL))  ## The virtual environment (LEVEL=runtime, test or dev)
+	@echo "liveness: $(VENV) is ready ($(LEVEL))"
+
+demo: $(call STAMP,runtime)  ## A chat gateway, simulated users and a sidecar (ARGS="--users 50")
+	@exec $(VENV)/bin/liveness demo $(ARGS)
+
+serve: $(call STAMP,runtime)  ## The sidecar (ARGS="--timeout 10")
+	@exec $(VENV)/bin/liveness serve $(ARGS)
+
+test: $(call STAMP,test)  ## The tests, without the slow ones (ARGS="-k wheel")
+	@exec $(VENV)/bin/python -m pytest -m "not slow" $(ARGS)
+
+slow: $(call STAMP,test)  ## The slow tests
+	@exec $(VENV)/bin/python -m pytest -m slow $(ARGS)
+
+check: $(call STAMP,dev)  ## Lint, format, types
+	@$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/flake8 --select $(ASYNC) liveness tests
+
+bench: $(call STAMP,runtime)  ## The numbers, measured on this machine
+	@exec $(VENV)/bin/python -m liveness.bench $(ARGS)
+
+lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
+	@scratch=$$(mktemp -d)
+	trap 'rm -rf "$$scratch"' EXIT
+	"$(PYTHON)" -m venv "$$scratch"
+	"$$scratch/bin/pip" install --quiet 'uv==0.13.*'
+	"$(PYTHON)" -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' >"$$scratch/build.in"
+	compile() {
+		"$$scratch/bin/uv" pip compile --quiet --universal --python-version 3.11 \
+			--generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
+			$(ARGS) "$$@" pyproject.toml "$$scratch/build.in" >/dev/null
+	}
+	compile -o $(LOCK_runtime)
+	compile -o $(LOCK_test) -c $(LOCK_runtime) --group test
+	compile -o $(LOCK_dev) -c $(LOCK_test) --group test --group dev
+
+clean:  ## Remove the virtual environment and what tools left behind
+	@if [ -e $(VENV)/install.log ]; then rm -rf $(VENV); fi
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage
+	find liveness tests -name __pycache__ -prune -exec rm -rf {} +
+
+# Two makes at once take turns: the lock is on this Makefile, as the folder itself may
+# not be there yet. The install log doubles as the mark of a folder that is ours to empty.
+$(call STAMP,%):
+	@say() { printf 'liveness: %s\n' "$$*" >&2; }
+	fail() { say "$$@"; exit 1; }
+	log() { "$$@" >>$(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log >&2; fail "set-up failed, see $(VENV)/install.log"; }; }
+
+	levels="$(or $(LEVELS_$*),$(error LEVEL is runtime, test or dev, not "$*"))"
+	version=$$("$(PYTHON)" -c 'import platform; print(platform.python_version())' 2>/dev/null) ||
+		fail "$(PYTHON) does not run here. Debian: $(APT). Or name another: PYTHON=python3.13"
+	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+		fail "Python 3.11 or newer is needed, $(PYTHON) is $$version. Name a newer one: PYTHON=python3.13"
+	"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null ||
+		fail "$(PYTHON) lacks the venv module. Debian: $(APT)"
+	command -v git >/dev/null ||
+		say "git is missing; it is not needed to run, but to follow and change the project. Debian: $(APT)"
+
+	exec 9<Makefile
+	if command -v flock >/dev/null && ! flock --nonblock 9; then
+		say "waiting for another set-up"
+		flock 9
+	fi
+	if [ -e $@ ]; then exit 0; fi
+
+	if compgen -G "$(call STAMP,*)" >/dev/null; then
+		rm -f $(VENV)/.stamp-*
+	else
+		if [ -n "$$(ls -A $(VENV) 2>/dev/null)" ] && [ ! -e $(VENV)/install.log ]; then
+			fail "$(VENV) was not made by this Makefile. Remove it, or name another: VENV=.venv-liveness"
+		fi
+		say "making $(VENV) with Python $$version"
+		mkdir -p $(VENV)
+		: >$(VENV)/install.log
+		find $(VENV) -mindepth 1 -maxdepth 1 ! -name install.log -exec rm -rf {} +
+		log "$(PYTHON)" -m venv $(VENV)
+	fi
+	say "installing $(LOCK_$*)"
+	log $(VENV)/bin/python -m pip install --require-hashes -r $(LOCK_$*)
+	log $(VENV)/bin/python -m pip install --no-deps --no-build-isolation --editable .
+	touch $(foreach level,$(LEVELS_$*),$(call STAMP,$(level)))

@@ -1,0 +1,339 @@
+"""What the repository promises about itself: locks, set-up, gate, and clean files.
+
+Set-up and gate are the real Makefile and the real .ci/run, in a copy and without a
+network: a script stands for the Python they call. It answers every question with the
+real one, only ``-m venv`` and ``-m pip`` merely leave a trace.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+LOCKS = ("requirements.lock", "requirements-test.lock", "requirements-dev.lock")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+GROUPS = PROJECT["dependency-groups"]
+WANTED = {
+    "requirements.lock": PROJECT["build-system"]["requires"]
+    + PROJECT["project"]["dependencies"],
+    "requirements-test.lock": GROUPS["test"],
+    "requirements-dev.lock": GROUPS["dev"],
+}
+TARGETS = "bench check clean demo help lock serve setup slow test"
+
+# One entry: a pin, perhaps for some Pythons only, and nothing but hashes after it.
+ENTRY = re.compile(
+    r"(?P<name>[a-z0-9-]+)==(?P<version>[a-z0-9.]+)(?: ; [a-z_]+ [!<>=]+ '[^']+')?"
+    r"(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n"
+)
+
+PYTHON = f"""#!/bin/sh
+case "$1 $2" in
+"-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python"
+    printf '#!/bin/sh\\n' >"$3/bin/liveness"; chmod +x "$3/bin/liveness" ;;
+"-m pip") echo "$*" >>"$TRACE"
+    [ -z "$INTERRUPT" ] || kill -KILL 0 ;;  # with everything above it, as a power cut would
+*) exec {shlex.quote(sys.executable)} -I -S -c "import sys; $LIE; exec(sys.argv[1])" "$2" ;;
+esac
+"""
+TRACER = """#!/bin/sh
+echo "${0##*/} $* CI=$CI stdin=$(cat)" >>"$TRACE"
+[ "$*" != "$FAIL" ]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of the files that set the project up, and what was called in it."""
+
+    path: Path
+
+    def run(
+        self, *command: str, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run *command* here, with the tracing programs before all others."""
+        search = f"{self.path / 'bin'}:{os.environ['PATH']}"
+        known = {"PATH": search, "TRACE": str(self.path / "trace"), "LIE": "0"}
+        return subprocess.run(
+            command,
+            cwd=self.path,
+            env=known | environment,
+            input="not to be read",
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,  # what an interruption may kill
+        )
+
+    def program(self, name: str, text: str) -> None:
+        """Put an executable *text* where it is found first."""
+        path = self.path / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def traced(self) -> list[str]:
+        """What was called since this was asked last."""
+        trace = self.path / "trace"
+        lines = trace.read_text().splitlines() if trace.exists() else []
+        trace.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    for name in ("Makefile", ".ci/run", *LOCKS):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "bin").mkdir()
+    copy = Copy(tmp_path)
+    copy.program("python3", PYTHON)
+    return copy
+
+
+def installed(copy: Copy) -> list[str]:
+    """The locks that were installed since this was asked last."""
+    return re.findall(r"--require-hashes -r (\S+)", "\n".join(copy.traced()))
+
+
+def pins(lock: str) -> Mapping[str, str]:
+    return {entry["name"]: entry["version"] for entry in entries(lock)}
+
+
+def entries(lock: str) -> Iterator[re.Match[str]]:
+    return ENTRY.finditer((ROOT / lock).read_text())
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """Every text file of the project, without what git, tools and builds leave."""
+    for folder, folders, files in os.walk(ROOT):
+        here = Path(folder)
+        folders[:] = [name for name in folders if is_ours(here / name)]
+        for path in (here / name for name in files):
+            if path.is_file() and b"\0" not in (data := path.read_bytes()):
+                yield path.relative_to(ROOT), data.decode(errors="replace")
+
+
+def is_ours(folder: Path) -> bool:
+    if folder.name.startswith(".") and folder.name != ".ci":
+        return False
+    if folder.name in {"__pycache__", "build", "dist"}:
+        return False
+    return folder.suffix != ".egg-info" and not (folder / "pyvenv.cfg").exists()
+
+
+# --- the locks
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_holds_pins_with_hashes_and_nothing_else(lock: str) -> None:
+    assert "".join(entry[0] for entry in entries(lock)) == (ROOT / lock).read_text()
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_holds_what_the_project_asks_for(lock: str) -> None:
+    pinned = pins(lock)
+    for wanted in map(Requirement, WANTED[lock]):
+        assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)])
+
+
+def test_each_lock_holds_the_one_before_it() -> None:
+    runtime, test, dev = (pins(lock).items() for lock in LOCKS)
+    assert runtime < test < dev
+
+
+def test_no_lock_of_another_kind_is_kept() -> None:
+    for name in ("uv.lock", "pylock.toml", "poetry.lock", "Pipfile.lock"):
+        assert not (ROOT / name).exists()
+
+
+# --- the set-up
+
+
+def test_the_second_set_up_finds_everything_there(copy: Copy) -> None:
+    assert copy.run("make", "setup").returncode == 0
+    assert installed(copy) == ["requirements-dev.lock"]
+    assert copy.run("make", "setup").returncode == 0
+    assert installed(copy) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "lock"),
+    [
+        ("demo", "requirements.lock"),
+        ("serve", "requirements.lock"),
+        ("bench", "requirements.lock"),
+        ("test", "requirements-test.lock"),
+        ("slow", "requirements-test.lock"),
+    ],
+)
+def test_a_target_installs_what_it_needs_and_no_more(
+    copy: Copy, target: str, lock: str
+) -> None:
+    copy.run("make", target)
+    assert installed(copy) == [lock]
+
+
+def test_a_higher_level_serves_the_lower_ones(copy: Copy) -> None:
+    for level in ("runtime", "test", "runtime", "dev", "test"):
+        assert copy.run("make", "setup", f"LEVEL={level}").returncode == 0
+    assert installed(copy) == list(LOCKS)
+
+
+@pytest.mark.parametrize("before", [[], ["LEVEL=runtime"]])
+def test_an_interrupted_set_up_is_redone_from_nothing(
+    copy: Copy, before: list[str]
+) -> None:
+    if before:
+        copy.run("make", "setup", *before)
+        (copy.path / ".venv/half-installed").touch()
+    assert copy.run("make", "setup", INTERRUPT="1").returncode != 0
+    copy.traced()
+    assert copy.run("make", "setup").returncode == 0
+    assert installed(copy) == ["requirements-dev.lock"]
+    assert not (copy.path / ".venv/half-installed").exists()
+
+
+def test_another_lock_or_python_means_another_environment(copy: Copy) -> None:
+    copy.run("make", "demo")
+    with (copy.path / "requirements.lock").open("a") as lock:
+        lock.write("\n")
+    copy.run("make", "demo")
+    copy.run("make", "demo", LIE="sys.version += ' again'")
+    assert installed(copy) == ["requirements.lock"] * 3
+
+
+def test_a_folder_that_the_makefile_did_not_make_is_left_alone(copy: Copy) -> None:
+    (copy.path / "mine").mkdir()
+    (copy.path / "mine" / "work").touch()
+    for target in ("setup", "clean"):
+        refused = copy.run("make", target, "VENV=mine")
+        assert (copy.path / "mine" / "work").exists()
+        assert ("mine was not made by this Makefile" in refused.stderr) == (
+            target == "setup"
+        )
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (
+            "import platform; sys.version_info = (3, 10, 4);"
+            " platform.python_version = lambda: '3.10.4'",
+            "Python 3.11 or newer is needed, python3 is 3.10.4. Name a newer one: PYTHON=",
+        ),
+        (
+            "sys.modules['ensurepip'] = None",
+            "python3 lacks the venv module. Debian: apt install git make python3-venv",
+        ),
+        ("sys.exit(1)", "python3 does not run here. Debian: apt install git make"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(copy: Copy, lie: str, said: str) -> None:
+    refused = copy.run("make", "demo", LIE=lie)
+    first, *rest = refused.stderr.splitlines()
+    assert refused.returncode != 0
+    assert first.startswith(f"liveness: {said}")
+    assert len(rest) == 1, "only make's own closing line"
+    assert not (copy.path / ".venv").exists()
+
+
+def test_a_machine_without_git_is_told_so_and_served(copy: Copy) -> None:
+    enough = "bash cat chmod cp cut find ls make mkdir rm sh sha256sum tail touch"
+    for name in enough.split():
+        (copy.path / "bin" / name).symlink_to(shutil.which(name) or name)
+    run = copy.run("make", "setup", PATH=str(copy.path / "bin"))
+    assert run.returncode == 0
+    assert run.stderr.startswith("liveness: git is missing")
+    assert "Debian: apt install git make python3-venv" in run.stderr
+
+
+def test_every_target_is_listed_by_help(copy: Copy) -> None:
+    listed = [line.split()[0] for line in copy.run("make").stdout.splitlines()]
+    assert " ".join(sorted(listed)) == TARGETS
+
+
+# --- the gate
+
+
+@pytest.fixture
+def gate(copy: Copy) -> Copy:
+    for name in ("make", "apt-get", "git"):
+        copy.program(name, TRACER)
+    return copy
+
+
+def test_the_gate_checks_then_tests_without_standard_input(gate: Copy) -> None:
+    assert gate.run(".ci/run").returncode == 0
+    assert gate.traced() == ["make check CI=true stdin=", "make test CI=true stdin="]
+
+
+@pytest.mark.parametrize("step", ["check", "test"])
+def test_the_gate_fails_with_each_of_its_steps(gate: Copy, step: str) -> None:
+    assert gate.run(".ci/run", FAIL=step).returncode != 0
+    assert gate.traced()[-1].startswith(f"make {step} ")
+
+
+def test_the_gate_installs_what_is_missing_or_names_it(gate: Copy) -> None:
+    run = gate.run(".ci/run", LIE="sys.modules['ensurepip'] = None")
+    traced = gate.traced()
+    if os.geteuid() == 0:
+        assert run.returncode == 0
+        assert traced[0].startswith("apt-get update ")
+        assert "python3-venv CI=true" in traced[1]
+    else:
+        assert run.returncode != 0
+        assert "apt install python3-venv" in run.stderr
+        assert traced == []
+
+
+def test_under_the_gate_a_skipped_test_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\ndef test_it(): pytest.skip('no such server')\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "tests.conftest", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"CI": "true"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "no such server" in run.stdout
+
+
+# --- the files
+
+
+def test_no_file_names_a_package_registry() -> None:
+    # Each dot is spelt out, or this file would be found too.
+    hosts = r"pypi[.]org|python[h]osted|registry[.]npmjs|deb[.]debian[.]org"
+    registry = re.compile(hosts)
+    assert [str(path) for path, text in texts() if registry.search(text)] == []
+
+
+def test_no_file_names_a_folder_of_the_machine_it_was_written_on() -> None:
+    folders = [r"/(?:home|root|Users)/\w"]
+    if len(ROOT.parts) > 2:  # a clone in /app may be named, by a container file say
+        folders.append(re.escape(str(ROOT)) + r"\b")
+    machine = re.compile(rf"(?<![\w.}}-])(?:{'|'.join(folders)})")
+    assert [str(path) for path, text in texts() if machine.search(text)] == []
+
+
+def test_the_licence_is_apache_2_in_full() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    assert re.search(r"Apache License\s+Version 2\.0, January 2004", text)
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert "limitations under the License." in text
