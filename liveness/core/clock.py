@@ -1,0 +1,87 @@
+"""Attended time: the clock that only runs while somebody is there to listen.
+
+A detector that was stopped for a minute has heard nobody for a minute, which says
+nothing about its users. So the wheel does not run on monotonic time but on the part
+of it in which this process was at work: what it meant to sleep, what it computed,
+and a little for the scheduler. Load counts; absence (SIGSTOP, a frozen machine,
+starvation) does not.
+
+After a longer absence the gateways may have been away too. The clock then stands
+still until every link has been read empty and the gateways have had time to send
+what they collected.
+"""
+
+from typing import Final
+
+# A loaded machine wakes a process late by some milliseconds; that is attendance.
+SLACK_S: Final = 0.050
+
+# A shorter absence than this cannot have kept a gateway from sending what it
+# collected by more than it is used to; a longer one may have stopped it as well.
+LONG_ABSENCE_S: Final = 1.0
+
+
+class AttendedClock:
+    """Turns raw monotonic time and own CPU time into attended seconds.
+
+    Args:
+        mono: Monotonic seconds now.
+        cpu: CPU seconds this process has used so far.
+        settle: Seconds to stand still after a long absence, and at the start,
+            which follows an absence of unknown length.
+        patience: Longest that a link which cannot be read empty may keep it still.
+    """
+
+    def __init__(
+        self, *, mono: float, cpu: float, settle: float, patience: float
+    ) -> None:
+        self.now = 0.0
+        self.unattended = 0.0
+        self._mono = mono
+        self._cpu = cpu
+        self._settle = settle
+        self._patience = patience
+        self._stands_since: float | None = mono
+
+    @property
+    def stands(self) -> bool:
+        """Whether the clock stands still, waiting for the gateways to catch up."""
+        return self._stands_since is not None
+
+    def turn(
+        self, *, mono: float, cpu: float, asked: float, deaf: bool = False
+    ) -> float:
+        """Account for the time since the last turn; return attended seconds.
+
+        Args:
+            mono: Monotonic seconds now.
+            cpu: CPU seconds used so far.
+            asked: Seconds of sleep the process had asked for in between.
+            deaf: Links were deliberately not read meanwhile, so nobody was attended.
+        """
+        elapsed = mono - self._mono
+        attended = min(elapsed, asked + (cpu - self._cpu) + SLACK_S)
+        if elapsed - attended > LONG_ABSENCE_S:
+            self._stands_since = mono
+        if self.stands or deaf:
+            attended = 0.0
+        self.now += attended
+        self.unattended += elapsed - attended
+        self._mono, self._cpu = mono, cpu
+        return self.now
+
+    def at(self, mono: float) -> float:
+        """The latest that attended time can be at *mono*, since the last turn.
+
+        A deadline counted from here is never early: attended time does not run
+        faster than monotonic time.
+        """
+        return self.now + max(0.0, mono - self._mono)
+
+    def caught_up(self, *, mono: float, all_read_empty: bool) -> None:
+        """Let the clock go on, once the gateways have been listened to."""
+        if self._stands_since is None:
+            return
+        stood = mono - self._stands_since
+        if stood >= (self._settle if all_read_empty else self._patience):
+            self._stands_since = None

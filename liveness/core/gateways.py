@@ -1,0 +1,82 @@
+"""May the due users of a gateway be judged now?
+
+A user who is due has been silent for its whole timeout as far as we have heard. That
+is the user's silence only if its gateway would have told us otherwise: if the socket
+has been read empty since, and the gateway itself is there and talking. Until then
+the user waits on its gateway's due list. No wait is without end: `hold` seconds past
+its deadline a user is given up with the gateway.
+"""
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+NEVER: Final = float("-inf")
+
+AWAY: Final = "away"
+MUTE: Final = "mute"
+UNREAD: Final = "unread"
+
+
+class Clearance(NamedTuple):
+    """Deadlines up to which due users of one gateway may be judged, and how."""
+
+    silence: float  # up to here it is the user's own silence
+    lost: float  # up to here the gateway is to blame
+    renew: float  # up to here a fresh timeout is owed, because the hold is over
+    why: str | None  # what the others wait for
+
+
+@dataclass(slots=True)
+class Gateway:
+    """One gateway: what is known of its link, and how many users it has.
+
+    All times are attended seconds. `settle` is how long a gateway whose link began
+    or ended just now is given to say what it had collected.
+    """
+
+    name: str
+    number: int
+    settle: float
+    timeout: float | None = None
+    users: int = 0
+    is_linked: bool = False
+    ping: float | None = None
+    heard_at: float = NEVER
+    empty_at: float = NEVER
+    settles_at: float = NEVER
+    renew_until: float = NEVER
+
+    def linked(self, *, ping: float | None, now: float) -> None:
+        """A link of this name said hello."""
+        self.heard(now)
+        self.ping = ping
+        self.is_linked = True
+        self.empty_at = NEVER
+        if self.users:
+            self.settles_at = now + self.settle
+
+    def unlinked(self, now: float) -> None:
+        """The link ended."""
+        self.is_linked = False
+        self.settles_at = now + self.settle
+
+    def heard(self, now: float) -> None:
+        """Any bytes came. Ends the hold of a mute gateway."""
+        if self._is_mute(now):
+            self.renew_until = now
+        self.heard_at = now
+
+    def clearance(self, now: float, *, hold: float) -> Clearance:
+        """Say which due users may be judged at *now*."""
+        given_up = now - hold
+        if self.is_linked and self._is_mute(now):
+            return Clearance(NEVER, given_up, NEVER, MUTE)
+        if now < self.settles_at:
+            return Clearance(NEVER, given_up, NEVER, UNREAD if self.is_linked else AWAY)
+        if not self.is_linked:
+            return Clearance(NEVER, now, NEVER, None)
+        why = None if self.empty_at >= now else UNREAD
+        return Clearance(min(self.empty_at, now), given_up, self.renew_until, why)
+
+    def _is_mute(self, now: float) -> bool:
+        return self.ping is not None and now - self.heard_at > self.ping

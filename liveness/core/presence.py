@@ -1,0 +1,412 @@
+"""Sessions: what each event changes, and who is gone.
+
+The rules are those of `protocol.md`, "Sessions". Every decision becomes a record,
+and every record carries its evidence: what was heard last, when, and how long ago.
+Records and their effect on the online set gather in an outbox (`take`), so that one
+pass over all links becomes one batch for the log.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from liveness.core import wheel as wheels
+from liveness.core.gateways import Gateway
+from liveness.core.records import (
+    EVENT_NUMBER,
+    EVENTS,
+    GATEWAY_LOST,
+    LOGIN,
+    LOGOUT,
+    MOVED,
+    OFFLINE,
+    OFFLINE_REASONS,
+    ONLINE,
+    SILENCE,
+    Changes,
+    Instant,
+    Login,
+    Logout,
+    OnlineRow,
+    Record,
+    SignsOfLife,
+    Uid,
+)
+from liveness.core.wheel import Entry, Wheel
+
+# Why an event changed nothing, as `liveness_events_ignored_total{why}` shows it.
+WHY_OTHER_GATEWAY: Final = "other_gateway"
+WHY_OTHER_CONN: Final = "other_conn"
+WHY_OLDER: Final = "older"
+WHY_OFFLINE: Final = "offline"
+WHY_IGNORED: Final = (WHY_OTHER_GATEWAY, WHY_OTHER_CONN, WHY_OLDER, WHY_OFFLINE)
+
+# The early counter compares two readings of one clock with a sum of them; anything
+# below a microsecond is the rounding of that sum.
+EARLY_S: Final = 1e-6
+
+
+class Presence:
+    """Who is online, through which gateway and session.
+
+    Args:
+        wheel: An empty wheel; from now on only touched through this.
+        next_seq: The next sequence number to be given.
+        timeout: The server's silence timeout, in seconds.
+        gateway_hold: Longest that a due user waits for its gateway, in seconds.
+        settle: Seconds a gateway has to catch up after its link began or ended.
+    """
+
+    def __init__(
+        self,
+        wheel: Wheel,
+        *,
+        next_seq: int,
+        timeout: float,
+        gateway_hold: float,
+        settle: float,
+    ) -> None:
+        self.wheel = wheel
+        self.next_seq = next_seq
+        self.timeout = timeout
+        self.gateways: dict[str, Gateway] = {}
+        self.events: Counter[str] = Counter(dict.fromkeys(EVENTS[1:], 0))
+        self.ignored: Counter[str] = Counter(dict.fromkeys(WHY_IGNORED, 0))
+        self.opened: Counter[str] = Counter(dict.fromkeys(EVENTS[1:4], 0))
+        self.ended: Counter[str] = Counter(dict.fromkeys(OFFLINE_REASONS, 0))
+        self.moved = 0
+        self.early = 0
+        self._hold = gateway_hold
+        self._settle = settle
+        self._by_number: list[Gateway] = []
+        self._turn = 0  # whose turn it is to fire first
+        self._changes = Changes()
+
+    def __len__(self) -> int:
+        return len(self.wheel)
+
+    def take(self) -> Changes:
+        """Hand over all that was decided since the last call, in order."""
+        changes, self._changes = self._changes, Changes()
+        return changes
+
+    def gateway(self, name: str) -> Gateway:
+        """Return the gateway of this name; one that is new has no users."""
+        known = self.gateways.get(name)
+        if known is None:
+            known = Gateway(name, self.wheel.add_gateway(), self._settle)
+            self.gateways[name] = known
+            self._by_number.append(known)
+        return known
+
+    def set_timeout(self, gateway: Gateway, timeout: float | None) -> None:
+        """Set a gateway's silence timeout, or the server's again with None."""
+        gateway.timeout = timeout
+        self.wheel.set_timeout(gateway.number, timeout or self.timeout)
+
+    # --- events ---------------------------------------------------------------
+
+    def heard(
+        self, gateway: Gateway, signs: SignsOfLife, at: Instant
+    ) -> list[tuple[int, int, int]]:
+        """Apply signs of life.
+
+        Returns:
+            Of each frame with bad uids its number, the position in `signs` of the
+            first bad one, and its index in the frame. The good ones were applied.
+        """
+        for number in range(EVENT_NUMBER[LOGIN] + 1, EVENT_NUMBER[LOGOUT]):
+            self.events[EVENTS[number]] += signs.events.count(number)
+        left = self.wheel.touch(
+            gateway.number,
+            signs.uids,
+            signs.conns,
+            signs.events,
+            now=at.now,
+            mono=at.mono,
+        )
+        bad: list[tuple[int, int, int]] = []
+        for position, why in left:
+            if why == wheels.BAD_UID:
+                n, index = signs.frame_at(position)
+                if not bad or bad[-1][0] != n:
+                    bad.append((n, position, index))
+            elif why == wheels.OTHER_GATEWAY:
+                self.ignored[WHY_OTHER_GATEWAY] += 1
+            elif why == wheels.OTHER_CONN:
+                self.ignored[WHY_OTHER_CONN] += 1
+            else:
+                self._heard_unknown(gateway, signs, position, at)
+        return bad
+
+    def login(self, gateway: Gateway, login: Login, at: Instant) -> None:
+        """Apply a login of any number of users."""
+        self.events[LOGIN] += len(login.uids)
+        start = at.mono - login.age
+        for uid, conn in zip(login.uids, login.conns, strict=True):
+            entry = self.wheel.find(uid)
+            if entry is None:
+                self._open(ONLINE, gateway, uid, conn, LOGIN, at, start, login.timeout)
+            elif entry.gateway == gateway.number and entry.conn in (conn, None):
+                self._login_again(gateway, entry, conn, login.timeout, at)
+            elif start < entry.start:
+                self.ignored[WHY_OLDER] += 1
+            else:
+                self._leave(self.wheel.close(uid))
+                self._open(
+                    MOVED, gateway, uid, conn, LOGIN, at, start, login.timeout, entry
+                )
+
+    def logout(self, gateway: Gateway, logout: Logout, at: Instant) -> None:
+        """Apply a logout of any number of users."""
+        self.events[LOGOUT] += len(logout.uids)
+        for uid, conn in zip(logout.uids, logout.conns, strict=True):
+            entry = self.wheel.find(uid)
+            if entry is None:
+                self.ignored[WHY_OFFLINE] += 1
+            elif entry.gateway != gateway.number:
+                self.ignored[WHY_OTHER_GATEWAY] += 1
+            elif conn is not None and entry.conn != conn:
+                self.ignored[WHY_OTHER_CONN] += 1
+            else:
+                entry = self.wheel.close(uid)._replace(
+                    seen=at.mono, event=EVENT_NUMBER[LOGOUT]
+                )
+                self._end(entry, LOGOUT, at)
+
+    def where(self, uids: Sequence[Uid]) -> list[tuple[Uid, str, int, int | None]]:
+        """Of those that are online: uid, gateway, session, conn."""
+        entries = (self.wheel.find(uid) for uid in uids)
+        return [
+            (entry.uid, self._by_number[entry.gateway].name, entry.session, entry.conn)
+            for entry in entries
+            if entry is not None
+        ]
+
+    # --- endings --------------------------------------------------------------
+
+    def fire(self, at: Instant, *, limit: int) -> int:
+        """Judge those who are due, at most *limit*; return how many were.
+
+        Gateways take turns, each with an equal share, so that a million silent users
+        of one do not delay another's single one.
+        """
+        waiting = [g for g in self._by_number if self.wheel.due(g.number)]
+        if not waiting:
+            return 0
+        self._turn = (self._turn + 1) % len(waiting)
+        waiting = waiting[self._turn :] + waiting[: self._turn]
+        judged = 0
+        for turn, gateway in enumerate(waiting):
+            share = -(-(limit - judged) // (len(waiting) - turn))
+            judged += self._judge(gateway, at, share)
+        return judged
+
+    def lose(
+        self, gateway: Gateway, place: int, at: Instant, *, limit: int
+    ) -> tuple[int, int]:
+        """End the sessions of a gateway that came back without them, in bounded steps.
+
+        Args:
+            gateway: The gateway; it must not open sessions meanwhile.
+            place: 0 at first, then what was returned.
+            at: Now.
+            limit: Places of the table to look at.
+        Returns:
+            Where to go on, or -1 when done; and how many sessions were ended.
+        """
+        uids, place = self.wheel.owned(gateway.number, place, limit)
+        for uid in uids:
+            self._end(self.wheel.close(uid), GATEWAY_LOST, at)
+        return place, len(uids)
+
+    def held(self, now: float) -> dict[str, int]:
+        """How many due users wait, by what they wait for."""
+        held: dict[str, int] = {}
+        for gateway in self._by_number:
+            due = self.wheel.due(gateway.number)
+            why = gateway.clearance(now, hold=self._hold).why
+            if due and why is not None:
+                held[why] = held.get(why, 0) + due
+        return held
+
+    def due_gateways(self) -> list[Gateway]:
+        """The gateways of which users are due."""
+        return [g for g in self._by_number if self.wheel.due(g.number)]
+
+    # --- restarts -------------------------------------------------------------
+
+    def restore(
+        self,
+        uid: Uid,
+        row: OnlineRow,
+        at: Instant,
+        *,
+        remaining: float | None = None,
+        silence: float = 0.0,
+        event: int = 0,
+    ) -> None:
+        """Take a session up again after a restart.
+
+        Args:
+            uid: Its user, who must not be known.
+            row: What was on disk.
+            at: Now.
+            remaining: Seconds until it is due; None, after a crash, for a whole timeout.
+            silence: Seconds since its last event, as far as the clock ran.
+            event: That event; 0, after a crash, if nothing is known of it.
+        """
+        gateway = self.gateway(row.gateway)
+        gateway.users += 1
+        self.wheel.open(
+            uid,
+            gateway=gateway.number,
+            session=row.session,
+            conn=row.conn,
+            start=at.mono - (at.wall_ms - row.start_ms) / 1000,
+            timeout=row.timeout,
+            event=event,
+            now=at.now,
+            mono=at.mono - silence,
+            remaining=remaining,
+        )
+
+    # --- within ---------------------------------------------------------------
+
+    def _heard_unknown(
+        self, gateway: Gateway, signs: SignsOfLife, position: int, at: Instant
+    ) -> None:
+        uid, conn = signs.uids[position], signs.conns[position]
+        event = signs.events[position]
+        if self.wheel.find(uid) is None:
+            self._open(ONLINE, gateway, uid, conn, EVENTS[event], at, at.mono, None)
+            return
+        # Twice in one list: the first of them has just opened the session.
+        for _, why in self.wheel.touch(
+            gateway.number, [uid], [conn], bytes([event]), now=at.now, mono=at.mono
+        ):
+            assert why == wheels.OTHER_CONN
+            self.ignored[WHY_OTHER_CONN] += 1
+
+    def _open(
+        self,
+        kind: str,
+        gateway: Gateway,
+        uid: Uid,
+        conn: int | None,
+        event: str,
+        at: Instant,
+        start: float,
+        timeout: float | None,
+        before: Entry | None = None,
+    ) -> None:
+        seq = self.next_seq
+        self.wheel.open(
+            uid,
+            gateway=gateway.number,
+            session=seq,
+            conn=conn,
+            start=start,
+            timeout=timeout,
+            event=EVENT_NUMBER[event],
+            now=at.now,
+            mono=at.mono,
+        )
+        gateway.users += 1
+        start_ms = at.wall_ms - round((at.mono - start) * 1000)
+        self._changes.online[uid] = OnlineRow(
+            seq, start_ms, conn, gateway.name, timeout
+        )
+        record = Record(seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms)
+        if before is None:
+            self.opened[event] += 1
+        else:
+            self.moved += 1
+            record = record._replace(
+                from_gateway=self._by_number[before.gateway].name,
+                from_session=before.session,
+                from_conn=before.conn,
+            )
+        self._record(record)
+
+    def _login_again(
+        self,
+        gateway: Gateway,
+        entry: Entry,
+        conn: int | None,
+        timeout: float | None,
+        at: Instant,
+    ) -> None:
+        """A login on the session's own connection is a sign of life."""
+        own = entry.timeout if entry.flags & wheels.OWN_TIMEOUT else None
+        if conn != entry.conn or timeout != own:
+            self.wheel.amend(entry.uid, conn=conn, timeout=timeout)
+            start_ms = at.wall_ms - round((at.mono - entry.start) * 1000)
+            self._changes.online[entry.uid] = OnlineRow(
+                entry.session, start_ms, conn, gateway.name, timeout
+            )
+        self.wheel.touch(
+            gateway.number,
+            [entry.uid],
+            [conn],
+            bytes([EVENT_NUMBER[LOGIN]]),
+            now=at.now,
+            mono=at.mono,
+        )
+
+    def _judge(self, gateway: Gateway, at: Instant, limit: int) -> int:
+        """Fire or renew due users of one gateway, as far as it is cleared."""
+        cleared = gateway.clearance(at.now, hold=self._hold)
+        lost = self.wheel.fire(gateway.number, until=cleared.lost, limit=limit)
+        for entry in lost:
+            self._end(entry, GATEWAY_LOST, at)
+        judged = len(lost)
+        judged += self.wheel.renew(
+            gateway.number, until=cleared.renew, limit=limit - judged
+        )
+        silent = self.wheel.fire(
+            gateway.number, until=cleared.silence, limit=limit - judged
+        )
+        for entry in silent:
+            self._end(entry, SILENCE, at)
+            if at.mono - entry.seen < entry.timeout - EARLY_S:
+                self.early += 1
+        return judged + len(silent)
+
+    def _leave(self, entry: Entry) -> Gateway:
+        gateway = self._by_number[entry.gateway]
+        gateway.users -= 1
+        return gateway
+
+    def _end(self, entry: Entry, reason: str, at: Instant) -> None:
+        """Record the end of a session that the wheel has let go."""
+        gateway = self._leave(entry)
+        self.ended[reason] += 1
+        self._changes.online[entry.uid] = None
+        silence = at.mono - entry.seen
+        self._record(
+            Record(
+                self.next_seq,
+                OFFLINE,
+                entry.uid,
+                gateway.name,
+                entry.session,
+                entry.conn,
+                reason,
+                at.wall_ms,
+                at.wall_ms - round(silence * 1000) if entry.event else None,
+                EVENTS[entry.event] if entry.event else None,
+                round(silence, 3),
+                not entry.event,
+            ),
+            # Lateness is that of the detector. One who was given a fresh timeout
+            # after a hold waited for its gateway, not for us.
+            due=entry.seen + entry.timeout
+            if reason == SILENCE and not entry.flags & wheels.RENEWED
+            else 0.0,
+        )
+
+    def _record(self, record: Record, *, due: float = 0.0) -> None:
+        self.next_seq += 1
+        self._changes.records.append(record)
+        self._changes.due.append(due)

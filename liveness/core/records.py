@@ -1,0 +1,258 @@
+"""The vocabulary: what a link asks for, and what is decided.
+
+A *request* is one frame of a gateway or watcher, checked and with every default
+filled in. A *record* is one decision about a session, in the one shape that it
+keeps everywhere: on the socket, in the log, on a terminal.
+
+Records are named tuples, not dataclasses: a mass offline makes a hundred thousand
+of them at once, and building a frozen dataclass of this width costs five times as
+much.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from liveness.errors import Code
+
+Uid: TypeAlias = str | int
+
+ONLINE: Final = "online"
+OFFLINE: Final = "offline"
+MOVED: Final = "moved"
+GAP: Final = "gap"
+KINDS: Final = (ONLINE, OFFLINE, MOVED)
+
+SILENCE: Final = "silence"
+LOGOUT: Final = "logout"
+GATEWAY_LOST: Final = "gateway_lost"
+OFFLINE_REASONS: Final = (SILENCE, LOGOUT, GATEWAY_LOST)
+
+LOGIN: Final = "login"
+KEEPALIVE: Final = "keepalive"
+MESSAGE: Final = "message"
+# The wheel keeps the last event of a uid as an index into this tuple. 0: nothing
+# was heard since a crash.
+EVENTS: Final = ("", LOGIN, KEEPALIVE, MESSAGE, LOGOUT)
+EVENT_NUMBER: Final = {name: number for number, name in enumerate(EVENTS)}
+
+GATEWAY: Final = "gateway"
+WATCHER: Final = "watcher"
+
+
+class Instant(NamedTuple):
+    """One moment on the three clocks; nobody but the service reads them."""
+
+    now: float  # attended seconds: what the wheel runs on
+    mono: float  # raw monotonic seconds: what silence and lateness are measured on
+    wall_ms: int  # Unix milliseconds: for stamps in records only
+
+
+class Record(NamedTuple):
+    """One decision about one session (`protocol.md`, "Records")."""
+
+    seq: int
+    kind: str
+    uid: Uid
+    gateway: str
+    session: int
+    conn: int | None
+    reason: str
+    at: int
+    seen: int | None = None
+    last: str | None = None
+    silence: float | None = None
+    restored: bool = False
+    from_gateway: str | None = None
+    from_session: int | None = None
+    from_conn: int | None = None
+
+    def as_map(self) -> dict[str, object]:
+        """The record as the wire and every outlet show it: absent keys left out."""
+        shown: dict[str, object] = {
+            "seq": self.seq,
+            "kind": self.kind,
+            "uid": self.uid,
+            "gateway": self.gateway,
+            "session": self.session,
+            "reason": self.reason,
+            "at": self.at,
+        }
+        if self.conn is not None:
+            shown["conn"] = self.conn
+        if self.kind == OFFLINE:
+            shown["silence"] = self.silence
+            if self.restored:
+                shown["restored"] = True
+            else:
+                shown["seen"] = self.seen
+                shown["last"] = self.last
+        elif self.kind == MOVED:
+            shown["from"] = self.from_gateway
+            shown["from_session"] = self.from_session
+            if self.from_conn is not None:
+                shown["from_conn"] = self.from_conn
+        return shown
+
+
+class Gap(NamedTuple):
+    """Records `first` to `until - 1` are no longer kept; made for one reader."""
+
+    first: int
+    until: int
+    at: int
+
+    def as_map(self) -> dict[str, object]:
+        """The gap as the wire shows it."""
+        return {
+            "seq": self.until - 1,
+            "kind": GAP,
+            "first": self.first,
+            "until": self.until,
+            "at": self.at,
+        }
+
+
+class OnlineRow(NamedTuple):
+    """What is kept on disk of one session, so that a restart forgets nobody."""
+
+    session: int
+    start_ms: int
+    conn: int | None
+    gateway: str
+    timeout: float | None  # None: whatever the gateway's is
+
+
+@dataclass(slots=True)
+class Changes:
+    """What one pass decided: for the log, and for the set of those online."""
+
+    records: list[Record] = field(default_factory=list)
+    # Beside each record the monotonic moment it was due at, for the lateness of
+    # later stages; 0.0 where silence decided nothing.
+    due: list[float] = field(default_factory=list)
+    # The net effect on the online set: a row to keep, or None for one to forget.
+    online: dict[Uid, OnlineRow | None] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self.records or self.online)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """How a link introduced itself."""
+
+    name: str
+    role: str = GATEWAY
+    timeout: float | None = None
+    after: int | None = None
+    log: str | None = None
+    scope: str = "own"
+    kinds: frozenset[str] = frozenset({OFFLINE, MOVED})
+    ack: bool = True
+    ping: float | None = None
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SignsOfLife:
+    """Consecutive keepalives and messages of one link, in order.
+
+    `conns` and `events` run beside `uids`. `first_n` is the number of the first
+    frame in it, `batches` the (position, length) of each frame that did not carry
+    exactly one uid: enough to name a frame without an object per event.
+    """
+
+    uids: list[Uid]
+    conns: list[int | None]
+    events: bytearray
+    first_n: int
+    batches: list[tuple[int, int]]
+
+    def frame_at(self, position: int) -> tuple[int, int]:
+        """The number of the frame that holds *position*, and the index within it."""
+        n = self.first_n + position
+        for start, length in self.batches:
+            if position < start:
+                break
+            if position < start + length:
+                return n - (position - start), position - start
+            n -= length - 1
+        return n, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Connections of these users were authenticated, `age` seconds ago."""
+
+    uids: Sequence[Uid]
+    conns: Sequence[int | None]
+    timeout: float | None
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
+class Logout:
+    """These connections ended in an orderly way."""
+
+    uids: Sequence[Uid]
+    conns: Sequence[int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Every record up to `seq` is processed."""
+
+    seq: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """To be answered once all before it is applied and on disk."""
+
+    payload: object
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Who of these is online, and through whom?"""
+
+    uids: Sequence[Uid]
+
+
+@dataclass(frozen=True, slots=True)
+class ListSessions:
+    """Every session the asker may see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A frame, or the link itself, is refused."""
+
+    code: Code
+    message: str
+    n: int
+    fatal: bool
+    frame: str | None = None
+    index: int | None = None
+
+    def as_frame(self) -> list[object]:
+        """The `error` frame that says so."""
+        shown: dict[str, object] = {
+            "code": self.code.value,
+            "message": self.message,
+            "fatal": self.fatal,
+            "n": self.n,
+        }
+        if self.frame is not None:
+            shown["frame"] = self.frame
+        if self.index is not None:
+            shown["index"] = self.index
+        return ["error", shown]
+
+
+Request: TypeAlias = (
+    Hello | SignsOfLife | Login | Logout | Ack | Ping | Where | ListSessions | Refusal
+)

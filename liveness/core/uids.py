@@ -1,0 +1,34 @@
+"""What may name a user, and what may name a connection."""
+
+import re
+from typing import Final, TypeGuard
+
+from liveness.core.records import Uid
+
+MAX_UID_BYTES: Final = 255
+MAX_INTEGER: Final = 2**63 - 1
+
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
+
+
+def is_natural(value: object) -> TypeGuard[int]:
+    """Whether *value* is an integer from 0 to 2^63-1; a boolean is none."""
+    return type(value) is int and 0 <= value <= MAX_INTEGER
+
+
+def is_text(value: object, longest: int) -> TypeGuard[str]:
+    """Whether *value* is a string of 1 to *longest* bytes without control characters.
+
+    Control characters are U+0000 to U+001F and U+007F.
+    """
+    if type(value) is not str or not value or len(value) > longest:
+        return False
+    if value.isascii():
+        # Among ASCII, printable is exactly "no control character", and much faster.
+        return value.isprintable()
+    return not _CONTROL.search(value) and len(value.encode()) <= longest
+
+
+def is_uid(value: object) -> TypeGuard[Uid]:
+    """Whether *value* may name a user (`protocol.md`, "Transport and framing")."""
+    return is_text(value, MAX_UID_BYTES) or is_natural(value)

@@ -1,0 +1,551 @@
+"""Which users have gone silent? The layered wheel: the readable reference.
+
+Time is counted in buckets of at most 10 ms. The ring has (by default) 30 slots,
+together one timeout long; a layer above has as many slots, each one revolution of the
+layer below. Below the lowest layer lies the ground: the buckets of the slot that is
+current and of the one that comes next. An entry waits in the lowest layer that
+reaches its deadline; every event moves it, in constant time. With a timeout of 30 s:
+
+    ground   200 buckets of 10 ms      who is due within two slots, to 10 ms
+    layer 0  30 slots of 1 s           the ring everyone knows
+    layer 1  30 slots of 30 s          who is due beyond one revolution
+    ...                                until more than a year is spanned
+
+With a timeout of a day a slot is 48 minutes wide, and two layers lie below the ring.
+
+One slot before its time, a slot is detached as a whole and poured into the layer
+below in bounded steps. A bucket is detached once it has wholly passed, and its
+entries are laid on their gateway's *due list*. There they stay, still untouched by
+judgement, until `fire` takes them or a sign of life moves them away: whether a
+gateway's users may fire now is not the wheel's business.
+
+The wheel has no clock: `now` is attended seconds, told by the caller, and never
+goes back. All that is known of a user lives in columns (arrays), one place per
+entry, linked into lists by index, so that there is no object per user for the
+garbage collector to walk.
+
+Always true between calls:
+    1. an entry is in exactly one list: a bucket, a slot, one being poured, or the
+       due list of its gateway;
+    2. an entry on a due list has a deadline strictly before the last `now`;
+    3. a slot's list holds entries of one revolution only.
+
+Source: Varghese & Lauck, SOSP 1987, schemes 6 and 7.
+"""
+
+# array.array cannot be subscripted when it runs, before Python 3.12.
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from liveness.core.records import Uid
+from liveness.core.uids import is_uid
+
+IMPLEMENTATION: Final = "reference"
+
+# The promise is 50 ms at the 99th percentile. Ten for the bucket leave forty for
+# the loop, and a finer one would wake the process more often for nothing.
+BUCKET_S: Final = 0.010
+
+# A slot of more buckets than this is divided by layers of its own, so that a timeout
+# of a day does not need a hundred thousand buckets.
+GROUND_MOST: Final = 500
+
+# The longest anything may be asked to wait, with room: 400 days.
+HORIZON_S: Final = 400 * 86_400
+
+NO_CONN: Final = -1
+
+# Why `touch` left a position alone.
+UNKNOWN: Final = 1
+BAD_UID: Final = 2
+OTHER_GATEWAY: Final = 3
+OTHER_CONN: Final = 4
+
+# Bits of an entry's flags.
+OWN_TIMEOUT: Final = 1  # the timeout came with its login and outlasts its gateway's
+RENEWED: Final = 2  # given a fresh timeout after a hold, unheard
+
+# New places are made this many at a time: small enough not to be felt as a pause.
+GROWTH: Final = 4096
+
+
+class Entry(NamedTuple):
+    """What the wheel knows of one user, copied out."""
+
+    uid: Uid
+    gateway: int
+    session: int
+    conn: int | None
+    start: float  # monotonic: when the session's connection began
+    timeout: float
+    deadline: float  # attended
+    seen: float  # monotonic: when the last event was received
+    event: int
+    flags: int
+
+
+class Snapshot(NamedTuple):
+    """Every user's clock at one moment, in columns; see `Wheel.snapshot`."""
+
+    uids: list[Uid]
+    sessions: array[int]
+    remaining: array[float]
+    seen: array[float]
+    events: array[int]
+
+
+class Wheel:
+    """The timing wheel and the table of all users on it.
+
+    Args:
+        timeout: Seconds of silence the ring is divided by; a gateway's default.
+        slots: Slots of the ring and of each layer above, 2 to 3,600.
+        now: Attended seconds at the start.
+    """
+
+    def __init__(self, *, timeout: float, slots: int, now: float = 0.0) -> None:
+        self.slots = slots
+        self._origin = now
+        width_s, self._ring = timeout / slots, 0
+        while width_s > GROUND_MOST * BUCKET_S and width_s / slots >= BUCKET_S:
+            width_s /= slots
+            self._ring += 1
+        self._per_slot = max(1, round(width_s / BUCKET_S + 0.499))
+        self.bucket_s = width_s / self._per_slot
+        self._scale = 1 / self.bucket_s
+        self._bucket = 0  # the newest bucket that has wholly passed
+
+        self._index: dict[Uid, int] = {}
+        self._uid: list[Uid | None] = []
+        self._deadline = array("d")
+        self._timeout = array("d")
+        self._seen = array("d")
+        self._start = array("d")
+        self._session = array("q")
+        self._conn = array("q")
+        self._gateway = array("i")
+        self._event = array("b")
+        self._flags = array("b")
+        # Doubly linked, circular lists; a list is known by its sentinel's place, and
+        # the sentinel's `_count` is the list's length.
+        self._next = array("i")
+        self._prev = array("i")
+        self._list = array("i")
+        self._count = array("i")
+        self._free = array("i")
+
+        self._due: list[int] = []  # by gateway number
+        self._gateway_timeout: list[float] = []
+        self._default_timeout = timeout
+
+        self._ground = [self._new_list() for _ in range(2 * self._per_slot)]
+        self._layers: list[list[int]] = []
+        self._widths: list[int] = []  # in buckets, by layer
+        self._poured: list[int] = []  # by layer: the newest slot detached
+        width = self._per_slot
+        while width * self.bucket_s <= HORIZON_S:
+            self._layers.append([self._new_list() for _ in range(slots)])
+            self._widths.append(width)
+            self._poured.append(1 if width == self._per_slot else 0)
+            width *= slots
+        # Detached lists: passed buckets first, then a queue for each layer.
+        self._passed: deque[int] = deque()
+        self._pouring: list[deque[int]] = [deque() for _ in self._layers]
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    # --- who is known ---------------------------------------------------------
+
+    def add_gateway(self) -> int:
+        """Make room for one more gateway; return its number, from 0."""
+        self._due.append(self._new_list())
+        self._gateway_timeout.append(self._default_timeout)
+        return len(self._due) - 1
+
+    def set_timeout(self, gateway: int, timeout: float) -> None:
+        """Set the silence timeout of *gateway*'s users, from each one's next event."""
+        self._gateway_timeout[gateway] = timeout
+
+    def find(self, uid: Uid) -> Entry | None:
+        """Return what is known of *uid*, or None."""
+        place = self._index.get(uid)
+        return None if place is None else self._entry(place)
+
+    def touch(
+        self,
+        gateway: int,
+        uids: Sequence[Uid],
+        conns: Sequence[int | None],
+        events: bytes | bytearray,
+        *,
+        now: float,
+        mono: float,
+    ) -> list[tuple[int, int]]:
+        """Move those of *uids* that are *gateway*'s to the slot that comes due last.
+
+        Args:
+            gateway: Number of the gateway that reports them.
+            uids: As they came; anything at all may stand in it.
+            conns: Beside `uids`; None where no connection was named.
+            events: Beside `uids`; index into `records.EVENTS`.
+            now: Attended seconds, at or after all of them were received.
+            mono: Monotonic seconds of the same moment.
+        Returns:
+            The positions left alone, each with why, in order. Usually empty.
+        """
+        index, owner, conn_of = self._index, self._gateway, self._conn
+        left: list[tuple[int, int]] = []
+        default = now + self._gateway_timeout[gateway]
+        default_list = self._list_for(default)
+        for position, uid in enumerate(uids):
+            kind = type(uid)
+            if kind is not str and kind is not int:
+                # Asked before the table is: True and 1.0 would be found as 1.
+                left.append((position, BAD_UID))
+                continue
+            place = index.get(uid)
+            if place is None:
+                left.append((position, UNKNOWN if is_uid(uid) else BAD_UID))
+                continue
+            if owner[place] != gateway:
+                left.append((position, OTHER_GATEWAY))
+                continue
+            conn = conns[position]
+            if conn is not None and conn_of[place] not in (conn, NO_CONN):
+                left.append((position, OTHER_CONN))
+                continue
+            self._seen[place] = mono
+            self._event[place] = events[position]
+            if self._flags[place] & OWN_TIMEOUT:
+                self._flags[place] = OWN_TIMEOUT
+                self._deadline[place] = deadline = now + self._timeout[place]
+                target = self._list_for(deadline)
+            else:
+                self._flags[place] = 0
+                self._timeout[place] = self._gateway_timeout[gateway]
+                self._deadline[place] = default
+                target = default_list
+            if self._list[place] != target:
+                self._unlink(place)
+                self._append(place, target)
+        return left
+
+    def open(
+        self,
+        uid: Uid,
+        *,
+        gateway: int,
+        session: int,
+        conn: int | None,
+        start: float,
+        timeout: float | None,
+        event: int,
+        now: float,
+        mono: float,
+        remaining: float | None = None,
+    ) -> None:
+        """Begin a session of *uid*, which must not be known.
+
+        Args:
+            uid: A valid uid.
+            gateway: Number of its gateway.
+            session: Its session, the seq of the record that began it.
+            conn: Its connection, where known.
+            start: Monotonic seconds at which that connection began.
+            timeout: Its own timeout in seconds, or None for its gateway's.
+            event: Index into `records.EVENTS`; 0 when restored unheard.
+            now: Attended seconds.
+            mono: Monotonic seconds of its last event.
+            remaining: Seconds until due, where not the whole timeout.
+        """
+        place = self._take()
+        self._index[uid] = place
+        self._uid[place] = uid
+        self._gateway[place] = gateway
+        self._session[place] = session
+        self._conn[place] = NO_CONN if conn is None else conn
+        self._start[place] = start
+        self._seen[place] = mono
+        self._event[place] = event
+        self._flags[place] = 0 if timeout is None else OWN_TIMEOUT
+        whole = self._gateway_timeout[gateway] if timeout is None else timeout
+        self._timeout[place] = whole
+        self._deadline[place] = now + (whole if remaining is None else remaining)
+        self._append(place, self._home(place))
+
+    def amend(self, uid: Uid, *, conn: int | None, timeout: float | None) -> None:
+        """Set the connection and own timeout of *uid*, from its next touch on."""
+        place = self._index[uid]
+        self._conn[place] = NO_CONN if conn is None else conn
+        if timeout is None:
+            self._flags[place] &= ~OWN_TIMEOUT
+        else:
+            self._flags[place] |= OWN_TIMEOUT
+            self._timeout[place] = timeout
+
+    def close(self, uid: Uid) -> Entry:
+        """End the session of *uid*, which must be known; return what was known."""
+        place = self._index.pop(uid)
+        entry = self._entry(place)
+        self._unlink(place)
+        self._give_back(place)
+        return entry
+
+    # --- the hand -------------------------------------------------------------
+
+    def advance(self, now: float, steps: int) -> None:
+        """Move the hand to *now*; lay whoever came due on the due lists.
+
+        Args:
+            now: Attended seconds, never lower than before. A gap is swept in full.
+            steps: How many passed entries may be laid, and how many of each layer
+                poured. What is left over is done at the next call.
+        """
+        self._detach(int((now - self._origin) * self._scale))
+        self._pour(self._passed, steps)
+        for queue in self._pouring:
+            # The lowest layer first: what lies in it is wanted soonest.
+            steps = self._pour(queue, steps)
+
+    def next_due(self) -> float:
+        """The attended moment at which `advance` will next find something to do."""
+        if self._passed or any(self._pouring):
+            return self._origin + self._bucket * self.bucket_s
+        boundary = (self._bucket // self._per_slot + 1) * self._per_slot
+        ground, count, size = self._ground, self._count, len(self._ground)
+        for bucket in range(self._bucket + 1, boundary):
+            if count[ground[bucket % size]]:
+                return self._origin + bucket * self.bucket_s
+        return self._origin + boundary * self.bucket_s
+
+    def due(self, gateway: int) -> int:
+        """How many users of *gateway* are due and wait for judgement."""
+        return self._count[self._due[gateway]]
+
+    def fire(self, gateway: int, *, until: float, limit: int) -> list[Entry]:
+        """End the sessions of due users of *gateway*; return them, longest due first.
+
+        Args:
+            gateway: Its number.
+            until: Only deadlines at or before this, in attended seconds.
+            limit: At most this many.
+        """
+        fired: list[Entry] = []
+        for place in self._ripe(gateway, until, limit):
+            entry = self._entry(place)
+            fired.append(entry)
+            del self._index[entry.uid]
+            self._unlink(place)
+            self._give_back(place)
+        return fired
+
+    def renew(self, gateway: int, *, until: float, limit: int) -> int:
+        """Give due users of *gateway* a whole fresh timeout counted from *until*.
+
+        Returns:
+            How many, at most *limit*; again only deadlines at or before *until*.
+        """
+        renewed = 0
+        for place in self._ripe(gateway, until, limit):
+            self._deadline[place] = until + self._timeout[place]
+            self._flags[place] |= RENEWED
+            self._unlink(place)
+            self._append(place, self._home(place))
+            renewed += 1
+        return renewed
+
+    # --- looking at it --------------------------------------------------------
+
+    def owned(self, gateway: int, place: int, limit: int) -> tuple[list[Uid], int]:
+        """Look for users of *gateway*, a stretch of the table at a time.
+
+        Args:
+            gateway: Its number.
+            place: Where to go on: 0 at first, then what was returned.
+            limit: How many places to look at.
+        Returns:
+            Those found, and where to go on, or -1 at the end of the table.
+        """
+        stop = min(place + limit, len(self._uid))
+        owner, uid_of = self._gateway, self._uid
+        found = [
+            uid
+            for at in range(place, stop)
+            if owner[at] == gateway and (uid := uid_of[at]) is not None
+        ]
+        return found, -1 if stop == len(self._uid) else stop
+
+    def slot_users(self) -> list[int]:
+        """How many users are due in each slot of the ring, by place on the ring.
+
+        Those poured below already count for their slot; those due beyond one
+        revolution, or due already, count for none.
+        """
+        count, slots, ring = self._count, self.slots, self._widths[self._ring]
+        users = [0] * slots
+        size = len(self._ground)
+        for bucket in range(self._bucket + 1, self._bucket + size + 1):
+            users[bucket // ring % slots] += count[self._ground[bucket % size]]
+        for layer, width, queue in zip(
+            self._layers[: self._ring + 1], self._widths, self._pouring, strict=False
+        ):
+            current = self._bucket // width
+            for slot in range(current + 1, current + slots + 1):
+                users[slot * width // ring % slots] += count[layer[slot % slots]]
+            for sentinel in queue:
+                users[(current + 1) * width // ring % slots] += count[sentinel]
+        return users
+
+    def snapshot(self, now: float) -> Snapshot:
+        """Every user's clock at *now*: uids beside sessions, remaining, seen, events.
+
+        Remaining seconds are never negative; seen is monotonic seconds.
+        """
+        places = self._index.values()
+        return Snapshot(
+            list(self._index),
+            array("q", (self._session[place] for place in places)),
+            array("d", (max(0.0, self._deadline[place] - now) for place in places)),
+            array("d", (self._seen[place] for place in places)),
+            array("b", (self._event[place] for place in places)),
+        )
+
+    # --- within ---------------------------------------------------------------
+
+    def _due_bucket(self, deadline: float) -> int:
+        # The first bucket border strictly after the deadline. The same expression
+        # as in `advance`: multiplication keeps order, so no rounding can put a
+        # deadline into a bucket that has passed before the deadline has.
+        return int((deadline - self._origin) * self._scale) + 1
+
+    def _list_for(self, deadline: float) -> int:
+        """The bucket or slot for a deadline that has not passed."""
+        bucket = max(self._due_bucket(deadline), self._bucket + 1)
+        if bucket - self._bucket <= len(self._ground):
+            return self._ground[bucket % len(self._ground)]
+        for layer, width in zip(self._layers, self._widths, strict=True):
+            slot = bucket // width
+            # The current slot is long poured, so its place is free for the one a
+            # whole revolution ahead: exactly 30 slots hold exactly 30 slots.
+            if slot - self._bucket // width <= self.slots:
+                return layer[slot % self.slots]
+        raise ValueError(f"a deadline {deadline - self._origin} s ahead is too far")
+
+    def _home(self, place: int) -> int:
+        """Where an entry belongs now: its due list once its bucket has passed."""
+        deadline = self._deadline[place]
+        if self._due_bucket(deadline) <= self._bucket:
+            return self._due[self._gateway[place]]
+        return self._list_for(deadline)
+
+    def _detach(self, bucket: int) -> None:
+        """Let the hand reach *bucket*; queue all lists that this makes ready."""
+        passed = bucket - self._bucket
+        if passed <= 0:
+            return
+        size = len(self._ground)
+        for step in range(min(passed, size)):
+            self._queue(self._ground, (self._bucket + 1 + step) % size, self._passed)
+        self._bucket = bucket
+        # A slot may be poured once all of it fits below. For layer 0 that is one
+        # slot ahead, since the ground spans two; above, one slot of the layer below
+        # ahead, since a ring holds just one revolution.
+        ready = (bucket + 1) // self._per_slot + 1
+        for number, layer in enumerate(self._layers):
+            if number:
+                ready = (bucket // self._widths[number - 1] + 1) // self.slots
+            last = self._poured[number]
+            for slot in range(max(last, ready - self.slots) + 1, ready + 1):
+                self._queue(layer, slot % self.slots, self._pouring[number])
+            self._poured[number] = max(last, ready)
+
+    def _queue(self, ring: list[int], at: int, queue: deque[int]) -> None:
+        """Swap the list at a ring's place for an empty one and queue it."""
+        if self._count[ring[at]]:
+            queue.append(ring[at])
+            ring[at] = self._new_list()
+
+    def _pour(self, queue: deque[int], steps: int) -> int:
+        """Move up to *steps* entries of queued lists home; return the steps left."""
+        while queue and steps:
+            sentinel = queue[0]
+            for _ in range(min(steps, self._count[sentinel])):
+                place = self._next[sentinel]
+                self._unlink(place)
+                self._append(place, self._home(place))
+                steps -= 1
+            if not self._count[sentinel]:
+                self._give_back(queue.popleft())
+        return steps
+
+    def _ripe(self, gateway: int, until: float, limit: int) -> Iterator[int]:
+        """The head of a due list, again and again, while it may be taken away."""
+        sentinel = self._due[gateway]
+        for _ in range(min(limit, self._count[sentinel])):
+            place = self._next[sentinel]
+            if self._deadline[place] > until:
+                return
+            yield place
+
+    def _entry(self, place: int) -> Entry:
+        uid, conn = self._uid[place], self._conn[place]
+        assert uid is not None
+        return Entry(
+            uid,
+            self._gateway[place],
+            self._session[place],
+            None if conn == NO_CONN else conn,
+            self._start[place],
+            self._timeout[place],
+            self._deadline[place],
+            self._seen[place],
+            self._event[place],
+            self._flags[place],
+        )
+
+    def _unlink(self, place: int) -> None:
+        before, after = self._prev[place], self._next[place]
+        self._next[before] = after
+        self._prev[after] = before
+        self._count[self._list[place]] -= 1
+
+    def _append(self, place: int, sentinel: int) -> None:
+        last = self._prev[sentinel]
+        self._next[last] = place
+        self._prev[place] = last
+        self._next[place] = sentinel
+        self._prev[sentinel] = place
+        self._list[place] = sentinel
+        self._count[sentinel] += 1
+
+    def _new_list(self) -> int:
+        place = self._take()
+        self._next[place] = self._prev[place] = place
+        self._count[place] = 0
+        return place
+
+    def _take(self) -> int:
+        """A free place, for an entry or a sentinel."""
+        if not self._free:
+            first = len(self._uid)
+            self._uid.extend([None] * GROWTH)
+            for column in (self._deadline, self._timeout, self._seen, self._start):
+                column.frombytes(bytes(8 * GROWTH))
+            for wide in (self._session, self._conn):
+                wide.frombytes(bytes(8 * GROWTH))
+            for link in (self._next, self._prev, self._list, self._count):
+                link.frombytes(bytes(4 * GROWTH))
+            self._gateway.frombytes(bytes(4 * GROWTH))
+            self._event.frombytes(bytes(GROWTH))
+            self._flags.frombytes(bytes(GROWTH))
+            self._free.extend(range(first + GROWTH - 1, first - 1, -1))
+        return self._free.pop()
+
+    def _give_back(self, place: int) -> None:
+        self._uid[place] = None
+        self._free.append(place)

@@ -1,0 +1,160 @@
+"""Bytes to frames and back: plain msgpack values, back to back.
+
+A `Reader` takes bytes in pieces of any size and gives the frames they complete; the
+pieces do not matter. It vouches for the stream (well-formed msgpack and UTF-8, string
+keys, no extension types, size and depth within bounds) and for nothing else: what a
+frame means is `link`'s. After an error it is closed: msgpack-python goes on with
+garbage values after invalid UTF-8, so nothing after the fault is looked at.
+
+msgpack's exceptions have no common base; `_blaming_the_sender` is the one place where
+they become ours.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+import msgpack
+
+from liveness.errors import Code, WireError
+
+Frame: TypeAlias = tuple[Any, ...]
+
+MAX_DEPTH: Final = 4
+
+# The unpacker counts every byte it has not handed out yet, so its buffer must hold
+# one whole frame and the piece that completes it, or honest traffic that straddles
+# two pieces is cut off.
+PIECE_BYTES: Final = 65_536
+
+# The unpacker makes room for as many elements as a header claims, before it has seen
+# one. This many times a full batch can be claimed; an array of more is not looked at.
+ARRAY_ROOM: Final = 4
+
+_PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
+
+
+def encode(frame: object) -> bytes:
+    """Return *frame* as msgpack."""
+    encoded: bytes = msgpack.packb(frame)
+    return encoded
+
+
+def encode_notices(records: list[bytes]) -> bytes:
+    """Return a `notices` frame of records that are encoded already."""
+    head = msgpack.Packer()
+    start: bytes = head.pack_array_header(2) + encode("notices")
+    return b"".join((start, head.pack_array_header(len(records)), *records))
+
+
+class Reader:
+    """The receiving end of one stream.
+
+    Args:
+        max_frame_bytes: A frame may have this many bytes, and no more.
+        max_batch: What `link` allows in an array; bounds what a header may claim.
+    """
+
+    def __init__(self, *, max_frame_bytes: int, max_batch: int) -> None:
+        self._max_frame = max_frame_bytes
+        most = min(max(ARRAY_ROOM * max_batch, 16), max_frame_bytes)
+        self._unpacker = msgpack.Unpacker(
+            use_list=False,
+            strict_map_key=True,
+            max_buffer_size=max_frame_bytes + 2 * PIECE_BYTES,
+            max_array_len=most,
+            max_map_len=most,
+        )
+        self._fed = 0
+        self._ended = 0  # where in the stream the last whole frame ended
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Give each frame that *data* completes; keep an unfinished one for later.
+
+        Raises:
+            WireError: After the frames before the fault were given. The reader must
+                not be fed again.
+        """
+        for start in range(0, len(data), PIECE_BYTES):
+            yield from self._piece(data[start : start + PIECE_BYTES])
+
+    def _piece(self, piece: bytes) -> Iterator[Frame]:
+        unpacker = self._unpacker
+        self._fed += len(piece)
+        try:
+            unpacker.feed(piece)
+            for value in unpacker:
+                # Asked after each frame: between frames `tell` also counts what was
+                # consumed of an unfinished one.
+                ended, self._ended = self._ended, unpacker.tell()
+                self._check_size(self._ended - ended)
+                yield _checked(value)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise _blaming_the_sender(error) from error
+        self._check_size(self._fed - self._ended)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_frame:
+            raise WireError(
+                Code.TOO_LARGE,
+                f"a frame of {size} bytes or more: at most {self._max_frame} are "
+                "taken; send smaller batches",
+            )
+
+
+def _checked(value: object) -> Frame:
+    """Check one top-level value; plain frames, nearly all, take the short way."""
+    if type(value) is not tuple:
+        raise WireError(
+            Code.BAD_FRAME,
+            f"a top-level {type(value).__name__}: every value on the stream is an "
+            "array that begins with the frame's name",
+        )
+    for item in value:
+        if type(item) not in _PLAIN:
+            _check_nested(item, 2)
+    return value
+
+
+def _check_nested(value: object, depth: int) -> None:
+    """Check a value that is not plain, at *depth* (the frame itself is 1)."""
+    if depth > MAX_DEPTH:
+        raise WireError(
+            Code.TOO_DEEP,
+            f"a value nested deeper than {MAX_DEPTH} levels; the frame's own array is "
+            "the first",
+        )
+    if type(value) is tuple:
+        if _PLAIN.issuperset(map(type, value)):
+            return
+        inner = value
+    elif type(value) is dict:
+        if not all(type(key) is str for key in value):
+            raise WireError(
+                Code.BAD_MSGPACK, "a map key that is no string; use string keys"
+            )
+        inner = tuple(value.values())
+    else:
+        raise WireError(
+            Code.BAD_MSGPACK,
+            "an extension type (a timestamp is one); use plain msgpack types",
+        )
+    for item in inner:
+        if type(item) not in _PLAIN:
+            _check_nested(item, depth + 1)
+
+
+def _blaming_the_sender(error: Exception) -> WireError:
+    """What msgpack's complaint means to whoever sent the bytes."""
+    if isinstance(error, msgpack.BufferFull) or "exceeds max" in str(error):
+        return WireError(
+            Code.TOO_LARGE, f"more than is taken ({error}); send smaller batches"
+        )
+    if isinstance(error, msgpack.StackError):
+        return WireError(Code.TOO_DEEP, f"nested deeper than {MAX_DEPTH} levels")
+    if isinstance(error, UnicodeDecodeError):
+        return WireError(Code.BAD_MSGPACK, f"a string is not UTF-8 ({error.reason})")
+    return WireError(
+        Code.BAD_MSGPACK,
+        f"bytes that are not msgpack ({str(error) or type(error).__name__}); nothing after "
+        "them can be trusted: connect anew",
+    )

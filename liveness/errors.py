@@ -1,0 +1,63 @@
+"""Every exception raised on purpose, and the codes a link can be refused with.
+
+A code is part of the wire contract (`proto/README.md`): it is never renamed and
+never given another meaning. Whether a code is fatal is decided here, once.
+"""
+
+from enum import StrEnum
+
+
+class LivenessError(Exception):
+    """Base of everything this package raises on purpose.
+
+    Its text is one line for a person: what is wrong, where, and what to do.
+    """
+
+
+class ConfigError(LivenessError):
+    """A setting cannot be used. The operator's to mend; nothing was started."""
+
+
+class StartError(LivenessError):
+    """The sidecar cannot start: a socket, port or folder is not to be had."""
+
+
+class StateError(LivenessError):
+    """The state directory holds what this version must not touch or cannot read."""
+
+
+class Code(StrEnum):
+    """Why a frame, or a whole link, was refused."""
+
+    BAD_MSGPACK = "bad-msgpack"
+    TOO_LARGE = "too-large"
+    TOO_DEEP = "too-deep"
+    TOO_SLOW = "too-slow"
+    NOT_HELLO = "not-hello"
+    BAD_HELLO = "bad-hello"
+    UNSUPPORTED_PROTOCOL = "unsupported-protocol"
+    NOT_ALLOWED = "not-allowed"
+    REPLACED = "replaced"
+    OVERLOADED = "overloaded"
+    UNKNOWN_FRAME = "unknown-frame"
+    BAD_FRAME = "bad-frame"
+    BAD_OPTION = "bad-option"
+    BAD_UID = "bad-uid"
+    INTERNAL = "internal"
+
+
+NOT_FATAL = frozenset(
+    {Code.UNKNOWN_FRAME, Code.BAD_FRAME, Code.BAD_OPTION, Code.BAD_UID}
+)
+
+
+class WireError(LivenessError):
+    """The other side sent bytes that are not our protocol.
+
+    The stream cannot be trusted any more: whatever follows is not read, and the
+    link is closed after `code` was sent.
+    """
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
