@@ -139,7 +139,14 @@ class Link:
         return Refusal(code, message, self.n, fatal=True)
 
     def refuse(
-        self, code: Code, message: str, now: float, *, n: int, frame: str, index: int
+        self,
+        code: Code,
+        message: str,
+        now: float,
+        *,
+        n: int,
+        frame: str,
+        index: int | None = None,
     ) -> Refusal:
         """Refuse something of a frame that was taken already."""
         if self._counted(now) > self._limits.max_refused:

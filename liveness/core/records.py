@@ -102,11 +102,21 @@ class Gap(NamedTuple):
     until: int
     at: int
 
+    @property
+    def seq(self) -> int:
+        """What a reader acknowledges it by."""
+        return self.until - 1
+
+    @property
+    def kind(self) -> str:
+        """A gap is of a kind of its own."""
+        return GAP
+
     def as_map(self) -> dict[str, object]:
         """The gap as the wire shows it."""
         return {
-            "seq": self.until - 1,
-            "kind": GAP,
+            "seq": self.seq,
+            "kind": self.kind,
             "first": self.first,
             "until": self.until,
             "at": self.at,

@@ -39,6 +39,18 @@ def encode(frame: object) -> bytes:
     return encoded
 
 
+def decode(data: bytes) -> Any:
+    """Return the one value in *data*, which we encoded ourselves.
+
+    Raises:
+        ValueError: It is not whole, or not what we encode.
+    """
+    try:
+        return msgpack.unpackb(data, use_list=False)
+    except msgpack.UnpackException as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
 def encode_notices(records: list[bytes]) -> bytes:
     """Return a `notices` frame of records that are encoded already."""
     head = msgpack.Packer()

@@ -1,0 +1,295 @@
+"""The command line: arguments in, exit code out.
+
+A command imports what it needs when it runs, so that `version` does not wait for an
+HTTP server. A person's mistake is one line on stderr that says what, where and what to
+do; a traceback is a fault of ours.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout, suppress
+from dataclasses import MISSING
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import (
+    App,
+    CycloptsError,
+    Parameter,
+    Token,
+    UnusedCliTokensError,
+)
+
+from liveness import __version__
+from liveness.config import SETTINGS
+from liveness.core.records import KINDS
+from liveness.errors import ConfigError, LivenessError
+from liveness.sources import load, socket_path
+from liveness.streams import Output, OutputError, open_closed
+
+USAGE: Final = 2
+INTERRUPTED: Final = 130  # as a shell reports SIGINT
+NO_READER: Final = 141  # as a shell reports SIGPIPE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; the console's entry point.
+
+    Args:
+        arguments: Without the program's name; None: those of the process.
+    Returns:
+        0, or 2 for a wrong command line, 78 for wrong settings, 130 after Ctrl-C, 141
+        when nobody reads the output any more, 1 for any other failure.
+    """
+    open_closed()
+    try:
+        with redirect_stdout(Output(sys.stdout)) as output:
+            code: int | None = app(sys.argv[1:] if arguments is None else arguments)
+            output.flush()  # here, where its failure can still be told
+        return code or 0
+    except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
+        mistakes = [_mistake(cause) for cause in _causes(error)]
+        if None in mistakes:
+            raise
+        code, line = mistakes[0] or (1, "")
+        if line:
+            _tell(line)
+        return code
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions within the groups that trio's nurseries raise; else the one."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _causes(inner)
+    else:
+        yield error
+
+
+def _mistake(error: BaseException) -> tuple[int, str] | None:
+    """Exit code and line for what a person did; None for a fault of ours."""
+    match error:
+        case UnusedCliTokensError():
+            unused = " ".join(error.unused_tokens or ())
+            return _usage(error, f"there is no argument here: {unused}")
+        case CycloptsError():
+            return _usage(error, str(error).rstrip("."))
+        case ConfigError():
+            return os.EX_CONFIG, str(error)
+        case OutputError(__cause__=BrokenPipeError()):
+            return NO_READER, ""
+        case LivenessError():
+            return 1, str(error)
+        case KeyboardInterrupt():
+            return INTERRUPTED, ""
+        case _:
+            return None
+
+
+def _usage(error: CycloptsError, line: str) -> tuple[int, str]:
+    command = " ".join(["liveness", *(error.command_chain or ())])
+    return USAGE, f"{line}; see `{command} --help`"
+
+
+def _tell(line: str) -> None:
+    print("liveness:", " ".join(line.splitlines()), file=sys.stderr, flush=True)
+
+
+def _as_written(_kind: Any, tokens: Sequence[Token]) -> str:
+    """No conversion, and none of cyclopts' own, where "none" is no text."""
+    return tokens[0].value
+
+
+def _flag(flag: str, metavar: str) -> Parameter:
+    """The flag of a setting, described by its field in `liveness.config`."""
+    (setting,) = (one for one in SETTINGS if one.flag == flag)
+    allowed = setting.allowed
+    if setting.default is not MISSING:
+        allowed += f"; default {setting.default}"
+    told = f"{setting.meaning} ({allowed})"
+    return Parameter(name=flag, help=told, metavar=metavar, converter=_as_written)
+
+
+def _number(
+    kind: type[int | float], metavar: str, told: str, low: float, high: float
+) -> Parameter:
+    """A number within bounds; strict, as cyclopts lets "none" and NaN pass."""
+
+    def read(_kind: Any, tokens: Sequence[Token]) -> float:
+        text = tokens[0].value
+        with suppress(ValueError):
+            value = kind(text)
+            if low <= value <= high:
+                return value
+        raise ValueError(f"{text!r} is not {low} to {high}")
+
+    return Parameter(help=told, metavar=metavar, converter=read)
+
+
+Socket = Annotated[str | None, _flag("--socket", "PATH")]
+ConfigFile = Annotated[
+    str | None,
+    Parameter(
+        help="TOML file of settings, which must exist "
+        "(else $LIVENESS_CONFIG, else /etc/liveness/liveness.toml if it is there)",
+        metavar="FILE",
+        converter=_as_written,
+    ),
+]
+Json = Annotated[bool, Parameter(help="JSON in place of text")]
+
+app: Final = App(
+    name="liveness",
+    help="Tells TCP gateways which of their users have fallen silent.",
+    help_epilogue="Example: liveness serve --timeout 30",
+    version_flags=[],  # there is a command for it
+    default_parameter=Parameter(negative=(), show_default=False),
+    exit_on_error=False,
+    print_error=False,
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+)
+
+
+@app.command(help_epilogue="Example: liveness serve --timeout 10 --slots 100")
+def serve(
+    *,
+    socket: Socket = None,
+    http: Annotated[str | None, _flag("--http", "HOST:PORT")] = None,
+    state: Annotated[str | None, _flag("--state", "DIR")] = None,
+    timeout: Annotated[str | None, _flag("--timeout", "SECONDS")] = None,
+    slots: Annotated[str | None, _flag("--slots", "N")] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run the sidecar until SIGTERM or Ctrl-C.
+
+    Every other setting is in the file and the environment: see check-config.
+    """
+    flags = {"--socket": socket, "--http": http, "--state": state}
+    flags |= {"--timeout": timeout, "--slots": slots}
+    settings = load(flags, file=_path(config)).config
+
+    import trio
+
+    from liveness.places import make_socket_folder
+    from liveness.service import app as service
+    from liveness.service import logs
+
+    logs.configure(settings.logging.format, settings.logging.level)
+    make_socket_folder(settings.socket.path)
+    trio.run(service.serve, settings)
+
+
+@app.command(help_epilogue="Example: liveness watch --kind offline --json")
+def watch(
+    *,
+    socket: Socket = None,
+    after: Annotated[
+        int | None,
+        _number(
+            int, "SEQ", "show the records above SEQ (default: new ones)", 0, 2**63 - 1
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        Parameter(
+            help="only this kind; may be repeated", choices=KINDS, metavar="KIND"
+        ),
+    ] = None,
+    json: Json = False,
+    count: Annotated[
+        int | None, _number(int, "N", "end after N records", 1, 2**63 - 1)
+    ] = None,
+) -> None:
+    """Show each record as it is written, over restarts of the sidecar, without a gap."""
+    path = socket_path(socket)
+
+    import trio
+
+    from liveness.commands.watch import watch
+
+    trio.run(
+        partial(
+            watch,
+            path,
+            after=after,
+            kinds=kind or (),
+            as_json=json,
+            count=count,
+            out=sys.stdout,
+            tell=_tell,
+        )
+    )
+
+
+@app.command(help_epilogue="Example: liveness status --quiet || echo not ready")
+def status(
+    *,
+    socket: Socket = None,
+    json: Json = False,
+    quiet: Annotated[
+        bool, Parameter(help="print nothing: the exit code tells")
+    ] = False,
+) -> int:
+    """Show how the sidecar is; the exit code is 0 if it is ready, else 1."""
+    path = socket_path(socket)
+
+    from liveness.commands import CommandError
+    from liveness.commands.status import readiness, status
+
+    if not quiet:
+        return 0 if status(path, as_json=json, out=sys.stdout) else 1
+    try:
+        return 0 if readiness(path)[0] else 1
+    except CommandError:
+        return 1
+
+
+@app.command(help_epilogue="Example: liveness demo --seconds 60 --users 500")
+def demo(
+    *,
+    seconds: Annotated[
+        float, _number(float, "S", "how long it runs (default 40)", 1, 86_400)
+    ] = 40.0,
+    users: Annotated[
+        int, _number(int, "N", "simulated users (default 200)", 1, 10_000)
+    ] = 200,
+    timeout: Annotated[
+        float, _number(float, "S", "silence timeout (default 10)", 1, 86_400)
+    ] = 10.0,
+) -> int:
+    """Run a chat gateway, simulated users and a sidecar, and check what is decided."""
+    import trio
+
+    from liveness.demo import run
+
+    code: int = trio.run(partial(run, seconds=seconds, users=users, timeout=timeout))
+    return code
+
+
+@app.command(help_epilogue="Example: liveness check-config --config liveness.toml")
+def check_config(*, config: ConfigFile = None) -> None:
+    """Print the settings in effect and where each is from; start nothing."""
+    from liveness.commands.check_config import effective
+
+    print(effective(load(file=_path(config))), end="")
+
+
+@app.command(help_epilogue="Example: liveness version")
+def version() -> None:
+    """Print the versions of the program, the wheel, Python and the protocol."""
+    from platform import python_version
+
+    from liveness.core.link import PROTOCOL
+    from liveness.core.wheel import IMPLEMENTATION
+
+    print(
+        f"liveness {__version__} (wheel: {IMPLEMENTATION}, "
+        f"Python {python_version()}, protocol {PROTOCOL})"
+    )
+
+
+def _path(flag: str | None) -> Path | None:
+    return None if flag is None else Path(flag)

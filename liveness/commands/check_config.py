@@ -1,0 +1,32 @@
+"""`liveness check-config`: the settings as `serve` would read them, as TOML."""
+
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from liveness.config import SETTINGS
+from liveness.sources import Loaded
+
+
+def effective(loaded: Loaded) -> str:
+    """Every setting with its value and where that came from; a file to keep, too."""
+    return "".join(f"{line}\n" for line in _lines(loaded))
+
+
+def _lines(loaded: Loaded) -> Iterator[str]:
+    for section, settings in groupby(SETTINGS, lambda setting: setting.section):
+        if section:
+            yield f"\n[{section}]"
+        for setting in settings:
+            value = _toml(setting.value_in(loaded.config))
+            yield f"{setting.key} = {value}  # {loaded.sources[setting.name]}"
+            if setting.name == "flush_s":
+                yield f"# in effect: {loaded.config.flush:g} s"
+
+
+def _toml(value: object) -> str:
+    if not isinstance(value, str | Path):
+        return str(value)
+    # JSON's strings are TOML's, but for DEL, which JSON lets stand.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,247 @@
+"""`liveness status`: how the sidecar is, on one screen, from its own metrics.
+
+It asks `admin.sock`, which is there whatever address the metrics are served on.
+"""
+
+import http.client
+import json
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from liveness.commands import CommandError, unreachable
+from liveness.config import ADMIN_SOCKET
+from liveness.text import escaped
+
+TIMEOUT_S: Final = 2.0
+# The number of series does not depend on the number of users: a few hundred KiB at most.
+MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
+MOST_LISTED: Final = 8  # of at most 65 gateways; --json has them all
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What `status --json` prints. None: the sidecar did not say."""
+
+    socket: str
+    ready: bool
+    why: list[str]
+    version: str | None
+    wheel: str | None
+    uptime_s: float | None
+    users_online: float | None
+    users_by_gateway: dict[str, float]
+    users_held: dict[str, float]
+    links: dict[str, float]
+    events: dict[str, float]
+    offlines: dict[str, float]
+    lateness_s: dict[str, dict[str, float | None]]
+    early: float | None
+    log_seq: float | None
+    log_pending: float | None
+    log_bytes: float | None
+    unattended_s: float | None
+
+
+def status(socket_path: Path, *, as_json: bool, out: TextIO) -> bool:
+    """Writes how the sidecar at *socket_path* is; whether it is ready.
+
+    Raises:
+        CommandError: It could not be asked.
+    """
+    ready, why = readiness(socket_path)
+    _code, body = _get(socket_path, "/metrics")
+    found = _read(socket_path, body, ready=ready, why=why)
+    out.write(f"{json.dumps(asdict(found), indent=2)}\n" if as_json else as_text(found))
+    return ready
+
+
+def readiness(socket_path: Path) -> tuple[bool, list[str]]:
+    """Whether the sidecar is ready, and if it is not, why.
+
+    Raises:
+        CommandError: It could not be asked.
+    """
+    code, body = _get(socket_path, "/readyz")
+    try:
+        answer = json.loads(body)
+        why = [str(one) for one in answer["why"]]
+    except (ValueError, TypeError, KeyError):
+        raise _no_sidecar(socket_path) from None
+    return code == http.client.OK, why
+
+
+class _Admin(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(str(self._path))
+
+
+def _get(socket_path: Path, page: str) -> tuple[int, bytes]:
+    connection = _Admin(socket_path.with_name(ADMIN_SOCKET))
+    try:
+        connection.request("GET", page)
+        answer = connection.getresponse()
+        return answer.status, answer.read(MAX_ANSWER_BYTES)
+    except OSError as error:
+        raise unreachable(socket_path, error) from None
+    except http.client.HTTPException:
+        raise _no_sidecar(socket_path) from None
+    finally:
+        connection.close()
+
+
+def _no_sidecar(socket_path: Path) -> CommandError:
+    told = (
+        f"what answers at {socket_path.with_name(ADMIN_SOCKET)} is no liveness sidecar"
+    )
+    return CommandError(f"{told}: name the right socket with --socket")
+
+
+class _Samples:
+    """The samples of one scrape, by name."""
+
+    def __init__(self, body: str) -> None:
+        self._by_name: dict[str, list[tuple[Labels, float]]] = {}
+        for family in text_string_to_metric_families(body):
+            for sample in family.samples:
+                named = self._by_name.setdefault(sample.name, [])
+                named.append((sample.labels, sample.value))
+
+    def labelled(self, name: str) -> list[tuple[Labels, float]]:
+        return self._by_name.get(name, [])
+
+    def one(self, name: str) -> float | None:
+        found = self.labelled(name)
+        return found[0][1] if found else None
+
+    def by(self, label: str, name: str) -> dict[str, float]:
+        return {labels[label]: value for labels, value in self.labelled(name)}
+
+    def quantiles(self, name: str, by: str) -> dict[str, dict[str, float | None]]:
+        """The median and the 99th percentile of a histogram, for each value of *by*."""
+        buckets: dict[str, list[tuple[float, float]]] = {}
+        for labels, count in self.labelled(f"{name}_bucket"):
+            bound = float(labels["le"])
+            buckets.setdefault(labels[by], []).append((bound, count))
+        return {
+            value: {"p50": quantile(0.5, found), "p99": quantile(0.99, found)}
+            for value, found in buckets.items()
+        }
+
+
+def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
+    """Estimates a quantile as PromQL does: evenly spread within a bucket.
+
+    Args:
+        q: Between 0 and 1.
+        buckets: Upper bounds, ascending and the last infinite, with cumulative counts.
+    Returns:
+        At most the largest finite bound, even if it lies beyond; None without samples.
+    """
+    ascending = sorted(buckets)
+    total = ascending[-1][1] if ascending else 0
+    below, low = 0.0, 0.0
+    for bound, count in ascending:
+        if total and count >= q * total:
+            if bound == float("inf"):
+                return low
+            return low + (bound - low) * (q * total - below) / (count - below)
+        below, low = count, bound
+    return None
+
+
+def _read(socket_path: Path, body: bytes, *, ready: bool, why: list[str]) -> Status:
+    try:
+        samples = _Samples(body.decode())
+    except ValueError:
+        raise _no_sidecar(socket_path) from None
+    build: Any = next(iter(samples.labelled("liveness_build_info")), ({}, 1.0))[0]
+    started = samples.one("process_start_time_seconds")
+    now = datetime.now(UTC).timestamp()
+    return Status(
+        socket=str(socket_path),
+        ready=ready,
+        why=why,
+        version=build.get("version"),
+        wheel=build.get("wheel"),
+        uptime_s=None if started is None else max(0.0, now - started),
+        users_online=samples.one("liveness_users_online"),
+        users_by_gateway=samples.by("gateway", "liveness_gateway_users"),
+        users_held=samples.by("why", "liveness_users_held"),
+        links=samples.by("role", "liveness_links"),
+        events=samples.by("event", "liveness_events_total"),
+        offlines=samples.by("reason", "liveness_offline_total"),
+        lateness_s=samples.quantiles("liveness_offline_lateness_seconds", by="stage"),
+        early=samples.one("liveness_early_offline_total"),
+        log_seq=samples.one("liveness_log_seq"),
+        log_pending=samples.one("liveness_log_pending"),
+        log_bytes=samples.one("liveness_log_bytes"),
+        unattended_s=samples.one("liveness_unattended_seconds_total"),
+    )
+
+
+def as_text(found: Status) -> str:
+    """One screen for a person."""
+    mib = None if found.log_bytes is None else found.log_bytes / 2**20
+    log = f"seq {_number(found.log_seq)}, {_number(found.log_pending)} pending"
+    rows = {
+        "liveness": f"{found.version or '?'} (wheel: {found.wheel or '?'})",
+        "socket": found.socket,
+        "ready": "yes" if found.ready else "no: " + "; ".join(found.why),
+        "up": _duration(found.uptime_s),
+        "users online": _number(found.users_online),
+        "by gateway": _listed(found.users_by_gateway),
+        "held": _listed(found.users_held),
+        "links": _listed(found.links),
+        "events": _listed(found.events),
+        "offline": _listed(found.offlines),
+        **{
+            f"late {stage}": f"p50 {_ms(both['p50'])}, p99 {_ms(both['p99'])}"
+            for stage, both in found.lateness_s.items()
+        },
+        "early": f"{_number(found.early)} (must stay 0)",
+        "log": f"{log}, {_number(mib, '.1f')} MiB",
+        "unattended": f"{_number(found.unattended_s, '.1f')} s",
+    }
+    return "".join(f"{name:<13} {escaped(text)}\n" for name, text in rows.items())
+
+
+def _number(value: float | None, form: str = ",.0f") -> str:
+    return "?" if value is None else format(value, form)
+
+
+def _listed(values: Mapping[str, float]) -> str:
+    """The largest first, and no more of them than a line or two will hold."""
+    ordered = sorted(values.items(), key=lambda item: -item[1])
+    shown = [f"{name} {_number(value)}" for name, value in ordered[:MOST_LISTED]]
+    if len(ordered) > MOST_LISTED:
+        shown.append(f"and {len(ordered) - MOST_LISTED} more")
+    return ", ".join(shown) or "none"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.1f} ms"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h {minutes} min {left} s"

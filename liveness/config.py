@@ -1,0 +1,401 @@
+"""Everything an operator may set, defined once.
+
+Each field carries its meaning, unit and bounds, and all else derives from that: the
+checks, the flags' help, the names of the environment variables, and the tests that
+hold `deploy/liveness.toml` and the README's table to it. Where the values come from is
+the business of `liveness.sources`.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from liveness.errors import ConfigError
+
+# `sockaddr_un.sun_path` is 108 bytes on Linux, the last of them a NUL.
+MAX_SOCKET_PATH_BYTES: Final = 107
+ADMIN_SOCKET: Final = "admin.sock"
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+TIB: Final = 1024 * GIB
+
+
+def _about(
+    meaning: str,
+    bounds: tuple[float, float] | None = None,
+    unit: str = "",
+    *,
+    flag: str = "",
+    check: Callable[[Any], None] | None = None,
+) -> dict[str, Any]:
+    """What a field says about itself; *check* raises ValueError for a bad value."""
+    return {
+        "meaning": meaning,
+        "bounds": bounds,
+        "unit": unit,
+        "flag": flag,
+        "check": check,
+    }
+
+
+def _fits_a_socket(path: Path) -> None:
+    if path.name == ADMIN_SOCKET:
+        raise ValueError(f"{ADMIN_SOCKET} is the name of the socket beside it")
+    # Whichever of the two names is the longer one decides.
+    length = max(len(os.fsencode(one)) for one in (path, path.with_name(ADMIN_SOCKET)))
+    if length > MAX_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"with {ADMIN_SOCKET} beside it that takes {length} bytes, and the path of a "
+            f"socket has room for {MAX_SOCKET_PATH_BYTES}; choose a shorter one"
+        )
+
+
+def _split_address(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    is_whole = bool(colon and bare) and (":" in bare) == (bare != host)
+    if not (is_whole and port.isascii() and port.isdigit() and int(port[:6]) <= 65535):
+        raise ValueError("it must be HOST:PORT, the port 0 to 65535 (0: any free one)")
+    return bare, int(port)
+
+
+def _is_on_loopback(address: str) -> None:
+    host, _port = _split_address(address)
+    try:
+        is_loopback = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False  # a name: where it leads is not ours to know beforehand
+    if not is_loopback:
+        raise ValueError(
+            "an address other than loopback needs a token, which this version does "
+            "not have; use 127.0.0.1, [::1] or localhost"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketSettings:
+    """Where gateways and watchers connect."""
+
+    path: Path = field(
+        metadata=_about(
+            "Unix socket of gateways and watchers; admin.sock is made beside it",
+            unit=f"a path of at most {MAX_SOCKET_PATH_BYTES} bytes",
+            flag="--socket",
+            check=_fits_a_socket,
+        )
+    )
+
+    @property
+    def admin_path(self) -> Path:
+        """The socket of the command line, beside the gateways'."""
+        return self.path.with_name(ADMIN_SOCKET)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Where metrics and health are read."""
+
+    address: str = field(
+        default="127.0.0.1:9874",
+        metadata=_about(
+            "address of metrics and health",
+            unit="HOST:PORT on loopback; port 0: any free one",
+            flag="--http",
+            check=_is_on_loopback,
+        ),
+    )
+
+    @property
+    def host(self) -> str:
+        """The address's host, an IPv6 one without its brackets."""
+        return _split_address(self.address)[0]
+
+    @property
+    def port(self) -> int:
+        """The address's port; 0 for any free one."""
+        return _split_address(self.address)[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSettings:
+    """What is kept on disk, and for how long."""
+
+    dir: Path = field(
+        metadata=_about(
+            "folder of the log, the cursors and the users online",
+            unit="a path",
+            flag="--state",
+        )
+    )
+    retention_s: float = field(
+        default=604_800.0,
+        metadata=_about("how long a record is kept", (60, 31_622_400), "seconds"),
+    )
+    retention_bytes: int = field(
+        default=4 * GIB,
+        metadata=_about(
+            "size of the log above which its oldest records go",
+            (16 * MIB, TIB),
+            "bytes",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggingSettings:
+    """How the sidecar speaks about itself, on stderr."""
+
+    format: Literal["auto", "text", "json"] = field(
+        default="auto",
+        metadata=_about("form of the lines; auto: text on a terminal, JSON otherwise"),
+    )
+    level: Literal["debug", "info", "warning", "error"] = field(
+        default="info", metadata=_about("the least urgent that is said")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """How much one link, and all of them together, may ask for."""
+
+    hello_s: float = field(
+        default=5.0,
+        metadata=_about("time a new link has for its hello", (0.1, 60), "seconds"),
+    )
+    gateway_hold_s: float = field(
+        default=60.0,
+        metadata=_about(
+            "longest that users of a mute or unread gateway are held",
+            (1, 3600),
+            "seconds",
+        ),
+    )
+    max_frame_bytes: int = field(
+        default=MIB, metadata=_about("largest frame", (4 * KIB, 64 * MIB), "bytes")
+    )
+    max_batch: int = field(
+        default=4_000, metadata=_about("most uids in one frame", (1, 100_000), "uids")
+    )
+    window: int = field(
+        default=10_000,
+        metadata=_about(
+            "most unacknowledged records in flight on one link",
+            (1, 1_000_000),
+            "records",
+        ),
+    )
+    max_replies: int = field(
+        default=1_000,
+        metadata=_about(
+            "most replies that one link may leave unread", (1, 100_000), "replies"
+        ),
+    )
+    max_reply_bytes: int = field(
+        default=16 * MIB,
+        metadata=_about(
+            "most bytes of replies that one link may leave unread",
+            (64 * KIB, GIB),
+            "bytes",
+        ),
+    )
+    max_refused: int = field(
+        default=1_000,
+        metadata=_about(
+            "most refused frames of one link within ten seconds",
+            (1, 1_000_000),
+            "frames",
+        ),
+    )
+    max_links: int = field(
+        default=1_000, metadata=_about("most links at a time", (1, 100_000), "links")
+    )
+    pause_firing: int = field(
+        default=10_000,
+        metadata=_about(
+            "unwritten records at which firing waits for the disk",
+            (100, 1_000_000),
+            "records",
+        ),
+    )
+    pause_reading: int = field(
+        default=100_000,
+        metadata=_about(
+            "unwritten records at which sockets are not read",
+            (1_000, 10_000_000),
+            "records",
+        ),
+    )
+    tail: int = field(
+        default=20_000,
+        metadata=_about(
+            "newest records kept in memory for live readers",
+            (1_000, 1_000_000),
+            "records",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything an operator may set. Read once; units are in the names.
+
+    Raises:
+        ConfigError: A value is not one that its setting allows.
+    """
+
+    timeout_s: float = field(
+        default=30.0,
+        metadata=_about(
+            "silence after which a user is offline, where its gateway names no other",
+            (1, 86_400),
+            "seconds",
+            flag="--timeout",
+        ),
+    )
+    slots: int = field(
+        default=30,
+        metadata=_about(
+            "slots of the wheel's first layer", (2, 3600), "slots", flag="--slots"
+        ),
+    )
+    flush_s: float = field(
+        default=0.0,
+        metadata=_about(
+            "how long a gateway may collect signs of life; 0: one slot, at most 1 s",
+            (0, 10),
+            "seconds",
+        ),
+    )
+    socket: SocketSettings
+    http: HttpSettings = HttpSettings()
+    state: StateSettings
+    logging: LoggingSettings = LoggingSettings()
+    limits: LimitSettings = LimitSettings()
+
+    def __post_init__(self) -> None:
+        for setting in SETTINGS:
+            given = setting.value_in(self)
+            try:
+                setting.read(given)
+            except ValueError as error:
+                told = f"{setting.name} is {shown(given)}: {error}"
+                raise ConfigError(told) from None
+
+    @property
+    def flush(self) -> float:
+        """The effective `flush_s`: seconds, never above a quarter of the timeout."""
+        asked = self.flush_s or min(self.timeout_s / self.slots, 1.0)
+        return min(asked, self.timeout_s / 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting: what its field says, and how a value of it is read."""
+
+    section: str
+    key: str
+    kind: Any
+    default: Any  # dataclasses.MISSING where it depends on the user: liveness.places
+    meaning: str
+    bounds: tuple[float, float] | None
+    unit: str
+    flag: str
+    check: Callable[[Any], None] | None
+
+    @property
+    def name(self) -> str:
+        """The name in TOML, dotted."""
+        return f"{self.section}.{self.key}" if self.section else self.key
+
+    @property
+    def variable(self) -> str:
+        """The name in the environment."""
+        return "LIVENESS_" + self.name.replace(".", "_").upper()
+
+    @property
+    def allowed(self) -> str:
+        """What a value must be, for a person: bounds and unit, or the choices."""
+        if self.bounds is None:
+            return self.unit or "one of " + ", ".join(get_args(self.kind))
+        whole = "a whole number, " if self.kind is int else ""
+        return f"{whole}{self.bounds[0]} to {self.bounds[1]} {self.unit}"
+
+    def value_in(self, config: Config) -> object:
+        """The value that *config* has."""
+        holder = getattr(config, self.section) if self.section else config
+        return getattr(holder, self.key)
+
+    def parse(self, text: str) -> object:
+        """Reads a value as it stands on the command line or in the environment.
+
+        Raises:
+            ValueError: It says what the value must be.
+        """
+        if self.bounds is None:
+            return self.read(text)
+        try:
+            number = self.kind(text)
+        except ValueError:
+            raise ValueError(f"it must be {self.allowed}") from None
+        return self.read(number)
+
+    def read(self, given: object) -> object:
+        """Reads a typed value, strictly: `true` is no number, `4.0` no whole one.
+
+        Raises:
+            ValueError: It says what the value must be.
+        """
+        value = self._number(given) if self.bounds else self._text(given)
+        if value is None:
+            raise ValueError(f"it must be {self.allowed}")
+        if self.check is not None:
+            self.check(value)
+        return value
+
+    def _number(self, given: object) -> float | None:
+        types = (int, float) if self.kind is float else (int,)
+        if isinstance(given, bool) or not isinstance(given, types) or not self.bounds:
+            return None
+        # Before the conversion: an integer of TOML may be too large for a float.
+        is_within = self.bounds[0] <= given <= self.bounds[1]
+        return self.kind(given) if is_within else None
+
+    def _text(self, given: object) -> str | Path | None:
+        if self.kind is Path and isinstance(given, Path):
+            given = str(given)
+        if not isinstance(given, str):
+            return None
+        if self.kind is Path:
+            return Path(given).absolute() if given and "\0" not in given else None
+        choices = get_args(self.kind)
+        return given if not choices or given in choices else None
+
+
+def _settings() -> Iterator[Setting]:
+    for outer in fields(Config):
+        section = outer.name if is_dataclass(outer.type) else ""
+        for one in fields(outer.type) if is_dataclass(outer.type) else (outer,):
+            yield Setting(
+                section=section,
+                key=one.name,
+                kind=one.type,
+                default=one.default,
+                **one.metadata,
+            )
+
+
+SETTINGS: Final = tuple(_settings())
+
+
+def shown(given: object) -> str:
+    """A value as an error shows it: on one line, however long it was."""
+    try:
+        text = repr(str(given) if isinstance(given, Path) else given)
+    except ValueError:  # an integer of over 4,300 digits has no text
+        return "a number beyond all bounds"
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,238 @@
+"""The numbers: plain integers where they happen, families when someone scrapes.
+
+The hot path adds to an `int`; an observation costs a bisection. Prometheus objects
+exist only while a scrape is answered. The number of series does not depend on the
+number of users: the only label that grows is `gateway`, and that is capped.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+# Names after the first 64 share the label `other`.
+MOST_GATEWAYS: Final = 64
+OTHER: Final = "other"
+
+LATENESS_STAGES: Final = ("decided", "durable", "sent")
+# Around the promises: 50 ms decided, 100 ms delivered; above, how bad it was.
+LATENESS_S: Final = (
+    0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60,
+)  # fmt: skip
+COMMIT_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+
+
+class Histogram:
+    """A classic histogram: counts by bucket, and a sum.
+
+    Args:
+        bounds: Upper bounds, ascending, in seconds; infinity is added.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.sum = 0.0
+        self._counts = [0] * (len(bounds) + 1)
+
+    def observe(self, seconds: float) -> None:
+        """Count one observation."""
+        self._counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, observations at or below it), ending with +Inf."""
+        total, rows = 0, []
+        for bound, count in zip((*self.bounds, None), self._counts, strict=True):
+            total += count
+            rows.append(("+Inf" if bound is None else f"{bound:g}", float(total)))
+        return rows
+
+
+def _lateness() -> dict[str, Histogram]:
+    return {stage: Histogram(LATENESS_S) for stage in LATENESS_STAGES}
+
+
+@dataclass(slots=True)
+class Counts:
+    """What is counted outside the core. One object, made once, passed to its users."""
+
+    lateness: dict[str, Histogram] = field(default_factory=_lateness)
+    commits: Histogram = field(default_factory=lambda: Histogram(COMMIT_S))
+    refused: Counter[str] = field(default_factory=Counter)
+    notices_sent: int = 0
+    notices_acked: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayNow:
+    """One gateway at the moment of a scrape."""
+
+    name: str
+    users: int
+    unacked: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Now:
+    """The state that gauges show, read in one go at the moment of a scrape."""
+
+    events: dict[str, int]
+    ignored: dict[str, int]
+    users: int
+    opened: dict[str, int]
+    ended: dict[str, int]
+    moved: int
+    early: int
+    slot_users: list[int]
+    hand_lag_s: float
+    unattended_s: float
+    held: dict[str, int]
+    links: dict[str, int]
+    gateways: list[GatewayNow]
+    log_seq: int
+    log_pending: int
+    log_bytes: int
+    feed_watchers: int
+    version: str
+    wheel: str
+
+
+class Collector:
+    """Builds the families when Prometheus asks.
+
+    Args:
+        counts: What is counted where it happens.
+        now: Reads the rest.
+    """
+
+    def __init__(self, counts: Counts, now: Callable[[], Now]) -> None:
+        self._counts = counts
+        self._now = now
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, in the order of the README's table."""
+        now, counts = self._now(), self._counts
+        yield _counter("events", "Events received.", "event", now.events)
+        yield _counter(
+            "events_ignored", "Events that changed nothing.", "why", now.ignored
+        )
+        yield GaugeMetricFamily("liveness_users_online", "Users online.", now.users)
+        yield _counter("online", "Sessions begun.", "reason", now.opened)
+        yield _counter("offline", "Sessions ended.", "reason", now.ended)
+        yield CounterMetricFamily(
+            "liveness_moved", "Sessions displaced by a newer connection.", now.moved
+        )
+        yield self._lateness()
+        yield CounterMetricFamily(
+            "liveness_early_offline",
+            "Offlines for silence before the whole timeout. Must stay 0.",
+            now.early,
+        )
+        yield _gauge(
+            "wheel_slot_users",
+            "Users due in each slot of the ring.",
+            "slot",
+            {str(slot): users for slot, users in enumerate(now.slot_users)},
+        )
+        yield GaugeMetricFamily(
+            "liveness_hand_lag_seconds",
+            "How far the hand is behind where it should be.",
+            now.hand_lag_s,
+        )
+        yield CounterMetricFamily(
+            "liveness_unattended_seconds",
+            "Time in which nobody was listened to; it counts for nobody's silence.",
+            now.unattended_s,
+        )
+        yield _gauge(
+            "users_held", "Due users that wait for their gateway.", "why", now.held
+        )
+        yield _gauge("links", "Connected gateways and watchers.", "role", now.links)
+        yield self._by_gateway(
+            "link_unacked",
+            "Records sent and not acknowledged.",
+            ((gateway.name, gateway.unacked) for gateway in now.gateways),
+        )
+        yield self._by_gateway(
+            "gateway_users",
+            "Users online through each gateway.",
+            ((gateway.name, gateway.users) for gateway in now.gateways),
+        )
+        yield CounterMetricFamily(
+            "liveness_notices_sent", "Records sent on links.", counts.notices_sent
+        )
+        yield CounterMetricFamily(
+            "liveness_notices_acked", "Records acknowledged.", counts.notices_acked
+        )
+        yield _counter(
+            "frames_refused", "Frames and links refused.", "code", counts.refused
+        )
+        yield GaugeMetricFamily(
+            "liveness_log_seq", "The newest record on disk.", now.log_seq
+        )
+        yield GaugeMetricFamily(
+            "liveness_log_pending", "Records waiting to be written.", now.log_pending
+        )
+        commits = HistogramMetricFamily(
+            "liveness_log_commit_seconds", "Time a commit of the log takes."
+        )
+        commits.add_metric([], counts.commits.cumulative(), counts.commits.sum)
+        yield commits
+        yield GaugeMetricFamily(
+            "liveness_log_bytes", "Bytes of the database in use.", now.log_bytes
+        )
+        yield GaugeMetricFamily(
+            "liveness_feed_watchers", "Readers of everyone's feed.", now.feed_watchers
+        )
+        yield InfoMetricFamily(
+            "liveness_build",
+            "This build.",
+            {"version": now.version, "wheel": now.wheel},
+        )
+
+    def _lateness(self) -> HistogramMetricFamily:
+        family = HistogramMetricFamily(
+            "liveness_offline_lateness_seconds",
+            "From a silent user's deadline to each stage of its offline.",
+            labels=["stage"],
+        )
+        for stage, histogram in self._counts.lateness.items():
+            family.add_metric([stage], histogram.cumulative(), histogram.sum)
+        return family
+
+    @staticmethod
+    def _by_gateway(
+        name: str, text: str, values: Iterable[tuple[str, int]]
+    ) -> GaugeMetricFamily:
+        shown: dict[str, int] = {}
+        for gateway, value in values:
+            label = gateway if len(shown) < MOST_GATEWAYS else OTHER
+            shown[label] = shown.get(label, 0) + value
+        return _gauge(name, text, "gateway", shown)
+
+
+def _counter(
+    name: str, text: str, label: str, values: dict[str, int]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"liveness_{name}", text, labels=[label])
+    for value, count in values.items():
+        family.add_metric([value], count)
+    return family
+
+
+def _gauge(
+    name: str, text: str, label: str, values: dict[str, int]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"liveness_{name}", text, labels=[label])
+    for value, count in values.items():
+        family.add_metric([value], count)
+    return family

@@ -1,0 +1,1 @@
+"""The trio half: opens things, loops, and hands values to the core."""

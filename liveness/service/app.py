@@ -1,0 +1,354 @@
+"""Builds everything, starts it in order, stops it in reverse."""
+
+import gc
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+import structlog
+import trio
+import trio.lowlevel
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio import serve as serve_http
+from hypercorn.typing import ASGIFramework
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from liveness import __version__
+from liveness.config import SETTINGS, Config
+from liveness.core.clock import AttendedClock
+from liveness.core.link import LinkLimits
+from liveness.core.presence import Presence
+from liveness.core.records import GATEWAY, WATCHER
+from liveness.core.wheel import IMPLEMENTATION, Wheel
+from liveness.errors import StartError
+from liveness.metrics import Collector, Counts, GatewayNow, Now
+from liveness.service import stopfile
+from liveness.service.clock import Clock
+from liveness.service.engine import Engine, EngineLimits, Welcome
+from liveness.service.feed import Feed
+from liveness.service.hand import turn_for_ever
+from liveness.service.http import build_app
+from liveness.service.journal import Journal
+from liveness.service.listener import accept_links
+from liveness.service.outbox import Delivery, OutboxLimits
+from liveness.service.sockets import listening
+from liveness.service.store import Batch, Store
+
+# After a long absence, a restart or a lost link a gateway gets time to send what it
+# collected: twice the flush interval, but never longer than this.
+MOST_SETTLE_S: Final = 2.0
+# The whole stop takes no longer than five seconds: this for reading what has been
+# sent, this for the disk; the rest is for links and HTTP.
+STOP_READING_S: Final = 0.5
+STOP_WRITING_S: Final = 1.5
+STOP_LINKS_S: Final = 1.5
+STOP_HTTP_S: Final = 0.5
+# The hand moves at least once a second; this much later it is not alive.
+HAND_DEAD_S: Final = 5.0
+
+_log = structlog.get_logger("sidecar")
+
+
+class Sidecar:
+    """All the parts of one sidecar, wired; `run` lives as long as it does.
+
+    Args:
+        config: The settings.
+        store: The open state directory.
+        clock: The clocks.
+    """
+
+    def __init__(self, config: Config, store: Store, clock: Clock) -> None:
+        self.config = config
+        self.counts = Counts()
+        self._store = store
+        self._clock = clock
+        self._listens = False
+        limits = config.limits
+        self.feed = Feed(keep=limits.tail)
+        self.journal = Journal(
+            store, clock=clock, counts=self.counts, published=self._published
+        )
+        settle = min(2 * config.flush, MOST_SETTLE_S)
+        self.presence = Presence(
+            Wheel(timeout=config.timeout_s, slots=config.slots),
+            next_seq=self.journal.durable_seq + 1,
+            timeout=config.timeout_s,
+            gateway_hold=limits.gateway_hold_s,
+            settle=settle,
+        )
+        attended = AttendedClock(
+            mono=clock.mono(),
+            cpu=clock.cpu(),
+            settle=settle,
+            patience=limits.gateway_hold_s,
+        )
+        link_limits = LinkLimits(
+            max_frame_bytes=limits.max_frame_bytes,
+            max_batch=limits.max_batch,
+            max_refused=limits.max_refused,
+        )
+        self.engine = Engine(
+            self.presence,
+            attended=attended,
+            clock=clock,
+            journal=self.journal,
+            feed=self.feed,
+            counts=self.counts,
+            limits=EngineLimits(
+                hello_s=limits.hello_s,
+                max_links=limits.max_links,
+                pause_firing=limits.pause_firing,
+                pause_reading=limits.pause_reading,
+            ),
+            welcome=Welcome(
+                timeout=config.timeout_s,
+                flush=config.flush,
+                window=limits.window,
+                link=link_limits,
+            ),
+        )
+        self._delivery = Delivery(
+            journal=self.journal,
+            feed=self.feed,
+            clock=clock,
+            counts=self.counts,
+            limits=OutboxLimits(
+                window=limits.window,
+                max_replies=limits.max_replies,
+                max_reply_bytes=limits.max_reply_bytes,
+            ),
+        )
+
+    async def run(
+        self, listener: socket.socket, doors: dict[str, socket.socket]
+    ) -> None:
+        """Serve until SIGTERM or SIGINT, then stop in order.
+
+        Args:
+            listener: Where gateways and watchers connect.
+            doors: The HTTP sockets, `http` and `admin`.
+        """
+        self._restore()
+        stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.journal.run)
+            nursery.start_soon(
+                partial(
+                    self.journal.trim,
+                    retention_s=self.config.state.retention_s,
+                    most_bytes=self.config.state.retention_bytes,
+                )
+            )
+            for door, sock in doors.items():
+                nursery.start_soon(self._serve_http, door, sock, stop.wait)
+            async with trio.open_nursery() as hands, trio.open_nursery() as links:
+                hands.start_soon(turn_for_ever, self.engine)
+                links.start_soon(accept_links, listener, self.engine, self._delivery)
+                self._listens = True
+                # What was loaded stays: the collector need not walk it ever again.
+                gc.collect()
+                gc.freeze()
+                address, port = doors["http"].getsockname()[:2]
+                _log.info("ready", http=f"{address}:{port}", users=len(self.presence))
+                reason = await _signalled()
+                self._listens = False
+                _log.info("stopping", reason=reason)
+                hands.cancel_scope.cancel()
+                await self._stop_links(links)
+            await self._write_stopfile()
+            stop.set()
+            await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.deadline = trio.current_time() + STOP_HTTP_S
+        _log.info("stopped", users=len(self.presence), log_seq=self.journal.durable_seq)
+
+    # --- start and stop -------------------------------------------------------
+
+    def _restore(self) -> None:
+        """Take up every session that was open when the last process ended."""
+        mono, wall_ms = self._clock.mono(), self._clock.wall_ms()
+        at = self._clock.instant(self.engine.attended, mono)
+        stopped = stopfile.take(
+            self._store.folder,
+            log=self._store.log,
+            seq=self.journal.durable_seq,
+            wall_ms=wall_ms,
+        )
+        for (role, name), cursor in self.journal.cursors.items():
+            if role == GATEWAY and cursor.timeout is not None:
+                gateway = self.presence.gateway(name)
+                self.presence.set_timeout(gateway, cursor.timeout)
+        for uid, row in self._store.online():
+            known = stopped.get(uid)
+            if known is None or known.session != row.session:
+                self.presence.restore(uid, row, at)
+            else:
+                self.presence.restore(
+                    uid,
+                    row,
+                    at,
+                    remaining=known.remaining,
+                    silence=known.silence,
+                    event=known.event,
+                )
+        if len(self.presence):
+            _log.info("restored", users=len(self.presence), clocks=len(stopped))
+
+    async def _stop_links(self, links: trio.Nursery) -> None:
+        """Read what has been sent, have it on disk, answer, and say bye."""
+        with trio.move_on_after(STOP_READING_S):
+            while not self.engine.drain():
+                await trio.lowlevel.checkpoint()
+        with trio.move_on_after(STOP_WRITING_S) as writing:
+            await self.journal.settled()
+        if writing.cancelled_caught:
+            _log.error(
+                "stopped before the log could be written; gateways send again what no "
+                "pong covered",
+                pending=self.journal.pending,
+                error=self.journal.failure,
+            )
+        self.engine.bid_farewell("the sidecar stops")
+        with trio.move_on_after(STOP_LINKS_S):
+            await self.engine.all_closed.wait()
+        links.cancel_scope.cancel()
+
+    async def _write_stopfile(self) -> None:
+        if self.journal.failure is not None:
+            return  # the file would belong to an end of the log that is not there
+        await self.journal.settled()
+        await trio.to_thread.run_sync(
+            partial(
+                stopfile.write,
+                self._store.folder,
+                log=self._store.log,
+                seq=self.journal.durable_seq,
+                mono=self._clock.mono(),
+                wall_ms=self._clock.wall_ms(),
+                everyone=self.presence.wheel.snapshot(self.engine.attended),
+            )
+        )
+
+    def _published(self, batch: Batch) -> None:
+        self.feed.publish(batch)
+        self.engine.written()
+
+    # --- HTTP -----------------------------------------------------------------
+
+    async def _serve_http(
+        self, door: str, sock: socket.socket, stopped: Callable[[], Awaitable[None]]
+    ) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(Collector(self.counts, self._now))
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        app: Any = build_app(
+            registry, why_ill=self._why_ill, why_not_ready=self._why_not_ready
+        )
+        if door == "http":
+            # The middleware cuts a Host at its first colon: "[" is any IPv6 literal.
+            # Names are what a rebinding attack needs, and none but this is known.
+            own = [self.config.http.host, "127.0.0.1", "localhost", "["]
+            app = TrustedHostMiddleware(app, allowed_hosts=own, www_redirect=False)
+        config = HypercornConfig()
+        config.bind = [f"fd://{os.dup(sock.fileno())}"]
+        config.accesslog = None
+        config.errorlog = None
+        config.graceful_timeout = STOP_HTTP_S
+        config.include_server_header = False
+        framework: ASGIFramework = app
+        await serve_http(framework, config, shutdown_trigger=stopped)
+
+    def _why_ill(self) -> list[str]:
+        lag = self._clock.mono() - self.engine.turned_at
+        return [f"the hand stands still for {lag:.0f} s"] if lag > HAND_DEAD_S else []
+
+    def _why_not_ready(self) -> list[str]:
+        why = self._why_ill()
+        if not self._listens:
+            why.append("the socket is not listened on")
+        if self.journal.failure is not None:
+            why.append(f"the log cannot be written: {self.journal.failure}")
+        return why
+
+    def _now(self) -> Now:
+        presence, engine, journal = self.presence, self.engine, self.journal
+        now = engine.attended
+        wheel = presence.wheel
+        return Now(
+            events=presence.events,
+            ignored=presence.ignored,
+            users=len(presence),
+            opened=presence.opened,
+            ended=presence.ended,
+            moved=presence.moved,
+            early=presence.early,
+            slot_users=wheel.slot_users(),
+            hand_lag_s=engine.hand_lag,
+            unattended_s=engine.unattended,
+            held=presence.held(now),
+            links={role: engine.linked(role) for role in (GATEWAY, WATCHER)},
+            gateways=[
+                GatewayNow(
+                    name=gateway.name,
+                    users=gateway.users,
+                    unacked=engine.unacked(gateway.name),
+                )
+                for gateway in presence.gateways.values()
+            ],
+            log_seq=journal.durable_seq,
+            log_pending=journal.pending,
+            log_bytes=journal.log_bytes,
+            feed_watchers=engine.linked(WATCHER),
+            version=__version__,
+            wheel=IMPLEMENTATION,
+        )
+
+
+async def serve(config: Config) -> None:
+    """Run a sidecar until SIGTERM or SIGINT.
+
+    Raises:
+        StartError: A socket, port or folder is not to be had.
+        StateError: What lies in the state directory cannot be used.
+    """
+    settings = {setting.name: setting.value_in(config) for setting in SETTINGS}
+    _log.info(
+        "starting",
+        version=__version__,
+        wheel=IMPLEMENTATION,
+        pid=os.getpid(),
+        flush=config.flush,
+        **{name: str(value) for name, value in settings.items()},
+    )
+    with ExitStack() as stack:
+        listener = stack.enter_context(listening(config.socket.path, name="gateway"))
+        admin = stack.enter_context(listening(config.socket.admin_path, name="admin"))
+        http = stack.enter_context(_listening_on(config.http.host, config.http.port))
+        store = Store(config.state.dir)
+        stack.callback(store.close)
+        sidecar = Sidecar(config, store, Clock())
+        await sidecar.run(listener, {"http": http, "admin": admin})
+
+
+def _listening_on(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise StartError(
+            f"HTTP address {host}:{port}: {error.strerror or error}; stop what uses it "
+            "or name another with --http"
+        ) from error
+
+
+async def _signalled() -> str:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            return signal.Signals(number).name
+    raise AssertionError("the receiver of signals does not end")

@@ -1,0 +1,27 @@
+"""The only reader of clocks."""
+
+import time
+
+import trio
+
+from liveness.core.records import Instant
+
+
+class Clock:
+    """Reads the loop's clock, the wall clock and the CPU clock of this process."""
+
+    def mono(self) -> float:
+        """Monotonic seconds: the loop's own, so that tests can make them virtual."""
+        return trio.current_time()
+
+    def wall_ms(self) -> int:
+        """Unix milliseconds, for stamps in records only."""
+        return time.time_ns() // 1_000_000
+
+    def cpu(self) -> float:
+        """CPU seconds used by all threads of this process."""
+        return time.process_time()
+
+    def instant(self, now: float, mono: float) -> Instant:
+        """One moment on all clocks; *now* is attended seconds."""
+        return Instant(now, mono, self.wall_ms())

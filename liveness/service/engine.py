@@ -1,0 +1,558 @@
+"""The one owner of core state: reads, applies, judges, hands on.
+
+Everything here is synchronous, so that in trio it is atomic. One `turn` is one pass
+in one direction: drain every readable link, each up to a budget; judge who is due;
+give what was decided to the journal. Read, then fire: a user is judged only after its
+gateway's socket has been read empty since its deadline.
+"""
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple, assert_never
+
+import structlog
+import trio
+
+from liveness import __version__
+from liveness.core.clock import AttendedClock
+from liveness.core.gateways import Gateway
+from liveness.core.link import FEATURES, PROTOCOL, Link, LinkLimits, bad_uid_text
+from liveness.core.presence import Presence
+from liveness.core.records import (
+    EVENTS,
+    GATEWAY,
+    Ack,
+    Hello,
+    Instant,
+    ListSessions,
+    Login,
+    Logout,
+    Ping,
+    Refusal,
+    Request,
+    SignsOfLife,
+    Where,
+)
+from liveness.errors import Code
+from liveness.metrics import Counts
+from liveness.service.clock import Clock
+from liveness.service.feed import Cursor, Feed
+from liveness.service.journal import Journal
+from liveness.service.links import SocketLink
+from liveness.service.logs import Every
+from liveness.service.store import Wanted
+from liveness.service.wake import Wake
+
+# Pieces of 64 KiB taken from one link in one pass: some milliseconds of work, so that
+# a flooding gateway delays others by no more than that.
+PIECES_PER_PASS: Final = 2
+# Entries of the wheel laid out or poured in one pass, and places of the table looked
+# at for a gateway that came back fresh: some milliseconds each.
+WHEEL_STEPS: Final = 4_000
+LOSE_STEPS: Final = 10_000
+# Offlines decided in one pass, over all gateways. Passes follow each other at once
+# while there are more, so this bounds a pass, not the rate.
+FIRE_PER_PASS: Final = 1_000
+
+# A turn that comes too soon finds nothing; the least sleep is far below the promise.
+LEAST_SLEEP_S: Final = 0.0005
+# Due users that wait for their gateway are looked at this often.
+HELD_SLEEP_S: Final = 0.05
+# Longest sleep: of a longer one, time away from the machine could not be told.
+MOST_SLEEP_S: Final = 1.0
+
+REFUSALS_LOG_S: Final = 10.0
+
+_log = structlog.get_logger("link")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """What the engine may take on."""
+
+    hello_s: float
+    max_links: int
+    pause_firing: int
+    pause_reading: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """What `welcome` tells besides the log's position."""
+
+    timeout: float
+    flush: float
+    window: int
+    link: LinkLimits
+
+
+class _Losing(NamedTuple):
+    """A gateway that came back fresh: its old sessions are being ended."""
+
+    link: SocketLink
+    hello: Hello
+    backlog: list[tuple[Request, Instant]]
+
+
+class Engine:
+    """Applies what links ask for, and decides who is offline.
+
+    Args:
+        presence: The core.
+        attended: Its clock.
+        clock: The real clocks.
+        journal: Where decisions go.
+        feed: The log's tail, for cursors.
+        counts: Where refusals are counted.
+        limits: What it may take on.
+        welcome: What gateways are told.
+    """
+
+    def __init__(
+        self,
+        presence: Presence,
+        *,
+        attended: AttendedClock,
+        clock: Clock,
+        journal: Journal,
+        feed: Feed,
+        counts: Counts,
+        limits: EngineLimits,
+        welcome: Welcome,
+    ) -> None:
+        self.presence = presence
+        self.links: dict[int, SocketLink] = {}
+        self.wanted = Wake()  # rung when a turn is wanted before it is due
+        self.turned_at = clock.mono()
+        self.all_closed = trio.Event()  # after the farewell
+        self._is_stopping = False
+        self._attended = attended
+        self._clock = clock
+        self._journal = journal
+        self._feed = feed
+        self._counts = counts
+        self._limits = limits
+        self._welcome = welcome
+        self._named: dict[tuple[str, str], SocketLink] = {}
+        self._strangers: dict[int, SocketLink] = {}  # before their hello
+        self._ready: dict[int, SocketLink] = {}
+        self._losing: dict[int, tuple[_Losing, int]] = {}
+        self._asked = 0.0
+        self._is_deaf = False
+        self._waits_for_disk = False
+        self._every = Every(REFUSALS_LOG_S, clock=clock.mono)
+
+    # --- links come and go ----------------------------------------------------
+
+    @property
+    def attended(self) -> float:
+        """Attended seconds as of the last turn."""
+        return self._attended.now
+
+    @property
+    def unattended(self) -> float:
+        """Seconds in which nobody was listened to."""
+        return self._attended.unattended
+
+    @property
+    def hand_lag(self) -> float:
+        """Seconds by which the next turn is overdue."""
+        return max(0.0, self._clock.mono() - self.turned_at - self._asked)
+
+    def converse(self) -> Link:
+        """Make the state machine of a new link."""
+        return Link(self._welcome.link)
+
+    def opened(self, link: SocketLink) -> None:
+        """Take on a link that was accepted, if there is room."""
+        is_full = len(self.links) >= self._limits.max_links
+        self.links[link.number] = link
+        if self._is_stopping:
+            self._end(link, why="the sidecar stops")
+        elif is_full:
+            self._refuse(
+                link,
+                link.conversation.close(
+                    Code.OVERLOADED,
+                    f"there are {self._limits.max_links} links already; connect later, "
+                    "or raise limits.max_links",
+                ),
+            )
+        else:
+            self._strangers[link.number] = link
+
+    def readable(self, link: SocketLink) -> None:
+        """Note that a link has something to read."""
+        self._ready[link.number] = link
+        self.wanted.ring()
+
+    def closed(self, link: SocketLink) -> None:
+        """Forget a link whose socket is closed."""
+        self._part(link)
+        del self.links[link.number]
+        if self._is_stopping and not self.links:
+            self.all_closed.set()
+        self._strangers.pop(link.number, None)
+        self._ready.pop(link.number, None)
+        self.wanted.ring()
+
+    def linked(self, role: str) -> int:
+        """How many links of this role have said hello."""
+        return sum(key[0] == role for key in self._named)
+
+    def unacked(self, gateway: str) -> int:
+        """Records that a gateway was sent and has not acknowledged."""
+        link = self._named.get((GATEWAY, gateway))
+        return 0 if link is None else link.outbox.unacked
+
+    # --- the pass -------------------------------------------------------------
+
+    def turn(self) -> float:
+        """Make one pass; return the monotonic second at which to make the next."""
+        mono = self._clock.mono()
+        now = self._attended.turn(
+            mono=mono, cpu=self._clock.cpu(), asked=self._asked, deaf=self._is_deaf
+        )
+        self._is_deaf = self._journal.pending >= self._limits.pause_reading
+        self.turned_at = mono
+        presence = self.presence
+        presence.wheel.advance(now, WHEEL_STEPS)
+        self._end_lost_sessions(now)
+        has_more = bool(self._losing)
+        if not self._is_deaf:
+            has_more |= self._read_links(now)
+        judged = 0
+        self._waits_for_disk = self._journal.pending >= self._limits.pause_firing
+        if not self._waits_for_disk and not self._attended.stands:
+            judged = presence.fire(self._instant(now), limit=FIRE_PER_PASS)
+        self._send_away_the_slow(now)
+        if changes := presence.take():
+            self._journal.append(changes)
+        return self._next_turn(mono, now, has_more or judged == FIRE_PER_PASS)
+
+    def written(self) -> None:
+        """Note that a commit is done; go on, if that was waited for."""
+        if self._waits_for_disk:
+            self.wanted.ring()
+
+    def drain(self) -> bool:
+        """At a stop: read every link once; return whether all were read empty."""
+        now = self._attended.now
+        self._end_lost_sessions(now)
+        is_empty = [self._read(link, now) for link in [*self.links.values()]]
+        if changes := self.presence.take():
+            self._journal.append(changes)
+        return all(is_empty) and not self._losing
+
+    def _next_turn(self, mono: float, now: float, has_more: bool) -> float:
+        if has_more and not self._is_deaf:
+            wait = 0.0
+        elif self._attended.stands:
+            wait = HELD_SLEEP_S
+        else:
+            wait = min(self.presence.wheel.next_due() - now, MOST_SLEEP_S)
+            if self.presence.due_gateways():
+                wait = min(wait, HELD_SLEEP_S)
+        self._asked = max(wait, LEAST_SLEEP_S)
+        return mono + self._asked
+
+    def _read_links(self, now: float) -> bool:
+        """Read those that are ready or wanted; return whether one has more."""
+        if self._attended.stands:
+            links = dict(self.links)
+        else:
+            links = self._ready
+            for gateway in self.presence.due_gateways():
+                link = self._named.get((GATEWAY, gateway.name))
+                if link is not None:
+                    links[link.number] = link
+        self._ready = {}
+        for link in links.values():
+            if link.is_open and not self._read(link, now):
+                self._ready[link.number] = link
+        if self._attended.stands:
+            self._attended.caught_up(
+                mono=self._clock.mono(), all_read_empty=not self._ready
+            )
+        return bool(self._ready)
+
+    def _read(self, link: SocketLink, now: float) -> bool:
+        """Read one link, up to the budget; return whether it is empty now."""
+        for _ in range(PIECES_PER_PASS):
+            if not link.is_open or link.number in self._losing:
+                return True
+            data = link.receive()
+            if data is None:
+                if link.gateway is not None:
+                    link.gateway.empty_at = now
+                link.drained.ring()
+                return True
+            mono = self._clock.mono()
+            at = self._clock.instant(self._attended.at(mono), mono)
+            if not data:
+                self._end(link, why="closed by the other side")
+                return True
+            if link.gateway is not None:
+                link.gateway.heard(at.now)
+            self._listen_to(link, data, at)
+        return False
+
+    def _listen_to(self, link: SocketLink, data: bytes, at: Instant) -> None:
+        try:
+            for request in link.conversation.receive(data, at.now):
+                self._take(link, request, at)
+        except Exception:
+            # Ours, whatever it is. The link is told and ends; the others go on.
+            _log.exception("a fault of the sidecar", link=link.number)
+            message = "a fault of the sidecar, see its log; connect anew"
+            self._refuse(link, link.conversation.close(Code.INTERNAL, message))
+
+    def _take(self, link: SocketLink, request: Request, at: Instant) -> None:
+        losing = self._losing.get(link.number)
+        if losing is not None:
+            losing[0].backlog.append((request, at))
+        elif link.is_open:
+            self._apply(link, request, at)
+            if link.outbox.is_unread and link.is_open:
+                self._refuse(
+                    link,
+                    link.conversation.close(
+                        Code.OVERLOADED,
+                        "too many replies are left unread; read while you write",
+                    ),
+                )
+
+    def _apply(self, link: SocketLink, request: Request, at: Instant) -> None:
+        gateway = link.gateway
+        match request:
+            case SignsOfLife():
+                assert gateway is not None
+                for n, position, index in self.presence.heard(gateway, request, at):
+                    self._refuse(
+                        link,
+                        link.conversation.refuse(
+                            Code.BAD_UID,
+                            bad_uid_text(request.uids[position]),
+                            at.now,
+                            n=n,
+                            frame=EVENTS[request.events[position]],
+                            index=index,
+                        ),
+                    )
+            case Login():
+                assert gateway is not None
+                self.presence.login(gateway, request, at)
+            case Logout():
+                assert gateway is not None
+                self.presence.logout(gateway, request, at)
+            case Ack():
+                self._acknowledge(link, request, at)
+            case Ping():
+                link.outbox.reply(["pong", request.payload], mark=self._mark())
+            case Where():
+                found = self.presence.where(request.uids)
+                link.outbox.reply(["where", found], mark=self._mark())
+            case ListSessions():
+                hello = link.hello
+                assert hello is not None
+                is_all = hello.role != GATEWAY and hello.scope == "all"
+                link.outbox.reply_list(
+                    None if is_all else hello.name, mark=self._mark()
+                )
+            case Hello():
+                self._introduce(link, request, at)
+            case Refusal():
+                self._refuse(link, request)
+            case never:
+                assert_never(never)
+
+    def _mark(self) -> int:
+        """The mark at which all that was decided so far will be on disk."""
+        if changes := self.presence.take():
+            self._journal.append(changes)
+        return self._journal.flush()
+
+    # --- hello ----------------------------------------------------------------
+
+    def _introduce(self, link: SocketLink, hello: Hello, at: Instant) -> None:
+        key = (hello.role, hello.name)
+        older = self._named.get(key)
+        if older is not None:
+            self._replace(older, at)
+        self._named[key] = link
+        self._strangers.pop(link.number, None)
+        self._journal.linked.add(key)
+        _log.info("link up", role=hello.role, name=hello.name, link=link.number)
+        if hello.role == GATEWAY:
+            gateway = self.presence.gateway(hello.name)
+            link.gateway = gateway
+            self.presence.set_timeout(gateway, hello.timeout)
+            gateway.linked(ping=hello.ping, now=at.now)
+            if self._was_losing(gateway) or hello.fresh:
+                self._losing[link.number] = (_Losing(link, hello, []), 0)
+                return
+        self._greet(link, hello)
+
+    def _was_losing(self, gateway: Gateway) -> bool:
+        """Stop ending a gateway's sessions for an older link, if that was under way."""
+        older = [n for n, (it, _) in self._losing.items() if it.link.gateway is gateway]
+        for number in older:
+            del self._losing[number]
+        return bool(older)
+
+    def _replace(self, older: SocketLink, at: Instant) -> None:
+        """End the link that a newer one of the same name replaces.
+
+        What it had sent before is applied first: those signs of life were given.
+        """
+        self._read(older, at.now)
+        if older.is_open:
+            self._refuse(
+                older,
+                older.conversation.close(
+                    Code.REPLACED,
+                    "the same name connected anew; do not reconnect by yourself",
+                ),
+            )
+
+    def _greet(self, link: SocketLink, hello: Hello) -> None:
+        """Say welcome, once the name's position is stored."""
+        self._mark()
+        journal, welcome = self._journal, self._welcome
+        newest = self.presence.next_seq - 1
+        position = newest
+        if hello.after is not None:
+            is_ours = hello.after == 0 or hello.log == journal.store.log
+            position = min(hello.after, newest) if is_ours else journal.first - 1
+        mark = 0
+        if hello.role == GATEWAY or hello.ack:
+            stored = journal.cursors.get((hello.role, hello.name))
+            seq = position if stored is None else stored.seq
+            seq = newest if hello.fresh else seq
+            mark = journal.introduce(
+                hello.role, hello.name, seq=seq, timeout=hello.timeout
+            )
+            position = seq if hello.after is None else position
+        is_all = hello.scope == "all"
+        cursor = Cursor(
+            journal,
+            self._feed,
+            role=hello.role,
+            name=hello.name,
+            wanted=Wanted(None if is_all else hello.name, hello.kinds),
+            position=position,
+            follows=hello.after is None and not is_all,
+        )
+        frame = [
+            "welcome",
+            {
+                "protocol": PROTOCOL,
+                "server": f"liveness/{__version__}",
+                "features": FEATURES,
+                "log": journal.store.log,
+                "next": newest + 1,
+                "timeout": hello.timeout or welcome.timeout,
+                "flush": welcome.flush,
+                "max_batch": welcome.link.max_batch,
+                "max_frame": welcome.link.max_frame_bytes,
+                "window": welcome.window,
+            },
+        ]
+        # `next` is a seq: it is shown once everything before it is on disk.
+        mark = max(mark, journal.mark)
+        link.outbox.welcome(frame, hello=hello, cursor=cursor, mark=mark)
+
+    def _end_lost_sessions(self, now: float) -> None:
+        """Go on ending the sessions of gateways that came back fresh."""
+        for number, (losing, place) in list(self._losing.items()):
+            gateway = losing.link.gateway
+            assert gateway is not None
+            place, _ = self.presence.lose(
+                gateway, place, self._instant(now), limit=LOSE_STEPS
+            )
+            if place >= 0:
+                self._losing[number] = (losing, place)
+                continue
+            del self._losing[number]
+            if losing.link.is_open:
+                self._greet(losing.link, losing.hello)
+                for request, at in losing.backlog:
+                    self._take(losing.link, request, at)
+                self._ready[number] = losing.link
+
+    # --- endings --------------------------------------------------------------
+
+    def _acknowledge(self, link: SocketLink, ack: Ack, at: Instant) -> None:
+        following = self._journal.durable_seq + 1
+        if ack.seq >= following:
+            refusal = link.conversation.refuse(
+                Code.BAD_OPTION,
+                f"ack of {ack.seq}, but the next record will be {following}",
+                at.now,
+                n=ack.n,
+                frame="ack",
+            )
+            self._refuse(link, refusal)
+        else:
+            link.outbox.acknowledge(ack.seq)
+
+    def _refuse(self, link: SocketLink, refusal: Refusal) -> None:
+        self._counts.refused[refusal.code.value] += 1
+        hello = link.hello
+        name = None if hello is None else hello.name
+        self._every(
+            _log.warning,
+            "link refused" if refusal.fatal else "frame refused",
+            key=(name, refusal.code),
+            name=name,
+            link=link.number,
+            code=refusal.code.value,
+            detail=refusal.message,
+        )
+        if refusal.fatal:
+            self._end(link, refusal.as_frame(), why=refusal.code.value)
+        elif link.is_open:
+            link.outbox.reply(refusal.as_frame())
+
+    def bid_farewell(self, reason: str) -> None:
+        """End all links with `bye`, once what they asked for is answered."""
+        self._is_stopping = True
+        if not self.links:
+            self.all_closed.set()
+        for link in [*self.links.values()]:
+            if link.hello is None:
+                self._end(link, why=reason)
+            else:
+                self._end(link, ["bye", {"reason": reason}], why=reason)
+
+    def _end(self, link: SocketLink, frame: object | None = None, *, why: str) -> None:
+        """Take no more bytes of a link; it closes once its outbox is written."""
+        link.end(frame, why=why)
+        self._part(link)
+
+    def _part(self, link: SocketLink) -> None:
+        """Let go of the name of a link that has ended."""
+        hello = link.hello
+        if hello is None or self._named.get((hello.role, hello.name)) is not link:
+            return
+        del self._named[hello.role, hello.name]
+        self._journal.linked.discard((hello.role, hello.name))
+        if link.gateway is not None:
+            link.gateway.unlinked(self._attended.now)
+        _log.info(
+            "link down", role=hello.role, name=hello.name, link=link.number,
+            why=link.why_closed,
+        )  # fmt: skip
+
+    def _send_away_the_slow(self, now: float) -> None:
+        for link in [*self._strangers.values()]:
+            if now - link.opened_at > self._limits.hello_s and link.is_open:
+                self._refuse(
+                    link,
+                    link.conversation.close(
+                        Code.TOO_SLOW,
+                        f"no hello within {self._limits.hello_s:g} s; it comes first",
+                    ),
+                )
+
+    def _instant(self, now: float) -> Instant:
+        return self._clock.instant(now, self._clock.mono())

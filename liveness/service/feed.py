@@ -1,0 +1,197 @@
+"""Who reads the log: a bounded tail in memory, and a cursor for each reader.
+
+The newest records stay in memory, so that live readers cost no read of the disk; a
+reader further back is served from there. There is no queue per reader: a slow one
+holds a position, not memory, until the log's retention passes it by and a gap says so.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+import trio
+
+from liveness.core.records import Gap, Record
+from liveness.core.wire import encode
+from liveness.service.journal import Journal
+from liveness.service.store import Batch, Wanted
+
+# At most this many readers of the disk at a time; each holds a thread and a file.
+DISK_READERS: Final = 4
+
+
+class Entry:
+    """A record in the tail, encoded when the first reader wants it, then for all."""
+
+    __slots__ = ("_encoded", "due", "record")
+
+    def __init__(self, record: Record | Gap, due: float = 0.0) -> None:
+        self.record = record
+        self.due = due
+        self._encoded: bytes | None = None
+
+    @property
+    def encoded(self) -> bytes:
+        """The record as msgpack."""
+        if self._encoded is None:
+            self._encoded = encode(self.record.as_map())
+        return self._encoded
+
+
+class Commit:
+    """The records of one commit, and which gateways they concern."""
+
+    __slots__ = ("by_gateway", "entries", "first", "last")
+
+    def __init__(self, batch: Batch) -> None:
+        self.entries = [
+            Entry(record, due)
+            for record, due in zip(batch.records, batch.due, strict=True)
+        ]
+        self.first, self.last = batch.records[0].seq, batch.records[-1].seq
+        self.by_gateway: dict[str, list[Entry]] = {}
+        for entry, record in zip(self.entries, batch.records, strict=True):
+            self.by_gateway.setdefault(record.gateway, []).append(entry)
+            if record.from_gateway not in (None, record.gateway):
+                self.by_gateway.setdefault(record.from_gateway, []).append(entry)
+
+
+class Feed:
+    """The tail of the log, and those who wait for more of it.
+
+    Args:
+        keep: Records kept in memory; whole commits beyond that are let go.
+    """
+
+    def __init__(self, *, keep: int) -> None:
+        self._keep = keep
+        self._kept = 0
+        self._tail: deque[Commit] = deque()
+        self._listeners: set[Callable[[], None]] = set()
+        self.disk = trio.CapacityLimiter(DISK_READERS)
+
+    def publish(self, batch: Batch) -> None:
+        """Take a batch that is on disk, and wake everyone who waits."""
+        if batch.records:
+            self._tail.append(Commit(batch))
+            self._kept += len(batch.records)
+            while self._kept > self._keep and len(self._tail) > 1:
+                self._kept -= len(self._tail.popleft().entries)
+        for listener in self._listeners:
+            listener()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call *listener* whenever something has come to disk."""
+        self._listeners.add(listener)
+
+    def forget(self, listener: Callable[[], None]) -> None:
+        """Stop calling *listener*."""
+        self._listeners.discard(listener)
+
+    def reaches(self, after: int) -> bool:
+        """Whether all records above *after* are in memory."""
+        return bool(self._tail) and self._tail[0].first <= after + 1
+
+    def since(self, after: int, wanted: Wanted) -> Iterator[Entry]:
+        """The entries above *after* that concern a reader, from memory."""
+        # From the newest back: a live reader lacks the last commit or two.
+        commits: list[Commit] = []
+        for commit in reversed(self._tail):
+            if commit.last <= after:
+                break
+            commits.append(commit)
+        for commit in reversed(commits):
+            entries = commit.entries
+            if wanted.gateway is not None:
+                entries = commit.by_gateway.get(wanted.gateway, [])
+            for entry in entries:
+                if entry.record.seq > after and entry.record.kind in wanted.kinds:
+                    yield entry
+
+
+class Cursor:
+    """One reader's position in the log.
+
+    Args:
+        journal: The log.
+        feed: Its tail.
+        role: Whether a gateway or a watcher reads.
+        name: Its name.
+        wanted: Which records concern it.
+        position: Everything up to here was given out, or did not concern it.
+        follows: It goes on from its stored cursor, which the retention moves past
+            what did not concern it; not so one that named a position of its own.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        feed: Feed,
+        *,
+        role: str,
+        name: str,
+        wanted: Wanted,
+        position: int,
+        follows: bool,
+    ) -> None:
+        self.wanted = wanted
+        self.position = position
+        self._journal = journal
+        self._feed = feed
+        self._key = (role, name)
+        self._follows = follows
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is something on disk that was not looked at."""
+        return self.position < self._journal.durable_seq
+
+    async def take(self, limit: int, *, wall_ms: int) -> list[Entry]:
+        """Give the next entries that concern this reader, in order, and move on.
+
+        Args:
+            limit: At most this many.
+            wall_ms: Now, as the stamp of a gap.
+        """
+        if self._skip_what_did_not_concern():
+            return []
+        if self._feed.reaches(self.position):
+            return self._from_memory(limit)
+        read = partial(
+            self._journal.store.read,
+            after=self.position,
+            until=self._journal.durable_seq,
+            wanted=self.wanted,
+            limit=limit,
+        )
+        records, reached, first = await trio.to_thread.run_sync(
+            read, limiter=self._feed.disk
+        )
+        if self.position + 1 < first:
+            gap = Gap(self.position + 1, first, wall_ms)
+            self.position = gap.seq
+            return [Entry(gap)]
+        self.position = reached
+        return [Entry(record) for record in records]
+
+    def _from_memory(self, limit: int) -> list[Entry]:
+        taken: list[Entry] = []
+        end = self._journal.durable_seq
+        for entry in self._feed.since(self.position, self.wanted):
+            taken.append(entry)
+            if len(taken) == limit:
+                end = entry.record.seq
+                break
+        self.position = end
+        return taken
+
+    def _skip_what_did_not_concern(self) -> bool:
+        """Follow the stored cursor where the retention has moved it forward."""
+        if not self._follows or self.position + 1 >= self._journal.first:
+            return False
+        stored = self._journal.cursors.get(self._key)
+        if stored is None or stored.seq <= self.position:
+            return False
+        self.position = stored.seq
+        return True

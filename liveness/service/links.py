@@ -1,0 +1,71 @@
+"""A link: the socket of one gateway or watcher, its conversation, its outbox."""
+
+import socket
+
+from liveness.core.gateways import Gateway
+from liveness.core.link import Link
+from liveness.core.records import Hello, Refusal
+from liveness.core.wire import PIECE_BYTES
+from liveness.service.outbox import Outbox
+from liveness.service.wake import Wake
+
+
+class SocketLink:
+    """One connected socket.
+
+    Args:
+        sock: Non-blocking; owned from now on.
+        conversation: The state machine that its bytes go through.
+        outbox: What is to be written to it.
+        number: Tells it from others in logs.
+        opened_at: Attended seconds.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        conversation: Link,
+        outbox: Outbox,
+        *,
+        number: int,
+        opened_at: float,
+    ) -> None:
+        self.sock = sock
+        self.conversation = conversation
+        self.outbox = outbox
+        self.number = number
+        self.opened_at = opened_at
+        self.gateway: Gateway | None = None
+        self.is_open = True  # bytes are taken from it
+        self.is_replaced = False
+        self.why_closed = "closed by the other side"
+        self.drained = Wake()
+
+    @property
+    def hello(self) -> Hello | None:
+        """How it introduced itself, if it has."""
+        return self.conversation.hello
+
+    def receive(self) -> bytes | None:
+        """Take bytes: None if the socket is empty, b"" at its end."""
+        try:
+            return self.sock.recv(PIECE_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def end(self, frame: object | None = None, *, why: str) -> None:
+        """Take no more bytes; write what is queued, then *frame*, then close."""
+        if self.is_open:
+            self.is_open = False
+            self.why_closed = why
+            self.outbox.end(frame)
+            self.drained.ring()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Tell of a refusal; a fatal one ends the link."""
+        if refusal.fatal:
+            self.end(refusal.as_frame(), why=f"{refusal.code}: {refusal.message}")
+        elif self.is_open:
+            self.outbox.reply(refusal.as_frame())

@@ -1,0 +1,98 @@
+"""Links from accept to close.
+
+Reading is the engine's: it receives, decodes and applies in one synchronous pass, so
+that no byte sits read and unapplied while somebody is judged. A link's own two tasks
+say when there is something to read, and write what its outbox holds.
+"""
+
+import errno
+import socket
+from typing import Final
+
+import structlog
+import trio
+
+from liveness.service.engine import Engine
+from liveness.service.links import SocketLink
+from liveness.service.outbox import LINGER_S, Delivery, Outbox
+
+ACCEPT_PAUSE_S: Final = 0.1
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+_log = structlog.get_logger("link")
+
+
+async def accept_links(
+    listener: socket.socket, engine: Engine, delivery: Delivery
+) -> None:
+    """Accept links for ever; a link's own troubles end only that link.
+
+    Args:
+        listener: Non-blocking, listening.
+        engine: Who reads them.
+        delivery: What their outboxes share.
+    """
+    number = 0
+    async with trio.open_nursery() as nursery:
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            try:
+                sock, _ = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                continue
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                _log.warning("no link can be accepted now", error=error.strerror)
+                await trio.sleep(ACCEPT_PAUSE_S)
+                continue
+            sock.setblocking(False)
+            number += 1
+            link = SocketLink(
+                sock,
+                engine.converse(),
+                Outbox(sock, delivery),
+                number=number,
+                opened_at=engine.attended,
+            )
+            nursery.start_soon(_serve, link, engine, delivery)
+
+
+async def _serve(link: SocketLink, engine: Engine, delivery: Delivery) -> None:
+    delivery.feed.listen(link.outbox.wake.ring)
+    engine.opened(link)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_watch, link, engine)
+            await link.outbox.run()
+            nursery.cancel_scope.cancel()
+        await _see_off(link)
+    finally:
+        delivery.feed.forget(link.outbox.wake.ring)
+        link.is_open = False
+        trio.lowlevel.notify_closing(link.sock)
+        link.sock.close()
+        engine.closed(link)
+
+
+async def _watch(link: SocketLink, engine: Engine) -> None:
+    """Say when there is something to read, and wait until it has been read."""
+    while link.is_open:
+        await trio.lowlevel.wait_readable(link.sock)
+        if link.is_open:
+            engine.readable(link)
+            await link.drained.wait()
+
+
+async def _see_off(link: SocketLink) -> None:
+    """Let the other side read the last frame before it meets a closed socket.
+
+    Closing with bytes unread would make its next read or write fail instead.
+    """
+    try:
+        link.sock.shutdown(socket.SHUT_WR)
+    except OSError:
+        return  # it has gone already
+    with trio.move_on_after(LINGER_S):
+        while link.receive() != b"":
+            await trio.lowlevel.wait_readable(link.sock)

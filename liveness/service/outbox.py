@@ -1,0 +1,250 @@
+"""What is to be told on one link, and the writing of it.
+
+Replies go in the order of the frames they answer, each once everything it covers is
+on disk. Records come straight from the log by the link's cursor, as many as the
+window leaves room for; there is no queue of them to grow or to lose.
+"""
+
+import socket
+from collections import deque
+from dataclasses import dataclass, field
+from tempfile import TemporaryFile
+from typing import BinaryIO, Final
+
+import trio
+
+from liveness.core.records import GATEWAY, Hello, Record
+from liveness.core.wire import encode, encode_notices
+from liveness.metrics import Counts
+from liveness.service.clock import Clock
+from liveness.service.feed import Cursor, Entry, Feed
+from liveness.service.journal import Journal
+from liveness.service.wake import Wake
+
+NOTICES_PER_FRAME: Final = 1_000
+# Answers to `list` that are put together at the same time, over all links.
+LISTS_AT_ONCE: Final = 2
+LIST_PIECE_BYTES: Final = 65_536
+# A link that ends is given this long to read its last frames.
+LINGER_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxLimits:
+    """How much one link may leave unread."""
+
+    window: int
+    max_replies: int
+    max_reply_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What all outboxes share; made once."""
+
+    journal: Journal
+    feed: Feed
+    clock: Clock
+    counts: Counts
+    limits: OutboxLimits
+    lists: trio.CapacityLimiter = field(
+        default_factory=lambda: trio.CapacityLimiter(LISTS_AT_ONCE)
+    )
+
+
+@dataclass(slots=True)
+class _Reply:
+    mark: int
+    frame: bytes
+
+
+@dataclass(slots=True)
+class _List:
+    mark: int
+    gateway: str | None
+
+
+class Outbox:
+    """The writing half of a link.
+
+    Args:
+        sock: Non-blocking; not owned.
+        delivery: What all outboxes share.
+    """
+
+    def __init__(self, sock: socket.socket, delivery: Delivery) -> None:
+        self.wake = Wake()
+        self._sock = sock
+        self._delivery = delivery
+        self._replies: deque[_Reply | _List] = deque()
+        self._reply_bytes = 0
+        self._hello: Hello | None = None
+        self._cursor: Cursor | None = None
+        self._notices_from = 0  # the mark of `welcome`, before which nothing is told
+        self._unacked: deque[int] = deque()
+        self._is_ending = False
+
+    @property
+    def unacked(self) -> int:
+        """Records sent and not acknowledged."""
+        return len(self._unacked)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the other side leaves more replies unread than it may."""
+        limits = self._delivery.limits
+        return (
+            len(self._replies) > limits.max_replies
+            or self._reply_bytes > limits.max_reply_bytes
+        )
+
+    def reply(self, frame: object, *, mark: int = 0) -> None:
+        """Queue a frame, to be sent once everything up to *mark* is on disk."""
+        encoded = encode(frame)
+        self._reply_bytes += len(encoded)
+        self._replies.append(_Reply(mark, encoded))
+        self.wake.ring()
+
+    def reply_list(self, gateway: str | None, *, mark: int) -> None:
+        """Queue the answer to `list`: the sessions of *gateway*, or everyone's."""
+        self._replies.append(_List(mark, gateway))
+        self.wake.ring()
+
+    def welcome(
+        self, frame: object, *, hello: Hello, cursor: Cursor, mark: int
+    ) -> None:
+        """Queue `welcome`; records follow it, from where *cursor* is."""
+        self.reply(frame, mark=mark)
+        self._hello, self._cursor, self._notices_from = hello, cursor, mark
+
+    def acknowledge(self, seq: int) -> None:
+        """Note that everything up to *seq* is processed; move the stored cursor."""
+        while self._unacked and self._unacked[0] <= seq:
+            self._unacked.popleft()
+            self._delivery.counts.notices_acked += 1
+        self._store_cursor(seq)
+        self.wake.ring()
+
+    def end(self, frame: object | None = None) -> None:
+        """Let `run` write what is queued, then *frame*, and return."""
+        if self.is_unread:
+            # Whoever does not read replies is told only why this is the end.
+            self._replies.clear()
+        if frame is not None:
+            self.reply(frame)
+        self._is_ending = True
+        self.wake.ring()
+
+    async def run(self) -> None:
+        """Write whatever there is to tell until `end`, or until the link breaks."""
+        try:
+            while not self._is_ending:
+                wrote = await self._write_replies()
+                if not await self._write_notices() and not wrote:
+                    await self.wake.wait()
+            with trio.move_on_after(LINGER_S):
+                while self._replies:
+                    if not await self._write_replies():
+                        await self.wake.wait()
+        except OSError:
+            # Nobody reads there any more; what that one lacks is in the log. What it
+            # had written is still taken, until the end of its stream ends the link.
+            while not self._is_ending:
+                await self.wake.wait()
+
+    # --- within ---------------------------------------------------------------
+
+    async def _write_replies(self) -> bool:
+        """Write the replies that may be sent by now; return whether there were any."""
+        durable = self._delivery.journal.durable_mark
+        frames: list[bytes] = []
+        while self._replies and self._replies[0].mark <= durable:
+            reply = self._replies[0]
+            if isinstance(reply, _List):
+                break
+            self._replies.popleft()
+            self._reply_bytes -= len(reply.frame)
+            frames.append(reply.frame)
+        if frames:
+            await self._send(b"".join(frames))
+            return True
+        if self._replies and self._replies[0].mark <= durable:
+            reply = self._replies.popleft()
+            assert isinstance(reply, _List)
+            await self._write_list(reply.gateway)
+            return True
+        return False
+
+    async def _write_list(self, gateway: str | None) -> None:
+        # Through a file: a snapshot held open for a slow reader would keep the WAL
+        # growing, and a million rows do not belong in memory.
+        store = self._delivery.journal.store
+        with TemporaryFile(dir=store.folder) as spool:
+            async with self._delivery.lists:
+                await trio.to_thread.run_sync(
+                    store.spool_online, gateway, spool, limiter=self._delivery.feed.disk
+                )
+            spool.seek(0)
+            while piece := await _read(spool):
+                await self._send(piece)
+
+    async def _write_notices(self) -> bool:
+        """Write a frame of records, if there are any and the window has room."""
+        cursor, hello = self._cursor, self._hello
+        delivery = self._delivery
+        if cursor is None or hello is None:
+            return False
+        if self._notices_from > delivery.journal.durable_mark:
+            return False
+        room = delivery.limits.window - len(self._unacked)
+        if room <= 0 or not cursor.is_behind:
+            return False
+        entries = await cursor.take(
+            min(room, NOTICES_PER_FRAME), wall_ms=delivery.clock.wall_ms()
+        )
+        if entries:
+            if hello.ack:
+                self._unacked.extend(entry.record.seq for entry in entries)
+            await self._send(encode_notices([entry.encoded for entry in entries]))
+            self._count(entries, hello)
+        if not self._unacked:
+            self._store_cursor(cursor.position)
+        return True
+
+    def _count(self, entries: list[Entry], hello: Hello) -> None:
+        self._delivery.counts.notices_sent += len(entries)
+        if hello.role != GATEWAY:
+            return
+        now = self._delivery.clock.mono()
+        lateness = self._delivery.counts.lateness["sent"]
+        for entry in entries:
+            record = entry.record
+            # A gap is not due, and a watcher of one gateway is not that gateway.
+            if (
+                entry.due
+                and isinstance(record, Record)
+                and record.gateway == hello.name
+            ):
+                lateness.observe(now - entry.due)
+
+    def _store_cursor(self, seq: int) -> None:
+        hello = self._hello
+        assert hello is not None
+        if hello.role == GATEWAY or hello.ack:
+            cursor = self._cursor
+            if not self._unacked and cursor is not None:
+                # With nothing outstanding the cursor follows the log.
+                seq = max(seq, cursor.position)
+            self._delivery.journal.move_cursor(hello.role, hello.name, seq)
+
+    async def _send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._sock.send(view) :]
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self._sock)
+
+
+async def _read(spool: BinaryIO) -> bytes:
+    return await trio.to_thread.run_sync(spool.read, LIST_PIECE_BYTES)

@@ -1,0 +1,109 @@
+"""Unix sockets that we listen on: made strictly, found stale or live, taken away.
+
+One function makes them all. A file that we made is removed when we stop, if it is
+still ours; a socket handed to us by a service manager is never removed.
+"""
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from liveness.errors import StartError
+
+SOCKET_MODE: Final = 0o660
+# Gateways reconnect all at once after a restart.
+BACKLOG: Final = 512
+# The first descriptor that a service manager hands over (sd_listen_fds(3)).
+_FIRST_INHERITED: Final = 3
+
+
+@contextmanager
+def listening(path: Path, *, name: str) -> Iterator[socket.socket]:
+    """Listen on *path*, or on the inherited socket of this *name*, until left.
+
+    Raises:
+        StartError: Somebody else serves there, or the file cannot be made.
+    """
+    inherited = _inherited(name)
+    if inherited is not None:
+        with inherited:
+            yield inherited
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        ours = _bind(sock, path)
+        try:
+            yield sock
+        finally:
+            _remove(path, ours)
+
+
+def _bind(sock: socket.socket, path: Path) -> tuple[int, int]:
+    """Bind and listen; return the identity of the file that this made."""
+    try:
+        _clear_stale(path)
+        # Strict before the file exists: there is no moment at which others may
+        # connect. The group is let in afterwards.
+        before = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(before)
+        path.chmod(SOCKET_MODE)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        raise StartError(
+            f"socket {path}: {error.strerror or error}; mend that or name another with "
+            "--socket"
+        ) from error
+    made = path.stat()
+    return made.st_dev, made.st_ino
+
+
+def _clear_stale(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise StartError(
+            f"socket {path}: there is a file that is no socket; it was left alone, "
+            "name another with --socket"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        answer = probe.connect_ex(str(path))
+    # A full backlog (EAGAIN) is somebody alive, and so is one who may not be asked.
+    if answer not in (errno.ECONNREFUSED, errno.ENOENT):
+        raise StartError(
+            f"socket {path}: another process serves there; stop it or name another "
+            "with --socket"
+        )
+    path.unlink(missing_ok=True)
+
+
+def _remove(path: Path, ours: tuple[int, int]) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    # A successor may have replaced it already.
+    if (found.st_dev, found.st_ino) == ours:
+        path.unlink(missing_ok=True)
+
+
+def _inherited(name: str) -> socket.socket | None:
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
+    if name not in names[: int(os.environ.get("LISTEN_FDS", "0"))]:
+        return None
+    sock = socket.socket(fileno=_FIRST_INHERITED + names.index(name))
+    sock.setblocking(False)
+    os.set_inheritable(sock.fileno(), False)
+    return sock

@@ -1,0 +1,103 @@
+"""Everyone's clock over a planned stop: one packed file, used once.
+
+After a crash all that is known is who was online, so everyone gets a fresh timeout.
+A planned stop knows more: how long each user has been silent, since when, and what
+was heard last. It is written beside the database, named after the log's end, and
+taken away by the next start, whether that could use it or not.
+"""
+
+import os
+import zlib
+from array import array
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+
+from liveness.core.records import Uid
+from liveness.core.wheel import Snapshot
+from liveness.core.wire import decode, encode
+
+NAME: Final = "stopped"
+_VERSION: Final = 1
+
+_log = structlog.get_logger("start")
+
+
+class Stopped(NamedTuple):
+    """One user's clock when the sidecar stopped."""
+
+    session: int
+    remaining: float  # seconds until due
+    silence: float  # seconds since the last event
+    event: int
+
+
+def write(
+    folder: Path, *, log: str, seq: int, mono: float, wall_ms: int, everyone: Snapshot
+) -> None:
+    """Write the file, synced.
+
+    Args:
+        folder: The state directory.
+        log: The log's id.
+        seq: Its newest record; the file is good for exactly this end of it.
+        mono: Monotonic seconds now.
+        wall_ms: Unix milliseconds now.
+        everyone: The wheel's snapshot.
+    """
+    silence = array("d", (mono - seen for seen in everyone.seen))
+    body = encode(
+        [
+            everyone.uids,
+            everyone.sessions.tobytes(),
+            everyone.remaining.tobytes(),
+            silence.tobytes(),
+            everyone.events.tobytes(),
+        ]
+    )
+    head = encode([_VERSION, log, seq, wall_ms, zlib.crc32(body)])
+    path = folder / f"{NAME}.new"
+    with path.open("wb") as out:
+        out.write(encode([head, body]))
+        out.flush()
+        os.fsync(out.fileno())
+    path.replace(folder / NAME)
+
+
+def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> dict[Uid, Stopped]:
+    """Read the file and remove it.
+
+    Returns:
+        By uid what was known at the stop, the time of the stop itself added to the
+        silence; empty if there is no file, or none for this end of this log.
+    """
+    path = folder / NAME
+    try:
+        packed = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    path.unlink()
+    try:
+        head, body = decode(packed)
+        version, of_log, of_seq, stopped_ms, crc = decode(head)
+        if version != _VERSION or zlib.crc32(body) != crc:
+            raise ValueError("it is damaged or of another version")
+        if (of_log, of_seq) != (log, seq):
+            raise ValueError("it belongs to another end of the log")
+        uids, *packs = decode(body)
+    except (ValueError, TypeError) as error:
+        _log.warning(
+            "the file of the last stop is not used; everyone gets a fresh timeout",
+            path=str(path),
+            error=str(error),
+        )
+        return {}
+    away = max(0.0, (wall_ms - stopped_ms) / 1000)
+    columns = [array(code) for code in ("q", "d", "d", "b")]
+    for column, pack in zip(columns, packs, strict=True):
+        column.frombytes(pack)
+    return {
+        uid: Stopped(session, remaining, silence + away, event)
+        for uid, session, remaining, silence, event in zip(uids, *columns, strict=True)
+    }

@@ -1,0 +1,341 @@
+"""The journal's file: SQLite, in WAL mode, every commit synced.
+
+    log       what was decided, a row a record, in order
+    online    whose session is open: the log's effect, changed with it
+    cursors   how far each gateway and watcher has acknowledged
+    meta      the log's id, the schema's version
+
+`uid` columns are ANY in STRICT tables: any other type would make one user of `7` and
+`"7"`. A batch is one statement through `json_each`, never `executemany`, which takes
+and gives the interpreter lock once a row: beside a busy main thread that is the
+difference between 100,000 rows a second and 9,000.
+
+Everything here blocks, so it is called in threads; the writing connection has one
+user at a time, readers open their own.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+from liveness.core.records import (
+    GATEWAY,
+    KINDS,
+    OnlineRow,
+    Record,
+    Uid,
+)
+from liveness.core.wire import encode
+from liveness.errors import StartError, StateError
+
+SCHEMA: Final = 1
+DATABASE: Final = "liveness.db"
+
+# A reader of the log is given pages; a page looks at no more rows than this, so that
+# one who is concerned by few does not hold the file for long.
+SCAN_ROWS: Final = 50_000
+LIST_ROWS: Final = 1_000
+# A trim deletes no more rows than this in one transaction: about 10 ms.
+TRIM_ROWS: Final = 2_000
+# The WAL is cut back to this after a burst.
+WAL_BYTES: Final = 64 * 2**20
+
+_TABLES: Final = f"""
+create table meta (key text primary key, value any) strict, without rowid;
+create table log (
+    seq integer primary key, kind text not null, uid any not null,
+    gateway text not null, session integer not null, conn integer,
+    reason text not null, at integer not null, seen integer, last text, silence real,
+    restored integer not null, from_gateway text, from_session integer,
+    from_conn integer) strict;
+create table online (
+    uid any primary key, session integer not null, start integer not null,
+    conn integer, gateway text not null, timeout real) strict, without rowid;
+create table cursors (
+    role text not null, name text not null, seq integer not null,
+    used integer not null, timeout real, primary key (role, name)
+    ) strict, without rowid;
+insert into meta values ('schema', {SCHEMA});
+"""
+
+
+def _from_json(columns: int) -> str:
+    return ", ".join(f"json_extract(value, '$[{n}]')" for n in range(columns))
+
+
+_INSERT_LOG: Final = (
+    f"insert into log select {_from_json(len(Record._fields))} from json_each(?)"
+)
+_PUT_ONLINE: Final = (
+    f"insert or replace into online select {_from_json(6)} from json_each(?)"
+)
+_FORGET_ONLINE: Final = (
+    "delete from online where uid in (select value from json_each(?))"
+)
+_PUT_CURSORS: Final = (
+    f"insert or replace into cursors select {_from_json(5)} from json_each(?)"
+)
+
+
+class CursorRow(NamedTuple):
+    """A name's place in the log, as stored."""
+
+    seq: int
+    used_ms: int
+    timeout: float | None  # a gateway's, as its last hello gave it
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one transaction writes."""
+
+    records: list[Record] = field(default_factory=list)
+    due: list[float] = field(default_factory=list)
+    online: dict[Uid, OnlineRow | None] = field(default_factory=dict)
+    cursors: dict[tuple[str, str], CursorRow] = field(default_factory=dict)
+    mark: int = 0
+
+
+class Wanted(NamedTuple):
+    """Which records concern a reader: of which gateway (None: all), of which kinds."""
+
+    gateway: str | None
+    kinds: frozenset[str]
+
+
+class Store:
+    """The state directory, owned by this process until `close`.
+
+    Args:
+        folder: The state directory; made, private, if it is missing.
+    Raises:
+        StartError: It cannot be used, or another sidecar uses it.
+        StateError: What lies in it is damaged, or of a newer version.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / DATABASE
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StartError(
+                f"state directory {folder}: {error.strerror}; make it writable or "
+                "name another with --state"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise StartError(
+                f"state directory {folder} is in use by another sidecar; stop that "
+                "one or name another with --state"
+            ) from error
+        try:
+            self._open()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _open(self) -> None:
+        try:
+            self._db = self._connect()
+            self._prepare()
+        except sqlite3.Error as error:
+            raise StateError(
+                f"{self.path} cannot be read ({error}); it was left as it is: restore "
+                "a backup, or move it away to start with an empty log"
+            ) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        db.execute("pragma busy_timeout = 5000")
+        return db
+
+    def _prepare(self) -> None:
+        db = self._db
+        (version,) = db.execute("select count(*) from sqlite_schema").fetchone()
+        if version == 0:
+            db.execute("pragma auto_vacuum = incremental")
+        db.execute("pragma journal_mode = wal")
+        db.execute("pragma synchronous = full")
+        db.execute(f"pragma journal_size_limit = {WAL_BYTES}")
+        if version == 0:
+            db.executescript(f"begin immediate; {_TABLES}")
+            db.execute("insert into meta values ('log', ?)", [secrets.token_hex(8)])
+            db.execute("commit")
+        os.chmod(self.path, 0o600)  # noqa: PTH101 - beside the other os calls
+        schema = self._meta("schema")
+        if schema != SCHEMA:
+            raise StateError(
+                f"{self.path} has schema {schema}, this version reads {SCHEMA}; use "
+                "the version that wrote it, or another --state"
+            )
+        self.log = str(self._meta("log"))
+
+    def _meta(self, key: str) -> object:
+        row = self._db.execute("select value from meta where key = ?", [key]).fetchone()
+        return row[0] if row else None
+
+    def close(self) -> None:
+        """Close the file and let the directory go."""
+        self._db.close()
+        os.close(self._lock)
+
+    # --- reading --------------------------------------------------------------
+
+    def bounds(self) -> tuple[int, int]:
+        """The oldest seq kept, and the next one to be given."""
+        first, last = self._db.execute("select min(seq), max(seq) from log").fetchone()
+        return (1, 1) if last is None else (first, last + 1)
+
+    def cursors(self) -> dict[tuple[str, str], CursorRow]:
+        """Every stored cursor, by role and name."""
+        rows = self._db.execute("select role, name, seq, used, timeout from cursors")
+        return {(role, name): CursorRow(*rest) for role, name, *rest in rows}
+
+    def online(self) -> Iterator[tuple[Uid, OnlineRow]]:
+        """Every open session."""
+        for uid, *row in self._db.execute(
+            "select uid, session, start, conn, gateway, timeout from online"
+        ):
+            yield uid, OnlineRow(*row)
+
+    def read(
+        self, *, after: int, until: int, wanted: Wanted, limit: int
+    ) -> tuple[list[Record], int, int]:
+        """Read a page of the log.
+
+        Args:
+            after: Records above this seq.
+            until: None above this seq.
+            wanted: Only records that concern this reader.
+            limit: At most this many.
+        Returns:
+            The records, in order; the seq up to which the log was looked at; and the
+            oldest seq kept, as of the same snapshot.
+        """
+        until = min(until, after + SCAN_ROWS)
+        kinds = ", ".join(f"'{kind}'" for kind in KINDS if kind in wanted.kinds)
+        where = f"seq > ? and seq <= ? and kind in ({kinds})"
+        values: list[object] = [after, until]
+        if wanted.gateway is not None:
+            where += " and (gateway = ? or from_gateway = ?)"
+            values += [wanted.gateway, wanted.gateway]
+        with self._reading() as db:
+            db.execute("begin")
+            (first,) = db.execute("select coalesce(min(seq), 1) from log").fetchone()
+            rows = db.execute(
+                f"select * from log where {where} order by seq limit ?",
+                [*values, limit],
+            ).fetchall()
+        records = [_record(row) for row in rows]
+        return records, records[-1].seq if len(records) == limit else until, first
+
+    def spool_online(self, gateway: str | None, out: BinaryIO) -> None:
+        """Write the answer to `list`, whole, as frames, from one snapshot.
+
+        The snapshot is let go when this returns, however slowly the answer is read
+        afterwards; an open one would keep the WAL growing.
+        """
+        query = "select uid, gateway, session, conn from online"
+        values = []
+        if gateway is not None:
+            query += " where gateway = ?"
+            values = [gateway]
+        with self._reading() as db:
+            db.execute("begin")
+            (seq,) = db.execute("select coalesce(max(seq), 0) from log").fetchone()
+            rows = db.execute(query, values)
+            page = rows.fetchmany(LIST_ROWS)
+            while len(page) == LIST_ROWS and (following := rows.fetchmany(LIST_ROWS)):
+                out.write(encode(["list", page]))
+                page = following
+            out.write(encode(["list", page, seq]))
+            db.execute("rollback")
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with closing(self._connect()) as db:
+            db.execute("pragma query_only = on")
+            yield db
+
+    # --- writing --------------------------------------------------------------
+
+    def write(self, batch: Batch) -> None:
+        """Write a batch in one transaction; all of it, or on an error none."""
+        kept = [(uid, *row) for uid, row in batch.online.items() if row is not None]
+        gone = [uid for uid, row in batch.online.items() if row is None]
+        cursors = [(*key, *row) for key, row in batch.cursors.items()]
+        with self._transaction() as db:
+            for statement, rows in (
+                (_INSERT_LOG, batch.records),
+                (_FORGET_ONLINE, gone),
+                (_PUT_ONLINE, kept),
+                (_PUT_CURSORS, cursors),
+            ):
+                if rows:
+                    db.execute(statement, [json.dumps(rows, ensure_ascii=False)])
+
+    def log_bytes(self) -> int:
+        """Bytes of the file in use, whatever for."""
+        pages, free, size = (
+            self._db.execute(f"pragma {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def trim(self, *, oldest_ms: int, most_bytes: int, idle_ms: int) -> bool:
+        """Take one small step towards the retention; return whether more is to do.
+
+        A cursor that none of the deleted records concerned follows the log; one that
+        stays behind is told by a gap. Names not used since *idle_ms* are forgotten.
+        The newest record is always kept: it is what says which seq comes next.
+        """
+        db = self._db
+        full = self.log_bytes() > most_bytes
+        first, following = self.bounds()
+        row = db.execute(
+            "select max(seq) from (select seq, at from log where seq < ? "
+            "order by seq limit ?) where at < ? or ?",
+            [following - 1, TRIM_ROWS, oldest_ms, full],
+        ).fetchone()
+        last = row[0]
+        with self._transaction():
+            db.execute("delete from cursors where used < ?", [idle_ms])
+            if last is None:
+                return False
+            db.execute(
+                "update cursors set seq = :last where seq < :last and role = :role and "
+                "not exists (select 1 from log where log.seq > cursors.seq and "
+                "log.seq <= :last and (log.gateway = cursors.name or "
+                "log.from_gateway = cursors.name))",
+                {"last": last, "role": GATEWAY},
+            )
+            db.execute("delete from log where seq <= ?", [last])
+        db.execute(f"pragma incremental_vacuum({TRIM_ROWS})").fetchall()
+        return int(last - first + 1) >= TRIM_ROWS
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._db.execute("begin immediate")
+        try:
+            yield self._db
+            self._db.execute("commit")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("rollback")
+            raise
+
+
+def _record(row: tuple[object, ...]) -> Record:
+    record = Record(*row)  # type: ignore[arg-type]  # the columns are the fields
+    return record._replace(restored=bool(record.restored))

@@ -1,0 +1,19 @@
+"""One task waits until anyone has something for it."""
+
+import trio
+
+
+class Wake:
+    """A doorbell: rung any number of times, answered once."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def ring(self) -> None:
+        """Wake the waiting task, or the next one that waits."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Wait until rung; rings before this count."""
+        await self._event.wait()
+        self._event = trio.Event()

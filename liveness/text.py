@@ -1,0 +1,49 @@
+"""How users, times and numbers look to a person, and on one line.
+
+Two users must never look alike: the integer 7 is `int:7`, the string is `7`. A string
+that reads like an integer so written is told apart by `str:` in front.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+# The largest integer below which every double is exact: what JSON's readers can hold.
+EXACT_IN_JSON: Final = 2**53
+_LIKE_AN_INTEGER: Final = re.compile(r"(str:)*int:[0-9]+")
+
+
+def escaped(text: str) -> str:
+    """*text* with all that would steer a terminal, or look like nothing, escaped."""
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(
+        one if one.isprintable() and one != "\\" else _escape(one) for one in text
+    )
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+def uid_text(uid: str | int) -> str:
+    """The user's name on the command line; a terminal needs it `escaped` as well."""
+    if isinstance(uid, int):
+        return f"int:{uid}"
+    return f"str:{uid}" if _LIKE_AN_INTEGER.fullmatch(uid) else uid
+
+
+def json_ready(record: Mapping[str, object]) -> dict[str, object]:
+    """A record whose uid survives every reader of JSON: beyond 2^53 it is a string."""
+    ready = dict(record)
+    uid = ready.get("uid")
+    if isinstance(uid, str) or (isinstance(uid, int) and uid > EXACT_IN_JSON):
+        ready["uid"] = uid_text(uid)
+    return ready
+
+
+def local_time(at_ms: int) -> str:
+    """A record's stamp as the reader's clock shows it, to the millisecond."""
+    moment = datetime.fromtimestamp(at_ms / 1000).astimezone()
+    return moment.isoformat(" ", "milliseconds")[:-6]
