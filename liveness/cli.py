@@ -282,7 +282,7 @@ def version() -> None:
     """Print the versions of the program, the wheel, Python and the protocol."""
     from platform import python_version
 
-    from liveness.core.link import PROTOCOL
+    from liveness.core.frames import PROTOCOL
     from liveness.core.wheel import IMPLEMENTATION
 
     print(

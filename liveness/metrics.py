@@ -19,6 +19,8 @@ from prometheus_client.core import (
     Metric,
 )
 
+from liveness.errors import Code
+
 # Names after the first 64 share the label `other`.
 MOST_GATEWAYS: Final = 64
 OTHER: Final = "other"
@@ -67,7 +69,9 @@ class Counts:
 
     lateness: dict[str, Histogram] = field(default_factory=_lateness)
     commits: Histogram = field(default_factory=lambda: Histogram(COMMIT_S))
-    refused: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(
+        default_factory=lambda: Counter(dict.fromkeys((code.value for code in Code), 0))
+    )
     notices_sent: int = 0
     notices_acked: int = 0
 

@@ -19,7 +19,7 @@ import msgpack
 import trio
 
 from liveness.commands import CommandError, unreachable
-from liveness.core.link import PROTOCOL
+from liveness.core.frames import PROTOCOL
 from liveness.core.records import GAP, MOVED, WATCHER
 from liveness.text import escaped, json_ready, local_time, uid_text
 

@@ -27,8 +27,7 @@ class AttendedClock:
     Args:
         mono: Monotonic seconds now.
         cpu: CPU seconds this process has used so far.
-        settle: Seconds to stand still after a long absence, and at the start,
-            which follows an absence of unknown length.
+        settle: Seconds to stand still after a long absence.
         patience: Longest that a link which cannot be read empty may keep it still.
     """
 
@@ -41,7 +40,11 @@ class AttendedClock:
         self._cpu = cpu
         self._settle = settle
         self._patience = patience
-        self._stands_since: float | None = mono
+        self._stands_since: float | None = None
+
+    def stand(self, mono: float) -> None:
+        """Stand still from *mono* on, as after a long absence, until `caught_up`."""
+        self._stands_since = mono
 
     @property
     def stands(self) -> bool:
@@ -62,7 +65,7 @@ class AttendedClock:
         elapsed = mono - self._mono
         attended = min(elapsed, asked + (cpu - self._cpu) + SLACK_S)
         if elapsed - attended > LONG_ABSENCE_S:
-            self._stands_since = mono
+            self.stand(mono)
         if self.stands or deaf:
             attended = 0.0
         self.now += attended

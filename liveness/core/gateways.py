@@ -15,6 +15,7 @@ NEVER: Final = float("-inf")
 AWAY: Final = "away"
 MUTE: Final = "mute"
 UNREAD: Final = "unread"
+WHY_HELD: Final = (AWAY, MUTE, UNREAD)
 
 
 class Clearance(NamedTuple):

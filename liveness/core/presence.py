@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from liveness.core import wheel as wheels
-from liveness.core.gateways import Gateway
+from liveness.core.gateways import WHY_HELD, Gateway
 from liveness.core.records import (
     EVENT_NUMBER,
     EVENTS,
@@ -32,7 +32,8 @@ from liveness.core.records import (
     SignsOfLife,
     Uid,
 )
-from liveness.core.wheel import Entry, Wheel
+from liveness.core.table import OWN_TIMEOUT, RENEWED, Entry
+from liveness.core.wheel import Wheel
 
 # Why an event changed nothing, as `liveness_events_ignored_total{why}` shows it.
 WHY_OTHER_GATEWAY: Final = "other_gateway"
@@ -222,12 +223,11 @@ class Presence:
 
     def held(self, now: float) -> dict[str, int]:
         """How many due users wait, by what they wait for."""
-        held: dict[str, int] = {}
+        held = dict.fromkeys(WHY_HELD, 0)
         for gateway in self._by_number:
-            due = self.wheel.due(gateway.number)
             why = gateway.clearance(now, hold=self._hold).why
-            if due and why is not None:
-                held[why] = held.get(why, 0) + due
+            if why is not None:
+                held[why] += self.wheel.due(gateway.number)
         return held
 
     def due_gateways(self) -> list[Gateway]:
@@ -338,7 +338,7 @@ class Presence:
         at: Instant,
     ) -> None:
         """A login on the session's own connection is a sign of life."""
-        own = entry.timeout if entry.flags & wheels.OWN_TIMEOUT else None
+        own = entry.timeout if entry.flags & OWN_TIMEOUT else None
         if conn != entry.conn or timeout != own:
             self.wheel.amend(entry.uid, conn=conn, timeout=timeout)
             start_ms = at.wall_ms - round((at.mono - entry.start) * 1000)
@@ -402,7 +402,7 @@ class Presence:
             # Lateness is that of the detector. One who was given a fresh timeout
             # after a hold waited for its gateway, not for us.
             due=entry.seen + entry.timeout
-            if reason == SILENCE and not entry.flags & wheels.RENEWED
+            if reason == SILENCE and not entry.flags & RENEWED
             else 0.0,
         )
 

@@ -20,9 +20,7 @@ judgement, until `fire` takes them or a sign of life moves them away: whether a
 gateway's users may fire now is not the wheel's business.
 
 The wheel has no clock: `now` is attended seconds, told by the caller, and never
-goes back. All that is known of a user lives in columns (arrays), one place per
-entry, linked into lists by index, so that there is no object per user for the
-garbage collector to walk.
+goes back. Entries and lists live in a `Table`, not in objects.
 
 Always true between calls:
     1. an entry is in exactly one list: a bucket, a slot, one being poured, or the
@@ -42,6 +40,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from liveness.core.records import Uid
+from liveness.core.table import NO_CONN, OWN_TIMEOUT, RENEWED, Entry, Table
 from liveness.core.uids import is_uid
 
 IMPLEMENTATION: Final = "reference"
@@ -57,35 +56,11 @@ GROUND_MOST: Final = 500
 # The longest anything may be asked to wait, with room: 400 days.
 HORIZON_S: Final = 400 * 86_400
 
-NO_CONN: Final = -1
-
 # Why `touch` left a position alone.
 UNKNOWN: Final = 1
 BAD_UID: Final = 2
 OTHER_GATEWAY: Final = 3
 OTHER_CONN: Final = 4
-
-# Bits of an entry's flags.
-OWN_TIMEOUT: Final = 1  # the timeout came with its login and outlasts its gateway's
-RENEWED: Final = 2  # given a fresh timeout after a hold, unheard
-
-# New places are made this many at a time: small enough not to be felt as a pause.
-GROWTH: Final = 4096
-
-
-class Entry(NamedTuple):
-    """What the wheel knows of one user, copied out."""
-
-    uid: Uid
-    gateway: int
-    session: int
-    conn: int | None
-    start: float  # monotonic: when the session's connection began
-    timeout: float
-    deadline: float  # attended
-    seen: float  # monotonic: when the last event was received
-    event: int
-    flags: int
 
 
 class Snapshot(NamedTuple):
@@ -119,36 +94,18 @@ class Wheel:
         self._scale = 1 / self.bucket_s
         self._bucket = 0  # the newest bucket that has wholly passed
 
-        self._index: dict[Uid, int] = {}
-        self._uid: list[Uid | None] = []
-        self._deadline = array("d")
-        self._timeout = array("d")
-        self._seen = array("d")
-        self._start = array("d")
-        self._session = array("q")
-        self._conn = array("q")
-        self._gateway = array("i")
-        self._event = array("b")
-        self._flags = array("b")
-        # Doubly linked, circular lists; a list is known by its sentinel's place, and
-        # the sentinel's `_count` is the list's length.
-        self._next = array("i")
-        self._prev = array("i")
-        self._list = array("i")
-        self._count = array("i")
-        self._free = array("i")
-
+        self._table = Table()
         self._due: list[int] = []  # by gateway number
         self._gateway_timeout: list[float] = []
         self._default_timeout = timeout
 
-        self._ground = [self._new_list() for _ in range(2 * self._per_slot)]
+        self._ground = [self._table.new_list() for _ in range(2 * self._per_slot)]
         self._layers: list[list[int]] = []
         self._widths: list[int] = []  # in buckets, by layer
         self._poured: list[int] = []  # by layer: the newest slot detached
         width = self._per_slot
         while width * self.bucket_s <= HORIZON_S:
-            self._layers.append([self._new_list() for _ in range(slots)])
+            self._layers.append([self._table.new_list() for _ in range(slots)])
             self._widths.append(width)
             self._poured.append(1 if width == self._per_slot else 0)
             width *= slots
@@ -157,13 +114,13 @@ class Wheel:
         self._pouring: list[deque[int]] = [deque() for _ in self._layers]
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._table.index)
 
     # --- who is known ---------------------------------------------------------
 
     def add_gateway(self) -> int:
         """Make room for one more gateway; return its number, from 0."""
-        self._due.append(self._new_list())
+        self._due.append(self._table.new_list())
         self._gateway_timeout.append(self._default_timeout)
         return len(self._due) - 1
 
@@ -173,8 +130,8 @@ class Wheel:
 
     def find(self, uid: Uid) -> Entry | None:
         """Return what is known of *uid*, or None."""
-        place = self._index.get(uid)
-        return None if place is None else self._entry(place)
+        place = self._table.index.get(uid)
+        return None if place is None else self._table.entry(place)
 
     def touch(
         self,
@@ -198,10 +155,12 @@ class Wheel:
         Returns:
             The positions left alone, each with why, in order. Usually empty.
         """
-        index, owner, conn_of = self._index, self._gateway, self._conn
-        left: list[tuple[int, int]] = []
-        default = now + self._gateway_timeout[gateway]
+        table = self._table
+        index, owner, conn_of = table.index, table.gateway, table.conn
+        timeout = self._gateway_timeout[gateway]
+        default = now + timeout
         default_list = self._list_for(default)
+        left: list[tuple[int, int]] = []
         for position, uid in enumerate(uids):
             kind = type(uid)
             if kind is not str and kind is not int:
@@ -219,20 +178,19 @@ class Wheel:
             if conn is not None and conn_of[place] not in (conn, NO_CONN):
                 left.append((position, OTHER_CONN))
                 continue
-            self._seen[place] = mono
-            self._event[place] = events[position]
-            if self._flags[place] & OWN_TIMEOUT:
-                self._flags[place] = OWN_TIMEOUT
-                self._deadline[place] = deadline = now + self._timeout[place]
+            table.seen[place] = mono
+            table.event[place] = events[position]
+            if table.flags[place] & OWN_TIMEOUT:
+                table.flags[place] = OWN_TIMEOUT
+                table.deadline[place] = deadline = now + table.timeout[place]
                 target = self._list_for(deadline)
             else:
-                self._flags[place] = 0
-                self._timeout[place] = self._gateway_timeout[gateway]
-                self._deadline[place] = default
+                table.flags[place] = 0
+                table.timeout[place] = timeout
+                table.deadline[place] = default
                 target = default_list
-            if self._list[place] != target:
-                self._unlink(place)
-                self._append(place, target)
+            if table.list[place] != target:
+                table.move(place, target)
         return left
 
     def open(
@@ -263,38 +221,37 @@ class Wheel:
             mono: Monotonic seconds of its last event.
             remaining: Seconds until due, where not the whole timeout.
         """
-        place = self._take()
-        self._index[uid] = place
-        self._uid[place] = uid
-        self._gateway[place] = gateway
-        self._session[place] = session
-        self._conn[place] = NO_CONN if conn is None else conn
-        self._start[place] = start
-        self._seen[place] = mono
-        self._event[place] = event
-        self._flags[place] = 0 if timeout is None else OWN_TIMEOUT
         whole = self._gateway_timeout[gateway] if timeout is None else timeout
-        self._timeout[place] = whole
-        self._deadline[place] = now + (whole if remaining is None else remaining)
-        self._append(place, self._home(place))
+        place = self._table.add(
+            Entry(
+                uid,
+                gateway,
+                session,
+                conn,
+                start,
+                whole,
+                now + (whole if remaining is None else remaining),
+                mono,
+                event,
+                0 if timeout is None else OWN_TIMEOUT,
+            )
+        )
+        self._table.append(place, self._home(place))
 
     def amend(self, uid: Uid, *, conn: int | None, timeout: float | None) -> None:
         """Set the connection and own timeout of *uid*, from its next touch on."""
-        place = self._index[uid]
-        self._conn[place] = NO_CONN if conn is None else conn
+        table = self._table
+        place = table.index[uid]
+        table.conn[place] = NO_CONN if conn is None else conn
         if timeout is None:
-            self._flags[place] &= ~OWN_TIMEOUT
+            table.flags[place] &= ~OWN_TIMEOUT
         else:
-            self._flags[place] |= OWN_TIMEOUT
-            self._timeout[place] = timeout
+            table.flags[place] |= OWN_TIMEOUT
+            table.timeout[place] = timeout
 
     def close(self, uid: Uid) -> Entry:
         """End the session of *uid*, which must be known; return what was known."""
-        place = self._index.pop(uid)
-        entry = self._entry(place)
-        self._unlink(place)
-        self._give_back(place)
-        return entry
+        return self._table.remove(self._table.index[uid])
 
     # --- the hand -------------------------------------------------------------
 
@@ -317,7 +274,7 @@ class Wheel:
         if self._passed or any(self._pouring):
             return self._origin + self._bucket * self.bucket_s
         boundary = (self._bucket // self._per_slot + 1) * self._per_slot
-        ground, count, size = self._ground, self._count, len(self._ground)
+        ground, count, size = self._ground, self._table.count, len(self._ground)
         for bucket in range(self._bucket + 1, boundary):
             if count[ground[bucket % size]]:
                 return self._origin + bucket * self.bucket_s
@@ -325,7 +282,7 @@ class Wheel:
 
     def due(self, gateway: int) -> int:
         """How many users of *gateway* are due and wait for judgement."""
-        return self._count[self._due[gateway]]
+        return self._table.count[self._due[gateway]]
 
     def fire(self, gateway: int, *, until: float, limit: int) -> list[Entry]:
         """End the sessions of due users of *gateway*; return them, longest due first.
@@ -335,14 +292,9 @@ class Wheel:
             until: Only deadlines at or before this, in attended seconds.
             limit: At most this many.
         """
-        fired: list[Entry] = []
-        for place in self._ripe(gateway, until, limit):
-            entry = self._entry(place)
-            fired.append(entry)
-            del self._index[entry.uid]
-            self._unlink(place)
-            self._give_back(place)
-        return fired
+        return [
+            self._table.remove(place) for place in self._ripe(gateway, until, limit)
+        ]
 
     def renew(self, gateway: int, *, until: float, limit: int) -> int:
         """Give due users of *gateway* a whole fresh timeout counted from *until*.
@@ -350,12 +302,11 @@ class Wheel:
         Returns:
             How many, at most *limit*; again only deadlines at or before *until*.
         """
-        renewed = 0
+        table, renewed = self._table, 0
         for place in self._ripe(gateway, until, limit):
-            self._deadline[place] = until + self._timeout[place]
-            self._flags[place] |= RENEWED
-            self._unlink(place)
-            self._append(place, self._home(place))
+            table.deadline[place] = until + table.timeout[place]
+            table.flags[place] |= RENEWED
+            table.move(place, self._home(place))
             renewed += 1
         return renewed
 
@@ -371,14 +322,14 @@ class Wheel:
         Returns:
             Those found, and where to go on, or -1 at the end of the table.
         """
-        stop = min(place + limit, len(self._uid))
-        owner, uid_of = self._gateway, self._uid
+        owner, uid_of = self._table.gateway, self._table.uid
+        stop = min(place + limit, len(uid_of))
         found = [
             uid
             for at in range(place, stop)
             if owner[at] == gateway and (uid := uid_of[at]) is not None
         ]
-        return found, -1 if stop == len(self._uid) else stop
+        return found, -1 if stop == len(uid_of) else stop
 
     def slot_users(self) -> list[int]:
         """How many users are due in each slot of the ring, by place on the ring.
@@ -386,7 +337,8 @@ class Wheel:
         Those poured below already count for their slot; those due beyond one
         revolution, or due already, count for none.
         """
-        count, slots, ring = self._count, self.slots, self._widths[self._ring]
+        count, slots = self._table.count, self.slots
+        ring = self._widths[self._ring]
         users = [0] * slots
         size = len(self._ground)
         for bucket in range(self._bucket + 1, self._bucket + size + 1):
@@ -406,13 +358,14 @@ class Wheel:
 
         Remaining seconds are never negative; seen is monotonic seconds.
         """
-        places = self._index.values()
+        table = self._table
+        places = table.index.values()
         return Snapshot(
-            list(self._index),
-            array("q", (self._session[place] for place in places)),
-            array("d", (max(0.0, self._deadline[place] - now) for place in places)),
-            array("d", (self._seen[place] for place in places)),
-            array("b", (self._event[place] for place in places)),
+            list(table.index),
+            array("q", (table.session[place] for place in places)),
+            array("d", (max(0.0, table.deadline[place] - now) for place in places)),
+            array("d", (table.seen[place] for place in places)),
+            array("b", (table.event[place] for place in places)),
         )
 
     # --- within ---------------------------------------------------------------
@@ -438,9 +391,9 @@ class Wheel:
 
     def _home(self, place: int) -> int:
         """Where an entry belongs now: its due list once its bucket has passed."""
-        deadline = self._deadline[place]
+        deadline = self._table.deadline[place]
         if self._due_bucket(deadline) <= self._bucket:
-            return self._due[self._gateway[place]]
+            return self._due[self._table.gateway[place]]
         return self._list_for(deadline)
 
     def _detach(self, bucket: int) -> None:
@@ -466,86 +419,28 @@ class Wheel:
 
     def _queue(self, ring: list[int], at: int, queue: deque[int]) -> None:
         """Swap the list at a ring's place for an empty one and queue it."""
-        if self._count[ring[at]]:
+        if self._table.count[ring[at]]:
             queue.append(ring[at])
-            ring[at] = self._new_list()
+            ring[at] = self._table.new_list()
 
     def _pour(self, queue: deque[int], steps: int) -> int:
         """Move up to *steps* entries of queued lists home; return the steps left."""
+        table = self._table
         while queue and steps:
             sentinel = queue[0]
-            for _ in range(min(steps, self._count[sentinel])):
-                place = self._next[sentinel]
-                self._unlink(place)
-                self._append(place, self._home(place))
+            for _ in range(min(steps, table.count[sentinel])):
+                place = table.next[sentinel]
+                table.move(place, self._home(place))
                 steps -= 1
-            if not self._count[sentinel]:
-                self._give_back(queue.popleft())
+            if not table.count[sentinel]:
+                table.drop_list(queue.popleft())
         return steps
 
     def _ripe(self, gateway: int, until: float, limit: int) -> Iterator[int]:
         """The head of a due list, again and again, while it may be taken away."""
-        sentinel = self._due[gateway]
-        for _ in range(min(limit, self._count[sentinel])):
-            place = self._next[sentinel]
-            if self._deadline[place] > until:
+        table, sentinel = self._table, self._due[gateway]
+        for _ in range(min(limit, table.count[sentinel])):
+            place = table.next[sentinel]
+            if table.deadline[place] > until:
                 return
             yield place
-
-    def _entry(self, place: int) -> Entry:
-        uid, conn = self._uid[place], self._conn[place]
-        assert uid is not None
-        return Entry(
-            uid,
-            self._gateway[place],
-            self._session[place],
-            None if conn == NO_CONN else conn,
-            self._start[place],
-            self._timeout[place],
-            self._deadline[place],
-            self._seen[place],
-            self._event[place],
-            self._flags[place],
-        )
-
-    def _unlink(self, place: int) -> None:
-        before, after = self._prev[place], self._next[place]
-        self._next[before] = after
-        self._prev[after] = before
-        self._count[self._list[place]] -= 1
-
-    def _append(self, place: int, sentinel: int) -> None:
-        last = self._prev[sentinel]
-        self._next[last] = place
-        self._prev[place] = last
-        self._next[place] = sentinel
-        self._prev[sentinel] = place
-        self._list[place] = sentinel
-        self._count[sentinel] += 1
-
-    def _new_list(self) -> int:
-        place = self._take()
-        self._next[place] = self._prev[place] = place
-        self._count[place] = 0
-        return place
-
-    def _take(self) -> int:
-        """A free place, for an entry or a sentinel."""
-        if not self._free:
-            first = len(self._uid)
-            self._uid.extend([None] * GROWTH)
-            for column in (self._deadline, self._timeout, self._seen, self._start):
-                column.frombytes(bytes(8 * GROWTH))
-            for wide in (self._session, self._conn):
-                wide.frombytes(bytes(8 * GROWTH))
-            for link in (self._next, self._prev, self._list, self._count):
-                link.frombytes(bytes(4 * GROWTH))
-            self._gateway.frombytes(bytes(4 * GROWTH))
-            self._event.frombytes(bytes(GROWTH))
-            self._flags.frombytes(bytes(GROWTH))
-            self._free.extend(range(first + GROWTH - 1, first - 1, -1))
-        return self._free.pop()
-
-    def _give_back(self, place: int) -> None:
-        self._uid[place] = None
-        self._free.append(place)

@@ -40,8 +40,10 @@ from liveness.service.sockets import listening
 from liveness.service.store import Batch, Store
 
 # After a long absence, a restart or a lost link a gateway gets time to send what it
-# collected: twice the flush interval, but never longer than this.
-MOST_SETTLE_S: Final = 2.0
+# collected: a second within which it reconnects, and a flush interval, itself at most
+# a second where gateways are judged.
+RECONNECT_S: Final = 1.0
+MOST_FLUSH_S: Final = 1.0
 # The whole stop takes no longer than five seconds: this for reading what has been
 # sent, this for the disk; the rest is for links and HTTP.
 STOP_READING_S: Final = 0.5
@@ -74,7 +76,7 @@ class Sidecar:
         self.journal = Journal(
             store, clock=clock, counts=self.counts, published=self._published
         )
-        settle = min(2 * config.flush, MOST_SETTLE_S)
+        settle = RECONNECT_S + min(config.flush, MOST_FLUSH_S)
         self.presence = Presence(
             Wheel(timeout=config.timeout_s, slots=config.slots),
             next_seq=self.journal.durable_seq + 1,
@@ -148,6 +150,7 @@ class Sidecar:
             for door, sock in doors.items():
                 nursery.start_soon(self._serve_http, door, sock, stop.wait)
             async with trio.open_nursery() as hands, trio.open_nursery() as links:
+                self.engine.begin()
                 hands.start_soon(turn_for_ever, self.engine)
                 links.start_soon(accept_links, listener, self.engine, self._delivery)
                 self._listens = True

@@ -14,8 +14,9 @@ import trio
 
 from liveness import __version__
 from liveness.core.clock import AttendedClock
+from liveness.core.frames import FEATURES, PROTOCOL, bad_uid_text
 from liveness.core.gateways import Gateway
-from liveness.core.link import FEATURES, PROTOCOL, Link, LinkLimits, bad_uid_text
+from liveness.core.link import Link, LinkLimits
 from liveness.core.presence import Presence
 from liveness.core.records import (
     EVENTS,
@@ -180,6 +181,13 @@ class Engine:
         else:
             self._strangers[link.number] = link
 
+    def begin(self) -> None:
+        """Start to listen. A restart is an absence: where there are users already,
+        their gateways get time to connect before anyone is judged.
+        """
+        if len(self.presence):
+            self._attended.stand(self._clock.mono())
+
     def readable(self, link: SocketLink) -> None:
         """Note that a link has something to read."""
         self._ready[link.number] = link
@@ -239,8 +247,7 @@ class Engine:
         now = self._attended.now
         self._end_lost_sessions(now)
         is_empty = [self._read(link, now) for link in [*self.links.values()]]
-        if changes := self.presence.take():
-            self._journal.append(changes)
+        self._hand_over()
         return all(is_empty) and not self._losing
 
     def _next_turn(self, mono: float, now: float, has_more: bool) -> float:
@@ -367,9 +374,20 @@ class Engine:
 
     def _mark(self) -> int:
         """The mark at which all that was decided so far will be on disk."""
-        if changes := self.presence.take():
-            self._journal.append(changes)
+        self._hand_over()
         return self._journal.flush()
+
+    def _hand_over(self) -> None:
+        """Give the journal what was decided since the last time."""
+        changes = self.presence.take()
+        if not changes:
+            return
+        mono = self._clock.mono()
+        lateness = self._counts.lateness["decided"]
+        for due in changes.due:
+            if due:
+                lateness.observe(mono - due)
+        self._journal.append(changes)
 
     # --- hello ----------------------------------------------------------------
 

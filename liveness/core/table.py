@@ -1,0 +1,153 @@
+"""The memory under the wheel: every user in columns, linked into lists by place.
+
+No object per user: a user is a place, the same in every column, so that the garbage
+collector has nothing to walk however many there are. Lists are doubly linked and
+circular; a list is known by its sentinel, a place of its own that no user has, and
+the sentinel's `count` is the list's length. Moving a user is constant work.
+
+Only the wheel uses this; the columns are its to read and write.
+"""
+
+# array.array cannot be subscripted when it runs, before Python 3.12.
+from __future__ import annotations
+
+from array import array
+from typing import Final, NamedTuple
+
+from liveness.core.records import Uid
+
+NO_CONN: Final = -1
+
+# Bits of a user's flags.
+OWN_TIMEOUT: Final = 1  # the timeout came with its login and outlasts its gateway's
+RENEWED: Final = 2  # given a fresh timeout after a hold, unheard
+
+# New places are made this many at a time: small enough not to be felt as a pause.
+GROWTH: Final = 4096
+
+
+class Entry(NamedTuple):
+    """What is known of one user, copied out."""
+
+    uid: Uid
+    gateway: int
+    session: int
+    conn: int | None
+    start: float  # monotonic: when the session's connection began
+    timeout: float
+    deadline: float  # attended
+    seen: float  # monotonic: when the last event was received
+    event: int  # index into `records.EVENTS`; 0 when restored unheard
+    flags: int
+
+
+class Table:
+    """Columns of users, and the lists they stand in."""
+
+    def __init__(self) -> None:
+        self.index: dict[Uid, int] = {}
+        self.uid: list[Uid | None] = []
+        self.deadline = array("d")
+        self.timeout = array("d")
+        self.seen = array("d")
+        self.start = array("d")
+        self.session = array("q")
+        self.conn = array("q")
+        self.gateway = array("i")
+        self.event = array("b")
+        self.flags = array("b")
+        self.next = array("i")
+        self.prev = array("i")
+        self.list = array("i")
+        self.count = array("i")
+        self._free = array("i")
+
+    def add(self, entry: Entry) -> int:
+        """Take a user in, in no list yet; return its place."""
+        place = self._take()
+        self.index[entry.uid] = place
+        self.uid[place] = entry.uid
+        self.gateway[place] = entry.gateway
+        self.session[place] = entry.session
+        self.conn[place] = NO_CONN if entry.conn is None else entry.conn
+        self.start[place] = entry.start
+        self.timeout[place] = entry.timeout
+        self.deadline[place] = entry.deadline
+        self.seen[place] = entry.seen
+        self.event[place] = entry.event
+        self.flags[place] = entry.flags
+        return place
+
+    def remove(self, place: int) -> Entry:
+        """Let a user go, out of its list; return what was known."""
+        entry = self.entry(place)
+        del self.index[entry.uid]
+        self._unlink(place)
+        self.uid[place] = None
+        self._free.append(place)
+        return entry
+
+    def entry(self, place: int) -> Entry:
+        """Copy out what is known of the user at a place."""
+        uid, conn = self.uid[place], self.conn[place]
+        assert uid is not None
+        return Entry(
+            uid,
+            self.gateway[place],
+            self.session[place],
+            None if conn == NO_CONN else conn,
+            self.start[place],
+            self.timeout[place],
+            self.deadline[place],
+            self.seen[place],
+            self.event[place],
+            self.flags[place],
+        )
+
+    def new_list(self) -> int:
+        """Make an empty list; return its sentinel."""
+        place = self._take()
+        self.next[place] = self.prev[place] = place
+        self.count[place] = 0
+        return place
+
+    def drop_list(self, sentinel: int) -> None:
+        """Take an empty list away."""
+        self._free.append(sentinel)
+
+    def append(self, place: int, sentinel: int) -> None:
+        """Put a user that is in no list at the end of one."""
+        last = self.prev[sentinel]
+        self.next[last] = place
+        self.prev[place] = last
+        self.next[place] = sentinel
+        self.prev[sentinel] = place
+        self.list[place] = sentinel
+        self.count[sentinel] += 1
+
+    def move(self, place: int, sentinel: int) -> None:
+        """Move a user from the list it is in to the end of another."""
+        self._unlink(place)
+        self.append(place, sentinel)
+
+    def _unlink(self, place: int) -> None:
+        before, after = self.prev[place], self.next[place]
+        self.next[before] = after
+        self.prev[after] = before
+        self.count[self.list[place]] -= 1
+
+    def _take(self) -> int:
+        """A free place, for a user or a sentinel."""
+        if not self._free:
+            first = len(self.uid)
+            self.uid.extend([None] * GROWTH)
+            for double in (self.deadline, self.timeout, self.seen, self.start):
+                double.frombytes(bytes(8 * GROWTH))
+            for wide in (self.session, self.conn):
+                wide.frombytes(bytes(8 * GROWTH))
+            for narrow in (self.gateway, self.next, self.prev, self.list, self.count):
+                narrow.frombytes(bytes(4 * GROWTH))
+            for small in (self.event, self.flags):
+                small.frombytes(bytes(GROWTH))
+            self._free.extend(range(first + GROWTH - 1, first - 1, -1))
+        return self._free.pop()
