@@ -29,8 +29,9 @@ from liveness.errors import StartError
 from liveness.metrics import Collector, Counts, GatewayNow, Now
 from liveness.service import stopfile
 from liveness.service.clock import Clock
-from liveness.service.engine import Engine, EngineLimits, Welcome
+from liveness.service.engine import Engine, EngineLimits
 from liveness.service.feed import Feed
+from liveness.service.greeter import Greeter
 from liveness.service.hand import turn_for_ever
 from liveness.service.http import build_app
 from liveness.service.journal import Journal
@@ -100,7 +101,6 @@ class Sidecar:
             attended=attended,
             clock=clock,
             journal=self.journal,
-            feed=self.feed,
             counts=self.counts,
             limits=EngineLimits(
                 hello_s=limits.hello_s,
@@ -108,11 +108,13 @@ class Sidecar:
                 pause_firing=limits.pause_firing,
                 pause_reading=limits.pause_reading,
             ),
-            welcome=Welcome(
+            greeter=Greeter(
+                self.journal,
+                self.feed,
                 timeout=config.timeout_s,
                 flush=config.flush,
                 window=limits.window,
-                link=link_limits,
+                limits=link_limits,
             ),
         )
         self._delivery = Delivery(

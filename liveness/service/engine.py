@@ -12,11 +12,10 @@ from typing import Final, NamedTuple, assert_never
 import structlog
 import trio
 
-from liveness import __version__
 from liveness.core.clock import AttendedClock
-from liveness.core.frames import FEATURES, PROTOCOL, bad_uid_text
+from liveness.core.frames import bad_uid_text
 from liveness.core.gateways import Gateway
-from liveness.core.link import Link, LinkLimits
+from liveness.core.link import Link
 from liveness.core.presence import Presence
 from liveness.core.records import (
     EVENTS,
@@ -36,11 +35,10 @@ from liveness.core.records import (
 from liveness.errors import Code
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
-from liveness.service.feed import Cursor, Feed
+from liveness.service.greeter import Greeter
 from liveness.service.journal import Journal
 from liveness.service.links import SocketLink
 from liveness.service.logs import Every
-from liveness.service.store import Wanted
 from liveness.service.wake import Wake
 
 # Pieces of 64 KiB taken from one link in one pass: some milliseconds of work, so that
@@ -76,16 +74,6 @@ class EngineLimits:
     pause_reading: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
-    """What `welcome` tells besides the log's position."""
-
-    timeout: float
-    flush: float
-    window: int
-    link: LinkLimits
-
-
 class _Losing(NamedTuple):
     """A gateway that came back fresh: its old sessions are being ended."""
 
@@ -102,10 +90,9 @@ class Engine:
         attended: Its clock.
         clock: The real clocks.
         journal: Where decisions go.
-        feed: The log's tail, for cursors.
         counts: Where refusals are counted.
         limits: What it may take on.
-        welcome: What gateways are told.
+        greeter: Says welcome.
     """
 
     def __init__(
@@ -115,10 +102,9 @@ class Engine:
         attended: AttendedClock,
         clock: Clock,
         journal: Journal,
-        feed: Feed,
         counts: Counts,
         limits: EngineLimits,
-        welcome: Welcome,
+        greeter: Greeter,
     ) -> None:
         self.presence = presence
         self.links: dict[int, SocketLink] = {}
@@ -129,10 +115,9 @@ class Engine:
         self._attended = attended
         self._clock = clock
         self._journal = journal
-        self._feed = feed
         self._counts = counts
         self._limits = limits
-        self._welcome = welcome
+        self._greeter = greeter
         self._named: dict[tuple[str, str], SocketLink] = {}
         self._strangers: dict[int, SocketLink] = {}  # before their hello
         self._ready: dict[int, SocketLink] = {}
@@ -161,7 +146,7 @@ class Engine:
 
     def converse(self) -> Link:
         """Make the state machine of a new link."""
-        return Link(self._welcome.link)
+        return Link(self._greeter.limits)
 
     def opened(self, link: SocketLink) -> None:
         """Take on a link that was accepted, if there is room."""
@@ -233,8 +218,7 @@ class Engine:
         if not self._waits_for_disk and not self._attended.stands:
             judged = presence.fire(self._instant(now), limit=FIRE_PER_PASS)
         self._send_away_the_slow(now)
-        if changes := presence.take():
-            self._journal.append(changes)
+        self._hand_over()
         return self._next_turn(mono, now, has_more or judged == FIRE_PER_PASS)
 
     def written(self) -> None:
@@ -433,51 +417,8 @@ class Engine:
             )
 
     def _greet(self, link: SocketLink, hello: Hello) -> None:
-        """Say welcome, once the name's position is stored."""
-        self._mark()
-        journal, welcome = self._journal, self._welcome
-        newest = self.presence.next_seq - 1
-        position = newest
-        if hello.after is not None:
-            is_ours = hello.after == 0 or hello.log == journal.store.log
-            position = min(hello.after, newest) if is_ours else journal.first - 1
-        mark = 0
-        if hello.role == GATEWAY or hello.ack:
-            stored = journal.cursors.get((hello.role, hello.name))
-            seq = position if stored is None else stored.seq
-            seq = newest if hello.fresh else seq
-            mark = journal.introduce(
-                hello.role, hello.name, seq=seq, timeout=hello.timeout
-            )
-            position = seq if hello.after is None else position
-        is_all = hello.scope == "all"
-        cursor = Cursor(
-            journal,
-            self._feed,
-            role=hello.role,
-            name=hello.name,
-            wanted=Wanted(None if is_all else hello.name, hello.kinds),
-            position=position,
-            follows=hello.after is None and not is_all,
-        )
-        frame = [
-            "welcome",
-            {
-                "protocol": PROTOCOL,
-                "server": f"liveness/{__version__}",
-                "features": FEATURES,
-                "log": journal.store.log,
-                "next": newest + 1,
-                "timeout": hello.timeout or welcome.timeout,
-                "flush": welcome.flush,
-                "max_batch": welcome.link.max_batch,
-                "max_frame": welcome.link.max_frame_bytes,
-                "window": welcome.window,
-            },
-        ]
-        # `next` is a seq: it is shown once everything before it is on disk.
-        mark = max(mark, journal.mark)
-        link.outbox.welcome(frame, hello=hello, cursor=cursor, mark=mark)
+        self._hand_over()
+        self._greeter.greet(link, hello, newest=self.presence.next_seq - 1)
 
     def _end_lost_sessions(self, now: float) -> None:
         """Go on ending the sessions of gateways that came back fresh."""

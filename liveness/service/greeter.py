@@ -1,0 +1,101 @@
+"""Says welcome: where a name's reading of the log begins, and what it is told."""
+
+from liveness import __version__
+from liveness.core.frames import FEATURES, PROTOCOL
+from liveness.core.link import LinkLimits
+from liveness.core.records import GATEWAY, Hello
+from liveness.service.feed import Cursor, Feed
+from liveness.service.journal import Journal
+from liveness.service.links import SocketLink
+from liveness.service.store import Wanted
+
+
+class Greeter:
+    """Gives each link its cursor, and tells it the terms.
+
+    Args:
+        journal: The log.
+        feed: Its tail.
+        timeout: The server's silence timeout, in seconds.
+        flush: How long a gateway may collect signs of life, in seconds.
+        window: Records that may be in flight on a link.
+        limits: What a link may send.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        feed: Feed,
+        *,
+        timeout: float,
+        flush: float,
+        window: int,
+        limits: LinkLimits,
+    ) -> None:
+        self.limits = limits
+        self._journal = journal
+        self._feed = feed
+        self._timeout = timeout
+        self._flush = flush
+        self._window = window
+
+    def greet(self, link: SocketLink, hello: Hello, *, newest: int) -> None:
+        """Say welcome, once the name's position is stored.
+
+        Args:
+            link: Who said hello.
+            hello: What it said.
+            newest: The newest record decided, and given to the journal.
+        """
+        journal = self._journal
+        position = self._asked_for(hello, newest)
+        if hello.role == GATEWAY or hello.ack:
+            stored = journal.cursors.get((hello.role, hello.name))
+            seq = position if stored is None else stored.seq
+            if hello.fresh:
+                seq = newest
+            journal.introduce(hello.role, hello.name, seq=seq, timeout=hello.timeout)
+            if hello.after is None:
+                position = seq
+        is_all = hello.scope == "all"
+        cursor = Cursor(
+            journal,
+            self._feed,
+            role=hello.role,
+            name=hello.name,
+            wanted=Wanted(None if is_all else hello.name, hello.kinds),
+            position=position,
+            follows=hello.after is None and not is_all,
+        )
+        # `next` is a seq: it is shown once everything before it is on disk.
+        link.outbox.welcome(
+            self._frame(hello, newest + 1),
+            hello=hello,
+            cursor=cursor,
+            mark=journal.flush(),
+        )
+
+    def _asked_for(self, hello: Hello, newest: int) -> int:
+        """The position a hello names; now, if it names none."""
+        if hello.after is None:
+            return newest
+        if hello.after == 0 or hello.log == self._journal.store.log:
+            return min(hello.after, newest)
+        return self._journal.first - 1
+
+    def _frame(self, hello: Hello, following: int) -> list[object]:
+        return [
+            "welcome",
+            {
+                "protocol": PROTOCOL,
+                "server": f"liveness/{__version__}",
+                "features": FEATURES,
+                "log": self._journal.store.log,
+                "next": following,
+                "timeout": hello.timeout or self._timeout,
+                "flush": self._flush,
+                "max_batch": self.limits.max_batch,
+                "max_frame": self.limits.max_frame_bytes,
+                "window": self._window,
+            },
+        ]
