@@ -205,21 +205,24 @@ class Engine:
         now = self._attended.turn(
             mono=mono, cpu=self._clock.cpu(), asked=self._asked, deaf=self._is_deaf
         )
-        self._is_deaf = self._journal.pending >= self._limits.pause_reading
+        pending = self._journal.pending
+        self._waits_for_disk = pending >= self._limits.pause_firing
+        self._is_deaf = pending >= self._limits.pause_reading
         self.turned_at = mono
         presence = self.presence
         presence.wheel.advance(now, WHEEL_STEPS)
-        self._end_lost_sessions(now)
-        has_more = bool(self._losing)
+        has_more = False
+        if not self._waits_for_disk:
+            self._end_lost_sessions(now)
+            has_more |= bool(self._losing)
         if not self._is_deaf:
             has_more |= self._read_links(now)
-        judged = 0
-        self._waits_for_disk = self._journal.pending >= self._limits.pause_firing
         if not self._waits_for_disk and not self._attended.stands:
             judged = presence.fire(self._instant(now), limit=FIRE_PER_PASS)
+            has_more |= judged > 0 and bool(presence.due_gateways())
         self._send_away_the_slow(now)
         self._hand_over()
-        return self._next_turn(mono, now, has_more or judged == FIRE_PER_PASS)
+        return self._next_turn(mono, now, has_more)
 
     def written(self) -> None:
         """Note that a commit is done; go on, if that was waited for."""
