@@ -203,7 +203,7 @@ def as_text(found: Status) -> str:
         "liveness": f"{found.version or '?'} (wheel: {found.wheel or '?'})",
         "socket": found.socket,
         "ready": "yes" if found.ready else "no: " + "; ".join(found.why),
-        "up": _duration(found.uptime_s),
+        "up": duration(found.uptime_s),
         "users online": _number(found.users_online),
         "by gateway": _listed(found.users_by_gateway),
         "held": _listed(found.users_held),
@@ -238,10 +238,14 @@ def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.1f} ms"
 
 
-def _duration(seconds: float | None) -> str:
+def duration(seconds: float | None) -> str:
+    """Days, hours, minutes and seconds, from the largest unit that is needed on."""
     if seconds is None:
         return "?"
-    minutes, left = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h {minutes} min {left} s"
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        many, left = divmod(left, length)
+        if many or parts or unit == "s":
+            parts.append(f"{many} {unit}")
+    return " ".join(parts)

@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -130,11 +130,15 @@ class Sidecar:
         )
 
     async def run(
-        self, listener: socket.socket, doors: dict[str, socket.socket]
+        self,
+        signals: AsyncIterator[int],
+        listener: socket.socket,
+        doors: dict[str, socket.socket],
     ) -> None:
-        """Serve until SIGTERM or SIGINT, then stop in order.
+        """Serve until a signal comes, then stop in order.
 
         Args:
+            signals: The signals that mean stop.
             listener: Where gateways and watchers connect.
             doors: The HTTP sockets, `http` and `admin`.
         """
@@ -151,9 +155,10 @@ class Sidecar:
             )
             for door, sock in doors.items():
                 nursery.start_soon(self._serve_http, door, sock, stop.wait)
-            async with trio.open_nursery() as hands, trio.open_nursery() as links:
+            async with trio.open_nursery() as links:
                 self.engine.begin()
-                hands.start_soon(turn_for_ever, self.engine)
+                hand = trio.CancelScope()
+                nursery.start_soon(_within, hand, turn_for_ever, self.engine)
                 links.start_soon(accept_links, listener, self.engine, self._delivery)
                 self._listens = True
                 # What was loaded stays: the collector need not walk it ever again.
@@ -161,10 +166,10 @@ class Sidecar:
                 gc.freeze()
                 address, port = doors["http"].getsockname()[:2]
                 _log.info("ready", http=f"{address}:{port}", users=len(self.presence))
-                reason = await _signalled()
+                number = await anext(signals)
                 self._listens = False
-                _log.info("stopping", reason=reason)
-                hands.cancel_scope.cancel()
+                _log.info("stopping", reason=signal.Signals(number).name)
+                hand.cancel()
                 await self._stop_links(links)
             await self._write_stopfile()
             stop.set()
@@ -332,13 +337,17 @@ async def serve(config: Config) -> None:
         **{name: str(value) for name, value in settings.items()},
     )
     with ExitStack() as stack:
+        # Before there is anything to clean up: a stop that comes early is a stop.
+        signals = stack.enter_context(
+            trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+        )
         listener = stack.enter_context(listening(config.socket.path, name="gateway"))
         admin = stack.enter_context(listening(config.socket.admin_path, name="admin"))
         http = stack.enter_context(_listening_on(config.http.host, config.http.port))
         store = Store(config.state.dir)
         stack.callback(store.close)
         sidecar = Sidecar(config, store, Clock())
-        await sidecar.run(listener, {"http": http, "admin": admin})
+        await sidecar.run(signals, listener, {"http": http, "admin": admin})
 
 
 def _listening_on(host: str, port: int) -> socket.socket:
@@ -352,8 +361,8 @@ def _listening_on(host: str, port: int) -> socket.socket:
         ) from error
 
 
-async def _signalled() -> str:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for number in signals:
-            return signal.Signals(number).name
-    raise AssertionError("the receiver of signals does not end")
+async def _within(
+    scope: trio.CancelScope, run: Callable[[Engine], Awaitable[object]], engine: Engine
+) -> None:
+    with scope:
+        await run(engine)

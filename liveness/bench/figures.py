@@ -1,0 +1,74 @@
+"""Figures, their floors, and the table and the JSON that show them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One thing that was measured.
+
+    Args:
+        scenario: In which scenario.
+        name: What it is.
+        value: The number.
+        unit: Its unit; empty for a count.
+        most: The promised floor, which the value may reach; None if none is promised.
+    """
+
+    scenario: str
+    name: str
+    value: float
+    unit: str
+    most: float | None = None
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the floor is kept, if there is one. NaN keeps none."""
+        return self.most is None or self.value <= self.most
+
+    @property
+    def verdict(self) -> str:
+        """The floor's fate in one word."""
+        if self.most is None:
+            return ""
+        return "met" if self.is_met else "MISSED"
+
+    def as_map(self) -> dict[str, object]:
+        """The figure as JSON has it."""
+        return {
+            "scenario": self.scenario,
+            "name": self.name,
+            "value": self.value if math.isfinite(self.value) else None,
+            "unit": self.unit,
+            "floor": self.most,
+            "met": self.is_met,
+        }
+
+
+HEAD = ("scenario", "figure", "value", "floor", "")
+
+
+def as_table(figures: Sequence[Figure]) -> str:
+    """The figures as lines of text, the scenario named once."""
+    rows, scenario = [HEAD], ""
+    for figure in figures:
+        named = "" if figure.scenario == scenario else figure.scenario
+        scenario = figure.scenario
+        value = f"{_number(figure.value)} {figure.unit}".rstrip()
+        most = "" if figure.most is None else f"≤ {figure.most:,g} {figure.unit}"
+        rows.append((named, figure.name, value, most.rstrip(), figure.verdict))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "".join(f"{_line(row, widths)}\n" for row in rows)
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+    cells[2] = row[2].rjust(widths[2])
+    return "  ".join(cells).rstrip()
+
+
+def _number(value: float) -> str:
+    """Three significant digits, and no more than a reader needs of large ones."""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"

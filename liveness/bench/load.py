@@ -1,0 +1,239 @@
+"""The load: a gateway that knows the wire contract, and users encoded beforehand.
+
+It must not be what is measured: every byte is encoded before the clock starts, a
+thread of its own reads and stamps what arrives, and what it cost in CPU and how far
+it fell behind its own pace are figures beside the others.
+"""
+
+import queue
+import socket
+import threading
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import msgpack
+
+from liveness.errors import LivenessError
+
+LOGIN_BATCH: Final = 1_000
+KEEPALIVE_BATCH: Final = 4_000  # the `max_batch` of every server
+RECEIVE_BYTES: Final = 262_144
+ANSWER_S: Final = 60.0  # long after anything that works
+
+
+class LoadError(LivenessError):
+    """The server did not do what a gateway can count on; nothing can be measured."""
+
+
+class Moment(NamedTuple):
+    """A moment on both clocks: monotonic seconds and Unix milliseconds."""
+
+    mono: float
+    wall_ms: float
+
+
+def now() -> Moment:
+    """Read both clocks."""
+    return Moment(time.perf_counter(), time.time_ns() / 1e6)
+
+
+class Users:
+    """Simulated users, each on one connection, by number from 0.
+
+    Args:
+        count: How many.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.uids = [f"user-{number:07}" for number in range(count)]
+        # As the contract advises: start time in milliseconds, and a counter.
+        first = (time.time_ns() // 1_000_000) << 20
+        self._conns = range(first, first + count)
+
+    def __len__(self) -> int:
+        return len(self.uids)
+
+    def logins(self, part: range, **options: object) -> bytes:
+        """Frames of 1,000 that log in the users of *part*."""
+        return b"".join(self._frames("login", part, LOGIN_BATCH, options))
+
+    def keepalives(self) -> list[tuple[range, bytes]]:
+        """Frames, as large as may be, that together name everyone; whom beside each."""
+        everyone = range(len(self))
+        frames = self._frames("keepalive", everyone, KEEPALIVE_BATCH, {})
+        return list(zip(_cut(everyone, KEEPALIVE_BATCH), frames, strict=True))
+
+    def single_keepalives(self) -> list[bytes]:
+        """For each user a frame that names no one else."""
+        return [
+            msgpack.packb(["keepalive", uid, {"conn": conn}])
+            for uid, conn in zip(self.uids, self._conns, strict=True)
+        ]
+
+    def _frames(
+        self, event: str, part: range, size: int, options: dict[str, object]
+    ) -> Iterator[bytes]:
+        for batch in _cut(part, size):
+            conns = list(self._conns[batch.start : batch.stop])
+            uids = self.uids[batch.start : batch.stop]
+            yield msgpack.packb([event, uids, {**options, "conn": conns}])
+
+
+def _cut(part: range, size: int) -> list[range]:
+    return [part[start : start + size] for start in range(0, len(part), size)]
+
+
+class Notices(NamedTuple):
+    """One frame of records, and when it was there whole (monotonic)."""
+
+    received: float
+    records: Sequence[dict[str, Any]]
+
+
+class Gateway:
+    """One link: writes what it is given, reads and acknowledges in its own thread.
+
+    Args:
+        path: The server's socket.
+        hello: Options of the hello; the name is `bench` unless given.
+    """
+
+    def __init__(self, path: Path, **hello: object) -> None:
+        self.notices: list[Notices] = []
+        self.welcome: dict[str, Any] = {}
+        self._replies: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._noticed = threading.Condition()
+        self._count = 0
+        self._writing = threading.Lock()
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._sock.settimeout(ANSWER_S)
+            self._sock.connect(str(path))
+            self._sock.settimeout(None)
+        except OSError:
+            self._sock.close()
+            raise
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            self.tell("hello", {"protocol": 1, "name": "bench", **hello})
+            self.welcome = self._reply("welcome")[1]
+        except BaseException:
+            self._close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    # --- what a gateway does --------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """Write encoded frames, waiting as long as the server does not read."""
+        with self._writing:
+            self._sock.sendall(data)
+
+    def tell(self, *frame: object) -> None:
+        """Encode and write one frame."""
+        self.send(msgpack.packb(frame))
+
+    def ping(self) -> None:
+        """Return once everything so far is applied and on disk."""
+        self.tell("ping", 1)
+        self._reply("pong")
+
+    def listed(self) -> dict[str, int]:
+        """Ask for this gateway's sessions: uid to session."""
+        self.tell("list")
+        listed: dict[str, int] = {}
+        while True:
+            _, rows, *seq = self._reply("list")
+            listed |= {uid: session for uid, _gateway, session, _conn in rows}
+            if seq:
+                return listed
+
+    def wait_for(self, count: int, *, until: float) -> None:
+        """Wait for *count* records in all, at most until a monotonic moment."""
+        with self._noticed:
+            while self._count < count:
+                left_s = until - time.perf_counter()
+                if left_s <= 0 or not self._noticed.wait(left_s):
+                    return
+
+    # --- within ---------------------------------------------------------------
+
+    def _reply(self, name: str) -> tuple[Any, ...]:
+        try:
+            frame = self._replies.get(timeout=ANSWER_S)
+        except queue.Empty:
+            raise LoadError(f"no {name} within {ANSWER_S:g} s") from None
+        if frame[0] != name:
+            raise LoadError(f"the server answered {str(frame):.200}, not {name}")
+        return frame
+
+    def _read(self) -> None:
+        unpacker = msgpack.Unpacker(use_list=False)
+        end = ("the end of the stream",)
+        try:
+            while data := self._sock.recv(RECEIVE_BYTES):
+                received = time.perf_counter()
+                unpacker.feed(data)
+                for frame in unpacker:
+                    if frame[0] == "notices":
+                        self._take(Notices(received, frame[1]))
+                    else:
+                        self._replies.put(frame)
+        except OSError as error:
+            end = (f"{error}",)
+        self._replies.put(end)
+
+    def _take(self, notices: Notices) -> None:
+        self.tell("ack", notices.records[-1]["seq"])
+        self.notices.append(notices)
+        with self._noticed:
+            self._count += len(notices.records)
+            self._noticed.notify_all()
+
+    def _close(self) -> None:
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the server was first
+        self._reader.join()
+        self._sock.close()
+
+
+class Pace:
+    """Writes frames one by one, spread evenly, and notes when it did.
+
+    Args:
+        gateway: Where to.
+        rate: Frames a second.
+    """
+
+    def __init__(self, gateway: Gateway, *, rate: float) -> None:
+        self.began = now()
+        self.mono = array("d")  # beside each other: when each frame was written
+        self.wall_ms = array("d")
+        self.lags_s = array("d")  # how late against its own plan
+        self._gateway = gateway
+        self._rate = rate
+
+    def run(self, frames: Sequence[bytes]) -> None:
+        """Write *frames*, each at its time; the first follows the last run's last."""
+        send, rate, began = self._gateway.send, self._rate, self.began.mono
+        for number, frame in enumerate(frames, start=len(self.mono)):
+            planned = began + number / rate
+            ahead_s = planned - time.perf_counter()
+            if ahead_s > 0:
+                time.sleep(ahead_s)
+            mono, wall_ms = now()
+            self.mono.append(mono)
+            self.wall_ms.append(wall_ms)
+            self.lags_s.append(mono - planned)
+            send(frame)

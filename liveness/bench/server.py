@@ -1,0 +1,147 @@
+"""The server under test: its own process, in a folder of its own, gone at the end."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from liveness.bench.load import Gateway
+from liveness.commands import CommandError
+from liveness.commands.status import readiness
+from liveness.errors import LivenessError
+
+# Long after anything that works: it ends a bench that would hang.
+START_S: Final = 30.0
+STOP_S: Final = 30.0
+POLL_S: Final = 0.002
+KB: Final = 1024 / 1e6  # /proc counts in units of 1,024 bytes; in MB
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+class ServerError(LivenessError):
+    """The server did not start, or ended by itself; its last words are told."""
+
+
+class Server:
+    """One sidecar, started and stopped any number of times on the same state.
+
+    Args:
+        folder: For its socket, its state and what it says.
+        timeout_s: Its silence timeout.
+    """
+
+    def __init__(self, folder: Path, *, timeout_s: float) -> None:
+        self.socket = folder / "gateway.sock"
+        self._said = folder / "stderr"
+        settings = folder / "settings.toml"
+        settings.touch()  # none but the defaults, whatever this machine has set
+        self._command = [sys.executable, "-m", "liveness", "serve"]
+        self._command += ["--socket", str(self.socket), "--http", "127.0.0.1:0"]
+        self._command += ["--state", str(folder / "state"), "--config", str(settings)]
+        self._command += ["--timeout", str(timeout_s)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> float:
+        """Start it; return the seconds from exec until hello and `/readyz` succeed."""
+        began = time.perf_counter()
+        env = {k: v for k, v in os.environ.items() if not k.startswith("LIVENESS_")}
+        with self._said.open("ab") as said:
+            self._process = subprocess.Popen(
+                self._command, env=env, stdin=subprocess.DEVNULL, stderr=said
+            )
+        while not self._is_ready():
+            self.check()
+            if time.perf_counter() - began > START_S:
+                raise ServerError(f"not ready within {START_S:g} s{self._last_words()}")
+            time.sleep(POLL_S)
+        return time.perf_counter() - began
+
+    def stop(self) -> float:
+        """Stop it as planned; return the seconds that took."""
+        assert self._process is not None
+        began = time.perf_counter()
+        self._process.terminate()
+        code = self._process.wait(STOP_S)
+        if code:
+            raise ServerError(f"exit code {code} on SIGTERM{self._last_words()}")
+        return time.perf_counter() - began
+
+    def kill(self) -> None:
+        """End it at once, as a crash would; fine if it has ended."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def check(self) -> None:
+        """Raise if it has ended by itself."""
+        assert self._process is not None
+        code = self._process.poll()
+        if code is not None:
+            raise ServerError(f"it ended with code {code}{self._last_words()}")
+
+    # --- its cost, from /proc -------------------------------------------------
+
+    def cpu_s(self) -> float:
+        """CPU seconds used so far, user and system, all threads."""
+        stat = Path(f"/proc/{self.pid}/stat").read_text()
+        # The name before it is in parentheses and may hold anything.
+        fields = stat.rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+    def memory_mb(self) -> float:
+        """Resident memory now."""
+        return self._status("VmRSS")
+
+    def peak_memory_mb(self) -> float:
+        """Most resident memory since the start, or since `forget_peak`."""
+        return self._status("VmHWM")
+
+    def forget_peak(self) -> None:
+        """Let the peak be what is resident now (5 in clear_refs, see proc(5))."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    # --- within ---------------------------------------------------------------
+
+    def _status(self, name: str) -> float:
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        (value,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+        return int(value) * KB
+
+    def _is_ready(self) -> bool:
+        try:
+            with Gateway(self.socket, role="watcher", name="ready?", ack=False):
+                pass
+            return readiness(self.socket)[0]
+        except (FileNotFoundError, ConnectionRefusedError, CommandError):
+            return False
+
+    def _last_words(self) -> str:
+        said = self._said.read_text(errors="replace").splitlines()[-10:]
+        return "".join(f"\n    {line}" for line in said)
+
+
+@contextmanager
+def server(folder: Path | None, *, timeout_s: float) -> Iterator[Server]:
+    """Give a server, not started; its process and files are gone afterwards.
+
+    Args:
+        folder: Where its own folder is made; None: the usual temporary one.
+        timeout_s: Its silence timeout.
+    """
+    with tempfile.TemporaryDirectory(prefix="liveness-bench-", dir=folder) as own:
+        it = Server(Path(own), timeout_s=timeout_s)
+        try:
+            yield it
+        finally:
+            it.kill()

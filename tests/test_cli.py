@@ -1,0 +1,294 @@
+"""The command line: help, mistakes in one line, exit codes, and what is not imported."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from liveness import __version__, cli
+from liveness.config import SETTINGS
+from liveness.core.records import KINDS
+from liveness.errors import ConfigError, LivenessError
+
+COMMANDS = sorted(name for name in cli.app if not name.startswith("-"))
+FLAGS = [setting.flag for setting in SETTINGS if setting.flag]
+
+
+@pytest.fixture(autouse=True)
+def _own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of nobody but the test, whatever is set on this machine."""
+    for name in os.environ:
+        if name.startswith("LIVENESS_"):
+            monkeypatch.delenv(name)
+    (tmp_path / "empty.toml").write_text("")
+    monkeypatch.setenv("LIVENESS_CONFIG", str(tmp_path / "empty.toml"))
+
+
+def ran(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(arguments)
+    return code, *capsys.readouterr()
+
+
+def process(*arguments: str, stdout: int | IO[str]) -> subprocess.CompletedProcess[str]:
+    """`liveness` as a process of its own, for what only a process shows."""
+    return subprocess.run(
+        [sys.executable, "-m", "liveness", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=30,
+        check=False,
+        stdout=stdout,
+    )
+
+
+# --- help -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_help_ends_with_an_example_of_its_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, shown, _ = ran(capsys, *command.split(), "--help")
+    assert code == 0
+    assert re.fullmatch(
+        rf"Example: liveness {command}.*", shown.splitlines()[-1].strip()
+    )
+
+
+def test_without_a_command_the_help_is_shown_with_all_of_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, shown, _ = ran(capsys)
+    assert code == 0
+    assert [name for name in COMMANDS if name in shown] == COMMANDS
+
+
+def test_the_flags_of_serve_are_those_of_the_settings() -> None:
+    flags = {
+        name
+        for one in cli.app["serve"].assemble_argument_collection()
+        for name in one.names
+    }
+    assert flags == {*FLAGS, "--config"}
+
+
+def test_the_kinds_of_watch_are_those_of_the_records(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, _, told = ran(capsys, "watch", "--kind", "?")
+    assert re.findall(r'"(\w+)"', told) == list(KINDS)
+
+
+# --- mistakes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("srve", 'Unknown command "srve". Did you mean "serve"?'),
+        ("--timeout 3", 'Unknown command "--timeout"'),
+        ("serve --timeot 3", "Unknown option: --timeot. Did you mean --timeout?"),
+        ("serve --timeout", "--timeout requires an argument"),
+        ("serve --slots 3 --slots 4", "--slots specified multiple times"),
+        ("serve now", "there is no argument here: now"),
+        ("watch --after -1", "--after: '-1' is not 0 to 9223372036854775807"),
+        ("watch --after 9223372036854775808", "is not 0 to 9223372036854775807"),
+        ("watch --after none", "'none' is not"),
+        ("watch --count 0", "'0' is not 1 to"),
+        ("watch --kind gone", 'Invalid value "gone" for --kind'),
+        ("watch --no-json", "Unknown option: --no-json"),
+        ("status --json=perhaps", 'unable to convert "perhaps" into bool'),
+        ("demo --seconds nan", "'nan' is not 1 to 86400"),
+        ("demo --users 1.5", "'1.5' is not 1 to 10000"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_2(
+    arguments: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, shown, line = ran(capsys, *arguments.split())
+    assert (code, shown) == (2, "")
+    assert line.startswith("liveness: ")
+    assert line.count("\n") == 1
+    assert told in line
+    assert re.search(r"; see `liveness ?\w* --help`\n$", line)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("text", ["", "\0"])
+def test_a_wrong_setting_is_one_line_that_names_its_flag_and_78(
+    flag: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (name,) = (setting.name for setting in SETTINGS if setting.flag == flag)
+    code, _, line = ran(capsys, "serve", f"{flag}={text}")
+    assert code == os.EX_CONFIG == 78
+    assert line.startswith(f"liveness: {name} is {text!r} (flag {flag}): ")
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config"])
+def test_a_missing_settings_file_is_one_line_and_78(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, line = ran(capsys, command, "--config", str(tmp_path / "absent"))
+    assert code == 78
+    assert line.startswith(
+        f"liveness: {tmp_path / 'absent'}: the settings cannot be read"
+    )
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["watch", "status"])
+def test_a_client_without_a_sidecar_is_one_line_and_1(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, shown, line = ran(capsys, command, "--socket", str(tmp_path / "s"))
+    assert (code, shown) == (1, "")
+    assert line == (
+        f"liveness: no sidecar at {tmp_path / 's'}: start it with `liveness serve`, "
+        "or name another with --socket\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (LivenessError("port in use"), 1, "liveness: port in use\n"),
+        (ConfigError("slots is 1"), 78, "liveness: slots is 1\n"),
+        (LivenessError("two\nlines"), 1, "liveness: two lines\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (BaseExceptionGroup("", [KeyboardInterrupt()]), 130, ""),
+        (
+            ExceptionGroup("", [ExceptionGroup("", [LivenessError("port in use")])]),
+            1,
+            "liveness: port in use\n",
+        ),
+    ],
+)
+def test_what_a_person_did_ends_it_in_a_nursery_or_not(
+    error: BaseException,
+    code: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cli, "app", raising(error))
+    assert ran(capsys) == (code, "", line)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZeroDivisionError(),
+        BrokenPipeError(),  # of a socket, perhaps: not of stdout
+        ExceptionGroup("", [LivenessError("port in use"), ZeroDivisionError()]),
+    ],
+)
+def test_a_fault_of_ours_is_not_hidden(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "app", raising(error))
+    with pytest.raises(type(error)):
+        cli.main([])
+
+
+class raising:
+    """A command that ends in *error*."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __call__(self, _arguments: object) -> None:
+        raise self._error
+
+
+# --- what the commands print ----------------------------------------------------------
+
+
+def test_version_names_all_that_a_report_of_a_fault_needs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, shown, _ = ran(capsys, "version")
+    assert code == 0
+    python = re.escape(platform.python_version())
+    pattern = rf"liveness {re.escape(__version__)} \(wheel: \w+, Python {python}, protocol 1\)\n"
+    assert re.fullmatch(pattern, shown)
+
+
+def test_check_config_prints_each_setting_with_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "l.toml"
+    file.write_text("slots = 60\n")
+    monkeypatch.setenv("LIVENESS_TIMEOUT_S", "12")
+    code, shown, _ = ran(capsys, "check-config", "--config", str(file))
+    assert code == 0
+    assert "timeout_s = 12.0  # environment LIVENESS_TIMEOUT_S\n" in shown
+    assert f"slots = 60  # {file}\n" in shown
+    assert "[limits]\nhello_s = 5.0  # default\n" in shown
+
+
+# --- as a process ---------------------------------------------------------------------
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The packages that are loaded once `liveness` has run with *arguments*."""
+    script = (
+        "import sys; from liveness.cli import main; main(sys.argv[1:]); "
+        "print('\\n', *sys.modules)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return {name.split(".")[0] for name in shown.splitlines()[-1].split()}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["version"], ["check-config"], ["serve", "--timeout", "0"]]
+)
+def test_a_command_that_serves_nothing_loads_no_server(arguments: list[str]) -> None:
+    heavy = {
+        "trio",
+        "hypercorn",
+        "starlette",
+        "structlog",
+        "prometheus_client",
+        "sqlite3",
+    }
+    assert not heavy & imported_by(*arguments)
+
+
+def test_a_client_loads_no_server() -> None:
+    served = {"hypercorn", "starlette", "structlog", "sqlite3"}
+    assert not served & imported_by("watch", "--socket", "/there/is/none")
+
+
+def test_a_reader_who_goes_away_ends_it_quietly() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = process("check-config", stdout=writer)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = process("check-config", stdout=full)
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "liveness: the output cannot be written (No space left on device); "
+        "give it another place\n"
+    )
+
+
+def test_streams_that_were_closed_beforehand_do_no_harm() -> None:
+    closed = 'exec "$0" -m liveness "$@" <&- >&- 2>&-'
+    ended = subprocess.run(["sh", "-c", closed, sys.executable, "version"], check=False)
+    assert ended.returncode == 0

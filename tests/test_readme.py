@@ -1,0 +1,281 @@
+"""The documents are a contract: they name what exists, and what they show works.
+
+Names are taken from the running product: a real sidecar's metrics, the command line's
+own help, the settings' one definition. The README's commands and code are run as they
+are written.
+"""
+
+import json
+import os
+import re
+import select
+import shlex
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgpack
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from liveness.config import SETTINGS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BIN = Path(sys.executable).parent
+PATIENCE_S = 20
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+
+
+def section(title: str) -> str:
+    return re.split(r"^## ", README.split(f"\n## {title}\n")[1], flags=re.M)[0]
+
+
+def rows(title: str) -> list[list[str]]:
+    lines = [line for line in section(title).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+class Started:
+    """A command of the README, running in the background."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    def line_with(self, text: str) -> str:
+        assert self.process.stderr is not None
+        seen = b""
+        while select.select([self.process.stderr], [], [], PATIENCE_S)[0]:
+            line = self.process.stderr.readline()
+            if not line:
+                break
+            seen += line
+            if text in line.decode():
+                return line.decode()
+        raise AssertionError(f"no line with {text!r} in {seen.decode()!r}")
+
+
+@contextmanager
+def started(command: str, environ: dict[str, str]) -> Iterator[Started]:
+    with subprocess.Popen(
+        shlex.split(command),
+        cwd=ROOT,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield Started(process)
+        finally:
+            process.terminate()
+            process.communicate(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """A new user's shell after set-up, in places of its own."""
+    chosen = {key: os.environ[key] for key in ("VENV", "PYTHON") if key in os.environ}
+    return chosen | {
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "LIVENESS_SOCKET_PATH": str(tmp_path / "gateway.sock"),
+        "LIVENESS_STATE_DIR": str(tmp_path / "state"),
+        "LIVENESS_HTTP_ADDRESS": "127.0.0.1:0",
+    }
+
+
+def run(command: str, environ: dict[str, str]) -> str:
+    done = subprocess.run(
+        shlex.split(command),
+        cwd=ROOT,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def commands() -> list[str]:
+    return [line for line in blocks("sh")[1].splitlines() if line]
+
+
+def command(name: str) -> str:
+    (found,) = (line for line in commands() if line.split()[1] == name)
+    return found
+
+
+def test_the_python_example_is_told_of_a_silent_user(environ: dict[str, str]) -> None:
+    (example,) = blocks("python")
+    serve = "liveness serve --timeout 1"
+    with started(serve, environ) as sidecar:
+        sidecar.line_with('"ready"')
+        told = subprocess.run(
+            [sys.executable, "-c", example],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
+        ).stdout
+    assert [line.split()[0] for line in told.splitlines()] == ["welcome", "notices"]
+    assert "'uid': 'ada'" in told
+    assert "'reason': 'silence'" in told
+
+
+def test_the_commands_of_the_readme_do_what_it_says(environ: dict[str, str]) -> None:
+    assert run(command("version"), environ).startswith("liveness ")
+    assert "timeout_s = 30" in run(command("check-config"), environ)
+    with started(command("serve"), environ) as sidecar:
+        sidecar.line_with('"ready"')
+        assert re.search(r"^ready +yes$", run(command("status"), environ), re.M)
+        with started(command("watch"), environ) as watch:
+            with linked(environ, "gw-1") as gateway:
+                sidecar.line_with('"watcher"')
+                gateway.sendall(msgpack.packb(["login", "ada"]))
+                stdout = watch.process.communicate(timeout=PATIENCE_S)[0]
+            record = json.loads(stdout)
+            assert (record["kind"], record["uid"]) == ("online", "ada")
+            assert watch.process.returncode == 0
+
+
+def test_make_serve_runs_the_sidecar(environ: dict[str, str]) -> None:
+    with started("make serve", environ) as sidecar:
+        ready = json.loads(sidecar.line_with('"ready"'))
+        with urllib.request.urlopen(f"http://{ready['http']}/readyz") as answer:
+            assert json.load(answer) == {"ready": True, "why": []}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["make demo", command("demo")])
+def test_the_demo_of_the_readme_ends_well(line: str, environ: dict[str, str]) -> None:
+    done = subprocess.run(
+        shlex.split(line),
+        cwd=ROOT,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@contextmanager
+def linked(environ: dict[str, str], name: str) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(PATIENCE_S)
+        link.connect(environ["LIVENESS_SOCKET_PATH"])
+        link.sendall(msgpack.packb(["hello", {"protocol": 1, "name": name}]))
+        assert link.recv(65536)
+        yield link
+
+
+def exposed(environ: dict[str, str]) -> set[str]:
+    """Every metric of a running sidecar that has seen a gateway, with its labels."""
+    with started("liveness serve", environ) as sidecar:
+        ready = json.loads(sidecar.line_with('"ready"'))
+        with linked(environ, "gw-1"):
+            address = f"http://{ready['http']}/metrics"
+            text = urllib.request.urlopen(address).read().decode()
+    names = set()
+    for family in text_string_to_metric_families(text):
+        if not family.name.startswith("liveness_"):
+            continue
+        suffix = {"counter": "_total"}.get(family.type, "")
+        labels = dict.fromkeys(
+            label for one in family.samples for label in one.labels if label != "le"
+        )
+        names.add(family.name + suffix + (f"{{{','.join(labels)}}}" if labels else ""))
+    return names
+
+
+def test_the_metrics_table_names_exactly_what_is_exposed(
+    environ: dict[str, str],
+) -> None:
+    documented = {row[0].strip("`") for row in rows("Metrics")}
+    assert documented == exposed(environ)
+    mentioned = set(re.findall(r"liveness_\w+", README))
+    assert mentioned == {re.sub(r"\{.*", "", name) for name in documented}
+
+
+def test_the_settings_table_is_the_settings() -> None:
+    expected = [
+        [
+            f"`{setting.name}`",
+            f"`{setting.variable}`",
+            "see below" if setting.default is MISSING else f"`{setting.default}`",
+            setting.allowed,
+            setting.meaning + (f" (`{setting.flag}`)" if setting.flag else ""),
+        ]
+        for setting in SETTINGS
+    ]
+    assert rows("Settings") == expected
+
+
+def test_the_readme_names_every_command_and_no_other(environ: dict[str, str]) -> None:
+    known = set(re.findall(r"^│ ([a-z][a-z-]*) ", run("liveness --help", environ), re.M))
+    assert {line.split()[1] for line in commands()} == known
+    assert set(re.findall(r"liveness ([a-z-]+)\b", " ".join(inline()))) <= known
+
+
+def inline() -> list[str]:
+    return [code for code in re.findall(r"`([^`\n]+)`", README) if " " in code]
+
+
+def test_every_flag_in_the_readme_exists(environ: dict[str, str]) -> None:
+    for line in commands():
+        for flag in re.findall(r"--[a-z-]+", line):
+            assert flag in run(f"liveness {line.split()[1]} --help", environ)
+
+
+def test_every_make_target_in_the_readme_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"\bmake ([a-z]+)\b", " ".join([*inline(), README])):
+        if f"`make {target}" in README or f"\nmake {target}" in README:
+            assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_the_record_shown_is_a_record() -> None:
+    schema: dict[str, Any] = json.loads((ROOT / "proto/record.schema.json").read_text())
+    (shown,) = blocks("json")
+    jsonschema.validate(json.loads(shown), schema)
+
+
+def test_every_file_the_readme_links_to_is_there() -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_limits_are_those_in_force() -> None:
+    limits = section("Limits")
+    by_name = {setting.name: setting.default for setting in SETTINGS}
+    for name, shown in {
+        "limits.max_frame_bytes": f"{by_name['limits.max_frame_bytes'] >> 20} MiB",
+        "limits.max_batch": "{:,} uids",
+        "limits.hello_s": "{:.0f} s for its hello",
+        "limits.window": "{:,} records in flight",
+        "limits.max_replies": "{:,} replies",
+        "limits.max_refused": "{:,} refused frames",
+        "limits.max_links": "{:,} links",
+        "limits.pause_firing": "At {:,} records",
+        "limits.pause_reading": "at {:,} sockets",
+    }.items():
+        assert shown.format(by_name[name]) in limits, name

@@ -1,0 +1,274 @@
+"""`liveness status` against an `admin.sock` with the metrics that `design.md` names."""
+
+import io
+import json
+import re
+import socketserver
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+from liveness.cli import main
+from liveness.commands import CommandError
+from liveness.commands.status import duration, quantile, readiness, status
+from liveness.metrics import Collector, Counts, GatewayNow, Now
+
+READY = b'{"ready": true, "why": []}'
+
+
+def scraped() -> bytes:
+    """What the real collector exposes of a sidecar with two gateways."""
+    counts = Counts()
+    for lateness_s in (0.004,) * 50 + (0.009,) * 48 + (0.04,) * 2:
+        counts.lateness["decided"].observe(lateness_s)
+    now = Now(
+        events={"login": 1_600, "keepalive": 50_000, "message": 10, "logout": 60},
+        ignored={},
+        users=1_500,
+        opened={},
+        ended={"silence": 40},
+        moved=0,
+        early=0,
+        slot_users=[],
+        hand_lag_s=0.0,
+        unattended_s=0.25,
+        held={"mute": 3, "unread": 0},
+        links={"gateway": 2, "watcher": 1},
+        gateways=[
+            GatewayNow(name="chat-2", users=400, unacked=0),
+            GatewayNow(name="chat-1", users=1_100, unacked=0),
+        ],
+        log_seq=1_700,
+        log_pending=2,
+        log_bytes=3 * 2**19,
+        feed_watchers=0,
+        version="0.1.0",
+        wheel="reference",
+    )
+    registry = CollectorRegistry()
+    registry.register(Collector(counts, lambda: now))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class Admin(socketserver.ThreadingUnixStreamServer):
+    """`admin.sock`, with the pages that the command reads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pages = {"/readyz": (200, READY), "/metrics": (200, scraped())}
+        super().__init__(str(folder / "admin.sock"), Page)
+
+
+class Page(BaseHTTPRequestHandler):
+    server: Admin
+
+    def do_GET(self) -> None:
+        code, body = self.server.pages[self.path]
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def address_string(self) -> str:
+        return "-"  # a Unix socket's client has none
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing: a test's output is its failures."""
+
+
+@pytest.fixture
+def admin(tmp_path: Path) -> Iterator[Admin]:
+    with Admin(tmp_path) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def socket_path(tmp_path: Path) -> Path:
+    """The gateways' socket: beside it is the one that is asked."""
+    return tmp_path / "gateway.sock"
+
+
+def screen(socket_path: Path, *, as_json: bool = False) -> str:
+    out = io.StringIO()
+    status(socket_path, as_json=as_json, out=out)
+    return out.getvalue()
+
+
+def test_one_screen_says_how_the_sidecar_is(admin: Admin, socket_path: Path) -> None:
+    shown = screen(socket_path)
+    rows = {line[:13].strip(): line[14:] for line in shown.splitlines()}
+    assert re.fullmatch(r"\d+ s", rows.pop("up"))
+    assert rows == {
+        "liveness": "0.1.0 (wheel: reference)",
+        "socket": str(socket_path),
+        "ready": "yes",
+        "users online": "1,500",
+        "by gateway": "chat-1 1,100, chat-2 400",
+        "held": "mute 3, unread 0",
+        "links": "gateway 2, watcher 1",
+        "events": "keepalive 50,000, login 1,600, logout 60, message 10",
+        "offline": "silence 40",
+        "late decided": "p50 5.0 ms, p99 42.5 ms",
+        "late durable": "p50 -, p99 -",
+        "late sent": "p50 -, p99 -",
+        "early": "0 (must stay 0)",
+        "log": "seq 1,700, 2 pending, 1.5 MiB",
+        "unattended": "0.2 s",
+    }
+    assert len(rows) < 24
+    assert (
+        max(len(line) for line in shown.replace(str(socket_path), "").splitlines()) < 80
+    )
+
+
+def test_of_many_gateways_the_largest_are_on_the_screen(
+    admin: Admin, socket_path: Path
+) -> None:
+    body = "".join(f'liveness_gateway_users{{gateway="g{n}"}} {n}\n' for n in range(65))
+    admin.pages["/metrics"] = (200, body.encode())
+    assert "by gateway    g64 64, g63 63, g62 62, g61 61" in screen(socket_path)
+    assert "g57 57, and 57 more\n" in screen(socket_path)
+
+
+def test_as_json_the_same_is_there_to_compute_with(
+    admin: Admin, socket_path: Path
+) -> None:
+    found = json.loads(screen(socket_path, as_json=True))
+    assert found.pop("uptime_s") > 0
+    assert found == {
+        "socket": str(socket_path),
+        "ready": True,
+        "why": [],
+        "version": "0.1.0",
+        "wheel": "reference",
+        "users_online": 1_500,
+        "users_by_gateway": {"chat-1": 1_100, "chat-2": 400},
+        "users_held": {"mute": 3, "unread": 0},
+        "links": {"gateway": 2, "watcher": 1},
+        "events": {"login": 1_600, "keepalive": 50_000, "message": 10, "logout": 60},
+        "offlines": {"silence": 40},
+        "lateness_s": {
+            "decided": {"p50": 0.005, "p99": pytest.approx(0.0425)},
+            "durable": {"p50": None, "p99": None},
+            "sent": {"p50": None, "p99": None},
+        },
+        "early": 0,
+        "log_seq": 1_700,
+        "log_pending": 2,
+        "log_bytes": 3 * 2**19,
+        "unattended_s": 0.25,
+    }
+
+
+def test_what_the_sidecar_does_not_say_is_not_shown_as_none_at_all(
+    admin: Admin, socket_path: Path
+) -> None:
+    admin.pages["/metrics"] = (200, b"")
+    assert "early         ? (must stay 0)" in screen(socket_path)
+    assert json.loads(screen(socket_path, as_json=True))["early"] is None
+
+
+def test_a_sidecar_that_is_not_ready_says_why_and_ends_with_1(
+    admin: Admin, socket_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = b'{"ready": false, "why": ["the journal is full", "the hand\\u001b stands"]}'
+    admin.pages["/readyz"] = (503, body)
+    assert main(["status", "--socket", str(socket_path)]) == 1
+    shown = capsys.readouterr().out
+    assert r"ready         no: the journal is full; the hand\x1b stands" in shown
+
+
+def test_quiet_tells_by_the_exit_code_alone(
+    admin: Admin, socket_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quietly = ["status", "--quiet", "--socket", str(socket_path)]
+    assert main(quietly) == 0
+    admin.pages["/readyz"] = (503, b'{"ready": false, "why": ["starting"]}')
+    assert main(quietly) == 1
+    assert main([*quietly[:-1], str(socket_path.parent / "none" / "s")]) == 1
+    assert capsys.readouterr() == ("", "")
+
+
+def test_without_a_sidecar_it_is_one_line_that_says_what_to_do(
+    socket_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--socket", str(socket_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"liveness: no sidecar at {socket_path}: start it with `liveness serve`, "
+        "or name another with --socket\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("page", "body"),
+    [
+        ("/readyz", b"ok"),
+        ("/readyz", b"[]"),
+        ("/readyz", b'{"ready": true}'),
+        ("/metrics", b"\xff"),
+        ("/metrics", b"liveness_users_online{ 3\n"),
+    ],
+)
+def test_what_is_no_sidecar_is_told_as_such(
+    admin: Admin, socket_path: Path, page: str, body: bytes
+) -> None:
+    admin.pages[page] = (200, body)
+    with pytest.raises(CommandError, match="is no liveness sidecar"):
+        screen(socket_path)
+
+
+def test_what_speaks_no_http_is_told_as_such(tmp_path: Path, socket_path: Path) -> None:
+    class Babble(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65_536)
+            self.request.sendall(b"\x92\xa5error\x80")
+
+    with socketserver.UnixStreamServer(str(tmp_path / "admin.sock"), Babble) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(CommandError, match="is no liveness sidecar"):
+            readiness(socket_path)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.9, "0 s"),
+        (59, "59 s"),
+        (3_600, "1 h 0 min 0 s"),
+        (90_061, "1 d 1 h 1 min 1 s"),
+    ],
+)
+def test_a_duration_begins_with_its_largest_unit(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+# --- estimates ------------------------------------------------------------------------
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("q", "buckets", "expected"),
+    [
+        (0.5, [(0.01, 100), (0.1, 100), (INF, 100)], 0.005),
+        (0.99, [(0.01, 0), (0.1, 100), (INF, 100)], 0.0991),
+        (0.5, [(0.01, 50), (0.1, 100), (INF, 100)], 0.01),
+        (0.99, [(0.01, 50), (0.1, 50), (INF, 100)], 0.1),  # beyond: the last finite one
+        (0.5, [(0.01, 0), (INF, 0)], None),
+        (0.5, [], None),
+    ],
+)
+def test_a_quantile_is_spread_evenly_within_its_bucket(
+    q: float, buckets: list[tuple[float, float]], expected: float | None
+) -> None:
+    assert quantile(q, buckets) == pytest.approx(expected)

@@ -1,0 +1,87 @@
+"""How users, times and numbers look: no two alike, and none that steers a terminal."""
+
+import json
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from liveness.text import escaped, json_ready, local_time, uid_text
+
+uids = st.one_of(
+    st.integers(0, 2**63 - 1),
+    st.text(min_size=1, max_size=20),
+    st.from_regex(r"(str:){0,3}(int:)?[0-9]{1,20}", fullmatch=True),
+)
+
+
+@given(uids, uids)
+def test_two_users_never_look_alike(one: str | int, other: str | int) -> None:
+    is_same = (type(one), one) == (type(other), other)
+    assert (uid_text(one) == uid_text(other)) == is_same
+    assert (escaped(uid_text(one)) == escaped(uid_text(other))) == is_same
+    as_json = [json.dumps(json_ready({"uid": uid})) for uid in (one, other)]
+    assert (as_json[0] == as_json[1]) == is_same
+
+
+@pytest.mark.parametrize(
+    ("uid", "text"),
+    [
+        (7, "int:7"),
+        ("7", "7"),
+        ("int:7", "str:int:7"),
+        ("str:int:7", "str:str:int:7"),
+        ("int:x", "int:x"),
+        ("str:7", "str:7"),
+    ],
+)
+def test_an_integer_and_a_string_of_digits_are_told_apart(
+    uid: str | int, text: str
+) -> None:
+    assert uid_text(uid) == text
+
+
+@pytest.mark.parametrize(
+    ("uid", "ready"),
+    [
+        (7, 7),
+        ("7", "7"),
+        (2**53, 2**53),
+        (2**53 + 1, "int:9007199254740993"),
+        ("int:9007199254740993", "str:int:9007199254740993"),
+    ],
+)
+def test_an_integer_beyond_what_a_double_holds_is_a_string_in_json(
+    uid: str | int, ready: str | int
+) -> None:
+    record = {"seq": 1, "uid": uid}
+    assert json_ready(record) == {"seq": 1, "uid": ready}
+    assert record["uid"] == uid
+
+
+def test_a_record_without_a_user_is_left_as_it_is() -> None:
+    assert json_ready({"kind": "gap"}) == {"kind": "gap"}
+
+
+@given(st.text(st.characters()))
+@example("\\n")  # a backslash and a letter: not what a line feed is shown as
+def test_what_is_escaped_is_printable_and_can_be_read_back(text: str) -> None:
+    shown = escaped(text)
+    assert shown.isprintable()
+    read_back = re.sub(
+        r"\\(?:([\\nrt])|x(..)|u(....)|U(.{8}))",
+        lambda found: (
+            chr(int(found[2] or found[3] or found[4], 16))
+            if not found[1]
+            else {"n": "\n", "r": "\r", "t": "\t"}.get(found[1], found[1])
+        ),
+        shown,
+    )
+    assert read_back == text
+
+
+def test_a_time_is_shown_to_the_millisecond() -> None:
+    assert re.fullmatch(
+        r"2027-01-1\d \d\d:\d\d:\d\d\.007", local_time(1_800_000_000_007)
+    )

@@ -1,0 +1,539 @@
+"""`liveness watch` against a scripted sidecar on a real Unix socket.
+
+The sidecar here knows `protocol.md` and nothing of the command: it refuses a hello that
+the contract does not allow, and delivers what the contract promises.
+"""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import trio
+import trio.lowlevel
+
+from liveness.commands import CommandError, unreachable
+from liveness.commands.watch import Feed, Link, jittered, json_line, text_line, watch
+
+Record = dict[str, Any]
+MINUTE_MS = 60_000
+SOON_S = 5  # long after everything here has happened
+KINDS = {"online", "offline", "moved"}
+
+
+def record(seq: int, kind: str = "online", **more: object) -> Record:
+    """A record as the contract has it; of a user who came and went."""
+    common = {"seq": seq, "kind": kind, "uid": f"user-{seq}", "gateway": "chat-1"}
+    common |= {"session": seq, "at": 1_800_000_000_000 + seq}
+    if kind == "offline":
+        silence = {"reason": "silence", "silence": 30.0012, "last": "keepalive"}
+        return {**common, **silence, "seen": common["at"] - 30_001, **more}  # type: ignore[operator]
+    if kind == "moved":
+        common |= {"from": "chat-0", "from_session": 1}
+    return {**common, "reason": "login", **more}
+
+
+class ScriptedSidecar:
+    """A log that others can watch, for as long as it is `open`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log = "log-a"
+        self.kept: list[Record] = []
+        self.next = 1
+        self.repeats = 0  # records delivered once more, as "at least once" allows
+        self.hellos: list[Record] = []
+        self.greeting: bytes | None = None  # in place of `welcome`
+        self._watched = trio.Event()
+        self._links: dict[trio.SocketStream, Record] = {}
+        self._open = trio.CancelScope()
+
+    async def open(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        with (
+            trio.socket.socket(trio.socket.AF_UNIX) as sock,
+            trio.CancelScope() as scope,
+        ):
+            self._open = scope
+            await sock.bind(str(self.path))
+            sock.listen()
+            task_status.started()
+            await trio.serve_listeners(self._link, [trio.SocketListener(sock)])
+        self.path.unlink()
+
+    async def close(self, *frame: object) -> None:
+        """Ends every connection, each with *frame* if there is one, and listens no more."""
+        for stream in self._links if frame else ():
+            await stream.send_all(msgpack.packb(frame))
+        self._open.cancel()
+        self._links.clear()
+        self._watched = trio.Event()
+        while self.path.exists():
+            await trio.lowlevel.checkpoint()
+
+    async def is_watched(self) -> None:
+        """Waits until somebody watches."""
+        with trio.fail_after(SOON_S):
+            await self._watched.wait()
+
+    async def append(self, *kinds: str, **more: object) -> None:
+        """Writes a record of each kind, then shows them to those who watch."""
+        for kind in kinds:
+            self.kept.append(record(self.next, kind, **more))
+            self.next += 1
+        for stream, hello in self._links.items():
+            await self._deliver(stream, hello, self.kept[-len(kinds) :])
+
+    def trim(self, until: int) -> None:
+        self.kept = [one for one in self.kept if one["seq"] >= until]
+
+    async def _link(self, stream: trio.SocketStream) -> None:
+        unpacker = msgpack.Unpacker()
+        async for data in stream:
+            unpacker.feed(data)
+            for frame in unpacker:
+                await self._greet(stream, frame)
+        self._links.pop(stream, None)
+
+    async def _greet(self, stream: trio.SocketStream, frame: list[Any]) -> None:
+        name, hello = frame
+        assert (name, hello["protocol"], hello["role"]) == ("hello", 1, "watcher")
+        assert 1 <= len(hello["name"].encode()) <= 64
+        assert hello["scope"] == "all"
+        assert hello["ack"] is False
+        assert set(hello.get("kinds", [])) <= KINDS
+        assert not hello.get("after") or "log" in hello
+        self.hellos.append(hello)
+        if self.greeting is not None:
+            await stream.send_all(self.greeting)
+            return
+        welcome = {"protocol": 1, "server": "scripted", "features": [], "log": self.log}
+        welcome |= {"next": self.next, "timeout": 30.0, "flush": 1.0, "window": 10_000}
+        welcome |= {"max_batch": 4_000, "max_frame": 1_048_576}
+        await stream.send_all(msgpack.packb(["welcome", welcome]))
+        self._links[stream] = hello
+        await self._deliver(stream, hello, self._due(hello))
+        self._watched.set()
+
+    def _due(self, hello: Record) -> list[Record]:
+        if "after" not in hello:
+            return []
+        oldest = self.kept[0]["seq"] if self.kept else self.next
+        after = hello["after"]
+        if hello.get("log", self.log) != self.log:
+            after = oldest - 1
+        due = [one for one in self.kept if one["seq"] > after - self.repeats]
+        if after + 1 < oldest:
+            gap = {"seq": oldest - 1, "kind": "gap", "at": MINUTE_MS}
+            due.insert(0, {**gap, "first": after + 1, "until": oldest})
+        return due
+
+    async def _deliver(
+        self, stream: trio.SocketStream, hello: Record, records: list[Record]
+    ) -> None:
+        wanted = {*hello.get("kinds", KINDS), "gap"}
+        shown = [one for one in records if one["kind"] in wanted]
+        if shown:
+            await stream.send_all(msgpack.packb(["notices", shown]))
+
+
+@pytest.fixture
+async def sidecar(
+    tmp_path: Path, nursery: trio.Nursery
+) -> AsyncIterator[ScriptedSidecar]:
+    sidecar = ScriptedSidecar(tmp_path / "gateway.sock")
+    await nursery.start(sidecar.open)
+    yield sidecar
+    nursery.cancel_scope.cancel()
+
+
+class Watch:
+    """A running feed, and all that came of it."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        options = {"after": None, "kinds": (), **options}
+        self.records: list[Record] = []
+        self.told: list[str] = []
+        self._wanted, self._reached = 0, trio.Event()
+        self.feed = Feed(path, tell=self.told.append, pause_s=lambda: 0, **options)
+
+    async def run(self) -> None:
+        with trio.fail_after(2 * SOON_S):
+            await self.feed.follow(self._show)
+
+    def _show(self, records: list[Record]) -> bool:
+        self.records += records
+        if len(self.records) >= self._wanted:
+            self._reached.set()
+        return False
+
+    async def seqs(self, count: int) -> list[int]:
+        """The `seq` of every record so far, once there are *count*."""
+        self._wanted, self._reached = count, trio.Event()
+        if len(self.records) < count:
+            with trio.fail_after(SOON_S):
+                await self._reached.wait()
+        return [one["seq"] for one in self.records]
+
+
+async def lines(sidecar: ScriptedSidecar, count: int, **options: Any) -> list[str]:
+    """What `watch --after 0 --count` writes."""
+    out = io.StringIO()
+    options = {"after": 0, "kinds": (), "as_json": False, **options}
+    with trio.fail_after(SOON_S):
+        await watch(sidecar.path, count=count, out=out, tell=lambda _: None, **options)
+    return out.getvalue().splitlines()
+
+
+# --- what is shown --------------------------------------------------------------------
+
+
+async def test_without_after_only_new_records_are_shown(
+    sidecar: ScriptedSidecar, nursery: trio.Nursery
+) -> None:
+    await sidecar.append("online")
+    watching = Watch(sidecar.path)
+    nursery.start_soon(watching.run)
+    await sidecar.is_watched()
+    await sidecar.append("offline", "online")
+    assert await watching.seqs(2) == [2, 3]
+    assert watching.told == [f"watching {sidecar.path} from seq 2 on"]
+
+
+async def test_after_zero_shows_all_that_is_kept(sidecar: ScriptedSidecar) -> None:
+    await sidecar.append("online", "offline", "moved")
+    shown = await lines(sidecar, 3, as_json=True)
+    assert [json.loads(line) for line in shown] == sidecar.kept
+    assert "log" not in sidecar.hellos[0]
+
+
+async def test_after_a_seq_asks_first_which_log_it_is(sidecar: ScriptedSidecar) -> None:
+    await sidecar.append("online", "online", "online")
+    (shown,) = await lines(sidecar, 1, after=2, as_json=True)
+    assert json.loads(shown)["seq"] == 3
+    first, second = sidecar.hellos
+    assert "after" not in first
+    assert (second["after"], second["log"]) == (2, "log-a")
+
+
+async def test_after_the_newest_seq_waits_for_the_next(
+    sidecar: ScriptedSidecar, nursery: trio.Nursery
+) -> None:
+    await sidecar.append("online")
+    watching = Watch(sidecar.path, after=1)
+    nursery.start_soon(watching.run)
+    while len(sidecar.hellos) < 2:
+        await trio.lowlevel.checkpoint()
+    await sidecar.append("online")
+    assert await watching.seqs(1) == [2]
+
+
+async def test_after_a_seq_that_is_yet_to_come_is_one_line(
+    sidecar: ScriptedSidecar,
+) -> None:
+    await sidecar.append("online")
+    with pytest.raises(CommandError, match=r"--after 2: .* the newest is 1$"):
+        await Watch(sidecar.path, after=2).run()
+
+
+async def test_only_the_kinds_asked_for_are_shown_and_every_gap(
+    sidecar: ScriptedSidecar,
+) -> None:
+    await sidecar.append("online", "online", "offline", "moved", "offline")
+    sidecar.trim(2)
+    shown = await lines(sidecar, 3, kinds=("offline",), as_json=True)
+    kinds = [json.loads(line)["kind"] for line in shown]
+    assert kinds == ["gap", "offline", "offline"]
+    assert sidecar.hellos[-1]["kinds"] == ["offline"]
+
+
+async def test_count_ends_it_in_the_middle_of_a_frame(sidecar: ScriptedSidecar) -> None:
+    await sidecar.append("online", "online", "online")
+    assert len(await lines(sidecar, 2)) == 2
+
+
+def test_two_watchers_never_have_the_same_name(tmp_path: Path) -> None:
+    names = {Watch(tmp_path).feed._hello()["name"] for _ in range(100)}
+    assert len(names) == 100
+
+
+# --- lines for a person ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (record(4), "online   user-4  chat-1  login  seq 4"),
+        (
+            record(5, "offline"),
+            "offline  user-5  chat-1  silence  30.001 s since keepalive  seq 5",
+        ),
+        (
+            {**record(5, "offline", restored=True), "last": None},
+            "offline  user-5  chat-1  silence  30.001 s since the restart  seq 5",
+        ),
+        (record(6, "moved"), "moved    user-6  chat-1 from chat-0  login  seq 6"),
+        (record(7, uid=7), "online   int:7  chat-1  login  seq 7"),
+        (record(7, uid="7"), "online   7  chat-1  login  seq 7"),
+        (
+            record(8, uid="a\nb\x1b[2J\u202e"),
+            r"online   a\nb\x1b[2J\u202e  chat-1  login  seq 8",
+        ),
+        (
+            {"seq": 9, "kind": "gap", "first": 3, "until": 10, "at": MINUTE_MS},
+            "gap      records 3 to 9 are no longer kept  seq 9",
+        ),
+    ],
+)
+def test_a_record_is_one_line_for_a_person(shown: Record, expected: str) -> None:
+    when, _, what = text_line(shown).partition("  ")
+    assert what == expected
+    assert len(when) == len("2026-11-20 10:47:03.123")
+
+
+def test_a_record_as_json_keeps_large_integers_and_terminals_whole() -> None:
+    line = json_line(record(1, uid=2**63 - 1, gateway="\x9b\u202eé"))
+    assert line.isascii()
+    assert line.isprintable()
+    assert json.loads(line)["uid"] == "int:9223372036854775807"
+    assert json.loads(line)["gateway"] == "\x9b\u202eé"
+
+
+# --- over restarts --------------------------------------------------------------------
+
+Ending = Callable[[ScriptedSidecar], Any]
+
+
+def said_bye(sidecar: ScriptedSidecar) -> Any:
+    return sidecar.close("bye", {"reason": "restart"})
+
+
+def was_killed(sidecar: ScriptedSidecar) -> Any:
+    return sidecar.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [(said_bye, "it says bye: restart"), (was_killed, "the connection was closed")],
+)
+async def test_after_a_restart_it_goes_on_without_a_gap_or_a_repeat(
+    sidecar: ScriptedSidecar, nursery: trio.Nursery, end: Ending, why: str
+) -> None:
+    watching = Watch(sidecar.path)
+    nursery.start_soon(watching.run)
+    await sidecar.is_watched()
+    await sidecar.append("online", "online")
+    await watching.seqs(2)
+    await end(sidecar)
+    await sidecar.append("offline", "online")  # while nobody can listen
+    sidecar.repeats = 2
+    await nursery.start(sidecar.open)
+    await sidecar.is_watched()
+    await sidecar.append("online")
+    assert await watching.seqs(5) == [1, 2, 3, 4, 5]
+    assert watching.told[1:] == [
+        f"lost {sidecar.path} ({why}): connecting again",
+        "connected again, going on after seq 2",
+    ]
+    assert sidecar.hellos[0]["name"] == sidecar.hellos[-1]["name"]
+
+
+async def test_a_restart_before_the_first_record_loses_none(
+    sidecar: ScriptedSidecar, nursery: trio.Nursery
+) -> None:
+    await sidecar.append("online", "online")
+    watching = Watch(sidecar.path)
+    nursery.start_soon(watching.run)
+    await sidecar.is_watched()
+    await sidecar.close("bye", {"reason": "restart"})
+    await sidecar.append("online")
+    await nursery.start(sidecar.open)
+    assert await watching.seqs(1) == [3]
+
+
+async def test_a_new_log_is_said_and_shown_from_its_oldest_record(
+    sidecar: ScriptedSidecar, nursery: trio.Nursery
+) -> None:
+    watching = Watch(sidecar.path)
+    nursery.start_soon(watching.run)
+    await sidecar.is_watched()
+    await sidecar.append("online", "online", "online")
+    await watching.seqs(3)
+    await sidecar.close()
+    sidecar.log, sidecar.kept, sidecar.next = "log-b", [], 1
+    await sidecar.append("online")
+    await nursery.start(sidecar.open)
+    assert await watching.seqs(4) == [1, 2, 3, 1]
+    assert "the log is a new one: going on from its oldest record" in watching.told
+
+
+async def test_a_reader_behind_the_retention_is_shown_the_gap(
+    sidecar: ScriptedSidecar, nursery: trio.Nursery
+) -> None:
+    watching = Watch(sidecar.path)
+    nursery.start_soon(watching.run)
+    await sidecar.is_watched()
+    await sidecar.append("online")
+    await watching.seqs(1)
+    await sidecar.close()
+    await sidecar.append("online", "online", "online")
+    sidecar.trim(4)
+    await nursery.start(sidecar.open)
+    assert await watching.seqs(3) == [1, 3, 4]
+    assert watching.records[1]["kind"] == "gap"
+
+
+def test_the_pause_before_a_new_attempt_is_under_a_second_and_never_none() -> None:
+    pauses = [jittered() for _ in range(1_000)]
+    assert min(pauses) >= 0.05
+    assert max(pauses) <= 1
+    assert len(set(pauses)) > 900
+
+
+# --- what ends it ---------------------------------------------------------------------
+
+
+async def test_being_replaced_ends_it_with_one_line(
+    sidecar: ScriptedSidecar,
+) -> None:
+    refusal = {"code": "replaced", "message": "another came\nby this name"}
+    watching = Watch(sidecar.path)
+    async with trio.open_nursery() as ending:
+        ending.start_soon(
+            ended_by, "replaced", watching, r"another came\\nby this name"
+        )
+        await sidecar.is_watched()
+        await sidecar.close("error", {**refusal, "fatal": True, "n": 1})
+
+
+async def ended_by(code: str, watching: Watch, message: str) -> None:
+    with pytest.raises(CommandError, match=rf"ended this watch: {message} \({code}\)"):
+        await watching.run()
+
+
+async def test_a_refused_hello_ends_it_with_the_sidecars_own_words(
+    sidecar: ScriptedSidecar,
+) -> None:
+    refusal = {
+        "code": "unsupported-protocol",
+        "message": "speak 2",
+        "fatal": True,
+        "n": 1,
+    }
+    sidecar.greeting = msgpack.packb(["error", refusal])
+    await ended_by("unsupported-protocol", Watch(sidecar.path), "speak 2")
+
+
+async def test_a_refusal_before_the_hello_is_told_in_the_sidecars_own_words() -> None:
+    refusal = {"code": "overloaded", "message": "no room", "fatal": True, "n": 0}
+    ours, theirs = trio.socket.socketpair()
+    await theirs.send(msgpack.packb(["error", refusal]))
+    theirs.close()
+    async with Link(trio.SocketStream(ours), Path("/s")) as link:
+        with pytest.raises(
+            CommandError, match=r"ended this watch: no room \(overloaded"
+        ):
+            await link.greet({})
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x80", b"\x90", b"\x91\xa1\xff", b"\xc1"],
+)
+async def test_what_is_no_sidecar_is_told_as_such(
+    sidecar: ScriptedSidecar, greeting: bytes
+) -> None:
+    sidecar.greeting = greeting
+    with pytest.raises(
+        CommandError, match="is no liveness sidecar: name the right one"
+    ):
+        await Watch(sidecar.path).run()
+
+
+async def test_a_frame_without_end_is_not_kept_in_memory(
+    sidecar: ScriptedSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liveness.commands.watch.MAX_UNREAD_BYTES", 1_000)
+    sidecar.greeting = b"\xdc\xff\xff" + bytes(1_001)
+    with pytest.raises(CommandError, match="is no liveness sidecar"):
+        await Watch(sidecar.path).run()
+
+
+async def test_a_sidecar_that_does_not_answer_is_told_as_such(
+    sidecar: ScriptedSidecar, mock_clock: trio.testing.MockClock
+) -> None:
+    sidecar.greeting = b""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(does_not_answer, Watch(sidecar.path))
+        while not sidecar.hellos:
+            await trio.lowlevel.checkpoint()
+        mock_clock.jump(5)
+
+
+async def does_not_answer(watching: Watch) -> None:
+    with pytest.raises(CommandError, match="it does not answer; see the sidecar's log"):
+        await watching.run()
+
+
+async def test_without_a_sidecar_from_the_start_it_does_not_wait(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "none.sock"
+    told = f"no sidecar at {path}: start it with `liveness serve`, or name another"
+    with pytest.raises(CommandError, match=told):
+        await Watch(path).run()
+
+
+def test_a_socket_one_may_not_open_is_told_as_such() -> None:
+    # As root everything may be opened, so the error is made here.
+    told = str(unreachable(Path("/s"), PermissionError(13, "Permission denied")))
+    assert told == "not allowed to connect to /s: be its user, or of its group"
+
+
+# --- as a process ---------------------------------------------------------------------
+
+
+async def started(path: Path, stdout: int) -> trio.Process:
+    """`liveness watch` in a process of its own, once it says that it watches."""
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "liveness", "watch", "--socket", str(path)],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+    )
+    assert process.stderr
+    with trio.fail_after(2 * SOON_S):
+        assert b"watching" in await process.stderr.receive_some()
+    return process
+
+
+async def ending(process: trio.Process) -> tuple[int, bytes]:
+    assert process.stderr
+    with trio.fail_after(2 * SOON_S):
+        rest = b"".join([data async for data in process.stderr])
+        return await process.wait(), rest
+
+
+async def test_ctrl_c_ends_it_without_a_word(sidecar: ScriptedSidecar) -> None:
+    process = await started(sidecar.path, subprocess.DEVNULL)
+    process.send_signal(signal.SIGINT)
+    assert await ending(process) == (130, b"")
+
+
+async def test_it_ends_without_a_word_when_nobody_reads_it_any_more(
+    sidecar: ScriptedSidecar,
+) -> None:
+    reader, writer = os.pipe()
+    process = await started(sidecar.path, writer)
+    os.close(writer)
+    os.close(reader)
+    await sidecar.append("online")
+    assert await ending(process) == (141, b"")
