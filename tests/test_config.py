@@ -27,7 +27,7 @@ from liveness.sources import MAX_FILE_BYTES, Loaded, load, socket_path
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "deploy" / "liveness.toml"
-HOME = {"HOME": "/home/ann", "XDG_RUNTIME_DIR": "/run/user/1000"}
+HOME = {"HOME": "/srv/ann", "XDG_RUNTIME_DIR": "/run/user/1000"}
 SOMEBODY = 1000
 NAMES = [setting.name for setting in SETTINGS]
 BOUNDED = [setting for setting in SETTINGS if setting.bounds]
