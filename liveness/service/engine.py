@@ -59,6 +59,9 @@ HELD_SLEEP_S: Final = 0.05
 # Longest sleep: of a longer one, time away from the machine could not be told.
 MOST_SLEEP_S: Final = 1.0
 
+# Links over the limit that are being told so; more are closed without a word.
+REFUSED_ROOM: Final = 64
+
 REFUSALS_LOG_S: Final = 10.0
 
 _log = structlog.get_logger("link")
@@ -165,6 +168,11 @@ class Engine:
             )
         else:
             self._strangers[link.number] = link
+
+    @property
+    def is_overrun(self) -> bool:
+        """Whether there is no room even to tell a link that there is no room."""
+        return len(self.links) >= self._limits.max_links + REFUSED_ROOM
 
     def begin(self) -> None:
         """Start to listen. A restart is an absence: where there are users already,

@@ -46,6 +46,9 @@ async def accept_links(
                 _log.warning("no link can be accepted now", error=error.strerror)
                 await trio.sleep(ACCEPT_PAUSE_S)
                 continue
+            if engine.is_overrun:
+                sock.close()
+                continue
             sock.setblocking(False)
             number += 1
             link = SocketLink(
@@ -67,6 +70,9 @@ async def _serve(link: SocketLink, engine: Engine, delivery: Delivery) -> None:
             await link.outbox.run()
             nursery.cancel_scope.cancel()
         await _see_off(link)
+    except Exception:
+        # Ours, whatever it is: this link ends, the others go on.
+        _log.exception("a fault of the sidecar", link=link.number)
     finally:
         delivery.feed.forget(link.outbox.wake.ring)
         link.is_open = False

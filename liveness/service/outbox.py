@@ -6,11 +6,13 @@ window leaves room for; there is no queue of them to grow or to lose.
 """
 
 import socket
+import sqlite3
 from collections import deque
 from dataclasses import dataclass, field
 from tempfile import TemporaryFile
 from typing import BinaryIO, Final
 
+import structlog
 import trio
 
 from liveness.core.records import GATEWAY, Hello, Record
@@ -25,8 +27,12 @@ NOTICES_PER_FRAME: Final = 1_000
 # Answers to `list` that are put together at the same time, over all links.
 LISTS_AT_ONCE: Final = 2
 LIST_PIECE_BYTES: Final = 65_536
+# A page of the log that could not be read is tried again after this long.
+RETRY_S: Final = 1.0
 # A link that ends is given this long to read its last frames.
 LINGER_S: Final = 1.0
+
+_log = structlog.get_logger("link")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,10 @@ class Delivery:
     lists: trio.CapacityLimiter = field(
         default_factory=lambda: trio.CapacityLimiter(LISTS_AT_ONCE)
     )
+
+
+class _Unreadable(Exception):
+    """The other side takes nothing any more."""
 
 
 @dataclass(slots=True)
@@ -146,7 +156,7 @@ class Outbox:
                 while self._replies:
                     if not await self._write_replies():
                         await self.wake.wait()
-        except OSError:
+        except _Unreadable:
             # Nobody reads there any more; what that one lacks is in the log. What it
             # had written is still taken, until the end of its stream ends the link.
             while not self._is_ending:
@@ -199,9 +209,14 @@ class Outbox:
         room = delivery.limits.window - len(self._unacked)
         if room <= 0 or not cursor.is_behind:
             return False
-        entries = await cursor.take(
-            min(room, NOTICES_PER_FRAME), wall_ms=delivery.clock.wall_ms()
-        )
+        try:
+            entries = await cursor.take(
+                min(room, NOTICES_PER_FRAME), wall_ms=delivery.clock.wall_ms()
+            )
+        except sqlite3.Error as error:
+            _log.warning("the log cannot be read; it is tried again", error=str(error))
+            await trio.sleep(RETRY_S)
+            return True
         if entries:
             if hello.ack:
                 self._unacked.extend(entry.record.seq for entry in entries)
@@ -244,6 +259,8 @@ class Outbox:
                 view = view[self._sock.send(view) :]
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self._sock)
+            except OSError as error:
+                raise _Unreadable from error
 
 
 async def _read(spool: BinaryIO) -> bytes:

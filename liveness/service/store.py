@@ -146,9 +146,15 @@ class Store:
             raise
 
     def _open(self) -> None:
-        try:
+        with self._expecting_damage():
             self._db = self._connect()
             self._prepare()
+
+    @contextmanager
+    def _expecting_damage(self) -> Iterator[None]:
+        """At the start: what cannot be read is told, and left as it is."""
+        try:
+            yield
         except sqlite3.Error as error:
             raise StateError(
                 f"{self.path} cannot be read ({error}); it was left as it is: restore "
@@ -203,11 +209,16 @@ class Store:
         return {(role, name): CursorRow(*rest) for role, name, *rest in rows}
 
     def online(self) -> Iterator[tuple[Uid, OnlineRow]]:
-        """Every open session."""
-        for uid, *row in self._db.execute(
-            "select uid, session, start, conn, gateway, timeout from online"
-        ):
-            yield uid, OnlineRow(*row)
+        """Every open session; read at the start.
+
+        Raises:
+            StateError: The file is damaged.
+        """
+        with self._expecting_damage():
+            for uid, *row in self._db.execute(
+                "select uid, session, start, conn, gateway, timeout from online"
+            ):
+                yield uid, OnlineRow(*row)
 
     def read(
         self, *, after: int, until: int, wanted: Wanted, limit: int
