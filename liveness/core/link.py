@@ -85,6 +85,13 @@ class Link:
             data: Bytes as they came, in pieces of any size.
             now: Attended seconds, for the limit on refused frames.
         """
+        for request in self._requests(data, now):
+            yield request
+            # Whoever took that may have closed the link for it.
+            if self.is_closed:
+                return
+
+    def _requests(self, data: bytes, now: float) -> Iterator[Request]:
         if self.is_closed:
             return
         try:
@@ -95,8 +102,6 @@ class Link:
                 except BadFrame as bad:
                     yield from self._flush()
                     yield self._refuse(bad, frame, now)
-                    if self.is_closed:
-                        return
                     continue
                 if request is not None:
                     yield from self._flush()
@@ -213,7 +218,7 @@ class Link:
             if run is None:
                 run = self._begin_run()
             if len(uids) != 1:
-                run.batches.append((len(run.uids), len(uids)))
+                run.batches.append((len(run.uids), len(uids), self.n))
             run.uids.extend(uids)
             run.conns.extend(conns)
             run.events.extend(bytes([event]) * len(uids))

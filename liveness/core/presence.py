@@ -192,15 +192,22 @@ class Presence:
         Gateways take turns, each with an equal share, so that a million silent users
         of one do not delay another's single one.
         """
-        waiting = [g for g in self._by_number if self.wheel.due(g.number)]
+        waiting = self.due_gateways()
         if not waiting:
             return 0
         self._turn = (self._turn + 1) % len(waiting)
         waiting = waiting[self._turn :] + waiting[: self._turn]
         judged = 0
-        for turn, gateway in enumerate(waiting):
-            share = -(-(limit - judged) // (len(waiting) - turn))
-            judged += self._judge(gateway, at, share)
+        while waiting and judged < limit:
+            share = max(1, (limit - judged) // len(waiting))
+            may_have_more = []
+            for gateway in waiting:
+                taken = self._judge(gateway, at, min(share, limit - judged))
+                judged += taken
+                if taken == share:
+                    may_have_more.append(gateway)
+            # What some leave of their share, the others use.
+            waiting = may_have_more
         return judged
 
     def lose(
@@ -224,7 +231,7 @@ class Presence:
     def held(self, now: float) -> dict[str, int]:
         """How many due users wait, by what they wait for."""
         held = dict.fromkeys(WHY_HELD, 0)
-        for gateway in self._by_number:
+        for gateway in self.due_gateways():
             why = gateway.clearance(now, hold=self._hold).why
             if why is not None:
                 held[why] += self.wheel.due(gateway.number)
@@ -232,7 +239,7 @@ class Presence:
 
     def due_gateways(self) -> list[Gateway]:
         """The gateways of which users are due."""
-        return [g for g in self._by_number if self.wheel.due(g.number)]
+        return [self._by_number[number] for number in self.wheel.waiting()]
 
     # --- restarts -------------------------------------------------------------
 
@@ -243,6 +250,7 @@ class Presence:
         at: Instant,
         *,
         remaining: float | None = None,
+        lasts: float | None = None,
         silence: float = 0.0,
         event: int = 0,
     ) -> None:
@@ -253,6 +261,7 @@ class Presence:
             row: What was on disk.
             at: Now.
             remaining: Seconds until it is due; None, after a crash, for a whole timeout.
+            lasts: The whole timeout that `remaining` is left of.
             silence: Seconds since its last event, as far as the clock ran.
             event: That event; 0, after a crash, if nothing is known of it.
         """
@@ -263,12 +272,15 @@ class Presence:
             gateway=gateway.number,
             session=row.session,
             conn=row.conn,
-            start=at.mono - (at.wall_ms - row.start_ms) / 1000,
+            # Not in the future, whatever was done to the wall clock meanwhile: each
+            # new connection would count as older.
+            start=at.mono - max(0, at.wall_ms - row.start_ms) / 1000,
             timeout=row.timeout,
             event=event,
             now=at.now,
             mono=at.mono - silence,
             remaining=remaining,
+            lasts=lasts,
         )
 
     # --- within ---------------------------------------------------------------
@@ -357,21 +369,18 @@ class Presence:
     def _judge(self, gateway: Gateway, at: Instant, limit: int) -> int:
         """Fire or renew due users of one gateway, as far as it is cleared."""
         cleared = gateway.clearance(at.now, hold=self._hold)
-        lost = self.wheel.fire(gateway.number, until=cleared.lost, limit=limit)
-        for entry in lost:
-            self._end(entry, GATEWAY_LOST, at)
-        judged = len(lost)
-        judged += self.wheel.renew(
-            gateway.number, until=cleared.renew, limit=limit - judged
-        )
-        silent = self.wheel.fire(
-            gateway.number, until=cleared.silence, limit=limit - judged
-        )
+        number, wheel = gateway.number, self.wheel
+        judged = wheel.renew(number, until=cleared.renew, limit=limit)
+        silent = wheel.fire(number, until=cleared.silence, limit=limit - judged)
         for entry in silent:
             self._end(entry, SILENCE, at)
             if at.mono - entry.seen < entry.timeout - EARLY_S:
                 self.early += 1
-        return judged + len(silent)
+        judged += len(silent)
+        lost = wheel.fire(number, until=cleared.lost, limit=limit - judged)
+        for entry in lost:
+            self._end(entry, GATEWAY_LOST, at)
+        return judged + len(lost)
 
     def _leave(self, entry: Entry) -> Gateway:
         gateway = self._by_number[entry.gateway]

@@ -9,8 +9,10 @@ of them at once, and building a frozen dataclass of this width costs five times 
 much.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from liveness.errors import Code
@@ -144,6 +146,11 @@ class Changes:
     # The net effect on the online set: a row to keep, or None for one to forget.
     online: dict[Uid, OnlineRow | None] = field(default_factory=dict)
 
+    @property
+    def weight(self) -> int:
+        """How much this adds to what waits for the disk: in records, at least one."""
+        return max(len(self.records), len(self.online), 1)
+
     def __bool__(self) -> bool:
         """Whether there is anything to write."""
         return bool(self.records or self.online)
@@ -170,26 +177,25 @@ class SignsOfLife:
     """Consecutive keepalives and messages of one link, in order.
 
     `conns` and `events` run beside `uids`. `first_n` is the number of the first
-    frame in it, `batches` the (position, length) of each frame that did not carry
-    exactly one uid: enough to name a frame without an object per event.
+    frame in it, `batches` the (position, length, number) of each frame that did not
+    carry exactly one uid: enough to name a frame without an object per event.
     """
 
     uids: list[Uid]
     conns: list[int | None]
     events: bytearray
     first_n: int
-    batches: list[tuple[int, int]]
+    batches: list[tuple[int, int, int]]
 
     def frame_at(self, position: int) -> tuple[int, int]:
         """The number of the frame that holds *position*, and the index within it."""
-        n = self.first_n + position
-        for start, length in self.batches:
-            if position < start:
-                break
-            if position < start + length:
-                return n - (position - start), position - start
-            n -= length - 1
-        return n, 0
+        before = bisect_right(self.batches, position, key=itemgetter(0))
+        if not before:
+            return self.first_n + position, 0
+        start, length, n = self.batches[before - 1]
+        if position < start + length:
+            return n, position - start
+        return n + 1 + position - (start + length), 0
 
 
 @dataclass(frozen=True, slots=True)

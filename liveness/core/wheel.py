@@ -68,6 +68,7 @@ class Snapshot(NamedTuple):
 
     uids: list[Uid]
     sessions: array[int]
+    timeouts: array[float]
     remaining: array[float]
     seen: array[float]
     events: array[int]
@@ -96,6 +97,7 @@ class Wheel:
 
         self._table = Table()
         self._due: list[int] = []  # by gateway number
+        self._waiting: dict[int, None] = {}  # gateways that may have due users
         self._gateway_timeout: list[float] = []
         self._default_timeout = timeout
 
@@ -206,6 +208,7 @@ class Wheel:
         now: float,
         mono: float,
         remaining: float | None = None,
+        lasts: float | None = None,
     ) -> None:
         """Begin a session of *uid*, which must not be known.
 
@@ -220,8 +223,12 @@ class Wheel:
             now: Attended seconds.
             mono: Monotonic seconds of its last event.
             remaining: Seconds until due, where not the whole timeout.
+            lasts: The whole timeout that began at its last event, where it is not the
+                one that the next event will give.
         """
         whole = self._gateway_timeout[gateway] if timeout is None else timeout
+        if lasts is not None and timeout is None:
+            whole = lasts
         place = self._table.add(
             Entry(
                 uid,
@@ -272,13 +279,19 @@ class Wheel:
     def next_due(self) -> float:
         """The attended moment at which `advance` will next find something to do."""
         if self._passed or any(self._pouring):
-            return self._origin + self._bucket * self.bucket_s
+            return self._passes_at(self._bucket)
         boundary = (self._bucket // self._per_slot + 1) * self._per_slot
         ground, count, size = self._ground, self._table.count, len(self._ground)
         for bucket in range(self._bucket + 1, boundary):
             if count[ground[bucket % size]]:
-                return self._origin + bucket * self.bucket_s
-        return self._origin + boundary * self.bucket_s
+                return self._passes_at(bucket)
+        return self._passes_at(boundary)
+
+    def waiting(self) -> list[int]:
+        """The numbers of the gateways of which users are due, in a stable order."""
+        count, due = self._table.count, self._due
+        self._waiting = {one: None for one in self._waiting if count[due[one]]}
+        return sorted(self._waiting)
 
     def due(self, gateway: int) -> int:
         """How many users of *gateway* are due and wait for judgement."""
@@ -342,7 +355,7 @@ class Wheel:
         users = [0] * slots
         size = len(self._ground)
         for bucket in range(self._bucket + 1, self._bucket + size + 1):
-            users[bucket // ring % slots] += count[self._ground[bucket % size]]
+            users[(bucket - 1) // ring % slots] += count[self._ground[bucket % size]]
         for layer, width, queue in zip(
             self._layers[: self._ring + 1], self._widths, self._pouring, strict=False
         ):
@@ -354,15 +367,17 @@ class Wheel:
         return users
 
     def snapshot(self, now: float) -> Snapshot:
-        """Every user's clock at *now*: uids beside sessions, remaining, seen, events.
+        """Every user's clock at *now*, in columns.
 
-        Remaining seconds are never negative; seen is monotonic seconds.
+        Timeouts and remaining are seconds, the latter never negative; seen is
+        monotonic seconds.
         """
         table = self._table
         places = table.index.values()
         return Snapshot(
             list(table.index),
             array("q", (table.session[place] for place in places)),
+            array("d", (table.timeout[place] for place in places)),
             array("d", (max(0.0, table.deadline[place] - now) for place in places)),
             array("d", (table.seen[place] for place in places)),
             array("b", (table.event[place] for place in places)),
@@ -371,10 +386,20 @@ class Wheel:
     # --- within ---------------------------------------------------------------
 
     def _due_bucket(self, deadline: float) -> int:
-        # The first bucket border strictly after the deadline. The same expression
+        # The first bucket border strictly after the deadline; bucket n holds what is
+        # due from border n-1 on. The same expression
         # as in `advance`: multiplication keeps order, so no rounding can put a
         # deadline into a bucket that has passed before the deadline has.
         return int((deadline - self._origin) * self._scale) + 1
+
+    def _passes_at(self, bucket: int) -> float:
+        """The first moment at which `advance` takes *bucket* for passed."""
+        moment = self._origin + bucket * self.bucket_s
+        while int((moment - self._origin) * self._scale) < bucket:
+            # Rounding has left it on the near side; without this the hand would be
+            # woken again and again for a bucket that is never over.
+            moment += self.bucket_s * 1e-6
+        return moment
 
     def _list_for(self, deadline: float) -> int:
         """The bucket or slot for a deadline that has not passed."""
@@ -382,7 +407,7 @@ class Wheel:
         if bucket - self._bucket <= len(self._ground):
             return self._ground[bucket % len(self._ground)]
         for layer, width in zip(self._layers, self._widths, strict=True):
-            slot = bucket // width
+            slot = (bucket - 1) // width
             # The current slot is long poured, so its place is free for the one a
             # whole revolution ahead: exactly 30 slots hold exactly 30 slots.
             if slot - self._bucket // width <= self.slots:
@@ -393,7 +418,9 @@ class Wheel:
         """Where an entry belongs now: its due list once its bucket has passed."""
         deadline = self._table.deadline[place]
         if self._due_bucket(deadline) <= self._bucket:
-            return self._due[self._table.gateway[place]]
+            gateway = self._table.gateway[place]
+            self._waiting[gateway] = None
+            return self._due[gateway]
         return self._list_for(deadline)
 
     def _detach(self, bucket: int) -> None:
@@ -408,7 +435,7 @@ class Wheel:
         # A slot may be poured once all of it fits below. For layer 0 that is one
         # slot ahead, since the ground spans two; above, one slot of the layer below
         # ahead, since a ring holds just one revolution.
-        ready = (bucket + 1) // self._per_slot + 1
+        ready = bucket // self._per_slot + 1
         for number, layer in enumerate(self._layers):
             if number:
                 ready = (bucket // self._widths[number - 1] + 1) // self.slots

@@ -203,6 +203,7 @@ class Sidecar:
                     row,
                     at,
                     remaining=known.remaining,
+                    lasts=known.timeout,
                     silence=known.silence,
                     event=known.event,
                 )
@@ -231,7 +232,10 @@ class Sidecar:
     async def _write_stopfile(self) -> None:
         if self.journal.failure is not None:
             return  # the file would belong to an end of the log that is not there
-        await self.journal.settled()
+        with trio.move_on_after(STOP_WRITING_S) as writing:
+            await self.journal.settled()
+        if writing.cancelled_caught:
+            return
         await trio.to_thread.run_sync(
             partial(
                 stopfile.write,
@@ -310,6 +314,7 @@ class Sidecar:
                     unacked=engine.unacked(gateway.name),
                 )
                 for gateway in presence.gateways.values()
+                if gateway.users or gateway.is_linked
             ],
             log_seq=journal.durable_seq,
             log_pending=journal.pending,
@@ -341,11 +346,13 @@ async def serve(config: Config) -> None:
         signals = stack.enter_context(
             trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
         )
+        # The state's lock comes first: of two that start at once only one gets to
+        # look for stale sockets.
+        store = Store(config.state.dir)
+        stack.callback(store.close)
         listener = stack.enter_context(listening(config.socket.path, name="gateway"))
         admin = stack.enter_context(listening(config.socket.admin_path, name="admin"))
         http = stack.enter_context(_listening_on(config.http.host, config.http.port))
-        store = Store(config.state.dir)
-        stack.callback(store.close)
         sidecar = Sidecar(config, store, Clock())
         await sidecar.run(signals, listener, {"http": http, "admin": admin})
 

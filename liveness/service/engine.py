@@ -44,6 +44,8 @@ from liveness.service.wake import Wake
 # Pieces of 64 KiB taken from one link in one pass: some milliseconds of work, so that
 # a flooding gateway delays others by no more than that.
 PIECES_PER_PASS: Final = 2
+# Reads of a link that is being replaced: more than a socket's buffer holds.
+REPLACED_READS: Final = 8
 # Entries of the wheel laid out or poured in one pass, and places of the table looked
 # at for a gateway that came back fresh: some milliseconds each.
 WHEEL_STEPS: Final = 4_000
@@ -252,7 +254,7 @@ class Engine:
             wait = HELD_SLEEP_S
         else:
             wait = min(self.presence.wheel.next_due() - now, MOST_SLEEP_S)
-            if self.presence.due_gateways():
+            if self._ready or self.presence.due_gateways():
                 wait = min(wait, HELD_SLEEP_S)
         self._asked = max(wait, LEAST_SLEEP_S)
         return mono + self._asked
@@ -275,12 +277,24 @@ class Engine:
             self._attended.caught_up(
                 mono=self._clock.mono(), all_read_empty=not self._ready
             )
-        return bool(self._ready)
+        return not all(link.outbox.is_full for link in self._ready.values())
 
     def _read(self, link: SocketLink, now: float) -> bool:
         """Read one link, up to the budget; return whether it is empty now."""
         for _ in range(PIECES_PER_PASS):
             if not link.is_open or link.number in self._losing:
+                return True
+            if link.outbox.is_full:
+                # Its answers first. Who reads them will be read again.
+                if not link.outbox.is_unread:
+                    return False
+                self._refuse(
+                    link,
+                    link.conversation.close(
+                        Code.OVERLOADED,
+                        "too many replies are left unread; read while you write",
+                    ),
+                )
                 return True
             data = link.receive()
             if data is None:
@@ -314,14 +328,6 @@ class Engine:
             losing[0].backlog.append((request, at))
         elif link.is_open:
             self._apply(link, request, at)
-            if link.outbox.is_unread and link.is_open:
-                self._refuse(
-                    link,
-                    link.conversation.close(
-                        Code.OVERLOADED,
-                        "too many replies are left unread; read while you write",
-                    ),
-                )
 
     def _apply(self, link: SocketLink, request: Request, at: Instant) -> None:
         gateway = link.gateway
@@ -417,7 +423,9 @@ class Engine:
 
         What it had sent before is applied first: those signs of life were given.
         """
-        self._read(older, at.now)
+        for _ in range(REPLACED_READS):
+            if self._read(older, at.now):
+                break
         if older.is_open:
             self._refuse(
                 older,

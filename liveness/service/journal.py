@@ -82,7 +82,7 @@ class Journal:
     def append(self, changes: Changes) -> None:
         """Queue what was decided. On disk once `durable_mark` reaches `mark`."""
         self._waiting.append(changes)
-        self.pending += len(changes.records)
+        self.pending += changes.weight
         self.mark += 1
         self._hurry()
 
@@ -183,6 +183,7 @@ class Journal:
             changes = self._waiting.popleft()
             batch.records += changes.records
             batch.due += changes.due
+            batch.weight += changes.weight
             batch.online.update(changes.online)
             batch.mark += 1
         batch.cursors = {key: self.cursors[key] for key in self._dirty}
@@ -198,6 +199,10 @@ class Journal:
                     self.store.write, batch, limiter=self._writer
                 )
                 break
+            except sqlite3.IntegrityError:
+                # No disk mends this; it is a fault of ours. Ending is safe: nobody
+                # was told, and the next start goes on from what is on disk.
+                raise
             except sqlite3.Error as error:
                 self.failure = str(error)
                 if began - said_at >= SAY_AGAIN_S:
@@ -218,7 +223,7 @@ class Journal:
 
     def _is_written(self, batch: Batch) -> None:
         self.durable_mark = batch.mark
-        self.pending -= len(batch.records)
+        self.pending -= batch.weight
         if batch.records:
             self.durable_seq = batch.records[-1].seq
         now = self._clock.mono()

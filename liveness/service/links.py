@@ -1,11 +1,13 @@
 """A link: the socket of one gateway or watcher, its conversation, its outbox."""
 
 import socket
+from contextlib import suppress
 
 from liveness.core.gateways import Gateway
 from liveness.core.link import Link
 from liveness.core.records import Hello, Refusal
-from liveness.core.wire import PIECE_BYTES
+from liveness.core.wire import PIECE_BYTES, encode
+from liveness.errors import Code
 from liveness.service.outbox import Outbox
 from liveness.service.wake import Wake
 
@@ -55,6 +57,13 @@ class SocketLink:
         except OSError:
             return b""
 
+    def tell_of_a_fault(self) -> None:
+        """Past the outbox, which may be what is at fault: say so, if there is room."""
+        message = "a fault of the sidecar, see its log; connect anew"
+        refusal = Refusal(Code.INTERNAL, message, self.conversation.n, fatal=True)
+        with suppress(OSError):
+            self.sock.send(encode(refusal.as_frame()))
+
     def end(self, frame: object | None = None, *, why: str) -> None:
         """Take no more bytes; write what is queued, then *frame*, then close."""
         if self.is_open:
@@ -62,10 +71,3 @@ class SocketLink:
             self.why_closed = why
             self.outbox.end(frame)
             self.drained.ring()
-
-    def refuse(self, refusal: Refusal) -> None:
-        """Tell of a refusal; a fatal one ends the link."""
-        if refusal.fatal:
-            self.end(refusal.as_frame(), why=f"{refusal.code}: {refusal.message}")
-        elif self.is_open:
-            self.outbox.reply(refusal.as_frame())

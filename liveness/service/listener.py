@@ -73,6 +73,7 @@ async def _serve(link: SocketLink, engine: Engine, delivery: Delivery) -> None:
     except Exception:
         # Ours, whatever it is: this link ends, the others go on.
         _log.exception("a fault of the sidecar", link=link.number)
+        link.tell_of_a_fault()
     finally:
         delivery.feed.forget(link.outbox.wake.ring)
         link.is_open = False

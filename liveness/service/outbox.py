@@ -93,6 +93,8 @@ class Outbox:
         self._notices_from = 0  # the mark of `welcome`, before which nothing is told
         self._unacked: deque[int] = deque()
         self._is_ending = False
+        self._is_blocked = False  # the socket takes no more of what is being written
+        self._patience = trio.CancelScope()  # with the last frames; `end` sets it
 
     @property
     def unacked(self) -> int:
@@ -102,6 +104,11 @@ class Outbox:
     @property
     def is_unread(self) -> bool:
         """Whether the other side leaves more replies unread than it may."""
+        return self._is_blocked and self.is_full
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more replies wait than may, be it for the disk or for the reader."""
         limits = self._delivery.limits
         return (
             len(self._replies) > limits.max_replies
@@ -143,16 +150,19 @@ class Outbox:
         if frame is not None:
             self.reply(frame)
         self._is_ending = True
+        # Also for a write that is stuck already: whoever does not read would keep the
+        # socket, and a place among the links, for ever.
+        self._patience.deadline = trio.current_time() + LINGER_S
         self.wake.ring()
 
     async def run(self) -> None:
         """Write whatever there is to tell until `end`, or until the link breaks."""
         try:
-            while not self._is_ending:
-                wrote = await self._write_replies()
-                if not await self._write_notices() and not wrote:
-                    await self.wake.wait()
-            with trio.move_on_after(LINGER_S):
+            with self._patience:
+                while not self._is_ending:
+                    wrote = await self._write_replies()
+                    if not await self._write_notices() and not wrote:
+                        await self.wake.wait()
                 while self._replies:
                     if not await self._write_replies():
                         await self.wake.wait()
@@ -258,7 +268,9 @@ class Outbox:
             try:
                 view = view[self._sock.send(view) :]
             except BlockingIOError:
+                self._is_blocked = True
                 await trio.lowlevel.wait_writable(self._sock)
+                self._is_blocked = False
             except OSError as error:
                 raise _Unreadable from error
 

@@ -28,6 +28,7 @@ class Stopped(NamedTuple):
     """One user's clock when the sidecar stopped."""
 
     session: int
+    timeout: float  # the whole one that began at the last event
     remaining: float  # seconds until due
     silence: float  # seconds since the last event
     event: int
@@ -51,6 +52,7 @@ def write(
         [
             everyone.uids,
             everyone.sessions.tobytes(),
+            everyone.timeouts.tobytes(),
             everyone.remaining.tobytes(),
             silence.tobytes(),
             everyone.events.tobytes(),
@@ -94,10 +96,12 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> dict[Uid, Stopped
         )
         return {}
     away = max(0.0, (wall_ms - stopped_ms) / 1000)
-    columns = [array(code) for code in ("q", "d", "d", "b")]
+    columns = [array(code) for code in ("q", "d", "d", "d", "b")]
     for column, pack in zip(columns, packs, strict=True):
         column.frombytes(pack)
     return {
-        uid: Stopped(session, remaining, silence + away, event)
-        for uid, session, remaining, silence, event in zip(uids, *columns, strict=True)
+        uid: Stopped(session, timeout, remaining, silence + away, event)
+        for uid, session, timeout, remaining, silence, event in zip(
+            uids, *columns, strict=True
+        )
     }

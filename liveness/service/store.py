@@ -101,6 +101,7 @@ class Batch:
     online: dict[Uid, OnlineRow | None] = field(default_factory=dict)
     cursors: dict[tuple[str, str], CursorRow] = field(default_factory=dict)
     mark: int = 0
+    weight: int = 0
 
 
 class Wanted(NamedTuple):
