@@ -265,22 +265,25 @@ class Presence:
             silence: Seconds since its last event, as far as the clock ran.
             event: That event; 0, after a crash, if nothing is known of it.
         """
-        gateway = self.gateway(row.gateway)
+        session, start_ms, conn, name, own = row
+        gateway = self.gateway(name)
         gateway.users += 1
-        self.wheel.open(
-            uid,
-            gateway=gateway.number,
-            session=row.session,
-            conn=row.conn,
-            # Not in the future, whatever was done to the wall clock meanwhile: each
-            # new connection would count as older.
-            start=at.mono - max(0, at.wall_ms - row.start_ms) / 1000,
-            timeout=row.timeout,
-            event=event,
-            now=at.now,
-            mono=at.mono - silence,
-            remaining=remaining,
-            lasts=lasts,
+        whole = own or lasts or self.wheel.timeout_of(gateway.number)
+        self.wheel.put(
+            Entry(
+                uid,
+                gateway.number,
+                session,
+                conn,
+                # Not in the future, whatever was done to the wall clock meanwhile:
+                # each new connection would count as older.
+                at.mono - max(0, at.wall_ms - start_ms) / 1000,
+                whole,
+                at.now + (whole if remaining is None else remaining),
+                at.mono - silence,
+                event,
+                OWN_TIMEOUT if own else 0,
+            )
         )
 
     # --- within ---------------------------------------------------------------

@@ -207,8 +207,6 @@ class Wheel:
         event: int,
         now: float,
         mono: float,
-        remaining: float | None = None,
-        lasts: float | None = None,
     ) -> None:
         """Begin a session of *uid*, which must not be known.
 
@@ -222,14 +220,9 @@ class Wheel:
             event: Index into `records.EVENTS`; 0 when restored unheard.
             now: Attended seconds.
             mono: Monotonic seconds of its last event.
-            remaining: Seconds until due, where not the whole timeout.
-            lasts: The whole timeout that began at its last event, where it is not the
-                one that the next event will give.
         """
         whole = self._gateway_timeout[gateway] if timeout is None else timeout
-        if lasts is not None and timeout is None:
-            whole = lasts
-        place = self._table.add(
+        self.put(
             Entry(
                 uid,
                 gateway,
@@ -237,13 +230,21 @@ class Wheel:
                 conn,
                 start,
                 whole,
-                now + (whole if remaining is None else remaining),
+                now + whole,
                 mono,
                 event,
                 0 if timeout is None else OWN_TIMEOUT,
             )
         )
+
+    def put(self, entry: Entry) -> None:
+        """Take in a user, who must not be known, just as *entry* says."""
+        place = self._table.add(entry)
         self._table.append(place, self._home(place))
+
+    def timeout_of(self, gateway: int) -> float:
+        """The silence timeout of *gateway*'s users."""
+        return self._gateway_timeout[gateway]
 
     def amend(self, uid: Uid, *, conn: int | None, timeout: float | None) -> None:
         """Set the connection and own timeout of *uid*, from its next touch on."""

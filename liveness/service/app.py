@@ -142,6 +142,8 @@ class Sidecar:
             listener: Where gateways and watchers connect.
             doors: The HTTP sockets, `http` and `admin`.
         """
+        # Nothing of what is loaded is garbage; looking for some takes half the time.
+        gc.disable()
         self._restore()
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -162,8 +164,8 @@ class Sidecar:
                 links.start_soon(accept_links, listener, self.engine, self._delivery)
                 self._listens = True
                 # What was loaded stays: the collector need not walk it ever again.
-                gc.collect()
                 gc.freeze()
+                gc.enable()
                 address, port = doors["http"].getsockname()[:2]
                 _log.info("ready", http=f"{address}:{port}", users=len(self.presence))
                 number = await anext(signals)

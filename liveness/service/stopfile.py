@@ -9,6 +9,7 @@ taken away by the next start, whether that could use it or not.
 import os
 import zlib
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,6 +33,32 @@ class Stopped(NamedTuple):
     remaining: float  # seconds until due
     silence: float  # seconds since the last event
     event: int
+
+
+class Clocks:
+    """Everyone's clock at a stop, kept in columns: a million are a second to read."""
+
+    def __init__(
+        self, uids: Sequence[Uid], columns: Sequence[Sequence[float]], away: float
+    ) -> None:
+        self._place = dict(zip(uids, range(len(uids)), strict=True))
+        self._columns = columns
+        self._away = away
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def get(self, uid: Uid) -> Stopped | None:
+        """What was known of *uid*, the time since the stop added to its silence."""
+        place = self._place.get(uid)
+        if place is None:
+            return None
+        session, timeout, remaining, silence, event = (
+            column[place] for column in self._columns
+        )
+        return Stopped(
+            int(session), timeout, remaining, silence + self._away, int(event)
+        )
 
 
 def write(
@@ -67,18 +94,18 @@ def write(
     path.replace(folder / NAME)
 
 
-def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> dict[Uid, Stopped]:
+def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
     """Read the file and remove it.
 
     Returns:
-        By uid what was known at the stop, the time of the stop itself added to the
-        silence; empty if there is no file, or none for this end of this log.
+        What was known at the stop; nothing if there is no file, or none for this end
+        of this log.
     """
     path = folder / NAME
     try:
         packed = path.read_bytes()
     except FileNotFoundError:
-        return {}
+        return Clocks((), (), 0.0)
     path.unlink()
     try:
         head, body = decode(packed)
@@ -94,14 +121,9 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> dict[Uid, Stopped
             path=str(path),
             error=str(error),
         )
-        return {}
+        return Clocks((), (), 0.0)
     away = max(0.0, (wall_ms - stopped_ms) / 1000)
     columns = [array(code) for code in ("q", "d", "d", "d", "b")]
     for column, pack in zip(columns, packs, strict=True):
         column.frombytes(pack)
-    return {
-        uid: Stopped(session, timeout, remaining, silence + away, event)
-        for uid, session, timeout, remaining, silence, event in zip(
-            uids, *columns, strict=True
-        )
-    }
+    return Clocks(uids, columns, away)

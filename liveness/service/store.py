@@ -216,10 +216,10 @@ class Store:
             StateError: The file is damaged.
         """
         with self._expecting_damage():
-            for uid, *row in self._db.execute(
+            for row in self._db.execute(
                 "select uid, session, start, conn, gateway, timeout from online"
             ):
-                yield uid, OnlineRow(*row)
+                yield row[0], OnlineRow._make(row[1:])
 
     def read(
         self, *, after: int, until: int, wanted: Wanted, limit: int
