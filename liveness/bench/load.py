@@ -173,7 +173,7 @@ class Gateway:
         except queue.Empty:
             raise LoadError(f"no {name} within {ANSWER_S:g} s") from None
         if frame[0] != name:
-            raise LoadError(f"the server answered {str(frame):.200}, not {name}")
+            raise LoadError(f"the server answered {frame!s:.200}, not {name}")
         return frame
 
     def _read(self) -> None:

@@ -201,7 +201,10 @@ class Store:
 
     def bounds(self) -> tuple[int, int]:
         """The oldest seq kept, and the next one to be given."""
-        first, last = self._db.execute("select min(seq), max(seq) from log").fetchone()
+        # Two queries in one: SQLite looks up either end, but scans for both at once.
+        first, last = self._db.execute(
+            "select (select min(seq) from log), (select max(seq) from log)"
+        ).fetchone()
         return (1, 1) if last is None else (first, last + 1)
 
     def cursors(self) -> dict[tuple[str, str], CursorRow]:
