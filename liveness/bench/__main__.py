@@ -3,9 +3,10 @@
 import argparse
 import gc
 import json
+import math
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from liveness.bench import machine
@@ -14,7 +15,8 @@ from liveness.bench.scenarios import SCENARIOS, Options
 from liveness.errors import LivenessError
 
 FAILED = 2  # nothing could be measured; 1 is a missed floor
-TERMINATED = 143  # as a shell reports SIGTERM
+INTERRUPTED = 130  # as a shell reports SIGINT
+TERMINATED = 143  # and SIGTERM
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; None: those of the process.
     Returns:
-        0 if all floors were kept, 1 if one was missed, 2 if measuring failed.
+        0 if all floors were kept, 1 if one was missed, 2 if measuring failed, 130
+        after Ctrl-C.
     """
     given = _arguments(arguments)
     options = Options(
@@ -47,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (LivenessError, OSError) as error:
         print(f"liveness bench: {name}: {error}", file=sys.stderr)
         return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
     print(as_table(figures), end="")
     if given.json is not None:
         report = {
@@ -62,6 +67,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(figure.is_met for figure in figures) else 1
 
 
+def _at_least(kind: type[int | float], low: int) -> Callable[[str], int | float]:
+    def read(text: str) -> int | float:
+        value = kind(text)
+        if not low <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not {low} or more")
+        return value
+
+    read.__name__ = kind.__name__  # what argparse calls it in an error
+    return read
+
+
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m liveness.bench",
@@ -69,17 +85,23 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog="Example: python -m liveness.bench --only steady --seconds 60",
     )
     add = parser.add_argument
-    add("--users", type=int, default=100_000, metavar="N", help="users (%(default)s)")
     add(
-        "--rate", type=int, default=3_000, metavar="N",
+        "--users",
+        type=_at_least(int, 100),
+        default=100_000,
+        metavar="N",
+        help="users (%(default)s)",
+    )
+    add(
+        "--rate", type=_at_least(int, 1), default=3_000, metavar="N",
         help="steady: frames a second (%(default)s)",
     )  # fmt: skip
     add(
-        "--seconds", type=float, default=30.0, metavar="S",
+        "--seconds", type=_at_least(float, 1), default=30.0, metavar="S",
         help="steady: for so long users fall silent (%(default)g)",
     )  # fmt: skip
     add(
-        "--timeout", type=float, default=10.0, metavar="S",
+        "--timeout", type=_at_least(float, 1), default=10.0, metavar="S",
         help="silence timeout of those that fall silent (%(default)g)",
     )  # fmt: skip
     add(

@@ -11,6 +11,7 @@ import threading
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -36,7 +37,7 @@ class Moment(NamedTuple):
 
 
 def now() -> Moment:
-    """Read both clocks."""
+    """Read both clocks: a gateway has its own, and never asks the server's."""
     return Moment(time.perf_counter(), time.time_ns() / 1e6)
 
 
@@ -188,8 +189,8 @@ class Gateway:
                         self._take(Notices(received, frame[1]))
                     else:
                         self._replies.put(frame)
-        except OSError as error:
-            end = (f"{error}",)
+        except Exception as error:  # whoever waits for a reply is told
+            end = (repr(error),)
         self._replies.put(end)
 
     def _take(self, notices: Notices) -> None:
@@ -200,10 +201,8 @@ class Gateway:
             self._noticed.notify_all()
 
     def _close(self) -> None:
-        try:
+        with suppress(OSError):  # the server was first
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the server was first
         self._reader.join()
         self._sock.close()
 

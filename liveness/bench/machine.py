@@ -25,7 +25,7 @@ def facts(folder: Path | None) -> dict[str, object]:
         "memory_mb": int(_first("/proc/meminfo", "MemTotal").split()[0])
         * 1024
         // 10**6,
-        "load": os.getloadavg()[0],
+        "load": round(os.getloadavg()[0], 2),
         "filesystem": _filesystem(folder or Path(tempfile.gettempdir())),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -40,7 +40,7 @@ def facts(folder: Path | None) -> dict[str, object]:
 def as_line(machine: dict[str, object]) -> str:
     """The facts on one line."""
     return (
-        "{cores} cores ({cpu}), {memory_mb:,} MB, load {load:.2f}, {filesystem}, "
+        "{cores} cores ({cpu}), {memory_mb} MB, load {load}, {filesystem}, "
         "Linux {kernel}, Python {python}, wheel {wheel}, {date}"
     ).format(**machine)
 

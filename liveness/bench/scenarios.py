@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from liveness.bench.figures import Figure
-from liveness.bench.load import Gateway, Moment, Pace, Users, now
+from liveness.bench.load import Gateway, LoadError, Moment, Pace, Users, now
 from liveness.bench.server import Server, server
 from liveness.bench.verdict import Verdict, judge, quantile
 
@@ -253,7 +253,12 @@ def _order(options: Options) -> list[int]:
     order, stayer = list[int](), options.falling
     for position in range(round((options.seconds + options.timeout_s) * options.rate)):
         if signs and signs[-1][0] <= position:
-            order.append(signs.pop()[1])
+            planned, number = signs.pop()
+            if position - planned > options.rate * half_s / 2:
+                raise LoadError(
+                    "--rate leaves too few frames for those who fall silent"
+                )
+            order.append(number)
         else:
             order.append(stayer)
             stayer = stayer + 1 if stayer + 1 < options.users else options.falling

@@ -72,7 +72,10 @@ class Server:
         assert self._process is not None
         began = time.perf_counter()
         self._process.terminate()
-        code = self._process.wait(STOP_S)
+        try:
+            code = self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            raise ServerError(f"not stopped within {STOP_S:g} s") from None
         if code:
             raise ServerError(f"exit code {code} on SIGTERM{self._last_words()}")
         return time.perf_counter() - began

@@ -139,8 +139,12 @@ class Journal:
             now_ms = self._clock.wall_ms()
             oldest_ms = now_ms - round(retention_s * 1000)
             for key in self.linked & self.cursors.keys():
-                self.cursors[key] = self.cursors[key]._replace(used_ms=now_ms)
-                self._dirty.add(key)
+                cursor = self.cursors[key]
+                # Often enough never to be taken for forgotten, and seldom enough to
+                # leave an idle disk alone.
+                if now_ms - cursor.used_ms > (now_ms - oldest_ms) / 4:
+                    self.cursors[key] = cursor._replace(used_ms=now_ms)
+                    self._dirty.add(key)
             await self.settled()
             try:
                 step = partial(
