@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -20,6 +20,8 @@ from prometheus_client.core import (
 )
 
 from liveness.errors import Code
+
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
 
 # Names after the first 64 share the label `other`.
 MOST_GATEWAYS: Final = 64
@@ -228,15 +230,17 @@ def _counter(
     name: str, text: str, label: str, values: dict[str, int]
 ) -> CounterMetricFamily:
     family = CounterMetricFamily(f"liveness_{name}", text, labels=[label])
-    for value, count in values.items():
-        family.add_metric([value], count)
-    return family
+    return _filled(family, values)
 
 
 def _gauge(
     name: str, text: str, label: str, values: dict[str, int]
 ) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(f"liveness_{name}", text, labels=[label])
-    for value, count in values.items():
-        family.add_metric([value], count)
+    return _filled(GaugeMetricFamily(f"liveness_{name}", text, labels=[label]), values)
+
+
+def _filled(family: Family, values: dict[str, int]) -> Family:
+    """The family with one sample for each value of its label."""
+    for value, number in values.items():
+        family.add_metric([value], number)
     return family
