@@ -58,7 +58,7 @@ _log = structlog.get_logger("sidecar")
 
 
 class Sidecar:
-    """All the parts of one sidecar, wired; `run` lives as long as it does.
+    """All the parts of one sidecar, wired: first `restore`, then `run`.
 
     Args:
         config: The settings.
@@ -142,9 +142,6 @@ class Sidecar:
             listener: Where gateways and watchers connect.
             doors: The HTTP sockets, `http` and `admin`.
         """
-        # Nothing of what is loaded is garbage; looking for some takes half the time.
-        gc.disable()
-        self._restore()
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.journal.run)
@@ -181,7 +178,7 @@ class Sidecar:
 
     # --- start and stop -------------------------------------------------------
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
         """Take up every session that was open when the last process ended."""
         mono, wall_ms = self._clock.mono(), self._clock.wall_ms()
         at = self._clock.instant(self.engine.attended, mono)
@@ -355,7 +352,11 @@ async def serve(config: Config) -> None:
         listener = stack.enter_context(listening(config.socket.path, name="gateway"))
         admin = stack.enter_context(listening(config.socket.admin_path, name="admin"))
         http = stack.enter_context(_listening_on(config.http.host, config.http.port))
-        sidecar = Sidecar(config, store, Clock())
+        # Nothing of what is loaded is garbage; looking for some takes half the time.
+        gc.disable()
+        with store.expecting_damage():
+            sidecar = Sidecar(config, store, Clock())
+            sidecar.restore()
         await sidecar.run(signals, listener, {"http": http, "admin": admin})
 
 

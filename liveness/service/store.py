@@ -147,13 +147,17 @@ class Store:
             raise
 
     def _open(self) -> None:
-        with self._expecting_damage():
+        with self.expecting_damage():
             self._db = self._connect()
             self._prepare()
 
     @contextmanager
-    def _expecting_damage(self) -> Iterator[None]:
-        """At the start: what cannot be read is told, and left as it is."""
+    def expecting_damage(self) -> Iterator[None]:
+        """At the start: what cannot be read is told, and left as it is.
+
+        Raises:
+            StateError: Something within met a damaged file.
+        """
         try:
             yield
         except sqlite3.Error as error:
@@ -213,16 +217,11 @@ class Store:
         return {(role, name): CursorRow(*rest) for role, name, *rest in rows}
 
     def online(self) -> Iterator[tuple[Uid, OnlineRow]]:
-        """Every open session; read at the start.
-
-        Raises:
-            StateError: The file is damaged.
-        """
-        with self._expecting_damage():
-            for row in self._db.execute(
-                "select uid, session, start, conn, gateway, timeout from online"
-            ):
-                yield row[0], OnlineRow._make(row[1:])
+        """Every open session."""
+        for row in self._db.execute(
+            "select uid, session, start, conn, gateway, timeout from online"
+        ):
+            yield row[0], OnlineRow._make(row[1:])
 
     def read(
         self, *, after: int, until: int, wanted: Wanted, limit: int
@@ -336,7 +335,8 @@ class Store:
                 {"last": last, "role": GATEWAY},
             )
             db.execute("delete from log where seq <= ?", [last])
-        db.execute(f"pragma incremental_vacuum({TRIM_ROWS})").fetchall()
+        # As a script: `execute` stops after the first page that was given back.
+        db.executescript(f"pragma incremental_vacuum({TRIM_ROWS})")
         return int(last - first + 1) >= TRIM_ROWS
 
     @contextmanager
