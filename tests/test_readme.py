@@ -231,7 +231,9 @@ def test_the_settings_table_is_the_settings() -> None:
 
 
 def test_the_readme_names_every_command_and_no_other(environ: dict[str, str]) -> None:
-    known = set(re.findall(r"^│ ([a-z][a-z-]*) ", run("liveness --help", environ), re.M))
+    known = set(
+        re.findall(r"^│ ([a-z][a-z-]*) ", run("liveness --help", environ), re.M)
+    )
     assert {line.split()[1] for line in commands()} == known
     assert set(re.findall(r"liveness ([a-z-]+)\b", " ".join(inline()))) <= known
 

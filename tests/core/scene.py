@@ -1,0 +1,221 @@
+"""A presence driven by hand: its three clocks, its links, its disk, its restarts.
+
+What the service does around the core, without any of its machinery: it moves the
+clocks, reads links empty, lets judge whoever is due, keeps what is to be kept, and
+sets all of it up again after a stop. Every record is checked on its way for what
+holds of all records.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from liveness.core.gateways import Gateway
+from liveness.core.link import Link, LinkLimits
+from liveness.core.presence import Presence
+from liveness.core.records import (
+    Changes,
+    Instant,
+    Login,
+    Logout,
+    OnlineRow,
+    SignsOfLife,
+    Uid,
+)
+from liveness.core.wheel import Wheel
+from liveness.core.wire import encode
+
+ALL: Final = 10**9
+
+Shown = dict[str, Any]  # a record as everybody is shown it
+Sign = tuple[str, Uid, int | None]  # event, uid, conn
+
+
+def run_of(*frames: object) -> SignsOfLife:
+    """These signs of life as a link gives them, the first of them frame 2."""
+    link = Link(LinkLimits())
+    hello = ["hello", {"protocol": 1, "name": "g"}]
+    data = b"".join(encode(frame) for frame in (hello, *frames))
+    _, run = link.receive(data, 0.0)
+    assert isinstance(run, SignsOfLife)
+    return run
+
+
+class Scene:
+    """Gateways and their users over time.
+
+    Args:
+        wheel_class: The wheel to run on.
+        timeout: The server's timeout, in seconds.
+        hold: Longest hold of due users, in seconds.
+        settle: Seconds a gateway has to catch up.
+    """
+
+    def __init__(
+        self,
+        wheel_class: type[Wheel],
+        *,
+        timeout: float = 30.0,
+        hold: float = 60.0,
+        settle: float = 0.0,
+    ) -> None:
+        self.now, self.mono, self.wall_ms = 0.0, 1_000.0, 1_795_168_800_000
+        self.wheel_class, self.timeout = wheel_class, timeout
+        self.hold, self.settle = hold, settle
+        self.disk: dict[Uid, OnlineRow] = {}
+        self.timeouts: dict[str, float | None] = {}
+        self.log: list[Shown] = []
+        self.start()
+
+    def start(self) -> None:
+        """Start a sidecar, with the gateways' timeouts that are on disk."""
+        self.presence = Presence(
+            self.wheel_class(timeout=self.timeout, slots=30, now=self.now),
+            next_seq=len(self.log) + 1,
+            timeout=self.timeout,
+            gateway_hold=self.hold,
+            settle=self.settle,
+        )
+        for name, timeout in self.timeouts.items():
+            self.presence.set_timeout(self.presence.gateway(name), timeout)
+
+    @property
+    def at(self) -> Instant:
+        """This moment."""
+        return Instant(self.now, self.mono, self.wall_ms)
+
+    def gateway(self, name: str) -> Gateway:
+        return self.presence.gateway(name)
+
+    # --- links ------------------------------------------------------------------
+
+    def link(
+        self, name: str, *, ping: float | None = None, timeout: float | None = None
+    ) -> None:
+        self.timeouts[name] = timeout
+        self.presence.set_timeout(self.gateway(name), timeout)
+        self.gateway(name).linked(ping=ping, now=self.now)
+
+    def unlink(self, name: str) -> None:
+        self.gateway(name).unlinked(self.now)
+
+    # --- events -----------------------------------------------------------------
+
+    def login(
+        self,
+        name: str,
+        uids: Sequence[Uid],
+        conns: Sequence[int | None] | None = None,
+        *,
+        timeout: float | None = None,
+        age: float = 0.0,
+    ) -> list[Shown]:
+        login = Login(uids, conns or [None] * len(uids), timeout, age)
+        self.presence.login(self.gateway(name), login, self.at)
+        return self.written()
+
+    def logout(
+        self, name: str, uids: Sequence[Uid], conns: Sequence[int | None] | None = None
+    ) -> list[Shown]:
+        logout = Logout(uids, conns or [None] * len(uids))
+        self.presence.logout(self.gateway(name), logout, self.at)
+        return self.written()
+
+    def hear(self, name: str, *signs: Sign) -> list[Shown]:
+        if signs:
+            run = run_of(*([event, uid, {"conn": conn}] for event, uid, conn in signs))
+            assert self.presence.heard(self.gateway(name), run, self.at) == []
+        return self.written()
+
+    # --- time -------------------------------------------------------------------
+
+    def pass_time(self, seconds: float, *, absent: float = 0.0) -> None:
+        """Let time pass, of which the sidecar was not there for a while."""
+        self.now += seconds
+        self.mono += seconds + absent
+        self.wall_ms += round((seconds + absent) * 1_000)
+
+    def read(self, *names: str) -> None:
+        """Hear something from these gateways, and read their links empty."""
+        for name in names:
+            self.gateway(name).heard(self.now)
+            self.gateway(name).empty_at = self.now
+
+    def judge(self, *, limit: int = ALL) -> list[Shown]:
+        """Judge until nobody is left who may be judged."""
+        self.presence.wheel.advance(self.now, ALL)
+        while judged := self.presence.fire(self.at, limit=limit):
+            assert judged <= limit
+        return self.written()
+
+    def wait(self, seconds: float, *names: str) -> list[Shown]:
+        """Let time pass, read the links of these gateways, and judge."""
+        self.pass_time(seconds)
+        self.read(*names)
+        return self.judge()
+
+    # --- endings and restarts -----------------------------------------------------
+
+    def lose(self, name: str, *, limit: int = 1_000) -> list[Shown]:
+        place = 0
+        while place >= 0:
+            place, _ = self.presence.lose(
+                self.gateway(name), place, self.at, limit=limit
+            )
+        return self.written()
+
+    def crash(self) -> None:
+        """Start again with what is on disk, and a monotonic clock of another boot."""
+        self.now, self.mono = 0.0, 50.0
+        self.start()
+        for uid, row in self.disk.items():
+            self.presence.restore(uid, row, self.at)
+
+    def stop_and_start(self, away: float) -> None:
+        """Stop in an orderly way and start again *away* seconds later."""
+        shot = self.presence.wheel.snapshot(self.now)
+        silences = [self.mono - seen + away for seen in shot.seen]
+        self.now, self.mono = 0.0, 50.0
+        self.wall_ms += round(away * 1_000)
+        self.start()
+        assert dict(zip(shot.uids, shot.sessions, strict=True)) == {
+            uid: row.session for uid, row in self.disk.items()
+        }
+        columns = (shot.uids, shot.timeouts, shot.remaining, silences, shot.events)
+        for uid, lasts, left, silence, event in zip(*columns, strict=True):
+            self.presence.restore(
+                uid,
+                self.disk[uid],
+                self.at,
+                remaining=left,
+                lasts=lasts,
+                silence=silence,
+                event=event,
+            )
+
+    # --- the disk -----------------------------------------------------------------
+
+    def written(self) -> list[Shown]:
+        """Write what was decided; return its records."""
+        changes = self.presence.take()
+        for uid, row in changes.online.items():
+            if row is None:
+                self.disk.pop(uid, None)
+            else:
+                self.disk[uid] = row
+        new = [record.as_map() for record in changes.records]
+        self._check(changes, new)
+        self.log += new
+        return new
+
+    def _check(self, changes: Changes, new: list[Shown]) -> None:
+        first = len(self.log) + 1
+        assert [shown["seq"] for shown in new] == list(range(first, first + len(new)))
+        assert self.presence.next_seq == first + len(new)
+        assert len(changes.due) == len(changes.records)
+        assert not self.presence.take()
+        for record, due in zip(changes.records, changes.due, strict=True):
+            assert record.at == self.wall_ms
+            assert due <= self.mono
+            assert due == 0.0 or record.reason == "silence"
+        assert self.presence.early == 0
+        assert len(self.presence) == len(self.disk)

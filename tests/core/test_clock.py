@@ -1,0 +1,148 @@
+"""Attended time: load counts, absence does not, and nothing runs ahead of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.core.clock import LONG_ABSENCE_S, SLACK_S, AttendedClock
+from tests.strategies import BOUNDED
+
+SETTLE_S, PATIENCE_S = 2.0, 10.0
+
+
+def clock_at(mono: float, cpu: float = 0.0) -> AttendedClock:
+    return AttendedClock(mono=mono, cpu=cpu, settle=SETTLE_S, patience=PATIENCE_S)
+
+
+@pytest.fixture
+def clock() -> AttendedClock:
+    """A clock made at 100 s of monotonic and 5 s of CPU time."""
+    return clock_at(100.0, 5.0)
+
+
+def test_a_sleep_that_lasts_as_long_as_it_should_is_attended(
+    clock: AttendedClock,
+) -> None:
+    assert clock.turn(mono=100.5, cpu=5.0, asked=0.5) == 0.5
+    assert clock.turn(mono=101.5, cpu=5.0, asked=1.0) == 1.5
+    assert clock.unattended == 0
+
+
+def test_a_sleep_that_was_cut_short_counts_for_what_it_was(
+    clock: AttendedClock,
+) -> None:
+    assert clock.turn(mono=100.125, cpu=5.0, asked=1.0) == 0.125
+
+
+def test_load_counts(clock: AttendedClock) -> None:
+    assert clock.turn(mono=130.0, cpu=35.0, asked=0.0) == 30.0
+    assert not clock.stands
+    assert clock.unattended == 0
+
+
+def test_the_schedulers_delay_counts(clock: AttendedClock) -> None:
+    now = clock.turn(mono=100.5 + SLACK_S, cpu=5.0, asked=0.5)
+    assert now == pytest.approx(0.5 + SLACK_S)
+    assert clock.unattended == pytest.approx(0.0)
+
+
+def test_of_a_short_absence_only_what_was_asked_for_counts(
+    clock: AttendedClock,
+) -> None:
+    now = clock.turn(mono=101.0, cpu=5.125, asked=0.25)
+    assert now == pytest.approx(0.375 + SLACK_S)
+    assert clock.unattended == pytest.approx(1.0 - now)
+    assert not clock.stands
+
+
+def test_absence_does_not_count_and_stops_the_clock(clock: AttendedClock) -> None:
+    assert clock.turn(mono=160.0, cpu=5.0, asked=0.5) == 0.0
+    assert clock.stands
+    assert clock.unattended == 60.0
+
+
+def test_the_clock_stops_only_beyond_the_bound_of_a_long_absence() -> None:
+    for missed, stands in ((LONG_ABSENCE_S, False), (LONG_ABSENCE_S + 0.01, True)):
+        clock = clock_at(0.0)
+        clock.turn(mono=missed + SLACK_S, cpu=0.0, asked=0.0)
+        assert clock.stands == stands
+
+
+def test_a_clock_that_stands_goes_on_when_all_are_read_and_settled(
+    clock: AttendedClock,
+) -> None:
+    clock.turn(mono=160.0, cpu=5.0, asked=0.5)
+    clock.turn(mono=161.75, cpu=5.0, asked=2.0)
+    clock.caught_up(mono=161.75, all_read_empty=True)
+    assert clock.stands, "the gateways had no time yet to send what they collected"
+    clock.turn(mono=162.0, cpu=5.0, asked=0.25)
+    clock.caught_up(mono=162.0, all_read_empty=True)
+    assert (clock.stands, clock.now, clock.unattended) == (False, 0.0, 62.0)
+    assert clock.turn(mono=162.5, cpu=5.0, asked=0.5) == 0.5
+
+
+def test_a_link_that_cannot_be_read_empty_stops_the_clock_no_longer_than_patience(
+    clock: AttendedClock,
+) -> None:
+    clock.stand(100.0)
+    clock.caught_up(mono=100.0 + SETTLE_S, all_read_empty=False)
+    assert clock.stands
+    clock.caught_up(mono=99.875 + PATIENCE_S, all_read_empty=False)
+    assert clock.stands
+    clock.caught_up(mono=100.0 + PATIENCE_S, all_read_empty=False)
+    assert not clock.stands
+
+
+def test_another_absence_makes_a_standing_clock_wait_anew(clock: AttendedClock) -> None:
+    clock.stand(100.0)
+    clock.turn(mono=110.0, cpu=5.0, asked=0.0)
+    clock.caught_up(mono=111.0, all_read_empty=True)
+    assert clock.stands
+    clock.caught_up(mono=112.0, all_read_empty=True)
+    assert not clock.stands
+
+
+def test_a_clock_that_goes_is_not_stopped_by_having_caught_up(
+    clock: AttendedClock,
+) -> None:
+    clock.caught_up(mono=100.0, all_read_empty=False)
+    assert not clock.stands
+
+
+def test_while_links_are_deliberately_unread_nobody_is_attended(
+    clock: AttendedClock,
+) -> None:
+    assert clock.turn(mono=100.5, cpu=5.0, asked=0.5, deaf=True) == 0.0
+    assert not clock.stands
+    assert clock.unattended == 0.5
+    assert clock.turn(mono=101.0, cpu=5.0, asked=0.5) == 0.5
+
+
+def test_between_turns_time_goes_on_and_never_back(clock: AttendedClock) -> None:
+    clock.turn(mono=100.5, cpu=5.0, asked=0.5)
+    assert clock.at(100.75) == 0.75
+    assert clock.at(100.5) == 0.5
+    assert clock.at(100.25) == 0.5
+
+
+seconds = st.sampled_from([0.0, 0.01, 0.5, 1.0, 1.0625, 5.0, 3_600.0]) | st.floats(0, 9)
+
+
+@BOUNDED
+@given(
+    st.lists(
+        st.tuples(seconds, seconds, seconds, st.booleans(), st.booleans()), max_size=30
+    )
+)
+def test_attended_time_is_a_part_of_monotonic_time_and_the_rest_is_counted(
+    turns: list[tuple[float, float, float, bool, bool]],
+) -> None:
+    clock, mono, cpu = clock_at(0.0), 0.0, 0.0
+    for elapsed, used, asked, deaf, all_read_empty in turns:
+        mono, cpu, before = mono + elapsed, cpu + used, clock.now
+        latest = clock.at(mono)
+        now = clock.turn(mono=mono, cpu=cpu, asked=asked, deaf=deaf)
+        assert before <= now <= latest + 1e-9, "a deadline counted from `at` was early"
+        assert now - before <= asked + used + SLACK_S + 1e-9
+        assert now + clock.unattended == pytest.approx(mono)
+        clock.caught_up(mono=mono, all_read_empty=all_read_empty)

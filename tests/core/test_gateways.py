@@ -1,0 +1,247 @@
+"""When due users of a gateway may be judged: holds, and that each ends by itself."""
+
+import pytest
+
+from liveness.core.gateways import AWAY, MUTE, NEVER, UNREAD, Clearance, Gateway
+from liveness.core.wheel import Wheel
+from tests.core.scene import ALL, Scene, Shown
+
+HOLD_S, SETTLE_S = 60.0, 2.0
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    """A gateway with users, linked at 100 s and settled since, that promised nothing."""
+    made = Gateway("g", 0, SETTLE_S, users=3)
+    made.linked(ping=None, now=100.0)
+    return made
+
+
+@pytest.fixture
+def scene(wheel_class: type[Wheel]) -> Scene:
+    """Two gateways with a user each, of a timeout of 30 s; links promise 5 s."""
+    made = Scene(wheel_class, hold=HOLD_S, settle=SETTLE_S)
+    for name in ("g", "h"):
+        made.link(name, ping=5.0)
+        made.login(name, [f"user of {name}"])
+    return made
+
+
+def reasons(records: list[Shown]) -> list[tuple[str, str]]:
+    return [(shown["uid"], shown["reason"]) for shown in records]
+
+
+def live(scene: Scene, seconds: float, *names: str) -> list[Shown]:
+    """Let time pass in which these gateways are heard and read all along."""
+    records = []
+    while seconds > 0:
+        records += scene.wait(min(seconds, 4.0), *names)
+        seconds -= 4.0
+    return records
+
+
+# --- what is cleared -----------------------------------------------------------------
+
+
+def test_a_gateway_just_read_empty_is_cleared_up_to_now(gateway: Gateway) -> None:
+    gateway.empty_at = 150.0
+    assert gateway.clearance(150.0, hold=HOLD_S) == (150.0, 90.0, NEVER, None)
+
+
+def test_a_gateway_read_empty_before_is_cleared_up_to_then(gateway: Gateway) -> None:
+    gateway.empty_at = 149.0
+    assert gateway.clearance(150.0, hold=HOLD_S) == (149.0, 90.0, NEVER, UNREAD)
+
+
+def test_a_link_never_read_empty_clears_nobody(gateway: Gateway) -> None:
+    assert gateway.clearance(150.0, hold=HOLD_S) == (NEVER, 90.0, NEVER, UNREAD)
+
+
+def test_a_new_link_has_to_be_read_empty_itself(gateway: Gateway) -> None:
+    gateway.empty_at = 120.0
+    gateway.linked(ping=None, now=121.0)
+    assert gateway.clearance(150.0, hold=HOLD_S).silence == NEVER
+
+
+def test_a_new_link_is_given_time_to_say_what_it_had_collected(
+    gateway: Gateway,
+) -> None:
+    for now, silence in ((101.75, NEVER), (102.0, 102.0)):
+        gateway.empty_at = now
+        cleared = gateway.clearance(now, hold=HOLD_S)
+        assert cleared.silence == silence
+        assert cleared.why == (UNREAD if silence == NEVER else None)
+
+
+def test_a_gateway_without_users_has_nothing_to_say() -> None:
+    gateway = Gateway("g", 0, SETTLE_S)
+    gateway.linked(ping=None, now=100.0)
+    gateway.empty_at = 100.0
+    assert gateway.clearance(100.0, hold=HOLD_S).silence == 100.0
+
+
+def test_a_gateway_that_left_is_away_until_it_is_settled_and_then_to_blame(
+    gateway: Gateway,
+) -> None:
+    gateway.unlinked(150.0)
+    assert gateway.clearance(151.75, hold=HOLD_S) == (NEVER, 91.75, NEVER, AWAY)
+    assert gateway.clearance(152.0, hold=HOLD_S) == (NEVER, 152.0, NEVER, None)
+
+
+def test_a_gateway_never_linked_since_a_restart_is_to_blame() -> None:
+    gateway = Gateway("g", 0, SETTLE_S, users=1)
+    assert gateway.clearance(1.0, hold=HOLD_S) == (NEVER, 1.0, NEVER, None)
+
+
+def test_a_gateway_is_mute_beyond_the_ping_it_promised_and_not_before() -> None:
+    gateway = Gateway("g", 0, SETTLE_S)
+    gateway.linked(ping=5.0, now=110.0)
+    for now, why in ((115.0, None), (115.25, MUTE)):
+        gateway.empty_at = now
+        cleared = gateway.clearance(now, hold=HOLD_S)
+        silence = NEVER if why else now
+        assert cleared == Clearance(silence, now - HOLD_S, NEVER, why)
+
+
+def test_a_gateway_that_promised_no_ping_is_never_mute(gateway: Gateway) -> None:
+    gateway.empty_at = 9_999.0
+    assert gateway.clearance(9_999.0, hold=HOLD_S).why is None
+
+
+def test_a_mute_gateway_that_is_heard_owes_a_fresh_timeout_up_to_then() -> None:
+    gateway = Gateway("g", 0, SETTLE_S)
+    gateway.linked(ping=5.0, now=100.0)
+    gateway.heard(105.0)
+    assert gateway.clearance(105.0, hold=HOLD_S).renew == NEVER
+    gateway.heard(110.25)
+    gateway.heard(112.0)
+    gateway.empty_at = 113.0
+    cleared = gateway.clearance(113.0, hold=HOLD_S)
+    assert cleared == (113.0, 53.0, 110.25, None)
+
+
+def test_a_mute_gateway_that_comes_back_on_another_link_owes_it_too() -> None:
+    gateway = Gateway("g", 0, SETTLE_S)
+    gateway.linked(ping=5.0, now=100.0)
+    gateway.linked(ping=None, now=106.0)
+    gateway.empty_at = 106.0
+    assert gateway.clearance(106.0, hold=HOLD_S).renew == 106.0
+
+
+def test_a_promise_ends_with_its_link() -> None:
+    gateway = Gateway("g", 0, SETTLE_S)
+    gateway.linked(ping=5.0, now=100.0)
+    gateway.linked(ping=None, now=101.0)
+    gateway.empty_at = 150.0
+    assert gateway.clearance(150.0, hold=HOLD_S).why is None
+
+
+@pytest.mark.parametrize("state", ["mute", "away", "unread", "settling", "cleared"])
+def test_no_hold_is_without_end(state: str) -> None:
+    gateway = Gateway("g", 0, SETTLE_S, users=1)
+    gateway.linked(ping=5.0 if state == "mute" else None, now=100.0)
+    now = 101.0 if state == "settling" else 150.0
+    if state == "cleared":
+        gateway.empty_at = now
+    if state == "away":
+        gateway.unlinked(now)
+    assert gateway.clearance(now, hold=HOLD_S).lost == now - HOLD_S
+
+
+# --- what becomes of the users ---------------------------------------------------------
+
+
+def test_users_of_a_mute_gateway_are_held_and_get_a_fresh_timeout_when_it_is_heard(
+    scene: Scene,
+) -> None:
+    assert reasons(live(scene, 30.25, "h")) == [("user of h", "silence")]
+    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 1, UNREAD: 0}
+    assert live(scene, 10, "h") == []
+    scene.read("g")
+    assert scene.judge() == []
+    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 0, UNREAD: 0}
+    assert live(scene, 30, "g") == []
+    (record,) = live(scene, 0.25, "g")
+    assert (record["reason"], record["silence"]) == ("silence", 70.5)
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_fresh_timeout_after_a_hold_is_no_lateness_until_the_user_is_heard(
+    scene: Scene, *, is_heard: bool
+) -> None:
+    live(scene, 31, "h")
+    live(scene, 1, "g")
+    heard = scene.mono
+    if is_heard:
+        scene.hear("g", ("keepalive", "user of g", None))
+    live(scene, 28, "g")
+    scene.pass_time(2.25)
+    scene.read("g")
+    scene.presence.wheel.advance(scene.now, ALL)
+    scene.presence.fire(scene.at, limit=9)
+    assert scene.presence.take().due == [heard + 30 if is_heard else 0.0]
+    assert scene.presence.early == 0
+
+
+def test_users_of_a_gateway_that_stays_mute_are_lost_with_it_after_the_hold(
+    scene: Scene,
+) -> None:
+    live(scene, 30.25, "h")
+    assert live(scene, 59.5, "h") == []
+    assert reasons(live(scene, 0.5, "h")) == [("user of g", "gateway_lost")]
+
+
+def test_users_wait_until_their_gateway_is_read_empty_after_their_deadline(
+    scene: Scene,
+) -> None:
+    assert live(scene, 29.75, "g", "h") == []
+    scene.pass_time(0.5)
+    assert scene.judge() == []
+    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 0, UNREAD: 2}
+    scene.read("h")
+    assert reasons(scene.judge()) == [("user of h", "silence")]
+    scene.hear("g", ("keepalive", "user of g", None))
+    scene.read("g")
+    assert scene.judge() == []
+
+
+def test_users_of_a_gateway_never_read_empty_are_lost_with_it_after_the_hold(
+    scene: Scene,
+) -> None:
+    for _ in range(359):
+        scene.pass_time(0.25)
+        scene.gateway("g").heard(scene.now)
+        assert scene.judge() == []
+    assert scene.presence.held(scene.now)[UNREAD] == 1
+    assert scene.presence.held(scene.now)[MUTE] == 1
+    scene.pass_time(0.25)
+    scene.gateway("g").heard(scene.now)
+    assert sorted(reasons(scene.judge())) == [
+        ("user of g", "gateway_lost"),
+        ("user of h", "gateway_lost"),
+    ]
+
+
+def test_a_gateway_that_comes_back_in_time_loses_nobody_who_is_heard(
+    scene: Scene,
+) -> None:
+    scene.login("g", ["silent"])
+    live(scene, 29, "g", "h")
+    scene.unlink("g")
+    live(scene, 1.5, "h")
+    assert scene.presence.held(scene.now)[AWAY] == 2
+    scene.link("g")
+    scene.wait(1, "g")
+    scene.hear("g", ("keepalive", "user of g", None))
+    assert scene.wait(0.75, "g") == []
+    assert reasons(scene.wait(0.25, "g")) == [("silent", "silence")]
+    assert "user of g" in scene.disk
+
+
+def test_a_gateway_that_stays_away_loses_its_users_as_they_come_due(
+    scene: Scene,
+) -> None:
+    live(scene, 29, "g", "h")
+    scene.unlink("g")
+    assert reasons(scene.wait(1.75, "h")) == [("user of h", "silence")]
+    assert reasons(scene.wait(0.25)) == [("user of g", "gateway_lost")]

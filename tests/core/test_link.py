@@ -1,0 +1,316 @@
+"""One link's conversation: hello, numbers, runs of signs, refusals, the end."""
+
+from itertools import chain
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from liveness.core.frames import MAX_AGE_S
+from liveness.core.link import REFUSED_WINDOW_S, Link, LinkLimits
+from liveness.core.records import (
+    Ack,
+    Hello,
+    ListSessions,
+    Login,
+    Ping,
+    Refusal,
+    Request,
+    SignsOfLife,
+)
+from liveness.core.wire import encode
+from liveness.errors import NOT_FATAL, Code
+from tests.strategies import BOUNDED, frames, no_uids, singly, uids, values
+
+HELLO = ["hello", {"protocol": 1, "name": "gateway-1"}]
+
+
+def link_of(hello: object = HELLO, **limits: int) -> Link:
+    link = Link(LinkLimits(**limits))
+    (answer,) = link.receive(encode(hello), 0.0)
+    assert isinstance(answer, Hello)
+    return link
+
+
+def asked(link: Link, *frames: object, now: float = 0.0) -> list[Request]:
+    data = b"".join(encode(frame) for frame in frames)
+    return list(link.receive(data, now))
+
+
+def codes(answers: list[Request]) -> list[tuple[str, bool, int]]:
+    return [
+        (answer.code.value, answer.fatal, answer.n)
+        for answer in answers
+        if isinstance(answer, Refusal)
+    ]
+
+
+# --- hello ---------------------------------------------------------------------------
+
+
+def test_a_hello_fills_in_what_a_gateway_leaves_out() -> None:
+    assert link_of().hello == Hello(
+        name="gateway-1",
+        role="gateway",
+        timeout=None,
+        after=None,
+        log=None,
+        scope="own",
+        kinds=frozenset({"offline", "moved"}),
+        ack=True,
+        ping=None,
+        fresh=False,
+    )
+
+
+def test_a_watcher_gets_all_kinds_unless_it_says_otherwise() -> None:
+    hello = link_of(["hello", {"protocol": 1, "name": "w", "role": "watcher"}]).hello
+    assert hello is not None
+    assert hello.kinds == {"online", "offline", "moved"}
+
+
+def test_a_link_is_introduced_only_by_a_good_hello() -> None:
+    link = Link(LinkLimits())
+    assert codes(asked(link, ["hello", {"protocol": 1}])) == [("bad-hello", True, 1)]
+    assert link.hello is None
+
+
+def test_an_age_beyond_all_lives_is_taken_for_the_greatest() -> None:
+    for age in (MAX_AGE_S + 1, 1e20, 1.7e308, 2**64 - 1):
+        (login,) = asked(link_of(), ["login", "u", {"age": age}])
+        assert isinstance(login, Login)
+        assert login.age == MAX_AGE_S
+
+
+# --- numbers ---------------------------------------------------------------------------
+
+
+def test_frames_are_numbered_from_1_whatever_becomes_of_them() -> None:
+    link = link_of()
+    answers = asked(
+        link,
+        ["keepalive", "a"],
+        ["keepalive", ["b", "c"]],
+        ["nonsense"],
+        ["keepalive", []],
+        ["ack", 5],
+        [],
+        ["login", None],
+    )
+    refused = [("unknown-frame", False, 4), ("bad-frame", False, 7)]
+    assert codes(answers) == [*refused, ("bad-uid", False, 8)]
+    assert [type(answer) for answer in answers[:4]] == [
+        SignsOfLife, Refusal, SignsOfLife, Ack,
+    ]  # fmt: skip
+    assert answers[3] == Ack(5, 6)
+    assert link.n == 8
+
+
+def test_a_broken_frame_has_the_number_it_would_have_had() -> None:
+    link = link_of()
+    data = encode(["keepalive", "a"]) + encode(["list"]) + b"\xc1"
+    signs, listed, refused = link.receive(data, 0.0)
+    assert isinstance(signs, SignsOfLife)
+    assert listed == ListSessions()
+    assert codes([refused]) == [("bad-msgpack", True, 4)]
+
+
+def test_an_error_that_no_frame_caused_has_the_number_of_frames_taken() -> None:
+    assert Link(LinkLimits()).close(Code.TOO_SLOW, "").n == 0
+    link = link_of()
+    asked(link, ["list"], ["list"])
+    assert link.close(Code.REPLACED, "").n == 3
+
+
+# --- runs of signs -------------------------------------------------------------------
+
+
+def test_consecutive_signs_become_one_request_that_others_end() -> None:
+    sign = ["keepalive", "a", {"conn": 1}]
+    answers = asked(
+        link_of(),
+        sign,
+        ["message", ["b", "c"], {"conn": [2, None]}],
+        ["ping", 1],
+        sign,
+        ["x"],
+        sign,
+        sign,
+    )
+    runs = [answer for answer in answers if isinstance(answer, SignsOfLife)]
+    assert [type(answer) for answer in answers] == [
+        SignsOfLife, Ping, SignsOfLife, Refusal, SignsOfLife,
+    ]  # fmt: skip
+    assert runs[0].uids == ["a", "b", "c"]
+    assert runs[0].conns == [1, 2, None]
+    assert bytes(runs[0].events) == b"\x02\x03\x03"
+    assert [run.uids for run in runs[1:]] == [["a"], ["a", "a"]]
+
+
+def test_a_run_does_not_wait_for_the_next_piece() -> None:
+    link = link_of()
+    answers = [asked(link, ["keepalive", uid]) for uid in "ab"]
+    assert [[run.uids for run in runs] for runs in answers] == [[["a"]], [["b"]]]  # type: ignore[union-attr]
+
+
+def test_a_refused_sign_leaves_nothing_in_the_run() -> None:
+    answers = asked(
+        link_of(max_batch=2),
+        ["keepalive", "a"],
+        ["keepalive", ["b", "c", "d"]],
+        ["keepalive", ["e", "f"], {"conn": [1]}],
+        ["keepalive", "g", {"conn": -1}],
+        ["keepalive", "h"],
+    )
+    runs = [answer.uids for answer in answers if isinstance(answer, SignsOfLife)]
+    assert runs == [["a"], ["h"]]
+    assert codes(answers) == [
+        ("bad-frame", False, 3), ("bad-option", False, 4), ("bad-option", False, 5),
+    ]  # fmt: skip
+
+
+@BOUNDED
+@given(st.lists(st.none() | st.integers(0, 4), min_size=1, max_size=40))
+def test_a_run_knows_the_frame_of_each_position_and_the_place_in_it(
+    lengths: list[int | None],
+) -> None:
+    """None is a frame of one uid outside an array, a number is an array's length."""
+    link = link_of()
+    asked(link, ["list"], ["list"])
+    answers = asked(
+        link, *(["message", "u" if n is None else ["u"] * n] for n in lengths)
+    )
+    (run,) = answers
+    assert isinstance(run, SignsOfLife)
+    expected = [
+        (4 + at, index)
+        for at, length in enumerate(lengths)
+        for index in range(1 if length is None else length)
+    ]
+    assert [run.frame_at(at) for at in range(len(run.uids))] == expected
+
+
+# --- refusals ------------------------------------------------------------------------
+
+
+def test_a_link_with_too_many_refused_frames_is_closed() -> None:
+    link = link_of(max_refused=3)
+    answers = asked(link, *[["x"]] * 5, ["list"], now=1.0)
+    assert codes(answers) == [
+        ("unknown-frame", False, 2),
+        ("unknown-frame", False, 3),
+        ("unknown-frame", False, 4),
+        ("overloaded", True, 5),
+    ]
+    assert link.is_closed
+    assert len(answers) == 4
+
+
+def test_a_frame_refused_after_it_was_taken_counts_too() -> None:
+    link = link_of(max_refused=2)
+    asked(link, ["keepalive", None], ["x"])
+    first, second = (
+        link.refuse(Code.BAD_UID, "no uid", 1.0, n=2, frame="keepalive", index=0)
+        for _ in range(2)
+    )
+    assert first == Refusal(Code.BAD_UID, "no uid", 2, False, "keepalive", 0)
+    assert (second.code, second.fatal, link.is_closed) == (Code.OVERLOADED, True, True)
+
+
+def test_refused_frames_are_forgotten_after_a_while() -> None:
+    link = link_of(max_refused=2)
+    for turn in range(5):
+        now = turn * (REFUSED_WINDOW_S + 0.1)
+        assert codes(asked(link, ["x"], ["x"], now=now))[-1][0] == "unknown-frame"
+    assert codes(asked(link, ["x"], now=now + REFUSED_WINDOW_S))[0][0] == "overloaded"
+
+
+def test_the_default_of_refused_frames_is_a_thousand() -> None:
+    link = link_of()
+    answers = asked(link, *[["x"]] * 1_001)
+    assert [code for code, _, _ in codes(answers)].count("unknown-frame") == 1_000
+    assert codes(answers)[-1][:2] == ("overloaded", True)
+
+
+# --- the end -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", [b"\xc1", b"\xc0", b"\x91\xa1\xff"])
+def test_after_a_fatal_error_a_link_gives_nothing(broken: bytes) -> None:
+    link = link_of()
+    answers = list(link.receive(broken + encode(["list"]), 0.0))
+    assert [fatal for _, fatal, _ in codes(answers)] == [True]
+    assert len(answers) == 1
+    assert asked(link, ["list"]) == []
+
+
+def test_what_came_before_a_fatal_error_is_given() -> None:
+    link = link_of()
+    answers = list(link.receive(encode(["keepalive", "a"]) + b"\xc1", 0.0))
+    assert [type(answer) for answer in answers] == [SignsOfLife, Refusal]
+
+
+@pytest.mark.parametrize("closing", [Hello, SignsOfLife, Login])
+def test_a_link_closed_for_a_request_gives_nothing_behind_it(closing: type) -> None:
+    link = Link(LinkLimits())
+    everything = [
+        HELLO,
+        ["keepalive", "a"],
+        ["login", "b"],
+        ["list"],
+        ["keepalive", "c"],
+    ]
+    given_ = []
+    for request in link.receive(b"".join(map(encode, everything)), 0.0):
+        given_.append(type(request))
+        if isinstance(request, closing):
+            link.close(Code.NOT_ALLOWED, "")
+    assert given_ == [Hello, SignsOfLife, Login][: len(given_)]
+    assert given_[-1] is closing
+
+
+def test_a_closed_link_gives_nothing() -> None:
+    link = link_of()
+    link.close(Code.REPLACED, "")
+    assert asked(link, ["list"]) == []
+
+
+# --- whatever comes ------------------------------------------------------------------
+
+
+names = st.sampled_from(
+    ["hello", "login", "logout", "keepalive", "message", "ack", "ping", "where", "list"]
+)
+options = st.dictionaries(
+    st.sampled_from(["conn", "timeout", "age", "protocol", "name", "kinds", "after"]),
+    values,
+    max_size=3,
+)
+likely = st.tuples(
+    names, st.one_of(values, uids, st.lists(uids | no_uids, max_size=4)), options
+).map(list)
+
+
+@BOUNDED
+@given(st.lists(likely | frames | values, max_size=6))
+@example([["login", ["a", {}], {"age": []}]])
+@example([["x" * 100_000]])
+def test_whatever_frames_come_each_is_a_request_or_a_refusal_for_a_person(
+    sent: list[Any],
+) -> None:
+    data = b"".join(map(encode, sent))
+    link, pieced = link_of(), link_of()
+    answers = list(link.receive(data, 0.0))
+    for answer in answers:
+        if isinstance(answer, Refusal):
+            assert answer.fatal or answer.code in NOT_FATAL
+            assert 10 < len(answer.message) < 300
+            assert answer.message.isprintable()
+            assert answer.frame is None or len(answer.frame) <= 64
+            assert 2 <= answer.n <= len(sent) + 1
+            assert encode(answer.as_frame())
+    if len(data) < 5_000:
+        refused = (codes(list(pieced.receive(piece, 0.0))) for piece in singly(data))
+        assert [*chain.from_iterable(refused)] == codes(answers)
+    assert link.is_closed == any(fatal for _, fatal, _ in codes(answers))

@@ -1,0 +1,932 @@
+"""Every rule of "Sessions": as named examples, and as a machine against a plain model.
+
+The model is written from the protocol alone: a dictionary of sessions, in wall-clock
+milliseconds and attended seconds, and one method a rule. Its times lie on a grid of
+a quarter second, far wider than a bucket, so that it knows exactly who is due.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from liveness.core.frames import MAX_AGE_S
+from liveness.core.records import Login, OnlineRow, Uid
+from liveness.core.wheel import Wheel
+from tests.core.scene import ALL, Scene, Shown, Sign, run_of
+from tests.strategies import BOUNDED, NO_UIDS
+
+WheelClass = type[Wheel]
+
+
+@pytest.fixture
+def scene(wheel_class: WheelClass) -> Scene:
+    """Two gateways with a link each; a timeout of 30 s; nobody online."""
+    made = Scene(wheel_class)
+    made.link("g")
+    made.link("h")
+    return made
+
+
+def brief(records: list[Shown]) -> list[tuple[Any, ...]]:
+    return [(shown["kind"], shown["uid"], shown["reason"]) for shown in records]
+
+
+# --- login -----------------------------------------------------------------------
+
+
+def test_a_login_of_an_offline_uid_opens_a_session(scene: Scene) -> None:
+    assert scene.login("g", ["u"], [5]) == [
+        {
+            "seq": 1,
+            "kind": "online",
+            "uid": "u",
+            "gateway": "g",
+            "session": 1,
+            "conn": 5,
+            "reason": "login",
+            "at": scene.wall_ms,
+        }
+    ]
+    assert scene.presence.where(["u", "v"]) == [("u", "g", 1, 5)]
+
+
+@pytest.mark.parametrize("event", ["keepalive", "message"])
+def test_a_sign_of_life_of_an_unknown_uid_opens_a_session_and_says_so(
+    scene: Scene, event: str
+) -> None:
+    (record,) = scene.hear("g", (event, "u", 5))
+    assert (record["kind"], record["reason"], record["conn"]) == ("online", event, 5)
+
+
+@pytest.mark.parametrize("conn", [None, 5])
+def test_a_login_on_its_own_session_is_a_sign_of_life(
+    scene: Scene, conn: int | None
+) -> None:
+    scene.login("g", ["u"], [conn])
+    scene.wait(20, "g")
+    assert scene.login("g", ["u"], [conn]) == []
+    assert scene.wait(20, "g") == []
+    (record,) = scene.wait(10.25, "g")
+    assert (record["session"], record["last"]) == (1, "login")
+
+
+def test_a_login_of_whatever_age_on_its_own_session_is_a_sign_of_life(
+    scene: Scene,
+) -> None:
+    scene.login("g", ["u"], [5])
+    scene.wait(20, "g")
+    assert scene.login("g", ["u"], [5], age=1_000) == []
+    assert scene.wait(20, "g") == []
+
+
+def test_a_session_without_a_conn_adopts_that_of_a_login(scene: Scene) -> None:
+    scene.login("g", ["u"])
+    assert scene.login("g", ["u"], [5]) == []
+    assert scene.presence.where(["u"]) == [("u", "g", 1, 5)]
+    assert scene.disk["u"].conn == 5
+    assert scene.logout("g", ["u"], [6]) == []
+    assert brief(scene.logout("g", ["u"], [5])) == [("offline", "u", "logout")]
+
+
+@pytest.mark.parametrize("event", ["keepalive", "message"])
+def test_a_session_without_a_conn_does_not_adopt_that_of_a_sign_of_life(
+    scene: Scene, event: str
+) -> None:
+    scene.login("g", ["u"])
+    scene.hear("g", (event, "u", 5))
+    assert scene.presence.where(["u"]) == [("u", "g", 1, None)]
+
+
+def test_a_newer_connection_of_another_gateway_moves_the_user(scene: Scene) -> None:
+    scene.login("g", ["u"], [5])
+    scene.wait(10, "g", "h")
+    assert scene.login("h", ["u"], [6]) == [
+        {
+            "seq": 2,
+            "kind": "moved",
+            "uid": "u",
+            "gateway": "h",
+            "session": 2,
+            "conn": 6,
+            "reason": "login",
+            "at": scene.wall_ms,
+            "from": "g",
+            "from_session": 1,
+            "from_conn": 5,
+        }
+    ]
+
+
+def test_a_newer_connection_of_the_same_gateway_moves_the_user(scene: Scene) -> None:
+    scene.login("g", ["u"], [5])
+    (record,) = scene.login("g", ["u"], [6])
+    assert (record["kind"], record["gateway"], record["from"]) == ("moved", "g", "g")
+    assert (record["conn"], record["from_conn"]) == (6, 5)
+
+
+def test_a_login_that_names_no_conn_is_not_that_of_a_session_with_one(
+    scene: Scene,
+) -> None:
+    scene.login("g", ["u"], [5])
+    (record,) = scene.login("g", ["u"])
+    assert (record["kind"], record["from_conn"]) == ("moved", 5)
+    assert "conn" not in record
+
+
+@pytest.mark.parametrize("name", ["g", "h"])
+def test_a_login_of_an_older_connection_changes_nothing(
+    scene: Scene, name: str
+) -> None:
+    scene.login("g", ["u"], [5])
+    scene.wait(10, "g", "h")
+    before = scene.presence.wheel.find("u")
+    assert scene.login(name, ["u"], [6], age=10.25) == []
+    assert scene.presence.wheel.find("u") == before
+    assert scene.presence.ignored["older"] == 1
+
+
+def test_a_login_of_a_connection_of_the_same_age_is_not_older(scene: Scene) -> None:
+    scene.login("g", ["u"], [5])
+    scene.wait(10, "g", "h")
+    assert brief(scene.login("h", ["u"], [6], age=10)) == [("moved", "u", "login")]
+
+
+def test_age_says_when_a_session_began_not_when_it_was_heard(scene: Scene) -> None:
+    scene.login("g", ["u"], [5], age=100)
+    assert scene.login("h", ["u"], [6], age=101) == []
+    assert brief(scene.login("h", ["u"], [6], age=99)) == [("moved", "u", "login")]
+    assert scene.wait(29.75, "g", "h") == []
+
+
+def test_a_connection_of_the_greatest_age_fits_on_disk(scene: Scene) -> None:
+    scene.login("g", ["u"], age=MAX_AGE_S)
+    assert abs(scene.disk["u"].start_ms) < 2**63
+    scene.crash()
+    scene.link("h")
+    younger = MAX_AGE_S - 60
+    assert brief(scene.login("h", ["u"], age=younger)) == [("moved", "u", "login")]
+
+
+def test_a_timeout_of_a_login_holds_until_the_next_login(scene: Scene) -> None:
+    scene.login("g", ["u"], timeout=100)
+    scene.wait(50, "g")
+    scene.hear("g", ("keepalive", "u", None))
+    assert scene.wait(99.75, "g") == []
+    assert scene.login("g", ["u"]) == []
+    assert scene.wait(30, "g") == []
+    assert brief(scene.wait(0.25, "g")) == [("offline", "u", "silence")]
+
+
+def test_a_timeout_of_a_gateway_holds_from_each_uids_next_event_on(
+    scene: Scene,
+) -> None:
+    scene.login("g", ["heard", "unheard"])
+    scene.link("g", timeout=5)
+    scene.hear("g", ("keepalive", "heard", None))
+    assert brief(scene.wait(5.25, "g")) == [("offline", "heard", "silence")]
+    assert scene.wait(24.75, "g") == []
+    assert brief(scene.wait(0.25, "g")) == [("offline", "unheard", "silence")]
+
+
+def test_one_uid_twice_in_a_login_is_taken_twice(scene: Scene) -> None:
+    records = scene.login("g", ["u", "u"], [5, 6])
+    assert brief(records) == [("online", "u", "login"), ("moved", "u", "login")]
+    assert scene.presence.where(["u"]) == [("u", "g", 2, 6)]
+
+
+def test_the_integer_and_the_string_are_two_users(scene: Scene) -> None:
+    scene.login("g", [7, "7"], [1, 2])
+    assert scene.presence.where([7, "7"]) == [(7, "g", 1, 1), ("7", "g", 2, 2)]
+    assert [shown["uid"] for shown in scene.logout("g", ["7"])] == ["7"]
+    assert scene.presence.where([7, "7"]) == [(7, "g", 1, 1)]
+
+
+# --- signs of life -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", ["keepalive", "message"])
+@pytest.mark.parametrize(("has", "says"), [(None, None), (None, 5), (5, None), (5, 5)])
+def test_a_sign_of_life_counts_where_gateway_and_conn_match(
+    scene: Scene, event: str, has: int | None, says: int | None
+) -> None:
+    scene.login("g", ["u"], [has])
+    scene.wait(20, "g")
+    assert scene.hear("g", (event, "u", says)) == []
+    assert scene.wait(30, "g") == []
+    (record,) = scene.wait(0.25, "g")
+    assert (record["last"], record["silence"]) == (event, 30.25)
+
+
+@pytest.mark.parametrize(
+    ("name", "conn", "why"),
+    [("h", 5, "other_gateway"), ("h", None, "other_gateway"), ("g", 6, "other_conn")],
+)
+def test_a_sign_of_life_of_another_connection_changes_nothing_and_is_counted(
+    scene: Scene, name: str, conn: int | None, why: str
+) -> None:
+    scene.login("g", ["u"], [5])
+    scene.wait(20, "g", "h")
+    before = scene.presence.wheel.find("u")
+    assert scene.hear(name, ("keepalive", "u", conn)) == []
+    assert scene.presence.wheel.find("u") == before
+    assert scene.presence.ignored[why] == 1
+
+
+def test_signs_of_life_of_one_list_are_applied_in_order(scene: Scene) -> None:
+    records = scene.hear(
+        "g", ("message", "u", 5), ("keepalive", "u", 6), ("keepalive", "u", None)
+    )
+    assert brief(records) == [("online", "u", "message")]
+    assert records[0]["conn"] == 5
+    assert scene.presence.ignored["other_conn"] == 1
+    (record,) = scene.wait(30.25, "g")
+    assert record["last"] == "keepalive"
+
+
+def test_of_signs_with_bad_uids_the_good_ones_are_applied(scene: Scene) -> None:
+    scene.login("g", ["old", 1])
+    scene.wait(20, "g")
+    signs = run_of(
+        ["keepalive", "new"],
+        ["message", [None, "old", *NO_UIDS]],
+        ["keepalive", 1],
+    )
+    bad = scene.presence.heard(scene.gateway("g"), signs, scene.at)
+    assert bad == [(3, 1, 0)]
+    assert brief(scene.written()) == [("online", "new", "keepalive")]
+    assert scene.wait(30, "g") == []
+    assert len(scene.wait(0.25, "g")) == 3
+
+
+def test_each_frame_with_bad_uids_is_named_once_by_its_first(scene: Scene) -> None:
+    signs = run_of(
+        ["message", None],
+        ["message", ["a", "b", "", ""]],
+        ["message", []],
+        ["message", "c"],
+        ["message", [-1]],
+    )
+    bad = scene.presence.heard(scene.gateway("g"), signs, scene.at)
+    assert bad == [(2, 0, 0), (3, 3, 2), (6, 6, 0)]
+
+
+def test_bad_uids_by_the_thousand_cost_no_more_than_as_many_good_ones(
+    scene: Scene,
+) -> None:
+    """Naming one must not mean to look through all the frames before it."""
+    asked = 0
+
+    class Counting(list[Any]):
+        def __getitem__(self, at: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            return super().__getitem__(at)
+
+        def __iter__(self) -> Iterator[Any]:
+            nonlocal asked
+            for item in super().__iter__():
+                asked += 1
+                yield item
+
+    signs = run_of(*[["keepalive", [None, None]]] * 2_000)
+    counting: Any = Counting(signs.batches)
+    signs = replace(signs, batches=counting)
+    assert len(scene.presence.heard(scene.gateway("g"), signs, scene.at)) == 2_000
+    assert asked < 2_000 * 50
+
+
+# --- logout ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("has", "says"), [(None, None), (5, None), (5, 5)])
+def test_a_logout_ends_the_session_with_that_conn_or_without_one_any(
+    scene: Scene, has: int | None, says: int | None
+) -> None:
+    scene.login("g", ["u"], [has])
+    scene.wait(20, "g")
+    (record,) = scene.logout("g", ["u"], [says])
+    assert brief([record]) == [("offline", "u", "logout")]
+    assert (record["last"], record["silence"]) == ("logout", 0)
+    assert record["seen"] == record["at"] == scene.wall_ms
+    assert (record["session"], record.get("conn")) == (1, has)
+
+
+@pytest.mark.parametrize(
+    ("name", "has", "says", "why"),
+    [
+        ("h", 5, 5, "other_gateway"),
+        ("h", None, None, "other_gateway"),
+        ("g", 5, 6, "other_conn"),
+        ("g", None, 5, "other_conn"),
+    ],
+)
+def test_any_other_logout_changes_nothing_and_is_counted(
+    scene: Scene, name: str, has: int | None, says: int | None, why: str
+) -> None:
+    scene.login("g", ["u"], [has])
+    before = scene.presence.wheel.find("u")
+    assert scene.logout(name, ["u"], [says]) == []
+    assert scene.presence.wheel.find("u") == before
+    assert scene.presence.ignored[why] == 1
+    assert scene.logout(name, ["nobody"]) == []
+    assert scene.presence.ignored["offline"] == 1
+
+
+def test_a_late_logout_does_not_end_a_newer_session(scene: Scene) -> None:
+    scene.login("g", ["u"], [5])
+    scene.login("g", ["u"], [6])
+    assert scene.logout("g", ["u"], [5]) == []
+    scene.login("h", ["u"], [5])
+    assert scene.logout("g", ["u"]) == []
+    assert scene.presence.where(["u"]) == [("u", "h", 3, 5)]
+
+
+# --- silence and its evidence --------------------------------------------------------
+
+
+def test_a_silent_user_goes_offline_after_its_timeout_and_not_before(
+    scene: Scene,
+) -> None:
+    scene.login("g", ["u"], [5])
+    scene.wait(12.5, "g")
+    scene.hear("g", ("message", "u", 5))
+    seen = scene.wall_ms
+    assert scene.wait(30, "g") == []
+    assert scene.wait(0.25, "g") == [
+        {
+            "seq": 2,
+            "kind": "offline",
+            "uid": "u",
+            "gateway": "g",
+            "session": 1,
+            "conn": 5,
+            "reason": "silence",
+            "at": seen + 30_250,
+            "seen": seen,
+            "last": "message",
+            "silence": 30.25,
+        }
+    ]
+    assert scene.disk == {}
+
+
+def test_unattended_time_counts_for_nobodys_silence_but_is_in_the_evidence(
+    scene: Scene,
+) -> None:
+    scene.login("g", ["u"])
+    scene.pass_time(10, absent=1_000)
+    scene.read("g")
+    assert scene.judge() == []
+    assert scene.wait(20, "g") == []
+    (record,) = scene.wait(0.25, "g")
+    assert record["silence"] == 1_030.25
+    assert record["at"] - record["seen"] == 1_030_250
+
+
+def test_the_silence_of_a_gateway_without_a_link_is_the_gateways(scene: Scene) -> None:
+    scene.login("g", ["u"])
+    scene.login("h", ["v"])
+    scene.unlink("g")
+    records = scene.wait(30.25, "h")
+    assert sorted(brief(records)) == [
+        ("offline", "u", "gateway_lost"),
+        ("offline", "v", "silence"),
+    ]
+    assert {shown["last"] for shown in records} == {"login"}
+
+
+def test_those_judged_late_for_our_own_sake_are_still_silent_themselves(
+    scene: Scene,
+) -> None:
+    scene.login("g", [f"u{number}" for number in range(10)])
+    for _ in range(400):  # nobody judges: the journal, say, has not caught up
+        scene.pass_time(0.25)
+        scene.read("g")
+        scene.presence.wheel.advance(scene.now, ALL)
+    records = scene.judge(limit=3)
+    assert {shown["reason"] for shown in records} == {"silence"}
+    assert len(records) == 10
+
+
+def test_lateness_is_counted_from_the_deadline_of_those_judged_by_silence(
+    scene: Scene,
+) -> None:
+    scene.login("g", ["u", "v"])
+    login = scene.mono
+    scene.logout("g", ["v"])
+    scene.pass_time(31)
+    scene.read("g")
+    scene.presence.wheel.advance(scene.now, ALL)
+    scene.presence.fire(scene.at, limit=9)
+    assert scene.presence.take().due == [login + 30]
+
+
+def test_an_offline_that_comes_too_early_for_the_real_clock_is_counted(
+    scene: Scene,
+) -> None:
+    scene.login("g", ["u"])
+    scene.now += 31
+    scene.mono += 29.99
+    scene.read("g")
+    scene.presence.wheel.advance(scene.now, ALL)
+    assert scene.presence.fire(scene.at, limit=9) == 1
+    assert scene.presence.early == 1
+
+
+def test_a_gateway_that_comes_back_fresh_loses_its_sessions_at_once(
+    scene: Scene,
+) -> None:
+    scene.login("g", ["a", "b"], [1, 2])
+    scene.login("h", ["c"])
+    scene.wait(5, "g", "h")
+    records = scene.lose("g", limit=1_000)
+    assert sorted(brief(records)) == [
+        ("offline", "a", "gateway_lost"),
+        ("offline", "b", "gateway_lost"),
+    ]
+    assert {shown["silence"] for shown in records} == {5}
+    assert {shown["last"] for shown in records} == {"login"}
+    assert [*scene.disk] == ["c"]
+
+
+def test_each_gateway_gets_its_turn_whoever_has_more(scene: Scene) -> None:
+    scene.login("g", range(1_000))
+    scene.login("h", ["only"])
+    scene.pass_time(31)
+    scene.read("g", "h")
+    scene.presence.wheel.advance(scene.now, ALL)
+    scene.presence.fire(scene.at, limit=10)
+    assert "only" in [shown["uid"] for shown in scene.written()]
+
+
+def test_three_gateways_take_turns_even_if_only_one_is_judged_at_a_time(
+    scene: Scene,
+) -> None:
+    scene.link("i")
+    for name in "ghi":
+        scene.login(name, [f"{name}{number}" for number in range(5)])
+    scene.pass_time(31)
+    scene.read("g", "h", "i")
+    scene.presence.wheel.advance(scene.now, ALL)
+    for _ in range(5):
+        judged = []
+        for _ in range(3):
+            assert scene.presence.fire(scene.at, limit=1) == 1
+            judged += scene.written()
+        assert {shown["gateway"] for shown in judged} == {"g", "h", "i"}
+
+
+def test_what_one_gateway_leaves_of_its_share_another_one_uses(scene: Scene) -> None:
+    for name in ("i", "j", "k"):
+        scene.link(name)
+        scene.login(name, [f"{name}{number}" for number in range(5)])
+    scene.login("g", range(1_000))
+    scene.login("h", ["only"])
+    scene.pass_time(31)
+    scene.read("g", "h")  # the others are unread, so their users are held
+    scene.presence.wheel.advance(scene.now, ALL)
+    for _ in range(7):
+        assert scene.presence.fire(scene.at, limit=100) == 100
+
+
+# --- what is kept and counted --------------------------------------------------------
+
+
+def test_the_online_set_changes_by_the_net_effect(scene: Scene) -> None:
+    g, h = scene.gateway("g"), scene.gateway("h")
+    scene.presence.login(g, Login(["a", "b"], [1, 2], None, 2.5), scene.at)
+    scene.presence.login(h, Login(["a"], [3], 45.0, 0.0), scene.at)
+    scene.presence.heard(g, run_of(["keepalive", "c"]), scene.at)
+    scene.presence.heard(g, run_of(["keepalive", "b", {"conn": 2}]), scene.at)
+    changes = scene.presence.take()
+    wall = scene.wall_ms
+    assert changes.online == {
+        "a": OnlineRow(3, wall, 3, "h", 45.0),
+        "b": OnlineRow(2, wall - 2_500, 2, "g", None),
+        "c": OnlineRow(4, wall, None, "g", None),
+    }
+    assert [record.seq for record in changes.records] == [1, 2, 3, 4]
+
+
+def test_a_change_without_a_record_is_kept_too(scene: Scene) -> None:
+    scene.login("g", ["u"], age=3)
+    wall = scene.wall_ms
+    scene.wait(5, "g")
+    for conn, timeout in [(None, 45.0), (5, 45.0), (5, None)]:
+        assert scene.login("g", ["u"], [conn], timeout=timeout) == []
+        assert scene.disk["u"] == OnlineRow(1, wall - 3_000, conn, "g", timeout)
+
+
+def test_a_sign_of_life_alone_writes_nothing(scene: Scene) -> None:
+    scene.login("g", ["u"], [5], timeout=45)
+    scene.wait(5, "g")
+    scene.presence.heard(
+        scene.gateway("g"), run_of(["keepalive", "u", {"conn": 5}]), scene.at
+    )
+    scene.presence.login(scene.gateway("g"), Login(["u"], [5], 45, 9.0), scene.at)
+    assert not scene.presence.take()
+
+
+def test_a_user_who_came_and_went_between_two_commits_is_not_kept(
+    scene: Scene,
+) -> None:
+    g = scene.gateway("g")
+    scene.presence.heard(g, run_of(["message", "u", {"conn": 5}]), scene.at)
+    scene.logout("g", ["u"], [5])
+    assert scene.disk == {}
+    assert brief(scene.log) == [("online", "u", "message"), ("offline", "u", "logout")]
+
+
+def test_a_list_of_events_is_one_change_of_each_counter(scene: Scene) -> None:
+    scene.login("g", ["a", "b"], [1, 2])
+    scene.login("h", ["a"], [3])
+    scene.hear("g", ("keepalive", "c", None), ("message", "b", 2), ("message", "b", 9))
+    scene.logout("g", ["c", "d"])
+    scene.wait(30.25, "g", "h")
+    presence = scene.presence
+    assert presence.events == {"login": 3, "keepalive": 1, "message": 2, "logout": 2}
+    assert presence.opened == {"login": 2, "keepalive": 1, "message": 0}
+    assert presence.moved == 1
+    assert presence.ended == {"silence": 2, "logout": 1, "gateway_lost": 0}
+    ignored = {"other_gateway": 0, "other_conn": 1, "older": 0, "offline": 1}
+    assert presence.ignored == ignored
+
+
+# --- restarts ------------------------------------------------------------------------
+
+
+def test_after_a_crash_everyone_gets_a_fresh_timeout_and_is_restored(
+    scene: Scene,
+) -> None:
+    scene.login("g", ["u"], [5])
+    scene.login("g", ["own"], timeout=10)
+    scene.wait(9.75, "g")
+    scene.crash()
+    scene.link("g")
+    assert brief(scene.wait(10.25, "g")) == [("offline", "own", "silence")]
+    assert scene.wait(19.75, "g") == []
+    (record,) = scene.wait(0.25, "g")
+    assert record == {
+        "seq": 4,
+        "kind": "offline",
+        "uid": "u",
+        "gateway": "g",
+        "session": 1,
+        "conn": 5,
+        "reason": "silence",
+        "at": scene.wall_ms,
+        "restored": True,
+        "silence": 30.25,
+    }
+
+
+@pytest.mark.parametrize("event", ["keepalive", "message", "login", "logout"])
+def test_whoever_is_heard_after_a_crash_is_no_longer_restored(
+    scene: Scene, event: str
+) -> None:
+    scene.login("g", ["u"], [5])
+    scene.crash()
+    scene.link("g")
+    scene.wait(2, "g")
+    if event == "login":
+        assert scene.login("g", ["u"], [5]) == []
+    elif event == "logout":
+        scene.logout("g", ["u"], [5])
+    else:
+        assert scene.hear("g", (event, "u", 5)) == []
+    scene.wait(30.25, "g")
+    (record,) = scene.log[1:]
+    assert (record["session"], record["last"]) == (1, event)
+    assert "restored" not in record
+
+
+def test_a_planned_stop_resets_nobodys_clock(scene: Scene) -> None:
+    scene.login("g", ["u"], [5])
+    seen = scene.wall_ms
+    scene.wait(10, "g")
+    scene.stop_and_start(away=100)
+    scene.link("g")
+    assert scene.wait(20, "g") == []
+    (record,) = scene.wait(0.25, "g")
+    assert (record["seen"], record["last"]) == (seen, "login")
+    assert (record["silence"], record["reason"]) == (130.25, "silence")
+
+
+def test_a_user_unheard_since_a_crash_stays_restored_over_a_planned_stop(
+    scene: Scene,
+) -> None:
+    scene.login("g", ["u"])
+    scene.crash()
+    scene.link("g")
+    scene.wait(10, "g")
+    scene.stop_and_start(away=0)
+    scene.link("g")
+    (record,) = scene.wait(20.25, "g")
+    assert (record["restored"], record["silence"]) == (True, 30.25)
+
+
+def test_nobody_counts_as_early_who_was_due_before_a_stop_by_another_timeout(
+    scene: Scene,
+) -> None:
+    scene.link("g", timeout=10)
+    scene.login("g", ["u"])
+    scene.wait(5, "g")
+    scene.link("g", timeout=300)  # from each uid's next event on, and there is none
+    scene.stop_and_start(away=1)
+    scene.link("g", timeout=300)
+    assert brief(scene.wait(5.25, "g")) == [("offline", "u", "silence")]
+    assert scene.presence.early == 0
+
+
+@pytest.mark.parametrize("how", ["crash", "stop"])
+def test_a_restart_keeps_session_conn_age_and_gateway(scene: Scene, how: str) -> None:
+    scene.login("g", ["u"], [5], age=20)
+    scene.wait(5, "g")
+    if how == "crash":
+        scene.crash()
+    else:
+        scene.stop_and_start(away=0)
+    scene.link("g")
+    scene.link("h")
+    assert scene.presence.where(["u"]) == [("u", "g", 1, 5)]
+    assert scene.gateway("g").users == 1
+    assert scene.login("h", ["u"], [6], age=25.25) == []
+    assert brief(scene.login("h", ["u"], [6], age=24.75)) == [("moved", "u", "login")]
+
+
+def test_a_wall_clock_set_back_over_a_restart_locks_no_user_to_its_old_session(
+    scene: Scene,
+) -> None:
+    scene.login("g", ["u"], [5])
+    scene.wall_ms -= 3_600_000
+    scene.crash()
+    scene.link("g")
+    scene.link("h")
+    scene.wait(1, "g", "h")
+    assert brief(scene.login("h", ["u"], [6])) == [("moved", "u", "login")]
+
+
+# --- the machine -----------------------------------------------------------------------
+
+UIDS: Final[tuple[Uid, ...]] = ("a", 7, "7")
+SERVER_TIMEOUT: Final = 2.0
+
+names = st.sampled_from(["g", "h"])
+pool = st.sampled_from(UIDS)
+conns = st.sampled_from([None, 1, 2])
+ages = st.sampled_from([0.0, 0.25, 1.0, 5.0, 40.0])
+timeouts = st.sampled_from([None, 1.0, 1.5, 4.0, 90.0])
+ways = st.sampled_from(["keepalive", "message"])
+
+
+@dataclass
+class Session:
+    """What the model knows of one session."""
+
+    gateway: str
+    conn: int | None
+    session: int
+    start_ms: int
+    timeout: float | None
+    due: float = 0.0  # attended seconds
+    seen_ms: int = 0
+    last: str | None = None  # None: restored, and not heard since
+
+
+class Sessions(RuleBasedStateMachine):
+    """The rules of "Sessions", applied to a presence and to a dictionary."""
+
+    implementation: WheelClass = Wheel
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scene = Scene(self.implementation, timeout=SERVER_TIMEOUT)
+        self.online: dict[Uid, Session] = {}
+        self.linked = {"g", "h"}
+        self.timeouts: dict[str, float | None] = {"g": None, "h": None}
+        self.ignored: Counter[str] = Counter()
+        self.seq = 0
+        for name in sorted(self.linked):
+            self.scene.link(name)
+
+    # --- the model's rules ---------------------------------------------------------
+
+    def sign(self, session: Session, event: str) -> None:
+        session.seen_ms, session.last = self.scene.wall_ms, event
+        session.due = self.scene.now + self.timeout_of(session)
+
+    def timeout_of(self, session: Session) -> float:
+        return session.timeout or self.timeouts[session.gateway] or SERVER_TIMEOUT
+
+    def opened(
+        self,
+        kind: str,
+        name: str,
+        uid: Uid,
+        conn: int | None,
+        event: str,
+        start_ms: int,
+        timeout: float | None,
+    ) -> Shown:
+        before = self.online.get(uid)
+        self.seq += 1
+        self.online[uid] = Session(name, conn, self.seq, start_ms, timeout)
+        self.sign(self.online[uid], event)
+        shown = self.shown(kind, uid, event)
+        if before is not None:
+            shown |= {"from": before.gateway, "from_session": before.session}
+            shown |= {} if before.conn is None else {"from_conn": before.conn}
+        return shown
+
+    def shown(self, kind: str, uid: Uid, reason: str) -> Shown:
+        session = self.online[uid]
+        conn = {} if session.conn is None else {"conn": session.conn}
+        return conn | {
+            "seq": self.seq,
+            "kind": kind,
+            "uid": uid,
+            "gateway": session.gateway,
+            "session": session.session,
+            "reason": reason,
+            "at": self.scene.wall_ms,
+        }
+
+    def ended(self, uid: Uid, reason: str) -> Shown:
+        self.seq += 1
+        shown = self.shown("offline", uid, reason)
+        session = self.online.pop(uid)
+        shown["silence"] = (self.scene.wall_ms - session.seen_ms) / 1_000
+        if session.last is None:
+            return shown | {"restored": True}
+        return shown | {"seen": session.seen_ms, "last": session.last}
+
+    # --- events ----------------------------------------------------------------------
+
+    @rule(
+        name=names,
+        who=st.lists(st.tuples(pool, conns), min_size=1, max_size=3),
+        timeout=timeouts,
+        age=ages,
+    )
+    def login(
+        self,
+        name: str,
+        who: list[tuple[Uid, int | None]],
+        timeout: float | None,
+        age: float,
+    ) -> None:
+        start_ms = self.scene.wall_ms - int(age * 1_000)
+        expected = []
+        for uid, conn in who:
+            session = self.online.get(uid)
+            new = (name, uid, conn, "login", start_ms, timeout)
+            if session is None:
+                expected.append(self.opened("online", *new))
+            elif session.gateway == name and session.conn in (conn, None):
+                session.conn, session.timeout = conn, timeout
+                self.sign(session, "login")
+            elif start_ms < session.start_ms:
+                self.ignored["older"] += 1
+            else:
+                expected.append(self.opened("moved", *new))
+        got = self.scene.login(
+            name,
+            [uid for uid, _ in who],
+            [conn for _, conn in who],
+            timeout=timeout,
+            age=age,
+        )
+        assert got == expected
+        self.check()
+
+    @rule(name=names, signs=st.lists(st.tuples(ways, pool, conns), max_size=5))
+    def signs_of_life(self, name: str, signs: list[Sign]) -> None:
+        expected = []
+        for event, uid, conn in signs:
+            session = self.online.get(uid)
+            if session is None:
+                wall = self.scene.wall_ms
+                new = self.opened("online", name, uid, conn, event, wall, None)
+                expected.append(new)
+            elif session.gateway != name:
+                self.ignored["other_gateway"] += 1
+            elif None not in (conn, session.conn) and conn != session.conn:
+                self.ignored["other_conn"] += 1
+            else:
+                self.sign(session, event)
+        assert self.scene.hear(name, *signs) == expected
+        self.check()
+
+    @rule(name=names, uid=pool, conn=conns)
+    def logout(self, name: str, uid: Uid, conn: int | None) -> None:
+        expected = []
+        session = self.online.get(uid)
+        if session is None:
+            self.ignored["offline"] += 1
+        elif session.gateway != name:
+            self.ignored["other_gateway"] += 1
+        elif conn is not None and conn != session.conn:
+            self.ignored["other_conn"] += 1
+        else:
+            session.seen_ms, session.last = self.scene.wall_ms, "logout"
+            expected.append(self.ended(uid, "logout"))
+        assert self.scene.logout(name, [uid], [conn]) == expected
+        self.check()
+
+    # --- time ------------------------------------------------------------------------
+
+    @rule(
+        seconds=st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0, 2.25, 60.0]),
+        absent=st.sampled_from([0.0, 0.0, 0.25, 300.0]),
+        limit=st.sampled_from([1, 2, 100]),
+    )
+    def time_passes(self, seconds: float, absent: float, limit: int) -> None:
+        self.scene.pass_time(seconds, absent=absent)
+        self.scene.read(*self.linked)
+        got = self.scene.judge(limit=limit)
+        due = [uid for uid, s in self.online.items() if s.due < self.scene.now]
+        # Within a pass the order is the wheel's and the gateways'.
+        assert sorted(map(repr, due)) == sorted(repr(shown["uid"]) for shown in got)
+        for shown in got:
+            session = self.online[shown["uid"]]
+            is_linked = session.gateway in self.linked
+            reason = "silence" if is_linked else "gateway_lost"
+            assert shown == self.ended(shown["uid"], reason)
+        self.check()
+
+    # --- gateways and restarts ---------------------------------------------------------
+
+    @rule(name=names, timeout=timeouts, is_fresh=st.booleans())
+    def hello(self, name: str, timeout: float | None, is_fresh: bool) -> None:
+        self.scene.link(name, timeout=timeout)
+        self.linked.add(name)
+        self.timeouts[name] = timeout
+        if is_fresh:
+            got = self.scene.lose(name)
+            mine = {uid for uid, s in self.online.items() if s.gateway == name}
+            assert {shown["uid"] for shown in got} == mine
+            for shown in got:
+                assert shown == self.ended(shown["uid"], "gateway_lost")
+        self.check()
+
+    @rule(name=names)
+    def link_ends(self, name: str) -> None:
+        self.scene.unlink(name)
+        self.linked.discard(name)
+
+    @rule()
+    def crash(self) -> None:
+        self.scene.crash()
+        for session in self.online.values():
+            session.seen_ms, session.last = self.scene.wall_ms, None
+            session.due = self.scene.now + self.timeout_of(session)
+        self.restarted()
+
+    @rule(away=st.sampled_from([0.0, 0.25, 600.0]))
+    def planned_stop(self, away: float) -> None:
+        before = self.scene.now
+        self.scene.stop_and_start(away)
+        for session in self.online.values():
+            session.due += self.scene.now - before
+        self.restarted()
+
+    def restarted(self) -> None:
+        self.ignored.clear()
+        for name in self.linked:
+            self.scene.link(name, timeout=self.timeouts[name])
+        self.check()
+
+    # --- what must hold ------------------------------------------------------------------
+
+    def check(self) -> None:
+        scene, presence = self.scene, self.scene.presence
+        assert scene.disk == {
+            uid: OnlineRow(s.session, s.start_ms, s.conn, s.gateway, s.timeout)
+            for uid, s in self.online.items()
+        }
+        assert presence.where(UIDS) == [
+            (uid, s.gateway, s.session, s.conn)
+            for uid, s in ((uid, self.online.get(uid)) for uid in UIDS)
+            if s is not None
+        ]
+        for name in ("g", "h"):
+            users = sum(s.gateway == name for s in self.online.values())
+            assert presence.gateway(name).users == users
+        assert +presence.ignored == +self.ignored
+        assert presence.early == 0
+
+
+def test_presence_keeps_every_rule_of_sessions(wheel_class: WheelClass) -> None:
+    class OnThisWheel(Sessions):
+        implementation = wheel_class
+
+    run_state_machine_as_test(
+        OnThisWheel,
+        settings=settings(BOUNDED, max_examples=120, stateful_step_count=40),
+    )

@@ -1,0 +1,646 @@
+"""The wheel against a model too simple to be wrong: a dictionary of deadlines.
+
+The model knows no layers, slots or buckets. It is exact about every user's entry, and
+about who may fire: nobody whose deadline has not passed, everybody whose deadline has
+passed by a bucket. In between the wheel is free.
+"""
+
+import signal
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liveness.core.records import Uid
+from liveness.core.table import OWN_TIMEOUT, Entry
+from liveness.core.uids import is_uid
+from liveness.core.wheel import (
+    BAD_UID,
+    OTHER_CONN,
+    OTHER_GATEWAY,
+    UNKNOWN,
+    Wheel,
+)
+from tests.strategies import BOUNDED, HARD_UIDS, NO_UIDS
+
+TIMEOUTS: Final = (1, 3, 30, 3_600, 86_400)
+SLOTS: Final = (2, 3, 30, 3_600)
+GATEWAYS: Final = 3
+ALL: Final = 10**9
+DAY: Final = 86_400.0
+
+# A border is a product, a moment is a sum; their rounding is no lateness.
+ROUNDING: Final = 0.01
+
+WheelClass = type[Wheel]
+
+
+def plain(entry: Entry | None) -> Entry:
+    """An entry without the marks that only say how it came to its deadline."""
+    assert entry is not None
+    return entry._replace(flags=entry.flags & OWN_TIMEOUT)
+
+
+class Model:
+    """A wheel, and beside it what ought to be in it."""
+
+    def __init__(
+        self, wheel_class: WheelClass, *, timeout: float, slots: int, now: float = 0.0
+    ) -> None:
+        self.wheel = wheel_class(timeout=timeout, slots=slots, now=now)
+        self.now = now
+        self.timeouts = [timeout] * GATEWAYS
+        self.entries: dict[Uid, Entry] = {}
+        self.bucket_s = self.wheel.bucket_s
+        self.late = self.bucket_s * (1 + ROUNDING)
+        self.slot_s, self.timeout = timeout / slots, timeout
+        self.sessions = 0
+        self.longest = 0.0  # that anybody ever was to wait from then on
+        for number in range(GATEWAYS):
+            assert self.wheel.add_gateway() == number
+
+    # --- what is done to both ---------------------------------------------------
+
+    def open(
+        self,
+        uid: Uid,
+        *,
+        gateway: int = 0,
+        timeout: float | None = None,
+        conn: int | None = None,
+    ) -> None:
+        entry = self.entry_of(uid, gateway=gateway, timeout=timeout, conn=conn)
+        self.wheel.open(
+            uid,
+            gateway=gateway,
+            session=entry.session,
+            conn=conn,
+            start=entry.start,
+            timeout=timeout,
+            event=entry.event,
+            now=self.now,
+            mono=entry.seen,
+        )
+
+    def put(self, uid: Uid, *, gateway: int, lasts: float, remaining: float) -> None:
+        entry = self.entry_of(uid, gateway=gateway, timeout=None, conn=None)
+        entry = entry._replace(timeout=lasts, deadline=self.now + remaining, event=0)
+        self.longest = max(self.longest, remaining)
+        self.entries[uid] = entry
+        self.wheel.put(entry)
+
+    def entry_of(
+        self, uid: Uid, *, gateway: int, timeout: float | None, conn: int | None
+    ) -> Entry:
+        """Make the entry that *uid* has from now on, in the model."""
+        self.sessions += 1
+        whole = timeout or self.timeouts[gateway]
+        self.longest = max(self.longest, whole)
+        self.entries[uid] = Entry(
+            uid,
+            gateway,
+            self.sessions,
+            conn,
+            start=self.now - 5,
+            timeout=whole,
+            deadline=self.now + whole,
+            seen=self.now + 0.5,
+            event=1,
+            flags=0 if timeout is None else OWN_TIMEOUT,
+        )
+        return self.entries[uid]
+
+    def touch(
+        self, gateway: int, touches: Sequence[tuple[object, int | None, int]]
+    ) -> None:
+        left: list[tuple[int, int]] = []
+        for position, (uid, conn, event) in enumerate(touches):
+            entry = self.entries.get(uid) if is_uid(uid) else None
+            if not is_uid(uid):
+                left.append((position, BAD_UID))
+            elif entry is None:
+                left.append((position, UNKNOWN))
+            elif entry.gateway != gateway:
+                left.append((position, OTHER_GATEWAY))
+            elif None not in (conn, entry.conn) and conn != entry.conn:
+                left.append((position, OTHER_CONN))
+            else:
+                own = entry.flags & OWN_TIMEOUT
+                timeout = entry.timeout if own else self.timeouts[gateway]
+                self.longest = max(self.longest, timeout)
+                self.entries[uid] = entry._replace(
+                    timeout=timeout,
+                    deadline=self.now + timeout,
+                    seen=self.now + 0.5,
+                    event=event,
+                    flags=own,
+                )
+        # The signature says what a link makes sure of, and that is less than this.
+        uids: list[Uid] = [uid for uid, _, _ in touches]  # type: ignore[misc]
+        conns = [conn for _, conn, _ in touches]
+        events = bytes(event for _, _, event in touches)
+        assert left == self.wheel.touch(
+            gateway, uids, conns, events, now=self.now, mono=self.now + 0.5
+        )
+
+    def amend(self, uid: Uid, *, conn: int | None, timeout: float | None) -> None:
+        entry = self.entries[uid]
+        self.entries[uid] = entry._replace(
+            conn=conn,
+            timeout=entry.timeout if timeout is None else timeout,
+            flags=entry.flags & ~OWN_TIMEOUT | (0 if timeout is None else OWN_TIMEOUT),
+        )
+        self.wheel.amend(uid, conn=conn, timeout=timeout)
+
+    def close(self, uid: Uid) -> None:
+        assert plain(self.wheel.close(uid)) == self.entries.pop(uid)
+
+    def set_timeout(self, gateway: int, timeout: float) -> None:
+        self.timeouts[gateway] = timeout
+        self.wheel.set_timeout(gateway, timeout)
+
+    def fire(self, gateway: int, *, until: float, limit: int) -> list[Entry]:
+        fired = self.wheel.fire(gateway, until=until, limit=limit)
+        assert len(fired) <= limit
+        for entry in fired:
+            assert plain(entry) == self.entries.pop(entry.uid)
+            assert entry.gateway == gateway
+            assert entry.deadline <= until
+            assert entry.deadline < self.now, "fired before its deadline had passed"
+        return fired
+
+    def renew(self, gateway: int, *, until: float, limit: int) -> None:
+        renewed = self.wheel.renew(gateway, until=until, limit=limit)
+        assert renewed <= limit
+        for uid, entry in self.entries.items():
+            if plain(self.wheel.find(uid)) == entry:
+                continue
+            renewed -= 1
+            assert entry.gateway == gateway
+            assert entry.deadline <= until
+            assert entry.deadline < self.now
+            self.longest = max(self.longest, entry.timeout)
+            self.entries[uid] = entry._replace(deadline=until + entry.timeout)
+        assert renewed == 0
+
+    def advance(self, now: float, *, few: int = ALL) -> None:
+        """Move the hand, in few steps first if so asked; nobody may be left behind."""
+        self.now = now
+        self.wheel.advance(now, few)
+        self.check_due(all_laid=False)
+        if any(
+            self.wheel.due(gateway) < len(self.passed(gateway, by=self.late))
+            for gateway in range(GATEWAYS)
+        ):
+            wanted = self.wheel.next_due()
+            assert wanted <= now + ROUNDING * self.bucket_s, "nobody would go on"
+        self.wheel.advance(now, ALL)
+        self.check()
+
+    # --- what must hold ----------------------------------------------------------
+
+    def passed(self, gateway: int, *, by: float = 0.0) -> set[Uid]:
+        """The users of *gateway* whose deadline has passed by that many seconds."""
+        return {
+            uid
+            for uid, entry in self.entries.items()
+            if entry.gateway == gateway and entry.deadline + by < self.now
+        }
+
+    def check_due(self, *, all_laid: bool) -> None:
+        for gateway in range(GATEWAYS):
+            due = self.wheel.due(gateway)
+            assert due <= len(self.passed(gateway)), "due before the deadline"
+            if all_laid:
+                assert due >= len(self.passed(gateway, by=self.late)), "a bucket late"
+
+    def check(self) -> None:
+        self.check_due(all_laid=True)
+        assert len(self.wheel) == len(self.entries)
+        for uid, entry in self.entries.items():
+            found = plain(self.wheel.find(uid))
+            assert found == entry
+            assert type(found.uid) is type(uid)
+        due = sum(self.wheel.due(number) for number in range(GATEWAYS))
+        users = self.wheel.slot_users()
+        assert len(users) == self.wheel.slots
+        assert min(users) >= 0
+        assert sum(users) + due <= len(self.wheel)
+        # A bucket less, because a sum may round to the next one.
+        if self.longest <= self.timeout - self.bucket_s:
+            assert sum(users) + due == len(self.wheel), "somebody is in no slot"
+
+    def check_next_due(self) -> None:
+        """Nobody comes due before the moment at which the hand wants to move."""
+        next_due = self.wheel.next_due()
+        ahead = [e.deadline for e in self.entries.values() if e.deadline >= self.now]
+        assert next_due <= min(ahead, default=next_due) + self.late
+
+
+# --- the property ----------------------------------------------------------------
+
+
+def waits(model: Model) -> list[float]:
+    """Timeouts and gaps around everything that this wheel divides time by."""
+    bucket, slot, ring = model.bucket_s, model.slot_s, model.timeout
+    slots = model.wheel.slots
+    borders = [bucket, 2 * bucket, slot, 2 * slot, ring - slot, ring, ring + slot]
+    layer = ring
+    while layer * slots < 300 * DAY:
+        layer *= slots
+        borders += [layer - ring, layer, 2 * layer]
+    around = [b + d for b in borders for d in (-slot, -bucket, 0, bucket, slot)]
+    around += [border + part * bucket for border in borders for part in (-0.5, 0.01)]
+    return sorted({w for w in [0.0, bucket / 3, *around] if 0 <= w < 300 * DAY})
+
+
+@st.composite
+def models(draw: st.DrawFn, wheel_class: WheelClass) -> Model:
+    return Model(
+        wheel_class,
+        timeout=draw(st.sampled_from(TIMEOUTS)),
+        slots=draw(st.sampled_from(SLOTS)),
+        now=draw(st.sampled_from([0.0, 0.1, 12_345.678, 1e7 / 3])),
+    )
+
+
+@settings(BOUNDED, max_examples=150)
+@given(data=st.data())
+def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
+    wheel_class: WheelClass, data: st.DataObject
+) -> None:
+    model = data.draw(models(wheel_class))
+    wait = st.sampled_from(waits(model)) | st.floats(0, 3 * model.timeout)
+    timeouts = wait.filter(lambda seconds: seconds >= 0.001)
+    numbers, limits = st.integers(0, GATEWAYS - 1), st.sampled_from([0, 1, 2, ALL])
+    pool = st.sampled_from(HARD_UIDS)
+    conn = st.sampled_from([None, 1, 2**63 - 1])
+    what = [
+        "open",
+        "open",
+        "put",
+        "touch",
+        "touch",
+        "advance",
+        "advance",
+        "advance",
+        "to",
+    ]
+    what += ["amend", "close", "set_timeout", "fire", "renew"]
+    for step in data.draw(st.lists(st.sampled_from(what), min_size=5, max_size=30)):
+        known: list[Uid | None] = [*model.entries] or [None]
+        number, uid = data.draw(numbers), data.draw(st.sampled_from(known))
+        if step == "open":
+            uid = data.draw(pool)
+            if uid not in model.entries:
+                model.open(
+                    uid,
+                    gateway=number,
+                    timeout=data.draw(st.none() | timeouts),
+                    conn=data.draw(conn),
+                )
+        elif step == "put":
+            uid = data.draw(pool)
+            if uid not in model.entries:
+                lasts, remaining = data.draw(timeouts), data.draw(wait)
+                model.put(uid, gateway=number, lasts=lasts, remaining=remaining)
+        elif step == "touch":
+            touch = st.tuples(pool | st.sampled_from(NO_UIDS), conn, st.integers(1, 3))
+            model.touch(number, data.draw(st.lists(touch, max_size=6)))
+        elif step == "advance":
+            few = data.draw(st.sampled_from([1, 3, ALL]))
+            model.check_next_due()
+            model.advance(model.now + data.draw(wait), few=few)
+        elif step == "set_timeout":
+            model.set_timeout(number, data.draw(timeouts))
+        elif step == "fire":
+            ago = data.draw(st.sampled_from([0.0, model.bucket_s, model.slot_s]))
+            model.fire(number, until=model.now - ago, limit=data.draw(limits))
+        elif step == "renew":
+            ago = data.draw(st.sampled_from([0.0, model.bucket_s, model.timeout]))
+            model.renew(number, until=model.now - ago, limit=data.draw(limits))
+        elif uid is None:
+            continue
+        elif step == "to":
+            off = data.draw(st.sampled_from([-1, 0, 0.001, 1, 1 + ROUNDING]))
+            deadline = model.entries[uid].deadline + off * model.bucket_s
+            model.advance(max(model.now, deadline))
+        elif step == "amend":
+            own = data.draw(st.none() | timeouts)
+            model.amend(uid, conn=data.draw(conn), timeout=own)
+        elif step == "close":
+            model.close(uid)
+        model.check()
+
+    model.advance(max([model.now, *(e.deadline for e in model.entries.values())]) + 1)
+    for number in range(GATEWAYS):
+        model.fire(number, until=model.now, limit=ALL)
+    assert (len(model.wheel), model.entries) == (0, {})
+    assert sum(model.wheel.slot_users()) == 0
+
+
+# --- the hand --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+def test_every_border_of_every_layer_is_kept_to_a_bucket(
+    wheel_class: WheelClass, timeout: float, slots: int
+) -> None:
+    model = Model(wheel_class, timeout=timeout, slots=slots)
+    borders = [wait for wait in waits(model) if wait > 0]
+    for number, wait in enumerate(borders):
+        model.open(number, timeout=wait)
+    while model.entries:
+        due = min(entry.deadline for entry in model.entries.values())
+        model.advance(max(model.now, due))
+        assert not model.fire(0, until=model.now, limit=ALL) or due < model.now
+        model.advance(due + model.late)
+        assert model.fire(0, until=model.now, limit=ALL)
+
+
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """Ends a test that would go on for ever, in the way it is asked to detect."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+# The longer it has run, the coarser are the seconds that a float can tell apart.
+@pytest.mark.usefixtures("in_time")
+@pytest.mark.parametrize("days", [0, 100, 4_000])
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("timeout", [1, 3, 30])
+def test_the_hand_that_moves_when_it_wants_to_arrives_on_time(
+    wheel_class: WheelClass, timeout: float, slots: int, days: int
+) -> None:
+    model = Model(wheel_class, timeout=timeout, slots=slots)
+    model.advance(days * DAY + 0.29)  # 29 buckets of 0.01 s, but 0.29 * 100 is less
+    model.open("u")
+    deadline, moves = model.now + timeout, 0
+    while not model.wheel.due(0):
+        wanted = model.wheel.next_due()
+        assert wanted > model.now, "it would turn without end"
+        model.now, moves = wanted, moves + 1
+        model.wheel.advance(wanted, ALL)
+    assert deadline < model.now <= deadline + model.late
+    assert moves <= max(slots, 30) + 2, "woken for buckets in which nobody is"
+
+
+@pytest.mark.parametrize("steps", [1, 10, 300])
+@pytest.mark.parametrize("ahead", [0.5, 30, 1_000, 40_000])
+def test_one_call_lays_no_more_than_its_steps(
+    wheel_class: WheelClass, steps: int, ahead: float
+) -> None:
+    model = Model(wheel_class, timeout=30, slots=30)
+    for number in range(300):
+        model.open(number, timeout=ahead)
+    calls = 0
+    while model.wheel.due(0) < 300:
+        before = model.wheel.due(0)
+        model.wheel.advance(ahead + 1, steps)
+        assert model.wheel.due(0) - before <= steps
+        assert model.wheel.due(0) > before
+        calls += 1
+        if model.wheel.due(0) < 300:
+            slack = model.bucket_s * ROUNDING
+            assert model.wheel.next_due() <= ahead + 1 + slack, "nobody would go on"
+    assert calls == 300 // steps
+
+
+def test_those_longest_due_fire_first(wheel_class: WheelClass) -> None:
+    model = Model(wheel_class, timeout=3, slots=30)
+    for number in range(500):
+        model.open(number, timeout=1 + number * 7_919 % 5_000 / 1_000)
+    while model.now < 7:
+        model.advance(model.now + 0.095)
+    fired = []
+    while model.entries:
+        fired += model.fire(0, until=model.now, limit=64)
+    for one, other in pairwise(fired):
+        assert one.deadline < other.deadline + model.bucket_s
+
+
+def test_only_so_many_fire_as_are_asked_for_and_of_that_gateway(
+    wheel_class: WheelClass,
+) -> None:
+    model = Model(wheel_class, timeout=3, slots=30)
+    for number in range(20):
+        model.open(number, gateway=number % 2)
+    model.advance(3.5)
+    assert (model.wheel.due(0), model.wheel.due(1), model.wheel.due(2)) == (10, 10, 0)
+    assert model.fire(0, until=3.5, limit=0) == []
+    assert len(model.fire(0, until=3.5, limit=4)) == 4
+    assert (model.wheel.due(0), model.wheel.due(1), len(model.wheel)) == (6, 10, 16)
+
+
+def test_those_due_fire_only_up_to_the_moment_named(wheel_class: WheelClass) -> None:
+    model = Model(wheel_class, timeout=3, slots=30)
+    model.open("early", timeout=1)
+    model.open("late", timeout=2)
+    model.advance(2.5)
+    assert model.fire(0, until=0.9, limit=ALL) == []
+    assert [entry.uid for entry in model.fire(0, until=1.0, limit=ALL)] == ["early"]
+    assert [entry.uid for entry in model.fire(0, until=2.5, limit=ALL)] == ["late"]
+
+
+def test_a_sign_of_life_saves_one_who_is_due(wheel_class: WheelClass) -> None:
+    model = Model(wheel_class, timeout=3, slots=30)
+    model.open("u")
+    model.advance(3.5)
+    assert model.wheel.due(0) == 1
+    model.touch(0, [("u", None, 2)])
+    assert model.wheel.due(0) == 0
+    model.advance(6.5)
+    assert model.wheel.due(0) == 0
+    model.advance(6.6)
+    assert [entry.uid for entry in model.fire(0, until=6.6, limit=ALL)] == ["u"]
+
+
+def test_the_renewed_wait_a_whole_timeout_from_the_moment_named(
+    wheel_class: WheelClass,
+) -> None:
+    model = Model(wheel_class, timeout=3, slots=30)
+    for number in range(5):
+        model.open(number)
+    model.open("later", timeout=3.4)
+    model.advance(4)
+    model.renew(0, until=3.2, limit=3)
+    assert model.wheel.due(0) == 3
+    model.renew(0, until=3.2, limit=ALL)
+    assert model.wheel.due(0) == 1, "one who came due only after the moment named"
+    model.advance(6.2)
+    assert model.wheel.due(0) == 1
+    model.advance(6.25)
+    assert model.wheel.due(0) == 6
+
+
+# --- looking at it ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+def test_whoever_has_just_been_heard_is_in_a_slot_of_the_ring(
+    wheel_class: WheelClass, timeout: float, slots: int
+) -> None:
+    model = Model(wheel_class, timeout=timeout, slots=slots)
+    for number in range(200):
+        model.advance(number * timeout / 203)
+        model.open(number)
+        assert sum(model.wheel.slot_users()) == len(model.wheel)
+        assert model.wheel.due(0) == 0
+
+
+def test_the_slots_of_the_ring_are_those_of_the_deadlines(
+    wheel_class: WheelClass,
+) -> None:
+    model = Model(wheel_class, timeout=30, slots=30)
+    for number in range(29):
+        model.open(number, timeout=number + 1.5)
+    model.open("beyond", timeout=35)
+    assert model.wheel.slot_users() == [0, *[1] * 29]
+    model.advance(4.75)
+    assert model.wheel.slot_users() == [*[0] * 5, *[1] * 25]
+    model.touch(0, [(20, None, 2)])  # from 21.5 to 26.25
+    assert model.wheel.slot_users() == [*[0] * 5, *[1] * 16, 0, *[1] * 4, 2, 1, 1, 1]
+
+
+def test_one_revolution_ahead_is_the_slot_that_comes_due_last(
+    wheel_class: WheelClass,
+) -> None:
+    model = Model(wheel_class, timeout=30, slots=30)
+    model.advance(12.345)
+    model.open("u")
+    (slot,) = [at for at, users in enumerate(model.wheel.slot_users()) if users]
+    assert slot == 12
+
+
+def test_a_table_is_looked_through_a_stretch_at_a_time(wheel_class: WheelClass) -> None:
+    model = Model(wheel_class, timeout=30, slots=30)
+    for number in range(6_000):
+        model.open(number, gateway=number % 2)
+    for number in range(0, 6_000, 3):
+        model.close(number)
+    expected = {uid for uid, entry in model.entries.items() if entry.gateway == 1}
+    found: list[Uid] = []
+    place, calls = 0, 0
+    while place >= 0:
+        uids, place = model.wheel.owned(1, place, 1_000)
+        assert len(uids) <= 1_000
+        found += uids
+        calls += 1
+    assert (len(found), set(found)) == (len(expected), expected)
+    assert calls > 6
+
+
+def test_a_gateway_without_users_owns_none(wheel_class: WheelClass) -> None:
+    model = Model(wheel_class, timeout=30, slots=30)
+    assert model.wheel.owned(0, 0, ALL) == ([], -1)
+    model.open("u")
+    assert model.wheel.owned(1, 0, ALL) == ([], -1)
+    assert model.wheel.owned(0, 0, ALL) == (["u"], -1)
+
+
+def test_a_snapshot_sets_every_clock_up_again(wheel_class: WheelClass) -> None:
+    model = Model(wheel_class, timeout=30, slots=30, now=77.0)
+    for number, uid in enumerate(HARD_UIDS):
+        model.open(uid, gateway=number % GATEWAYS, timeout=1.5 + number, conn=number)
+    model.open("its gateway's", gateway=1)
+    model.set_timeout(1, 300)
+    model.advance(79.0)
+    model.touch(0, [(HARD_UIDS[9], None, 3)])
+    shot = model.wheel.snapshot(model.now)
+    again = wheel_class(timeout=30, slots=30)
+    for _ in range(GATEWAYS):
+        again.add_gateway()
+    columns = (shot.sessions, shot.timeouts, shot.remaining, shot.seen, shot.events)
+    for uid, session, timeout, remaining, seen, event in zip(
+        shot.uids, *columns, strict=True
+    ):
+        entry = model.entries[uid]
+        assert remaining == max(0.0, entry.deadline - model.now)
+        again.put(
+            entry._replace(
+                uid=uid,
+                session=session,
+                timeout=timeout,
+                deadline=remaining,
+                seen=seen,
+                event=event,
+            )
+        )
+    assert len(again) == len(model.entries)
+    for uid, entry in model.entries.items():
+        found = plain(again.find(uid))
+        assert type(found.uid) is type(uid)
+        left = max(0.0, entry.deadline - model.now)
+        assert found == entry._replace(deadline=left)
+
+
+# --- who is who ------------------------------------------------------------------
+
+
+def test_hard_uids_are_as_many_users(wheel_class: WheelClass) -> None:
+    model = Model(wheel_class, timeout=30, slots=30)
+    for uid in HARD_UIDS:
+        model.open(uid)
+    assert len(model.wheel) == len(HARD_UIDS)
+    model.check()
+    for uid in HARD_UIDS:
+        model.touch(0, [(uid, None, 2)])
+        model.check()
+        model.close(uid)
+        assert model.wheel.find(uid) is None
+        model.check()
+
+
+@pytest.mark.parametrize("value", NO_UIDS, ids=repr)
+def test_what_is_no_uid_touches_nobody(wheel_class: WheelClass, value: object) -> None:
+    model = Model(wheel_class, timeout=30, slots=30)
+    for uid in (0, 1, 7):
+        model.open(uid)
+    model.advance(1.0)
+    model.touch(0, [(7, None, 2), (value, None, 3), (0, None, 2)])
+    model.check()
+
+
+def test_places_that_were_given_back_are_used_again(wheel_class: WheelClass) -> None:
+    model = Model(wheel_class, timeout=3, slots=30)
+
+    def table_size() -> int:
+        place, looks = 0, 0
+        while place >= 0:
+            _, place = model.wheel.owned(0, place, 1_000)
+            looks += 1
+        return looks
+
+    def come_and_go(users: int) -> None:
+        for number in range(users):
+            model.open(number)
+        model.now += 4
+        model.wheel.advance(model.now, ALL)
+        assert len(model.fire(0, until=model.now, limit=ALL)) == users
+
+    come_and_go(3_000)
+    size = table_size()
+    for _ in range(3):
+        come_and_go(3_000)
+    for _ in range(6_000):  # the list each of them was in is given back, too
+        come_and_go(1)
+    assert table_size() == size
+
+
+def test_a_deadline_past_all_layers_is_refused(wheel_class: WheelClass) -> None:
+    model = Model(wheel_class, timeout=1, slots=2)
+    with pytest.raises(ValueError, match="too far"):
+        model.wheel.touch(0, [], [], b"", now=1e9, mono=0)

@@ -1,0 +1,251 @@
+"""Bytes to frames: the pieces do not matter, and nothing but our error escapes."""
+
+import tracemalloc
+from collections.abc import Iterable
+from contextlib import suppress
+
+import msgpack
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from liveness.core.wire import (
+    ARRAY_ROOM,
+    MAX_DEPTH,
+    PIECE_BYTES,
+    Frame,
+    Reader,
+    decode,
+    encode,
+)
+from liveness.errors import Code, WireError
+from tests.strategies import BOUNDED, frames, pieces, singly, values
+
+# Small enough that an example is often at a limit.
+FRAME_BYTES, BATCH = 60, 5
+
+
+def read(
+    cut: Iterable[bytes], *, max_frame_bytes: int = FRAME_BYTES, max_batch: int = BATCH
+) -> tuple[list[Frame], Code | None]:
+    """The frames of a stream, and the code it ended with if it did."""
+    reader = Reader(max_frame_bytes=max_frame_bytes, max_batch=max_batch)
+    taken: list[Frame] = []
+    try:
+        for piece in cut:
+            for frame in reader.feed(piece):
+                taken.append(frame)  # noqa: PERF402  (those before an error count)
+    except WireError as error:
+        return taken, error.code
+    return taken, None
+
+
+# --- in any pieces -------------------------------------------------------------------
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> bytes:
+    """Frames back to back, perhaps with something broken in it."""
+    sent = draw(st.lists(frames.map(encode) | values.map(encode), max_size=6))
+    data = bytearray(b"".join(sent))
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(data)))
+        data[at : at + draw(st.integers(0, 2))] = draw(
+            st.binary(max_size=3)
+            | st.sampled_from(
+                [b"\xc1", b"\xff", b"\xdd\xff\xff\xff\xff", b"\xd4\x01\x01"]
+            )
+        )
+    return bytes(data)
+
+
+@settings(BOUNDED, max_examples=400)
+@given(streams(), st.lists(st.integers(0, 120), max_size=8))
+@example(encode(["x", b"1" * 100]) + b"\xc1", [])
+@example(b"\x92\xa1x\x92\xc4\x50" + bytes(80) + b"\xc1", [])
+def test_a_stream_means_the_same_in_whatever_pieces_it_comes(
+    data: bytes, cuts: list[int]
+) -> None:
+    # As text: NaN is not equal to itself.
+    whole = repr(read([data]))
+    assert repr(read(singly(data))) == whole
+    assert repr(read(pieces(data, cuts))) == whole
+
+
+@settings(BOUNDED, max_examples=300)
+@given(st.binary(max_size=200) | streams())
+@example(b"\xc7\x0c\xff" + b"\xff" * 12)  # a timestamp that is out of all bounds
+@example(b"\x91\xd6\xff\xff\xff\xff\xff")
+@example(b"\x81\xc0\x01")
+@example(b"\x91\x81\x90\x01")
+def test_nothing_but_our_error_escapes(data: bytes) -> None:
+    taken, code = read([data])
+    assert all(type(frame) is tuple for frame in taken)
+    assert code in (
+        None,
+        Code.BAD_MSGPACK,
+        Code.BAD_FRAME,
+        Code.TOO_LARGE,
+        Code.TOO_DEEP,
+    )
+
+
+@BOUNDED
+@given(st.binary(max_size=200) | values.map(encode))
+def test_of_what_we_stored_ourselves_only_a_value_error_escapes(data: bytes) -> None:
+    with suppress(ValueError):
+        decode(data)
+
+
+@BOUNDED
+@given(frames)
+def test_what_is_encoded_decodes_to_the_same(frame: list[object]) -> None:
+    def as_tuples(value: object) -> object:
+        if isinstance(value, list):
+            return tuple(map(as_tuples, value))
+        if isinstance(value, dict):
+            return {key: as_tuples(inner) for key, inner in value.items()}
+        return value
+
+    assert repr(decode(encode(frame))) == repr(as_tuples(frame))
+
+
+# --- sizes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 7_000])
+@pytest.mark.parametrize(
+    "step", [1_000, 65_535, PIECE_BYTES, 65_537, 99_999, 10**6], ids=str
+)
+def test_a_frame_may_have_the_limits_size_and_not_a_byte_more(
+    before: int, step: int
+) -> None:
+    limit = 3 * PIECE_BYTES // 2
+    head = encode(["list"]) * before
+    for size, code in ((limit, None), (limit + 1, Code.TOO_LARGE)):
+        body = encode(["x", b"\0" * 65_000, b"\0" * 30_000])
+        body = encode(["x", b"\0" * 65_000, b"\0" * (30_000 + size - len(body))])
+        assert len(body) == size
+        data = head + body + encode(["list"])
+        cut = (data[at : at + step] for at in range(0, len(data), step))
+        taken, ended = read(cut, max_frame_bytes=limit, max_batch=4)
+        assert ended == code
+        if code is None:
+            assert len(taken) == before + 2
+
+
+def test_a_frame_too_large_is_refused_before_it_is_whole() -> None:
+    unfinished = b"\x92\xa1x\xc6\x00\x01\x00\x00"
+    assert read([unfinished, bytes(FRAME_BYTES - len(unfinished))]) == ([], None)
+    _, code = read([unfinished, bytes(FRAME_BYTES - len(unfinished) + 1)])
+    assert code is Code.TOO_LARGE
+
+
+def test_however_much_comes_none_of_it_piles_up() -> None:
+    frame = encode(["keepalive", "user-1234567"])
+    count = 5 * PIECE_BYTES // len(frame)
+    data = frame * count
+    cut = (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+    taken, code = read(cut, max_frame_bytes=len(frame), max_batch=1)
+    assert (len(taken), code) == (count, None)
+
+
+# --- depth ---------------------------------------------------------------------------
+
+
+def nested(levels: int, opening: bytes) -> bytes:
+    """A frame this many levels deep: itself, then others, the last one empty."""
+    empty = {b"\x91": b"\x90", b"\x81\xa1a": b"\x80"}[opening]
+    return b"\x92\xa1x" + opening * (levels - 2) + empty
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a"], ids=["arrays", "maps"])
+def test_a_frame_may_be_so_deep_and_no_deeper(opening: bytes) -> None:
+    for levels, code in ((MAX_DEPTH, None), (MAX_DEPTH + 1, Code.TOO_DEEP)):
+        for cut in ([nested(levels, opening)], singly(nested(levels, opening))):
+            assert read(cut)[1] == code
+
+
+@pytest.mark.parametrize("levels", [100, 1_000, 1_100, 20_000])
+def test_a_frame_deeper_than_any_stack_is_too_deep(levels: int) -> None:
+    data = nested(levels, b"\x91")
+    assert read([data], max_frame_bytes=10**6)[1] is Code.TOO_DEEP
+
+
+# --- what is claimed -----------------------------------------------------------------
+
+CLAIMS = {
+    "array": b"\xdd\xff\xff\xff\xff",
+    "map": b"\xdf\xff\xff\xff\xff",
+    "string": b"\xdb\xff\xff\xff\xff",
+    "bytes": b"\xc6\xff\xff\xff\xff",
+}
+
+
+def peak_of(data: bytes, *, max_batch: int) -> int:
+    """The most bytes of memory that reading *data* takes at any moment."""
+    reader = Reader(max_frame_bytes=2**20, max_batch=max_batch)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        with pytest.raises(WireError):
+            list(reader.feed(data))
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+@pytest.mark.parametrize("head", [b"", b"\x92\xa1x"], ids=["first", "inside"])
+def test_what_is_said_to_be_enormous_is_refused_and_no_room_is_made(
+    claim: bytes, head: bytes
+) -> None:
+    data = head + claim + bytes(2**20)
+    assert read([data])[1] is Code.TOO_LARGE
+    assert peak_of(data, max_batch=4_000) < 2**22
+
+
+def test_room_is_made_only_for_what_a_batch_may_be() -> None:
+    room = ARRAY_ROOM * 100
+    claim = b"\xdc" + room.to_bytes(2)
+    taken, code = read([b"\x92\xa1x" + claim], max_batch=100, max_frame_bytes=2**20)
+    assert (taken, code) == ([], None)
+    for opening in (b"\xdc", b"\xde"):
+        over = b"\x92\xa1x" + opening + (room + 1).to_bytes(2)
+        assert read([over], max_batch=100, max_frame_bytes=2**20)[1] is Code.TOO_LARGE
+    # The deepest that msgpack goes, each level with as much room as may be claimed.
+    assert peak_of(claim * 2_000, max_batch=100) < 1_100 * (8 * room + 200)
+
+
+# --- what is not ours ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        msgpack.ExtType(1, b"x"),
+        msgpack.Timestamp(1, 2),
+        {b"a": 1},
+        [{b"a": 1}],
+        {"a": {b"a": 1}},
+    ],
+    ids=repr,
+)
+def test_extension_types_and_keys_of_bytes_end_the_stream(value: object) -> None:
+    good, bad = encode(["list"]), encode(["x", value])
+    assert read([good + bad + good]) == ([("list",)], Code.BAD_MSGPACK)
+    assert read(singly(good + bad + good))[1] is Code.BAD_MSGPACK
+
+
+@pytest.mark.parametrize("key", [0, None, True, 1.5])
+def test_a_map_key_that_is_no_string_ends_the_stream(key: object) -> None:
+    assert read([encode(["x", {key: 1}]) + encode(["list"])]) == ([], Code.BAD_MSGPACK)
+
+
+@pytest.mark.parametrize(
+    "text", [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82"]
+)
+def test_text_that_is_not_utf_8_ends_the_stream(text: bytes) -> None:
+    data = b"\x92\xa1x" + bytes([0xA0 + len(text)]) + text + encode(["list"])
+    for cut in ([data], singly(data)):
+        assert read(cut) == ([], Code.BAD_MSGPACK)

@@ -1,0 +1,178 @@
+"""A gateway or watcher that knows the wire contract and nothing of this package.
+
+It checks of everything it is told what holds of every link: frames are arrays that
+begin with a name, notices are 1 to 1,000 records, and their `seq` rises.
+"""
+
+import itertools
+import select
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, Self
+
+import msgpack
+
+Uid = str | int
+Record = dict[str, Any]
+
+SOON_S: Final = 10.0  # long after anything that was asked for has come
+PIECE_BYTES: Final = 1 << 18
+
+
+def packed(*frames: list[Any]) -> bytes:
+    """The bytes of these frames, back to back."""
+    return b"".join(map(msgpack.packb, frames))
+
+
+class Client:
+    """One connection. It reads only when asked to, so it can leave things unread."""
+
+    def __init__(self, path: Path) -> None:
+        self.records: list[Record] = []  # all that were received, in order
+        self.frame_sizes: list[int] = []
+        self.log = ""
+        self.next = 0
+        self._last_seq = 0
+        self._pings = itertools.count(1)
+        self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26)
+        self._taken_bytes = 0
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sock.settimeout(SOON_S)
+        self._sock.connect(str(path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._sock.close()
+
+    # --- to the sidecar -------------------------------------------------------
+
+    def send(self, *frame: Any) -> None:
+        """Sends one frame."""
+        self.send_bytes(msgpack.packb(frame))
+
+    def send_bytes(self, data: bytes) -> None:
+        self._sock.settimeout(SOON_S)
+        self._sock.sendall(data)
+
+    def say_hello(self, name: str, **options: Any) -> None:
+        self.send("hello", {"protocol": 1, "name": name, **options})
+
+    def hello(self, name: str, **options: Any) -> dict[str, Any]:
+        """Introduces itself; what `welcome` tells."""
+        self.say_hello(name, **options)
+        (welcome,) = self.expect("welcome")
+        self.log, self.next = welcome["log"], welcome["next"]
+        told: dict[str, Any] = welcome
+        return told
+
+    def settle(self) -> None:
+        """Waits until everything sent is applied, and its records are on disk."""
+        number = next(self._pings)
+        self.send("ping", number)
+        assert self.expect("pong") == [number]
+
+    # --- from the sidecar -----------------------------------------------------
+
+    def receive(self, within_s: float = SOON_S) -> list[Any] | None:
+        """The next frame, or None at the end of the stream.
+
+        Raises:
+            TimeoutError: Neither came in time.
+        """
+        until = perf_counter() + within_s
+        while True:
+            for frame in self._unpacker:
+                end = self._unpacker.tell()
+                self.frame_sizes.append(end - self._taken_bytes)
+                self._taken_bytes = end
+                self._check(frame)
+                checked: list[Any] = frame
+                return checked
+            self._sock.settimeout(max(until - perf_counter(), 0.001))
+            data = self._sock.recv(PIECE_BYTES)
+            if not data:
+                return None
+            self._unpacker.feed(data)
+
+    def expect(self, name: str, within_s: float = SOON_S) -> list[Any]:
+        """What the next frame of this name says; notices before it are collected.
+
+        Any other frame in between is a failure.
+        """
+        until = perf_counter() + within_s
+        while (frame := self.receive(max(until - perf_counter(), 0))) is not None:
+            if frame[0] == name:
+                return frame[1:]
+            assert frame[0] == "notices", f"{frame} in place of {name}"
+        raise AssertionError(f"the stream ended before {name}")
+
+    def refusal(self) -> dict[str, Any]:
+        """What the next `error` says."""
+        (error,) = self.expect("error")
+        told: dict[str, Any] = error
+        return told
+
+    def until(
+        self, is_enough: Callable[[list[Record]], object], within_s: float = SOON_S
+    ) -> list[Record]:
+        """Receives until the records suffice; all of them."""
+        until = perf_counter() + within_s
+        while not is_enough(self.records):
+            (_,) = self.expect("notices", max(until - perf_counter(), 0))
+        return self.records
+
+    def take(self, count: int, within_s: float = SOON_S) -> list[Record]:
+        """The first records not taken yet, at least so many, forgotten here."""
+        taken = self.until(lambda records: len(records) >= count, within_s)
+        self.records = []
+        return taken
+
+    def listed(self) -> tuple[dict[Uid, tuple[str, int, int | None]], int]:
+        """Who `list` says is online, and the `seq` at which that is true."""
+        self.send("list")
+        everyone: dict[Uid, tuple[str, int, int | None]] = {}
+        while True:
+            rows, *seq = self.expect("list")
+            for uid, gateway, session, conn in rows:
+                assert uid not in everyone
+                everyone[uid] = (gateway, session, conn)
+            if seq:
+                return everyone, seq[0]
+
+    def where(self, *uids: Uid) -> list[list[Any]]:
+        self.send("where", list(uids))
+        (rows,) = self.expect("where")
+        found: list[list[Any]] = rows
+        return found
+
+    def leave(self) -> None:
+        """Goes as a gateway does that was told `bye`: reads to the end, and closes."""
+        if self._sock.fileno() >= 0:
+            while self.receive() is not None:
+                pass
+            self.close()
+
+    def wait_closed(self, within_s: float = SOON_S) -> None:
+        """Waits until the sidecar has closed its socket, whatever is left unread."""
+        poll = select.poll()
+        poll.register(self._sock, 0)  # POLLHUP is always told
+        assert poll.poll(within_s * 1000), "the socket is open still"
+
+    def _check(self, frame: Any) -> None:
+        assert isinstance(frame, list), frame
+        assert isinstance(frame[0], str), frame
+        if frame[0] == "notices":
+            (records,) = frame[1:]
+            assert 1 <= len(records) <= 1_000
+            for record in records:
+                last = self._last_seq
+                assert record["seq"] > last, (last, record)
+                self._last_seq = record["seq"]
+            self.records += records

@@ -1,0 +1,261 @@
+"""The sidecar as an operator has it: a process, its log, its metrics, its database."""
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.client import Client
+
+ROOT: Final = Path(__file__).parents[2]
+READY_S: Final = 20.0
+SOON_S: Final = 10.0
+
+Line = dict[str, Any]
+
+
+def eventually(
+    is_so: Callable[[], bool], otherwise: Callable[[], str] = lambda: "it never was so"
+) -> None:
+    """Asks until it is so."""
+    until = perf_counter() + SOON_S
+    while not is_so():
+        assert perf_counter() < until, otherwise()
+
+
+class Sidecar:
+    """One folder with socket and state, and the process that serves there by now.
+
+    Args:
+        folder: An empty folder of its own.
+        timeout_s: Its `--timeout`.
+        settings: Every other setting, by its name in TOML with `_` for the dot
+            (`limits_window=100`).
+    """
+
+    def __init__(self, folder: Path, timeout_s: float = 60, **settings: object) -> None:
+        self.folder = folder
+        self.socket = folder / "gateway.sock"
+        self.admin = folder / "admin.sock"
+        self.state = folder / "state"
+        self.database = self.state / "liveness.db"
+        self.timeout_s = timeout_s
+        self.settings = settings
+        self.lines: list[Line] = []
+        self._said = threading.Condition()
+        self._reader: threading.Thread | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._clients: list[Client] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._hang_up()
+        if self._process is not None:
+            self.kill()
+
+    # --- the process ----------------------------------------------------------
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        assert self._process is not None, "not started"
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def launch(self, timeout_s: float | None = None, **settings: object) -> None:
+        """Starts the process, with other settings if any are named; waits for nothing."""
+        assert self._process is None, "still running"
+        self.timeout_s = timeout_s or self.timeout_s
+        self.settings |= settings
+        self.lines = []
+        self._hang_up()
+        self._process = subprocess.Popen(
+            self.command(),
+            cwd=ROOT,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read_log, args=[self._process])
+        self._reader.start()
+
+    def start(self, timeout_s: float | None = None, **settings: object) -> Self:
+        """Starts the process and waits until it is ready."""
+        self.launch(timeout_s, **settings)
+        self.line("ready", within_s=READY_S)
+        return self
+
+    def command(self) -> list[str]:
+        serve = [sys.executable, "-m", "liveness", "serve", "--http", "127.0.0.1:0"]
+        serve += ["--socket", str(self.socket), "--state", str(self.state)]
+        return [*serve, "--timeout", str(self.timeout_s)]
+
+    def environment(self) -> dict[str, str]:
+        """Ours without settings of the sidecar, and with those asked for."""
+        ours = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("LIVENESS_")
+        }
+        asked = {
+            f"LIVENESS_{name.upper()}": str(it) for name, it in self.settings.items()
+        }
+        return ours | asked
+
+    def refused_start(self) -> tuple[int, str]:
+        """Starts a process that gives up by itself; its exit code and last line."""
+        process = subprocess.run(
+            self.command(),
+            cwd=ROOT,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=READY_S,
+            check=False,
+        )
+        assert "Traceback" not in process.stderr, process.stderr
+        return process.returncode, process.stderr.splitlines()[-1]
+
+    def stop(self, number: int = signal.SIGTERM, within_s: float = SOON_S) -> int:
+        """Asks it to stop, as its links leave; its exit code."""
+        self.signal(number)
+        for client in self._clients:
+            client.leave()
+        return self.ended(within_s)
+
+    def kill(self) -> None:
+        """Ends it as a crash would."""
+        self.process.kill()
+        self.ended()
+
+    def ended(self, within_s: float = SOON_S) -> int:
+        """Waits for its end; its exit code."""
+        code = self.process.wait(within_s)
+        assert self._reader is not None
+        self._reader.join(SOON_S)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        self._process = None
+        return code
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    # --- its log --------------------------------------------------------------
+
+    def line(self, event: str, within_s: float = SOON_S, **fields: object) -> Line:
+        """Waits for a line of the log with these fields; the newest one."""
+
+        def found() -> Line | None:
+            for line in reversed(self.lines):
+                if line.items() >= {"event": event, **fields}.items():
+                    return line
+            return None
+
+        with self._said:
+            self._said.wait_for(lambda: found() or self._is_silenced(), within_s)
+            line = found()
+            assert line is not None, (event, fields, self.lines)
+            return line
+
+    def _is_silenced(self) -> bool:
+        return bool(self.lines) and self.lines[-1] == _END
+
+    def _read_log(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        for text in process.stderr:
+            line = json.loads(text) if text.startswith("{") else {"text": text}
+            self._add(line)
+        self._add(_END)
+
+    def _add(self, line: Line) -> None:
+        with self._said:
+            self.lines.append(line)
+            self._said.notify_all()
+
+    # --- links ----------------------------------------------------------------
+
+    def connect(self) -> Client:
+        """A link that has said nothing yet; closed before the next start, or at the end."""
+        client = Client(self.socket)
+        self._clients.append(client)
+        return client
+
+    def gateway(self, name: str, **hello: Any) -> Client:
+        """A gateway that was welcomed."""
+        client = self.connect()
+        client.hello(name, **hello)
+        return client
+
+    def watcher(self, name: str = "watcher", **hello: Any) -> Client:
+        """A watcher of everything, without a stored cursor unless asked for."""
+        return self.gateway(
+            name, **{"role": "watcher", "scope": "all", "ack": False, **hello}
+        )
+
+    def _hang_up(self) -> None:
+        while self._clients:
+            self._clients.pop().close()
+
+    # --- its doors and its disk -----------------------------------------------
+
+    def get(self, path: str, *, admin: bool = False) -> tuple[int, str]:
+        """Asks one of its HTTP doors; status and body."""
+        host, port = self.line("ready")["http"].rsplit(":", 1)
+        connection = HTTPConnection(host, int(port), timeout=SOON_S)
+        if admin:
+            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.sock.settimeout(SOON_S)
+            connection.sock.connect(str(self.admin))
+        with closing(connection):
+            connection.request("GET", path, headers={"connection": "close"})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One sample of `/metrics`; 0 if there is none with these labels."""
+        _, text = self.get("/metrics")
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return sample.value
+        return 0.0
+
+    def metric_until(
+        self, is_so: Callable[[float], bool], name: str, **labels: str
+    ) -> float:
+        """Waits until a sample is as it should be."""
+        value = 0.0
+
+        def is_there() -> bool:
+            nonlocal value
+            value = self.metric(name, **labels)
+            return is_so(value)
+
+        eventually(is_there, lambda: f"{name} {labels} is {value}")
+        return value
+
+    def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Reads the database over a connection of its own."""
+        with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as db:
+            return db.execute(sql, values).fetchall()
+
+
+_END: Final[Line] = {"event": "end of the log"}

@@ -1,0 +1,376 @@
+"""What a restart forgets: nothing after a planned stop, only the clocks after a crash."""
+
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from liveness.core.records import OnlineRow, Record
+from liveness.service.store import DATABASE, Batch, Store
+from tests.e2e.client import packed
+from tests.e2e.conftest import Start
+from tests.e2e.sidecar import Sidecar
+
+STOP_S = 5  # what a planned stop may take
+# After a restart gateways are given a second and this, before anyone is judged.
+QUICK_FLUSH_S = 0.1
+
+
+# --- a planned stop -----------------------------------------------------------------------
+
+
+def test_a_planned_stop_applies_and_answers_what_was_sent_then_says_bye(
+    start: Start,
+) -> None:
+    sidecar = start()
+    link, watcher = sidecar.gateway("a"), sidecar.watcher("w", ack=True)
+    silent = sidecar.connect()
+    # Not read by anyone before the signal comes, or only in part: it counts all the same.
+    pings = [["ping", n] for n in range(50)]
+    users = [f"u-{n}" for n in range(1_000)]
+    link.send_bytes(
+        packed(["login", users], *pings, ["logout", "u-0"], ["ping", "last"])
+    )
+    sidecar.signal(signal.SIGTERM)
+    assert [link.expect("pong") for _ in pings] == [[n] for n in range(50)]
+    assert link.expect("pong") == ["last"]
+    (bye,) = link.expect("bye")
+    assert bye["reason"]
+    assert link.receive() is None
+    watcher.expect("bye")
+    assert silent.receive() is None
+    assert sidecar.ended(STOP_S) == 0
+    assert not sidecar.socket.exists()
+    assert not sidecar.admin.exists()
+    # A pong promised that its records are on disk.
+    sidecar.start()
+    online, seq = sidecar.watcher("after").listed()
+    assert set(online) == set(users[1:])
+    assert seq == 1_001
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_either_signal_stops_it_in_order_with_exit_code_0(
+    start: Start, number: signal.Signals
+) -> None:
+    sidecar = start()
+    sidecar.gateway("a")
+    assert sidecar.stop(number, within_s=STOP_S) == 0
+    assert [line["event"] for line in sidecar.lines[-4:-1]] == [
+        "stopping", "link down", "stopped",
+    ]  # fmt: skip
+
+
+def test_a_planned_restart_resets_nobodys_clock_and_forgets_no_evidence(
+    start: Start,
+) -> None:
+    sidecar = start(timeout_s=2, flush_s=QUICK_FLUSH_S)
+    link = sidecar.gateway("a")
+    sidecar.gateway("gone").send("login", "left", {"conn": 3})
+    link.send("login", ["quiet", "kept", "closing"], {"conn": [1, 2, 4]})
+    sent = perf_counter()
+    link.send("message", "quiet")
+    link.settle()
+    sidecar.stop()
+    stopped = perf_counter()
+    # Were it reset, the clock of those silent by now would run for a minute.
+    sidecar.start(timeout_s=60, flush_s=QUICK_FLUSH_S)
+    link = sidecar.gateway("a")
+    watcher = sidecar.watcher(after=0)
+    link.send("keepalive", "kept", {"conn": 2})
+    link.send("logout", "closing", {"conn": 4})
+    ends = watcher.until(lambda records: len(records) == 7)[4:]
+    waited = perf_counter() - sent
+    assert waited >= 2
+    logout, *silences = sorted(ends, key=lambda record: record["reason"] != "logout")
+    assert logout.items() >= {"uid": "closing", "last": "logout"}.items()
+    told = {r["uid"]: (r["reason"], r["last"], r.get("conn")) for r in silences}
+    assert told == {
+        "quiet": ("silence", "message", 1),
+        "left": ("gateway_lost", "login", 3),
+    }
+    for record in silences:
+        assert 2 <= record["silence"] <= waited
+        assert "restored" not in record
+    assert stopped - sent < 2
+    assert link.where("kept")[0][:2] == ["kept", "a"]
+    assert sidecar.metric("liveness_early_offline_total") == 0
+
+
+def test_a_shorter_timeout_after_a_restart_holds_from_the_next_event_on(
+    start: Start,
+) -> None:
+    sidecar = start(timeout_s=60, flush_s=QUICK_FLUSH_S)
+    link = sidecar.gateway("a")
+    link.send("login", ["patient", "hurried"])
+    link.settle()
+    sidecar.stop()
+    sidecar.start(timeout_s=1)
+    link = sidecar.gateway("a")
+    sent = perf_counter()
+    link.send("keepalive", "hurried")
+    (offline,) = link.take(1)
+    assert perf_counter() - sent >= 1
+    assert (offline["uid"], offline["last"]) == ("hurried", "keepalive")
+    assert link.where("patient", "hurried") == [["patient", "a", 1, None]]
+    assert sidecar.metric("liveness_early_offline_total") == 0
+
+
+def test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record(
+    start: Start,
+) -> None:
+    sidecar = start()
+    link = sidecar.gateway("a")
+    link.send("login", ["u", "v"], {"conn": [1, 2]})
+    link.settle()
+    before, _ = link.listed()
+    sidecar.stop()
+    sidecar.start()
+    watcher = sidecar.watcher()
+    link = sidecar.gateway("a")
+    link.send("keepalive", ["u", "v"], {"conn": [1, 2]})
+    link.send("login", ["u", "v"], {"conn": [1, 2], "age": 5})
+    link.settle()
+    assert link.listed() == (before, 2)
+    watcher.settle()
+    assert not watcher.records
+
+
+@pytest.mark.parametrize("moment", ["at once", "as it starts"])
+def test_a_stop_that_comes_at_the_start_leaves_nothing_behind(
+    make: Start, moment: str
+) -> None:
+    sidecar = make()
+    sidecar.launch()
+    if moment == "as it starts":
+        sidecar.line("starting")
+    # Before it has taken over its signals, the system's own answer is right as well.
+    assert sidecar.stop(within_s=STOP_S) in (0, -signal.SIGTERM)
+    assert not any("text" in line for line in sidecar.lines), sidecar.lines
+    assert not sidecar.socket.exists()
+    assert not sidecar.admin.exists()
+    assert sidecar.start().stop() == 0
+
+
+# --- a crash ------------------------------------------------------------------------------
+
+
+def crash_and_restart(sidecar: Sidecar, **settings: Any) -> float:
+    """Kills it, starts it anew; when the new process was launched."""
+    sidecar.kill()
+    assert sidecar.socket.exists(), "a crash leaves the file, to be replaced"
+    launched = perf_counter()
+    sidecar.start(**settings)
+    return launched
+
+
+def test_after_a_crash_users_sessions_and_conns_are_as_they_were(start: Start) -> None:
+    sidecar = start()
+    a, b = sidecar.gateway("a"), sidecar.gateway("b")
+    a.send("login", ["u", "v", "gone"], {"conn": [1, 2, 3]})
+    a.send("login", ["adopting", "bare"])
+    a.send("login", "adopting", {"conn": 77})  # takes the conn; no record says so
+    a.send("logout", "gone")
+    a.settle()
+    b.send("login", "v", {"conn": 9})
+    b.settle()
+    before, seq = sidecar.watcher().listed()
+    assert before["adopting"] == ("a", 4, 77)
+    assert before["v"] == ("b", 7, 9)
+    crash_and_restart(sidecar)
+    watcher = sidecar.watcher()
+    assert watcher.listed() == (before, seq) == (before, 7)
+    assert watcher.next == 8
+    assert watcher.log == a.log
+    # A late logout of a connection before the crash still ends only its own session.
+    a = sidecar.gateway("a")
+    a.send("logout", ["adopting", "v", "u"], {"conn": [76, 2, 1]})
+    a.settle()
+    (offline,) = watcher.take(1)
+    assert (offline["seq"], offline["uid"], offline["session"]) == (8, "u", 1)
+
+
+def test_after_a_crash_seq_and_cursors_go_on_without_a_gap_or_reuse(
+    start: Start,
+) -> None:
+    sidecar = start()
+    link = sidecar.gateway("a")
+    watcher = sidecar.watcher("w", ack=True)
+    link.send("login", ["u", "v", "w"])
+    link.send("logout", ["u", "v", "w"])
+    first, second, third = link.take(3)
+    link.send("ack", first["seq"])
+    everything = watcher.take(6)
+    watcher.send("ack", 5)
+    watcher.settle()
+    # A commit takes the cursors along.
+    link.send("login", "x")
+    link.settle()
+    crash_and_restart(sidecar)
+    link = sidecar.gateway("a")
+    assert link.next == 8
+    assert link.take(2) == [second, third]
+    link.send("login", "y")
+    link.settle()
+    again = sidecar.gateway("w", role="watcher", scope="all").take(3)
+    assert again[0] == everything[5]
+    assert [(r["seq"], r["uid"]) for r in again[1:]] == [(7, "x"), (8, "y")]
+
+
+def test_after_a_crash_everyone_gets_a_fresh_timeout_and_is_restored_until_heard(
+    start: Start,
+) -> None:
+    sidecar = start(timeout_s=60, flush_s=QUICK_FLUSH_S)
+    link, other = sidecar.gateway("a"), sidecar.gateway("b", timeout=1.5)
+    own = {"timeout": 1}
+    link.send("login", ["unheard", "heard", "ended"], own)
+    link.send("login", ["patient", "amended"])
+    link.send("login", "amended", own)  # no record tells of it
+    other.send("login", "of b")
+    link.settle()
+    other.settle()
+    launched = crash_and_restart(sidecar)
+    other, link = sidecar.gateway("b", timeout=1.5), sidecar.gateway("a")
+    link.send("logout", "ended")
+    link.send("message", "heard")
+    (logout, *ends) = [*link.take(4), *other.take(1)]
+    assert perf_counter() - launched >= 1.5
+    assert logout.items() >= {"uid": "ended", "last": "logout"}.items()
+    told = {r["uid"]: r for r in ends}
+    assert set(told) == {"unheard", "heard", "amended", "of b"}
+    for uid in ("unheard", "amended", "of b"):
+        assert told[uid]["restored"] is True
+        assert not {"seen", "last"} & told[uid].keys()
+        assert told[uid]["silence"] >= (1.5 if uid == "of b" else 1)
+    assert told["heard"]["last"] == "message"
+    assert "restored" not in told["heard"]
+    assert link.where("patient")[0][0] == "patient"
+    assert sidecar.metric("liveness_early_offline_total") == 0
+
+
+def test_a_gateway_that_starts_anew_ends_what_it_left_and_begins_at_now(
+    start: Start,
+) -> None:
+    sidecar = start()
+    link, watcher = sidecar.gateway("a"), sidecar.watcher()
+    link.send("login", ["u", "v"], {"conn": [1, 2]})
+    link.send("logout", "v")
+    link.settle()
+    crash_and_restart(sidecar)
+    watcher = sidecar.watcher()
+    link = sidecar.gateway("a", fresh=True)
+    assert link.next == 5
+    link.send("login", "u", {"conn": 3})
+    link.settle()
+    lost, online = watcher.take(2)
+    assert lost.items() >= {"uid": "u", "reason": "gateway_lost", "conn": 1}.items()
+    assert online.items() >= {"uid": "u", "kind": "online", "conn": 3}.items()
+    assert not link.records
+
+
+# --- what it finds at the start -----------------------------------------------------------
+
+
+def refusal_of(sidecar: Sidecar, *words: str) -> None:
+    code, line = sidecar.refused_start()
+    assert code == 1
+    for word in ("liveness: ", *words):
+        assert word in line
+
+
+def test_a_second_sidecar_is_refused_and_the_first_goes_on(
+    start: Start, make: Start
+) -> None:
+    first = start()
+    link = first.gateway("a")
+    link.send("login", "u")
+    refusal_of(first, str(first.state), "in use by another sidecar", "--state")
+    rival = make()
+    rival.socket = first.socket
+    refusal_of(rival, str(first.socket), "another process serves there", "--socket")
+    link.settle()
+    assert first.gateway("b").where("u")[0][1] == "a"
+    assert first.get("/readyz", admin=True)[0] == 200
+    assert first.stop() == 0
+
+
+def test_a_file_in_the_place_of_the_socket_is_left_alone(make: Start) -> None:
+    sidecar = make()
+    sidecar.socket.write_text("mine")
+    refusal_of(sidecar, str(sidecar.socket), "no socket", "--socket")
+    assert sidecar.socket.read_text() == "mine"
+
+
+def filled(state: Path) -> Path:
+    """A database with so many users online that they fill many pages."""
+    with closing(Store(state)) as store:
+        records = [
+            Record(seq, "online", f"user-{seq}", "a", seq, seq, "login", seq)
+            for seq in range(1, 2_001)
+        ]
+        rows = {r.uid: OnlineRow(r.seq, r.at, r.conn, "a", None) for r in records}
+        store.write(Batch(records=records, online=dict(rows)))
+    return state / DATABASE
+
+
+def with_garbage_for_a_database(database: Path) -> None:
+    database.write_bytes(b"not a database, but long enough to look like one" * 100)
+
+
+def with_a_torn_page(database: Path) -> None:
+    data = bytearray(database.read_bytes())
+    for page in range(8 * 4096, len(data), 4096):
+        data[page : page + 512] = bytes(512)
+    database.write_bytes(data)
+
+
+def without_its_end(database: Path) -> None:
+    data = database.read_bytes()
+    database.write_bytes(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize(
+    "damage", [with_garbage_for_a_database, with_a_torn_page, without_its_end]
+)
+def test_a_damaged_database_is_refused_and_left_byte_for_byte(
+    make: Start, damage: Any
+) -> None:
+    sidecar = make()
+    database = filled(sidecar.state)
+    damage(database)
+    before = database.read_bytes()
+    refusal_of(sidecar, str(database), "cannot be read", "left as it is")
+    assert database.read_bytes() == before
+    assert not sidecar.socket.exists()
+
+
+def test_a_database_of_a_newer_schema_is_refused_and_left_alone(make: Start) -> None:
+    sidecar = make()
+    database = filled(sidecar.state)
+    with closing(sqlite3.connect(database)) as db, db:
+        db.execute("update meta set value = 99 where key = 'schema'")
+    before = database.read_bytes()
+    refusal_of(sidecar, str(database), "schema 99", "--state")
+    assert database.read_bytes() == before
+
+
+def test_a_damaged_file_of_the_last_stop_costs_the_clocks_and_no_user(
+    start: Start,
+) -> None:
+    sidecar = start()
+    link = sidecar.gateway("a")
+    link.send("login", ["u", "v"])
+    link.settle()
+    sidecar.stop()
+    stopped = sidecar.state / "stopped"
+    stopped.write_bytes(stopped.read_bytes()[:-1] + b"\xff")
+    sidecar.start()
+    assert not stopped.exists()
+    assert sidecar.line("restored").items() >= {"users": 2, "clocks": 0}.items()
+    link = sidecar.gateway("a")
+    link.send("logout", "u")
+    assert set(link.listed()[0]) == {"v"}

@@ -1,0 +1,50 @@
+"""What the tests of the service share: a state directory, and time that jumps."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from math import inf
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from liveness.service.store import Store
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store(tmp_path)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def jumping(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    """Virtual time, which stands still while a thread is at work.
+
+    trio's own does not know of threads: it would take a commit for idleness and jump
+    to the next deadline, whichever that is.
+    """
+    at_work = 0
+    run_sync = trio.to_thread.run_sync
+
+    async def standing_still(
+        work: Callable[..., T],
+        *args: object,
+        limiter: trio.CapacityLimiter | None = None,
+    ) -> T:
+        nonlocal at_work
+        at_work += 1
+        autojump_clock.autojump_threshold = inf
+        try:
+            return await run_sync(work, *args, limiter=limiter)
+        finally:
+            at_work -= 1
+            if not at_work:
+                autojump_clock.autojump_threshold = 0
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", standing_still)
+    return autojump_clock

@@ -1,0 +1,202 @@
+"""The service without HTTP and signals, and those who talk to it, in one process.
+
+Everything is the product's own and wired by it: SQLite, threads, sockets. Only time
+is virtual (see `jumping`), so that an hour passes as soon as nobody has anything to
+do, and whatever hangs runs into a deadline at once.
+"""
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+import trio
+
+from liveness.config import Config, LimitSettings, SocketSettings, StateSettings
+from liveness.core.records import Record
+from liveness.service.app import Sidecar
+from liveness.service.clock import Clock
+from liveness.service.hand import turn_for_ever
+from liveness.service.listener import accept_links
+from liveness.service.outbox import Delivery, OutboxLimits
+from liveness.service.sockets import listening
+from liveness.service.store import Store
+
+# Virtual seconds: far beyond any delay of the product's.
+LONG_S: Final = 600.0
+
+
+class Caller:
+    """A gateway or watcher that speaks raw msgpack; it reads only when asked to."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._unpacker = msgpack.Unpacker()
+
+    async def send(self, *frames: list[Any]) -> None:
+        await self._stream.send_all(b"".join(map(msgpack.packb, frames)))
+
+    async def hello(self, name: str, **options: Any) -> dict[str, Any]:
+        await self.send(["hello", {"protocol": 1, "name": name, **options}])
+        (welcome,) = await self.expect("welcome")
+        told: dict[str, Any] = welcome
+        return told
+
+    async def receive(self) -> list[Any] | None:
+        """The next frame; None at the end of the stream."""
+        with trio.fail_after(LONG_S):
+            while True:
+                for frame in self._unpacker:
+                    told: list[Any] = frame
+                    return told
+                data = await self._stream.receive_some()
+                if not data:
+                    return None
+                self._unpacker.feed(data)
+
+    async def expect(self, name: str) -> list[Any]:
+        """What the next frame says, which must be of this name."""
+        frame = await self.receive()
+        assert frame is not None, f"the stream ended before {name}"
+        assert frame[0] == name, frame
+        return frame[1:]
+
+    async def records(self, count: int) -> list[dict[str, Any]]:
+        """Exactly so many records, in however many frames."""
+        taken: list[dict[str, Any]] = []
+        while len(taken) < count:
+            taken += (await self.expect("notices"))[0]
+        assert len(taken) == count
+        return taken
+
+    async def settle(self) -> None:
+        """Wait until everything sent is applied and on disk."""
+        await self.send(["ping", None])
+        await self.expect("pong")
+
+    async def is_told_nothing(self, seconds: float) -> bool:
+        """Whether no frame comes within so many virtual seconds."""
+        with trio.move_on_after(seconds) as waiting:
+            await self.receive()
+        return waiting.cancelled_caught
+
+    def close(self) -> None:
+        self._stream.socket.close()
+
+
+class Rig:
+    """A running service.
+
+    Args:
+        sidecar: Its parts.
+        store: Its disk.
+        path: Its socket.
+    """
+
+    def __init__(self, sidecar: Sidecar, store: Store, path: Path) -> None:
+        self.sidecar = sidecar
+        self.store = store
+        self.engine = sidecar.engine
+        self.presence = sidecar.presence
+        self.journal = sidecar.journal
+        self.counts = sidecar.counts
+        self.turns: list[float] = []  # when each was made, in virtual seconds
+        self._path = path
+        self._callers: list[Caller] = []
+        self._turn = self.engine.turn
+
+    def turn(self) -> float:
+        """The engine's own turn, noted."""
+        self.turns.append(trio.current_time())
+        return self._turn()
+
+    async def connect(self) -> Caller:
+        caller = Caller(await trio.open_unix_socket(str(self._path)))
+        self._callers.append(caller)
+        return caller
+
+    async def gateway(self, name: str, **options: Any) -> Caller:
+        """A gateway that was welcomed."""
+        caller = await self.connect()
+        await caller.hello(name, **options)
+        return caller
+
+    async def watcher(self, name: str = "w", **options: Any) -> Caller:
+        """A watcher of everything, without a stored cursor."""
+        asked = {"role": "watcher", "scope": "all", "ack": False, **options}
+        return await self.gateway(name, **asked)
+
+    async def until(
+        self, is_so: Callable[[], object], within_s: float = LONG_S
+    ) -> float:
+        """Wait until something is so; the virtual seconds that took, to 10 ms."""
+        began = trio.current_time()
+        with trio.fail_after(within_s):
+            while not is_so():  # noqa: ASYNC110 - virtual: this is how time passes
+                await trio.sleep(0.01)
+        return trio.current_time() - began
+
+    @contextmanager
+    def disk_full(self) -> Iterator[None]:
+        """SQLite itself finds no room for another page."""
+        db = self.store._db
+        (pages,) = db.execute("pragma page_count").fetchone()
+        (most,) = db.execute("pragma max_page_count").fetchone()
+        db.execute(f"pragma max_page_count = {pages}")
+        try:
+            yield
+        finally:
+            db.execute(f"pragma max_page_count = {most}")
+
+    def log(self) -> list[Record]:
+        """The log as it is on disk, read over a connection of its own."""
+        with closing(sqlite3.connect(self.store.path)) as db:
+            rows = db.execute("select * from log order by seq").fetchall()
+        return [Record(*row) for row in rows]
+
+    def close(self) -> None:
+        for caller in self._callers:
+            caller.close()
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, *, timeout_s: float = 30.0, **limits: Any
+) -> AsyncIterator[Rig]:
+    """Run a service with this silence timeout and these limits."""
+    config = Config(
+        timeout_s=timeout_s,
+        socket=SocketSettings(path=folder / "g.sock"),
+        state=StateSettings(dir=folder / "state"),
+        limits=LimitSettings(**limits),
+    )
+    with (
+        closing(Store(config.state.dir)) as store,
+        listening(config.socket.path, name="gateway") as listener,
+    ):
+        clock = Clock()
+        sidecar = Sidecar(config, store, clock)
+        delivery = Delivery(
+            journal=sidecar.journal,
+            feed=sidecar.feed,
+            clock=clock,
+            counts=sidecar.counts,
+            limits=OutboxLimits(
+                window=config.limits.window,
+                max_replies=config.limits.max_replies,
+                max_reply_bytes=config.limits.max_reply_bytes,
+            ),
+        )
+        rig = Rig(sidecar, store, config.socket.path)
+        rig.engine.turn = rig.turn  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.journal.run)
+            nursery.start_soon(turn_for_ever, rig.engine)
+            nursery.start_soon(accept_links, listener, rig.engine, delivery)
+            try:
+                yield rig
+            finally:
+                rig.close()
+                nursery.cancel_scope.cancel()

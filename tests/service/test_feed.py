@@ -1,0 +1,295 @@
+"""Who reads the log: the same from memory as from disk, in order, without a hole."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.core.records import KINDS, Gap, Record
+from liveness.metrics import Counts
+from liveness.service.clock import Clock
+from liveness.service.feed import Cursor, Feed
+from liveness.service.journal import Journal
+from liveness.service.store import Batch, CursorRow, Store, Wanted
+from tests.strategies import BOUNDED
+
+NAMES = ("g", "h", "i")
+WALL_MS = 123
+EVERYTHING = Wanted(None, frozenset(KINDS))
+
+
+def record(
+    seq: int, kind: str = "online", gateway: str = "g", origin: str = ""
+) -> Record:
+    return Record(
+        seq, kind, f"u{seq}", gateway, seq, None, "login", 1_000,
+        from_gateway=origin or None,
+    )  # fmt: skip
+
+
+def batches(sizes: Sequence[int]) -> list[Batch]:
+    """Commits of so many records of g."""
+    seqs = count(1)
+    return [
+        Batch([record(next(seqs)) for _ in range(size)], [0.0] * size) for size in sizes
+    ]
+
+
+class Log:
+    """A log on disk, of which a feed keeps so many records in memory."""
+
+    def __init__(self, store: Store, written: Sequence[Batch], *, keep: int) -> None:
+        self.feed = Feed(keep=keep)
+        for batch in written:
+            store.write(batch)
+            self.feed.publish(batch)
+        self.journal = Journal(
+            store, clock=Clock(), counts=Counts(), published=self.feed.publish
+        )
+
+    def cursor(
+        self,
+        wanted: Wanted = EVERYTHING,
+        *,
+        position: int = 0,
+        name: str = "g",
+        follows: bool = True,
+    ) -> Cursor:
+        return Cursor(
+            self.journal,
+            self.feed,
+            role="gateway",
+            name=name,
+            wanted=wanted,
+            position=position,
+            follows=follows,
+        )
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@contextmanager
+def log_of(written: Sequence[Batch], folder: Path, *, keep: int) -> Iterator[Log]:
+    with closing(Store(folder)) as store:
+        yield Log(store, written, keep=keep)
+
+
+async def all_of(cursor: Cursor, limit: int = 1_000) -> list[Record | Gap]:
+    taken = []
+    while cursor.is_behind:
+        before = cursor.position
+        entries = await cursor.take(limit, wall_ms=WALL_MS)
+        assert len(entries) <= limit
+        assert cursor.position > before
+        taken += [entry.record for entry in entries]
+    return taken
+
+
+def trim(log: Log, *, below: int) -> None:
+    """Let the retention take what is below *below*, as the journal's task does."""
+    store = log.journal.store
+    store._db.execute("update log set at = 0 where seq < ?", [below])
+    store.trim(oldest_ms=1, most_bytes=2**40, idle_ms=0)
+    log.journal.first, _ = store.bounds()
+    log.journal.cursors = store.cursors()
+    assert log.journal.first == below
+
+
+# --- memory and disk -----------------------------------------------------------------
+
+origins = st.sampled_from(("", *NAMES))
+drawn_commits = st.lists(
+    st.lists(
+        st.tuples(st.sampled_from(KINDS), st.sampled_from(NAMES), origins), min_size=1
+    ),
+    max_size=8,
+)
+drawn_wanted = st.builds(
+    Wanted,
+    st.sampled_from((None, *NAMES)),
+    st.frozensets(st.sampled_from((*KINDS, "gap"))),
+)
+
+
+@BOUNDED
+@given(drawn_commits, drawn_wanted, st.integers(0, 40), st.integers(1, 9))
+def test_a_reader_is_given_the_same_from_memory_and_from_disk(
+    tmp_path_factory: pytest.TempPathFactory,
+    commits: list[list[tuple[str, str, str]]],
+    wanted: Wanted,
+    position: int,
+    limit: int,
+) -> None:
+    seqs = count(1)
+    written = [
+        Batch([record(next(seqs), *one) for one in commit], [0.0] * len(commit))
+        for commit in commits
+    ]
+    everything = [one for batch in written for one in batch.records]
+    expected = [
+        one
+        for one in everything
+        if one.seq > position
+        and one.kind in wanted.kinds
+        and wanted.gateway in (None, one.gateway, one.from_gateway)
+    ]
+    folder = tmp_path_factory.mktemp("state")
+    with log_of(written, folder, keep=10**6) as log:
+        # All in memory, none, and with the border within the log.
+        mixed = Feed(keep=5)
+        for batch in written:
+            mixed.publish(batch)
+        for feed in (log.feed, Feed(keep=10**6), mixed):
+            log.feed = feed
+            cursor = log.cursor(wanted, position=position)
+            assert trio.run(all_of, cursor, limit) == expected
+            assert cursor.position >= len(everything)
+
+
+async def test_what_is_in_memory_is_given_without_the_disk(folder: Path) -> None:
+    with log_of(batches([3, 3]), folder, keep=6) as log:
+        log.journal.store.path.unlink()
+        taken = await all_of(log.cursor())
+    assert [one.seq for one in taken] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_an_entry_is_encoded_once_for_all_readers(folder: Path) -> None:
+    with log_of(batches([3]), folder, keep=3) as log:
+        (first, *_), (again, *_) = [
+            await log.cursor().take(3, wall_ms=WALL_MS) for _ in range(2)
+        ]
+    assert first.encoded is again.encoded
+
+
+# --- bounds --------------------------------------------------------------------------
+
+
+def reach(feed: Feed) -> int:
+    """The oldest record in memory."""
+    return next(after for after in count() if feed.reaches(after)) + 1
+
+
+def test_the_tail_is_bounded_in_records_and_lets_whole_commits_go() -> None:
+    feed = Feed(keep=10)
+    for batch in batches([4, 4, 4]):
+        feed.publish(batch)
+    assert reach(feed) == 5
+    assert len(list(feed.since(0, EVERYTHING))) == 8
+
+
+def test_the_newest_commit_stays_however_large_it_is() -> None:
+    feed = Feed(keep=10)
+    for batch in batches([4, 25]):
+        feed.publish(batch)
+    assert reach(feed) == 5
+    assert len(list(feed.since(0, EVERYTHING))) == 25
+
+
+def test_a_feed_of_nothing_reaches_nowhere() -> None:
+    feed = Feed(keep=10)
+    feed.publish(Batch())
+    assert not feed.reaches(0)
+    assert list(feed.since(0, EVERYTHING)) == []
+
+
+def test_every_commit_rings_those_who_listen_and_nobody_else() -> None:
+    feed, rung = Feed(keep=10), list[str]()
+
+    def one() -> None:
+        rung.append("one")
+
+    feed.listen(one)
+    feed.publish(Batch())  # of marks only: a pong may be waiting for it
+    feed.publish(batches([1])[0])
+    feed.forget(one)
+    feed.forget(one)
+    feed.publish(Batch())
+    assert rung == ["one", "one"]
+
+
+# --- positions, kinds, gaps ------------------------------------------------------------
+
+
+async def test_a_reader_is_behind_until_it_was_given_everything(folder: Path) -> None:
+    with log_of(batches([2]), folder, keep=10) as log:
+        cursor = log.cursor(position=1)
+        assert cursor.is_behind
+        await cursor.take(1, wall_ms=WALL_MS)
+        assert not cursor.is_behind
+        assert not log.cursor(position=2).is_behind
+        assert not log.cursor(position=99).is_behind
+
+
+async def test_what_does_not_concern_a_reader_moves_it_on_without_an_entry(
+    folder: Path,
+) -> None:
+    with log_of(batches([5]), folder, keep=10) as log:
+        cursor = log.cursor(Wanted("nobody", frozenset(KINDS)))
+        assert await cursor.take(1, wall_ms=WALL_MS) == []
+        assert cursor.position == 5
+
+
+@pytest.mark.parametrize("kinds", [KINDS, ("offline",), ()])
+async def test_past_the_retention_a_gap_comes_first_whatever_the_kinds(
+    folder: Path, kinds: tuple[str, ...]
+) -> None:
+    with log_of(batches([10]), folder, keep=10) as log:
+        log.feed = Feed(keep=10)
+        trim(log, below=7)
+        cursor = log.cursor(Wanted(None, frozenset(kinds)), position=2, follows=False)
+        gap, *rest = await all_of(cursor)
+    assert gap == Gap(3, 7, WALL_MS)
+    assert gap.seq == 6
+    assert [one.seq for one in rest] == ([7, 8, 9, 10] if "online" in kinds else [])
+
+
+async def test_no_gap_where_nothing_was_lost(folder: Path) -> None:
+    with log_of(batches([10]), folder, keep=10) as log:
+        log.feed = Feed(keep=10)
+        trim(log, below=7)
+        taken = await all_of(log.cursor(position=6, follows=False))
+    assert [one.seq for one in taken] == [7, 8, 9, 10]
+    assert all(isinstance(one, Record) for one in taken)
+
+
+async def test_what_is_still_in_memory_is_given_though_it_left_the_disk(
+    folder: Path,
+) -> None:
+    with log_of(batches([10]), folder, keep=10) as log:
+        trim(log, below=7)
+        taken = await all_of(log.cursor(position=2, follows=False))
+    assert [one.seq for one in taken] == [3, 4, 5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("follows", [True, False])
+async def test_a_reader_on_its_stored_cursor_follows_it_past_what_did_not_concern_it(
+    folder: Path, follows: bool
+) -> None:
+    cursors = {("gateway", "idle"): CursorRow(2, 1, None)}
+    with log_of([Batch(cursors=cursors), *batches([10])], folder, keep=1) as log:
+        log.feed = Feed(keep=1)
+        trim(log, below=7)
+        assert log.journal.cursors["gateway", "idle"].seq == 6
+        wanted = Wanted("idle", frozenset(KINDS))
+        cursor = log.cursor(wanted, position=2, name="idle", follows=follows)
+        taken = await all_of(cursor)
+    assert taken == ([] if follows else [Gap(3, 7, WALL_MS)])
+
+
+async def test_a_stored_cursor_that_lost_something_meets_a_gap(folder: Path) -> None:
+    cursors = {("gateway", "g"): CursorRow(2, 1, None)}
+    with log_of([Batch(cursors=cursors), *batches([10])], folder, keep=1) as log:
+        log.feed = Feed(keep=1)
+        trim(log, below=7)
+        wanted = Wanted("g", frozenset(KINDS))
+        gap, *rest = await all_of(log.cursor(wanted, position=2))
+    assert gap == Gap(3, 7, WALL_MS)
+    assert len(rest) == 4

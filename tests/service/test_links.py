@@ -1,0 +1,608 @@
+"""Links over real sockets: what is told, in which order, when, and how one ends."""
+
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import structlog
+import trio
+from trio.testing import MockClock
+
+from liveness.core.records import Uid
+from liveness.service.outbox import LINGER_S, NOTICES_PER_FRAME
+from tests.service.rig import Caller, Rig, running
+
+# Together more than a socket's buffer takes, so that whoever does not read them blocks.
+LARGE: Final = "x" * 60_000
+
+
+def crowd(size: int, prefix: str = "u") -> list[Uid]:
+    """Users enough for the database to need new pages."""
+    return [f"{prefix}{n:06}" for n in range(size)]
+
+
+def seqs(records: list[dict[str, Any]]) -> list[int]:
+    return [one["seq"] for one in records]
+
+
+def told(records: list[dict[str, Any]]) -> list[tuple[Uid, str, str]]:
+    return [(one["uid"], one["kind"], one["reason"]) for one in records]
+
+
+async def end_of(caller: Caller) -> list[Any] | None:
+    """The last frame before the end of the stream."""
+    last = None
+    while (frame := await caller.receive()) is not None:
+        last = frame
+    return last
+
+
+# --- replies ---------------------------------------------------------------------------
+
+
+async def test_a_pong_waits_for_what_came_before_it_to_be_on_disk(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        with rig.disk_full():
+            await gateway.send(["login", crowd(3_000)], ["ping", "after"])
+            assert await gateway.is_told_nothing(20)
+            assert len(rig.presence) == 3_000
+        assert await gateway.expect("pong") == ["after"]
+        assert len(rig.log()) == 3_000
+
+
+@pytest.mark.parametrize("asked", [["where", ["u000001"]], ["list"]])
+async def test_no_answer_shows_a_session_that_is_not_on_disk(
+    tmp_path: Path, jumping: MockClock, asked: list[Any]
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway, other = await rig.gateway("g"), await rig.watcher()
+        with rig.disk_full():
+            await gateway.send(["login", crowd(3_000)])
+            await rig.until(lambda: len(rig.presence))
+            await other.send(asked)
+            assert await other.is_told_nothing(5)
+        while (frame := await other.receive()) is not None and frame[0] == "notices":
+            pass
+        assert frame is not None
+        assert frame[0] == asked[0]
+        assert ["u000001", "g", 2, None] in frame[1]
+
+
+async def test_a_pong_with_nothing_before_it_waits_for_no_disk(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["keepalive", "u"])
+        await gateway.settle()
+        await trio.sleep(5)  # by then its cursor is stored too
+        before = rig.journal.mark
+        await gateway.send(["keepalive", "u"])
+        await gateway.settle()
+        assert rig.journal.mark == before
+
+
+async def test_welcome_waits_until_the_position_of_a_new_name_is_on_disk(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway, newcomer = await rig.gateway("g"), await rig.connect()
+        with rig.disk_full():
+            await gateway.send(["login", crowd(3_000)])
+            await rig.until(lambda: len(rig.presence))
+            await newcomer.send(["hello", {"protocol": 1, "name": "new"}])
+            assert await newcomer.is_told_nothing(5)
+        (welcome,) = await newcomer.expect("welcome")
+        assert welcome["next"] == 3_001
+        assert rig.store.cursors()["gateway", "new"].seq == 3_000
+
+
+async def test_answers_come_in_the_order_of_the_questions_a_list_among_them(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(
+            ["login", crowd(2_500)],
+            ["ping", 1],
+            ["list"],
+            ["where", ["u000000"]],
+            ["nonsense"],
+            ["list"],
+            ["ping", 2],
+        )
+        frames = [await gateway.receive() for _ in range(10)]
+    names = [frame and frame[0] for frame in frames]
+    assert names == ["pong", *["list"] * 3, "where", "error", *["list"] * 3, "pong"]
+    assert [len(frame) for frame in frames if frame and frame[0] == "list"] == [
+        2,
+        2,
+        3,
+    ] * 2
+
+
+async def test_who_leaves_its_replies_unread_is_told_so_and_sent_away(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, max_replies=20) as rig:
+        rude, other = await rig.gateway("rude"), await rig.gateway("other")
+        await other.send(["login", "u"])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rude.send, *(["ping", LARGE] for _ in range(60)))
+            await rig.until(lambda: rig.counts.refused["overloaded"], 5)
+            last = await end_of(rude)
+        assert last is not None
+        assert (last[0], last[1]["code"]) == ("error", "overloaded")
+        assert last[1]["fatal"] is True
+        await other.settle()
+
+
+async def test_who_never_reads_at_all_does_not_keep_its_place(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, max_replies=20) as rig:
+        rude = await rig.gateway("rude")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rude.send, *(["ping", LARGE] for _ in range(60)))
+            await rig.until(lambda: rig.counts.refused["overloaded"], 5)
+            took = await rig.until(lambda: not rig.engine.links)
+            nursery.cancel_scope.cancel()
+        assert took <= 2 * LINGER_S + 0.1
+
+
+async def test_any_number_of_replies_is_sent_to_one_who_reads(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, max_replies=20) as rig:
+        gateway = await rig.gateway("g")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gateway.send, *(["ping", n] for n in range(5_000)))
+            for n in range(5_000):
+                assert await gateway.expect("pong") == [n]
+
+
+# --- records ---------------------------------------------------------------------------
+
+
+async def test_nobody_is_told_a_record_before_it_is_on_disk(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway, watcher = await rig.gateway("g"), await rig.watcher()
+        with rig.disk_full():
+            await gateway.send(["login", crowd(3_000)])
+            assert await watcher.is_told_nothing(5)
+        assert seqs(await watcher.records(3_000)) == list(range(1, 3_001))
+
+
+async def test_records_come_in_frames_of_at_most_a_thousand(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["login", crowd(3_500)])
+        await gateway.settle()
+        watcher = await rig.watcher(after=0)
+        sizes = list[int]()
+        while sum(sizes) < 3_500:
+            sizes.append(len((await watcher.expect("notices"))[0]))
+    assert max(sizes) == NOTICES_PER_FRAME
+
+
+async def test_no_more_is_in_flight_than_the_window_and_each_ack_makes_room(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, window=10) as rig:
+        gateway = await rig.gateway("g", kinds=["online"])
+        await gateway.send(["login", crowd(25)])
+        assert seqs(await gateway.records(10)) == list(range(1, 11))
+        assert await gateway.is_told_nothing(10)
+        assert rig.engine.unacked("g") == 10
+        await gateway.send(["ack", 4])
+        assert seqs(await gateway.records(4)) == [11, 12, 13, 14]
+        await gateway.send(["ack", 3], ["ack", 4], ["ack", 0])
+        assert await gateway.is_told_nothing(10)
+        await gateway.send(["ack", 14])
+        assert seqs(await gateway.records(10)) == list(range(15, 25))
+        assert (rig.counts.notices_sent, rig.counts.notices_acked) == (24, 14)
+
+
+async def test_without_acks_there_is_no_window(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, window=10) as rig:
+        gateway = await rig.gateway("g", kinds=["online"], ack=False)
+        await gateway.send(["login", crowd(25)])
+        assert seqs(await gateway.records(25)) == list(range(1, 26))
+        assert rig.engine.unacked("g") == 0
+
+
+async def test_what_was_not_acknowledged_comes_again_to_the_next_link(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g", kinds=["online"])
+        await gateway.send(["login", crowd(10)])
+        await gateway.records(10)
+        await gateway.send(["ack", 6])
+        await gateway.settle()
+        gateway.close()
+        again = await rig.gateway("g", kinds=["online"])
+        assert seqs(await again.records(4)) == [7, 8, 9, 10]
+        assert await again.is_told_nothing(10)
+
+
+async def test_with_nothing_outstanding_a_cursor_follows_what_did_not_concern_it(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        await rig.gateway("bystander")
+        gateway = await rig.gateway("g")
+        await gateway.send(["login", crowd(10)])
+        await rig.until(lambda: len(rig.store.cursors()) == 2)
+        await rig.until(
+            lambda: rig.store.cursors()["gateway", "bystander"].seq == 10, 3
+        )
+
+
+async def test_an_ack_of_what_was_not_given_yet_is_refused_and_moves_nothing(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g", kinds=["online"])
+        await gateway.send(["login", crowd(3)])
+        await gateway.records(3)
+        await gateway.send(["ack", 4])
+        (error,) = await gateway.expect("error")
+        assert (error["code"], error["frame"], error["n"]) == ("bad-option", "ack", 3)
+        assert rig.engine.unacked("g") == 3
+        await gateway.send(["ack", 3])
+        await gateway.settle()
+        assert rig.engine.unacked("g") == 0
+
+
+async def test_a_watcher_without_acks_leaves_no_cursor(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        await rig.watcher("leaves none")
+        await rig.watcher("leaves one", ack=True)
+        await trio.sleep(5)
+        assert list(rig.store.cursors()) == [("watcher", "leaves one")]
+
+
+# --- endings ---------------------------------------------------------------------------
+
+
+async def test_the_same_name_replaces_and_what_the_older_link_had_sent_still_counts(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        older = await rig.gateway("g")
+        newer = await rig.connect()
+        # Both are there to be read when the hand turns, the newer one first.
+        await newer.send(["hello", {"protocol": 1, "name": "g"}])
+        await older.send(["login", "u", {"conn": 1}], ["ping", 1])
+        (welcome,) = await newer.expect("welcome")
+        assert await newer.is_told_nothing(1)
+        last = await end_of(older)
+        assert last is not None
+        assert (last[1]["code"], last[1]["fatal"]) == ("replaced", True)
+        assert welcome["next"] == 2
+        await newer.send(["where", ["u"]])
+        assert await newer.expect("where") == [[["u", "g", 1, 1]]]
+        assert rig.engine.linked("gateway") == 1
+
+
+async def test_a_gateway_and_a_watcher_of_one_name_do_not_replace_each_other(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway, watcher = await rig.gateway("g"), await rig.watcher("g")
+        await gateway.settle()
+        await watcher.settle()
+        assert (rig.engine.linked("gateway"), rig.engine.linked("watcher")) == (1, 1)
+
+
+async def test_a_link_that_ends_while_nobody_reads_is_closed_within_the_linger(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        stuck = await rig.gateway("g")
+        await stuck.send(*(["ping", LARGE] for _ in range(10)))
+        await rig.until(lambda: rig.engine.links[1].outbox._is_blocked)
+        await rig.gateway("g")
+        took = await rig.until(lambda: 1 not in rig.engine.links)
+        assert took <= 2 * LINGER_S + 0.1
+
+
+async def test_one_who_keeps_sending_after_the_end_is_closed_within_the_linger(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        caller = await rig.connect()
+        async with trio.open_nursery() as nursery:
+
+            async def send_on() -> None:
+                try:
+                    for _ in count():
+                        await caller.send(["keepalive", "u"])
+                        await trio.sleep(0.01)
+                except trio.BrokenResourceError:
+                    pass
+
+            nursery.start_soon(send_on)
+            assert await rig.until(lambda: not rig.engine.links) <= LINGER_S + 0.2
+        last = await end_of(caller)
+        assert last is not None
+        assert last[1]["code"] == "not-hello"
+        assert len(rig.presence) == 0
+
+
+async def test_whoever_says_no_hello_is_told_why_and_closed(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, hello_s=5) as rig:
+        began = trio.current_time()
+        silent = await rig.connect()
+        last = await end_of(silent)
+        assert last is not None
+        assert last[1]["code"] == "too-slow"
+        assert 5 <= trio.current_time() - began <= 6.1
+
+
+async def test_over_the_limit_links_are_told_so_and_far_over_it_closed_without_a_word(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, max_links=2) as rig:
+        first, second = await rig.gateway("a"), await rig.gateway("b")
+        refused = [await rig.connect() for _ in range(100)]
+        last = [await end_of(one) for one in refused]
+        words = [frame[1]["code"] for frame in last if frame is not None]
+        assert 60 <= len(words) < 100
+        assert set(words) == {"overloaded"}
+        await first.settle()
+        await second.settle()
+        second.close()
+        await rig.until(lambda: len(rig.engine.links) == 1)
+        await (await rig.gateway("c")).settle()
+
+
+async def test_a_fault_of_ours_ends_its_link_and_no_other(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(uids: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    async with running(tmp_path) as rig:
+        unlucky, other = await rig.gateway("unlucky"), await rig.gateway("other")
+        await other.send(["login", "u"])
+        await other.settle()
+        with structlog.testing.capture_logs() as said, monkeypatch.context() as patch:
+            patch.setattr(rig.presence, "where", broken)
+            await unlucky.send(["login", "v"], ["where", ["u"]], ["login", "w"])
+            last = await end_of(unlucky)
+        assert last is not None
+        assert (last[1]["code"], last[1]["fatal"], last[1]["n"]) == (
+            "internal",
+            True,
+            3,
+        )
+        assert "planted" not in str(last)
+        assert [line for line in said if line["event"] == "a fault of the sidecar"]
+        assert rig.counts.refused["internal"] == 1
+        await other.settle()
+        again = await rig.gateway("unlucky")
+        await again.send(["where", ["u", "v", "w"]])
+        ((rows,),) = [await again.expect("where")]
+        assert [uid for uid, *_ in rows] == ["u", "v"]
+
+
+async def test_a_fault_while_writing_ends_its_link_and_no_other(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(gateway: object, out: object) -> None:
+        raise OSError("planted")
+
+    async with running(tmp_path) as rig:
+        unlucky, other = await rig.gateway("unlucky"), await rig.gateway("other")
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.store, "spool_online", broken)
+            await unlucky.send(["ping", 1], ["list"])
+            assert await unlucky.expect("pong") == [1]
+            last = await end_of(unlucky)
+        assert last is not None
+        assert (last[1]["code"], last[1]["fatal"]) == ("internal", True)
+        await other.send(["list"])
+        assert await other.expect("list") == [[], 0]
+        await (await rig.gateway("unlucky")).settle()
+
+
+async def test_a_farewell_answers_first_says_bye_and_takes_nobody_in(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway, watcher = await rig.gateway("g"), await rig.watcher()
+        stranger = await rig.connect()
+        await rig.until(lambda: len(rig.engine.links) == 3)
+        await gateway.send(["login", "u"], ["ping", 1], ["where", ["u"]])
+        while not rig.engine.drain():
+            await trio.lowlevel.checkpoint()
+        rig.engine.bid_farewell("testing")
+        assert await gateway.expect("pong") == [1]
+        assert await gateway.expect("where") == [[["u", "g", 1, None]]]
+        assert await gateway.receive() == ["bye", {"reason": "testing"}]
+        assert await gateway.receive() is None
+        assert await end_of(watcher) == ["bye", {"reason": "testing"}]
+        assert await stranger.receive() is None
+        for caller in (gateway, watcher, stranger):
+            caller.close()
+        with trio.fail_after(3):
+            await rig.engine.all_closed.wait()
+        assert await (await rig.connect()).receive() is None
+
+
+# --- gateways that come back fresh -------------------------------------------------------
+
+
+async def test_old_sessions_of_a_fresh_gateway_end_before_anything_else_happens(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g", kinds=["online"])
+        await gateway.send(["login", ["u", "v"], {"conn": [1, 2]}])
+        await gateway.records(2)  # and not acknowledged
+        gateway.close()
+        fresh = await rig.connect()
+        await fresh.send(
+            ["hello", {"protocol": 1, "name": "g", "fresh": True}],
+            ["login", "u", {"conn": 3}],
+            ["logout", "v"],
+            ["ping", 1],
+        )
+        (welcome,) = await fresh.expect("welcome")
+        assert await fresh.expect("pong") == [1]
+        assert await fresh.is_told_nothing(10)  # its cursor moved to now
+        shown = [one.as_map() for one in rig.log()[2:]]
+        assert told(shown) == [
+            ("u", "offline", "gateway_lost"),
+            ("v", "offline", "gateway_lost"),
+            ("u", "online", "login"),
+        ]
+        assert welcome["next"] == 5
+        assert rig.presence.ignored["offline"] == 1  # the logout came too late
+        assert rig.journal.cursors["gateway", "g"].seq >= 4
+
+
+async def test_a_fresh_gateway_with_many_old_sessions_keeps_its_frames_in_order(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, pause_firing=1_000) as rig:
+        old = await rig.gateway("g")
+        users = crowd(8_000)
+        await old.send(["login", users[:4_000]], ["login", users[4_000:]])
+        await old.settle()
+        fresh = await rig.connect()
+        await fresh.send(
+            ["hello", {"protocol": 1, "name": "g", "fresh": True}],
+            ["keepalive", users[0]],
+            ["where", [users[0], users[1]]],
+        )
+        (welcome,) = await fresh.expect("welcome")
+        assert welcome["next"] == 16_001
+        assert await fresh.expect("where") == [[[users[0], "g", 16_001, None]]]
+
+
+async def test_a_second_link_of_a_fresh_gateway_goes_on_ending_what_the_first_began(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, pause_firing=100) as rig:
+        old = await rig.gateway("g")
+        await old.send(["login", crowd(3_000)])
+        await old.settle()
+        with rig.disk_full():
+            # So much waits for the disk that nothing is ended yet.
+            other = await rig.gateway("other")
+            await other.send(["login", crowd(3_000, "other")])
+            await rig.until(lambda: rig.journal.failure)
+            first, second = await rig.connect(), await rig.connect()
+            await first.send(["hello", {"protocol": 1, "name": "g", "fresh": True}])
+            await first.send(["login", "lost with the first"])
+            await trio.sleep(1)
+            await second.send(["hello", {"protocol": 1, "name": "g"}])
+            await second.send(["login", "kept"])
+            assert await second.is_told_nothing(5)
+        await second.expect("welcome")
+        ended = await second.records(3_000)
+        assert {one["reason"] for one in ended} == {"gateway_lost"}
+        await second.send(["list"])
+        rows, _ = await second.expect("list")
+        assert [uid for uid, *_ in rows] == ["kept"]
+
+
+# --- what waits for the disk ---------------------------------------------------------------
+
+
+async def silent_while_full(rig: Rig, gateway: Caller, users: int) -> None:
+    await gateway.send(["login", crowd(users)])
+    await gateway.settle()
+    with rig.disk_full():
+        await trio.sleep(60)
+        assert rig.journal.failure
+        # It went on as far as its bound, and not further.
+        assert 0 < rig.journal.pending < 500 + 2_000
+        assert len(rig.presence) >= users - rig.journal.pending
+        assert await gateway.is_told_nothing(1)
+
+
+async def test_firing_pauses_when_too_much_waits_for_the_disk_and_goes_on_after(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, pause_firing=500) as rig:
+        gateway = await rig.gateway("g")
+        await silent_while_full(rig, gateway, 4_000)
+        records = await gateway.records(4_000)
+        assert {one["reason"] for one in records} == {"silence"}
+        assert len({one["uid"] for one in records}) == 4_000
+        assert min(one["silence"] for one in records) >= 30
+        assert rig.presence.early == 0
+
+
+async def test_time_in_which_the_disk_kept_us_from_reading_is_nobodys_silence(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, pause_firing=500, pause_reading=1_000) as rig:
+        gateway, other = await rig.gateway("g"), await rig.gateway("other")
+        await other.send(["login", "still there"])
+        await other.settle()
+        with rig.disk_full():
+            await gateway.send(["login", crowd(4_000)])
+            await rig.until(lambda: rig.journal.failure)
+            before = rig.engine.attended
+            for _ in range(60):
+                await other.send(["keepalive", "still there"])
+                await trio.sleep(1)
+            assert rig.presence.events["keepalive"] == 0
+            assert rig.engine.attended - before <= 1.1
+            assert rig.engine.unattended >= 55
+        await other.settle()
+        assert rig.presence.events["keepalive"] == 60
+        assert rig.presence.ended == {"silence": 0, "logout": 0, "gateway_lost": 0}
+
+
+# --- gateways that are not there -----------------------------------------------------------
+
+
+async def test_users_of_a_gateway_whose_link_closed_are_given_up_with_it(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway, watcher = await rig.gateway("g"), await rig.watcher(kinds=["offline"])
+        await gateway.send(["login", "u"])
+        await gateway.settle()
+        gateway.close()
+        (record,) = await watcher.records(1)
+    assert record["reason"] == "gateway_lost"
+    assert 30 <= record["silence"] <= 33
+
+
+async def test_a_gateway_that_reconnects_saves_its_users(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway, watcher = await rig.gateway("g"), await rig.watcher(kinds=["offline"])
+        await gateway.send(["login", ["u", "v"]])
+        await gateway.settle()
+        await trio.sleep(29.5)
+        gateway.close()
+        await trio.sleep(0.9)  # past the deadline of both
+        again = await rig.gateway("g")
+        await trio.sleep(0.5)
+        await again.send(["keepalive", "u"])
+        (record,) = await watcher.records(1)
+        assert (record["uid"], record["reason"]) == ("v", "silence")
+        assert await watcher.is_told_nothing(25)

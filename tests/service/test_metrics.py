@@ -1,0 +1,165 @@
+"""The numbers as a scraper gets them: names, labels, and how many series."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from liveness.metrics import (
+    COMMIT_S,
+    LATENESS_S,
+    LATENESS_STAGES,
+    MOST_GATEWAYS,
+    Collector,
+    Counts,
+    GatewayNow,
+    Histogram,
+    Now,
+)
+
+NOW = Now(
+    events={"login": 3, "logout": 0},
+    ignored={"older": 1},
+    users=2,
+    opened={"login": 2},
+    ended={"silence": 1},
+    moved=4,
+    early=0,
+    slot_users=[2, *[0] * 29],
+    hand_lag_s=0.002,
+    unattended_s=1.5,
+    held={"mute": 1},
+    links={"gateway": 1, "watcher": 0},
+    gateways=[],
+    log_seq=9,
+    log_pending=0,
+    log_bytes=4_096,
+    feed_watchers=1,
+    version="1.2.3",
+    wheel="reference",
+)
+
+
+def scraped(counts: Counts, now: Now = NOW) -> dict[str, Metric]:
+    """The families by name, as text and back."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector(counts, lambda: now))
+    text = generate_latest(registry).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def by_label(family: Metric) -> dict[str, float]:
+    return {next(iter(s.labels.values())): s.value for s in family.samples}
+
+
+def gateways(number: int) -> list[GatewayNow]:
+    return [GatewayNow(name=f"g{n}", users=10, unacked=n) for n in range(number)]
+
+
+def series(families: dict[str, Metric]) -> set[tuple[str, frozenset[Any]]]:
+    return {
+        (sample.name, frozenset(sample.labels.items()))
+        for family in families.values()
+        for sample in family.samples
+    }
+
+
+def test_the_series_are_the_same_before_and_after_anything_happened() -> None:
+    counts = Counts()
+    before = series(scraped(counts))
+    counts.commits.observe(0.1)
+    for stage in LATENESS_STAGES:
+        counts.lateness[stage].observe(1e9)
+    counts.refused["bad-uid"] += 5
+    counts.notices_sent = counts.notices_acked = 10**9
+    busy = replace(NOW, users=10**6, moved=10**6, slot_users=[10**5] * 30)
+    assert series(scraped(counts, busy)) == before
+
+
+def test_each_count_is_shown_under_its_label() -> None:
+    families = scraped(Counts())
+    assert by_label(families["liveness_events"]) == {"login": 3, "logout": 0}
+    assert by_label(families["liveness_users_held"]) == {"mute": 1}
+    assert by_label(families["liveness_links"]) == {"gateway": 1, "watcher": 0}
+    slots = by_label(families["liveness_wheel_slot_users"])
+    assert list(slots) == [str(slot) for slot in range(30)]
+    assert slots["0"] == 2
+    (info,) = (
+        families["liveness_build"].samples
+        if "liveness_build" in families
+        else [
+            sample
+            for family in families.values()
+            for sample in family.samples
+            if sample.name == "liveness_build_info"
+        ]
+    )
+    assert info.labels == {"version": "1.2.3", "wheel": "reference"}
+
+
+def test_the_first_64_gateways_have_names_and_the_others_share_one() -> None:
+    for number in (MOST_GATEWAYS, MOST_GATEWAYS + 1, MOST_GATEWAYS + 10):
+        families = scraped(Counts(), replace(NOW, gateways=gateways(number)))
+        users = by_label(families["liveness_gateway_users"])
+        named = {f"g{n}": 10.0 for n in range(MOST_GATEWAYS)}
+        others = number - MOST_GATEWAYS
+        assert users == named | ({"other": 10.0 * others} if others else {})
+        unacked = by_label(families["liveness_link_unacked"])
+        assert sum(unacked.values()) == sum(range(number))
+
+
+def test_a_gateway_that_is_itself_called_other_is_counted_with_them() -> None:
+    crowd = [GatewayNow(name="other", users=1, unacked=1), *gateways(MOST_GATEWAYS)]
+    users = by_label(
+        scraped(Counts(), replace(NOW, gateways=crowd))["liveness_gateway_users"]
+    )
+    assert len(users) == MOST_GATEWAYS
+    assert users["other"] == 11
+
+
+@pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\\b", "é👩‍🚀", " "])
+def test_whatever_a_gateway_is_called_its_name_survives_the_text(name: str) -> None:
+    crowd = [GatewayNow(name=name, users=7, unacked=0)]
+    families = scraped(Counts(), replace(NOW, gateways=crowd))
+    assert by_label(families["liveness_gateway_users"]) == {name: 7}
+
+
+# --- histograms ------------------------------------------------------------------------
+
+
+def test_a_histogram_counts_at_or_below_each_bound_and_ends_with_all() -> None:
+    histogram = Histogram((0.1, 1, 10))
+    for seconds in (0.0, 0.1, 0.10001, 1, 9.5, 10.5, 1e9):
+        histogram.observe(seconds)
+    assert histogram.cumulative() == [("0.1", 2), ("1", 4), ("10", 5), ("+Inf", 7)]
+    assert histogram.sum == pytest.approx(0.1 + 0.10001 + 1 + 9.5 + 10.5 + 1e9)
+
+
+@pytest.mark.parametrize("bounds", [LATENESS_S, COMMIT_S])
+def test_bounds_rise_and_are_told_exactly(bounds: tuple[float, ...]) -> None:
+    assert list(bounds) == sorted(set(bounds))
+    shown = [bound for bound, _ in Histogram(bounds).cumulative()]
+    assert [float(bound) for bound in shown] == [*bounds, float("inf")]
+
+
+def test_lateness_is_told_by_stage_as_buckets_count_and_sum() -> None:
+    counts = Counts()
+    counts.lateness["decided"].observe(0.03)
+    counts.lateness["decided"].observe(0.3)
+    family = scraped(counts)["liveness_offline_lateness_seconds"]
+    decided = {
+        (sample.name.rsplit("_", 1)[1], sample.labels.get("le")): sample.value
+        for sample in family.samples
+        if sample.labels["stage"] == "decided"
+    }
+    assert decided["bucket", "0.02"] == 0
+    assert decided["bucket", "0.035"] == decided["bucket", "0.2"] == 1
+    assert decided["bucket", "0.5"] == decided["bucket", "+Inf"] == 2
+    assert decided["count", None] == 2
+    assert decided["sum", None] == pytest.approx(0.33)
+    stages = {sample.labels["stage"] for sample in family.samples}
+    assert stages == {"decided", "durable", "sent"}

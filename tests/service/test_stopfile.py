@@ -1,0 +1,153 @@
+"""Everyone's clock over a planned stop: kept exactly, used once, or not at all."""
+
+from array import array
+from itertools import product
+from pathlib import Path
+
+import pytest
+import structlog
+
+from liveness.core.records import Uid
+from liveness.core.wheel import Snapshot
+from liveness.service import stopfile
+from liveness.service.stopfile import Stopped
+from tests.strategies import HARD_UIDS
+
+STOPPED_MS = 1_000_000
+
+
+def snapshot(uids: list[Uid]) -> Snapshot:
+    """Users of which every number differs, heard at 100, 101, … monotonic seconds."""
+    n = range(len(uids))
+    return Snapshot(
+        uids=uids,
+        sessions=array("q", (2**62 + i for i in n)),
+        timeouts=array("d", (1.5 + i for i in n)),
+        remaining=array("d", (0.25 * i for i in n)),
+        seen=array("d", (100.0 + i for i in n)),
+        events=array("b", (i % 4 for i in n)),
+    )
+
+
+def write(folder: Path, uids: list[Uid]) -> Path:
+    stopfile.write(
+        folder,
+        log="abc",
+        seq=7,
+        mono=200.0,
+        wall_ms=STOPPED_MS,
+        everyone=snapshot(uids),
+    )
+    return folder / stopfile.NAME
+
+
+def take(
+    folder: Path,
+    *uids: Uid,
+    log: str = "abc",
+    seq: int = 7,
+    wall_ms: int = STOPPED_MS,
+) -> list[Stopped | None]:
+    """What the file knows of these users; nothing else may be in it."""
+    clocks = stopfile.take(folder, log=log, seq=seq, wall_ms=wall_ms)
+    known = [clocks.get(uid) for uid in uids]
+    assert len(clocks) == sum(one is not None for one in known)
+    assert clocks.get("nobody") is None
+    return known
+
+
+def silence(folder: Path, uid: Uid, *, wall_ms: int) -> float:
+    (known,) = take(folder, uid, wall_ms=wall_ms)
+    assert known is not None
+    assert known.remaining == 0.0
+    return known.silence
+
+
+def test_everyone_comes_back_with_the_clock_they_had(tmp_path: Path) -> None:
+    write(tmp_path, list(HARD_UIDS))
+    assert take(tmp_path, *HARD_UIDS) == [
+        Stopped(2**62 + i, 1.5 + i, 0.25 * i, 100.0 - i, i % 4)
+        for i in range(len(HARD_UIDS))
+    ]
+
+
+def test_the_time_of_the_stop_is_silence_but_not_waiting(tmp_path: Path) -> None:
+    write(tmp_path, ["u"])
+    assert silence(tmp_path, "u", wall_ms=STOPPED_MS + 2_500) == 102.5
+
+
+def test_a_wall_clock_that_went_back_takes_nothing_from_the_silence(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, ["u"])
+    assert silence(tmp_path, "u", wall_ms=0) == 100.0
+
+
+def test_the_file_is_used_once(tmp_path: Path) -> None:
+    path = write(tmp_path, ["u"])
+    assert take(tmp_path, "u") != [None]
+    assert not path.exists()
+    assert take(tmp_path, "u") == [None]
+
+
+def test_a_stop_with_nobody_online_is_a_stop(tmp_path: Path) -> None:
+    write(tmp_path, [])
+    with structlog.testing.capture_logs() as said:
+        assert take(tmp_path) == []
+    assert said == []
+
+
+def test_nothing_is_left_beside_the_file_and_an_older_one_is_replaced(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, ["older"])
+    write(tmp_path, ["newer"])
+    assert [path.name for path in tmp_path.iterdir()] == [stopfile.NAME]
+    assert take(tmp_path, "newer") != [None]
+
+
+@pytest.mark.parametrize(("log", "seq"), [("abd", 7), ("abc", 6), ("abc", 8)])
+def test_a_file_of_another_log_or_another_end_of_it_is_put_away_unused(
+    tmp_path: Path, log: str, seq: int
+) -> None:
+    path = write(tmp_path, ["u"])
+    with structlog.testing.capture_logs() as said:
+        assert take(tmp_path, "u", log=log, seq=seq) == [None]
+    assert [line["error"] for line in said] == ["it belongs to another end of the log"]
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 10, 100, 1_000])
+def test_a_file_cut_short_gives_everyone_a_fresh_timeout(
+    tmp_path: Path, cut: int
+) -> None:
+    path = write(tmp_path, list(range(500)))
+    path.write_bytes(path.read_bytes()[:cut])
+    with structlog.testing.capture_logs() as said:
+        assert take(tmp_path, 1) == [None]
+    assert said[0]["event"].endswith("everyone gets a fresh timeout")
+    assert not path.exists()
+
+
+def test_whichever_bit_is_wrong_a_start_goes_on_and_no_clock_is_made_up(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path, ["u", 7])
+    whole = path.read_bytes()
+    unused = 0
+    for place, bit in product(range(len(whole)), range(8)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << bit
+        path.write_bytes(damaged)
+        with structlog.testing.capture_logs() as said:
+            clocks = stopfile.take(tmp_path, log="abc", seq=7, wall_ms=STOPPED_MS)
+        unused += len(said)
+        # Of what is used, only the stamp of the stop may be another: a silence.
+        assert len(clocks) == (0 if said else 2), (place, bit)
+        known = [clocks.get("u"), clocks.get(7)]
+        assert said or [one and one[:3] for one in known] == [
+            (2**62, 1.5, 0.0),
+            (2**62 + 1, 2.5, 0.25),
+        ], (place, bit)
+        assert not path.exists()
+    assert unused >= 8 * len(whole) - 80
