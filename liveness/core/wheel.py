@@ -399,7 +399,7 @@ class Wheel:
         while int((moment - self._origin) * self._scale) < bucket:
             # Rounding has left it on the near side; without this the hand would be
             # woken again and again for a bucket that is never over.
-            moment += self.bucket_s * 1e-6
+            moment += max(self.bucket_s * 1e-6, moment * 2**-52)
         return moment
 
     def _list_for(self, deadline: float) -> int:

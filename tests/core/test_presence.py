@@ -660,6 +660,28 @@ def test_a_restart_keeps_session_conn_age_and_gateway(scene: Scene, how: str) ->
     assert brief(scene.login("h", ["u"], [6], age=24.75)) == [("moved", "u", "login")]
 
 
+@pytest.mark.parametrize("how", ["crash", "stop"])
+def test_a_restart_keeps_each_timeout_for_the_events_to_come(
+    scene: Scene, how: str
+) -> None:
+    scene.link("h", timeout=10)
+    scene.login("g", ["own"], timeout=100)
+    scene.login("h", ["its gateway's"])
+    if how == "crash":
+        scene.crash()
+    else:
+        scene.stop_and_start(away=0)
+    scene.link("g")
+    scene.link("h", timeout=10)
+    scene.hear("g", ("keepalive", "own", None))
+    scene.hear("h", ("keepalive", "its gateway's", None))
+    assert scene.wait(10, "g", "h") == []
+    (record,) = scene.wait(0.25, "g", "h")
+    assert record["uid"] == "its gateway's"
+    assert scene.wait(89.75, "g") == []
+    assert brief(scene.wait(0.25, "g")) == [("offline", "own", "silence")]
+
+
 def test_a_wall_clock_set_back_over_a_restart_locks_no_user_to_its_old_session(
     scene: Scene,
 ) -> None:
@@ -679,7 +701,7 @@ SERVER_TIMEOUT: Final = 2.0
 
 names = st.sampled_from(["g", "h"])
 pool = st.sampled_from(UIDS)
-conns = st.sampled_from([None, 1, 2])
+conns = st.sampled_from([None, None, 1, 2])
 ages = st.sampled_from([0.0, 0.25, 1.0, 5.0, 40.0])
 timeouts = st.sampled_from([None, 1.0, 1.5, 4.0, 90.0])
 ways = st.sampled_from(["keepalive", "message"])
@@ -928,5 +950,5 @@ def test_presence_keeps_every_rule_of_sessions(wheel_class: WheelClass) -> None:
 
     run_state_machine_as_test(
         OnThisWheel,
-        settings=settings(BOUNDED, max_examples=120, stateful_step_count=40),
+        settings=settings(BOUNDED, max_examples=150, stateful_step_count=40),
     )

@@ -506,13 +506,13 @@ def test_the_slots_of_the_ring_are_those_of_the_deadlines(
 ) -> None:
     model = Model(wheel_class, timeout=30, slots=30)
     for number in range(29):
-        model.open(number, timeout=number + 1.5)
+        model.open(number, timeout=number + 1.996)  # just before the border of its slot
     model.open("beyond", timeout=35)
     assert model.wheel.slot_users() == [0, *[1] * 29]
-    model.advance(4.75)
+    model.advance(5.25)
     assert model.wheel.slot_users() == [*[0] * 5, *[1] * 25]
-    model.touch(0, [(20, None, 2)])  # from 21.5 to 26.25
-    assert model.wheel.slot_users() == [*[0] * 5, *[1] * 16, 0, *[1] * 4, 2, 1, 1, 1]
+    model.touch(0, [(20, None, 2)])  # from 21.996 to 27.246
+    assert model.wheel.slot_users() == [*[0] * 5, *[1] * 16, 0, *[1] * 5, 2, 1, 1]
 
 
 def test_one_revolution_ahead_is_the_slot_that_comes_due_last(

@@ -59,10 +59,11 @@ def streams(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(BOUNDED, max_examples=400)
+@settings(BOUNDED, max_examples=250)
 @given(streams(), st.lists(st.integers(0, 120), max_size=8))
 @example(encode(["x", b"1" * 100]) + b"\xc1", [])
 @example(b"\x92\xa1x\x92\xc4\x50" + bytes(80) + b"\xc1", [])
+@example(b"\x92\xa1x\xd9\x50" + b"\xff" * 80, [])
 def test_a_stream_means_the_same_in_whatever_pieces_it_comes(
     data: bytes, cuts: list[int]
 ) -> None:
@@ -72,7 +73,7 @@ def test_a_stream_means_the_same_in_whatever_pieces_it_comes(
     assert repr(read(pieces(data, cuts))) == whole
 
 
-@settings(BOUNDED, max_examples=300)
+@settings(BOUNDED, max_examples=200)
 @given(st.binary(max_size=200) | streams())
 @example(b"\xc7\x0c\xff" + b"\xff" * 12)  # a timestamp that is out of all bounds
 @example(b"\x91\xd6\xff\xff\xff\xff\xff")
@@ -132,6 +133,25 @@ def test_a_frame_may_have_the_limits_size_and_not_a_byte_more(
         assert ended == code
         if code is None:
             assert len(taken) == before + 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [b"\xc1", b"\xa5aaaa\xff", b"\xd9\x28" + b"\xff" * 40, b"\x81\x01"],
+    ids=["reserved", "text", "long text", "key"],
+)
+def test_a_fault_is_told_as_such_up_to_the_limit_and_not_beyond_it(
+    fault: bytes,
+) -> None:
+    for size, code in (
+        (FRAME_BYTES, Code.BAD_MSGPACK),
+        (FRAME_BYTES + 1, Code.TOO_LARGE),
+    ):
+        filling = b"\0" * (size - len(b"\xdc\0\xff" + fault))
+        data = b"\xdc\0\xff" + filling + fault
+        assert len(data) == size
+        for cut in ([data], singly(data), [data + encode(["list"])]):
+            assert read(cut, max_batch=100) == ([], code)
 
 
 def test_a_frame_too_large_is_refused_before_it_is_whole() -> None:
