@@ -62,9 +62,14 @@ class Gateway:
         self.settles_at = now + self.settle
 
     def heard(self, now: float) -> None:
-        """Any bytes came. Ends the hold of a mute gateway."""
+        """Any bytes came. Ends the hold of a mute gateway.
+
+        Those who were due get a fresh timeout; those who come due next get the time
+        in which it says what it had collected, as after a reconnect.
+        """
         if self._is_mute(now):
             self.renew_until = now
+            self.settles_at = now + self.settle
         self.heard_at = now
 
     def clearance(self, now: float, *, hold: float) -> Clearance:
@@ -72,10 +77,12 @@ class Gateway:
         given_up = now - hold
         if self.is_linked and self._is_mute(now):
             return Clearance(NEVER, given_up, NEVER, MUTE)
-        if now < self.settles_at:
-            return Clearance(NEVER, given_up, NEVER, UNREAD if self.is_linked else AWAY)
         if not self.is_linked:
+            if now < self.settles_at:
+                return Clearance(NEVER, given_up, NEVER, AWAY)
             return Clearance(NEVER, now, NEVER, None)
+        if now < self.settles_at:
+            return Clearance(NEVER, given_up, self.renew_until, UNREAD)
         why = None if self.empty_at >= now else UNREAD
         return Clearance(min(self.empty_at, now), given_up, self.renew_until, why)
 

@@ -268,8 +268,8 @@ class Wheel:
 
         Args:
             now: Attended seconds, never lower than before. A gap is swept in full.
-            steps: How many passed entries may be laid, and how many of each layer
-                poured. What is left over is done at the next call.
+            steps: How many passed entries may be laid, and how many poured, over all
+                layers. What is left over is done at the next call.
         """
         self._detach(int((now - self._origin) * self._scale))
         self._pour(self._passed, steps)
@@ -407,11 +407,13 @@ class Wheel:
         bucket = max(self._due_bucket(deadline), self._bucket + 1)
         if bucket - self._bucket <= len(self._ground):
             return self._ground[bucket % len(self._ground)]
-        for layer, width in zip(self._layers, self._widths, strict=True):
+        for layer, width, poured in zip(
+            self._layers, self._widths, self._poured, strict=True
+        ):
             slot = (bucket - 1) // width
-            # The current slot is long poured, so its place is free for the one a
-            # whole revolution ahead: exactly 30 slots hold exactly 30 slots.
-            if slot - self._bucket // width <= self.slots:
+            # What was poured is empty, so its place is free for the slot a whole
+            # revolution ahead: exactly 30 slots hold exactly 30 slots.
+            if slot - poured <= self.slots:
                 return layer[slot % self.slots]
         raise ValueError(f"a deadline {deadline - self._origin} s ahead is too far")
 

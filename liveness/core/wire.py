@@ -102,7 +102,8 @@ class Reader:
                 yield _checked(value)
         except (ValueError, msgpack.UnpackException) as error:
             # A fault beyond the limit is not looked at, however the pieces are cut.
-            self._check_size(unpacker.tell() - self._ended + _faulty_bytes(error))
+            # `tell` stands one byte before the fault's end.
+            self._check_size(unpacker.tell() + 1 - self._ended)
             raise _blaming_the_sender(error) from error
         self._check_size(self._fed - self._ended)
 
@@ -155,11 +156,6 @@ def _check_nested(value: object, depth: int) -> None:
     for item in inner:
         if type(item) not in _PLAIN:
             _check_nested(item, depth + 1)
-
-
-def _faulty_bytes(error: Exception) -> int:
-    """How far the fault reaches beyond what the unpacker says it has consumed."""
-    return len(error.object) - 1 if isinstance(error, UnicodeDecodeError) else 1
 
 
 def _blaming_the_sender(error: Exception) -> WireError:

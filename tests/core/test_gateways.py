@@ -128,6 +128,16 @@ def test_a_mute_gateway_that_comes_back_on_another_link_owes_it_too() -> None:
     assert gateway.clearance(106.0, hold=HOLD_S).renew == 106.0
 
 
+def test_who_comes_due_just_after_a_hold_waits_for_what_its_gateway_collected() -> None:
+    gateway = Gateway("g", 0, SETTLE_S)
+    gateway.linked(ping=5.0, now=100.0)
+    gateway.heard(110.0)
+    gateway.empty_at = 110.5
+    assert gateway.clearance(110.5, hold=HOLD_S) == (NEVER, 50.5, 110.0, UNREAD)
+    gateway.empty_at = now = 110.0 + SETTLE_S
+    assert gateway.clearance(now, hold=HOLD_S).silence == now
+
+
 def test_a_promise_ends_with_its_link() -> None:
     gateway = Gateway("g", 0, SETTLE_S)
     gateway.linked(ping=5.0, now=100.0)

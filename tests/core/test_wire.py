@@ -137,7 +137,7 @@ def test_a_frame_may_have_the_limits_size_and_not_a_byte_more(
 
 @pytest.mark.parametrize(
     "fault",
-    [b"\xc1", b"\xa5aaaa\xff", b"\xd9\x28" + b"\xff" * 40, b"\x81\x01"],
+    [b"\xc1", b"\xa5aaaa\xff", b"\xd9\x28" + b"\xff" * 40, b"\x81\x01\x02"],
     ids=["reserved", "text", "long text", "key"],
 )
 def test_a_fault_is_told_as_such_up_to_the_limit_and_not_beyond_it(
@@ -147,8 +147,8 @@ def test_a_fault_is_told_as_such_up_to_the_limit_and_not_beyond_it(
         (FRAME_BYTES, Code.BAD_MSGPACK),
         (FRAME_BYTES + 1, Code.TOO_LARGE),
     ):
-        filling = b"\0" * (size - len(b"\xdc\0\xff" + fault))
-        data = b"\xdc\0\xff" + filling + fault
+        head = b"\xdc\0\x3c"  # an array said to hold 60 values, whole never
+        data = head + bytes(size - len(head) - len(fault)) + fault
         assert len(data) == size
         for cut in ([data], singly(data), [data + encode(["list"])]):
             assert read(cut, max_batch=100) == ([], code)
