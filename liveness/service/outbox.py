@@ -140,7 +140,8 @@ class Outbox:
             self._unacked.popleft()
             self._delivery.counts.notices_acked += 1
         self._store_cursor(seq)
-        self.wake.ring()
+        if self._cursor is not None and self._cursor.is_behind:
+            self.wake.ring()  # the window has room again
 
     def end(self, frame: object | None = None) -> None:
         """Let `run` write what is queued, then *frame*, and return."""

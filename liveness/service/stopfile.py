@@ -36,28 +36,54 @@ class Stopped(NamedTuple):
 
 
 class Clocks:
-    """Everyone's clock at a stop, kept in columns: a million are a second to read."""
+    """Everyone's clock at a stop, kept in columns: a million are a second to read.
 
-    def __init__(
-        self, uids: Sequence[Uid], columns: Sequence[Sequence[float]], away: float
-    ) -> None:
+    Args:
+        uids: Whose.
+        away: Seconds since the stop.
+    """
+
+    def __init__(self, uids: Sequence[Uid] = (), *, away: float = 0.0) -> None:
+        self.sessions = array("q")
+        self.timeouts = array("d")
+        self.remaining = array("d")
+        self.silences = array("d")
+        self.events = array("b")
         self._place = dict(zip(uids, range(len(uids)), strict=True))
-        self._columns = columns
         self._away = away
 
     def __len__(self) -> int:
         return len(self._place)
+
+    def fill(self, packs: Sequence[bytes]) -> None:
+        """Read the columns, in the order of `Stopped`.
+
+        Raises:
+            ValueError: They are not as long as there are uids.
+        """
+        columns: tuple[array[int] | array[float], ...] = (
+            self.sessions,
+            self.timeouts,
+            self.remaining,
+            self.silences,
+            self.events,
+        )
+        for column, pack in zip(columns, packs, strict=True):
+            column.frombytes(pack)
+            if len(column) != len(self):
+                raise ValueError("its columns are of different lengths")
 
     def get(self, uid: Uid) -> Stopped | None:
         """What was known of *uid*, the time since the stop added to its silence."""
         place = self._place.get(uid)
         if place is None:
             return None
-        session, timeout, remaining, silence, event = (
-            column[place] for column in self._columns
-        )
         return Stopped(
-            int(session), timeout, remaining, silence + self._away, int(event)
+            self.sessions[place],
+            self.timeouts[place],
+            self.remaining[place],
+            self.silences[place] + self._away,
+            self.events[place],
         )
 
 
@@ -105,7 +131,7 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
     try:
         packed = path.read_bytes()
     except FileNotFoundError:
-        return Clocks((), (), 0.0)
+        return Clocks()
     path.unlink()
     try:
         head, body = decode(packed)
@@ -115,15 +141,13 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
         if (of_log, of_seq) != (log, seq):
             raise ValueError("it belongs to another end of the log")
         uids, *packs = decode(body)
+        clocks = Clocks(uids, away=max(0.0, (wall_ms - stopped_ms) / 1000))
+        clocks.fill(packs)
     except (ValueError, TypeError) as error:
         _log.warning(
             "the file of the last stop is not used; everyone gets a fresh timeout",
             path=str(path),
             error=str(error),
         )
-        return Clocks((), (), 0.0)
-    away = max(0.0, (wall_ms - stopped_ms) / 1000)
-    columns = [array(code) for code in ("q", "d", "d", "d", "b")]
-    for column, pack in zip(columns, packs, strict=True):
-        column.frombytes(pack)
-    return Clocks(uids, columns, away)
+        return Clocks()
+    return clocks

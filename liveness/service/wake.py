@@ -13,6 +13,11 @@ class Wake:
         """Wake the waiting task, or the next one that waits."""
         self._event.set()
 
+    def clear(self) -> None:
+        """Forget the rings so far."""
+        if self._event.is_set():
+            self._event = trio.Event()
+
     async def wait(self) -> None:
         """Wait until rung; rings before this count."""
         await self._event.wait()
