@@ -217,9 +217,9 @@ class LimitSettings:
     pause_firing: int = field(
         default=10_000,
         metadata=_about(
-            "unwritten records at which firing waits for the disk",
+            "unwritten offlines at which firing waits for the disk",
             (100, 1_000_000),
-            "records",
+            "offlines",
         ),
     )
     pause_reading: int = field(

@@ -277,7 +277,7 @@ def test_the_limits_are_those_in_force() -> None:
         "limits.max_replies": "{:,} replies",
         "limits.max_refused": "{:,} refused frames",
         "limits.max_links": "{:,} links",
-        "limits.pause_firing": "At {:,} records",
-        "limits.pause_reading": "at {:,} sockets",
+        "limits.pause_firing": "At {:,} offlines",
+        "limits.pause_reading": "at {:,} records sockets",
     }.items():
         assert shown.format(by_name[name]) in limits, name

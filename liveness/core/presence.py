@@ -210,9 +210,7 @@ class Presence:
             waiting = may_have_more
         return judged
 
-    def lose(
-        self, gateway: Gateway, place: int, at: Instant, *, limit: int
-    ) -> tuple[int, int]:
+    def lose(self, gateway: Gateway, place: int, at: Instant, *, limit: int) -> int:
         """End the sessions of a gateway that came back without them, in bounded steps.
 
         Args:
@@ -221,12 +219,12 @@ class Presence:
             at: Now.
             limit: Places of the table to look at.
         Returns:
-            Where to go on, or -1 when done; and how many sessions were ended.
+            Where to go on, or -1 when done.
         """
         uids, place = self.wheel.owned(gateway.number, place, limit)
         for uid in uids:
             self._end(self.wheel.close(uid), GATEWAY_LOST, at)
-        return place, len(uids)
+        return place
 
     def held(self, now: float) -> dict[str, int]:
         """How many due users wait, by what they wait for."""
@@ -395,6 +393,7 @@ class Presence:
         gateway = self._leave(entry)
         self.ended[reason] += 1
         self._changes.online[entry.uid] = None
+        self._changes.ends += 1
         silence = at.mono - entry.seen
         self._record(
             Record(

@@ -145,6 +145,7 @@ class Changes:
     due: list[float] = field(default_factory=list)
     # The net effect on the online set: a row to keep, or None for one to forget.
     online: dict[Uid, OnlineRow | None] = field(default_factory=dict)
+    ends: int = 0  # how many of the records end a session
 
     @property
     def weight(self) -> int:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -53,6 +54,9 @@ STOP_LINKS_S: Final = 1.5
 STOP_HTTP_S: Final = 0.5
 # The hand moves at least once a second; this much later it is not alive.
 HAND_DEAD_S: Final = 5.0
+
+# Open files besides links: a link has its socket, and at most one reads from disk.
+OTHER_FILES: Final = 200
 
 _log = structlog.get_logger("sidecar")
 
@@ -168,6 +172,7 @@ class Sidecar:
                 number = await anext(signals)
                 self._listens = False
                 _log.info("stopping", reason=signal.Signals(number).name)
+                nursery.start_soon(_take_no_more, signals)
                 hand.cancel()
                 await self._stop_links(links)
             await self._write_stopfile()
@@ -235,17 +240,23 @@ class Sidecar:
             await self.journal.settled()
         if writing.cancelled_caught:
             return
-        await trio.to_thread.run_sync(
-            partial(
-                stopfile.write,
-                self._store.folder,
-                log=self._store.log,
-                seq=self.journal.durable_seq,
-                mono=self._clock.mono(),
-                wall_ms=self._clock.wall_ms(),
-                everyone=self.presence.wheel.snapshot(self.engine.attended),
-            )
+        write = partial(
+            stopfile.write,
+            self._store.folder,
+            log=self._store.log,
+            seq=self.journal.durable_seq,
+            mono=self._clock.mono(),
+            wall_ms=self._clock.wall_ms(),
+            everyone=self.presence.wheel.snapshot(self.engine.attended),
         )
+        try:
+            await trio.to_thread.run_sync(write)
+        except OSError as error:
+            _log.error(
+                "everyone's clock could not be written; at the next start they get a "
+                "fresh timeout",
+                error=str(error),
+            )
 
     def _published(self, batch: Batch) -> None:
         self.feed.publish(batch)
@@ -340,6 +351,7 @@ async def serve(config: Config) -> None:
         flush=config.flush,
         **{name: str(value) for name, value in settings.items()},
     )
+    _allow_files(config.limits.max_links)
     with ExitStack() as stack:
         # Before there is anything to clean up: a stop that comes early is a stop.
         signals = stack.enter_context(
@@ -369,6 +381,29 @@ def _listening_on(host: str, port: int) -> socket.socket:
             f"HTTP address {host}:{port}: {error.strerror or error}; stop what uses it "
             "or name another with --http"
         ) from error
+
+
+async def _take_no_more(signals: AsyncIterator[int]) -> None:
+    """Take signals that come during the stop; left over, they would end it."""
+    async for _ in signals:
+        _log.info("stopping already")
+
+
+def _allow_files(links: int) -> None:
+    """Have as many open files allowed as that many links may need.
+
+    Raises:
+        StartError: This process may not have so many.
+    """
+    files = 2 * links + OTHER_FILES
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < files:
+        raise StartError(
+            f"{links} links need {files} open files, and {most} are allowed; raise the "
+            "limit (ulimit -Hn, LimitNOFILE=) or lower limits.max_links"
+        )
+    if allowed != resource.RLIM_INFINITY and allowed < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
 
 
 async def _within(

@@ -41,15 +41,16 @@ from liveness.service.links import SocketLink
 from liveness.service.logs import Every
 from liveness.service.wake import Wake
 
-# Bytes taken from one link in one pass: some milliseconds of work, so that a flooding
-# gateway delays others by no more than that.
-BYTES_PER_PASS: Final = 131_072
-# Reads of a link that is being replaced: more than a socket's buffer holds.
-REPLACED_READS: Final = 8
+# One pass reads no longer than this; who was not reached comes first in the next one.
+# A flooding gateway delays others by no more than that, and by one receive.
+READING_S: Final = 0.010
+# What a replaced link had sent is read for so long: much more than a socket's buffer
+# can hold.
+REPLACED_READING_S: Final = 0.5
 # Entries of the wheel laid out or poured in one pass, and places of the table looked
 # at for a gateway that came back fresh: some milliseconds each.
 WHEEL_STEPS: Final = 4_000
-LOSE_STEPS: Final = 10_000
+LOSE_STEPS: Final = 2_000
 # Offlines decided in one pass, over all gateways. Passes follow each other at once
 # while there are more, so this bounds a pass, not the rate.
 FIRE_PER_PASS: Final = 1_000
@@ -66,6 +67,10 @@ MOST_SLEEP_S: Final = 1.0
 
 # Links over the limit that are being told so; more are closed without a word.
 REFUSED_ROOM: Final = 64
+
+# Cursors of readers that nothing concerned are stored this often; until then a crash
+# costs them a longer look at the log.
+FOLLOW_EVERY_S: Final = 10.0
 
 REFUSALS_LOG_S: Final = 10.0
 
@@ -133,6 +138,7 @@ class Engine:
         # being watched in between.
         self._lively: dict[int, SocketLink] = {}
         self._losing: dict[int, tuple[_Losing, int]] = {}
+        self._follow_at = 0.0
         self._asked = 0.0
         self._is_deaf = False
         self._waits_for_disk = False
@@ -222,9 +228,9 @@ class Engine:
         now = self._attended.turn(
             mono=mono, cpu=self._clock.cpu(), asked=self._asked, deaf=self._is_deaf
         )
-        pending = self._journal.pending
-        self._waits_for_disk = pending >= self._limits.pause_firing
-        self._is_deaf = pending >= self._limits.pause_reading
+        journal, limits = self._journal, self._limits
+        self._waits_for_disk = journal.pending_ends >= limits.pause_firing
+        self._is_deaf = journal.pending >= limits.pause_reading
         self.turned_at = mono
         presence = self.presence
         presence.wheel.advance(now, WHEEL_STEPS)
@@ -238,6 +244,10 @@ class Engine:
             judged = presence.fire(self._instant(now), limit=FIRE_PER_PASS)
             has_more |= judged > 0 and bool(presence.due_gateways())
         self._send_away_the_slow(now)
+        if mono >= self._follow_at:
+            self._follow_at = mono + FOLLOW_EVERY_S
+            for link in self._named.values():
+                link.outbox.follow()
         self._hand_over()
         return self._next_turn(mono, now, has_more)
 
@@ -250,23 +260,27 @@ class Engine:
         """At a stop: read every link once; return whether all were read empty."""
         now = self._attended.now
         self._end_lost_sessions(now)
-        is_empty = [self._read(link, now) for link in [*self.links.values()]]
+        until = self._clock.mono() + READING_S
+        is_empty = [
+            self._read(link, now, until=until) for link in [*self.links.values()]
+        ]
         self._hand_over()
         return all(is_empty) and not self._losing
 
     def _next_turn(self, mono: float, now: float, has_more: bool) -> float:
         if has_more and not self._is_deaf:
-            wait = 0.0
+            wait = LEAST_SLEEP_S
         elif self._attended.stands:
             wait = HELD_SLEEP_S
         else:
             wait = min(self.presence.wheel.next_due() - now, MOST_SLEEP_S)
-            if self._lively:
-                wait = min(wait, GATHER_S)
             if self._ready or self.presence.due_gateways():
                 wait = min(wait, HELD_SLEEP_S)
-        self._asked = max(wait, LEAST_SLEEP_S)
-        return mono + self._asked
+            # No sooner than the next gathered read, which then does both.
+            is_lively = bool(self._lively) and not self._is_deaf
+            wait = GATHER_S if is_lively else max(wait, GATHER_S)
+        self._asked = wait
+        return mono + wait
 
     def _read_links(self, now: float) -> bool:
         """Read those that are ready or wanted; return whether one has more."""
@@ -279,19 +293,26 @@ class Engine:
                 if link is not None:
                     links[link.number] = link
         self._ready, self._lively = {}, {}
-        for link in links.values():
-            if link.is_open and not self._read(link, now):
-                self._ready[link.number] = link
+        until = self._clock.mono() + READING_S
+        unread = [
+            link
+            for link in links.values()
+            if link.is_open and not self._read(link, now, until=until)
+        ]
+        # Those that were cut short come last, those that were not reached first.
+        unread.sort(key=lambda link: link.read_at)
+        self._ready = {link.number: link for link in unread} | self._ready
         if self._attended.stands:
             self._attended.caught_up(
                 mono=self._clock.mono(), all_read_empty=not self._ready
             )
         return not all(link.outbox.is_full for link in self._ready.values())
 
-    def _read(self, link: SocketLink, now: float) -> bool:
-        """Read one link, up to the budget; return whether it is empty now."""
+    def _read(self, link: SocketLink, now: float, *, until: float) -> bool:
+        """Read one link, until the budget is used up; return whether it is empty."""
         taken = 0
-        while taken < BYTES_PER_PASS:
+        mono = self._clock.mono()
+        while mono < until:
             if not link.is_open or link.number in self._losing:
                 return True
             if link.outbox.is_full:
@@ -316,7 +337,7 @@ class Engine:
                     link.drained.ring()
                 return True
             taken += len(data)
-            mono = self._clock.mono()
+            link.read_at = mono = self._clock.mono()
             at = self._clock.instant(self._attended.at(mono), mono)
             if not data:
                 self._end(link, why="closed by the other side")
@@ -437,9 +458,7 @@ class Engine:
 
         What it had sent before is applied first: those signs of life were given.
         """
-        for _ in range(REPLACED_READS):
-            if self._read(older, at.now):
-                break
+        self._read(older, at.now, until=at.mono + REPLACED_READING_S)
         if older.is_open:
             self._refuse(
                 older,
@@ -458,7 +477,7 @@ class Engine:
         for number, (losing, place) in list(self._losing.items()):
             gateway = losing.link.gateway
             assert gateway is not None
-            place, _ = self.presence.lose(
+            place = self.presence.lose(
                 gateway, place, self._instant(now), limit=LOSE_STEPS
             )
             if place >= 0:

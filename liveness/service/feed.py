@@ -68,26 +68,36 @@ class Feed:
         self._keep = keep
         self._kept = 0
         self._tail: deque[Commit] = deque()
-        self._listeners: set[Callable[[], None]] = set()
+        self._readers: dict[Cursor, Callable[[], None]] = {}
+        self._awaiting: dict[Callable[[], None], None] = {}
         self.disk = trio.CapacityLimiter(DISK_READERS)
 
     def publish(self, batch: Batch) -> None:
-        """Take a batch that is on disk, and wake everyone who waits."""
+        """Take a batch that is on disk, and wake whom it concerns."""
         if batch.records:
-            self._tail.append(Commit(batch))
+            commit = Commit(batch)
+            self._tail.append(commit)
             self._kept += len(batch.records)
             while self._kept > self._keep and len(self._tail) > 1:
                 self._kept -= len(self._tail.popleft().entries)
-        for listener in self._listeners:
-            listener()
+            for cursor, ring in self._readers.items():
+                if not cursor.passes(commit):
+                    ring()
+        awaiting, self._awaiting = self._awaiting, {}
+        for ring in awaiting:
+            ring()
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call *listener* whenever something has come to disk."""
-        self._listeners.add(listener)
+    def follow(self, cursor: "Cursor", ring: Callable[[], None]) -> None:
+        """Call *ring* whenever records that concern *cursor* have come to disk."""
+        self._readers[cursor] = ring
 
-    def forget(self, listener: Callable[[], None]) -> None:
-        """Stop calling *listener*."""
-        self._listeners.discard(listener)
+    def unfollow(self, cursor: "Cursor") -> None:
+        """Stop calling for *cursor*."""
+        self._readers.pop(cursor, None)
+
+    def ring_at_commit(self, ring: Callable[[], None]) -> None:
+        """Call *ring* once, after the next commit."""
+        self._awaiting[ring] = None
 
     def reaches(self, after: int) -> bool:
         """Whether all records above *after* are in memory."""
@@ -141,6 +151,19 @@ class Cursor:
         self._feed = feed
         self._key = (role, name)
         self._follows = follows
+
+    def passes(self, commit: Commit) -> bool:
+        """Go past a commit that does not concern this reader, if it is that far.
+
+        Waking a thousand idle links for the records of one costs more than the
+        records do.
+        """
+        gateway = self.wanted.gateway
+        if gateway is None or gateway in commit.by_gateway:
+            return False
+        if self.position == commit.first - 1:
+            self.position = commit.last
+        return True
 
     @property
     def is_behind(self) -> bool:

@@ -60,7 +60,8 @@ class Journal:
         self.first, following = store.bounds()
         self.durable_seq = following - 1
         self.cursors = store.cursors()
-        self.pending = 0
+        self.pending = 0  # what waits for the disk, in records
+        self.pending_ends = 0  # and of that the records that end a session
         self.failure: str | None = None
         self.log_bytes = store.log_bytes()
         self.mark = 0
@@ -83,6 +84,7 @@ class Journal:
         """Queue what was decided. On disk once `durable_mark` reaches `mark`."""
         self._waiting.append(changes)
         self.pending += changes.weight
+        self.pending_ends += changes.ends
         self.mark += 1
         self._hurry()
 
@@ -188,6 +190,7 @@ class Journal:
             batch.records += changes.records
             batch.due += changes.due
             batch.weight += changes.weight
+            batch.ends += changes.ends
             batch.online.update(changes.online)
             batch.mark += 1
         batch.cursors = {key: self.cursors[key] for key in self._dirty}
@@ -228,6 +231,7 @@ class Journal:
     def _is_written(self, batch: Batch) -> None:
         self.durable_mark = batch.mark
         self.pending -= batch.weight
+        self.pending_ends -= batch.ends
         if batch.records:
             self.durable_seq = batch.records[-1].seq
         now = self._clock.mono()

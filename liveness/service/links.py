@@ -2,14 +2,18 @@
 
 import socket
 from contextlib import suppress
+from typing import Final
 
 from liveness.core.gateways import Gateway
 from liveness.core.link import Link
 from liveness.core.records import Hello, Refusal
-from liveness.core.wire import PIECE_BYTES, encode
+from liveness.core.wire import encode
 from liveness.errors import Code
 from liveness.service.outbox import Outbox
 from liveness.service.wake import Wake
+
+# Up to a thousand logins: some milliseconds of work between two looks at the clock.
+RECEIVE_BYTES: Final = 16_384
 
 
 class SocketLink:
@@ -39,7 +43,7 @@ class SocketLink:
         self.opened_at = opened_at
         self.gateway: Gateway | None = None
         self.is_open = True  # bytes are taken from it
-        self.is_replaced = False
+        self.read_at = 0.0  # when it last gave something, in monotonic seconds
         self.why_closed = "closed by the other side"
         self.drained = Wake()
 
@@ -51,7 +55,7 @@ class SocketLink:
     def receive(self) -> bytes | None:
         """Take bytes: None if the socket is empty, b"" at its end."""
         try:
-            return self.sock.recv(PIECE_BYTES)
+            return self.sock.recv(RECEIVE_BYTES)
         except BlockingIOError:
             return None
         except OSError:

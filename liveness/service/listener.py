@@ -58,11 +58,10 @@ async def accept_links(
                 number=number,
                 opened_at=engine.attended,
             )
-            nursery.start_soon(_serve, link, engine, delivery)
+            nursery.start_soon(_serve, link, engine)
 
 
-async def _serve(link: SocketLink, engine: Engine, delivery: Delivery) -> None:
-    delivery.feed.listen(link.outbox.wake.ring)
+async def _serve(link: SocketLink, engine: Engine) -> None:
     engine.opened(link)
     try:
         async with trio.open_nursery() as nursery:
@@ -75,7 +74,7 @@ async def _serve(link: SocketLink, engine: Engine, delivery: Delivery) -> None:
         _log.exception("a fault of the sidecar", link=link.number)
         link.tell_of_a_fault()
     finally:
-        delivery.feed.forget(link.outbox.wake.ring)
+        link.outbox.close()
         link.is_open = False
         trio.lowlevel.notify_closing(link.sock)
         link.sock.close()

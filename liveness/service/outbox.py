@@ -8,6 +8,7 @@ window leaves room for; there is no queue of them to grow or to lose.
 import socket
 import sqlite3
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from tempfile import TemporaryFile
 from typing import BinaryIO, Final
@@ -93,6 +94,7 @@ class Outbox:
         self._notices_from = 0  # the mark of `welcome`, before which nothing is told
         self._unacked: deque[int] = deque()
         self._is_ending = False
+        self._is_broken = False  # nothing that is written arrives any more
         self._is_blocked = False  # the socket takes no more of what is being written
         self._patience = trio.CancelScope()  # with the last frames; `end` sets it
 
@@ -117,6 +119,8 @@ class Outbox:
 
     def reply(self, frame: object, *, mark: int = 0) -> None:
         """Queue a frame, to be sent once everything up to *mark* is on disk."""
+        if self._is_broken:
+            return
         encoded = encode(frame)
         self._reply_bytes += len(encoded)
         self._replies.append(_Reply(mark, encoded))
@@ -133,6 +137,7 @@ class Outbox:
         """Queue `welcome`; records follow it, from where *cursor* is."""
         self.reply(frame, mark=mark)
         self._hello, self._cursor, self._notices_from = hello, cursor, mark
+        self._delivery.feed.follow(cursor, self.wake.ring)
 
     def acknowledge(self, seq: int) -> None:
         """Note that everything up to *seq* is processed; move the stored cursor."""
@@ -145,9 +150,11 @@ class Outbox:
 
     def end(self, frame: object | None = None) -> None:
         """Let `run` write what is queued, then *frame*, and return."""
-        if self.is_unread:
-            # Whoever does not read replies is told only why this is the end.
+        if self.is_unread or self._delivery.journal.failure is not None:
+            # Whoever does not read, or waits for a disk that does not write, is told
+            # only why this is the end. What no pong covered is sent again.
             self._replies.clear()
+            self._reply_bytes = 0
         if frame is not None:
             self.reply(frame)
         self._is_ending = True
@@ -163,17 +170,32 @@ class Outbox:
                 while not self._is_ending:
                     wrote = await self._write_replies()
                     if not await self._write_notices() and not wrote:
-                        await self.wake.wait()
+                        await self._wait()
                 while self._replies:
                     if not await self._write_replies():
-                        await self.wake.wait()
+                        await self._wait()
         except _Unreadable:
             # Nobody reads there any more; what that one lacks is in the log. What it
             # had written is still taken, until the end of its stream ends the link.
             while not self._is_ending:
                 await self.wake.wait()
 
+    def close(self) -> None:
+        """Let go of the log."""
+        if self._cursor is not None:
+            self._delivery.feed.unfollow(self._cursor)
+
+    def follow(self) -> None:
+        """With nothing outstanding, have the stored cursor follow the log."""
+        if self._cursor is not None and not self._unacked:
+            self._store_cursor(self._cursor.position)
+
     # --- within ---------------------------------------------------------------
+
+    async def _wait(self) -> None:
+        if self._replies or self._notices_from > self._delivery.journal.durable_mark:
+            self._delivery.feed.ring_at_commit(self.wake.ring)
+        await self.wake.wait()
 
     async def _write_replies(self) -> bool:
         """Write the replies that may be sent by now; return whether there were any."""
@@ -200,11 +222,22 @@ class Outbox:
         # Through a file: a snapshot held open for a slow reader would keep the WAL
         # growing, and a million rows do not belong in memory.
         store = self._delivery.journal.store
-        with TemporaryFile(dir=store.folder) as spool:
-            async with self._delivery.lists:
-                await trio.to_thread.run_sync(
-                    store.spool_online, gateway, spool, limiter=self._delivery.feed.disk
-                )
+        with ExitStack() as stack:
+            while True:
+                try:
+                    spool = stack.enter_context(TemporaryFile(dir=store.folder))
+                    async with self._delivery.lists:
+                        await trio.to_thread.run_sync(
+                            store.spool_online,
+                            gateway,
+                            spool,
+                            limiter=self._delivery.feed.disk,
+                        )
+                    break
+                except (sqlite3.Error, OSError) as error:
+                    _log.warning("a list is put off", error=str(error))
+                    stack.close()
+                    await trio.sleep(RETRY_S)
             spool.seek(0)
             while piece := await _read(spool):
                 await self._send(piece)
@@ -224,7 +257,7 @@ class Outbox:
             entries = await cursor.take(
                 min(room, NOTICES_PER_FRAME), wall_ms=delivery.clock.wall_ms()
             )
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             _log.warning("the log cannot be read; it is tried again", error=str(error))
             await trio.sleep(RETRY_S)
             return True
@@ -273,6 +306,10 @@ class Outbox:
                 await trio.lowlevel.wait_writable(self._sock)
                 self._is_blocked = False
             except OSError as error:
+                # Answers would only pile up, until the link is not read any more.
+                self._is_broken = True
+                self._replies.clear()
+                self._reply_bytes = 0
                 raise _Unreadable from error
 
 

@@ -18,6 +18,7 @@ import structlog
 from liveness.core.records import Uid
 from liveness.core.wheel import Snapshot
 from liveness.core.wire import decode, encode
+from liveness.errors import StateError
 
 NAME: Final = "stopped"
 _VERSION: Final = 1
@@ -113,11 +114,16 @@ def write(
     )
     head = encode([_VERSION, log, seq, wall_ms, zlib.crc32(body)])
     path = folder / f"{NAME}.new"
-    with path.open("wb") as out:
-        out.write(encode([head, body]))
-        out.flush()
-        os.fsync(out.fileno())
-    path.replace(folder / NAME)
+    try:
+        with path.open("wb") as out:
+            out.write(encode([head, body]))
+            out.flush()
+            os.fsync(out.fileno())
+        path.replace(folder / NAME)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    _sync(folder)
 
 
 def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
@@ -132,7 +138,14 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
         packed = path.read_bytes()
     except FileNotFoundError:
         return Clocks()
+    except OSError as error:
+        raise StateError(
+            f"{path} cannot be read ({error.strerror}); make it readable, or remove it "
+            "to give everyone a fresh timeout"
+        ) from error
     path.unlink()
+    # Used twice, after a loss of power, it would take users back to an earlier clock.
+    _sync(folder)
     try:
         head, body = decode(packed)
         version, of_log, of_seq, stopped_ms, crc = decode(head)
@@ -151,3 +164,12 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
         )
         return Clocks()
     return clocks
+
+
+def _sync(folder: Path) -> None:
+    """Have what was renamed or removed in *folder* on disk."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

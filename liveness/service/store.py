@@ -84,6 +84,34 @@ _PUT_CURSORS: Final = (
 )
 
 
+# A gateway's cursor follows past records that did not concern it. The newest one that
+# did is looked up by name once, not once a cursor: names may be many.
+_FOLLOW: Final = """
+with newest(name, seq) as materialized (
+    select name, max(seq) from (
+        select gateway as name, seq from log where seq <= :last
+        union all
+        select from_gateway, seq from log
+        where seq <= :last and from_gateway is not null)
+    group by name)
+update cursors set seq = :last
+where seq < :last and role = :role and coalesce(
+    (select newest.seq from newest where newest.name = cursors.name), 0) <= cursors.seq
+"""
+
+
+# The file is whole, but it cannot be used now.
+_DISK_TROUBLE: Final = frozenset(
+    {
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_BUSY,
+    }
+)
+
+
 class CursorRow(NamedTuple):
     """A name's place in the log, as stored."""
 
@@ -102,6 +130,7 @@ class Batch:
     cursors: dict[tuple[str, str], CursorRow] = field(default_factory=dict)
     mark: int = 0
     weight: int = 0
+    ends: int = 0
 
 
 class Wanted(NamedTuple):
@@ -142,6 +171,12 @@ class Store:
             ) from error
         try:
             self._open()
+        except OSError as error:
+            os.close(self._lock)
+            raise StartError(
+                f"{self.path}: {error.strerror}; make it writable or name another "
+                "state directory with --state"
+            ) from error
         except BaseException:
             os.close(self._lock)
             raise
@@ -161,12 +196,19 @@ class Store:
         try:
             yield
         except sqlite3.Error as error:
+            if error.sqlite_errorcode & 0xFF in _DISK_TROUBLE:
+                raise StartError(
+                    f"{self.path}: {error}; make room or mend the disk, nothing of it "
+                    "is lost"
+                ) from error
             raise StateError(
                 f"{self.path} cannot be read ({error}); it was left as it is: restore "
                 "a backup, or move it away to start with an empty log"
             ) from error
 
     def _connect(self) -> sqlite3.Connection:
+        # SQLite gives its other files the mode that this one has.
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         db.execute("pragma busy_timeout = 5000")
         return db
@@ -183,7 +225,6 @@ class Store:
             db.executescript(f"begin immediate; {_TABLES}")
             db.execute("insert into meta values ('log', ?)", [secrets.token_hex(8)])
             db.execute("commit")
-        os.chmod(self.path, 0o600)  # noqa: PTH101 - beside the other os calls
         schema = self._meta("schema")
         if schema != SCHEMA:
             raise StateError(
@@ -317,23 +358,17 @@ class Store:
         db = self._db
         full = self.log_bytes() > most_bytes
         first, following = self.bounds()
-        row = db.execute(
-            "select max(seq) from (select seq, at from log where seq < ? "
-            "order by seq limit ?) where at < ? or ?",
-            [following - 1, TRIM_ROWS, oldest_ms, full],
-        ).fetchone()
-        last = row[0]
+        last = min(following - 2, first + TRIM_ROWS - 1)
+        if not full:
+            # Up to the first that is young enough: stamps need not be in order.
+            young = "select min(seq) from log where seq <= ? and at >= ?"
+            (kept,) = db.execute(young, [last, oldest_ms]).fetchone()
+            last = last if kept is None else kept - 1
         with self._transaction():
             db.execute("delete from cursors where used < ?", [idle_ms])
-            if last is None:
+            if last < first:
                 return False
-            db.execute(
-                "update cursors set seq = :last where seq < :last and role = :role and "
-                "not exists (select 1 from log where log.seq > cursors.seq and "
-                "log.seq <= :last and (log.gateway = cursors.name or "
-                "log.from_gateway = cursors.name))",
-                {"last": last, "role": GATEWAY},
-            )
+            db.execute(_FOLLOW, {"last": last, "role": GATEWAY})
             db.execute("delete from log where seq <= ?", [last])
         # As a script: `execute` stops after the first page that was given back.
         db.executescript(f"pragma incremental_vacuum({TRIM_ROWS})")

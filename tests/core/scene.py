@@ -158,7 +158,7 @@ class Scene:
     def lose(self, name: str, *, limit: int = 1_000) -> list[Shown]:
         place = 0
         while place >= 0:
-            place, _ = self.presence.lose(
+            place = self.presence.lose(
                 self.gateway(name), place, self.at, limit=limit
             )
         return self.written()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -174,7 +175,7 @@ async def test_an_entry_is_encoded_once_for_all_readers(folder: Path) -> None:
 
 def reach(feed: Feed) -> int:
     """The oldest record in memory."""
-    return next(after for after in count() if feed.reaches(after)) + 1
+    return next(after for after in range(100) if feed.reaches(after)) + 1
 
 
 def test_the_tail_is_bounded_in_records_and_lets_whole_commits_go() -> None:
@@ -200,19 +201,37 @@ def test_a_feed_of_nothing_reaches_nowhere() -> None:
     assert list(feed.since(0, EVERYTHING)) == []
 
 
-def test_every_commit_rings_those_who_listen_and_nobody_else() -> None:
+def test_a_commit_rings_once_for_each_who_asked_for_it() -> None:
     feed, rung = Feed(keep=10), list[str]()
 
     def one() -> None:
         rung.append("one")
 
-    feed.listen(one)
+    feed.ring_at_commit(one)
+    feed.ring_at_commit(one)
     feed.publish(Batch())  # of marks only: a pong may be waiting for it
     feed.publish(batches([1])[0])
-    feed.forget(one)
-    feed.forget(one)
-    feed.publish(Batch())
-    assert rung == ["one", "one"]
+    assert rung == ["one"]
+
+
+async def test_a_commit_rings_those_it_concerns_and_moves_the_others_past(
+    folder: Path,
+) -> None:
+    with log_of([], folder, keep=10) as log:
+        everyone = log.cursor()
+        other = log.cursor(Wanted("nobody", frozenset(KINDS)))
+        behind = log.cursor(Wanted("nobody", frozenset(KINDS)), position=-1)
+        rung = list[str]()
+        for name, cursor in {"all": everyone, "other": other, "behind": behind}.items():
+            log.feed.follow(cursor, partial(rung.append, name))
+        (batch,) = batches([3])
+        log.feed.publish(batch)
+        assert rung == ["all"]
+        assert (everyone.position, other.position, behind.position) == (0, 3, -1)
+        log.feed.unfollow(everyone)
+        log.feed.unfollow(everyone)
+        log.feed.publish(batch)
+        assert rung == ["all"]
 
 
 # --- positions, kinds, gaps ------------------------------------------------------------
