@@ -214,6 +214,14 @@ class LimitSettings:
     max_links: int = field(
         default=1_000, metadata=_about("most links at a time", (1, 100_000), "links")
     )
+    max_names: int = field(
+        default=10_000,
+        metadata=_about(
+            "most names of gateways and watchers that a cursor is kept for",
+            (1, 1_000_000),
+            "names",
+        ),
+    )
     pause_firing: int = field(
         default=10_000,
         metadata=_about(

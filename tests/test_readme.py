@@ -277,6 +277,7 @@ def test_the_limits_are_those_in_force() -> None:
         "limits.max_replies": "{:,} replies",
         "limits.max_refused": "{:,} refused frames",
         "limits.max_links": "{:,} links",
+        "limits.max_names": "{:,} names",
         "limits.pause_firing": "At {:,} offlines",
         "limits.pause_reading": "at {:,} records sockets",
     }.items():

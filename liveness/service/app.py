@@ -109,6 +109,7 @@ class Sidecar:
             limits=EngineLimits(
                 hello_s=limits.hello_s,
                 max_links=limits.max_links,
+                max_names=limits.max_names,
                 pause_firing=limits.pause_firing,
                 pause_reading=limits.pause_reading,
             ),
@@ -275,9 +276,9 @@ class Sidecar:
             registry, why_ill=self._why_ill, why_not_ready=self._why_not_ready
         )
         if door == "http":
-            # The middleware cuts a Host at its first colon: "[" is any IPv6 literal.
-            # Names are what a rebinding attack needs, and none but this is known.
-            own = [self.config.http.host, "127.0.0.1", "localhost", "["]
+            # Names are what a rebinding attack needs, and none but these is known.
+            host = self.config.http.host
+            own = [host, f"[{host}]", "127.0.0.1", "::1", "[::1]", "localhost"]
             app = TrustedHostMiddleware(app, allowed_hosts=own, www_redirect=False)
         config = HypercornConfig()
         config.bind = [f"fd://{os.dup(sock.fileno())}"]

@@ -83,6 +83,7 @@ class EngineLimits:
 
     hello_s: float
     max_links: int
+    max_names: int
     pause_firing: int
     pause_reading: int
 
@@ -429,6 +430,13 @@ class Engine:
 
     def _introduce(self, link: SocketLink, hello: Hello, at: Instant) -> None:
         key = (hello.role, hello.name)
+        if self._is_one_name_too_many(hello):
+            message = (
+                f"{self._limits.max_names} names are known and kept for the retention; "
+                "use one of them, or raise limits.max_names"
+            )
+            self._refuse(link, link.conversation.close(Code.OVERLOADED, message))
+            return
         older = self._named.get(key)
         if older is not None:
             self._replace(older, at)
@@ -445,6 +453,12 @@ class Engine:
                 self._losing[link.number] = (_Losing(link, hello, []), 0)
                 return
         self._greet(link, hello)
+
+    def _is_one_name_too_many(self, hello: Hello) -> bool:
+        cursors = self._journal.cursors
+        is_kept = hello.role == GATEWAY or hello.ack
+        is_new = (hello.role, hello.name) not in cursors
+        return is_kept and is_new and len(cursors) >= self._limits.max_names
 
     def _was_losing(self, gateway: Gateway) -> bool:
         """Stop ending a gateway's sessions for an older link, if that was under way."""

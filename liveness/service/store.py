@@ -210,7 +210,7 @@ class Store:
         # SQLite gives its other files the mode that this one has.
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        db.execute("pragma busy_timeout = 5000")
+        db.execute("pragma busy_timeout = 1000")
         return db
 
     def _prepare(self) -> None:
