@@ -6,6 +6,11 @@ keys, no extension types, size and depth within bounds) and for nothing else: wh
 frame means is `link`'s. After an error it is closed: msgpack-python goes on with
 garbage values after invalid UTF-8, so nothing after the fault is looked at.
 
+Two unpackers read the same bytes. The first only skips, which builds nothing, to find
+where a frame ends; the second decodes what is whole. Decoding as the bytes come would
+make room for all that the headers claim, a thousand of them deep, before one element
+was seen; a whole frame holds what it claims.
+
 msgpack's exceptions have no common base; `_blaming_the_sender` is the one place where
 they become ours.
 """
@@ -21,13 +26,12 @@ Frame: TypeAlias = tuple[Any, ...]
 
 MAX_DEPTH: Final = 4
 
-# The unpacker counts every byte it has not handed out yet, so its buffer must hold
-# one whole frame and the piece that completes it, or honest traffic that straddles
-# two pieces is cut off.
+# An unpacker's buffer must hold one whole frame and the piece that completes it, or
+# honest traffic that straddles two pieces is cut off. It begins with room for a piece
+# (msgpack's default is 1 MiB a link) and grows where a frame needs it.
 PIECE_BYTES: Final = 65_536
 
-# The unpacker makes room for as many elements as a header claims, before it has seen
-# one. This many times a full batch can be claimed; an array of more is not looked at.
+# An array or map of more than this many full batches is not decoded.
 ARRAY_ROOM: Final = 4
 
 _PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
@@ -63,16 +67,19 @@ class Reader:
 
     Args:
         max_frame_bytes: A frame may have this many bytes, and no more.
-        max_batch: What `link` allows in an array; bounds what a header may claim.
+        max_batch: What `link` allows in an array; bounds what is decoded.
     """
 
     def __init__(self, *, max_frame_bytes: int, max_batch: int) -> None:
         self._max_frame = max_frame_bytes
         most = min(max(ARRAY_ROOM * max_batch, 16), max_frame_bytes)
+        room = max_frame_bytes + 2 * PIECE_BYTES
+        self._finder = msgpack.Unpacker(read_size=PIECE_BYTES, max_buffer_size=room)
         self._unpacker = msgpack.Unpacker(
             use_list=False,
             strict_map_key=True,
-            max_buffer_size=max_frame_bytes + 2 * PIECE_BYTES,
+            read_size=PIECE_BYTES,
+            max_buffer_size=room,
             max_array_len=most,
             max_map_len=most,
         )
@@ -90,22 +97,25 @@ class Reader:
             yield from self._piece(data[start : start + PIECE_BYTES])
 
     def _piece(self, piece: bytes) -> Iterator[Frame]:
-        unpacker = self._unpacker
+        finder, unpacker = self._finder, self._unpacker
         self._fed += len(piece)
         try:
+            finder.feed(piece)
             unpacker.feed(piece)
-            for value in unpacker:
+            while True:
+                finder.skip()
                 # Asked after each frame: between frames `tell` also counts what was
                 # consumed of an unfinished one.
-                ended, self._ended = self._ended, unpacker.tell()
+                ended, self._ended = self._ended, finder.tell()
                 self._check_size(self._ended - ended)
-                yield _checked(value)
+                yield _checked(unpacker.unpack())
+        except msgpack.OutOfData:
+            self._check_size(self._fed - self._ended)
         except (ValueError, msgpack.UnpackException) as error:
             # A fault beyond the limit is not looked at, however the pieces are cut.
-            # `tell` stands one byte before the fault's end.
-            self._check_size(unpacker.tell() + 1 - self._ended)
+            # `tell` stands one byte before the end of a fault that `skip` met.
+            self._check_size(finder.tell() + 1 - self._ended)
             raise _blaming_the_sender(error) from error
-        self._check_size(self._fed - self._ended)
 
     def _check_size(self, size: int) -> None:
         if size > self._max_frame:

@@ -147,11 +147,20 @@ def test_a_fault_is_told_as_such_up_to_the_limit_and_not_beyond_it(
         (FRAME_BYTES, Code.BAD_MSGPACK),
         (FRAME_BYTES + 1, Code.TOO_LARGE),
     ):
-        head = b"\xdc\0\x3c"  # an array said to hold 60 values, whole never
-        data = head + bytes(size - len(head) - len(fault)) + fault
+        # An array that is whole with the fault, but where that cannot be a value.
+        values = size - 3 - len(fault)
+        data = b"\xdc" + (values + 1).to_bytes(2) + bytes(values) + fault
         assert len(data) == size
         for cut in ([data], singly(data), [data + encode(["list"])]):
             assert read(cut, max_batch=100) == ([], code)
+
+
+def test_a_frame_is_looked_into_only_when_it_is_whole() -> None:
+    faulty = b"\x93\xa1x\xa1\xff"
+    for cut in ([faulty], singly(faulty)):
+        assert read(cut) == ([], None)
+    assert read([faulty, b"\xc0"]) == ([], Code.BAD_MSGPACK)
+    assert read([faulty, b"\xc1"]) == ([], Code.BAD_MSGPACK)
 
 
 def test_a_frame_too_large_is_refused_before_it_is_whole() -> None:
@@ -202,15 +211,13 @@ CLAIMS = {
 }
 
 
-def peak_of(data: bytes, *, max_batch: int) -> int:
-    """The most bytes of memory that reading *data* takes at any moment."""
-    reader = Reader(max_frame_bytes=2**20, max_batch=max_batch)
+def peak_of(data: bytes, *, max_batch: int) -> tuple[int, Code | None]:
+    """The most bytes of memory that *data* takes at any moment, and how it ended."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        with pytest.raises(WireError):
-            list(reader.feed(data))
-        return tracemalloc.get_traced_memory()[1] - before
+        _, code = read([data], max_frame_bytes=2**20, max_batch=max_batch)
+        return tracemalloc.get_traced_memory()[1] - before, code
     finally:
         tracemalloc.stop()
 
@@ -222,19 +229,33 @@ def test_what_is_said_to_be_enormous_is_refused_and_no_room_is_made(
 ) -> None:
     data = head + claim + bytes(2**20)
     assert read([data])[1] is Code.TOO_LARGE
-    assert peak_of(data, max_batch=4_000) < 2**22
+    peak, code = peak_of(data, max_batch=4_000)
+    assert code is Code.TOO_LARGE
+    assert peak < 2**22
 
 
-def test_room_is_made_only_for_what_a_batch_may_be() -> None:
+@pytest.mark.parametrize(
+    ("levels", "code"), [(1_000, None), (2_000, Code.TOO_DEEP)], ids=str
+)
+@pytest.mark.parametrize(
+    "claim", [b"\xdc\x3e\x80", CLAIMS["array"], CLAIMS["map"]], ids=bytes.hex
+)
+def test_no_room_is_made_for_what_many_headers_claim(
+    claim: bytes, levels: int, code: Code | None
+) -> None:
+    # The two buffers of a new reader are most of this.
+    peak, ended = peak_of(claim * levels, max_batch=4_000)
+    assert ended is code
+    assert peak < 2**18
+
+
+def test_an_array_of_many_batches_is_not_decoded() -> None:
     room = ARRAY_ROOM * 100
-    claim = b"\xdc" + room.to_bytes(2)
-    taken, code = read([b"\x92\xa1x" + claim], max_batch=100, max_frame_bytes=2**20)
-    assert (taken, code) == ([], None)
-    for opening in (b"\xdc", b"\xde"):
-        over = b"\x92\xa1x" + opening + (room + 1).to_bytes(2)
-        assert read([over], max_batch=100, max_frame_bytes=2**20)[1] is Code.TOO_LARGE
-    # The deepest that msgpack goes, each level with as much room as may be claimed.
-    assert peak_of(claim * 2_000, max_batch=100) < 1_100 * (8 * room + 200)
+    for opening, entry in ((b"\xdc", b"\x07"), (b"\xde", b"\xa1a\x07")):
+        for count, code in ((room, None), (room + 1, Code.TOO_LARGE)):
+            data = b"\x92\xa1x" + opening + count.to_bytes(2) + entry * count
+            for cut in ([data], singly(data)):
+                assert read(cut, max_batch=100, max_frame_bytes=2**20)[1] is code
 
 
 # --- what is not ours ----------------------------------------------------------------

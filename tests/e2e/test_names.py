@@ -8,7 +8,7 @@ def test_a_new_name_beyond_the_limit_is_refused_and_known_ones_are_not(
 ) -> None:
     sidecar = start(limits_max_names=2)
     sidecar.gateway("first").settle()
-    sidecar.watcher("first").settle()
+    sidecar.watcher("first", ack=True).settle()
     third = sidecar.connect()
     third.send("hello", {"protocol": 1, "name": "second"})
     refusal = third.refusal()
