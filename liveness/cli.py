@@ -178,8 +178,11 @@ def serve(
     from liveness.service import logs
 
     logs.configure(settings.logging.format, settings.logging.level)
-    make_socket_folder(settings.socket.path)
-    trio.run(service.serve, settings)
+    try:
+        make_socket_folder(settings.socket.path)
+        trio.run(service.serve, settings)
+    finally:
+        logs.drain()  # what is told of a mistake comes behind its lines
 
 
 @app.command(help_epilogue="Example: liveness watch --kind offline --json")

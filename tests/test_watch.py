@@ -71,13 +71,18 @@ class ScriptedSidecar:
 
     async def close(self, *frame: object) -> None:
         """Ends every connection, each with *frame* if there is one, and listens no more."""
-        for stream in self._links if frame else ():
-            await stream.send_all(msgpack.packb(frame))
+        if frame:
+            await self.tell(*frame)
         self._open.cancel()
         self._links.clear()
         self._watched = trio.Event()
         while self.path.exists():
             await trio.lowlevel.checkpoint()
+
+    async def tell(self, *frame: object) -> None:
+        """Sends *frame* to everyone who watches."""
+        for stream in list(self._links):
+            await stream.send_all(msgpack.packb(frame))
 
     async def is_watched(self) -> None:
         """Waits until somebody watches."""
@@ -89,7 +94,7 @@ class ScriptedSidecar:
         for kind in kinds:
             self.kept.append(record(self.next, kind, **more))
             self.next += 1
-        for stream, hello in self._links.items():
+        for stream, hello in list(self._links.items()):  # some end meanwhile
             await self._deliver(stream, hello, self.kept[-len(kinds) :])
 
     def trim(self, until: int) -> None:
@@ -346,6 +351,57 @@ async def test_after_a_restart_it_goes_on_without_a_gap_or_a_repeat(
     assert sidecar.hellos[0]["name"] == sidecar.hellos[-1]["name"]
 
 
+def error(code: str, *, fatal: bool = True) -> tuple[str, Record]:
+    return "error", {"code": code, "message": "for\nnow", "fatal": fatal, "n": 1}
+
+
+@pytest.mark.parametrize("code", ["overloaded", "internal", "too-slow"])
+async def test_an_error_that_passes_is_survived_like_a_lost_connection(
+    sidecar: ScriptedSidecar, nursery: trio.Nursery, code: str
+) -> None:
+    watching = Watch(sidecar.path)
+    nursery.start_soon(watching.run)
+    await sidecar.is_watched()
+    await sidecar.append("online")
+    await watching.seqs(1)
+    await sidecar.close(*error(code))
+    await sidecar.append("online")
+    sidecar.greeting = msgpack.packb(error(code))  # and not at once over
+    await nursery.start(sidecar.open)
+    while len(sidecar.hellos) < 3:
+        await trio.lowlevel.checkpoint()
+    sidecar.greeting = None
+    assert await watching.seqs(2) == [1, 2]
+    assert watching.told[1:] == [
+        rf"lost {sidecar.path} (it says {code}: for\nnow): connecting again",
+        "connected again, going on after seq 1",
+    ]
+
+
+async def test_an_error_that_passes_ends_a_watch_that_has_not_begun(
+    sidecar: ScriptedSidecar,
+) -> None:
+    sidecar.greeting = msgpack.packb(error("overloaded"))
+    with pytest.raises(
+        CommandError, match=r"it says overloaded: .*; see the sidecar's"
+    ):
+        await Watch(sidecar.path).run()
+
+
+async def test_an_error_that_is_not_fatal_is_told_and_passed_over(
+    sidecar: ScriptedSidecar, nursery: trio.Nursery
+) -> None:
+    watching = Watch(sidecar.path)
+    nursery.start_soon(watching.run)
+    await sidecar.is_watched()
+    await sidecar.tell(*error("bad-option", fatal=False))
+    await sidecar.append("online")
+    assert await watching.seqs(1) == [1]
+    assert watching.told[1:] == [
+        rf"{sidecar.path} refused a frame: for\nnow (bad-option); going on"
+    ]
+
+
 async def test_a_restart_before_the_first_record_loses_none(
     sidecar: ScriptedSidecar, nursery: trio.Nursery
 ) -> None:
@@ -401,17 +457,15 @@ def test_the_pause_before_a_new_attempt_is_under_a_second_and_never_none() -> No
 # --- what ends it ---------------------------------------------------------------------
 
 
-async def test_being_replaced_ends_it_with_one_line(
-    sidecar: ScriptedSidecar,
+@pytest.mark.parametrize("code", ["replaced", "not-allowed", "bad-hello", "not-known"])
+async def test_being_replaced_or_refused_ends_it_with_one_line(
+    sidecar: ScriptedSidecar, code: str
 ) -> None:
-    refusal = {"code": "replaced", "message": "another came\nby this name"}
     watching = Watch(sidecar.path)
     async with trio.open_nursery() as ending:
-        ending.start_soon(
-            ended_by, "replaced", watching, r"another came\\nby this name"
-        )
+        ending.start_soon(ended_by, code, watching, r"for\\nnow")
         await sidecar.is_watched()
-        await sidecar.close("error", {**refusal, "fatal": True, "n": 1})
+        await sidecar.close(*error(code))
 
 
 async def ended_by(code: str, watching: Watch, message: str) -> None:
@@ -433,13 +487,13 @@ async def test_a_refused_hello_ends_it_with_the_sidecars_own_words(
 
 
 async def test_a_refusal_before_the_hello_is_told_in_the_sidecars_own_words() -> None:
-    refusal = {"code": "overloaded", "message": "no room", "fatal": True, "n": 0}
+    refusal = {"code": "not-allowed", "message": "no entry", "fatal": True, "n": 0}
     ours, theirs = trio.socket.socketpair()
     await theirs.send(msgpack.packb(["error", refusal]))
     theirs.close()
-    async with Link(trio.SocketStream(ours), Path("/s")) as link:
+    async with Link(trio.SocketStream(ours), Path("/s"), tell=print) as link:
         with pytest.raises(
-            CommandError, match=r"ended this watch: no room \(overloaded"
+            CommandError, match=r"ended this watch: no entry \(not-allowed"
         ):
             await link.greet({})
 
@@ -535,5 +589,6 @@ async def test_it_ends_without_a_word_when_nobody_reads_it_any_more(
     process = await started(sidecar.path, writer)
     os.close(writer)
     os.close(reader)
+    await sidecar.is_watched()
     await sidecar.append("online")
     assert await ending(process) == (141, b"")

@@ -21,6 +21,7 @@ import trio
 from liveness.commands import CommandError, unreachable
 from liveness.core.frames import PROTOCOL
 from liveness.core.records import GAP, MOVED, WATCHER
+from liveness.errors import Code
 from liveness.text import escaped, json_ready, local_time, uid_text
 
 RECEIVE_BYTES: Final = 65_536
@@ -29,6 +30,9 @@ RECEIVE_BYTES: Final = 65_536
 MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024 + RECEIVE_BYTES
 # A sidecar that is there answers in milliseconds, one that is starting up within a second.
 WELCOME_S: Final = 5.0
+# The fatal errors that pass by themselves. The others for which `proto/README.md` says to
+# reconnect blame what we sent, which is the hello alone: it would be refused again.
+RECONNECT_ON: Final = frozenset({Code.OVERLOADED, Code.INTERNAL, Code.TOO_SLOW})
 
 RecordMap = dict[str, Any]
 
@@ -155,7 +159,7 @@ class Feed:
     async def _connect(self) -> "Link":
         if self._seq and self._log is None:
             await self._learn_log()
-        link, welcome = await Link.open(self._path, self._hello())
+        link, welcome = await self._open()
         if self._log not in (None, welcome["log"]):
             self._tell("the log is a new one: going on from its oldest record")
             self._seq = 0
@@ -166,12 +170,15 @@ class Feed:
 
     async def _learn_log(self) -> None:
         """`after` means something only within one log, so a first hello asks which."""
-        link, welcome = await Link.open(self._path, self._hello())
+        link, welcome = await self._open()
         await link.aclose()
         if self._place() >= welcome["next"]:
             newest = f"the newest is {welcome['next'] - 1}"
             raise CommandError(f"--after {self._seq}: no such record yet, {newest}")
         self._log = welcome["log"]
+
+    async def _open(self) -> tuple["Link", dict[str, Any]]:
+        return await Link.open(self._path, self._hello(), tell=self._tell)
 
     def _hello(self) -> dict[str, object]:
         hello: dict[str, object] = {
@@ -193,17 +200,20 @@ class Feed:
 class Link:
     """One connection as a watcher: frames in, each of them checked for its shape."""
 
-    def __init__(self, stream: trio.SocketStream, path: Path) -> None:
+    def __init__(
+        self, stream: trio.SocketStream, path: Path, *, tell: Callable[[str], None]
+    ) -> None:
         self._stream = stream
         self._path = path
+        self._tell = tell
         self._unpacker = msgpack.Unpacker(max_buffer_size=MAX_UNREAD_BYTES)
 
     @classmethod
     async def open(
-        cls, path: Path, hello: dict[str, object]
+        cls, path: Path, hello: dict[str, object], *, tell: Callable[[str], None]
     ) -> tuple["Link", dict[str, Any]]:
         """Connects and says *hello*; the link, and its `welcome`."""
-        link = cls(await trio.open_unix_socket(str(path)), path)
+        link = cls(await trio.open_unix_socket(str(path)), path, tell=tell)
         try:
             with trio.fail_after(WELCOME_S):
                 return link, await link.greet(hello)
@@ -237,8 +247,17 @@ class Link:
             if name == "bye":
                 raise _Lost(f"it says bye: {escaped(str(content['reason']))}")
             if name == "error":
-                told = escaped(f"{content['message']} ({content['code']})")
-                raise CommandError(f"{self._path} ended this watch: {told}")
+                self._heed(content)
+
+    def _heed(self, error: dict[str, Any]) -> None:
+        """Raises what a fatal *error* means for this watch; tells of any other."""
+        code, message = escaped(str(error["code"])), escaped(str(error["message"]))
+        if not error["fatal"]:
+            self._tell(f"{self._path} refused a frame: {message} ({code}); going on")
+        elif code in RECONNECT_ON:
+            raise _Lost(f"it says {code}: {message}")
+        else:
+            raise CommandError(f"{self._path} ended this watch: {message} ({code})")
 
     async def _value(self) -> object:
         while True:

@@ -6,7 +6,10 @@ Lines for a person on a terminal, JSON otherwise; libraries that use the standar
 """
 
 import logging
+import os
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Hashable
 from math import inf
 from typing import Final, TextIO
@@ -19,6 +22,12 @@ from liveness.text import escaped
 # Far more than one sidecar's links have ways of being refused; it bounds what a peer
 # that invents names can make us remember.
 MAX_KEYS: Final = 1_000
+# Lines that wait for a reader of stderr. A burst fits, as of all links coming back; at
+# some hundred bytes a line it is well below a megabyte.
+MAX_LINES: Final = 1_000
+# A reader that is there takes that many lines at once; for one that is not, as a terminal
+# stopped by Ctrl-S, a stop of the sidecar must not wait.
+DRAIN_S: Final = 1.0
 
 
 def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
@@ -27,7 +36,8 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
     Args:
         format: `text`, `json`, or `auto`: text if the stream is a terminal.
         level: The least urgent that is said: `debug`, `info`, `warning`, `error`.
-        stream: Should it fail, lines are lost, and the sidecar goes on.
+        stream: Should it fail, or nobody read it, lines are lost, and the sidecar goes
+            on. It has a descriptor, which stays open until exit or the next call.
     """
     stream = stream or sys.stderr
     outlet = _Outlet(stream)
@@ -45,8 +55,17 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
         logger_factory=structlog.WriteLoggerFactory(outlet),  # type: ignore[arg-type]
         cache_logger_on_first_use=False,  # a test may configure anew
     )
-    logging.root.handlers = [_ToStructlog()]
+    for handler in logging.root.handlers:
+        if isinstance(handler, _ToStructlog):  # configured before: its thread ends
+            handler.close()
+    logging.root.handlers = [_ToStructlog(outlet)]
     logging.root.setLevel(max(least, logging.WARNING))
+
+
+def drain() -> None:
+    """Waits until all lines so far are out, but not for long if nobody reads them."""
+    for handler in logging.root.handlers:
+        handler.flush()
 
 
 class Every:
@@ -114,36 +133,93 @@ def _escape_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 class _Outlet:
-    """A stream that may break, as when its reader restarts, without our stopping.
+    """A stream that may break or stand still, as when its reader does, without us.
 
-    While it is broken there is nobody to tell; the first line after says what is lost.
+    A thread of its own writes, since only it may wait. While nothing gets out there is
+    nobody to tell; the first line that was said after says what is lost.
+
+    The thread writes to the descriptor, since a file object keeps what it failed to
+    write, and would still send the lines that were counted as lost.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._lost = 0
+        self._descriptor = stream.fileno()
+        self._changed = threading.Condition()  # guards all that follows
+        self._lines: deque[tuple[str, int]] = deque()  # a line; the losses it tells of
+        self._lost = 0  # and not told of by any line
+        self._is_closed = False
+        self._telling = threading.local()  # from `mention` to `write` of the same line
+        threading.Thread(target=self._run, name="log lines", daemon=True).start()
 
     def mention(self, _: WrappedLogger, __: str, event: EventDict) -> EventDict:
         """Adds to a line how many before it were lost."""
-        if self._lost:
-            event["lines_lost"] = self._lost
+        with self._changed:
+            self._telling.lost, self._lost = self._lost, 0
+        if self._telling.lost:
+            event["lines_lost"] = self._telling.lost
         return event
 
     def write(self, line: str) -> None:
-        try:
-            self._stream.write(line)
-            self._stream.flush()
-        except OSError:
-            self._lost += 1
-        else:
-            self._lost = 0
+        with self._changed:
+            if self._is_closed or len(self._lines) >= MAX_LINES:
+                self._lost += 1 + self._telling.lost
+            else:
+                self._lines.append((line, self._telling.lost))
+                self._changed.notify_all()
 
     def flush(self) -> None:
-        """`write` has done it: only there is it known which line failed."""
+        """Called for each line, by the loop: it must not wait, see `drain`."""
+
+    def drain(self) -> None:
+        """Waits until all lines are out, but not for long if nobody reads them."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines, DRAIN_S)
+
+    def close(self) -> None:
+        """Takes no more lines; the thread ends behind those it has."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines or self._is_closed)
+                if not self._lines:
+                    return
+                line, told = self._lines[0]
+            is_out = self._is_written(line.encode(errors="backslashreplace"))
+            with self._changed:
+                del self._lines[0]
+                if not is_out:
+                    self._lost += 1 + told
+                self._changed.notify_all()
+
+    def _is_written(self, data: bytes) -> bool:
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError:
+            return False
+        return True
 
 
 class _ToStructlog(logging.Handler):
-    """Hands a record of the standard library's logging on, its traceback included."""
+    """Hands a record of the standard library's logging on, its traceback included.
+
+    `logging` flushes and closes its handlers at exit, and so the outlet with this one.
+    """
+
+    def __init__(self, outlet: _Outlet) -> None:
+        super().__init__()
+        self._outlet = outlet
+
+    def flush(self) -> None:
+        self._outlet.drain()
+
+    def close(self) -> None:
+        self._outlet.close()
+        super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger().log(

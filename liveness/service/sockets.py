@@ -100,8 +100,14 @@ def _remove(path: Path, ours: tuple[int, int]) -> None:
 def _inherited(name: str) -> socket.socket | None:
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None
+    count = os.environ.get("LISTEN_FDS", "0")
+    if not count.isdecimal():
+        raise StartError(
+            f"LISTEN_FDS={count!r} is no number of sockets: unset it, or let the service "
+            "manager set it"
+        )
     names = os.environ.get("LISTEN_FDNAMES", "").split(":")
-    if name not in names[: int(os.environ.get("LISTEN_FDS", "0"))]:
+    if name not in names[: int(count)]:
         return None
     sock = socket.socket(fileno=_FIRST_INHERITED + names.index(name))
     sock.setblocking(False)

@@ -120,7 +120,7 @@ class Sidecar:
         return ours | asked
 
     def refused_start(self) -> tuple[int, str]:
-        """Starts a process that gives up by itself; its exit code and last line."""
+        """Starts a process that gives up by itself; its exit code, and its one line."""
         process = subprocess.run(
             self.command(),
             cwd=ROOT,
@@ -131,7 +131,9 @@ class Sidecar:
             check=False,
         )
         assert "Traceback" not in process.stderr, process.stderr
-        return process.returncode, process.stderr.splitlines()[-1]
+        lines = process.stderr.splitlines()
+        (line,) = [line for line in lines if line.startswith("liveness: ")]
+        return process.returncode, line
 
     def stop(self, number: int = signal.SIGTERM, within_s: float = SOON_S) -> int:
         """Asks it to stop, as its links leave; its exit code."""

@@ -138,6 +138,11 @@ def test_every_offline_carries_its_evidence(day: Day) -> None:
         assert "restored" not in record
 
 
+def ignored(sidecar: Sidecar, why: str) -> float:
+    """How many events have changed nothing, for this reason."""
+    return sidecar.metric("liveness_events_ignored_total", why=why)
+
+
 def test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_session(
     sidecar: Sidecar,
 ) -> None:
@@ -154,7 +159,7 @@ def test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_
         "session": moved["seq"],
     }.items()  # fmt: skip
     assert old.take(1) == new.take(1) == [moved]
-    ignored = sidecar.metric("liveness_events_ignored_total", why="other_gateway")
+    before = ignored(sidecar, "other_gateway")
     for frame in (
         ["logout", "late", {"conn": 1}], ["logout", "late"], ["keepalive", "late"],
         ["message", ["late"], {"conn": [9]}],
@@ -162,8 +167,7 @@ def test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_
         old.send(*frame)
     old.settle()
     assert new.where("late") == [["late", "late-b", moved["seq"], 9]]
-    told = sidecar.metric("liveness_events_ignored_total", why="other_gateway")
-    assert told == ignored + 4
+    assert ignored(sidecar, "other_gateway") == before + 4
     new.send("logout", "late", {"conn": 9})
     new.settle()
     (offline,) = watcher.take(1)
@@ -174,6 +178,7 @@ def test_a_late_logout_of_an_older_conn_does_not_end_the_newer_one_of_its_gatewa
     sidecar: Sidecar,
 ) -> None:
     link = sidecar.gateway("twice", kinds=["online", "offline", "moved"])
+    before = {why: ignored(sidecar, why) for why in ("other_conn", "older")}
     link.send("login", "u-twice", {"conn": 1})
     link.send("login", "u-twice", {"conn": 2})
     link.send("logout", "u-twice", {"conn": 1})
@@ -183,6 +188,8 @@ def test_a_late_logout_of_an_older_conn_does_not_end_the_newer_one_of_its_gatewa
     assert (moved["from_conn"], moved["conn"]) == (1, 2)
     assert moved["from_session"] == online["seq"]
     assert link.where("u-twice") == [["u-twice", "twice", moved["seq"], 2]]
+    assert ignored(sidecar, "other_conn") == before["other_conn"] + 2
+    assert ignored(sidecar, "older") == before["older"] + 1
     link.send("logout", "u-twice", {"conn": 2})
     (offline,) = link.take(1)
     assert (offline["conn"], offline["session"]) == (2, moved["seq"])

@@ -5,6 +5,7 @@ it shows how far they are applied. Meanwhile another gateway has a link that mus
 notice anything.
 """
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -76,7 +77,11 @@ BAD_STREAMS: Final = [
     Offence("bad-msgpack", "a string that is not UTF-8", b"\x92\xa4ping\xa1\xff"),
     Offence("bad-msgpack", "a map key that is no string", b"\x92\xa4ping\x81\x01\x02"),
     Offence("too-large", "a frame too long", packed(["ping", "x" * MAX_FRAME_BYTES])),
-    Offence("too-large", "a billion claimed", b"\x92\xa5login\xdd\x3f\xff\xff\xff"),
+    Offence(
+        "too-large",
+        "a billion claimed",
+        b"\x92\xa5login\xdd\x3f\xff\xff\xff" + bytes(MAX_FRAME_BYTES),
+    ),
     Offence("too-deep", "a level too many", packed(["ping", nested(4)])),
     Offence("too-deep", "a thousand levels", b"\x92\xa4ping" + b"\x91" * 1_000),
     Offence("bad-frame", "an integer for a frame", msgpack.packb(7)),
@@ -283,6 +288,25 @@ def test_a_newer_link_of_the_same_name_replaces_the_older_after_what_that_had_se
     assert online(watchful, NAMED) == {"before", "behind"}
 
 
+@shows("replaced")
+def test_what_an_older_link_had_sent_is_applied_even_if_the_newer_is_read_first(
+    sidecar: Sidecar,
+) -> None:
+    # Both have something to read when the sidecar wakes; which comes first is chance.
+    for n in range(8):
+        older, newer = sidecar.gateway("twofold"), sidecar.connect()
+        older.settle()
+        sidecar.signal(signal.SIGSTOP)
+        newer.say_hello("twofold")
+        older.send("login", f"twofold-{n}")
+        sidecar.signal(signal.SIGCONT)
+        assert older.refusal()["code"] == "replaced"
+        newer.expect("welcome")
+        assert online(newer, [f"twofold-{n}"]) == {f"twofold-{n}"}
+        for link in (older, newer):
+            link.close()
+
+
 @shows("too-slow")
 def test_a_link_without_a_hello_is_sent_away_and_frees_its_place(start: Start) -> None:
     sidecar = start(limits_hello_s=HELLO_S, limits_max_links=FEW_LINKS)
@@ -358,8 +382,8 @@ def test_a_link_that_leaves_its_replies_unread_is_refused_and_really_closed(
     before = tight.metric("liveness_links", role="gateway")
     link = tight.gateway("not reading")
     link.send("login", "served")
-    # Twice as many as may wait, and each a good part of what a socket buffer holds.
-    for _ in range(2 * FEW_REPLIES):
+    # As many may be on their way out as may wait behind them; the rest is too many.
+    for _ in range(3 * FEW_REPLIES):
         link.send("ping", "x" * 50_000)
     link.wait_closed()
     down = tight.line("link down", name="not reading")

@@ -9,12 +9,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.service.rig import Rig, running
+from tests.service.rig import IDLE_PER_S, WAITING_PER_S, Rig, running
 
-# An idle sidecar may look up a few times a second, and no more.
-IDLE_PER_S: Final = 4.0
-# Where somebody is due and waits it looks every 50 ms, beside its ticks.
-WAITING_PER_S: Final = 40.0
 GATHER_S: Final = 0.010
 
 
@@ -86,6 +82,20 @@ async def test_reads_are_gathered_for_ten_milliseconds_and_no_longer(
         assert rig.presence.events["keepalive"] == 1_000
         assert 90 <= len(made) <= 130
         assert min(gaps(made)) >= GATHER_S - 1e-6
+
+
+async def test_many_links_that_speak_seldom_are_read_together(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateways = [await rig.gateway(f"g{n}") for n in range(100)]
+        began = len(rig.turns)
+        for n in range(1_000):
+            await gateways[n % 100].send(["keepalive", n % 100])
+            await trio.sleep(0.001)
+        await gateways[0].settle()
+        assert rig.presence.events["keepalive"] == 1_000
+        assert len(rig.turns) - began <= 130
 
 
 async def test_after_a_pause_the_first_frame_is_read_at_once(

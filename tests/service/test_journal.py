@@ -30,6 +30,7 @@ class Told:
     def __init__(self, store: Store) -> None:
         self.batches: list[Batch] = []
         self.at: list[float] = []
+        self.pending: list[int] = []
         self.counts = Counts()
         self.journal = Journal(
             store, clock=Clock(), counts=self.counts, published=self._published
@@ -45,6 +46,7 @@ class Told:
         assert self.journal.durable_mark == batch.mark
         self.batches.append(batch)
         self.at.append(trio.current_time())
+        self.pending.append(self.journal.pending)
 
     @property
     def sizes(self) -> list[int]:
@@ -105,6 +107,7 @@ async def test_what_gathers_while_a_commit_runs_goes_into_the_next(
             assert told.journal.pending == 4
         await told.journal.settled()
     assert told.sizes == [1, 3]
+    assert told.pending == [3, 0]
 
 
 async def test_a_mark_is_durable_once_its_records_are_and_not_before(
@@ -294,7 +297,7 @@ async def test_a_seq_given_twice_ends_the_journal_rather_than_be_retried(
     store.write(Batch(records=changes(1).records))
     told = Told(store)
     told.journal.append(changes(1))
-    with pytest.raises(sqlite3.IntegrityError):
+    with trio.fail_after(60), pytest.raises(sqlite3.IntegrityError):
         await told.journal.run()
     assert told.batches == []
 

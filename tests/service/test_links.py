@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from liveness.core.records import Uid
 from liveness.service.outbox import LINGER_S, NOTICES_PER_FRAME
-from tests.service.rig import Caller, Rig, running
+from tests.service.rig import WAITING_PER_S, Caller, Rig, running
 
 # Together more than a socket's buffer takes, so that whoever does not read them blocks.
 LARGE: Final = "x" * 60_000
@@ -123,6 +123,20 @@ async def test_answers_come_in_the_order_of_the_questions_a_list_among_them(
         2,
         3,
     ] * 2
+
+
+async def test_a_fatal_error_comes_after_the_answers_to_what_was_asked_before_it(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    no_frame: Any = 7
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["login", "u"], ["ping", 1], ["list"], no_frame)
+        assert await gateway.expect("pong") == [1]
+        assert await gateway.expect("list") == [[["u", "g", 1, None]], 1]
+        (error,) = await gateway.expect("error")
+        assert (error["code"], error["n"]) == ("bad-frame", 5)
+        assert await gateway.receive() is None
 
 
 async def test_who_leaves_its_replies_unread_is_told_so_and_sent_away(
@@ -245,8 +259,23 @@ async def test_with_nothing_outstanding_a_cursor_follows_what_did_not_concern_it
         await gateway.send(["login", crowd(10)])
         await rig.until(lambda: len(rig.store.cursors()) == 2)
         await rig.until(
-            lambda: rig.store.cursors()["gateway", "bystander"].seq == 10, 3
+            lambda: rig.store.cursors()["gateway", "bystander"].seq == 10, 15
         )
+
+
+async def test_an_ack_of_all_that_is_outstanding_takes_the_cursor_to_the_newest(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway, other = await rig.gateway("g"), await rig.gateway("other")
+        await gateway.send(["login", "u"], ["logout", "u"])
+        await gateway.records(1)
+        await other.send(["login", crowd(10)])
+        await other.settle()
+        await trio.sleep(5)
+        assert rig.store.cursors()["gateway", "g"].seq < 2
+        await gateway.send(["ack", 2])
+        await rig.until(lambda: rig.store.cursors()["gateway", "g"].seq == 12, 3)
 
 
 async def test_an_ack_of_what_was_not_given_yet_is_refused_and_moves_nothing(
@@ -318,6 +347,27 @@ async def test_a_link_that_ends_while_nobody_reads_is_closed_within_the_linger(
         await rig.gateway("g")
         took = await rig.until(lambda: 1 not in rig.engine.links)
         assert took <= 2 * LINGER_S + 0.1
+
+
+async def test_whoever_waits_for_the_disk_is_still_told_why_this_is_the_end(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway, watcher = await rig.gateway("g"), await rig.watcher()
+        with rig.disk_full():
+            await gateway.send(["login", crowd(3_000)], ["ping", "not answered"])
+            await rig.until(lambda: rig.journal.failure)
+            await watcher.send(["where", ["u000001"]])
+            await trio.sleep(1)
+            second = await rig.connect()
+            await second.send(["hello", {"protocol": 1, "name": "g"}])
+            await rig.until(lambda: not rig.engine.links[1].is_open)
+            rig.engine.bid_farewell("testing")
+            (error,) = await gateway.expect("error")
+            assert error["code"] == "replaced"
+            assert await gateway.receive() is None
+            assert await watcher.expect("bye") == [{"reason": "testing"}]
+            assert await watcher.receive() is None
 
 
 async def test_one_who_keeps_sending_after_the_end_is_closed_within_the_linger(
@@ -406,7 +456,7 @@ async def test_a_fault_while_writing_ends_its_link_and_no_other(
     tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(gateway: object, out: object) -> None:
-        raise OSError("planted")
+        raise ValueError("planted")
 
     async with running(tmp_path) as rig:
         unlucky, other = await rig.gateway("unlucky"), await rig.gateway("other")
@@ -417,6 +467,8 @@ async def test_a_fault_while_writing_ends_its_link_and_no_other(
             last = await end_of(unlucky)
         assert last is not None
         assert (last[1]["code"], last[1]["fatal"]) == ("internal", True)
+        assert rig.engine.linked("gateway") == 1
+        assert not rig.presence.gateways["unlucky"].is_linked
         await other.send(["list"])
         assert await other.expect("list") == [[], 0]
         await (await rig.gateway("unlucky")).settle()
@@ -432,6 +484,7 @@ async def test_a_farewell_answers_first_says_bye_and_takes_nobody_in(
         await gateway.send(["login", "u"], ["ping", 1], ["where", ["u"]])
         while not rig.engine.drain():
             await trio.lowlevel.checkpoint()
+        await rig.journal.settled()
         rig.engine.bid_farewell("testing")
         assert await gateway.expect("pong") == [1]
         assert await gateway.expect("where") == [[["u", "g", 1, None]]]
@@ -501,13 +554,14 @@ async def test_a_second_link_of_a_fresh_gateway_goes_on_ending_what_the_first_be
     tmp_path: Path, jumping: MockClock
 ) -> None:
     async with running(tmp_path, pause_firing=100) as rig:
-        old = await rig.gateway("g")
+        old, other = await rig.gateway("g"), await rig.gateway("other")
         await old.send(["login", crowd(3_000)])
+        await other.send(["login", crowd(3_000, "other")])
         await old.settle()
+        await other.settle()
         with rig.disk_full():
             # So much waits for the disk that nothing is ended yet.
-            other = await rig.gateway("other")
-            await other.send(["login", crowd(3_000, "other")])
+            await other.send(["logout", crowd(3_000, "other")])
             await rig.until(lambda: rig.journal.failure)
             first, second = await rig.connect(), await rig.connect()
             await first.send(["hello", {"protocol": 1, "name": "g", "fresh": True}])
@@ -518,10 +572,12 @@ async def test_a_second_link_of_a_fresh_gateway_goes_on_ending_what_the_first_be
             assert await second.is_told_nothing(5)
         await second.expect("welcome")
         ended = await second.records(3_000)
+        assert {one["gateway"] for one in ended} == {"g"}
         assert {one["reason"] for one in ended} == {"gateway_lost"}
         await second.send(["list"])
         rows, _ = await second.expect("list")
-        assert [uid for uid, *_ in rows] == ["kept"]
+        # It came online after all of them had ended, not before.
+        assert rows == [["kept", "g", ended[-1]["seq"] + 1, None]]
 
 
 # --- what waits for the disk ---------------------------------------------------------------
@@ -552,6 +608,19 @@ async def test_firing_pauses_when_too_much_waits_for_the_disk_and_goes_on_after(
         assert rig.presence.early == 0
 
 
+async def test_a_disk_that_keeps_up_holds_no_mass_offline_up(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, pause_firing=500) as rig:
+        gateway = await rig.gateway("g", ack=False)
+        for n in range(3):
+            await gateway.send(["login", crowd(4_000, f"{n}u")])
+        await gateway.settle()
+        silences = [one["silence"] for one in await gateway.records(12_000)]
+    # A thousand a pass, a pass every 10 ms, and no waiting for the next tick.
+    assert max(silences) - min(silences) <= 0.2
+
+
 async def test_time_in_which_the_disk_kept_us_from_reading_is_nobodys_silence(
     tmp_path: Path, jumping: MockClock
 ) -> None:
@@ -562,10 +631,11 @@ async def test_time_in_which_the_disk_kept_us_from_reading_is_nobodys_silence(
         with rig.disk_full():
             await gateway.send(["login", crowd(4_000)])
             await rig.until(lambda: rig.journal.failure)
-            before = rig.engine.attended
+            before, turns = rig.engine.attended, len(rig.turns)
             for _ in range(60):
                 await other.send(["keepalive", "still there"])
                 await trio.sleep(1)
+            assert len(rig.turns) - turns <= 60 * WAITING_PER_S
             assert rig.presence.events["keepalive"] == 0
             assert rig.engine.attended - before <= 1.1
             assert rig.engine.unattended >= 55

@@ -1,15 +1,22 @@
 """The sidecar's own words: their form, their level, and how often."""
 
-import io
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from select import select
+from typing import Any, TextIO
 
 import pytest
 import structlog
 
-from liveness.service.logs import Every, configure
+from liveness.service.logs import MAX_LINES, Every, configure
+
+SOON_S = 5  # long after everything here has happened
 
 
 @pytest.fixture(autouse=True)
@@ -17,32 +24,84 @@ def _as_it_was() -> Iterator[None]:
     handlers, level = logging.root.handlers, logging.root.level
     yield
     structlog.reset_defaults()
+    drain()
+    for handler in logging.root.handlers:
+        if handler not in handlers:
+            handler.close()
     logging.root.handlers = handlers
     logging.root.setLevel(level)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+@pytest.fixture
+def stream(tmp_path: Path, _as_it_was: None) -> Iterator[TextIO]:
+    with (tmp_path / "log").open("w+") as stream:
+        yield stream
+        drain()
 
 
-class Broken(io.StringIO):
-    """A stream whose reader comes and goes."""
+class Pipe:
+    """A stderr whose reader comes and goes, or is there and does not read."""
 
-    is_broken = True
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self._path = path
+        self.come()
+        self.stream = path.open("w")
+        self._unfinished = b""
 
-    def write(self, text: str) -> int:
-        if self.is_broken:
-            raise BrokenPipeError
-        return super().write(text)
+    def come(self) -> None:
+        self._reader = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def go(self) -> None:
+        os.close(self._reader)
+
+    def fill(self) -> None:
+        """Leaves no room in it, with lines that are empty."""
+        os.set_blocking(self.stream.fileno(), False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(self.stream.fileno(), b"\n" * 4_096)
+        os.set_blocking(self.stream.fileno(), True)
+
+    def lines(self, until: str) -> list[dict[str, Any]]:
+        """The lines up to the event *until*."""
+        found: list[dict[str, Any]] = []
+        while not found or found[-1]["event"] != until:
+            assert select([self._reader], [], [], SOON_S)[0], "nothing comes"
+            data = self._unfinished + os.read(self._reader, 65_536)
+            *whole, self._unfinished = data.split(b"\n")
+            found += [json.loads(line) for line in whole if line]
+        return found
 
 
-def json_lines(stream: io.StringIO) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in stream.getvalue().splitlines()]
+@pytest.fixture
+def pipe(tmp_path: Path, _as_it_was: None) -> Iterator[Pipe]:
+    pipe = Pipe(tmp_path / "stderr")
+    yield pipe
+    pipe.go()  # whoever is still writing is held up no longer
+    drain()
+    pipe.stream.close()
 
 
-def test_json_has_the_event_its_level_its_time_in_utc_and_its_values() -> None:
-    stream = io.StringIO()
+def drain() -> None:
+    """Waits as the exit does."""
+    for handler in logging.root.handlers:
+        handler.flush()
+
+
+def text(stream: TextIO) -> str:
+    drain()
+    stream.seek(0)
+    return stream.read()
+
+
+def json_lines(stream: TextIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text(stream).splitlines()]
+
+
+def test_json_has_the_event_its_level_its_time_in_utc_and_its_values(
+    stream: TextIO,
+) -> None:
     configure("json", "info", stream=stream)
     structlog.get_logger().info("link up", name="chat-1", links=3)
     (line,) = json_lines(stream)
@@ -50,33 +109,34 @@ def test_json_has_the_event_its_level_its_time_in_utc_and_its_values() -> None:
     assert line == {"event": "link up", "level": "info", "name": "chat-1", "links": 3}
 
 
-def test_auto_is_text_on_a_terminal_and_json_elsewhere() -> None:
-    terminal, file = Terminal(), io.StringIO()
-    for stream in (terminal, file):
-        configure("auto", "info", stream=stream)
+def test_auto_is_text_on_a_terminal_and_json_elsewhere(stream: TextIO) -> None:
+    reader, writer = os.openpty()
+    with os.fdopen(writer, "w") as terminal, os.fdopen(reader, "rb", 0) as screen:
+        configure("auto", "info", stream=terminal)
         structlog.get_logger().info("link up")
-    assert "link up" in terminal.getvalue()
-    assert "{" not in terminal.getvalue()
-    assert json_lines(file)[0]["event"] == "link up"
+        drain()
+        shown = screen.read(4_096)
+    configure("auto", "info", stream=stream)
+    structlog.get_logger().info("link up")
+    assert b"link up" in shown
+    assert b"{" not in shown
+    assert json_lines(stream)[0]["event"] == "link up"
 
 
-def test_text_without_a_terminal_has_no_colours() -> None:
-    stream = io.StringIO()
+def test_text_without_a_terminal_has_no_colours(stream: TextIO) -> None:
     configure("text", "info", stream=stream)
     structlog.get_logger().info("link up", name="chat-1")
-    assert "\x1b" not in stream.getvalue()
+    assert "\x1b" not in text(stream)
 
 
-def test_a_name_cannot_steer_the_terminal_or_begin_a_line() -> None:
-    stream = io.StringIO()
+def test_a_name_cannot_steer_the_terminal_or_begin_a_line(stream: TextIO) -> None:
     configure("text", "info", stream=stream)
     structlog.get_logger().info("link up", name="a\x1b[2J\nb")
-    assert r"name=a\x1b[2J\nb" in stream.getvalue()
-    assert stream.getvalue().count("\n") == 1
+    assert r"name=a\x1b[2J\nb" in text(stream)
+    assert text(stream).count("\n") == 1
 
 
-def test_what_is_less_urgent_than_the_level_is_not_said() -> None:
-    stream = io.StringIO()
+def test_what_is_less_urgent_than_the_level_is_not_said(stream: TextIO) -> None:
     configure("json", "warning", stream=stream)
     structlog.get_logger().info("no")
     structlog.get_logger().warning("yes")
@@ -84,8 +144,9 @@ def test_what_is_less_urgent_than_the_level_is_not_said() -> None:
 
 
 @pytest.mark.parametrize("format", ["json", "text"])
-def test_libraries_come_out_in_the_same_form_from_warning_upwards(format: str) -> None:
-    stream = io.StringIO()
+def test_libraries_come_out_in_the_same_form_from_warning_upwards(
+    stream: TextIO, format: str
+) -> None:
     configure(format, "debug", stream=stream)
     library = logging.getLogger("hypercorn.error")
     library.info("no")
@@ -93,26 +154,86 @@ def test_libraries_come_out_in_the_same_form_from_warning_upwards(format: str) -
         raise OSError(28, "No space left")
     except OSError:
         library.exception("in %s", "it")
-    assert "in it" in stream.getvalue()
-    assert "hypercorn.error" in stream.getvalue()
-    assert "OSError: [Errno 28] No space left" in stream.getvalue()
-    assert "no\n" not in stream.getvalue()
+    assert "in it" in text(stream)
+    assert "hypercorn.error" in text(stream)
+    assert "OSError: [Errno 28] No space left" in text(stream)
+    assert "no\n" not in text(stream)
     if format == "json":
         assert len(json_lines(stream)) == 1
 
 
-def test_a_broken_stream_loses_lines_and_the_next_one_says_how_many() -> None:
-    stream = Broken()
-    configure("json", "info", stream=stream)
+def test_a_broken_stream_loses_lines_and_a_later_one_says_how_many(pipe: Pipe) -> None:
+    configure("json", "info", stream=pipe.stream)
     log = structlog.get_logger()
-    log.info("one")
-    log.info("two")
-    stream.is_broken = False
-    log.info("three")
+    pipe.go()
+    for event in ("one", "two", "three, which tells of two"):
+        log.info(event)
+        drain()
+    pipe.come()
     log.info("four")
-    three, four = json_lines(stream)
-    assert (three["event"], three["lines_lost"]) == ("three", 2)
-    assert "lines_lost" not in four
+    log.info("five")
+    four, five = pipe.lines("five")
+    assert (four["event"], four["lines_lost"]) == ("four", 3)
+    assert "lines_lost" not in five
+
+
+def test_a_pipe_that_nobody_reads_holds_nobody_up_and_what_is_lost_is_told_in_order(
+    pipe: Pipe,
+) -> None:
+    pipe.fill()
+    configure("json", "info", stream=pipe.stream)
+    log = structlog.get_logger()
+    for n in range(MAX_LINES + 5):
+        log.info(str(n))
+    kept = pipe.lines(str(MAX_LINES - 1))
+    log.info("room again")
+    log.info("end")
+    again, end = pipe.lines("end")
+    assert [line["event"] for line in kept] == [str(n) for n in range(MAX_LINES)]
+    assert not any("lines_lost" in line for line in kept)
+    assert (again["event"], again["lines_lost"]) == ("room again", 5)
+    assert "lines_lost" not in end
+
+
+def test_configured_anew_lines_go_to_the_new_stream_alone(
+    pipe: Pipe, stream: TextIO
+) -> None:
+    configure("json", "info", stream=pipe.stream)
+    structlog.get_logger().info("old")
+    configure("json", "info", stream=stream)
+    structlog.get_logger().info("new")
+    assert [line["event"] for line in pipe.lines("old")] == ["old"]
+    assert [line["event"] for line in json_lines(stream)] == ["new"]
+
+
+CHATTY = """
+import sys, structlog
+from liveness.service.logs import configure
+configure("json", "info")
+for n in range(int(sys.argv[1])):
+    structlog.get_logger().info("link up", n=n)
+"""
+
+
+def chatty(pipe: Pipe, lines: int) -> subprocess.Popen[bytes]:
+    """A process that says *lines*, and is over."""
+    command = [sys.executable, "-c", CHATTY, str(lines)]
+    return subprocess.Popen(command, stderr=pipe.stream)
+
+
+def test_the_last_lines_are_out_at_exit(pipe: Pipe) -> None:
+    process = chatty(pipe, 100)
+    assert process.wait(SOON_S) == 0
+    os.write(pipe.stream.fileno(), b'{"event": "over"}\n')
+    *lines, _ = pipe.lines("over")
+    assert [line["n"] for line in lines] == list(range(100))
+
+
+@pytest.mark.slow
+def test_an_exit_waits_a_second_at_most_for_who_does_not_read(pipe: Pipe) -> None:
+    pipe.fill()
+    process = chatty(pipe, 100)
+    assert process.wait(SOON_S) == 0
 
 
 class Said:

@@ -88,16 +88,7 @@ def test_each_count_is_shown_under_its_label() -> None:
     slots = by_label(families["liveness_wheel_slot_users"])
     assert list(slots) == [str(slot) for slot in range(30)]
     assert slots["0"] == 2
-    (info,) = (
-        families["liveness_build"].samples
-        if "liveness_build" in families
-        else [
-            sample
-            for family in families.values()
-            for sample in family.samples
-            if sample.name == "liveness_build_info"
-        ]
-    )
+    (info,) = families["liveness_build_info"].samples
     assert info.labels == {"version": "1.2.3", "wheel": "reference"}
 
 
