@@ -169,6 +169,7 @@ class Sidecar:
                 gc.freeze()
                 gc.enable()
                 address, port = doors["http"].getsockname()[:2]
+                address = f"[{address}]" if ":" in address else address
                 _log.info("ready", http=f"{address}:{port}", users=len(self.presence))
                 number = await anext(signals)
                 self._listens = False

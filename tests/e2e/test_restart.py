@@ -2,6 +2,7 @@
 
 import signal
 import sqlite3
+from array import array
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from liveness.core.records import OnlineRow, Record
+from liveness.core.wheel import Snapshot
+from liveness.service import stopfile
 from liveness.service.store import DATABASE, Batch, Store
 from tests.e2e.client import packed
 from tests.e2e.conftest import Start
@@ -135,6 +138,40 @@ def test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record(
     assert link.listed() == (before, 2)
     watcher.settle()
     assert not watcher.records
+
+
+def stopped_at_the_deadline(state: Path, *uids: str) -> None:
+    """Leaves what a planned stop leaves whose users have just come due."""
+    count = len(uids)
+    numbers = array("q", range(1, count + 1))
+    records = [
+        Record(seq, "online", uid, "a", seq, None, "login", 1)
+        for seq, uid in zip(numbers, uids, strict=True)
+    ]
+    rows = {r.uid: OnlineRow(r.seq, r.at, None, "a", None) for r in records}
+    nothing, a_minute = array("d", [0.0] * count), array("d", [60.0] * count)
+    logins = array("b", [1] * count)
+    clocks = Snapshot([*uids], numbers, a_minute, nothing, nothing, logins)
+    with closing(Store(state)) as store:
+        store.write(Batch(records=records, online=dict(rows)))
+        stopfile.write(
+            state, log=store.log, seq=count, mono=60.0, wall_ms=2**50, everyone=clocks
+        )
+
+
+def test_nobody_is_judged_before_the_gateways_had_time_to_come_back(
+    make: Start,
+) -> None:
+    sidecar = make(flush_s=QUICK_FLUSH_S)
+    stopped_at_the_deadline(sidecar.state, "reported", "silent")
+    sidecar.start()
+    link = sidecar.gateway("a")
+    link.send("keepalive", "reported")
+    (offline,) = link.take(1)
+    assert offline.items() >= {"uid": "silent", "reason": "silence"}.items()
+    assert offline["silence"] >= 60
+    assert set(link.listed()[0]) == {"reported"}
+    assert sidecar.metric("liveness_early_offline_total") == 0
 
 
 @pytest.mark.parametrize("moment", ["at once", "as it starts"])
