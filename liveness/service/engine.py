@@ -238,9 +238,10 @@ class Engine:
         has_more = False
         if not self._waits_for_disk:
             self._end_lost_sessions(now)
-            has_more |= bool(self._losing)
         if not self._is_deaf:
             has_more |= self._read_links(now)
+        # Also a hello that was read just now: it waits for its welcome.
+        has_more |= bool(self._losing) and not self._waits_for_disk
         if not self._waits_for_disk and not self._attended.stands:
             judged = presence.fire(self._instant(now), limit=FIRE_PER_PASS)
             has_more |= judged > 0 and bool(presence.due_gateways())

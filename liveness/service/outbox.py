@@ -89,6 +89,7 @@ class Outbox:
         self._delivery = delivery
         self._replies: deque[_Reply | _List] = deque()
         self._reply_bytes = 0
+        self._sending = 0  # replies of the write under way; they count until it is done
         self._hello: Hello | None = None
         self._cursor: Cursor | None = None
         self._notices_from = 0  # the mark of `welcome`, before which nothing is told
@@ -113,7 +114,7 @@ class Outbox:
         """Whether more replies wait than may, be it for the disk or for the reader."""
         limits = self._delivery.limits
         return (
-            len(self._replies) > limits.max_replies
+            len(self._replies) + self._sending > limits.max_replies
             or self._reply_bytes > limits.max_reply_bytes
         )
 
@@ -206,10 +207,13 @@ class Outbox:
             if isinstance(reply, _List):
                 break
             self._replies.popleft()
-            self._reply_bytes -= len(reply.frame)
             frames.append(reply.frame)
         if frames:
-            await self._send(b"".join(frames))
+            data = b"".join(frames)
+            self._sending = len(frames)
+            await self._send(data)
+            self._sending = 0
+            self._reply_bytes = max(0, self._reply_bytes - len(data))
             return True
         if self._replies and self._replies[0].mark <= durable:
             reply = self._replies.popleft()

@@ -207,6 +207,11 @@ def test_a_watcher_without_acks_has_no_cursor_and_one_with_them_has(
         reader = sidecar.watcher("reader", ack=ack)
         assert [r["kind"] for r in reader.take(len(told))] == told
         assert nothing_more(reader)
+        come_and_go(link, "while here")
+        (_, last) = reader.take(2)
+        if ack:
+            reader.send("ack", last["seq"])
+            reader.settle()
         reader.close()
 
 

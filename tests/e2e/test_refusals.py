@@ -170,7 +170,9 @@ def watchful(sidecar: Sidecar) -> Iterator[Client]:
 def offender(sidecar: Sidecar) -> Iterator[Client]:
     """A gateway of which nothing is left behind."""
     yield sidecar.gateway("offender")
-    sidecar.gateway("offender", fresh=True).close()
+    with sidecar.gateway("offender") as again:
+        again.send("logout", NAMED)
+        again.settle()
 
 
 def online(link: Client, uids: list[str]) -> set[str | int]:
