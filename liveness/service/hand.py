@@ -16,5 +16,6 @@ async def turn_for_ever(engine: Engine) -> NoReturn:
         # Gather first: whoever rings meanwhile wakes nobody. But not past what is due;
         # and in any case others get their turn.
         await trio.sleep_until(min(began + GATHER_S, due_at))
-        with trio.move_on_at(due_at):
-            await engine.wanted.wait()
+        if trio.current_time() < due_at:
+            with trio.move_on_at(due_at):
+                await engine.wanted.wait()
