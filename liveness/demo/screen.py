@@ -20,13 +20,18 @@ ENDS: Final = ("silence", "logout", "moved", "gateway_lost")
 COLUMNS: Final = ("users", "online", *ENDS)
 
 
+# A print that was given up still goes on, and holds its place until it is done: else
+# the account at the end could begin within the last line of status.
+_ONE_AT_A_TIME: Final = trio.CapacityLimiter(1)
+
+
 async def say(*lines: str) -> None:
     """Prints *lines* without holding up the gateway, however slow the terminal is.
 
     Somebody may stop it with Ctrl-S, and users must not fall silent by that.
     """
-    show = partial(print, *lines, sep="\n", flush=True)
-    await trio.to_thread.run_sync(show, abandon_on_cancel=True)
+    show = partial(print, "\n".join(lines), flush=True)
+    await trio.to_thread.run_sync(show, abandon_on_cancel=True, limiter=_ONE_AT_A_TIME)
 
 
 class Feed:
