@@ -1,3 +1,41 @@
 """liveness: who has gone silent? A connection-liveness sidecar for TCP gateways."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from liveness.client import (
+        End,
+        Refused,
+        Replaced,
+        ReportError,
+        Sidecar,
+        Stats,
+        SyncSidecar,
+        connect,
+        connect_sync,
+    )
+
 __version__ = "0.1.0"
+__all__ = [
+    "End",
+    "Refused",
+    "Replaced",
+    "ReportError",
+    "Sidecar",
+    "Stats",
+    "SyncSidecar",
+    "__version__",
+    "connect",
+    "connect_sync",
+]
+
+
+if not TYPE_CHECKING:  # which then still finds a name that is misspelt
+
+    def __getattr__(name: str) -> Any:
+        """Brings the client library in for a gateway that asks; the rest does without."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from liveness import client
+
+        return getattr(client, name)

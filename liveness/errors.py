@@ -26,6 +26,10 @@ class StateError(LivenessError):
     """The state directory holds what this version must not touch or cannot read."""
 
 
+class ReportError(LivenessError, ValueError):
+    """A gateway reported what cannot be. Its author's to mend; nothing was taken."""
+
+
 class Code(StrEnum):
     """Why a frame, or a whole link, was refused."""
 
@@ -61,3 +65,22 @@ class WireError(LivenessError):
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class Refused(LivenessError):
+    """The sidecar refused this gateway, and would again. A person has to look.
+
+    `code` says why (`proto/README.md`, "Errors").
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{message} ({code})")
+        self.code = code
+
+
+class Replaced(Refused):
+    """Another process said hello by this gateway's name, and holds it now.
+
+    Two processes that both came back would replace each other for ever: so this one
+    stays away. Give each gateway a name of its own.
+    """

@@ -6,7 +6,7 @@ elements are ignored: that is how the protocol grows.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from liveness.core.records import (
     GAP,
@@ -106,14 +106,14 @@ def parse_login(frame: Frame, max_batch: int) -> Login:
     """Read a `login`."""
     uids, options = _good_uids(frame, max_batch), options_of(frame)
     timeout = options.get("timeout")
-    if timeout is not None and not _is_within(timeout, MIN_TIMEOUT_S, MAX_TIMEOUT_S):
+    if timeout is not None and not is_within(timeout, MIN_TIMEOUT_S, MAX_TIMEOUT_S):
         raise BadFrame(
             Code.BAD_OPTION,
             f"timeout is {timeout!r:.40}; it must be {MIN_TIMEOUT_S} to "
             f"{MAX_TIMEOUT_S} seconds",
         )
     age = options.get("age")
-    if age is not None and not _is_within(age, 0, float("inf")):
+    if age is not None and not is_within(age, 0, float("inf")):
         raise BadFrame(
             Code.BAD_OPTION, f"age is {age!r:.40}; it must be 0 seconds or more"
         )
@@ -225,7 +225,7 @@ def conns_beside(uids: Sequence[object], conn: object) -> Sequence[int | None]:
     return conn
 
 
-def _is_within(value: object, low: float, high: float) -> bool:
+def is_within(value: object, low: float, high: float) -> TypeGuard[float]:
     """Whether *value* is a finite number (no boolean) from *low* to *high*."""
     if type(value) is not int and type(value) is not float:
         return False
@@ -263,7 +263,7 @@ def _seconds(
     value = options.get(key)
     if value is None:
         return None
-    if not _is_within(value, low, high):
+    if not is_within(value, low, high):
         raise _bad_hello(f"{key} is {value!r:.40}; it must be {low} to {high} seconds")
     return float(value)
 

@@ -1,18 +1,22 @@
 """The core is pure: what it may import is written here, and nothing else is imported."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import liveness
+
 ROOT = Path(__file__).parents[2] / "liveness"
 CORE = sorted((ROOT / "core").glob("*.py"))
-# Importing the core runs these too.
-BESIDE = [ROOT / "__init__.py", ROOT / "errors.py"]
+BESIDE = [ROOT / "errors.py"]  # importing the core runs it too
 
 MAY_IMPORT = {"__future__", "array", "bisect", "collections", "collections.abc"}
-MAY_IMPORT |= {"dataclasses", "enum", "operator", "re", "typing", "liveness.errors"}
+MAY_IMPORT |= {"dataclasses", "enum", "itertools", "operator", "re", "typing"}
+MAY_IMPORT |= {"liveness.errors"}
 MAY_IMPORT |= {f"liveness.core.{path.stem}" for path in CORE}
 ONLY_IN = {"msgpack": "wire.py"}
 
@@ -64,3 +68,23 @@ def test_only_one_file_of_the_core_imports_it(module: str) -> None:
 )
 def test_a_core_that_imports_more_would_be_found_out(line: str) -> None:
     assert forbidden(line, "presence.py")
+
+
+def test_importing_the_core_runs_nothing_else() -> None:
+    """So the package's own names, the client library's, cost only those who use them."""
+    show = (
+        "import sys, liveness.core.presence, liveness.core.client; print(*sys.modules)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-I", "-c", show], capture_output=True, text=True, check=True
+    )
+    ours = {name for name in told.stdout.split() if name.startswith("liveness")}
+    core = {name for name in ours if name.startswith("liveness.core")}
+    assert ours - core == {"liveness", "liveness.errors"}
+    assert not {"anyio", "trio", "asyncio"} & set(told.stdout.split())
+
+
+def test_the_package_has_the_names_it_promises_and_no_other() -> None:
+    assert all(getattr(liveness, name) for name in liveness.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'conect'"):
+        _ = liveness.conect  # type: ignore[attr-defined]

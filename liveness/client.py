@@ -1,0 +1,683 @@
+"""What a gateway in Python imports: it reports, and is told whose connection to close.
+
+    async with liveness.connect(path, name="gw-1") as sidecar:
+        sidecar.login("ada", conn=1)
+        sidecar.keepalive("ada", conn=1)
+        async for end in sidecar.ended():
+            close_connection(end.uid, end.conn)
+
+It runs under trio and under asyncio, and in a thread of its own for programs with
+neither (`connect_sync`). Reporting is a plain call that never waits: it puts the
+connection into a set. A task writes what is in the sets, each sign of life at most
+`flush` after it was reported, and connects again whenever the link has ended. What all
+this decides is `core.client`; here are only its socket, its clock and its waiting.
+"""
+
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from functools import partial
+from threading import Lock
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import anyio
+import anyio.abc
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.lowlevel import checkpoint
+
+from liveness.core.client import FINAL, NOTHING, PING_S, Client
+from liveness.core.inbox import Arrival, End, View
+from liveness.core.records import MOVED, OFFLINE, Uid
+from liveness.core.wire import PIECE_BYTES, Reader
+from liveness.errors import LivenessError, Refused, Replaced, ReportError, WireError
+
+__all__ = [
+    "End",
+    "Refused",
+    "Replaced",
+    "ReportError",
+    "Sidecar",
+    "Stats",
+    "SyncSidecar",
+    "connect",
+    "connect_sync",
+]
+
+# Logins, logouts and acks that come together are written together.
+GATHER_S: Final = 0.02
+# Signs of life are at most a flush old when they are written: a tenth of it is for the
+# event loop to get round to it.
+FLUSH_SHARE: Final = 0.9
+LEAST_FLUSH_S: Final = 0.01
+# After a link has ended, and between two tries: at a random moment, so that a restarted
+# sidecar does not meet all gateways at once, and always within a second.
+RETURN_S: Final = (0.0, 0.5)
+RETRY_S: Final = (0.25, 0.75)
+# A link that was refused for a fault of ours or for load: up to 1 s, 2 s, 4 s, and so on.
+MOST_BACKOFF_S: Final = 10.0
+# At the end, for what was reported last; the sidecar may not be reading just then.
+LAST_S: Final = 1.0
+# From the sidecar: a frame has 1,000 records, or one row for each uid that was asked for.
+MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
+MAX_BATCH: Final = 4_000
+MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path, less its end
+
+logger: Final = logging.getLogger("liveness.client")
+
+T = TypeVar("T")
+
+
+class Stats(NamedTuple):
+    """How a gateway's side stands; all but the first three only ever grow."""
+
+    open: int  # connections
+    pending: int  # logins, logouts and signs of life that were not written yet
+    unconfirmed: int  # those written that no pong has covered yet
+    links: int  # begun
+    ignored: int  # reports about connections that were not open
+    duplicates: int  # records that came again
+    refused: int  # frames that the sidecar refused
+
+
+@asynccontextmanager
+async def connect(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    name: str,
+    timeout: float | None = None,  # noqa: ASYNC109 - of users, not of this function
+    kinds: Sequence[str] = (OFFLINE, MOVED),
+    fresh: bool | None = None,
+) -> AsyncIterator["Sidecar"]:
+    """Keep a link to the sidecar; reports are collected while there is none.
+
+    It does not wait for the sidecar: a gateway can serve without it. On leaving, what
+    was reported last is still written, for a second at most.
+
+    Args:
+        path: The sidecar's socket. None: where the command line looks for it too.
+        name: This gateway's, 1 to 64 bytes. No other gateway of this sidecar may have
+            it, and it has to stay the same over restarts.
+        timeout: Silence after which this gateway's users are offline, 1 to 86,400
+            seconds. None: as the sidecar is set.
+        kinds: Which records to be told of: "online", "offline", "moved".
+        fresh: Whether this process starts without connections, so that those of an
+            earlier one are lost. None: if none was reported before the first link.
+    Raises:
+        ReportError: One of these cannot be. (It is a ValueError too.)
+        Replaced: Another process has taken this name. What runs inside is cancelled.
+        Refused: The sidecar will not have this gateway. The same.
+    """
+    client = _client(name, timeout, kinds, fresh)
+    async with Sidecar(client, _socket(path))._running() as sidecar:
+        yield sidecar
+
+
+@contextmanager
+def connect_sync(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    name: str,
+    timeout: float | None = None,
+    kinds: Sequence[str] = (OFFLINE, MOVED),
+    fresh: bool | None = None,
+) -> Iterator["SyncSidecar"]:
+    """As `connect`, for a program without an event loop: that runs in a thread.
+
+    Raises:
+        ReportError: As `connect`.
+        Replaced: As `connect`, from each call and on leaving.
+        Refused: The same.
+    """
+    client, socket = _client(name, timeout, kinds, fresh), _socket(path)
+    with start_blocking_portal("trio", name="liveness") as portal:
+        sidecar = portal.call(_sidecar_for_threads, client, socket)
+        with portal.wrap_async_context_manager(sidecar._running()):
+            yield SyncSidecar(sidecar, portal)
+
+
+async def _sidecar_for_threads(client: Client, socket: str) -> "Sidecar":
+    import trio
+
+    token = trio.lowlevel.current_trio_token()
+
+    def call_soon(call: Callable[[], object]) -> None:
+        with suppress(trio.RunFinishedError):  # nothing is written any more
+            token.run_sync_soon(call, idempotent=True)
+
+    return Sidecar(client, socket, lock=Lock(), call_soon=call_soon)
+
+
+class Sidecar:
+    """The sidecar, as a gateway sees it; from `connect`. For one thread."""
+
+    def __init__(
+        self,
+        client: Client,
+        path: str,
+        *,
+        lock: AbstractContextManager[object] | None = None,
+        call_soon: Callable[[Callable[[], object]], object] | None = None,
+    ) -> None:
+        self._client = client
+        self._path = path
+        # Held while the client is used, except by whoever reports: see `SyncSidecar`.
+        self._lock = lock or nullcontext()
+        self._call_soon = call_soon or (lambda call: call())
+        self._clock = _clock()
+        self._scope = anyio.CancelScope(shield=True)
+        self._is_closed = False
+        self._error: LivenessError | None = None
+        self._is_called = False  # to write; the event may be renewed meanwhile
+        self._urgent = anyio.Event()
+        self._news = anyio.Event()  # something was read
+        self._said = ""
+        # Shortcuts, as these are used for every line that a user sends.
+        self._uids = client.reports.uids
+        self._keepalives = client.reports.keepalives
+        self._messages = client.reports.messages
+
+    # --- what a gateway reports -------------------------------------------------
+
+    def login(
+        self,
+        uid: Uid,
+        *,
+        conn: int | None = None,
+        timeout: float | None = None,
+        age: float = 0.0,
+    ) -> None:
+        """Report that a connection was authenticated; again, that it lives.
+
+        Args:
+            uid: Whose it is: 1 to 255 bytes without control characters, or an integer
+                from 0 to 2^63-1. Users with several connections: "user:device".
+            conn: Its id, see `new_conn`. Without one, a uid has one connection here.
+            timeout: The silence timeout of this uid until its next login, in seconds.
+            age: How long ago that was, in seconds, if it was not just now.
+        Raises:
+            ReportError: One of these cannot be; nothing was reported.
+        """
+        if type(age) not in (int, float) or not 0 <= age < float("inf"):
+            raise ReportError(f"age is {age!r:.40}; it must be 0 seconds or more")
+        at = self._clock() - age
+        self._client.reports.login(uid, conn, at=at, timeout=timeout)
+        self._call()
+
+    def keepalive(self, uid: Uid, *, conn: int | None = None) -> None:
+        """Report a sign of life; ignored, and counted, if the connection is not open.
+
+        Raises:
+            ReportError: This is no uid, or the connection is somebody else's.
+        """
+        known = self._uids.get(conn)  # type: ignore[arg-type]  # None is never open
+        if known == uid and type(known) is type(uid):
+            self._keepalives[conn] = uid  # type: ignore[index]
+        else:
+            self._client.reports.sign(self._keepalives, uid, conn)
+
+    def message(self, uid: Uid, *, conn: int | None = None) -> None:
+        """Report a message, which is a sign of life like any other.
+
+        Raises:
+            ReportError: As `keepalive`.
+        """
+        known = self._uids.get(conn)  # type: ignore[arg-type]
+        if known == uid and type(known) is type(uid):
+            self._messages[conn] = uid  # type: ignore[index]
+        else:
+            self._client.reports.sign(self._messages, uid, conn)
+
+    def logout(self, uid: Uid, *, conn: int | None = None) -> None:
+        """Report that a connection has ended; ignored if it is not open (any more).
+
+        So it can be reported wherever a connection is closed, for whatever reason.
+
+        Raises:
+            ReportError: As `keepalive`.
+        """
+        self._client.reports.logout(uid, conn)
+        self._call()
+
+    def new_conn(self) -> int:
+        """Give an id for a connection: it never repeats, over restarts too."""
+        return self._client.reports.new_conn()
+
+    # --- what a gateway is told -----------------------------------------------------
+
+    def ended(self) -> "Reading[End]":
+        """Give, in an endless `async for`, each open connection that is to be closed.
+
+        An end is acknowledged when the loop comes back for the next; one that it did not
+        come back from is given again, to the next loop or process. Every call is a
+        reading of its own, and what came while there was none waits for the first.
+        """
+        return Reading(self, _is_end, _end)
+
+    def records(self) -> "Reading[Mapping[str, Any]]":
+        """Give, as `ended` does, each record as it is on the wire.
+
+        Old ones too, and of connections that are not open: compare before you act.
+        """
+        return Reading(self, _is_any, _record)
+
+    # --- how things are ---------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """This gateway's name."""
+        return self._client.name
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a link just now."""
+        return self._client.is_linked
+
+    async def connected(self) -> None:
+        """Wait until there is a link."""
+        await self._until(lambda: self._client.is_linked)
+
+    async def flush(self) -> None:
+        """Wait until all that was reported is applied, and on the sidecar's disk.
+
+        Raises:
+            anyio.ClosedResourceError: `connect` was left meanwhile.
+        """
+        with self._lock:
+            number = self._client.want_pong()
+        self._call()
+        await self._until(lambda: self._client.pongs >= number)
+
+    def stats(self) -> Stats:
+        """Give the numbers that a gateway's own metrics may show."""
+        client, reports = self._client, self._client.reports
+        return Stats(
+            open=len(reports.uids),
+            pending=reports.pending,
+            unconfirmed=reports.unconfirmed,
+            links=client.links,
+            ignored=reports.ignored,
+            duplicates=client.inbox.duplicates,
+            refused=client.refused,
+        )
+
+    # --- waiting -------------------------------------------------------------------
+
+    def _call(self) -> None:
+        """Have what waits written soon."""
+        if not self._is_called:
+            self._is_called = True
+            self._call_soon(self._set_urgent)
+
+    def _set_urgent(self) -> None:
+        self._urgent.set()
+
+    def _tell(self) -> None:
+        """Have everyone who waits look again."""
+        self._news.set()
+        self._news = anyio.Event()
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        await checkpoint()
+        while not is_so():
+            if self._is_closed:
+                raise anyio.ClosedResourceError
+            await self._news.wait()
+
+    async def _next(self, view: View) -> Arrival | None:
+        """The next one of *view*; None when `connect` was left."""
+        await checkpoint()
+        if view.in_hand is not None:
+            self._call()  # to be acknowledged
+        while True:
+            with self._lock:
+                arrival = view.next()
+            if arrival is not None or self._is_closed:
+                return arrival
+            await self._news.wait()
+
+    # --- the link --------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator["Sidecar"]:
+        only: BaseException | None = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep_linked)
+                try:
+                    yield self
+                finally:
+                    await self._finish()
+        except BaseExceptionGroup as group:
+            # Nobody who uses this knows of a task group: one error comes out as it is.
+            if len(group.exceptions) > 1:
+                raise
+            only = group.exceptions[0]
+        if only is not None:
+            raise only
+
+    async def _finish(self) -> None:
+        with anyio.CancelScope(shield=True):
+            if self._client.is_linked:
+                with anyio.move_on_after(LAST_S):
+                    await self.flush()
+        self._is_closed = True
+        self._tell()
+        self._scope.cancel()
+
+    async def _keep_linked(self) -> None:
+        """Link again and again, until `_finish`; what ends a link is logged once."""
+        refusals = 0
+        with self._scope:
+            while True:
+                wait_s = RETURN_S
+                try:
+                    why: Exception | None = await self._link()
+                except (OSError, anyio.BrokenResourceError) as error:
+                    why, wait_s = error, RETRY_S
+                with self._lock:
+                    self._client.lost()
+                if isinstance(why, Refused) and why.code in FINAL:
+                    self._error = why
+                    self._is_closed = True
+                    self._tell()
+                    raise why
+                if isinstance(why, LivenessError):
+                    wait_s = (0.0, min(2.0**refusals, MOST_BACKOFF_S))
+                    refusals += 1
+                else:
+                    refusals = 0
+                self._say(
+                    f"no link to the sidecar at {self._path}: {why or 'it ended'}"
+                )
+                await anyio.sleep(random.uniform(*wait_s))
+
+    async def _link(self) -> Exception | None:
+        """One link, from its hello until it ends; give why, if anyone said so."""
+        async with await anyio.connect_unix(self._path) as stream:
+            with self._lock:
+                hello = self._client.hello()
+            await stream.send(hello)
+            async with anyio.create_task_group() as tasks:
+                why = await self._read(stream, tasks)
+                tasks.cancel_scope.cancel()
+        return why
+
+    async def _read(
+        self, stream: anyio.abc.ByteStream, tasks: anyio.abc.TaskGroup
+    ) -> Exception | None:
+        """Take what comes; from the welcome on, *tasks* write."""
+        reader = Reader(max_frame_bytes=MAX_FRAME_BYTES, max_batch=MAX_BATCH)
+        try:
+            async for data in stream:
+                was_linked = self._client.is_linked
+                for frame in reader.feed(data):
+                    with self._lock:
+                        told = self._client.take(frame)
+                    if told:
+                        self._say(told)
+                if self._client.is_linked and not was_linked:
+                    self._say(f"linked to the sidecar at {self._path}", logging.INFO)
+                    tasks.start_soon(self._write, stream)
+                self._tell()
+        except (Refused, WireError, anyio.BrokenResourceError) as error:
+            return error
+        return None
+
+    async def _write(self, stream: anyio.abc.ByteSendStream) -> None:
+        """Write what waits, while the link lasts: it is `_read` who sees its end."""
+        assert self._client.welcome is not None
+        flush_s = self._client.welcome.flush * FLUSH_SHARE
+        every_s = max(min(flush_s, PING_S / 3), LEAST_FLUSH_S)
+        due_at = wrote_at = self._clock()
+        try:
+            while True:
+                is_due = self._clock() >= due_at
+                if is_due:
+                    due_at = self._clock() + every_s
+                if await self._write_frames(stream, is_due=is_due):
+                    wrote_at = self._clock()
+                elif self._clock() - wrote_at >= PING_S / 3:
+                    await stream.send(NOTHING)
+                    wrote_at = self._clock()
+                await self._wait_for_call(due_at - self._clock())
+        except anyio.BrokenResourceError:
+            pass
+
+    async def _write_frames(
+        self, stream: anyio.abc.ByteSendStream, *, is_due: bool
+    ) -> bool:
+        """Write in pieces: what is reported while one is written comes with the next."""
+        self._is_called = False
+        self._urgent = anyio.Event()
+        frames = self._client.frames(self._clock(), is_due=is_due)
+        is_first = True
+        while piece := self._piece(frames):
+            await stream.send(piece)
+            is_first = False
+        return not is_first
+
+    def _piece(self, frames: Iterator[bytes]) -> bytes:
+        piece = bytearray()
+        with self._lock:
+            for frame in frames:
+                piece += frame
+                if len(piece) >= PIECE_BYTES:
+                    break
+        return bytes(piece)
+
+    async def _wait_for_call(self, longest_s: float) -> None:
+        with anyio.move_on_after(longest_s):
+            if not self._client.is_urgent:
+                await self._urgent.wait()
+            await anyio.sleep(GATHER_S)
+
+    def _say(self, line: str, level: int = logging.WARNING) -> None:
+        """Log *line*, unless it is the same as before: tries are many."""
+        if line != self._said:
+            self._said = line
+            logger.log(level, "%s: %s", self.name, line)
+
+
+class Reading(Generic[T]):
+    """An endless `async for`, for one loop at a time; see `Sidecar.ended`."""
+
+    def __init__(
+        self,
+        sidecar: Sidecar,
+        wants: Callable[[Arrival], bool],
+        give: Callable[[Arrival], T],
+    ) -> None:
+        self.give = give
+        self._sidecar = sidecar
+        self._inbox = sidecar._client.inbox
+        with sidecar._lock:
+            self.view = self._inbox.view(wants)
+
+    def __aiter__(self) -> "Reading[T]":
+        return self
+
+    async def __anext__(self) -> T:
+        arrival = await self._sidecar._next(self.view)
+        if arrival is None:
+            raise StopAsyncIteration
+        return self.give(arrival)
+
+    def __del__(self) -> None:
+        # The loop was left. What it has not finished goes to the next.
+        self._inbox.left.append(self.view)
+
+
+class SyncSidecar:
+    """The sidecar, as a gateway with threads sees it; from `connect_sync`.
+
+    Every method may be called from any thread, and is as that of `Sidecar`.
+    """
+
+    def __init__(self, sidecar: Sidecar, portal: BlockingPortal) -> None:
+        self._sidecar = sidecar
+        self._portal = portal
+        self._lock = sidecar._lock
+
+    def login(
+        self,
+        uid: Uid,
+        *,
+        conn: int | None = None,
+        timeout: float | None = None,
+        age: float = 0.0,
+    ) -> None:
+        """Report that a connection was authenticated; see `Sidecar.login`."""
+        self._check()
+        with self._lock:
+            self._sidecar.login(uid, conn=conn, timeout=timeout, age=age)
+
+    def keepalive(self, uid: Uid, *, conn: int | None = None) -> None:
+        """Report a sign of life; see `Sidecar.keepalive`."""
+        self._check()
+        with self._lock:
+            self._sidecar.keepalive(uid, conn=conn)
+
+    def message(self, uid: Uid, *, conn: int | None = None) -> None:
+        """Report a message; see `Sidecar.message`."""
+        self._check()
+        with self._lock:
+            self._sidecar.message(uid, conn=conn)
+
+    def logout(self, uid: Uid, *, conn: int | None = None) -> None:
+        """Report that a connection has ended; see `Sidecar.logout`."""
+        self._check()
+        with self._lock:
+            self._sidecar.logout(uid, conn=conn)
+
+    def new_conn(self) -> int:
+        """Give an id for a connection; see `Sidecar.new_conn`."""
+        with self._lock:
+            return self._sidecar.new_conn()
+
+    def ended(self) -> Iterator[End]:
+        """Give each open connection that is to be closed; see `Sidecar.ended`."""
+        return self._read(self._sidecar.ended())
+
+    def records(self) -> Iterator[Mapping[str, Any]]:
+        """Give each record as it is on the wire; see `Sidecar.records`."""
+        return self._read(self._sidecar.records())
+
+    @property
+    def name(self) -> str:
+        """This gateway's name."""
+        return self._sidecar.name
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a link just now."""
+        return self._sidecar.is_connected
+
+    def connected(self) -> None:
+        """Wait until there is a link."""
+        self._wait(self._sidecar.connected)
+
+    def flush(self) -> None:
+        """Wait until all that was reported is applied and on the sidecar's disk."""
+        self._wait(self._sidecar.flush)
+
+    def stats(self) -> Stats:
+        """Give the numbers that a gateway's own metrics may show."""
+        with self._lock:
+            return self._sidecar.stats()
+
+    # --- the thread that it runs in ---------------------------------------------------
+
+    def _check(self) -> None:
+        if self._sidecar._error is not None:
+            raise self._sidecar._error
+
+    def _wait(self, wait: Callable[[], Awaitable[T]]) -> T:
+        self._check()
+        try:
+            waited: T = self._portal.call(wait)
+            return waited
+        except anyio.ClosedResourceError:
+            self._check()
+            raise
+
+    def _read(self, reading: "Reading[T]") -> Iterator[T]:
+        while (arrival := self._arrival(reading)) is not None:
+            yield reading.give(arrival)
+        self._check()
+
+    def _arrival(self, reading: "Reading[T]") -> Arrival | None:
+        """The next one; a trip to the other thread only if it is not here yet."""
+        with self._lock:
+            arrival = reading.view.next()
+        if arrival is None and not self._sidecar._is_closed:
+            return self._wait(partial(self._sidecar._next, reading.view))
+        self._sidecar._call()  # to acknowledge the one before
+        return arrival
+
+
+def _is_any(_arrival: Arrival) -> bool:
+    return True
+
+
+def _is_end(arrival: Arrival) -> bool:
+    return arrival.end is not None
+
+
+def _record(arrival: Arrival) -> Mapping[str, Any]:
+    return arrival.record
+
+
+def _end(arrival: Arrival) -> End:
+    assert arrival.end is not None  # as `_is_end` says
+    return arrival.end
+
+
+def _client(
+    name: str, timeout: float | None, kinds: Sequence[str], fresh: bool | None
+) -> Client:
+    # To reach the first conn of a later process, this one would have to give a million
+    # in each millisecond between the two.
+    first_conn = int(time.time() * 1_000) << 20
+    return Client(
+        name=name, timeout=timeout, kinds=kinds, fresh=fresh, first_conn=first_conn
+    )
+
+
+def _socket(path: str | os.PathLike[str] | None) -> str:
+    if path is None:
+        from liveness.sources import socket_path  # the settings are rarely wanted
+
+        path = socket_path(None)
+    socket = os.fspath(path)
+    if (size := len(os.fsencode(socket))) > MAX_SOCKET_PATH_BYTES:
+        raise ReportError(
+            f"the socket's path has {size} bytes, and at most {MAX_SOCKET_PATH_BYTES} "
+            f"are possible: {socket}"
+        )
+    return socket
+
+
+def _clock() -> Callable[[], float]:
+    """The event loop's own clock, at the price of one call."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        clock: Callable[[], float] = trio.lowlevel.current_clock().current_time
+        return clock
+    return time.monotonic

@@ -1,0 +1,244 @@
+"""A gateway's end of its links, as pure as the sidecar's own (`link`).
+
+One `Client` outlives many links. It makes each hello, takes what the sidecar says, and
+gives what is to be written: what was reported, acks, and pings whose pongs tell what
+need not be told again.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from liveness.core.frames import PROTOCOL, BadFrame, parse_hello
+from liveness.core.inbox import Arrival, End, Inbox, RecordMap
+from liveness.core.records import MOVED, Hello
+from liveness.core.reports import Reports
+from liveness.core.wire import Frame, encode
+from liveness.errors import Code, Refused, Replaced, ReportError, WireError
+
+# Promised in hello. A gateway that is not heard for this long is taken for frozen, and
+# none of its users for silent: long enough for a busy event loop, short against any
+# timeout. Something is written three times as often.
+PING_S: Final = 3.0
+
+# Who connects again after one of these is refused again; `Refused` is for a person.
+FINAL: Final = frozenset(
+    {Code.REPLACED, Code.BAD_HELLO, Code.UNSUPPORTED_PROTOCOL, Code.NOT_ALLOWED}
+)
+
+NOTHING: Final = encode(["keepalive", []])  # keeps the promise, and asks for no answer
+
+
+class Welcome(NamedTuple):
+    """What the sidecar said of itself (`proto/README.md`, "Frames from the sidecar")."""
+
+    log: str
+    next: int
+    timeout: float
+    flush: float
+    max_batch: int
+    max_frame: int
+    server: str
+    features: Sequence[str]
+
+
+class Client:
+    """What a gateway reports, what it is told, and how far both have got.
+
+    Args:
+        name: The gateway's.
+        timeout: The silence timeout of its users, in seconds; None for the sidecar's.
+        kinds: Which records it wants.
+        fresh: Whether it starts without connections; None: if none was reported when
+            the first link begins.
+        first_conn: See `Reports`.
+    Raises:
+        ReportError: Something of it no sidecar would take.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        timeout: float | None,
+        kinds: Sequence[str],
+        fresh: bool | None,
+        first_conn: int,
+    ) -> None:
+        self.name = name
+        self.reports = Reports(first_conn)
+        self.inbox = Inbox()
+        self.welcome: Welcome | None = None  # the latest
+        self.is_linked = False  # between a welcome and the end of its link
+        self.links = 0
+        self.refused = 0  # frames; each is a fault of ours
+        self.pings = 0  # the number of the latest, and of the latest answered
+        self.pongs = 0
+        self._is_pinging = False  # one at a time
+        self._fresh = fresh
+        self._acked = 0
+        self._wanted_pong = 0
+        self._options = {"protocol": PROTOCOL, "name": name, "ping": PING_S}
+        self._options |= {"kinds": tuple(kinds)}
+        if timeout is not None:
+            self._options["timeout"] = timeout
+        self._checked_hello()
+
+    # --- a link begins and ends ------------------------------------------------
+
+    def hello(self) -> bytes:
+        """Give the first frame of a link."""
+        options = dict(self._options)
+        if self.welcome is None:
+            is_empty = not self.reports.uids
+            options["fresh"] = is_empty if self._fresh is None else self._fresh
+        elif finished := self.inbox.finished:
+            options |= {"after": finished, "log": self.welcome.log}
+        return encode(["hello", options])
+
+    def lost(self) -> None:
+        """Note that the link has ended; the next one tells what it may have lost."""
+        if self.is_linked:
+            self.is_linked = False
+            self._is_pinging = False
+            self._acked = 0
+            self.reports.lost()
+
+    # --- what is written -----------------------------------------------------------
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether something should not wait until the collected signs are due."""
+        has_ack = self.inbox.finished > self._acked
+        return self.reports.has_changes or has_ack or self._wants_ping
+
+    def frames(self, now: float, *, is_due: bool) -> Iterator[bytes]:
+        """Give what is to be written now, encoded; only while linked.
+
+        Args:
+            now: In seconds of the clock that logins are told by.
+            is_due: Whether the signs of life collected so far are due.
+        """
+        assert self.welcome is not None
+        is_wanted = self._wants_ping
+        yield from self.reports.frames(
+            now,
+            signs=is_due or is_wanted,
+            max_batch=self.welcome.max_batch,
+            max_frame_bytes=self.welcome.max_frame,
+        )
+        if (finished := self.inbox.finished) > self._acked:
+            self._acked = finished
+            yield encode(["ack", finished])
+        is_useful = is_due and self.reports.unconfirmed and not self._is_pinging
+        if is_wanted or is_useful:
+            self.pings += 1
+            self._is_pinging = True
+            self.reports.pinged()
+            yield encode(["ping", self.pings])
+
+    @property
+    def _wants_ping(self) -> bool:
+        return self._wanted_pong > self.pongs and not self._is_pinging
+
+    def want_pong(self) -> int:
+        """Ask for a ping behind all that was reported; return its number.
+
+        `pongs` is that number or a higher one once all of it is on the sidecar's disk.
+        """
+        self._wanted_pong = self.pings + 1
+        return self._wanted_pong
+
+    # --- what is read ------------------------------------------------------------
+
+    def take(self, frame: Frame) -> str | None:
+        """Act on a frame of the sidecar's; return what should be logged of it.
+
+        Raises:
+            Refused: The link is over. Unless the code is in `FINAL`, another may go on.
+            WireError: This is no sidecar that we understand.
+        """
+        try:
+            match frame:
+                case ("notices", tuple(records), *_):
+                    for record in records:
+                        self._take_record(record)
+                case ("pong", int(number), *_):
+                    self._take_pong(number)
+                case ("welcome", dict(options), *_):
+                    self._take_welcome(options)
+                case ("error", {"code": str(code), "message": str(message)}, *_):
+                    return self._take_error(code, message, frame[1].get("fatal", True))
+                case ("bye", {"reason": str(reason)}, *_):
+                    return f"the sidecar says bye: {reason}"
+                case _:
+                    pass  # what a later version says unasked may be ignored
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(
+                Code.BAD_FRAME,
+                f"the sidecar sent a frame that is not of protocol {PROTOCOL}: "
+                f"{frame!r:.200}",
+            ) from error
+        return None
+
+    def _take_welcome(self, options: dict[str, Any]) -> None:
+        before = self.welcome
+        self.welcome = Welcome(
+            log=options["log"],
+            next=int(options["next"]),
+            timeout=float(options["timeout"]),
+            flush=float(options["flush"]),
+            max_batch=int(options["max_batch"]),
+            max_frame=int(options["max_frame"]),
+            server=str(options.get("server", "")),
+            features=options.get("features", ()),
+        )
+        self.is_linked = True
+        self.links += 1
+        if before is not None and before.log != self.welcome.log:
+            self.inbox.new_log()
+            self.reports.declare()
+
+    def _take_pong(self, number: int) -> None:
+        if self._is_pinging and number == self.pings:
+            self.pongs = number
+            self._is_pinging = False
+            self.reports.confirmed()
+
+    def _take_error(self, code: str, message: str, fatal: object) -> str:
+        if fatal:
+            raise (Replaced if code == Code.REPLACED else Refused)(code, message)
+        self.refused += 1
+        return f"the sidecar refused a frame: {message} ({code})"
+
+    def _take_record(self, record: RecordMap) -> None:
+        seq = int(record["seq"])
+        if not self.inbox.is_new(seq):
+            return
+        end = None
+        match record:
+            case {"kind": "offline", "gateway": self.name, "conn": int(conn)}:
+                end = self._ended(conn, str(record["reason"]), record)
+            case {"kind": "moved", "from": self.name, "from_conn": int(conn)}:
+                end = self._ended(conn, MOVED, record)
+            case {"kind": "gap"}:  # some of what is lost may have ended a connection
+                self.reports.declare()
+            case _:
+                pass
+        self.inbox.add(Arrival(seq, record, end))
+
+    def _ended(self, conn: int, reason: str, record: RecordMap) -> End | None:
+        """The end of an open connection of that very conn and user; else None.
+
+        Its logout is told too: a sign of life may just have crossed the record, and have
+        begun a session that nobody else would end.
+        """
+        uid = self.reports.uids.get(conn)
+        if uid is None or uid != record["uid"]:
+            return None
+        return End(uid, self.reports.close(conn), reason, record)
+
+    def _checked_hello(self) -> Hello:
+        try:
+            return parse_hello(("hello", self._options))
+        except BadFrame as bad:
+            raise ReportError(str(bad)) from None
