@@ -217,7 +217,7 @@ class Sidecar:
         if type(age) not in (int, float) or not 0 <= age < float("inf"):
             raise ReportError(f"age is {age!r:.40}; it must be 0 seconds or more")
         at = self._clock() - age
-        self._client.reports.login(uid, conn, at=at, timeout=timeout)
+        self._client.login(uid, conn, at=at, timeout=timeout)
         self._call()
 
     def keepalive(self, uid: Uid, *, conn: int | None = None) -> None:
@@ -252,7 +252,7 @@ class Sidecar:
         Raises:
             ReportError: As `keepalive`.
         """
-        self._client.reports.logout(uid, conn)
+        self._client.logout(uid, conn)
         self._call()
 
     def new_conn(self) -> int:
@@ -453,7 +453,7 @@ class Sidecar:
                     due_at = self._clock() + every_s
                 if await self._write_frames(stream, is_due=is_due):
                     wrote_at = self._clock()
-                elif self._clock() - wrote_at >= PING_S / 3:
+                elif self._clock() - wrote_at >= PING_S / 4:
                     await stream.send(NOTHING)
                     wrote_at = self._clock()
                 await self._wait_for_call(due_at - self._clock())

@@ -6,18 +6,19 @@ need not be told again.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from liveness.core.frames import PROTOCOL, BadFrame, parse_hello
 from liveness.core.inbox import Arrival, End, Inbox, RecordMap
-from liveness.core.records import MOVED, Hello
+from liveness.core.records import MOVED, Hello, Uid
 from liveness.core.reports import Reports
 from liveness.core.wire import Frame, encode
 from liveness.errors import Code, Refused, Replaced, ReportError, WireError
 
 # Promised in hello. A gateway that is not heard for this long is taken for frozen, and
 # none of its users for silent: long enough for a busy event loop, short against any
-# timeout. Something is written three times as often.
+# timeout. Something is written about three times as often.
 PING_S: Final = 3.0
 
 # Who connects again after one of these is refused again; `Refused` is for a person.
@@ -74,6 +75,9 @@ class Client:
         self.pings = 0  # the number of the latest, and of the latest answered
         self.pongs = 0
         self._is_pinging = False  # one at a time
+        # Ends that a reader has still to be handed, by whose and which connection: it may
+        # close by itself before that, or a user without conns be back.
+        self._ends: dict[tuple[Uid, int | None], Arrival] = {}
         self._fresh = fresh
         self._acked = 0
         self._wanted_pong = 0
@@ -82,6 +86,25 @@ class Client:
         if timeout is not None:
             self._options["timeout"] = timeout
         self._checked_hello()
+
+    # --- what the gateway reports --------------------------------------------------
+
+    def login(
+        self, uid: Uid, conn: int | None, *, at: float, timeout: float | None
+    ) -> None:
+        """Open a connection; see `Reports.login`."""
+        self.reports.login(uid, conn, at=at, timeout=timeout)
+        if conn is None:
+            self._take_back_end(uid, None)
+
+    def logout(self, uid: Uid, conn: int | None) -> None:
+        """Close a connection; see `Reports.logout`."""
+        if not self.reports.logout(uid, conn):
+            self._take_back_end(uid, conn)
+
+    def _take_back_end(self, uid: Uid, conn: int | None) -> None:
+        if arrival := self._ends.pop((uid, conn), None):
+            arrival.end = None
 
     # --- a link begins and ends ------------------------------------------------
 
@@ -128,6 +151,7 @@ class Client:
         )
         if (finished := self.inbox.finished) > self._acked:
             self._acked = finished
+            self._forget_ends(finished)
             yield encode(["ack", finished])
         is_useful = is_due and self.reports.unconfirmed and not self._is_pinging
         if is_wanted or is_useful:
@@ -135,6 +159,12 @@ class Client:
             self._is_pinging = True
             self.reports.pinged()
             yield encode(["ping", self.pings])
+
+    def _forget_ends(self, finished: int) -> None:
+        """Those that every reader has been handed; the oldest are in front."""
+        handed = takewhile(lambda item: item[1].seq <= finished, self._ends.items())
+        for key, _ in list(handed):
+            del self._ends[key]
 
     @property
     def _wants_ping(self) -> bool:
@@ -224,7 +254,10 @@ class Client:
                 self.reports.declare()
             case _:
                 pass
-        self.inbox.add(Arrival(seq, record, end))
+        arrival = Arrival(seq, record, end)
+        if end is not None:
+            self._ends[end.uid, end.conn] = arrival
+        self.inbox.add(arrival)
 
     def _ended(self, conn: int, reason: str, record: RecordMap) -> End | None:
         """The end of an open connection of that very conn and user; else None.

@@ -7,7 +7,8 @@ is bounded by the sidecar, which sends no more than its window unacknowledged.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from liveness.core.records import Uid
@@ -30,12 +31,13 @@ class End(NamedTuple):
     record: RecordMap
 
 
-class Arrival(NamedTuple):
+@dataclass(slots=True)
+class Arrival:
     """A record, and the end that it is for this gateway."""
 
     seq: int  # 0: of a log that is no more; nobody asks for its ack
     record: RecordMap
-    end: End | None
+    end: End | None  # may be taken back until it is handed over
 
 
 class View:
@@ -48,8 +50,12 @@ class View:
         self._inbox = inbox
 
     def next(self) -> Arrival | None:
-        """Finish the record in hand; take the next one, if there is one."""
-        self.in_hand = self.queue.popleft() if self.queue else None
+        """Finish the record in hand; take the next one that is still wanted, if any."""
+        self.in_hand = None
+        while self.queue and self.in_hand is None:
+            arrival = self.queue.popleft()
+            if self.wants(arrival):
+                self.in_hand = arrival
         return self.in_hand
 
     @property
@@ -114,11 +120,9 @@ class Inbox:
         """Begin again at 0. What was not finished still has to be."""
         self._drop_left()
         self.seen = 0
-        self._waiting = deque(_without_seq(self._waiting))
-        for view in self._views:
-            view.queue = deque(_without_seq(view.queue))
-            if view.in_hand is not None:
-                view.in_hand = view.in_hand._replace(seq=0)
+        for unfinished in (self._waiting, *(view.unfinished for view in self._views)):
+            for arrival in unfinished:
+                arrival.seq = 0
 
     def _drop_left(self) -> None:
         while self.left:
@@ -127,6 +131,3 @@ class Inbox:
             if not self._views:
                 self._waiting = view.unfinished
 
-
-def _without_seq(arrivals: Iterable[Arrival]) -> Iterable[Arrival]:
-    return (arrival._replace(seq=0) for arrival in arrivals)

@@ -128,8 +128,8 @@ class Reports:
         else:
             signs[conn] = uid
 
-    def logout(self, uid: Uid, conn: int | None) -> None:
-        """Close a connection; one that is not open is ignored.
+    def logout(self, uid: Uid, conn: int | None) -> bool:
+        """Close a connection; return whether it was open, else it is ignored.
 
         Raises:
             ReportError: This is no uid, or not the one whose connection it is.
@@ -138,8 +138,9 @@ class Reports:
         conn = self._open_conn(uid, conn)
         if conn is None:
             self.ignored += 1
-        else:
-            self.close(conn)
+            return False
+        self.close(conn)
+        return True
 
     def close(self, conn: int) -> int | None:
         """Close the open connection *conn*; return it, or None if it was given here.
