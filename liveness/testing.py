@@ -1,0 +1,904 @@
+"""A sidecar for the tests of gateways: the real core, with a script for clock and disk.
+
+    async with scripted_sidecar() as script:
+        async with liveness.connect(script.path, name="gw-1") as sidecar:
+            sidecar.login("ada", conn=1)
+            await script.online("ada")
+            await script.pass_time(30)
+            async for end in sidecar.ended():
+                ...  # ada, for silence
+
+Who is online, what is refused and what is recorded is decided by the very code that the
+sidecar runs, and the gateway meets it on a Unix socket. Only time, disk and faults are
+the script's. It runs under asyncio and trio, also with trio's `MockClock`. Tests without
+an event loop have one in a thread:
+
+    with anyio.from_thread.start_blocking_portal() as portal:
+        with portal.wrap_async_context_manager(scripted_sidecar()) as script:
+            portal.call(script.pass_time, 30)
+
+Time is the script's alone: it moves by `pass_time`, all at once. While it passes, gateways
+that are connected keep what they promised by `ping`, and say nothing. A gateway's own
+clock, by which it collects, connects again and tells ages, is that of its event loop.
+
+What has no verb here is brought about as it comes about in earnest:
+
+- A `moved`: another gateway, `connect(script.path, name="gw-2")`, logs the user in.
+- A late record of an older connection: `with script.disk_full()`, let its time pass and
+  log the user in again; the record comes afterwards.
+- A pong that never comes: `with script.disk_full()`, report something; `drop` or `crash`.
+- A record that comes twice: `drop` before it is acknowledged; a gap, by `trim` as well.
+"""
+
+import math
+import socket
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from pathlib import Path
+from secrets import token_hex
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple, assert_never
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from liveness import __version__
+from liveness.core.frames import FEATURES, PROTOCOL, bad_uid_text
+from liveness.core.gateways import Gateway
+from liveness.core.link import Link, LinkLimits
+from liveness.core.presence import Presence
+from liveness.core.records import (
+    EVENTS,
+    GATEWAY,
+    LOGIN,
+    LOGOUT,
+    OFFLINE,
+    Ack,
+    Gap,
+    Hello,
+    Instant,
+    ListSessions,
+    Login,
+    Logout,
+    OnlineRow,
+    Ping,
+    Record,
+    Refusal,
+    Request,
+    SignsOfLife,
+    Uid,
+    Where,
+)
+from liveness.core.table import Entry
+from liveness.core.uids import is_uid
+from liveness.core.wheel import Wheel
+from liveness.core.wire import encode, encode_notices
+from liveness.errors import NOT_FATAL, Code
+
+# As the sidecar's own.
+SLOTS: Final = 30
+GATEWAY_HOLD_S: Final = 60.0
+RECONNECT_S: Final = 1.0
+MAX_REPLIES: Final = 1_000
+NOTICES_PER_FRAME: Final = 1_000
+LIST_ROWS: Final = 1_000
+RECEIVE_BYTES: Final = 16_384
+BACKLOG: Final = 512
+
+# Time goes this much further than it was told to: three times 10 s must not fall short
+# of 30 s by the rounding of their sum.
+ROUNDING_S: Final = 1e-6
+# While no time is passed, what came first must still be the older.
+SLOWLY: Final = 1e-6
+# Where the clocks begin, so that the records of a test are the same every time.
+START_MONO_S: Final = 1_000.0
+START_WALL_MS: Final = 1_795_168_800_000
+# The core takes its work in bounded steps. Here time stands still until all is done.
+ALL: Final = 2**31
+
+REFUSED: Final = "the script of this test refuses it"
+
+
+class Event(NamedTuple):
+    """What a gateway has reported of one connection."""
+
+    event: str  # login, keepalive, message or logout
+    uid: Uid
+    conn: int | None
+    gateway: str
+
+
+class Session(NamedTuple):
+    """By what a user is online."""
+
+    gateway: str
+    session: int
+    conn: int | None
+
+
+@dataclass(slots=True)
+class _Disk:
+    """What outlives the sidecar. The record of seq n stands at n - 1."""
+
+    log: str = field(default_factory=lambda: token_hex(8))
+    records: list[Record] = field(default_factory=list)
+    first: int = 1  # records below are trimmed: nobody is told them any more
+    online: dict[Uid, OnlineRow] = field(default_factory=dict)
+    cursors: dict[tuple[str, str], int] = field(default_factory=dict)
+    timeouts: dict[str, float | None] = field(default_factory=dict)
+    clocks: dict[Uid, Entry] = field(default_factory=dict)  # as of a planned stop
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    """A connected socket, and what is to be written to it."""
+
+    sock: socket.socket
+    conversation: Link
+    gateway: Gateway | None = None
+    is_open: bool = True  # what comes is taken; else it is only read to its end
+    is_broken: bool = False  # nothing that is written arrives any more
+    is_welcome: bool = False
+    replies: deque[bytes] = field(default_factory=deque)
+    unsent: bytes = b""
+    position: int = 0  # records up to here were told, or did not concern it
+    unacked: deque[int] = field(default_factory=deque)
+    watched: int = 0  # what the selector waits for
+
+    @property
+    def hello(self) -> Hello:
+        assert self.conversation.hello is not None
+        return self.conversation.hello
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.hello.role, self.hello.name
+
+    @property
+    def has_cursor(self) -> bool:
+        return self.hello.role == GATEWAY or self.hello.ack
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.replies) > MAX_REPLIES
+
+    def reply(self, *frame: object) -> None:
+        if not self.is_broken:
+            self.replies.append(encode(frame))
+
+    def is_concerned_by(self, record: Record) -> bool:
+        names = (record.gateway, record.from_gateway)
+        return self.hello.scope == "all" or self.hello.name in names
+
+
+@asynccontextmanager
+async def scripted_sidecar(
+    *,
+    timeout: float = 30.0,  # noqa: ASYNC109 - of users, not of this function
+    flush: float = 0.01,
+    window: int = 10_000,
+    within: float = 10.0,
+) -> AsyncIterator["ScriptedSidecar"]:
+    """Serve on a Unix socket in a private temporary folder until left.
+
+    Args:
+        timeout: The silence timeout, in seconds, of gateways that name none.
+        flush: How long `welcome` allows a gateway to collect, in seconds of its own
+            clock. Small, so that tests need not wait for it.
+        window: Records that may be in flight to a gateway.
+        within: After so many seconds of the event loop's clock a wait has failed.
+    """
+    with TemporaryDirectory(prefix="liveness-") as folder:
+        script = ScriptedSidecar(
+            Path(folder) / "gateway.sock",
+            timeout=timeout,
+            flush=flush,
+            window=window,
+            within=within,
+        )
+        only: BaseException | None = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(script._serve)
+                yield script
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            # A test fails by its own fault, not by a group with that one in it.
+            if len(group.exceptions) > 1:
+                raise
+            only = group.exceptions[0]
+        finally:
+            script._leave()
+    if only is not None:
+        raise only
+
+
+class ScriptedSidecar:
+    """A running sidecar, and the script it goes by; from `scripted_sidecar`.
+
+    Every verb and property first has it read all that gateways have written. What a
+    gateway is collecting is not written yet: wait for it, or have the gateway flush.
+    For use from its event loop only; names are those of gateways.
+
+    Attributes:
+        path: The socket to connect to.
+        events: All that gateways have reported, in order.
+        refused: Each refusal, with the name of the gateway or watcher if it had one.
+    """
+
+    def __init__(
+        self, path: Path, *, timeout: float, flush: float, window: int, within: float
+    ) -> None:
+        self.path = path
+        self.events: list[Event] = []
+        self.refused: list[tuple[str | None, Refusal]] = []
+        self._timeout, self._flush = timeout, flush
+        self._window, self._within = window, within
+        self._now = self._away = 0.0  # seconds attended, and seconds that were not
+        # What time it was here from when on, by the clock of the event loop.
+        self._times = [(anyio.current_time(), START_MONO_S)]
+        self._disk = _Disk()
+        self._is_disk_full = False
+        self._is_reading = True
+        self._limits = LinkLimits()
+        self._links: dict[_Link, None] = {}
+        self._named: dict[tuple[str, str], _Link] = {}
+        self._to_refuse: dict[str, Code] = {}
+        self._not_given: defaultdict[Uid, deque[Event]] = defaultdict(deque)
+        self._selector = DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._changed = anyio.Event()
+        self.start()
+
+    # --- time -----------------------------------------------------------------
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let time pass, without waiting for it.
+
+        What gateways have written counts as of before. Who falls silent is recorded at
+        its moment, and the records are on their way when this returns. While the
+        sidecar is stopped or does not read, time counts for nobody's silence.
+        """
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"{seconds!r} seconds cannot pass; time goes forward only")
+        await checkpoint()
+        self._turn()
+        if self._listener is None or not self._is_reading:
+            self._away += seconds
+        else:
+            self._live_through(seconds)
+        self._times.append((anyio.current_time(), self._at.mono))
+        self._tell()
+        await checkpoint()
+
+    # --- looking and waiting --------------------------------------------------
+
+    @property
+    def users(self) -> dict[Uid, Session]:
+        """Who is online."""
+        self._turn()
+        return {row[0]: Session(*row[1:]) for row in self._rows()}
+
+    @property
+    def records(self) -> list[dict[str, object]]:
+        """The records on disk, as everybody is shown them."""
+        self._turn()
+        kept = self._disk.records[self._disk.first - 1 :]
+        return [record.as_map() for record in kept]
+
+    @property
+    def links(self) -> dict[str, int]:
+        """The gateways that are connected, and how many records each has yet to ack."""
+        self._turn()
+        return {
+            name: len(link.unacked)
+            for (role, name), link in self._named.items()
+            if role == GATEWAY
+        }
+
+    async def online(self, uid: Uid, *, within: float | None = None) -> Session:
+        """Wait until this user is online; return by what."""
+        await self._until(
+            lambda: self._find(uid), f"{uid!r} is not online", within, uid
+        )
+        (row,) = self._presence.where([uid])
+        return Session(*row[1:])
+
+    async def offline(
+        self, uid: Uid, *, within: float | None = None
+    ) -> dict[str, object]:
+        """Wait until the newest record of this user is its offline; return that."""
+
+        def ending() -> Record | None:
+            record = self._newest(uid)
+            return record if record and record.kind == OFFLINE else None
+
+        await self._until(ending, f"{uid!r} did not go offline", within, uid)
+        record = ending()
+        assert record is not None
+        return record.as_map()
+
+    async def next_event(self, uid: Uid, *, within: float | None = None) -> Event:
+        """Wait for the next event of this user: each is given once, in order."""
+        events = self._not_given[uid]
+        await self._until(lambda: events, f"no event of {uid!r}", within, uid)
+        return events.popleft()
+
+    async def linked(self, gateway: str, *, within: float | None = None) -> None:
+        """Wait until this gateway is connected and has said hello."""
+        key = GATEWAY, gateway
+        await self._until(lambda: key in self._named, f"{gateway} has no link", within)
+
+    async def until(
+        self, is_so: Callable[[], object], *, within: float | None = None
+    ) -> None:
+        """Wait until *is_so*, which is asked whenever something has come or was done.
+
+        Raises:
+            AssertionError: It did not come about within that many seconds of the event
+                loop's clock; the text tells what is known. So with every wait here.
+        """
+        await self._until(is_so, "it is not so", within)
+
+    # --- faults of links ------------------------------------------------------
+
+    def drop(self, gateway: str) -> None:
+        """End the link of this gateway without a word. It may connect again."""
+        self._turn()
+        link = self._named.get((GATEWAY, gateway))
+        if link is None:
+            raise ValueError(f"{gateway} has no link to drop; {self._state()}")
+        self._close(link)
+        self._tell()
+
+    def refuse(self, gateway: str, code: str) -> None:
+        """End the link of this gateway with an error of this code.
+
+        If it has none, its next hello is answered so.
+        """
+        known = Code(code)
+        if known in NOT_FATAL:
+            raise ValueError(f"{code} ends no link; a frame that deserves it causes it")
+        self._turn()
+        link = self._named.get((GATEWAY, gateway))
+        if link is None:
+            self._to_refuse[gateway] = known
+        else:
+            self._refuse_link(link, known, REFUSED)
+        self._tell()
+
+    @contextmanager
+    def not_reading(self) -> Iterator[None]:
+        """Read nothing within, like a sidecar that is too busy to."""
+        self._turn()
+        self._is_reading = False
+        self._tell()
+        try:
+            yield
+        finally:
+            self._is_reading = True
+            self._turn()
+            self._tell()
+
+    # --- disk and restarts ----------------------------------------------------
+
+    @contextmanager
+    def disk_full(self) -> Iterator[None]:
+        """Get nothing onto disk within: no pong, answer, welcome or record goes out.
+
+        What gateways report is applied all the same, and told when there is room. A
+        `crash` within forgets it.
+        """
+        self._turn()
+        self._is_disk_full = True
+        try:
+            yield
+        finally:
+            self._is_disk_full = False
+            self._turn()
+            self._tell()
+
+    def trim(self) -> None:
+        """Let go of all records so far, as the retention does of old ones.
+
+        A gateway that has not acknowledged all that concerned it is told of a gap by its
+        next link.
+        """
+        self._turn()
+        self._disk.first = len(self._disk.records) + 1
+
+    def stop(self, reason: str = "the sidecar stops") -> None:
+        """Stop as planned, with `bye`. After `start`, all go on with the time they had."""
+        self._turn()
+        self._stop_listening()
+        self.path.unlink()
+        if not self._is_disk_full:
+            known = map(self._find, self._disk.online)
+            self._disk.clocks = {entry.uid: entry for entry in known if entry}
+        for link in [*self._links]:
+            said_hello = link.conversation.hello is not None
+            self._end(link, *(["bye", {"reason": reason}] if said_hello else []))
+        self._tell()
+
+    def crash(self) -> None:
+        """End as by `kill -9`. After `start`, who is on disk has its whole timeout."""
+        self._turn()
+        self._stop_listening()
+        for link in [*self._links]:
+            self._close(link)
+        self._tell()
+
+    def start(self, *, new_log: bool = False) -> None:
+        """Come back after `stop` or `crash`.
+
+        Args:
+            new_log: On an empty disk, so under a new log and knowing nobody.
+        """
+        if self._listener is not None:
+            raise ValueError("it is running; have it stop or crash first")
+        if new_log:
+            self._disk = _Disk()
+        disk, at = self._disk, self._at
+        self._presence = Presence(
+            Wheel(timeout=self._timeout, slots=SLOTS, now=self._now),
+            next_seq=len(disk.records) + 1,
+            timeout=self._timeout,
+            gateway_hold=GATEWAY_HOLD_S,
+            settle=RECONNECT_S + self._flush,
+        )
+        self._cursors = dict(disk.cursors)
+        for name, timeout in disk.timeouts.items():
+            self._presence.set_timeout(self._presence.gateway(name), timeout)
+        clocks, disk.clocks = disk.clocks, {}
+        for uid, row in disk.online.items():
+            entry = clocks.get(uid)
+            if entry is None:
+                self._presence.restore(uid, row, at)
+            else:
+                self._presence.restore(
+                    uid,
+                    row,
+                    at,
+                    remaining=max(0.0, entry.deadline - at.now),
+                    lasts=entry.timeout,
+                    silence=at.mono - entry.seen,
+                    event=entry.event,
+                )
+        for gateway in self._presence.gateways.values():
+            gateway.unlinked(self._now)  # it gets as long to come as after a lost link
+        self._listen()
+
+    # --- the clock ------------------------------------------------------------
+
+    @property
+    def _at(self) -> Instant:
+        passed = self._now + self._away
+        wall_ms = START_WALL_MS + round(passed * 1_000)
+        return Instant(self._now, START_MONO_S + passed, wall_ms)
+
+    def _age(self, age: float) -> float:
+        """Turn an age by a gateway's clock, the event loop's, into one by this clock.
+
+        A connection began at the time that it was here then: so of two connections the
+        newer one stays the newer, however time passes here and there.
+        """
+        began = anyio.current_time() - age
+        place = bisect_right(self._times, began, key=itemgetter(0))
+        there, here = self._times[max(place - 1, 0)]
+        return self._at.mono - here - (began - there) * SLOWLY
+
+    def _live_through(self, seconds: float) -> None:
+        """Judge everyone at its moment, to within a bucket, and at the end exactly."""
+        until = self._now + seconds + ROUNDING_S
+        presence, wheel = self._presence, self._presence.wheel
+        while len(presence):
+            # Who is due already waits: for its gateway, or for the end of a bucket.
+            is_waiting = presence.due_gateways()
+            step = self._now + wheel.bucket_s if is_waiting else wheel.next_due()
+            if step >= until:
+                break
+            self._judge(step, laid_until=step)
+        # Laid a bucket ahead, so that who is due at the very end is among them.
+        self._judge(until, laid_until=until + wheel.bucket_s)
+
+    def _judge(self, now: float, *, laid_until: float) -> None:
+        self._now = now
+        for link in self._named.values():
+            if link.gateway is not None:
+                link.gateway.heard_at = link.gateway.empty_at = now
+        self._presence.wheel.advance(laid_until, ALL)
+        while self._presence.fire(self._at, limit=ALL):
+            pass
+
+    # --- sockets --------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        while True:
+            await anyio.wait_readable(self._selector.fileno())
+            self._turn()
+
+    def _listen(self) -> None:
+        self.path.unlink(missing_ok=True)  # a crash leaves it
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
+        self._listener.bind(str(self.path))
+        self._listener.listen(BACKLOG)
+        self._selector.register(self._listener, EVENT_READ)
+
+    def _stop_listening(self) -> None:
+        if self._listener is None:
+            raise ValueError("it is not running; start it first")
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        self._listener = None
+        self._presence.take()  # what is not on disk by now is lost
+
+    def _leave(self) -> None:
+        if self._listener is not None:
+            self._stop_listening()
+        for link in [*self._links]:
+            self._close(link)
+        self._selector.close()
+
+    def _turn(self) -> None:
+        """Make one pass: read everything there is, then tell whom it concerns."""
+        is_news = False
+        with suppress(BlockingIOError):
+            while self._listener is not None:
+                sock, _ = self._listener.accept()
+                sock.setblocking(False)
+                self._links[_Link(sock, Link(self._limits))] = None
+        for link in [*self._links]:
+            if self._is_reading or not link.is_open:
+                is_news |= self._read(link)
+        if is_news:
+            self._tell()
+        else:
+            # Nobody is woken: of two who wait, each may make a turn to look.
+            self._write_links()
+
+    def _tell(self) -> None:
+        """Write to gateways, and wake whoever waits here."""
+        self._write_links()
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _write_links(self) -> None:
+        self._commit()
+        for link in [*self._links]:
+            self._write(link)
+            self._watch(link)
+
+    def _watch(self, link: _Link) -> None:
+        """Have the selector wait for what there is to do, and for nothing else."""
+        reads = not link.is_open or (self._is_reading and not link.is_full)
+        wanted = EVENT_READ * reads | EVENT_WRITE * bool(link.unsent)
+        if wanted != link.watched:
+            if link.watched:
+                self._selector.unregister(link.sock)
+            if wanted:
+                self._selector.register(link.sock, wanted)
+            link.watched = wanted
+
+    def _read(self, link: _Link) -> bool:
+        """Read a link empty; return whether anything came, be it its end."""
+        is_news = False
+        while link in self._links and not (link.is_open and link.is_full):
+            try:
+                data = link.sock.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            is_news = True
+            if not data:
+                self._write(link)
+                self._close(link)
+            elif link.is_open:
+                self._listen_to(link, data)
+        return is_news
+
+    def _listen_to(self, link: _Link, data: bytes) -> None:
+        if link.gateway is not None:
+            link.gateway.heard(self._now)
+        for request in link.conversation.receive(data, self._now):
+            if link.is_open:
+                self._apply(link, request)
+        if link.is_full:
+            self._write(link)
+        if link.is_full and not self._is_disk_full:
+            text = "too many replies are left unread; read while you write"
+            self._refuse_link(link, Code.OVERLOADED, text)
+
+    def _write(self, link: _Link) -> None:
+        self._commit()
+        while not link.is_broken:
+            link.unsent = link.unsent or self._next_bytes(link)
+            if not link.unsent:
+                return
+            try:
+                link.unsent = link.unsent[link.sock.send(link.unsent) :]
+            except BlockingIOError:
+                return
+            except OSError:
+                # What it had written is still taken, until the end of its stream.
+                link.is_broken, link.unsent = True, b""
+                link.replies.clear()
+
+    def _next_bytes(self, link: _Link) -> bytes:
+        if self._is_disk_full and link.is_open:
+            return b""
+        if link.replies:
+            replies = b"".join(link.replies)
+            link.replies.clear()
+            return replies
+        if not link.is_open or not link.is_welcome:
+            return b""
+        records = self._next_records(link)
+        if link.hello.ack:
+            link.unacked.extend(record.seq for record in records)
+        self._move_cursor(link)
+        encoded = [encode(record.as_map()) for record in records]
+        return encode_notices(encoded) if encoded else b""
+
+    def _end(self, link: _Link, *frame: object) -> None:
+        """Take no more of a link; write what is queued and *frame*; let it close."""
+        self._part(link)
+        if self._is_disk_full:
+            link.replies.clear()
+        if frame:
+            link.reply(*frame)
+        link.is_open = False
+        self._write(link)
+        if link.unsent:
+            self._close(link)  # it does not read, and might keep this for ever
+            return
+        with suppress(OSError):  # it may have gone
+            # To close with bytes unread would make its next read fail instead of end.
+            link.sock.shutdown(socket.SHUT_WR)
+
+    def _close(self, link: _Link) -> None:
+        if link in self._links:
+            self._part(link)
+            if link.watched:
+                self._selector.unregister(link.sock)
+            del self._links[link]
+            link.sock.close()
+
+    def _part(self, link: _Link) -> None:
+        """Let go of the name of a link that ends."""
+        if link.conversation.hello and self._named.get(link.key) is link:
+            del self._named[link.key]
+            if link.gateway is not None:
+                link.gateway.unlinked(self._now)
+
+    # --- what links ask for ---------------------------------------------------
+
+    def _apply(self, link: _Link, request: Request) -> None:
+        """Do it, as the engine does."""
+        match request:
+            case SignsOfLife():
+                self._hear(link, request)
+            case Login():
+                assert link.gateway is not None
+                self._note(link, [LOGIN] * len(request.uids), request)
+                login = replace(request, age=self._age(request.age))
+                self._presence.login(link.gateway, login, self._at)
+            case Logout():
+                assert link.gateway is not None
+                self._note(link, [LOGOUT] * len(request.uids), request)
+                self._presence.logout(link.gateway, request, self._at)
+            case Ack():
+                self._acknowledge(link, request)
+            case Ping():
+                link.reply("pong", request.payload)
+            case Where():
+                link.reply("where", self._presence.where(request.uids))
+            case ListSessions():
+                self._list(link)
+            case Hello():
+                self._introduce(link, request)
+            case Refusal():
+                self._refuse(link, request)
+            case never:
+                assert_never(never)
+
+    def _note(
+        self, link: _Link, events: Sequence[str], request: SignsOfLife | Login | Logout
+    ) -> None:
+        for event, uid, conn in zip(events, request.uids, request.conns, strict=True):
+            if is_uid(uid):
+                noted = Event(event, uid, conn, link.hello.name)
+                self.events.append(noted)
+                self._not_given[uid].append(noted)
+
+    def _hear(self, link: _Link, signs: SignsOfLife) -> None:
+        assert link.gateway is not None
+        events = [EVENTS[number] for number in signs.events]
+        self._note(link, events, signs)
+        for n, position, index in self._presence.heard(link.gateway, signs, self._at):
+            refusal = link.conversation.refuse(
+                Code.BAD_UID,
+                bad_uid_text(signs.uids[position]),
+                self._now,
+                n=n,
+                frame=events[position],
+                index=index,
+            )
+            self._refuse(link, refusal)
+
+    def _list(self, link: _Link) -> None:
+        is_all = link.hello.role != GATEWAY and link.hello.scope == "all"
+        rows = [row for row in self._rows() if is_all or row[1] == link.hello.name]
+        while len(rows) > LIST_ROWS:
+            link.reply("list", rows[:LIST_ROWS])
+            rows = rows[LIST_ROWS:]
+        link.reply("list", rows, self._presence.next_seq - 1)
+
+    def _introduce(self, link: _Link, hello: Hello) -> None:
+        if hello.role == GATEWAY and hello.name in self._to_refuse:
+            self._refuse_link(link, self._to_refuse.pop(hello.name), REFUSED)
+            return
+        older = self._named.get(link.key)
+        if older is not None:
+            self._read(older)
+        if older is not None and older.is_open:
+            text = "the same name connected anew; do not reconnect by yourself"
+            self._refuse_link(older, Code.REPLACED, text)
+        self._named[link.key] = link
+        if hello.role == GATEWAY:
+            link.gateway = gateway = self._presence.gateway(hello.name)
+            self._presence.set_timeout(gateway, hello.timeout)
+            self._disk.timeouts[hello.name] = hello.timeout
+            gateway.linked(ping=hello.ping, now=self._now)
+            if hello.fresh:
+                self._presence.lose(gateway, 0, self._at, limit=ALL)
+        self._greet(link, hello)
+
+    def _greet(self, link: _Link, hello: Hello) -> None:
+        """Say welcome. Reading begins where asked, else where it ended, else now."""
+        newest = self._presence.next_seq - 1
+        if hello.after is None:
+            link.position = newest
+        elif hello.after == 0 or hello.log == self._disk.log:
+            link.position = min(hello.after, newest)
+        else:
+            link.position = self._disk.first - 1
+        if link.has_cursor:
+            stored = self._cursors.setdefault(link.key, link.position)
+            if hello.fresh:
+                stored = self._cursors[link.key] = newest
+            if hello.after is None:
+                link.position = stored
+        link.is_welcome = True
+        welcome = {
+            "protocol": PROTOCOL,
+            "server": f"liveness/{__version__}",
+            "features": FEATURES,
+            "log": self._disk.log,
+            "next": newest + 1,
+            "timeout": hello.timeout or self._timeout,
+            "flush": self._flush,
+            "max_batch": self._limits.max_batch,
+            "max_frame": self._limits.max_frame_bytes,
+            "window": self._window,
+        }
+        link.reply("welcome", welcome)
+
+    def _refuse_link(self, link: _Link, code: Code, text: str) -> None:
+        self._refuse(link, link.conversation.close(code, text))
+
+    def _refuse(self, link: _Link, refusal: Refusal) -> None:
+        hello = link.conversation.hello
+        self.refused.append((hello.name if hello else None, refusal))
+        if refusal.fatal:
+            self._end(link, *refusal.as_frame())
+        else:
+            link.reply(*refusal.as_frame())
+
+    # --- the log, and who reads it --------------------------------------------
+
+    def _commit(self) -> None:
+        """Have on disk what was decided."""
+        if self._is_disk_full:
+            return
+        disk, changes = self._disk, self._presence.take()
+        disk.records += changes.records
+        disk.cursors = dict(self._cursors)
+        for uid, row in changes.online.items():
+            if row is not None:
+                disk.online[uid] = row
+            else:
+                disk.online.pop(uid, None)
+
+    def _next_records(self, link: _Link) -> list[Record | Gap]:
+        """What to tell a link next: as many records as there is room for."""
+        disk = self._disk
+        room = min(self._window - len(link.unacked), NOTICES_PER_FRAME)
+        if room > 0 and link.position + 1 < disk.first:
+            gap = Gap(link.position + 1, disk.first, self._at.wall_ms)
+            gone = disk.records[link.position : gap.seq]
+            link.position = gap.seq
+            if any(map(link.is_concerned_by, gone)):
+                return [gap]
+        told: list[Record | Gap] = []
+        while link.position < len(disk.records) and len(told) < room:
+            record = disk.records[link.position]
+            link.position += 1
+            if record.kind in link.hello.kinds and link.is_concerned_by(record):
+                told.append(record)
+        return told
+
+    def _acknowledge(self, link: _Link, ack: Ack) -> None:
+        following = len(self._disk.records) + 1
+        if ack.seq >= following:
+            text = f"ack of {ack.seq}, but the next record will be {following}"
+            refusal = link.conversation.refuse(
+                Code.BAD_OPTION, text, self._now, n=ack.n, frame="ack"
+            )
+            self._refuse(link, refusal)
+            return
+        while link.unacked and link.unacked[0] <= ack.seq:
+            link.unacked.popleft()
+        self._cursors[link.key] = max(self._cursors[link.key], ack.seq)
+        self._move_cursor(link)
+
+    def _move_cursor(self, link: _Link) -> None:
+        """With nothing outstanding, follow the log past what did not concern it."""
+        if link.has_cursor and not link.unacked:
+            self._cursors[link.key] = max(self._cursors[link.key], link.position)
+
+    def _rows(self) -> list[tuple[Uid, str, int, int | None]]:
+        return self._presence.where(self._presence.wheel.snapshot(self._now).uids)
+
+    def _find(self, uid: Uid) -> Entry | None:
+        return self._presence.wheel.find(uid)
+
+    def _newest(self, uid: Uid) -> Record | None:
+        return next((it for it in reversed(self._disk.records) if it.uid == uid), None)
+
+    # --- waiting --------------------------------------------------------------
+
+    async def _until(
+        self,
+        is_so: Callable[[], object],
+        otherwise: str,
+        within: float | None,
+        uid: Uid | None = None,
+    ) -> None:
+        await checkpoint()
+        self._turn()
+        within = self._within if within is None else within
+        with anyio.move_on_after(within):
+            while not is_so():
+                await self._changed.wait()
+            return
+        known = [] if uid is None else [self._known(uid)]
+        raise AssertionError(
+            "; ".join([f"{otherwise} after {within:g} s", *known, self._state()])
+        )
+
+    def _known(self, uid: Uid) -> str:
+        event = next((it for it in reversed(self.events) if it.uid == uid), None)
+        record = self._newest(uid)
+        heard = "nothing was heard of it" if event is None else f"heard last: {event}"
+        return heard if record is None else f"{heard}; recorded last: {record.as_map()}"
+
+    def _state(self) -> str:
+        """Whatever may explain why something does not come."""
+        state = [f"linked: {', '.join(self.links) or 'no gateway'}"]
+        if self._listener is None:
+            state.append("the sidecar is not running")
+        if not self._is_reading:
+            state.append("it does not read")
+        if self._is_disk_full:
+            state.append("its disk is full")
+        if self.refused:
+            name, refusal = self.refused[-1]
+            state.append(f"refused last: {name}, {refusal.code}: {refusal.message}")
+        return "; ".join(state)
