@@ -118,7 +118,8 @@ async def connect(
             seconds. None: as the sidecar is set.
         kinds: Which records to be told of: "online", "offline", "moved".
         fresh: Whether this process starts without connections, so that those of an
-            earlier one are lost. None: if none was reported before the first link.
+            earlier one are lost. None: it does, unless one is reported before the first
+            link whose `age` says that it is older than this.
     Raises:
         ReportError: One of these cannot be. (It is a ValueError too.)
         Replaced: Another process has taken this name. What runs inside is cancelled.
@@ -181,6 +182,7 @@ class Sidecar:
         self._lock = lock or nullcontext()
         self._call_soon = call_soon or (lambda call: call())
         self._clock = _clock()
+        self._began = self._clock()
         self._scope = anyio.CancelScope(shield=True)
         self._is_closed = False
         self._error: LivenessError | None = None
@@ -217,6 +219,8 @@ class Sidecar:
         if type(age) not in (int, float) or not 0 <= age < float("inf"):
             raise ReportError(f"age is {age!r:.40}; it must be 0 seconds or more")
         at = self._clock() - age
+        if at < self._began:
+            self._client.adopts()
         self._client.login(uid, conn, at=at, timeout=timeout)
         self._call()
 

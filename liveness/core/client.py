@@ -49,8 +49,8 @@ class Client:
         name: The gateway's.
         timeout: The silence timeout of its users, in seconds; None for the sidecar's.
         kinds: Which records it wants.
-        fresh: Whether it starts without connections; None: if none was reported when
-            the first link begins.
+        fresh: Whether it starts without connections; None: unless it `adopts` one
+            before the first link begins.
         first_conn: See `Reports`.
     Raises:
         ReportError: Something of it no sidecar would take.
@@ -79,6 +79,7 @@ class Client:
         # close by itself before that, or a user without conns be back.
         self._ends: dict[tuple[Uid, int | None], Arrival] = {}
         self._fresh = fresh
+        self._has_adopted = False
         self._acked = 0
         self._wanted_pong = 0
         self._options = {"protocol": PROTOCOL, "name": name, "ping": PING_S}
@@ -97,6 +98,10 @@ class Client:
         if conn is None:
             self._take_back_end(uid, None)
 
+    def adopts(self) -> None:
+        """Note that a connection is reported which an earlier process had begun."""
+        self._has_adopted = True
+
     def logout(self, uid: Uid, conn: int | None) -> None:
         """Close a connection; see `Reports.logout`."""
         if not self.reports.logout(uid, conn):
@@ -112,8 +117,9 @@ class Client:
         """Give the first frame of a link."""
         options = dict(self._options)
         if self.welcome is None:
-            is_empty = not self.reports.uids
-            options["fresh"] = is_empty if self._fresh is None else self._fresh
+            # Logins that wait already do no harm: they are told behind this.
+            is_new = not self._has_adopted
+            options["fresh"] = is_new if self._fresh is None else self._fresh
         elif finished := self.inbox.finished:
             options |= {"after": finished, "log": self.welcome.log}
         return encode(["hello", options])
