@@ -367,7 +367,9 @@ class Sidecar:
                 try:
                     yield self
                 finally:
-                    await self._finish()
+                    with anyio.move_on_after(LAST_S, shield=True):
+                        await self._tell_the_rest()
+                    self._close()
         except BaseExceptionGroup as group:
             # Nobody who uses this knows of a task group: one error comes out as it is.
             if len(group.exceptions) > 1:
@@ -376,17 +378,18 @@ class Sidecar:
         if only is not None:
             raise only
 
-    async def _finish(self) -> None:
-        with anyio.CancelScope(shield=True):
-            if self._client.is_linked:
-                with anyio.move_on_after(LAST_S):
-                    await self.flush()
+    async def _tell_the_rest(self) -> None:
+        if self._client.is_linked:
+            with suppress(anyio.ClosedResourceError):  # refused just now
+                await self.flush()
+
+    def _close(self) -> None:
         self._is_closed = True
         self._tell()
         self._scope.cancel()
 
     async def _keep_linked(self) -> None:
-        """Link again and again, until `_finish`; what ends a link is logged once."""
+        """Link again and again, until `_close`; what ends a link is logged once."""
         refusals = 0
         with self._scope:
             while True:
