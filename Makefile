@@ -59,7 +59,7 @@ check: $(call STAMP,dev)  ## Lint, format, types
 	$(VENV)/bin/flake8 --select $(ASYNC) liveness tests
 
 bench: $(call STAMP,runtime)  ## The numbers, measured on this machine
-	@exec $(VENV)/bin/python -m liveness.bench $(ARGS)
+	@exec $(VENV)/bin/liveness bench $(ARGS)
 
 lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
 	@scratch=$$(mktemp -d)

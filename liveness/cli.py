@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout, suppress
-from dataclasses import MISSING
+from dataclasses import MISSING, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -23,6 +23,7 @@ from cyclopts import (
 )
 
 from liveness import __version__
+from liveness.bench import FULL, QUICK, SCENARIOS
 from liveness.config import SETTINGS
 from liveness.core.records import KINDS
 from liveness.errors import ConfigError, LivenessError
@@ -126,6 +127,34 @@ def _number(
         raise ValueError(f"{text!r} is not {low} to {high}")
 
     return Parameter(help=told, metavar=metavar, converter=read)
+
+
+def _sized(name: str, told: str) -> str:
+    """The help of an amount of `bench`, with its two defaults."""
+    full, quick = (getattr(one, name) for one in (FULL, QUICK))
+    return f"{told} (default {full:g}, with --quick {quick:g})"
+
+
+def _folder(_kind: Any, tokens: Sequence[Token]) -> Path:
+    path = Path(tokens[0].value)
+    if not path.is_dir():
+        raise ValueError(f"{tokens[0].value!r} is no folder")
+    return path
+
+
+def _writable(_kind: Any, tokens: Sequence[Token]) -> str:
+    """A file that can be written, as far as that can be told beforehand; or `-`."""
+    text = tokens[0].value
+    path = Path(text)
+    if text == "-":
+        return text
+    if text.startswith("-"):
+        raise ValueError(f"{text!r} is a flag; ./{text} would be a file")
+    if path.is_dir():
+        raise ValueError(f"{text!r} is a folder")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{text!r} cannot be written")
+    return text
 
 
 Socket = Annotated[str | None, _flag("--socket", "PATH")]
@@ -262,14 +291,103 @@ def demo(
     timeout: Annotated[
         float, _number(float, "S", "silence timeout (default 10)", 1, 86_400)
     ] = 10.0,
+    script: Annotated[
+        str,
+        Parameter(
+            help="what is made to happen, and when: SECONDS and silence [N], gateway, "
+            "stop [S], restart or kill, as in '5 silence, 10 gateway'",
+            metavar="STEPS",
+            converter=_as_written,
+        ),
+    ] = "",
 ) -> int:
-    """Run a chat gateway, simulated users and a sidecar, and check what is decided."""
+    """Run a chat gateway, simulated users and a sidecar, and check what is decided.
+
+    On a terminal it is a live picture with keys.
+    """
     import trio
 
-    from liveness.demo import run
+    from liveness.demo.run import run
 
-    code: int = trio.run(partial(run, seconds=seconds, users=users, timeout=timeout))
+    code: int = trio.run(
+        partial(run, seconds=seconds, users=users, timeout=timeout, script=script)
+    )
     return code
+
+
+@app.command(help_epilogue="Example: liveness bench steady silence --users 50000")
+def bench(
+    *scenario: Annotated[
+        str,
+        Parameter(
+            name="SCENARIO",
+            help="\n\n".join(f"{name}: {what}" for name, what in SCENARIOS.items()),
+            choices=tuple(SCENARIOS),
+            show_choices=False,
+        ),
+    ],
+    users: Annotated[
+        int | None, _number(int, "N", _sized("users", "users"), 100, 1_000_000)
+    ] = None,
+    rate: Annotated[
+        int | None,
+        _number(int, "N", _sized("rate", "frames a second in steady"), 1, 100_000),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        _number(
+            float,
+            "S",
+            _sized("seconds", "how long users go on falling silent in steady"),
+            1,
+            86_400,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        _number(
+            float,
+            "S",
+            _sized("timeout_s", "silence timeout of those who fall silent"),
+            1,
+            86_400,
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, Parameter(help="few users and short times: whether it works, not how")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        Parameter(
+            help="where the sidecar has its files: the disk that is measured "
+            "(default: the temporary folder)",
+            metavar="DIR",
+            converter=_folder,
+        ),
+    ] = None,
+    json: Annotated[
+        str | None,
+        Parameter(
+            help="write a report there too; - is stdout, and the table is on stderr",
+            metavar="FILE",
+            converter=_writable,
+            allow_leading_hyphen=True,  # of "-"
+        ),
+    ] = None,
+) -> int:
+    """Measure what is promised on this machine, from a gateway's side.
+
+    All scenarios, which takes about three minutes, unless some are named. The exit code
+    is 0 if every floor was met, 1 if one was missed.
+    """
+    flags: dict[str, Any] = {"users": users, "rate": rate, "seconds": seconds}
+    flags |= {"timeout_s": timeout, "folder": folder}
+    given = {name: value for name, value in flags.items() if value is not None}
+
+    from liveness.bench.run import run
+
+    options = replace(QUICK if quick else FULL, **given)
+    return run(scenario or SCENARIOS, options, report=json)
 
 
 @app.command(help_epilogue="Example: liveness check-config --config liveness.toml")

@@ -105,6 +105,12 @@ def test_the_kinds_of_watch_are_those_of_the_records(
         ("status --json=perhaps", 'unable to convert "perhaps" into bool'),
         ("demo --seconds nan", "'nan' is not 1 to 86400"),
         ("demo --users 1.5", "'1.5' is not 1 to 10000"),
+        ("bench gone", 'Invalid value "gone" for SCENARIO. Choose from: "idle"'),
+        ("bench --users 5", "'5' is not 100 to 1000000"),
+        ("bench --folder /there/is/none", "'/there/is/none' is no folder"),
+        ("bench --json /there/is/none", "'/there/is/none' cannot be written"),
+        ("bench --json /", "'/' is a folder"),
+        ("bench --json --quick", "'--quick' is a flag"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_2(

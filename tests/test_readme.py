@@ -13,9 +13,11 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BIN = Path(sys.executable).parent
 PATIENCE_S = 20
+GATEWAYS = ["trio.run", "asyncio.run", "connect_sync("]  # what each has in it alone
 
 
 def blocks(language: str) -> list[str]:
@@ -121,13 +124,94 @@ def command(name: str) -> str:
     return found
 
 
+def example(text: str) -> str:
+    """The one Python example that has this in it."""
+    (found,) = (block for block in blocks("python") if text in block)
+    return found
+
+
+def test_every_python_example_is_run_below() -> None:
+    assert len(blocks("python")) == len(GATEWAYS) + 2
+
+
+@pytest.mark.parametrize("face", GATEWAYS)
+def test_a_gateway_of_the_readme_closes_who_is_silent_or_elsewhere_and_nobody_else(
+    face: str, environ: dict[str, str]
+) -> None:
+    port = str(free_port())
+    gateway = example(face).replace("9000", port)
+    with started("liveness serve --timeout 1", environ) as sidecar:
+        sidecar.line_with('"ready"')
+        with started(f"python -W error -c {shlex.quote(gateway)}", environ):
+            sidecar.line_with('"gw-1"')
+            with person(port, b"ada\n") as older, person(port, b"eve\n") as eve:
+                with person(port, b"\xff\0\n"), person(port, b"bob\n"):
+                    pass  # no uid, and a logout: neither may harm the others
+                with (
+                    speaking(older),
+                    person(port, b"ada\n") as newer,
+                    speaking(newer),
+                ):
+                    assert older.recv(1) == b"", "ada is on a newer connection"
+                    assert eve.recv(1) == b"", "eve is silent"
+                    newer.settimeout(0)
+                    with pytest.raises(BlockingIOError):
+                        newer.recv(1)
+
+
+async def test_the_test_of_the_readme_passes() -> None:
+    names: dict[str, Any] = {}
+    exec(example("liveness.testing"), names)
+    (written,) = (one for name, one in names.items() if name.startswith("test_"))
+    await written()
+
+
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@contextmanager
+def person(port: str, line: bytes) -> Iterator[socket.socket]:
+    """A user of the gateway, from the moment it listens."""
+    until = time.perf_counter() + PATIENCE_S
+    while True:
+        try:
+            connection = socket.create_connection(("localhost", port), PATIENCE_S)
+            break
+        except ConnectionRefusedError:
+            assert time.perf_counter() < until
+    with connection:
+        connection.sendall(line)
+        yield connection
+
+
+@contextmanager
+def speaking(connection: socket.socket) -> Iterator[None]:
+    """Lets a user say something four times a second."""
+    is_over = threading.Event()
+
+    def speak() -> None:
+        with suppress(OSError):  # closed by the gateway
+            while not is_over.wait(0.25):
+                connection.sendall(b"hi\n")
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
 def test_the_python_example_is_told_of_a_silent_user(environ: dict[str, str]) -> None:
-    (example,) = blocks("python")
+    raw = example("msgpack")
     serve = "liveness serve --timeout 1"
     with started(serve, environ) as sidecar:
         sidecar.line_with('"ready"')
         told = subprocess.run(
-            [sys.executable, "-c", example],
+            [sys.executable, "-c", raw],
             env=environ,
             capture_output=True,
             text=True,

@@ -1,14 +1,53 @@
 """What the sidecar does on this machine, measured from a gateway's side.
 
-`python -m liveness.bench` starts the real server as a process of its own, drives it
-over its Unix socket, and holds each figure against the promised floor:
+`liveness bench` starts the real sidecar as a process of its own and drives it over its
+Unix socket. Its figures about itself are not asked. They are taken
 
-    idle      a sidecar with nothing to do, and how soon it is ready
-    logins    everyone logs in at once
-    steady    single keepalives all along, while some users fall silent
-    silence   everyone falls silent at once
-    restart   a planned stop, then a crash, with everyone online
+- on this side's clocks: from before the first byte is written until an answer or a
+  record is there. Lateness begins before the last sign of life was written, so it is
+  never flattered, and what is early is too early by any clock.
+- from the record itself where its decision is meant: the stamp `at`, from this machine's
+  wall clock, against the same clock read here. When it arrived is told beside it.
+- from the process table: CPU and memory, the bench's own too.
 
-Lateness is reckoned on the client's own clocks, from the moment before it wrote a
-user's last sign of life; the server's figures about itself are not asked.
+This file names what there is to choose; `run.py` is the command.
 """
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+SCENARIOS: Final = {
+    "idle": "a sidecar with nothing to do, and how soon it is ready",
+    "logins": "everyone logs in at once",
+    "steady": "keepalives all along, one a frame, while some users fall silent",
+    "silence": "everyone falls silent at once",
+    "restart": "a planned stop, then a crash, with everyone online",
+    "client": "what the client library costs a gateway",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How much of everything. With the defaults a run is the one of the promises.
+
+    Args:
+        users: How many there are.
+        rate: Frames a second in `steady`.
+        seconds: How long users go on falling silent there; other windows are at most
+            as long.
+        timeout_s: The silence timeout of those that fall silent.
+        folder: Where the sidecar has its files: the disk that is measured. None: the
+            usual temporary folder.
+    """
+
+    users: int = 100_000
+    rate: int = 3_000
+    seconds: float = 30.0
+    timeout_s: float = 10.0
+    folder: Path | None = None
+
+
+FULL: Final = Options()
+# As little as shows that everything works; what it measures is no measure.
+QUICK: Final = Options(users=500, rate=500, seconds=2.0, timeout_s=3.0)

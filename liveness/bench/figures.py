@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +25,14 @@ class Figure:
     most: float | None = None
 
     @property
-    def is_met(self) -> bool:
-        """Whether the floor is kept, if there is one. NaN keeps none."""
-        return self.most is None or self.value <= self.most
+    def is_met(self) -> bool | None:
+        """Whether the floor is kept; None if there is none. NaN keeps none."""
+        return None if self.most is None else self.value <= self.most
 
     @property
     def verdict(self) -> str:
         """The floor's fate in one word."""
-        if self.most is None:
-            return ""
-        return "met" if self.is_met else "MISSED"
+        return {None: "", True: "met", False: "MISSED"}[self.is_met]
 
     def as_map(self) -> dict[str, object]:
         """The figure as JSON has it."""
@@ -47,7 +46,18 @@ class Figure:
         }
 
 
-HEAD = ("scenario", "figure", "value", "floor", "")
+HEAD: Final = ("scenario", "figure", "value", "floor", "")
+
+
+def are_met(figures: Sequence[Figure]) -> bool:
+    """Whether no floor was missed."""
+    return all(figure.is_met is not False for figure in figures)
+
+
+def summary(figures: Sequence[Figure]) -> str:
+    """How many of the floors were met, in one line."""
+    verdicts = [figure.is_met for figure in figures if figure.is_met is not None]
+    return f"{verdicts.count(True)} of {len(verdicts)} floors met"
 
 
 def as_table(figures: Sequence[Figure]) -> str:

@@ -22,7 +22,7 @@ from liveness.errors import LivenessError
 LOGIN_BATCH: Final = 1_000
 KEEPALIVE_BATCH: Final = 4_000  # the `max_batch` of every server
 RECEIVE_BYTES: Final = 262_144
-ANSWER_S: Final = 60.0  # long after anything that works
+ANSWER_S: Final = 300.0  # long after anything that works, a million logins too
 
 
 class LoadError(LivenessError):
@@ -107,7 +107,8 @@ class Gateway:
         self.welcome: dict[str, Any] = {}
         self._replies: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._noticed = threading.Condition()
-        self._count = 0
+        self.count = 0  # of all records
+        self._is_over = False
         self._writing = threading.Lock()
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -159,9 +160,9 @@ class Gateway:
                 return listed
 
     def wait_for(self, count: int, *, until: float) -> None:
-        """Wait for *count* records in all, at most until a monotonic moment."""
+        """Wait for *count* records in all, until a monotonic moment or the link's end."""
         with self._noticed:
-            while self._count < count:
+            while self.count < count and not self._is_over:
                 left_s = until - time.perf_counter()
                 if left_s <= 0 or not self._noticed.wait(left_s):
                     return
@@ -192,12 +193,15 @@ class Gateway:
         except Exception as error:  # whoever waits for a reply is told
             end = (repr(error),)
         self._replies.put(end)
+        with self._noticed:
+            self._is_over = True
+            self._noticed.notify_all()
 
     def _take(self, notices: Notices) -> None:
         self.tell("ack", notices.records[-1]["seq"])
         self.notices.append(notices)
         with self._noticed:
-            self._count += len(notices.records)
+            self.count += len(notices.records)
             self._noticed.notify_all()
 
     def _close(self) -> None:
@@ -217,22 +221,31 @@ class Pace:
 
     def __init__(self, gateway: Gateway, *, rate: float) -> None:
         self.began = now()
-        self.mono = array("d")  # beside each other: when each frame was written
-        self.wall_ms = array("d")
+        self._mono = array("d")  # beside each other: when each frame was written
+        self._wall_ms = array("d")
         self.lags_s = array("d")  # how late against its own plan
         self._gateway = gateway
         self._rate = rate
 
+    @property
+    def count(self) -> int:
+        """How many frames were written so far."""
+        return len(self.lags_s)
+
+    def moments(self) -> Iterator[Moment]:
+        """When each of them was written."""
+        return map(Moment, self._mono, self._wall_ms)
+
     def run(self, frames: Sequence[bytes]) -> None:
         """Write *frames*, each at its time; the first follows the last run's last."""
         send, rate, began = self._gateway.send, self._rate, self.began.mono
-        for number, frame in enumerate(frames, start=len(self.mono)):
+        for number, frame in enumerate(frames, start=self.count):
             planned = began + number / rate
             ahead_s = planned - time.perf_counter()
             if ahead_s > 0:
                 time.sleep(ahead_s)
             mono, wall_ms = now()
-            self.mono.append(mono)
-            self.wall_ms.append(wall_ms)
+            self._mono.append(mono)
+            self._wall_ms.append(wall_ms)
             self.lags_s.append(mono - planned)
             send(frame)

@@ -4,32 +4,28 @@ import os
 import platform
 import sqlite3
 import tempfile
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from liveness import __version__
 from liveness.core.wheel import IMPLEMENTATION
 
 
-def facts(folder: Path | None) -> dict[str, object]:
+def facts(folder: Path | None) -> dict[str, Any]:
     """Everything a reader needs to compare figures with those of another machine.
 
     Args:
         folder: Where the log is written; None: the usual temporary folder.
     """
+    memory_kib = int(_first("/proc/meminfo", "MemTotal").split()[0])
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": len(os.sched_getaffinity(0)),
         "cpu": _first("/proc/cpuinfo", "model name"),
-        "memory_mb": int(_first("/proc/meminfo", "MemTotal").split()[0])
-        * 1024
-        // 10**6,
-        "load": round(os.getloadavg()[0], 2),
-        "filesystem": _filesystem(folder or Path(tempfile.gettempdir())),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mb": memory_kib * 1024 // 10**6,
+        "load_before": [round(one, 2) for one in os.getloadavg()],
+        "disk": _disk(folder or Path(tempfile.gettempdir())),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "liveness": __version__,
         "wheel": IMPLEMENTATION,
         "trio": version("trio"),
         "msgpack": version("msgpack"),
@@ -37,11 +33,11 @@ def facts(folder: Path | None) -> dict[str, object]:
     }
 
 
-def as_line(machine: dict[str, object]) -> str:
+def as_line(machine: dict[str, Any]) -> str:
     """The facts on one line."""
     return (
-        "{cores} cores ({cpu}), {memory_mb} MB, load {load}, {filesystem}, "
-        "Linux {kernel}, Python {python}, wheel {wheel}, {date}"
+        "{cores} cores ({cpu}), {memory_mb} MB, load {load_before[0]}, {disk}, "
+        "Linux {kernel}, Python {python}, wheel {wheel}"
     ).format(**machine)
 
 
@@ -54,12 +50,12 @@ def _first(path: str, name: str) -> str:
     return "unknown"  # not every architecture names its model
 
 
-def _filesystem(folder: Path) -> str:
-    """The kind of filesystem: on tmpfs nothing that is "on disk" is on a disk."""
-    folder, best, kind = folder.resolve(), Path(), "unknown"
-    for line in Path("/proc/mounts").read_text().splitlines():
-        _, point, named, *_ = line.split()
+def _disk(folder: Path) -> str:
+    """Filesystem and device: on tmpfs nothing that is "on disk" is on a disk."""
+    folder, best, found = folder.resolve(), Path(), "unknown"
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        device, point, kind, *_ = line.split()
         mount = Path(point)
         if folder.is_relative_to(mount) and len(mount.parts) >= len(best.parts):
-            best, kind = mount, named
-    return kind
+            best, found = mount, f"{kind} on {device}"
+    return found

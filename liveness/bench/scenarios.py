@@ -1,18 +1,17 @@
-"""The five things that are measured, each on a fresh server."""
+"""What is measured, each on a fresh server. The floors are those of the README."""
 
 import time
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final, Self
 
+from liveness.bench import Options
 from liveness.bench.figures import Figure
-from liveness.bench.load import Gateway, LoadError, Moment, Pace, Users, now
+from liveness.bench.load import Gateway, Moment, Pace, Users, now
+from liveness.bench.progress import Stage, passing
 from liveness.bench.server import Server, server
 from liveness.bench.verdict import Verdict, judge, quantile
 
-# What is promised, as the README has it.
 READY_S: Final = 1.0
 IDLE_MB: Final = 80.0
 IDLE_CPU_PERCENT: Final = 1.0
@@ -36,96 +35,81 @@ PATIENCE_S: Final = 2 * SILENCE_S
 RENEWED_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How much of everything."""
-
-    users: int
-    rate: int
-    seconds: float
-    timeout_s: float
-    folder: Path | None
-
-    def server(self, timeout_s: float | None = None) -> AbstractContextManager[Server]:
-        """A server with the short timeout, or another."""
-        return server(self.folder, timeout_s=timeout_s or self.timeout_s)
-
-    @property
-    def falling(self) -> int:
-        """How many users fall silent in `steady`."""
-        return min(round(FALLS_PER_S * self.seconds), self.users // 2)
+def why_not(options: Options) -> str:
+    """Why these options do not go together, and what would; nothing if they do."""
+    falling = _falling(options)
+    least = round(falling / (options.timeout_s / 2)) + 1
+    if options.rate < least:
+        return (
+            f"{options.rate} frames a second are too few for {falling} users who speak "
+            f"every {options.timeout_s / 2:g} s; use --rate {least} or more"
+        )
+    return ""
 
 
-def idle(options: Options) -> list[Figure]:
+def idle(options: Options, stage: Stage) -> list[Figure]:
     """A sidecar with nothing to do, and how soon it is ready."""
     window_s = min(options.seconds, IDLE_S)
-    with options.server() as sidecar:
+    with server(options.folder, timeout_s=options.timeout_s) as sidecar:
         ready_s = sidecar.start()
+        stage("nothing happens", passing(IDLE_SETTLE_S + window_s))
         time.sleep(IDLE_SETTLE_S)
-        cpu_s = sidecar.cpu_s()
-        time.sleep(window_s)
-        cpu_percent = 100 * (sidecar.cpu_s() - cpu_s) / window_s
+        with _Window(sidecar) as window:
+            time.sleep(window_s)
         memory_mb = sidecar.memory_mb()
     return [
         Figure("idle", "ready after exec", ready_s, "s", READY_S),
         Figure("idle", "memory", memory_mb, "MB", IDLE_MB),
-        Figure("idle", "server CPU", cpu_percent, "%", IDLE_CPU_PERCENT),
+        Figure("idle", "server CPU", window.server_percent, "%", IDLE_CPU_PERCENT),
     ]
 
 
-def logins(options: Options) -> list[Figure]:
+def logins(options: Options, stage: Stage) -> list[Figure]:
     """Everyone logs in at once."""
     users = Users(options.users)
     frames = users.logins(range(len(users)))
-    with options.server() as sidecar:
-        sidecar.start()
-        with Gateway(sidecar.socket) as gateway:
-            load, cpu_s, began = _Load(), sidecar.cpu_s(), time.perf_counter()
+    with _linked(options, options.timeout_s) as (sidecar, gateway):
+        stage("everyone logs in", None)
+        with _Window(sidecar) as window:
             gateway.send(frames)
             gateway.ping()
-            took_s = time.perf_counter() - began
-            load_percent, cpu_s = load.cpu_percent(), sidecar.cpu_s() - cpu_s
-            memory_mb = sidecar.memory_mb()
+        memory_mb = sidecar.memory_mb()
     return [
-        Figure("logins", "all on disk", took_s, "s", LOGINS_S),
-        Figure("logins", "logins a second", len(users) / took_s, ""),
-        Figure("logins", "server CPU a login", cpu_s / len(users) * 1e9, "ns"),
+        Figure("logins", "all on disk", window.took_s, "s", LOGINS_S),
+        Figure("logins", "logins a second", len(users) / window.took_s, ""),
+        Figure("logins", "server CPU a login", window.server_ns(len(users)), "ns"),
         Figure("logins", "server memory with all online", memory_mb, "MB"),
-        Figure("logins", "load CPU", load_percent, "%"),
+        Figure("logins", "load CPU", window.load_percent, "%"),
     ]
 
 
-def steady(options: Options) -> list[Figure]:
+def steady(options: Options, stage: Stage) -> list[Figure]:
     """Single keepalives all along, while some users fall silent at a steady rate.
 
     Users whose turn comes too seldom for the short timeout have a longer one; those
     that are to fall silent have the short one, and speak every half of it until then.
     """
-    users, falling = Users(options.users), options.falling
+    users, falling, order = Users(options.users), _falling(options), _order(options)
     singles = users.single_keepalives()
-    order = _order(options)
+    # Until the first of them is due it is only half of the load.
+    before = round(options.rate * options.timeout_s)
     long_s = options.timeout_s + 1.5 * options.users / options.rate
-    with options.server(long_s) as sidecar:
-        sidecar.start()
-        with Gateway(sidecar.socket) as gateway:
-            gateway.send(users.logins(range(falling, len(users))))
-            gateway.send(users.logins(range(falling), timeout=options.timeout_s))
-            gateway.ping()
-            pace = Pace(gateway, rate=options.rate)
-            # Until the first of them is due it is only half of the load.
-            before = round(options.rate * options.timeout_s)
-            pace.run([singles[number] for number in order[:before]])
-            load, cpu_s, began = _Load(), sidecar.cpu_s(), time.perf_counter()
+    with _linked(options, long_s) as (sidecar, gateway):
+        stage("everyone logs in", None)
+        gateway.send(users.logins(range(falling, len(users))))
+        gateway.send(users.logins(range(falling), timeout=options.timeout_s))
+        gateway.ping()
+        pace = Pace(gateway, rate=options.rate)
+        stage("users speak, some fall silent", lambda: pace.count / len(order))
+        pace.run([singles[number] for number in order[:before]])
+        with _Window(sidecar) as window:
             pace.run([singles[number] for number in order[before:]])
-            window_s = time.perf_counter() - began
-            load_percent, cpu_s = load.cpu_percent(), sidecar.cpu_s() - cpu_s
-            gateway.wait_for(falling, until=time.perf_counter() + PATIENCE_S)
-            gateway.ping()
-        sidecar.check()
+        gateway.wait_for(falling, until=time.perf_counter() + PATIENCE_S)
+        gateway.ping()
     # A later sign of the same user overwrites an earlier one.
     last = {
-        users.uids[number]: Moment(mono, wall_ms)
-        for number, mono, wall_ms in zip(order, pace.mono, pace.wall_ms, strict=True)
+        users.uids[number]: moment
+        for number, moment in zip(order, pace.moments(), strict=True)
         if number < falling
     }
     verdict = judge(gateway.notices, last, timeout_s=options.timeout_s)
@@ -133,38 +117,35 @@ def steady(options: Options) -> list[Figure]:
     return [
         *_promptness("steady", verdict),
         *_mistakes("steady", verdict),
-        Figure("steady", "server CPU", 100 * cpu_s / window_s, "%", STEADY_CPU_PERCENT),
-        Figure("steady", "server CPU a frame", cpu_s / frames * 1e9, "ns"),
-        Figure("steady", "frames a second", frames / window_s, ""),
-        Figure("steady", "load CPU", load_percent, "%"),
+        Figure("steady", "server CPU", window.server_percent, "%", STEADY_CPU_PERCENT),
+        Figure("steady", "server CPU a frame", window.server_ns(frames), "ns"),
+        Figure("steady", "frames a second", frames / window.took_s, ""),
+        Figure("steady", "load CPU", window.load_percent, "%"),
         Figure("steady", "load behind its pace p99", _p99_ms(pace.lags_s), "ms"),
     ]
 
 
-def silence(options: Options) -> list[Figure]:
+def silence(options: Options, stage: Stage) -> list[Figure]:
     """Everyone falls silent at once."""
     users, timeout_s = Users(options.users), options.timeout_s
-    last: dict[str, Moment] = {}
-    with options.server() as sidecar:
-        sidecar.start()
-        with Gateway(sidecar.socket) as gateway:
-            gateway.send(users.logins(range(len(users))))
+    with _linked(options, timeout_s) as (sidecar, gateway):
+        stage("everyone logs in", None)
+        gateway.send(users.logins(range(len(users))))
+        gateway.ping()
+        last = _speak(gateway, users)
+        first_due = last[users.uids[0]].mono + timeout_s
+        patience = last[users.uids[-1]].mono + timeout_s + PATIENCE_S
+        stage("everyone is silent", passing(first_due - time.perf_counter()))
+        time.sleep(max(0.0, first_due - time.perf_counter()) / 2)
+        sidecar.forget_peak()
+        memory_mb = sidecar.memory_mb()
+        with _Window(sidecar) as window:
+            gateway.wait_for(1, until=patience)
+            stage("everyone goes offline", lambda: gateway.count / len(users))
+            gateway.wait_for(len(users), until=patience)
             gateway.ping()
-            for part, frame in users.keepalives():
-                last |= dict.fromkeys(users.uids[part.start : part.stop], now())
-                gateway.send(frame)
-            gateway.ping()
-            first_due = last[users.uids[0]].mono + timeout_s
-            last_due = last[users.uids[-1]].mono + timeout_s
-            time.sleep(max(0.0, first_due - time.perf_counter()) / 2)
-            sidecar.forget_peak()
-            load, memory_mb, cpu_s = _Load(), sidecar.memory_mb(), sidecar.cpu_s()
-            gateway.wait_for(len(users), until=last_due + PATIENCE_S)
-            gateway.ping()
-            acked_s = time.perf_counter() - first_due
-            load_s, cpu_s = load.cpu_s(), sidecar.cpu_s() - cpu_s
-            growth_mb = sidecar.peak_memory_mb() - memory_mb
-        sidecar.check()
+        acked_s = time.perf_counter() - first_due
+        growth_mb = sidecar.peak_memory_mb() - memory_mb
     verdict = judge(gateway.notices, last, timeout_s=timeout_s)
     return [
         Figure("silence", "all decided", _worst(verdict.decided_s), "s", SILENCE_S),
@@ -172,40 +153,40 @@ def silence(options: Options) -> list[Figure]:
         Figure("silence", "all acknowledged", acked_s, "s", SILENCE_S),
         *_mistakes("silence", verdict),
         Figure("silence", "memory growth", growth_mb, "MB", SILENCE_MB),
-        Figure("silence", "server CPU an offline", cpu_s / len(users) * 1e9, "ns"),
-        Figure("silence", "load CPU", 100 * load_s / acked_s, "%"),
+        Figure("silence", "server CPU an offline", window.server_ns(len(users)), "ns"),
+        Figure("silence", "load CPU", 100 * window.load_s / acked_s, "%"),
     ]
 
 
-def restart(options: Options) -> list[Figure]:
+def restart(options: Options, stage: Stage) -> list[Figure]:
     """A planned stop and start, then a crash, with everyone online and speaking.
 
     Afterwards everyone is watched until each clock that should have been renewed
     would have run out.
     """
-    users = Users(options.users)
-    with options.server() as sidecar:
+    users, watch_s = Users(options.users), options.timeout_s + RENEWED_S
+    with server(options.folder, timeout_s=options.timeout_s) as sidecar:
         sidecar.start()
-        with Gateway(sidecar.socket) as gateway:
-            gateway.send(users.logins(range(len(users))))
-            before = gateway.listed()
+        with Gateway(sidecar.socket) as first:
+            stage("everyone logs in", None)
+            first.send(users.logins(range(len(users))))
+            before = first.listed()
+        stage("a planned stop, and a start", None)
         stopped_s = sidecar.stop()
         planned_s = sidecar.start()
-        links, lost = [gateway], 0
-        for is_last in (False, True):
-            with Gateway(sidecar.socket) as gateway:
-                links.append(gateway)
-                for _, frame in users.keepalives():
-                    gateway.send(frame)
-                lost += _lost(before, gateway)
-                if is_last:
-                    _watch(gateway, users, options.timeout_s)
-                    lost += _lost(before, gateway)
-            if not is_last:
-                sidecar.kill()
-                crash_s = sidecar.start()
+        with Gateway(sidecar.socket) as second:
+            _speak(second, users)
+            lost = _lost(before, second)
+        stage("a crash, and a start", None)
+        sidecar.kill()
+        crash_s = sidecar.start()
+        with Gateway(sidecar.socket) as third:
+            _speak(third, users)
+            stage("everyone speaks and is watched", passing(watch_s))
+            _keep_speaking(third, users, watch_s, every_s=options.timeout_s / 3)
+            lost += _lost(before, third)
         sidecar.check()
-    false = sum(len(records) for link in links for _, records in link.notices)
+    false = sum(gateway.count for gateway in (first, second, third))
     return [
         Figure("restart", "stopped after SIGTERM", stopped_s, "s", STOP_S),
         Figure("restart", "ready after a planned stop", planned_s, "s", READY_S),
@@ -215,25 +196,73 @@ def restart(options: Options) -> list[Figure]:
     ]
 
 
-SCENARIOS: Final = {
-    scenario.__name__: scenario for scenario in (idle, logins, steady, silence, restart)
-}
-
-
 # --- within -------------------------------------------------------------------
 
 
-class _Load:
-    """CPU that the load generator itself uses from now on."""
+class _Window:
+    """What a stretch of time costs: itself, and the CPU of both sides."""
 
-    def __init__(self) -> None:
-        self._cpu_s, self._began = time.process_time(), time.perf_counter()
+    took_s = server_s = load_s = 0.0
 
-    def cpu_s(self) -> float:
-        return time.process_time() - self._cpu_s
+    def __init__(self, sidecar: Server) -> None:
+        self._sidecar = sidecar
 
-    def cpu_percent(self) -> float:
-        return 100 * self.cpu_s() / (time.perf_counter() - self._began)
+    def __enter__(self) -> Self:
+        self._began = self._read()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        spent = [b - a for a, b in zip(self._began, self._read(), strict=True)]
+        self.took_s, self.server_s, self.load_s = spent
+
+    def _read(self) -> tuple[float, float, float]:
+        return time.perf_counter(), self._sidecar.cpu_s(), time.process_time()
+
+    @property
+    def server_percent(self) -> float:
+        return 100 * self.server_s / self.took_s
+
+    @property
+    def load_percent(self) -> float:
+        return 100 * self.load_s / self.took_s
+
+    def server_ns(self, count: int) -> float:
+        """The server's CPU for each of *count*."""
+        return self.server_s / count * 1e9
+
+
+@contextmanager
+def _linked(options: Options, timeout_s: float) -> Iterator[tuple[Server, Gateway]]:
+    """A server that has started and is there to the end, and a link to it."""
+    with server(options.folder, timeout_s=timeout_s) as sidecar:
+        sidecar.start()
+        with Gateway(sidecar.socket) as gateway:
+            yield sidecar, gateway
+        sidecar.check()
+
+
+def _speak(gateway: Gateway, users: Users) -> dict[str, Moment]:
+    """Send a keepalive of everyone; from when on each of them is silent."""
+    last: dict[str, Moment] = {}
+    for part, frame in users.keepalives():
+        last |= dict.fromkeys(users.uids[part.start : part.stop], now())
+        gateway.send(frame)
+    gateway.ping()
+    return last
+
+
+def _keep_speaking(
+    gateway: Gateway, users: Users, seconds: float, *, every_s: float
+) -> None:
+    until = time.perf_counter() + seconds
+    while (left_s := until - time.perf_counter()) > 0:
+        time.sleep(min(left_s, every_s))
+        _speak(gateway, users)
+
+
+def _falling(options: Options) -> int:
+    """How many users fall silent in `steady`."""
+    return min(round(FALLS_PER_S * options.seconds), options.users // 2)
 
 
 def _order(options: Options) -> list[int]:
@@ -242,42 +271,27 @@ def _order(options: Options) -> list[int]:
     User `n` of those that fall silent does so after n / FALLS_PER_S seconds; all
     others take turns in what is left, until the last of the silent ones is due.
     """
-    half_s = options.timeout_s / 2
+    falling, half_s = _falling(options), options.timeout_s / 2
     signs: list[tuple[int, int]] = []
-    for number in range(options.falling):
+    for number in range(falling):
         at_s = number / FALLS_PER_S
         while at_s >= 0:
             signs.append((round(at_s * options.rate), number))
             at_s -= half_s
     signs.sort(reverse=True)
-    order, stayer = list[int](), options.falling
+    order, stayer = list[int](), falling
     for position in range(round((options.seconds + options.timeout_s) * options.rate)):
         if signs and signs[-1][0] <= position:
-            planned, number = signs.pop()
-            if position - planned > options.rate * half_s / 2:
-                raise LoadError(
-                    "--rate leaves too few frames for those who fall silent"
-                )
-            order.append(number)
+            order.append(signs.pop()[1])
         else:
             order.append(stayer)
-            stayer = stayer + 1 if stayer + 1 < options.users else options.falling
+            stayer = stayer + 1 if stayer + 1 < options.users else falling
     return order
 
 
 def _lost(before: dict[str, int], gateway: Gateway) -> int:
     """How many are not listed any more, in the very session they had."""
     return len(before.items() - gateway.listed().items())
-
-
-def _watch(gateway: Gateway, users: Users, timeout_s: float) -> None:
-    """Keep everyone speaking until the clocks of before would have run out."""
-    until = time.perf_counter() + timeout_s + RENEWED_S
-    while (left_s := until - time.perf_counter()) > 0:
-        time.sleep(min(left_s, timeout_s / 3))
-        for _, frame in users.keepalives():
-            gateway.send(frame)
-    gateway.ping()
 
 
 def _promptness(scenario: str, verdict: Verdict) -> list[Figure]:

@@ -1,16 +1,15 @@
 """The server under test: its own process, in a folder of its own, gone at the end."""
 
-import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from liveness.bench.load import Gateway
+from liveness.bench import process
+from liveness.bench.load import Gateway, LoadError
 from liveness.commands import CommandError
 from liveness.commands.status import readiness
 from liveness.errors import LivenessError
@@ -20,11 +19,20 @@ START_S: Final = 30.0
 STOP_S: Final = 30.0
 POLL_S: Final = 0.002
 KB: Final = 1024 / 1e6  # /proc counts in units of 1,024 bytes; in MB
-TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+LAST_LINES: Final = 10
 
 
 class ServerError(LivenessError):
-    """The server did not start, or ended by itself; its last words are told."""
+    """The server did not start, or ended by itself.
+
+    Args:
+        what: Which of them.
+        last_lines: The end of what it said.
+    """
+
+    def __init__(self, what: str, *, last_lines: str) -> None:
+        super().__init__(what)
+        self.last_lines = last_lines
 
 
 class Server:
@@ -40,11 +48,11 @@ class Server:
         self._said = folder / "stderr"
         settings = folder / "settings.toml"
         settings.touch()  # none but the defaults, whatever this machine has set
-        self._command = [sys.executable, "-m", "liveness", "serve"]
+        self._command = ["liveness", "serve", "--config", str(settings)]
         self._command += ["--socket", str(self.socket), "--http", "127.0.0.1:0"]
-        self._command += ["--state", str(folder / "state"), "--config", str(settings)]
-        self._command += ["--timeout", str(timeout_s)]
+        self._command += ["--state", str(folder / "state"), "--timeout", str(timeout_s)]
         self._process: subprocess.Popen[bytes] | None = None
+        self._running = ExitStack()
 
     @property
     def pid(self) -> int:
@@ -55,15 +63,14 @@ class Server:
     def start(self) -> float:
         """Start it; return the seconds from exec until hello and `/readyz` succeed."""
         began = time.perf_counter()
-        env = {k: v for k, v in os.environ.items() if not k.startswith("LIVENESS_")}
         with self._said.open("ab") as said:
-            self._process = subprocess.Popen(
-                self._command, env=env, stdin=subprocess.DEVNULL, stderr=said
+            self._process = self._running.enter_context(
+                process.child(*self._command, stderr=said)
             )
         while not self._is_ready():
             self.check()
             if time.perf_counter() - began > START_S:
-                raise ServerError(f"not ready within {START_S:g} s{self._last_words()}")
+                raise self._error(f"it was not ready within {START_S:g} s")
             time.sleep(POLL_S)
         return time.perf_counter() - began
 
@@ -75,32 +82,26 @@ class Server:
         try:
             code = self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            raise ServerError(f"not stopped within {STOP_S:g} s") from None
+            raise self._error(f"it had not stopped within {STOP_S:g} s") from None
         if code:
-            raise ServerError(f"exit code {code} on SIGTERM{self._last_words()}")
+            raise self._error(f"it ended with code {code} on SIGTERM")
         return time.perf_counter() - began
 
     def kill(self) -> None:
         """End it at once, as a crash would; fine if it has ended."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        self._running.close()
 
     def check(self) -> None:
         """Raise if it has ended by itself."""
-        assert self._process is not None
-        code = self._process.poll()
+        code = None if self._process is None else self._process.poll()
         if code is not None:
-            raise ServerError(f"it ended with code {code}{self._last_words()}")
+            raise self._error(f"it ended with code {code}")
 
-    # --- its cost, from /proc -------------------------------------------------
+    # --- its cost, from the process table -------------------------------------
 
     def cpu_s(self) -> float:
         """CPU seconds used so far, user and system, all threads."""
-        stat = Path(f"/proc/{self.pid}/stat").read_text()
-        # The name before it is in parentheses and may hold anything.
-        fields = stat.rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+        return process.cpu_s(self.pid)
 
     def memory_mb(self) -> float:
         """Resident memory now."""
@@ -118,8 +119,10 @@ class Server:
 
     def _status(self, name: str) -> float:
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        (value,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
-        return int(value) * KB
+        for line in lines:
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * KB
+        raise LoadError("a process that has ended has no memory")
 
     def _is_ready(self) -> bool:
         try:
@@ -129,9 +132,9 @@ class Server:
         except (FileNotFoundError, ConnectionRefusedError, CommandError):
             return False
 
-    def _last_words(self) -> str:
-        said = self._said.read_text(errors="replace").splitlines()[-10:]
-        return "".join(f"\n    {line}" for line in said)
+    def _error(self, what: str) -> ServerError:
+        said = self._said.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return ServerError(what, last_lines="\n".join(f"    {line}" for line in said))
 
 
 @contextmanager
@@ -141,10 +144,15 @@ def server(folder: Path | None, *, timeout_s: float) -> Iterator[Server]:
     Args:
         folder: Where its own folder is made; None: the usual temporary one.
         timeout_s: Its silence timeout.
+    Raises:
+        ServerError: It has ended by itself, whatever else went wrong for that.
     """
     with tempfile.TemporaryDirectory(prefix="liveness-bench-", dir=folder) as own:
         it = Server(Path(own), timeout_s=timeout_s)
         try:
             yield it
+        except (LoadError, OSError):
+            it.check()
+            raise
         finally:
             it.kill()

@@ -1,30 +1,33 @@
-"""A chat gateway: one room, and each of its users on a TCP connection.
+"""A chat gateway with a sidecar: one room, each of its users on a TCP connection.
 
-Whoever connects logs in and is in the room; a line is a JSON object. With a sidecar
-beside it a gateway has no timer per connection and need not know any timeout. It
-reports login, message, keepalive and logout, and closes a connection when a record says
-that it is offline, or that its user has moved to another.
+    python -m liveness.demo.gateway --port 7000      and then, as often as you like,
+    nc 127.0.0.1 7000                                type {"login": "ada"}
+
+Copy this file and start from it. All that it does about silence is four calls, `login`,
+`keepalive`, `message` and `logout`, and one loop, over `ended`. It has no timer for any
+user and need not know the timeout. It runs whether the sidecar does or not: what it
+reports is collected until there is one, and sent again where that may have been lost.
 """
 
 import json
+import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from functools import partial
 from math import inf
 from typing import Final
 
 import trio
 
-from liveness.demo.sidecar import Record, Sidecar
-from liveness.service.clock import Clock
+import liveness
 
 HOST: Final = "127.0.0.1"
 HOW_TO: Final = (
     'log in with {"login": "ada"}; then {"say": "hi"}, {"ping": 1} or {"logout": 1}'
 )
 MAX_LINE_BYTES: Final = 4_096
-# In characters, of four bytes at most: a full batch of such names fits a frame.
 MAX_NAME: Final = 32
 # Lines that wait for a reader who is too slow, beyond what the kernel holds for him.
 MAX_UNSENT_LINES: Final = 128
@@ -34,6 +37,30 @@ LINE_PAUSE_S: Final = 0.02
 LOGIN_S: Final = 60.0  # a person types it
 # Who is silent may be gone without a trace, and would never take the last line.
 LAST_LINES_S: Final = 1.0
+# A process may have 1,024 files open, unless somebody has raised that.
+MOST_CONNECTIONS: Final = 1_000
+
+
+async def run(*, sidecar_path: str | None, name: str, port: int, most: int) -> None:
+    """Runs a gateway until cancelled, and prints where it listens.
+
+    Args:
+        sidecar_path: The sidecar's socket; None for the default one.
+        name: This gateway's, the same at every start.
+        port: Where it listens on this machine; 0 for any that is free.
+        most: Connections at a time; one more is refused.
+    Raises:
+        liveness.Replaced: Another process has taken the name.
+        liveness.Refused: The sidecar will not have this gateway.
+    """
+    async with liveness.connect(sidecar_path, name=name) as sidecar:
+        gateway = Gateway(sidecar, most=most)
+        listeners = await trio.open_tcp_listeners(port, host=HOST)
+        port = listeners[0].socket.getsockname()[1]
+        print(f"{name} listens on {HOST}:{port}", flush=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gateway.close_ended)
+            await trio.serve_listeners(gateway.serve, listeners)
 
 
 @dataclass(eq=False, slots=True)
@@ -44,7 +71,6 @@ class Connection:
     outbox: trio.MemorySendChannel[bytes]
     reading: trio.CancelScope
     uid: str = ""  # until it has logged in
-    heard: float = -inf  # when its last line was read
 
     def send(self, line: bytes) -> None:
         """Queues *line*; cuts the connection off if it does not read what is sent."""
@@ -64,51 +90,25 @@ class Gateway:
 
     Args:
         sidecar: Is told what happens to them.
-        name: The one that the sidecar knows us by.
         most: Connections at a time; one more is refused.
     """
 
-    def __init__(self, sidecar: Sidecar, *, name: str, most: int) -> None:
+    def __init__(self, sidecar: liveness.Sidecar, *, most: int) -> None:
         self.room: dict[int, Connection] = {}  # those that have logged in, by conn
-        self.lines_said = 0
         self._sidecar = sidecar
-        self._name = name
         self._most = most
         self._open = 0
-        # A conn never repeats, not even in a later process: to reach that one's first,
-        # it would take a million connections in each millisecond between the two.
-        self._conns = count(Clock().wall_ms() << 20)
 
-    async def serve(
-        self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Serves on a free port until cancelled; started, with the port, once it listens."""
-        (listener,) = await trio.open_tcp_listeners(0, host=HOST)
-        task_status.started(listener.socket.getsockname()[1])
-        await trio.serve_listeners(self._serve_one, [listener])
+    async def close_ended(self) -> None:
+        """Closes the connection of whoever is silent, or has come back on another."""
+        async for end in self._sidecar.ended():
+            assert end.conn is not None  # we name it at each login
+            if connection := self.room.get(end.conn):
+                self._leave(connection)
+                connection.end(end.reason)
 
-    def told(self, record: Record) -> None:
-        """Acts on a record: a connection that it ended is closed.
-
-        Records may be late, and the user back on another connection: only the one whose
-        conn the record has is meant.
-        """
-        match record:
-            case {"kind": "offline", "gateway": self._name, "conn": int(conn)}:
-                self._end(conn, record["reason"])
-            case {"kind": "moved", "from": self._name, "from_conn": int(conn)}:
-                self._end(conn, "moved")
-            case _:
-                pass
-
-    def _end(self, conn: int, why: str) -> None:
-        if connection := self.room.get(conn):
-            self._leave(connection)
-            connection.end(why)
-
-    # --- one connection -----------------------------------------------------------
-
-    async def _serve_one(self, stream: trio.SocketStream) -> None:
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """Serves one connection until either side has enough."""
         try:
             with self._place():
                 await self._talk(stream)
@@ -124,9 +124,10 @@ class Gateway:
             self._open -= 1
 
     async def _talk(self, stream: trio.SocketStream) -> None:
-        """Reads and writes, each in a task of its own, until one side has enough."""
+        """Reads and writes, each in a task of its own."""
         outbox, unsent = trio.open_memory_channel[bytes](MAX_UNSENT_LINES)
-        connection = Connection(next(self._conns), outbox, trio.CancelScope())
+        conn = self._sidecar.new_conn()
+        connection = Connection(conn, outbox, trio.CancelScope())
         async with stream, trio.open_nursery() as nursery:
             nursery.start_soon(_write, stream, unsent)
             try:
@@ -159,13 +160,12 @@ class Gateway:
         conn, uid = connection.conn, connection.uid
         is_in = conn in self.room
         if is_in:
-            connection.heard = trio.current_time()
-            self._sidecar.keepalive(conn, uid)
+            self._sidecar.keepalive(uid, conn=conn)
         match _parsed(line):
             case {"login": str(name)} if not uid and _is_name(name):
                 self._join(connection, name)
             case {"say": str(text)} if is_in:
-                self._sidecar.message(conn, uid)
+                self._sidecar.message(uid, conn=conn)
                 self._say(_line(uid=uid, say=text))
             case {"ping": _}:
                 connection.send(_line(pong=1))
@@ -176,23 +176,17 @@ class Gateway:
 
     def _join(self, connection: Connection, name: str) -> None:
         connection.uid = name
-        connection.heard = trio.current_time()
         connection.reading.deadline = inf
         self.room[connection.conn] = connection
-        self._sidecar.login(connection.conn, name)
+        self._sidecar.login(name, conn=connection.conn)
         connection.send(_line(joined=name, users=len(self.room)))
 
     def _leave(self, connection: Connection) -> None:
-        """Takes the connection out of the room and reports it, if it is still there.
-
-        Also if a record has ended it: by its conn the logout can hurt no newer session,
-        and it ends the one that a line under way just then has opened again.
-        """
+        """Takes the connection out of the room and reports it, if it is still there."""
         if self.room.pop(connection.conn, None):
-            self._sidecar.logout(connection.conn, connection.uid)
+            self._sidecar.logout(connection.uid, conn=connection.conn)
 
     def _say(self, line: bytes) -> None:
-        self.lines_said += 1
         for connection in self.room.values():
             connection.send(line)
 
@@ -218,3 +212,27 @@ def _parsed(line: bytes) -> object:
 def _line(**content: object) -> bytes:
     """One line, all ASCII: nothing that a user says can steer another's terminal."""
     return json.dumps(content).encode() + b"\n"
+
+
+def main() -> None:
+    """Runs a gateway as its command line says, until it is ended by a signal."""
+    parser = ArgumentParser(description="A chat gateway with a sidecar.")
+    parser.add_argument("--sidecar", metavar="PATH", help="the sidecar's socket")
+    parser.add_argument("--name", default="gw-1", help="of this gateway; default gw-1")
+    parser.add_argument("--port", type=int, default=0, help="default: any free one")
+    parser.add_argument(
+        "--most", type=int, default=MOST_CONNECTIONS, help="connections at a time"
+    )
+    asked = parser.parse_args()
+
+    wanted = {"name": asked.name, "port": asked.port, "most": asked.most}
+    try:
+        trio.run(partial(run, sidecar_path=asked.sidecar, **wanted))
+    except* (liveness.Refused, liveness.Replaced, ValueError, OSError) as errors:
+        sys.exit(f"{asked.name}: {errors.exceptions[0]}")
+    except* KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,34 +1,39 @@
 """Was everyone reported who had to be, no sooner and no later, and nobody else?
 
-The referee judges by what the gateway saw: when it read a user's last line, and when a
-record came. It compares that with what the user had planned; of a guest, who joined from
-outside, it knows no plan and takes any silence for meant.
+The referee knows two things: what each simulated user did, told by the user itself, and
+the records, read by a watcher. Gateway and sidecar are between the two and are judged
+whole. Of a guest, who joined from outside, it knows only what the records say.
 
-It has no clock: every moment is told to it, in seconds of any one monotonic clock. Should
-that show that this very process stood still, then what was decided or due meanwhile
-cannot be measured by it, and is only counted.
+It has no clock: every moment is told to it, in seconds of any one monotonic clock. While
+something is cut, stopped or restarted on purpose, or should the calls show that this very
+process stood still, nobody can say to the second when a silence is due: lateness is not
+measured then, and whoever is silent is missed only when a whole timeout has passed since.
+That nobody is reported early or falsely holds at all times, and is judged at all times.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from liveness.demo.sidecar import Record
-from liveness.demo.users import Behaviour
+from liveness.demo.plans import Behaviour
 
 GUEST: Final = "guest"
 FAULTS: Final = ("early", "missed", "false")
 # Beyond its deadline, and what the gateway may take to pass a sign of life on: whoever is
 # not reported by then is missed.
 GRACE_S: Final = 1.0
-# A line is passed on within a flush and this: by then no record crosses it any more.
-CROSSING_S: Final = 0.2
 # Somebody looks ten times a second. After a pause like this the process stood still.
 STILL_S: Final = 0.5
+# The longest that a sidecar takes to be itself again after an absence: it waits for its
+# gateways to come back and to say what they have collected.
+SETTLING_S: Final = 3.0
 # A demo may go on for a day and have many guests; what is kept of it does not grow.
 MAX_LATENESSES: Final = 100_000
 MAX_FAULTS: Final = 1_000
+
+Record = Mapping[str, Any]
 
 
 class Fault(NamedTuple):
@@ -37,6 +42,36 @@ class Fault(NamedTuple):
     kind: str
     uid: str
     what: str
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of one simulated user."""
+
+    behaviour: Behaviour
+    # The newest last. A record tells of what was before it, and may come a little later.
+    wrote: deque[float] = field(default_factory=lambda: deque(maxlen=4))
+    called_at: float | None = None  # when it opened the connection that it has
+    joined_at: float | None = None  # when it was let in on that
+    left_at: float | None = None
+    is_silent: bool = False  # writes nothing any more
+    online_since: float | None = None  # when its session began, by the records
+
+    def last_wrote(self, by: float) -> float:
+        """When it last wrote before *by*; long ago, if it never did."""
+        return next((at for at in reversed(self.wrote) if at <= by), -inf)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is in and goes on talking."""
+        is_in = self.joined_at is not None
+        return is_in and self.left_at is None and not self.is_silent
+
+    @property
+    def is_the_sessions(self) -> bool:
+        """Whether the session that is known is that of the connection it has."""
+        called_at, since = self.called_at, self.online_since
+        return called_at is not None and since is not None and called_at <= since
 
 
 class Referee:
@@ -53,102 +88,211 @@ class Referee:
     ) -> None:
         self.faults: list[Fault] = []
         self.faults_of = Counter[str]()  # by kind
-        self.planned = Counter(plans.values())
         self.ends = Counter[tuple[str, str]]()  # by behaviour, and reason or "moved"
         self.lateness_s: deque[float] = deque(maxlen=MAX_LATENESSES)
         self.not_measured = 0
-        self.online = dict(plans)  # those simulated that were not reported yet
         self.timeout_s = timeout_s
         self.flush_s = flush_s
-        self._plans = plans
-        self._left: dict[str, float] = {}  # logged out, and not reported yet
-        self._missed: set[str] = set()
+        self.users = {uid: Seen(behaviour) for uid, behaviour in plans.items()}
+        self.guests: set[str] = set()  # those online
+        self._named = set[tuple[str, str]]()  # faults, until a record of that user
         self._looked_at: float | None = None
-        self._went_on_at = -inf
+        self._stood_still_at = -inf
+        self._cut_at = -inf
+        self._disturbances = 0
+        self._quiet_since = -inf  # from when on silences can be measured
 
-    def left(self, uid: str, at: float) -> None:
-        """Notes that a simulated user logs out."""
-        if uid in self.online:
-            self._left[uid] = at
+    # --- what users do ------------------------------------------------------------
 
-    def told(self, record: Record, *, heard: float | None, at: float) -> None:
-        """Judges a record that the gateway got.
+    def calls(self, uid: str, at: float) -> None:
+        """Notes that a user is about to open a connection."""
+        self.users[uid].called_at = at
+
+    def joined(self, uid: str, at: float) -> None:
+        """Notes that it was let in."""
+        self.users[uid].joined_at = at
+
+    def wrote(self, uid: str, at: float) -> None:
+        """Notes that it is about to write a line."""
+        self.users[uid].wrote.append(at)
+
+    def leaves(self, uid: str, at: float) -> None:
+        """Notes that it is about to log out."""
+        self.users[uid].left_at = at
+
+    def falls_silent(self, uid: str) -> None:
+        """Notes that from now on it writes nothing any more."""
+        self.users[uid].is_silent = True
+
+    def silenced(self, uid: str) -> None:
+        """The same, and that this was not its plan."""
+        self.users[uid].behaviour = Behaviour.SILENCED
+        self.falls_silent(uid)
+
+    def hung_up(self, uid: str, why: str, at: float) -> None:
+        """Notes that its connection has ended, and judges that if it meant to stay.
+
+        Args:
+            uid: Whose.
+            why: The gateway's last word; may be empty.
+            at: Now.
+        """
+        self._note_standstill(at)
+        seen = self.users[uid]
+        was_in, called_at = seen.stays, seen.called_at or -inf
+        seen.called_at = seen.joined_at = None
+        is_told = why in ("silence", "moved")  # by a record, which is judged
+        if was_in and not is_told and called_at > self._cut_at:
+            what = f"was cut off by a gateway that is there: {why or 'no reason'}"
+            self._fault("false", uid, what, at)
+
+    def talkers(self) -> list[str]:
+        """Those who are in and go on talking."""
+        return [uid for uid, seen in self.users.items() if seen.stays]
+
+    # --- what is done on purpose ---------------------------------------------------
+
+    def cut(self, at: float) -> None:
+        """Notes that the gateway is being killed, or has just been."""
+        self._cut_at = at
+
+    def disturbed(self) -> None:
+        """Notes that something is being cut, stopped or restarted."""
+        self._disturbances += 1
+
+    def settles(self, at: float) -> None:
+        """Notes that it is there again."""
+        self._disturbances -= 1
+        self._quiet_since = max(self._quiet_since, at + SETTLING_S)
+
+    # --- what is reported ------------------------------------------------------------
+
+    def told(self, record: Record, *, decided: float, at: float) -> None:
+        """Judges a record.
 
         Args:
             record: As it came.
-            heard: When the gateway read the last line of that connection; None if it
-                has ended already.
+            decided: When that was so, by its stamp.
             at: Now.
         """
-        if record["kind"] not in ("offline", "moved"):
-            return
         self._note_standstill(at)
-        uid = record["uid"]
-        how = "moved" if record["kind"] == "moved" else record["reason"]
-        behaviour = self.online.pop(uid, GUEST)
-        has_left = self._left.pop(uid, None) is not None
-        self.ends[behaviour, how] += 1
-        if at - self._went_on_at < self.flush_s + GRACE_S:
-            self.not_measured += 1
-        elif how == "silence":
-            self._judge_silence(uid, behaviour, heard, at)
-        elif how == "gateway_lost":
-            self._fault("false", uid, "was reported lost with a gateway that was there")
-        elif how == "logout" and not has_left and behaviour != GUEST:
-            self._fault("false", uid, f"was to {behaviour} and has not logged out")
-        self._missed.discard(uid)
+        kind, uid = record["kind"], record["uid"]
+        seen = self.users.get(uid)
+        if kind != "online":
+            how = record["reason"] if kind == "offline" else kind
+            self.ends[self._behaviour(uid), how] += 1
+            if seen is None:
+                self._judge_guest(record)
+            else:
+                self._judge(uid, seen, how, decided=decided, at=at)
+        if seen is not None:
+            seen.online_since = None if kind == "offline" else decided
+            for fault in FAULTS:
+                self._named.discard((fault, uid))
+        elif kind == "offline":
+            self.guests.discard(uid)
+        else:
+            self.guests.add(uid)
 
-    def look(self, users: Iterable[tuple[str, float]], at: float) -> None:
-        """Looks for those who should have been reported by now.
-
-        Args:
-            users: The uid of each connection, and when it was heard.
-            at: Now; about ten times a second.
-        """
+    def look(self, at: float) -> None:
+        """Looks for those who should have been reported by *at*; ten times a second."""
         self._note_standstill(at)
         self._looked_at = at
-        latest_s = self.timeout_s + self.flush_s + GRACE_S
-        for uid, heard in users:
-            if at - max(heard, self._went_on_at) > latest_s:
-                self._miss(uid, f"is silent for {at - heard:.3f} s and not reported")
-        for uid, since in self._left.items():
-            if at - max(since, self._went_on_at) > GRACE_S:
-                self._miss(uid, f"logged out {at - since:.3f} s ago, not reported")
+        if self._disturbances:
+            return
+        for uid, seen in self.users.items():
+            if seen.online_since is None:
+                self._look_for_online(uid, seen, at)
+            else:
+                self._look_for_offline(uid, seen, at)
+
+    def online_of(self, behaviour: Behaviour) -> int:
+        """How many of these users are online, by the records."""
+        return sum(
+            seen.online_since is not None and seen.behaviour is behaviour
+            for seen in self.users.values()
+        )
+
+    @property
+    def online(self) -> int:
+        """How many users are online, by the records."""
+        users = self.users.values()
+        return len(self.guests) + sum(seen.online_since is not None for seen in users)
+
+    # --- judging -----------------------------------------------------------------------
+
+    def _behaviour(self, uid: str) -> str:
+        return self.users[uid].behaviour if uid in self.users else GUEST
+
+    def _judge_guest(self, record: Record) -> None:
+        silence_s = record.get("silence", inf)
+        if record["reason"] == "silence" and silence_s < self.timeout_s:
+            what = f"was reported after {silence_s:.3f} s of silence"
+            self._fault("early", record["uid"], what)
+
+    def _judge(
+        self, uid: str, seen: Seen, how: str, *, decided: float, at: float
+    ) -> None:
+        if how != "moved" and seen.online_since is None:
+            self._fault("false", uid, "was not online and was reported offline", at)
+        elif how == "silence":
+            self._judge_silence(uid, seen, decided=decided, at=at)
+        elif how == "gateway_lost" and seen.is_the_sessions:
+            self._fault("false", uid, "was reported lost and is connected", at)
+        elif how == "logout" and seen.is_the_sessions and seen.left_at is None:
+            what = f"was to {seen.behaviour} and has not logged out"
+            self._fault("false", uid, what, at)
 
     def _judge_silence(
-        self, uid: str, behaviour: str, heard: float | None, at: float
+        self, uid: str, seen: Seen, *, decided: float, at: float
     ) -> None:
-        is_here = heard is not None and at - heard > self.flush_s + CROSSING_S
-        if not is_here and uid not in self._plans:
-            return  # the record has crossed a guest's last line, or logout
-        if heard is None:
-            self._fault("false", uid, "was reported silent and had gone already")
-            return
-        is_meant = behaviour in (Behaviour.SILENT, GUEST)
-        silence_s = at - heard
-        late_s = silence_s - self.timeout_s
-        if late_s < 0:
-            kind = "early" if is_meant else "false"
+        wrote = seen.last_wrote(by=decided)
+        silence_s = decided - wrote
+        if silence_s < self.timeout_s:
+            kind = "early" if seen.is_silent else "false"
             self._fault(kind, uid, f"was reported after {silence_s:.3f} s of silence")
-        elif heard < self._went_on_at:
+        elif self._disturbances or wrote < self._quiet_since:
             self.not_measured += 1
-        elif not is_meant:
-            self._fault("false", uid, f"was to {behaviour} and was reported silent")
+        elif not seen.is_silent:
+            what = f"was to {seen.behaviour} and was reported silent"
+            self._fault("false", uid, what, at)
         else:
+            late_s = at - wrote - self.timeout_s
             self.lateness_s.append(late_s)
             if late_s > self.flush_s + GRACE_S:
                 self._miss(uid, f"was reported {late_s:.3f} s after its deadline")
 
+    def _look_for_online(self, uid: str, seen: Seen, at: float) -> None:
+        is_heard = at - seen.last_wrote(by=at) < self.timeout_s
+        if seen.joined_at is None or seen.left_at is not None or not is_heard:
+            return
+        if at - max(seen.joined_at, self._quiet_since) > self.flush_s + GRACE_S:
+            self._miss(uid, f"has joined {at - seen.joined_at:.3f} s ago, not online")
+
+    def _look_for_offline(self, uid: str, seen: Seen, at: float) -> None:
+        if seen.left_at is not None:
+            if at - max(seen.left_at, self._quiet_since) > GRACE_S:
+                self._miss(uid, f"left {at - seen.left_at:.3f} s ago, not reported")
+            return
+        wrote = seen.last_wrote(by=at)
+        if at - max(wrote, self._quiet_since) > self.timeout_s + self.flush_s + GRACE_S:
+            self._miss(uid, f"is silent for {at - wrote:.3f} s and not reported")
+
     def _note_standstill(self, at: float) -> None:
         if self._looked_at is not None and at - self._looked_at > STILL_S:
-            self._went_on_at = at
+            self._looked_at = self._stood_still_at = at
+            self._quiet_since = max(self._quiet_since, at)
 
     def _miss(self, uid: str, what: str) -> None:
-        if uid not in self._missed:
-            self._missed.add(uid)
-            self._fault("missed", uid, what)
+        self._fault("missed", uid, what)
 
-    def _fault(self, kind: str, uid: str, what: str) -> None:
+    def _fault(self, kind: str, uid: str, what: str, at: float = inf) -> None:
+        """Names a fault once, unless it may be one of this process that stood still."""
+        is_dazed = at - self._stood_still_at < self.flush_s + GRACE_S
+        if is_dazed or (kind, uid) in self._named:
+            return
+        if uid in self.users:
+            self._named.add((kind, uid))
         self.faults_of[kind] += 1
         if len(self.faults) < MAX_FAULTS:
             self.faults.append(Fault(kind, uid, what))

@@ -1,139 +1,130 @@
 """Simulated users, each on a TCP connection, as a person with `nc` would be.
 
-A gateway must tell four kinds of them apart: who talks, who has nothing to say but is
-there, who leaves, and who falls silent with the connection open, as somebody does who
-drove into a tunnel. Nothing but the silence itself tells the last kind from the second.
+They know their gateway's address and nothing of what is behind it. Should their
+connection break, they come back by themselves, as real clients do: soon, at a random
+moment, so that they do not all come at once. The referee hears from them what they do.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
-from itertools import cycle
-from math import inf
 from random import choice, uniform
 from typing import Final
 
 import trio
 
 from liveness.demo.gateway import HOST
+from liveness.demo.plans import LEAST_PAUSE, MOST_PAUSE, Behaviour, Plan
+from liveness.demo.referee import Referee
 
-MOST_JOINS_PER_S: Final = 250
-# To be seen in time, a logout comes this long before the end, and silence its timeout
-# and this long: a second until it would be missed, and half of one to spare.
-LAST_S: Final = 1.5
-# What the room says goes to everyone in it: with many users only a few may talk.
-MAX_ROOM_LINES_PER_S: Final = 2_500
-# Somebody there speaks at least every half timeout, as the protocol advises.
-LEAST_PAUSE, MOST_PAUSE = 0.3, 0.5
+LEAST_BACK_S: Final = 0.05
 SAYINGS: Final = ("hello", "who is there?", "nice weather", "what a day", "so long")
+# A user looks for two lines in what the gateway sends, that it is in and why it ends;
+# neither is longer than this.
+MOST_OF_A_LINE: Final = 200
 
 
-class Behaviour(StrEnum):
-    """What a user does until the end, or at its moment."""
-
-    CHAT = "chat"
-    KEEPALIVE = "keepalive"
-    LOGOUT = "log out"
-    SILENT = "fall silent"
-
-
-# So many of each ten, and in this order: the first one there is falls silent.
-EACH_TEN: Final = (
-    Behaviour.SILENT, Behaviour.CHAT, Behaviour.KEEPALIVE, Behaviour.LOGOUT,
-    Behaviour.SILENT, Behaviour.KEEPALIVE, Behaviour.CHAT, Behaviour.SILENT,
-    Behaviour.LOGOUT, Behaviour.KEEPALIVE,
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """One user's plan; times are seconds after the gateway opened."""
-
-    uid: str
-    behaviour: Behaviour
-    joins_s: float
-    moment_s: float = inf  # of the logout, or of the last sign of life
-
-
-def joining_s(count: int) -> float:
-    """How long *count* users take to join, one after the other."""
-    return max(count / MOST_JOINS_PER_S, 1.0)
-
-
-def last_silence_s(seconds: float, timeout_s: float, flush_s: float) -> float:
-    """The last moment of falling silent at which it can still be seen."""
-    return seconds - timeout_s - flush_s - LAST_S
-
-
-def planned(
-    count: int, *, seconds: float, timeout_s: float, flush_s: float
-) -> Iterator[User]:
-    """The plans of *count* users: moments are spread evenly over the *seconds*."""
-    silence_s = max(last_silence_s(seconds, timeout_s, flush_s), 0)
-    latest_s = {Behaviour.SILENT: silence_s, Behaviour.LOGOUT: seconds - LAST_S}
-    pause_s = (LEAST_PAUSE + MOST_PAUSE) / 2 * timeout_s
-    talkers_left = max(1, int(MAX_ROOM_LINES_PER_S * pause_s / count))
-    for number, behaviour in zip(range(count), cycle(EACH_TEN)):
-        if behaviour is Behaviour.CHAT:
-            if not talkers_left:
-                behaviour = Behaviour.KEEPALIVE
-            else:
-                talkers_left -= 1
-        yield User(
-            uid=f"user-{number + 1:0{len(str(count))}}",
-            behaviour=behaviour,
-            joins_s=joining_s(count) * number / count,
-            moment_s=latest_s.get(behaviour, inf) * number / count,
-        )
-
-
-async def live(
-    user: User, port: int, *, timeout_s: float, left: Callable[[str], None]
-) -> None:
-    """Lives through the plan of *user*, from now until the gateway closes.
+    """One of them.
 
     Args:
-        user: The plan.
+        plan: What it does, from the moment `live` is called.
         port: The gateway's.
         timeout_s: The silence after which somebody is offline.
-        left: Is told of a uid that is just about to log out.
+        back_s: How long it takes at most to come back.
+        referee: Is told what it does.
     """
-    moment = trio.current_time() + user.moment_s
-    await trio.sleep(user.joins_s)
-    try:
-        async with (
-            await trio.open_tcp_stream(HOST, port) as stream,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(_listen, stream, nursery.cancel_scope)
-            await _send(stream, login=user.uid)
-            await _speak(user, stream, moment=moment, timeout_s=timeout_s)
-            if user.behaviour is Behaviour.LOGOUT:
-                left(user.uid)
-                await _send(stream, logout=1)
-    except* trio.BrokenResourceError:
-        pass  # the gateway closed first
 
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        port: int,
+        timeout_s: float,
+        back_s: float,
+        referee: Referee,
+    ) -> None:
+        self.plan = plan
+        self.lines_said = 0
+        self._port = port
+        self._timeout_s = timeout_s
+        self._back_s = back_s
+        self._referee = referee
+        self._moment = 0.0
+        self._is_done = False  # has left, or will never write again
+        self._heard = b""  # the end of what the gateway sent
 
-async def _speak(
-    user: User, stream: trio.SocketStream, *, moment: float, timeout_s: float
-) -> None:
-    while trio.current_time() < moment:
-        pause_s = uniform(LEAST_PAUSE, MOST_PAUSE) * timeout_s
-        await trio.sleep_until(min(trio.current_time() + pause_s, moment))
-        if user.behaviour is Behaviour.CHAT:
-            await _send(stream, say=choice(SAYINGS))
+    async def live(self) -> None:
+        """Lives through the plan; ends only when it is over and the gateway hung up."""
+        self._moment = trio.current_time() + self.plan.moment_s
+        await trio.sleep(self.plan.joins_s)
+        while True:
+            await self._visit()
+            if self._is_done:
+                return
+            await trio.sleep(uniform(LEAST_BACK_S, self._back_s))
+
+    def fall_silent(self) -> None:
+        """Writes nothing any more, whatever was planned."""
+        self._is_done = True
+        self._referee.silenced(self.plan.uid)
+
+    async def _visit(self) -> None:
+        """One connection, until the gateway hangs up or is not there."""
+        uid = self.plan.uid
+        self._heard = b""
+        self._referee.calls(uid, trio.current_time())
+        try:
+            async with (
+                await trio.open_tcp_stream(HOST, self._port) as stream,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(self._listen, stream, nursery.cancel_scope)
+                await self._send(stream, login=uid)
+                await self._speak(stream)
+        except* OSError:
+            pass  # it is not there just now
+        except* trio.BrokenResourceError:
+            pass  # it hung up first
+        self._referee.hung_up(uid, self._last_word(), trio.current_time())
+
+    async def _speak(self, stream: trio.SocketStream) -> None:
+        """Writes until the moment, and does what is planned for then."""
+        while trio.current_time() < self._moment and not self._is_done:
+            pause_s = uniform(LEAST_PAUSE, MOST_PAUSE) * self._timeout_s
+            await trio.sleep_until(min(trio.current_time() + pause_s, self._moment))
+            if self._is_done:
+                return
+            if self.plan.behaviour is Behaviour.CHAT:
+                self.lines_said += 1
+                await self._send(stream, say=choice(SAYINGS))
+            else:
+                await self._send(stream, ping=1)
+        if self._is_done:
+            return
+        self._is_done = True
+        if self.plan.behaviour is Behaviour.LOGOUT:
+            self._referee.leaves(self.plan.uid, trio.current_time())
+            await self._send(stream, logout=1)
         else:
-            await _send(stream, ping=1)
+            self._referee.falls_silent(self.plan.uid)
 
+    async def _listen(self, stream: trio.SocketStream, life: trio.CancelScope) -> None:
+        """Reads what the gateway sends, and ends the *life* when it hangs up."""
+        has_joined = False
+        async for data in stream:
+            self._heard = self._heard[-MOST_OF_A_LINE:] + data
+            if not has_joined and b'{"joined"' in self._heard:
+                has_joined = True
+                self._referee.joined(self.plan.uid, trio.current_time())
+        life.cancel()
 
-async def _listen(stream: trio.SocketStream, life: trio.CancelScope) -> None:
-    """Reads what the room says, and ends the *life* when the gateway closes."""
-    async for _ in stream:
-        pass
-    life.cancel()
+    def _last_word(self) -> str:
+        """Why the gateway hung up, if it said so."""
+        *_, line = self._heard.rstrip(b"\n").split(b"\n")
+        try:
+            return str(json.loads(line)["bye"])
+        except (ValueError, KeyError, TypeError):
+            return ""
 
-
-async def _send(stream: trio.SocketStream, **content: object) -> None:
-    await stream.send_all(json.dumps(content).encode() + b"\n")
+    async def _send(self, stream: trio.SocketStream, **content: object) -> None:
+        self._referee.wrote(self.plan.uid, trio.current_time())
+        await stream.send_all(json.dumps(content).encode() + b"\n")

@@ -1,20 +1,32 @@
 """The bench, tiny: that it measures everything promised, never how fast this is."""
 
+import io
 import json
 import math
 import os
+import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
-from liveness.bench.figures import Figure, as_table
+from liveness import cli
+from liveness.bench import QUICK, SCENARIOS
+from liveness.bench.figures import Figure, as_table, summary
 from liveness.bench.load import Moment, Notices
-from liveness.bench.scenarios import SCENARIOS
+from liveness.bench.progress import passing, shown
+from liveness.bench.run import MEASURED
 from liveness.bench.verdict import judge, quantile
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "liveness/bench/report.schema.json").read_text())
+END_S = 60  # long after everything here has happened
 
 # What is promised: which figure of which scenario may reach how much of what.
 PROMISED = {
@@ -33,37 +45,78 @@ PROMISED = {
     ("restart", "ready after a planned stop"): "≤ 1 s",
     ("restart", "ready after kill -9"): "≤ 1 s",
     ("restart", "stopped after SIGTERM"): "≤ 5 s",
+    ("client", "asyncio: keepalive"): "≤ 400 ns",
+    ("client", "trio: message"): "≤ 400 ns",
+    ("client", "asyncio: library CPU"): "≤ 2 %",
+    ("client", "trio: library CPU"): "≤ 2 %",
 }
 MISTAKES = {"early offlines", "false offlines", "missing"}
 
+# The same command line, with a floor that nothing can keep.
+IMPATIENT = """
+import sys
+from liveness import cli
+from liveness.bench import scenarios
 
-@dataclass
+scenarios.READY_S = 0.0
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+# --- as a process -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """What one run of the bench left behind."""
 
     code: int
-    table: str
+    out: str
+    err: str
     report: dict[str, Any]
     temporary: Path
+
+
+def started(
+    temporary: Path, *arguments: str, program: tuple[str, ...] = ("-m", "liveness")
+) -> subprocess.Popen[str]:
+    temporary.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, *program, "bench", "--quick", *arguments],
+        env={**os.environ, "TMPDIR": str(temporary), "LIVENESS_TIMEOUT_S": "oops"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until(bench: subprocess.Popen[str], told: str) -> str:
+    """What it said until it told of *told*."""
+    assert bench.stderr
+    said = ""
+    while told not in said and (line := bench.stderr.readline()):
+        said += line
+    assert told in said
+    return said
+
+
+def running_in(folder: Path) -> list[int]:
+    """The processes that work in *folder*."""
+    return [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if str(folder) in path.read_text(errors="replace")
+    ]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("bench")
-    temporary = folder / "t"
-    temporary.mkdir()
-    command = [sys.executable, "-m", "liveness.bench"]
-    command += ["--json", str(folder / "report")]
-    command += ["--users", "500", "--rate", "500", "--seconds", "2", "--timeout", "3"]
-    ran = subprocess.run(
-        command,
-        env={**os.environ, "TMPDIR": str(temporary), "LIVENESS_TIMEOUT_S": "oops"},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode in (0, 1), ran.stderr
-    report = json.loads((folder / "report").read_text())
-    return Run(ran.returncode, ran.stdout, report, temporary)
+    report = folder / "report"
+    with started(folder / "t", "--json", str(report)) as bench:
+        out, err = bench.communicate(timeout=3 * END_S)
+    assert bench.returncode in (0, 1), err
+    return Run(bench.returncode, out, err, json.loads(report.read_text()), folder / "t")
 
 
 @pytest.mark.slow
@@ -83,7 +136,8 @@ def test_nobody_is_early_false_or_missing(run: Run) -> None:
 @pytest.mark.slow
 def test_the_table_names_every_promised_floor_and_whether_it_was_met(run: Run) -> None:
     found, scenario = {}, ""
-    for line in run.table.splitlines()[2:]:
+    table = run.out.split("\n\n")[0]
+    for line in table.splitlines()[2:]:
         scenario = line.split()[0] if not line.startswith(" ") else scenario
         cells = [cell.strip() for cell in line.removeprefix(scenario).split("  ")]
         name, _value, *rest = [cell for cell in cells if cell]
@@ -96,21 +150,144 @@ def test_the_table_names_every_promised_floor_and_whether_it_was_met(run: Run) -
 
 @pytest.mark.slow
 def test_the_exit_code_says_whether_a_floor_was_missed(run: Run) -> None:
-    assert run.code == (0 if all(it["met"] for it in run.report["figures"]) else 1)
+    met = all(it["met"] is not False for it in run.report["figures"])
+    assert (run.code, run.report["met"]) == ((0, True) if met else (1, False))
 
 
 @pytest.mark.slow
-def test_the_report_tells_the_machine(run: Run) -> None:
-    facts = run.report["machine"]
-    assert {"cores", "cpu", "memory_mb", "kernel", "python", "wheel", "date"} <= {
-        *facts
-    }
-    assert all(facts.values())
+def test_the_report_is_as_its_schema_says(run: Run) -> None:
+    jsonschema.validate(run.report, SCHEMA)
+    assert run.report["parameters"]["users"] == QUICK.users
+    assert run.report["parameters"]["scenarios"] == [*SCENARIOS]
+    assert all(run.report["machine"].values())
 
 
 @pytest.mark.slow
-def test_nothing_is_left_in_the_temporary_folder(run: Run) -> None:
+def test_what_it_does_is_told_line_by_line_where_there_is_no_terminal(run: Run) -> None:
+    told = [line.split(":")[0] for line in run.err.splitlines()]
+    places = [f"{n}/{len(SCENARIOS)} {name}" for n, name in enumerate(SCENARIOS, 1)]
+    assert [*dict.fromkeys(told)] == places
+
+
+@pytest.mark.slow
+def test_nothing_is_left_in_the_temporary_folder_and_no_process(run: Run) -> None:
     assert [*run.temporary.iterdir()] == []
+    assert running_in(run.temporary) == []
+
+
+@pytest.mark.slow
+def test_a_missed_floor_is_shown_and_ends_it_with_1(tmp_path: Path) -> None:
+    before = datetime.now(UTC).replace(microsecond=0)
+    program = ("-c", IMPATIENT)
+    with started(tmp_path / "t", "idle", "--json", "-", program=program) as bench:
+        out, err = bench.communicate(timeout=END_S)
+    assert bench.returncode == 1
+    assert re.search(r"^idle +ready after exec .* ≤ 0 s +MISSED$", err, re.M)
+    report = json.loads(out)
+    jsonschema.validate(report, SCHEMA)
+    assert report["met"] is report["figures"][0]["met"] is False
+    assert before <= datetime.fromisoformat(report["date"]) <= datetime.now(UTC)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
+)
+def test_a_signal_ends_it_and_leaves_nothing_behind(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "t"
+    with started(temporary, "logins", "idle") as bench:
+        until(bench, "2/2 idle: nothing happens")
+        assert running_in(temporary)
+        bench.send_signal(number)
+        out, err = bench.communicate(timeout=END_S)
+    assert (bench.returncode, err) == (code, "")
+    assert re.search(r"^logins +all on disk ", out, re.M)  # what there was is shown
+    assert [*temporary.iterdir()] == []
+    assert running_in(temporary) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scenario", "stage"),
+    [
+        ("silence", "everyone is silent"),
+        ("client", "trio: users chat, with the library"),
+    ],
+)
+def test_a_sidecar_that_is_lost_ends_it_with_its_last_lines(
+    scenario: str, stage: str, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "t"
+    with started(temporary, scenario) as bench:
+        until(bench, stage)
+        (sidecar,) = (
+            pid
+            for pid in running_in(temporary)
+            if b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+        os.kill(sidecar, signal.SIGKILL)
+        _, err = bench.communicate(timeout=END_S)
+    assert bench.returncode == 1
+    *log, last = err.splitlines()
+    assert last == (
+        f"liveness: {scenario} could not be measured: it ended with code -9"
+    )
+    assert '"event": "ready"' in "".join(log)
+    assert [*temporary.iterdir()] == []
+
+
+def test_options_that_do_not_go_together_are_a_line_that_says_what_would(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["bench", "steady", "--quick", "--rate", "10"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        "liveness: 10 frames a second are too few for 100 users who speak every 1.5 s; "
+        "use --rate 68 or more\n",
+    )
+
+
+def test_every_scenario_of_the_help_can_be_measured() -> None:
+    assert [*MEASURED] == [*SCENARIOS]
+
+
+# --- progress -----------------------------------------------------------------------------
+
+
+def test_on_a_terminal_a_bar_shows_how_far_it_is_and_is_gone_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as out:
+        with shown(out) as stage:
+            stage("everyone logs in", None)
+            stage("everyone is silent", lambda: 0.5)
+        drawn = os.read(ours, 65_536).decode()
+    os.close(ours)
+    assert "everyone logs in" in drawn
+    assert re.search("everyone is silent .*━", drawn)
+    assert drawn.endswith("\x1b[2K")  # the line is wiped
+
+
+def test_in_a_file_each_stage_is_a_line() -> None:
+    out = io.StringIO()
+    with shown(out) as stage:
+        stage("everyone logs in", None)
+        stage("everyone is silent", lambda: 0.5)
+    assert out.getvalue() == "everyone logs in\neveryone is silent\n"
+
+
+def test_time_passes_as_a_share_of_a_window() -> None:
+    share = passing(1e9)
+    assert share is not None
+    assert 0 <= share() < 1e-6
+
+
+# --- verdicts -----------------------------------------------------------------------------
 
 
 TIMEOUT_S = 10.0
@@ -167,5 +344,11 @@ def test_a_floor_may_be_reached_and_not_passed(value: float, verdict: str) -> No
 
 def test_a_figure_without_a_floor_has_no_verdict() -> None:
     figure = Figure("steady", "load CPU", 9.0, "%")
-    assert figure.is_met
+    assert figure.is_met is None
     assert as_table([figure]).splitlines()[1].endswith("9 %")
+
+
+def test_the_last_line_counts_the_floors_that_were_met() -> None:
+    values = (1.0, 3.0)
+    figures = [Figure("idle", "ready", value, "s", 2.0) for value in values]
+    assert summary([*figures, Figure("idle", "load", 9.0, "%")]) == "1 of 2 floors met"

@@ -1,47 +1,69 @@
 """The demo: as a process, end to end, and its parts on real sockets.
 
-Two runs go on at the same time: one as it is, with a guest who joins by TCP, and one
-whose gateway loses the keepalives of a user, so that there is something to find.
+Three runs go on at the same time: one as it is, with a guest who joins by TCP, one whose
+gateway loses what a user says, so that there is something to find, and one in which all
+that can be made to happen does.
 """
 
 import json
 import os
 import re
+import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import termios
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from time import perf_counter
+from typing import IO, Any, Self
 
-import msgpack
 import pytest
 import trio
-import trio.testing
 
+import liveness
 from liveness import cli
 from liveness.demo import gateway as gateway_module
 from liveness.demo.gateway import MAX_LINE_BYTES, Connection, Gateway
-from liveness.demo.referee import FAULTS, Referee
-from liveness.demo.screen import Feed, summary
-from liveness.demo.sidecar import Frame, Record, Sidecar
-from liveness.demo.users import Behaviour, planned
+from liveness.demo.gauges import Gauges, read
+from liveness.demo.picture import Scene, drawn
+from liveness.demo.plans import Behaviour, planned
+from liveness.demo.referee import FAULTS, GRACE_S, SETTLING_S, Referee
+from liveness.demo.screen import Plain, summary
+from liveness.demo.script import ACTIONS, MOST_STEPS, ScriptError, Step, parsed
+from liveness.testing import Event, ScriptedSidecar, scripted_sidecar
+from tests.e2e.conftest import Start
+from tests.e2e.sidecar import Sidecar, eventually
+
+Record = dict[str, Any]
 
 SOON_S = 5  # long after everything here has happened
-END_S = 30
+END_S = 60
 USERS, TIMEOUT_S, SECONDS = 60, 2, 6
+EVERYTHING = (
+    "1.5 silence 10, 2 gateway, 4.5 stop 1, 7 restart, 9.5 kill, 12 gateway, 12 kill"
+)
 
-FAULTY = """
+FAULTY_GATEWAY = """
+from liveness.demo.gateway import Gateway, main
+
+take = Gateway._take
+Gateway._take = lambda room, connection, line: (
+    connection.uid == "user-03" or take(room, connection, line)
+)
+main()
+"""
+FAULTY = f"""
 import sys
 from liveness import cli
-from liveness.demo.sidecar import Sidecar
+from liveness.demo import processes
 
-report = Sidecar.keepalive
-Sidecar.keepalive = lambda link, conn, uid: uid == "user-03" or report(link, conn, uid)
+processes.GATEWAY = ("-c", {FAULTY_GATEWAY!r})
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -74,11 +96,16 @@ class Shown:
 def started(*command: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *command],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | environment,
     )
+
+
+def demo(*options: object, **environment: str) -> subprocess.Popen[str]:
+    return started("-m", "liveness", "demo", *map(str, options), **environment)
 
 
 def doors(out: IO[str]) -> tuple[str, int, Path]:
@@ -104,39 +131,65 @@ def visit(port: int) -> list[Record]:
         return [line for line in lines if line.get("uid", "ada") == "ada"]
 
 
+def children(pid: int) -> list[int]:
+    """The processes that this one has started and that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(parent) == pid and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def runs_still(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Three demos that ran at the same time, and what a guest of the first saw."""
+
+    plain: Shown
+    seen: list[Record]
+    faulty: Shown
+    eventful: Shown
+
+
 @pytest.fixture(scope="module")
-def runs() -> Iterator[tuple[Shown, list[Record], Shown]]:
-    """A demo as it is, what a guest saw of it, and one with a planted fault."""
-    options = ["--users", str(USERS), "--timeout", str(TIMEOUT_S)]
-    demo = started("-m", "liveness", "demo", *options, "--seconds", str(SECONDS))
-    options = ["demo", "--users", "10", "--timeout", "1", "--seconds", "5"]
-    faulty = started("-c", FAULTY, *options)
-    with demo, faulty:
-        assert demo.stdout
-        before, port, _ = doors(demo.stdout)
+def runs() -> Iterator[Runs]:
+    options = ["--users", USERS, "--timeout", TIMEOUT_S]
+    plain = demo(*options, "--seconds", SECONDS)
+    eventful = demo(*options, "--seconds", 16, "--script", EVERYTHING)
+    options = ["--users", 10, "--timeout", 1, "--seconds", 5]
+    faulty = started("-c", FAULTY, "demo", *map(str, options))
+    with plain, eventful, faulty:
+        assert plain.stdout
+        before, port, _ = doors(plain.stdout)
         seen = visit(port)
-        yield ended(demo, before), seen, ended(faulty)
+        yield Runs(ended(plain, before), seen, ended(faulty), ended(eventful))
 
 
-def test_the_demo_reports_everyone_when_due_and_ends_with_0(
-    runs: tuple[Shown, list[Record], Shown],
-) -> None:
-    demo, _, _ = runs
-    assert (demo.code, demo.err) == (0, "")
-    assert "faults: early 0, missed 0, false 0\n" in demo.out
+def test_the_demo_reports_everyone_when_due_and_ends_with_0(runs: Runs) -> None:
+    assert (runs.plain.code, runs.plain.err) == (0, ""), runs.plain.out
+    assert "faults: early 0, missed 0, false 0\n" in runs.plain.out
 
 
-def test_the_first_silence_is_reported_within_5_s_of_the_timeout(
-    runs: tuple[Shown, list[Record], Shown],
-) -> None:
-    demo, _, _ = runs
-    status = re.findall(r"(\d+) s   online \d+, said \d+, silence (\d+)", demo.out)
+def test_the_first_silence_is_reported_within_5_s_of_the_timeout(runs: Runs) -> None:
+    out = runs.plain.out
+    status = re.findall(r"(\d+) s   online \d+, said \d+, silence (\d+)", out)
     assert min(int(at) for at, silent in status if int(silent)) <= TIMEOUT_S + 5
-    assert re.search(r"  offline  user-\d\d  demo  silence  2\.\d{3} s since", demo.out)
+    assert re.search(r"  offline  user-\d\d  gw-1  silence  2\.\d{3} s since", out)
 
 
-def test_the_account_adds_up(runs: tuple[Shown, list[Record], Shown]) -> None:
-    table = runs[0].table()
+def test_the_account_adds_up(runs: Runs) -> None:
+    table = runs.plain.table()
     everyone = table.pop("all")
     assert set(table) == {*Behaviour, "guest"}
     assert sum(table.values(), Counter()) == +everyone
@@ -150,80 +203,137 @@ def test_the_account_adds_up(runs: tuple[Shown, list[Record], Shown]) -> None:
         assert row["online"] == row["users"]
 
 
-def test_the_lateness_is_one_of_a_sidecar_that_fires_on_time(
-    runs: tuple[Shown, list[Record], Shown],
-) -> None:
-    found = re.search(r"p50 (\S+) s, p99 (\S+) s, max (\S+) s", runs[0].out)
+def test_the_lateness_is_one_of_a_sidecar_that_fires_on_time(runs: Runs) -> None:
+    found = re.search(r"p50 (\S+) s, p99 (\S+) s, max (\S+) s", runs.plain.out)
     assert found
     p50, p99, most = map(float, found.groups())
     assert 0 <= p50 <= p99 <= most < 1.1
 
 
-def test_who_joins_by_tcp_chats_and_is_reported_when_silent(
-    runs: tuple[Shown, list[Record], Shown],
-) -> None:
-    demo, seen, _ = runs
-    assert list(seen[0]) == ["welcome"]
-    assert seen[1]["joined"] == "ada"
-    assert seen[2:] == [{"uid": "ada", "say": "hi"}, {"bye": "silence"}]
-    assert demo.table()["guest"] == Counter(users=1, silence=1)
+def test_who_joins_by_tcp_chats_and_is_reported_when_silent(runs: Runs) -> None:
+    assert list(runs.seen[0]) == ["welcome"]
+    assert runs.seen[1]["joined"] == "ada"
+    assert runs.seen[2:] == [{"uid": "ada", "say": "hi"}, {"bye": "silence"}]
+    assert runs.plain.table()["guest"] == Counter(users=1, silence=1)
 
 
-def test_a_planted_fault_is_named_and_ends_it_with_1(
-    runs: tuple[Shown, list[Record], Shown],
+def test_a_planted_fault_is_named_and_ends_it_with_1(runs: Runs) -> None:
+    assert runs.faulty.code == 1
+    assert re.search(r"faults: early 0, missed \d, false [1-9]\n", runs.faulty.out)
+    assert "    false: user-03 was " in runs.faulty.out
+
+
+def test_whatever_is_cut_stopped_or_restarted_nobody_is_reported_falsely(
+    runs: Runs,
 ) -> None:
-    _, _, faulty = runs
-    assert faulty.code == 1
-    assert "faults: early 0, missed 0, false 1\n" in faulty.out
-    assert "    false: user-03 was " in faulty.out
+    shown = runs.eventful
+    assert (shown.code, shown.err) == (0, ""), shown.out
+    assert "faults: early 0, missed 0, false 0\n" in shown.out
+    assert "done: silence 1, gateway 2, stop 1, restart 1, kill 2\n" in shown.out
+    table = shown.table()
+    assert table["silenced"]["users"] == 10
+    for row in (table["chat"], table["keepalive"]):
+        assert row["online"] == row["users"], "everyone has come back"
+
+
+def test_what_is_made_to_happen_is_told_as_it_happens(runs: Runs) -> None:
+    told = re.findall(r"^ +(\d+\.\d) s   (\w+): (.+)$", runs.eventful.out, re.M)
+    lines = [f"{name}: {what}" for _, name, what in told]
+    assert lines[0] == "silence: 10 who talked write nothing any more"
+    assert lines[1] == "gateway: kill -9 to the gateway"
+    assert lines[2].startswith("gateway: the gateway is up again, after ")
+    assert lines[3] == "stop: SIGSTOP to the sidecar"
+    assert re.fullmatch(r"stop: SIGCONT, after 1\.\d s", lines[4])
+    assert lines[5] == "restart: SIGTERM to the sidecar"
+    assert "kill: kill -9 to the sidecar" in lines
+    assert [float(at) for at, *_ in told] == sorted(float(at) for at, *_ in told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ACTIONS)
+def test_each_action_by_itself_ends_with_no_fault(action: str) -> None:
+    options = ["--users", 100, "--timeout", 2, "--seconds", 11]
+    shown = ended(demo(*options, "--script", f"4 {action}"))
+    assert (shown.code, shown.err) == (0, ""), shown.out
+    assert f"done: {action} 1\n" in shown.out
+
+
+@pytest.mark.slow
+def test_all_actions_under_the_load_of_the_defaults_end_with_no_fault() -> None:
+    script = "5 silence, 12 gateway, 16 stop 3, 22 restart, 26 kill, 27 gateway"
+    shown = ended(demo("--script", script))
+    assert (shown.code, shown.err) == (0, ""), shown.out
 
 
 def test_a_signal_ends_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    with (
-        started("-m", "liveness", "demo", TMPDIR=str(tmp_path)) as interrupted,
-        started("-m", "liveness", "demo", TMPDIR=str(tmp_path)) as terminated,
-    ):
-        for demo in (interrupted, terminated):
-            assert demo.stdout
-            _, _, path = doors(demo.stdout)
+    with demo(TMPDIR=str(tmp_path)) as first, demo(TMPDIR=str(tmp_path)) as second:
+        begun = []
+        for one in (first, second):
+            assert one.stdout
+            _, _, path = doors(one.stdout)
             assert path.is_socket()
             assert tmp_path in path.parents
-        interrupted.send_signal(signal.SIGINT)
-        terminated.send_signal(signal.SIGTERM)
-        first, second = ended(interrupted), ended(terminated)
-    assert (first.code, first.err) == (130, "")
-    assert (second.code, second.err) == (1, "liveness: ended by SIGTERM\n")
+            begun += children(one.pid)
+        assert len(begun) == 4
+        first.send_signal(signal.SIGINT)
+        second.send_signal(signal.SIGTERM)
+        interrupted, terminated = ended(first), ended(second)
+    assert (interrupted.code, interrupted.err) == (130, "")
+    assert (terminated.code, terminated.err) == (1, "liveness: ended by SIGTERM\n")
     assert list(tmp_path.iterdir()) == []
+    assert not any(map(runs_still, begun))
 
 
-def test_a_sidecar_that_is_lost_ends_it_with_its_last_lines(tmp_path: Path) -> None:
-    with started("-m", "liveness", "demo", TMPDIR=str(tmp_path)) as demo:
-        assert demo.stdout
-        path = doors(demo.stdout)[2]
-        with socket.socket(socket.AF_UNIX) as link:
-            link.connect(str(path))
-            link.sendall(msgpack.packb(["hello", {"protocol": 1, "name": "demo"}]))
-            assert b"welcome" in link.recv(1_000)
-        shown = ended(demo)
+def test_its_children_end_with_it_even_by_kill_9_and_while_they_are_stopped(
+    tmp_path: Path,
+) -> None:
+    with demo(TMPDIR=str(tmp_path)) as killed:
+        assert killed.stdout
+        doors(killed.stdout)
+        begun = children(killed.pid)
+        assert len(begun) == 2
+        os.kill(begun[0], signal.SIGSTOP)
+        killed.kill()
+    eventually(lambda: not any(map(runs_still, begun)))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_child_that_ends_by_itself_ends_it_with_its_last_lines(
+    tmp_path: Path, number: int
+) -> None:
+    with demo(TMPDIR=str(tmp_path)) as running:
+        assert running.stdout
+        doors(running.stdout)
+        name = ("sidecar", "gateway")[number]
+        os.kill(sorted(children(running.pid))[number], signal.SIGKILL)
+        shown = ended(running)
     *log, last = shown.err.splitlines()
     assert shown.code == 1
-    assert last.startswith("liveness: the sidecar refused a frame: ")
-    assert last.endswith("(replaced)")
-    assert '"event": "ready"' in "".join(log)
+    assert last == f"liveness: the {name} has ended, exit code -9"
+    said = {"sidecar": '"event": "ready"', "gateway": "listens on"}[name]
+    assert any(said in line for line in log)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sidecar_that_does_not_start_ends_it_with_its_last_lines(
+def test_a_sidecar_that_cannot_be_there_is_said_before_anything_starts(
     tmp_path: Path,
 ) -> None:
     far = tmp_path / ("too-long-for-a-socket-" * 5)
     far.mkdir()
-    shown = ended(started("-m", "liveness", "demo", TMPDIR=str(far)))
-    log, last = shown.err.splitlines()
-    assert shown.code == 1
-    assert "socket.path is" in log
-    assert last == "liveness: the sidecar did not start, exit code 78"
+    shown = ended(demo(TMPDIR=str(far)))
+    (line,) = shown.err.splitlines()
+    assert shown.code == os.EX_CONFIG
+    assert "socket.path is" in line
     assert list(far.iterdir()) == []
+
+
+def test_a_gateway_that_does_not_start_ends_it_with_its_last_lines() -> None:
+    broken = FAULTY.replace(repr(FAULTY_GATEWAY), repr("raise SystemExit('no port')"))
+    shown = ended(started("-c", broken, "demo"))
+    *log, last = shown.err.splitlines()
+    assert shown.code == 1
+    assert log == ["    no port"]
+    assert last == "liveness: the gateway did not start, exit code 1"
 
 
 @pytest.mark.parametrize(
@@ -232,6 +342,7 @@ def test_a_sidecar_that_does_not_start_ends_it_with_its_last_lines(
         ("--seconds 12.9", "12.9 s are too short to show 200 users and a timeout of"),
         ("--seconds 5 --timeout 2.1", "use --seconds 5.1 or more"),
         ("--users 501 --timeout 1", "use --users 500 or less, or a longer --timeout"),
+        ("--script lunch", "--script: 'lunch' is no step; write SECONDS ACTION"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_one_line_with_2(
@@ -244,83 +355,451 @@ def test_what_cannot_be_shown_is_said_in_one_line_with_2(
     assert told in shown.err
 
 
+# --- on a terminal ------------------------------------------------------------------------
+
+# Leads the session of a terminal, as a shell does, and stays when the demo has ended: a
+# terminal without its leader is hung up, and nobody could see how it was left.
+SHELL = """
+import fcntl, os, signal, subprocess, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+for number in (signal.SIGINT, signal.SIGTSTP, signal.SIGHUP):
+    signal.signal(number, lambda *_: None)
+command = subprocess.Popen(sys.argv[1:])
+print("pid", command.pid, flush=True)
+while True:
+    _, status = os.waitpid(command.pid, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        print("stopped", flush=True)
+    else:
+        print("ended", os.waitstatus_to_exitcode(status), flush=True)
+        break
+sys.stdin.readline()
+"""
+TAKEN, GIVEN_BACK = "\x1b[?1049h", "\x1b[?25h\x1b[?1049l"
+
+
+class Tty:
+    """A terminal with a demo on it, and what has come out of it."""
+
+    def __init__(
+        self, *command: object, size: tuple[int, int] = (30, 110), **environment: str
+    ) -> None:
+        self._ours, self._theirs = os.openpty()
+        termios.tcsetwinsize(self._theirs, size)
+        self._before = termios.tcgetattr(self._theirs)
+        self.out = ""
+        self._from = 0
+        self._shell = subprocess.Popen(
+            [sys.executable, "-c", SHELL, sys.executable, *map(str, command)],
+            stdin=self._theirs,
+            stdout=self._theirs,
+            stderr=self._theirs,
+            start_new_session=True,
+            env=os.environ | {"TERM": "xterm-256color"} | environment,
+        )
+
+    def __enter__(self) -> Self:
+        self.pid = int(self.until(r"pid (\d+)")[1])
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._shell.kill()  # the terminal is hung up by that, and the demo ends
+        self._shell.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Reads until this has come, since what was last waited for."""
+        until = perf_counter() + END_S
+        while not (found := re.compile(pattern).search(self.text, self._from)):
+            assert perf_counter() < until, self.text[-5_000:]
+            if select.select([self._ours], [], [], 0.1)[0]:
+                self.out += os.read(self._ours, 65_536).decode(errors="replace")
+        self._from = found.end()
+        return found
+
+    @property
+    def text(self) -> str:
+        """All that came, without what steers the terminal."""
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.out)
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    @property
+    def is_as_it_was(self) -> bool:
+        return termios.tcgetattr(self._theirs) == self._before
+
+
+OPTIONS = ("--users", 40, "--timeout", 2, "--seconds", END_S)
+
+
+def test_on_a_terminal_it_is_a_picture_with_keys() -> None:
+    with Tty("-m", "liveness", "demo", *OPTIONS) as tty:
+        tty.until(r"gateway up   sidecar up   \d+ online   \d+ events/s")
+        tty.until("▶")
+        assert TAKEN in tty.out
+        assert not tty.is_as_it_was
+        for key, told in (
+            ("s", r"silence: \d+ who talked write nothing any more"),
+            ("z", "sidecar stopped"),
+            ("r", "restart: not while the sidecar is stopped"),
+            ("z", "SIGCONT, after"),
+            ("g", "the gateway is up again"),
+            ("r", "restart: the sidecar is up again"),
+            ("k", "kill: the sidecar is up again"),
+        ):
+            tty.type(key)
+            tty.until(told)
+        tty.type("xq")
+        tty.until("done: silence 1, stop 1, gateway 1, restart 1, kill 1")
+        tty.until("faults: early 0, missed 0, false 0")
+        tty.until("ended 0")
+        assert tty.is_as_it_was
+        assert tty.out.count(TAKEN) == tty.out.count(GIVEN_BACK) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 1), (signal.SIGHUP, 1), (signal.SIGINT, 130)]
+)
+def test_a_signal_gives_the_terminal_back(number: int, code: int) -> None:
+    with Tty("-m", "liveness", "demo", *OPTIONS) as tty:
+        tty.until("faults:  early 0")
+        os.kill(tty.pid, number)
+        tty.until(f"ended {code}")
+        assert GIVEN_BACK in tty.out
+        assert tty.is_as_it_was
+
+
+def test_a_fault_of_ours_gives_the_terminal_back() -> None:
+    planted = (
+        "import sys; from liveness import cli; from liveness.demo import picture\n"
+        "picture.lateness = picture.quantiles = lambda _: 1 / 0\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    with Tty("-c", planted, "demo", *OPTIONS) as tty:
+        tty.until("ZeroDivisionError")
+        tty.until("ended 1")
+        assert GIVEN_BACK in tty.out
+        assert tty.is_as_it_was
+
+
+def test_while_it_is_suspended_the_terminal_is_the_shells() -> None:
+    with Tty("-m", "liveness", "demo", *OPTIONS) as tty:
+        tty.until("faults:  early 0")
+        tty.type("\x1a")
+        tty.until("stopped")
+        assert GIVEN_BACK in tty.out
+        assert tty.is_as_it_was
+        os.kill(tty.pid, signal.SIGCONT)
+        tty.until("faults:  early 0")
+        assert not tty.is_as_it_was
+        tty.type("q")
+        tty.until("ended 0")
+
+
+def test_a_terminal_that_takes_nothing_holds_up_nobody() -> None:
+    with Tty("-m", "liveness", "demo", *OPTIONS[:-1], 6) as tty:
+        tty.until("faults:  early 0")
+        eventually(lambda: not children(tty.pid))
+        tty.until("faults: early 0, missed 0, false 0")
+        tty.until("ended 0")
+        assert tty.is_as_it_was
+
+
+def test_colours_are_left_out_where_they_are_not_wanted() -> None:
+    with Tty("-m", "liveness", "demo", *OPTIONS, NO_COLOR="1") as tty:
+        tty.until("faults:  early 0")
+        tty.type("q")
+        tty.until("ended 0")
+    assert not re.search(r"\x1b\[(?:\d+;)*3\d", tty.out)
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines() -> None:
+    with Tty("-m", "liveness", "demo", *OPTIONS[:-1], 6, TERM="dumb") as tty:
+        tty.until("2 s   online")
+        os.kill(tty.pid, signal.SIGTERM)
+        tty.until("ended 1")
+    assert "\x1b" not in tty.out
+
+
+# --- the picture --------------------------------------------------------------------------
+
+SCENE = Scene(
+    elapsed_s=12.3,
+    seconds=40,
+    timeout_s=10,
+    doors="nc 127.0.0.1 7000",
+    states=(("gateway", "up"), ("sidecar", "stopped")),
+    online=150,
+    events_s=48.4,
+    slots=(0.0, 8.0, *[4.0] * 27, 1_234.0),
+    hand=29,
+    rows=(("chat", [40, 39, 0, 1, 2, 3]), ("all", [200, 150, 30, 20, 2, 3])),
+    lateness="lateness: p50 0.100 s, p99 0.200 s, max 0.300 s",
+    faults=Counter(missed=1),
+    told=("  5.0 s   silence: 100 who talked write nothing any more",),
+    records=tuple(f"record {number}" for number in range(50)),
+    has_keys=True,
+)
+
+
+def shown(scene: Scene, width: int, height: int) -> list[str]:
+    lines = drawn(scene, width, height)
+    assert all(line.cell_len <= width for line in lines)
+    assert len(lines) <= height
+    return [line.plain.rstrip() for line in lines]
+
+
+def test_a_wide_terminal_shows_the_ring_with_its_hand_beside_the_users() -> None:
+    lines = shown(SCENE, 110, 30)
+    assert lines[0].startswith(
+        "liveness demo   12 s of 40   whoever is silent for 10 s"
+    )
+    assert lines[1] == "gateway up   sidecar stopped   150 online   48 events/s"
+    assert lines[2] == "nc 127.0.0.1 7000"
+    top, *sides, bottom = lines[4:10]
+    assert top.startswith(" 0  ▁8  ▁4  ")
+    assert [side[:4] for side in sides] == ["▶1k ", "▁4  ", "▁4  ", "▁4  "]
+    assert bottom == "▁4  " * 10 + "▁4"
+    assert top.endswith("users online silence logout lost")
+    assert lines[5].endswith("40     39       0      1    3")
+    assert "faults:  early 0  missed 1  false 0" in lines
+
+
+def test_a_usual_terminal_shows_the_slots_as_a_strip_with_the_hand_below() -> None:
+    lines = shown(SCENE, 80, 24)
+    assert len(lines) == 24
+    bars, hand = [line[:30] for line in lines[4:8]], lines[8]
+    assert [bar[29] for bar in bars] == ["█"] * 4
+    assert bars[3][:3] == " ▁▁"
+    assert hand[:30] == " " * 29 + "▲"
+    assert lines[-1] == "record 49"
+
+
+@pytest.mark.parametrize("size", [(20, 5), (1, 1), (40, 12), (300, 100)])
+def test_a_picture_never_outgrows_its_terminal(size: tuple[int, int]) -> None:
+    shown(SCENE, *size)
+    shown(replace(SCENE, slots=(), hand=0, told=(), records=()), *size)
+
+
+def test_what_is_not_known_is_not_invented() -> None:
+    lines = shown(replace(SCENE, events_s=None, has_keys=False), 110, 30)
+    assert "150 online   ? events/s" in lines[1]
+    assert lines[3] == "no keys, as stdin is not this terminal"
+
+
+def test_every_key_is_named_within_80_columns() -> None:
+    line = shown(SCENE, 80, 24)[3]
+    for action in ACTIONS.values():
+        assert f"{action.key} {action.what}" in line
+    assert line.endswith("q end")
+
+
+METRICS = """
+# TYPE liveness_events_total counter
+liveness_events_total{event="login"} 3.0
+liveness_events_total{event="keepalive"} 40.0
+liveness_wheel_slot_users{slot="0"} 5.0
+liveness_wheel_slot_users{slot="2"} 7.0
+liveness_wheel_slot_users{slot="1"} 6.0
+liveness_unattended_seconds_total 1.5
+liveness_log_seq 9.0
+"""
+
+
+def test_the_hand_is_where_attended_time_has_got_to() -> None:
+    found = read(METRICS, at=100.0)
+    assert found == Gauges(at=100.0, events=43, slots=(5, 6, 7), unattended_s=1.5)
+    assert found.hand(up_at=98.0, timeout_s=3) == 0
+    assert found.hand(up_at=97.4, timeout_s=3) == 1
+    assert found.hand(up_at=94.5, timeout_s=3) == 1
+    assert read("", at=100.0) is None
+
+
+# --- the script ---------------------------------------------------------------------------
+
+
+def test_a_script_is_followed_in_order_of_time() -> None:
+    assert parsed("10 gateway, 5 silence,7.5  stop 2 , 8 silence 20", seconds=40) == [
+        Step(5, "silence", 100),
+        Step(7.5, "stop", 2),
+        Step(8, "silence", 20),
+        Step(10, "gateway", 0),
+    ]
+    assert parsed("", seconds=40) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("5 dance", "'5 dance' has no action; use silence, gateway, stop, restart or"),
+        ("5", "'5' is no step; write SECONDS ACTION, as in 5 silence"),
+        ("5 stop 2 now", "'5 stop 2 now' is no step"),
+        ("5 silence,,6 stop", "'' is no step"),
+        ("soon silence", "'soon silence' begins with no number of seconds"),
+        ("-1 silence", "begins with no number"),
+        ("nan silence", "begins with no number"),
+        ("inf silence", "comes when the demo is over"),
+        (
+            "40 silence",
+            "comes when the demo is over, after 40 s; let it be earlier, or",
+        ),
+        ("5 gateway 2", "has one word too many; gateway takes no number"),
+        ("5 silence 0", "silence takes 1 to 10000"),
+        ("5 stop 61", "stop takes 0.1 to 60"),
+        ("5 stop nan", "stop takes 0.1 to 60"),
+        ("5 stop long", "stop takes 0.1 to 60"),
+        (
+            ", ".join(["5 silence"] * (MOST_STEPS + 1)),
+            "has 101 steps; use 100 or fewer",
+        ),
+    ],
+)
+def test_a_bad_script_says_what_where_and_what_to_do(script: str, told: str) -> None:
+    with pytest.raises(ScriptError, match=re.escape(told)):
+        parsed(script, seconds=40)
+
+
 # --- the referee --------------------------------------------------------------------------
 
 
 def referee(**plans: Behaviour) -> Referee:
-    """One with a timeout of 10 s and a flush of 0.3 s, that looked at 100 s."""
+    """One with a timeout of 10 s and a flush of 0.3 s, who looked at 100 s.
+
+    By then everyone has come, and has written at 100 s.
+    """
     referee = Referee(plans, timeout_s=10, flush_s=0.3)
-    referee.look([], at=100)
+    for uid, behaviour in plans.items():
+        come(referee, uid, at=100.0)
+        if behaviour is Behaviour.SILENT:
+            referee.falls_silent(uid)
+    referee.look(at=100)
     return referee
 
 
-def offline(uid: str, reason: str = "silence") -> Record:
-    return {"kind": "offline", "uid": uid, "reason": reason}
+def come(judge: Referee, uid: str, at: float) -> None:
+    judge.calls(uid, at=at)
+    judge.wrote(uid, at=at)
+    judge.joined(uid, at=at)
+    judge.told(record("online", uid, "login"), decided=at, at=at)
 
 
-def look_until(referee: Referee, at: float, **heard: float) -> None:
-    """Looks ten times a second, from 100 s on, at a room where these were heard."""
-    for tenth in range(1_000, int(at * 10) + 1):
-        referee.look(heard.items(), at=tenth / 10)
+def record(kind: str, uid: str, reason: str, **more: Any) -> Record:
+    return {"kind": kind, "uid": uid, "reason": reason, **more}
 
 
-def kinds(referee: Referee) -> list[tuple[str, str]]:
-    assert referee.faults_of == Counter(fault.kind for fault in referee.faults)
-    assert referee.faults_of.keys() <= set(FAULTS)
-    return [(fault.kind, fault.uid) for fault in referee.faults]
+def report(
+    judge: Referee, uid: str, reason: str, *, at: float, decided: float | None = None
+) -> None:
+    decided = at if decided is None else decided
+    judge.told(record("offline", uid, reason), decided=decided, at=at)
+
+
+def look_until(
+    judge: Referee, at: float, *, since: float = 100, talking: str = ""
+) -> None:
+    """Looks ten times a second, while this one talks."""
+    for tenth in range(int(since * 10), int(at * 10) + 1):
+        if talking:
+            judge.wrote(talking, at=tenth / 10)
+        judge.look(at=tenth / 10)
+
+
+def kinds(judge: Referee) -> list[tuple[str, str]]:
+    assert judge.faults_of == Counter(fault.kind for fault in judge.faults)
+    assert judge.faults_of.keys() <= set(FAULTS)
+    return [(fault.kind, fault.uid) for fault in judge.faults]
 
 
 def test_a_silence_reported_at_its_timeout_is_no_fault_and_no_lateness() -> None:
     judge = referee(ann=Behaviour.SILENT)
-    look_until(judge, 110, ann=100.0)
-    judge.told(offline("ann"), heard=100.0, at=110.0)
+    look_until(judge, 110)
+    report(judge, "ann", "silence", at=110.0)
     assert kinds(judge) == []
     assert list(judge.lateness_s) == [0.0]
-    assert judge.online == {}
+    assert judge.online == 0
 
 
-def test_a_silence_reported_before_its_timeout_is_early() -> None:
+def test_lateness_is_counted_to_the_arrival_and_earliness_to_the_decision() -> None:
+    judge = referee(ann=Behaviour.SILENT, bob=Behaviour.SILENT)
+    look_until(judge, 110.2)
+    report(judge, "ann", "silence", decided=110.1, at=110.25)
+    assert list(judge.lateness_s) == [0.25]
+    report(judge, "bob", "silence", decided=109.9, at=110.25)
+    assert kinds(judge) == [("early", "bob")]
+
+
+@pytest.mark.parametrize("is_disturbed", [False, True])
+def test_a_silence_reported_before_its_timeout_is_early_at_all_times(
+    is_disturbed: bool,
+) -> None:
     judge = referee(ann=Behaviour.SILENT)
-    look_until(judge, 109.9, ann=100.0)
-    judge.told(offline("ann"), heard=100.0, at=109.999)
+    if is_disturbed:
+        judge.disturbed()
+    look_until(judge, 109.9)
+    report(judge, "ann", "silence", at=109.999)
     assert kinds(judge) == [("early", "ann")]
     assert "after 9.999 s" in judge.faults[0].what
 
 
-@pytest.mark.parametrize("heard", [100.0, 109.9])
+@pytest.mark.parametrize("at", [100.2, 109.9, 110.2])
 @pytest.mark.parametrize("behaviour", [Behaviour.CHAT, Behaviour.KEEPALIVE])
-def test_a_user_who_speaks_and_is_reported_silent_is_false(
-    behaviour: Behaviour, heard: float
+def test_a_user_who_talks_and_is_reported_silent_is_false(
+    behaviour: Behaviour, at: float
 ) -> None:
     judge = referee(bob=behaviour)
-    look_until(judge, 110.2, bob=heard)
-    judge.told(offline("bob"), heard=heard, at=110.2)
+    look_until(judge, at)
+    report(judge, "bob", "silence", at=at)
     assert kinds(judge) == [("false", "bob")]
+
+
+def test_what_is_written_after_a_decision_does_not_speak_against_it() -> None:
+    judge = referee(ann=Behaviour.KEEPALIVE)
+    judge.falls_silent("ann")
+    look_until(judge, 110.1)
+    judge.wrote("ann", at=110.15)
+    report(judge, "ann", "silence", decided=110.1, at=110.2)
+    assert kinds(judge) == []
 
 
 def test_a_silence_not_reported_a_second_after_deadline_and_flush_is_missed() -> None:
     judge = referee(ann=Behaviour.SILENT)
-    look_until(judge, 111.3, ann=100.0)
+    look_until(judge, 111.3)
     assert kinds(judge) == []
-    look_until(judge, 112, ann=100.0)
+    look_until(judge, 112)
     assert kinds(judge) == [("missed", "ann")]
-    judge.told(offline("ann"), heard=100.0, at=112.0)
+    report(judge, "ann", "silence", at=112.0)
     assert kinds(judge) == [("missed", "ann")], "late is missed, and missed once"
     assert list(judge.lateness_s) == [2.0]
 
 
 def test_a_silence_that_was_reported_too_late_is_missed() -> None:
     judge = referee(ann=Behaviour.SILENT)
-    look_until(judge, 111.3, ann=100.0)
-    judge.told(offline("ann"), heard=100.0, at=111.4)
+    look_until(judge, 111.3)
+    report(judge, "ann", "silence", at=111.4)
     assert kinds(judge) == [("missed", "ann")]
+
+
+def test_who_was_silenced_is_judged_like_one_who_had_planned_it() -> None:
+    judge = referee(ann=Behaviour.CHAT, bob=Behaviour.CHAT)
+    assert judge.talkers() == ["ann", "bob"]
+    for uid in ("ann", "bob"):
+        judge.silenced(uid)
+    assert judge.talkers() == []
+    look_until(judge, 110.1)
+    report(judge, "ann", "silence", at=110.1)
+    look_until(judge, 112, since=110.2)
+    assert kinds(judge) == [("missed", "bob")]
+    assert judge.ends["silenced", "silence"] == 1
 
 
 def test_a_logout_is_to_be_reported_within_a_second() -> None:
     judge = referee(bob=Behaviour.LOGOUT, eve=Behaviour.LOGOUT)
     for uid in ("bob", "eve"):
-        judge.left(uid, at=100.0)
-    judge.told(offline("bob", "logout"), heard=None, at=100.1)
+        judge.leaves(uid, at=100.0)
+        judge.hung_up(uid, "logout", at=100.1)
+    report(judge, "bob", "logout", at=100.1)
     look_until(judge, 101.0)
     assert kinds(judge) == []
     look_until(judge, 101.1)
@@ -330,166 +809,234 @@ def test_a_logout_is_to_be_reported_within_a_second() -> None:
 @pytest.mark.parametrize("reason", ["logout", "gateway_lost"])
 def test_an_end_that_nobody_asked_for_is_false(reason: str) -> None:
     judge = referee(bob=Behaviour.KEEPALIVE)
-    judge.told(offline("bob", reason), heard=100.0, at=100.2)
+    report(judge, "bob", reason, at=100.2)
     assert kinds(judge) == [("false", "bob")]
+
+
+def test_who_was_cut_off_with_its_gateway_is_truly_lost_and_online_again_later() -> (
+    None
+):
+    judge = referee(bob=Behaviour.KEEPALIVE, eve=Behaviour.KEEPALIVE)
+    judge.disturbed()
+    judge.cut(at=100.5)
+    for uid in ("bob", "eve"):
+        judge.hung_up(uid, "", at=100.6)
+    report(judge, "bob", "gateway_lost", at=100.9)
+    come(judge, "bob", at=101.0)
+    judge.calls("eve", at=101.0)
+    judge.joined("eve", at=101.0)
+    report(judge, "eve", "gateway_lost", decided=101.1, at=101.2)
+    judge.settles(at=101.0)
+    assert kinds(judge) == [], "the session was that of the connection before"
+    missed_at = 101 + SETTLING_S + 0.3 + GRACE_S
+    look_until(judge, missed_at - 0.1, since=101, talking="eve")
+    assert kinds(judge) == []
+    look_until(judge, missed_at + 0.2, since=missed_at, talking="eve")
+    assert kinds(judge) == [("missed", "eve")], "has come back and is not online"
+
+
+def test_who_is_cut_off_by_a_gateway_that_is_there_is_false() -> None:
+    judge = referee(ann=Behaviour.CHAT, bob=Behaviour.CHAT, eve=Behaviour.SILENT)
+    judge.hung_up("ann", "", at=100.2)
+    judge.hung_up("bob", "silence", at=100.2)  # by a record, which is judged
+    judge.hung_up("eve", "", at=100.2)
+    assert kinds(judge) == [("false", "ann")]
 
 
 def test_a_user_who_is_reported_twice_is_false() -> None:
     judge = referee(ann=Behaviour.SILENT)
-    look_until(judge, 110.1, ann=100.0)
-    judge.told(offline("ann"), heard=100.0, at=110.1)
-    judge.told(offline("ann"), heard=None, at=110.1)
+    look_until(judge, 110.1)
+    report(judge, "ann", "silence", at=110.1)
+    report(judge, "ann", "silence", at=110.1)
     assert kinds(judge) == [("false", "ann")]
 
 
-def test_a_guest_is_judged_without_a_plan_unless_a_line_crossed_the_record() -> None:
+def test_a_guest_is_judged_by_what_its_records_say() -> None:
     judge = referee()
-    look_until(judge, 110)
-    judge.told(offline("ada"), heard=100.0, at=110.0)
-    judge.told(offline("ada"), heard=109.8, at=110.0)
-    judge.told(offline("ada"), heard=None, at=110.0)
-    assert kinds(judge) == []
-    assert judge.ends["guest", "silence"] == 3
-    judge.told(offline("ada"), heard=105.0, at=110.0)
-    assert kinds(judge) == [("early", "ada")]
+    for uid in ("ada", "bea"):
+        judge.told(record("online", uid, "login"), decided=100.0, at=100.0)
+    assert judge.online == 2
+    for uid, silence_s in (("ada", 10.0), ("bea", 9.999)):
+        over = record("offline", uid, "silence", silence=silence_s)
+        judge.told(over, decided=100.1, at=100.1)
+    assert kinds(judge) == [("early", "bea")]
+    assert judge.ends["guest", "silence"] == 2
+    assert judge.online == 0
 
 
 def test_what_was_due_while_the_process_stood_still_is_not_measured() -> None:
     judge = referee(ann=Behaviour.SILENT, bob=Behaviour.CHAT)
-    heard = {"ann": 100.0, "bob": 100.0}
-    judge.look(heard.items(), at=120.0)
-    judge.told(offline("ann"), heard=100.0, at=120.1)
-    for tenth in range(1_201, 1_300):
-        judge.look([("bob", 100.0)], at=tenth / 10)
-    judge.told(offline("bob"), heard=100.0, at=130.0)
+    judge.look(at=120.0)
+    report(judge, "ann", "silence", at=120.1)
+    report(judge, "bob", "silence", at=120.1)
+    judge.hung_up("bob", "", at=120.2)
     assert kinds(judge) == []
     assert (judge.not_measured, list(judge.lateness_s)) == (2, [])
 
 
+def test_after_a_disturbance_silence_has_a_timeout_again_to_be_reported() -> None:
+    judge = referee(ann=Behaviour.SILENT, bob=Behaviour.SILENT)
+    judge.disturbed()
+    look_until(judge, 115)
+    assert kinds(judge) == []
+    judge.settles(at=115.0)
+    look_until(judge, 125, since=115)
+    report(judge, "ann", "silence", at=125.0)
+    missed_at = 115 + SETTLING_S + 10 + 0.3 + GRACE_S
+    look_until(judge, missed_at - 0.1, since=125)
+    assert kinds(judge) == []
+    look_until(judge, missed_at + 0.2, since=missed_at)
+    assert kinds(judge) == [("missed", "bob")]
+    assert (judge.not_measured, list(judge.lateness_s)) == (1, [])
+
+
 def test_the_summary_names_whoever_was_wronged_and_escapes_the_name() -> None:
     judge = referee(bob=Behaviour.CHAT, **{"e\x1bve": Behaviour.SILENT})
+    judge.told(record("online", "ada", "login"), decided=100.0, at=100.0)
     look_until(judge, 105)
-    judge.told(offline("e\x1bve"), heard=100.0, at=105.0)
-    lines = list(summary(judge, guests=2))
+    report(judge, "e\x1bve", "silence", at=105.0)
+    lines = list(summary(judge, {"silence": 2, "kill": 1}))
     assert lines[-2] == "faults: early 1, missed 0, false 0"
     assert lines[-1] == r"    early: e\x1bve was reported after 5.000 s of silence"
     assert "lateness: none was measured" in lines
+    assert "done: silence 2, kill 1" in lines
     assert next(line.split() for line in lines if line.startswith("all")) == [
-        "all", "4", "3", "1", "0", "0", "0",
+        "all", "3", "2", "1", "0", "0", "0",
     ]  # fmt: skip
 
 
-def test_the_feed_shows_a_few_records_and_counts_the_others() -> None:
-    feed = Feed()
+def test_the_lines_show_a_few_records_and_count_the_others() -> None:
+    lines = Plain()
     for seq in range(9):
-        feed.add({**offline("ann"), "gateway": "demo", "at": 0, "seq": seq})
-    assert [line.split()[-1] for line in feed.lines()] == ["0", "1", "2", "3", "more"]
-    assert feed.lines() == []
+        over = record("offline", "ann", "logout", gateway="gw-1", at=0, seq=seq)
+        lines.add(over)
+    assert [line.split()[-1] for line in lines.records()] == [
+        "0",
+        "1",
+        "2",
+        "3",
+        "more",
+    ]
+    assert lines.records() == []
+
+
+def test_the_first_silence_does_not_wait_its_turn() -> None:
+    lines = Plain()
+    for seq in range(2):
+        more = {"gateway": "gw-1", "at": 0, "seq": seq, "silence": 2, "last": "login"}
+        lines.add(record("offline", "ann", "silence", **more))
+    assert [line.split()[-1] for line in lines.records()] == ["1"]
 
 
 # --- the plans ----------------------------------------------------------------------------
 
 
 def test_silence_is_spread_over_the_run_and_ends_where_it_can_still_be_seen() -> None:
-    users = list(planned(200, seconds=40, timeout_s=10, flush_s=1 / 3))
-    assert len({user.uid for user in users}) == 200
-    assert Counter(user.behaviour for user in users) == {
+    plans = list(planned(200, seconds=40, timeout_s=10, flush_s=1 / 3))
+    assert len({plan.uid for plan in plans}) == 200
+    assert Counter(plan.behaviour for plan in plans) == {
         Behaviour.SILENT: 60,
         Behaviour.KEEPALIVE: 60,
         Behaviour.CHAT: 40,
         Behaviour.LOGOUT: 40,
     }
-    moments = [user.moment_s for user in users if user.behaviour is Behaviour.SILENT]
+    moments = [plan.moment_s for plan in plans if plan.behaviour is Behaviour.SILENT]
     assert moments == sorted(moments)
     assert moments[0] == 0
     assert 25 < moments[-1] < 40 - 10 - 1 / 3 - 1
-    assert max(user.joins_s for user in users) < 1
+    assert max(plan.joins_s for plan in plans) < 1
 
 
 def test_a_room_of_many_users_has_few_who_talk() -> None:
-    users = planned(5_000, seconds=60, timeout_s=10, flush_s=1)
-    talkers = [user for user in users if user.behaviour is Behaviour.CHAT]
+    plans = planned(5_000, seconds=60, timeout_s=10, flush_s=1)
+    talkers = [plan for plan in plans if plan.behaviour is Behaviour.CHAT]
     assert len(talkers) == 2
 
 
-# --- the link -----------------------------------------------------------------------------
+# --- the gateway by itself ----------------------------------------------------------------
 
 
-async def nothing() -> AsyncIterator[Frame]:
-    return
-    yield
+@contextmanager
+def gateway_file(path: Path, sidecar: Path, name: str = "own") -> Iterator[Any]:
+    """That file, run as it is; gives the process, and where it listens."""
+    options = ["--sidecar", str(sidecar), "--name", name, "--port", "0"]
+    with started(str(path), *options) as process:
+        try:
+            assert process.stdout
+            line = process.stdout.readline()
+            found = re.fullmatch(rf"{name} listens on 127\.0\.0\.1:(\d+)\n", line)
+            assert found, line
+            yield process, int(found[1])
+        finally:
+            process.terminate()
 
 
-def link(max_batch: int = 4_000) -> Sidecar:
-    """A link that collects and is not run: what it would send can be looked at."""
-    stream, _ = trio.testing.memory_stream_pair()
-    return Sidecar(stream, nothing(), flush_s=0.1, max_batch=max_batch)
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    return Path(shutil.copy(gateway_module.__file__, tmp_path / "my_gateway.py"))
 
 
-def test_signs_of_life_are_sent_once_a_flush_with_their_conns() -> None:
-    sidecar = link()
-    for _ in range(3):
-        sidecar.keepalive(1, "ann")
-        sidecar.keepalive(2, "bob")
-        sidecar.message(2, "bob")
-    assert list(sidecar.collected()) == [
-        ["message", ["bob"], {"conn": [2]}],
-        ["keepalive", ["ann"], {"conn": [1]}],
-    ]
-    assert list(sidecar.collected()) == []
+def test_a_copy_of_the_gateway_is_one_and_closes_who_is_silent(
+    copied: Path, start: Start
+) -> None:
+    sidecar = start(timeout_s=1)
+    with gateway_file(copied, sidecar.socket) as (_, port):
+        assert visit(port)[1:] == [
+            {"joined": "ada", "users": 1},
+            {"uid": "ada", "say": "hi"},
+            {"bye": "silence"},
+        ]
 
 
-def test_a_logout_forgets_the_signs_of_life_before_it() -> None:
-    sidecar = link()
-    sidecar.login(1, "ann")
-    assert list(sidecar.collected()) == [["login", ["ann"], {"conn": [1]}]]
-    sidecar.keepalive(1, "ann")
-    sidecar.message(1, "ann")
-    sidecar.logout(1, "ann")
-    assert list(sidecar.collected()) == [["logout", ["ann"], {"conn": [1]}]]
+def test_the_gateway_serves_without_a_sidecar_and_reports_when_there_is_one(
+    copied: Path, make: Callable[..., Sidecar]
+) -> None:
+    sidecar = make(timeout_s=1)
+    with (
+        gateway_file(copied, sidecar.socket) as (_, port),
+        socket.create_connection(("127.0.0.1", port), timeout=END_S) as guest,
+    ):
+        guest.sendall(b'{"login": "ada"}\n{"say": "hi"}\n')
+        lines = map(json.loads, guest.makefile())
+        assert [min(next(lines)) for _ in range(3)] == ["welcome", "joined", "say"]
+        sidecar.start()
+        assert list(lines) == [{"bye": "silence"}]
 
 
-def test_a_login_that_was_not_sent_is_forgotten_with_its_logout() -> None:
-    sidecar = link()
-    sidecar.login(1, "ann")
-    sidecar.logout(1, "ann")
-    assert list(sidecar.collected()) == []
+def test_a_gateway_whose_name_another_takes_ends_and_says_why(
+    copied: Path, start: Start
+) -> None:
+    sidecar = start()
+    with gateway_file(copied, sidecar.socket) as (first, _):
+        with gateway_file(copied, sidecar.socket):
+            _, err = first.communicate(timeout=END_S)
+        assert first.returncode == 1
+        assert err.startswith("own: ")
+        assert err.count("\n") == 1
 
 
-def test_no_frame_has_more_users_than_a_batch() -> None:
-    sidecar = link(max_batch=2)
-    for conn in range(5):
-        sidecar.login(conn, f"user-{conn}")
-    assert [frame[2]["conn"] for frame in sidecar.collected()] == [[0, 1], [2, 3], [4]]
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        (["--name", "x" * 65], "name is"),
+        (["--sidecar", "x" * 108], "107"),
+        (["--port", "TAKEN"], "gw-1: "),
+    ],
+)
+def test_a_gateway_that_cannot_be_says_why_in_one_line(
+    copied: Path, tmp_path: Path, option: list[str], told: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        flag, value = option
+        value = value.replace("TAKEN", str(taken.getsockname()[1]))
+        options = ["--sidecar", str(tmp_path / "none"), flag, value]
+        shown = ended(started(str(copied), *options))
+    assert (shown.code, shown.out) == (1, "")
+    (line,) = [line for line in shown.err.splitlines() if "no link" not in line]
+    assert told in line
 
 
-async def test_records_are_acknowledged_once_they_were_acted_on() -> None:
-    ours, theirs = trio.testing.memory_stream_pair()
-    inbox, frames = trio.open_memory_channel[Frame](1)
-    told: list[Record] = []
-    async with aclosing(received(frames)) as fed, trio.open_nursery() as nursery:
-        sidecar = Sidecar(ours, fed, flush_s=0.01, max_batch=4_000)
-        nursery.start_soon(sidecar.run, told.append)
-        inbox.send_nowait(["notices", [{"seq": 3}, {"seq": 7}]])
-        with trio.fail_after(SOON_S):
-            sent: list[Any] = []
-            unpacker = msgpack.Unpacker()
-            while not any(frame[0] == "ack" for frame in sent):
-                unpacker.feed(await theirs.receive_some())
-                sent += unpacker
-        nursery.cancel_scope.cancel()
-    assert ["ack", 7] in sent
-    assert told == [{"seq": 3}, {"seq": 7}]
-
-
-async def received(
-    frames: trio.MemoryReceiveChannel[Frame],
-) -> AsyncGenerator[Frame]:
-    async for frame in frames:
-        yield frame
-
-
-# --- the gateway --------------------------------------------------------------------------
+# --- its room -----------------------------------------------------------------------------
 
 
 class Client:
@@ -518,18 +1065,27 @@ class Client:
 
 
 class Room:
-    """A gateway that serves, and the frames that it would send."""
+    """A gateway that serves, and the sidecar that it reports to."""
 
-    def __init__(self, most: int = 10) -> None:
-        self.sidecar = link()
-        self.gateway = Gateway(self.sidecar, name="chat", most=most)
+    def __init__(self, script: ScriptedSidecar, most: int = 10) -> None:
+        self.script = script
+        self._most = most
         self._clients = AsyncExitStack()
+        self._seen = 0
 
     @asynccontextmanager
-    async def open(self) -> "AsyncGenerator[Room]":
+    async def open(self) -> "AsyncIterator[Room]":
         """Serves, and closes in the end what clients have left open."""
-        async with trio.open_nursery() as nursery:
-            self._port = await nursery.start(self.gateway.serve)
+        async with (
+            liveness.connect(self.script.path, name="chat") as self._sidecar,
+            trio.open_nursery() as nursery,
+        ):
+            await self._sidecar.connected()
+            self.gateway = Gateway(self._sidecar, most=self._most)
+            nursery.start_soon(self.gateway.close_ended)
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            self._port = listener.socket.getsockname()[1]
+            await nursery.start(trio.serve_listeners, self.gateway.serve, [listener])
             async with self._clients:
                 yield self
             nursery.cancel_scope.cancel()
@@ -552,18 +1108,18 @@ class Room:
         assert (await client.line())["joined"] == uid
         return client, max(self.gateway.room)
 
-    def sent(self) -> list[tuple[str, str, int]]:
-        """What was reported since the last call: event, uid and conn."""
-        return [
-            (event, uid, conn)
-            for event, uids, options in self.sidecar.collected()
-            for uid, conn in zip(uids, options["conn"], strict=True)
-        ]
+    async def reported(self) -> list[tuple[str, Any, int | None]]:
+        """What the sidecar was told since the last call: event, uid and conn."""
+        with trio.fail_after(SOON_S):
+            await self._sidecar.flush()
+        events: list[Event] = self.script.events[self._seen :]
+        self._seen = len(self.script.events)
+        return [(event.event, event.uid, event.conn) for event in events]
 
 
 @pytest.fixture
 async def room() -> AsyncIterator[Room]:
-    async with Room().open() as room:
+    async with scripted_sidecar() as script, Room(script).open() as room:
         yield room
 
 
@@ -571,18 +1127,18 @@ async def test_what_one_says_everyone_in_the_room_hears(room: Room) -> None:
     ann, a = await room.enter("ann")
     bob, b = await room.enter("bob")
     assert a < b
-    assert room.sent() == [("login", "ann", a), ("login", "bob", b)]
+    assert await room.reported() == [("login", "ann", a), ("login", "bob", b)]
     await ann.type('{"say": "\x1b hi"}'.replace("\x1b", "\\u001b"))
     heard = {"uid": "ann", "say": "\x1b hi"}
     assert [await ann.line(), await bob.line()] == [heard, heard]
-    assert room.sent() == [("message", "ann", a)]
+    assert await room.reported() == [("message", "ann", a)]
 
 
 async def test_who_has_not_logged_in_neither_speaks_nor_lives(room: Room) -> None:
     client = await room.come()
     await client.type('{"say": "hi"}', '{"ping": 1}')
     assert [list(await client.line()) for _ in range(2)] == [["error"], ["pong"]]
-    assert room.sent() == []
+    assert await room.reported() == []
 
 
 @pytest.mark.parametrize(
@@ -600,10 +1156,10 @@ async def test_who_has_not_logged_in_neither_speaks_nor_lives(room: Room) -> Non
 )
 async def test_a_bad_line_is_answered_and_a_sign_of_life(room: Room, line: str) -> None:
     ann, conn = await room.enter("ann")
-    room.sent()
+    await room.reported()
     await ann.type(line)
     assert list(await ann.line()) == ["error"]
-    assert room.sent() == [("keepalive", "ann", conn)]
+    assert await room.reported() == [("keepalive", "ann", conn)]
 
 
 @pytest.mark.parametrize(
@@ -613,7 +1169,7 @@ async def test_a_login_without_a_good_name_is_answered(room: Room, name: Any) ->
     client = await room.come()
     await client.type(json.dumps({"login": name}))
     assert list(await client.line()) == ["error"]
-    assert room.sent() == []
+    assert await room.reported() == []
 
 
 @pytest.mark.parametrize("end", ["\n", ""])
@@ -621,66 +1177,63 @@ async def test_a_line_that_is_too_long_ends_the_connection(
     room: Room, end: str
 ) -> None:
     ann, conn = await room.enter("ann")
-    room.sent()
+    await room.reported()
     await ann.stream.send_all(("x" * (MAX_LINE_BYTES + 1) + end).encode())
     assert await ann.line() == {"bye": f"a line has at most {MAX_LINE_BYTES} bytes"}
     assert await ann.line() is None
-    assert room.sent() == [("logout", "ann", conn)]
+    assert await room.reported() == [("logout", "ann", conn)]
 
 
 async def test_logout_and_a_closed_connection_are_both_reported(room: Room) -> None:
     ann, a = await room.enter("ann")
     bob, b = await room.enter("bob")
-    room.sent()
+    await room.reported()
     await ann.type('{"logout": 1}')
     assert [await ann.line(), await ann.line()] == [{"bye": "logout"}, None]
     await bob.stream.send_eof()
     assert await bob.line() is None
-    assert room.sent() == [("logout", "ann", a), ("logout", "bob", b)]
+    assert await room.reported() == [("logout", "ann", a), ("logout", "bob", b)]
 
 
-async def test_a_record_closes_only_the_connection_that_it_names(room: Room) -> None:
-    old, first = await room.enter("ann")
-    new, second = await room.enter("ann")
-    named = {"uid": "ann", "gateway": "chat", "reason": "silence"}
-    for other in (
-        {**named, "kind": "offline"},
-        {**named, "kind": "offline", "conn": first - 1},
-        {**named, "kind": "offline", "conn": first, "gateway": "another"},
-        {
-            **named,
-            "kind": "moved",
-            "conn": second,
-            "from": "another",
-            "from_conn": first,
-        },
-        {"kind": "gap", "first": 1, "until": 2},
-    ):
-        room.gateway.told(other)
-    assert len(room.gateway.room) == 2
-    room.gateway.told({**named, "kind": "moved", "from": "chat", "from_conn": first})
+async def test_who_is_silent_is_told_and_closed_and_the_others_stay(room: Room) -> None:
+    ann, _ = await room.enter("ann")
+    bob, conn = await room.enter("bob")
+    await room.reported()
+    await room.script.pass_time(29)
+    await bob.type('{"ping": 1}')
+    assert await bob.line() == {"pong": 1}
+    await room.reported()
+    await room.script.pass_time(2)
+    assert [await ann.line(), await ann.line()] == [{"bye": "silence"}, None]
+    await bob.type('{"ping": 1}')
+    assert await bob.line() == {"pong": 1}
+    assert list(room.gateway.room) == [conn]
+
+
+async def test_who_comes_again_stays_on_the_newer_connection(room: Room) -> None:
+    old, _ = await room.enter("ann")
+    await room.reported()
+    new, conn = await room.enter("ann")
     assert [await old.line(), await old.line()] == [{"bye": "moved"}, None]
-    room.gateway.told({**named, "kind": "offline", "conn": second})
-    assert [await new.line(), await new.line()] == [{"bye": "silence"}, None]
-    assert room.gateway.room == {}
+    await new.type('{"ping": 1}')
+    assert await new.line() == {"pong": 1}
+    assert list(room.gateway.room) == [conn]
 
 
-async def test_after_a_record_no_line_of_the_connection_is_reported(room: Room) -> None:
+async def test_a_record_for_another_gateway_closes_nothing_here(room: Room) -> None:
     ann, conn = await room.enter("ann")
+    await room.reported()
+    async with liveness.connect(room.script.path, name="other") as other:
+        other.login("bob", conn=conn)
+        await other.flush()
+        other.logout("bob", conn=conn)
+        await other.flush()
     await ann.type('{"ping": 1}')
     assert await ann.line() == {"pong": 1}
-    room.sent()
-    await ann.type('{"ping": 1}')
-    room.gateway.told(
-        {"kind": "offline", "gateway": "chat", "conn": conn, "reason": "silence"}
-    )
-    assert await ann.line() == {"bye": "silence"}
-    assert await ann.line() is None
-    assert room.sent() == [("logout", "ann", conn)]
 
 
 async def test_a_full_gateway_says_so_until_somebody_leaves() -> None:
-    async with Room(most=1).open() as room:
+    async with scripted_sidecar() as script, Room(script, most=1).open() as room:
         ann, _ = await room.enter("ann")
         more = await room.connect()
         assert await more.line() == {"bye": "the gateway is full, come back later"}
@@ -707,12 +1260,21 @@ async def test_who_does_not_read_is_cut_off_and_the_others_go_on(
     monkeypatch.setattr(gateway_module, "LAST_LINES_S", 0.01)
     _, conn = await room.enter("slow")
     ann, _ = await room.enter("ann")
-    room.sent()
+    await room.reported()
     line = json.dumps({"say": "x" * 4_000})
     with trio.fail_after(END_S):
         while conn in room.gateway.room:
             await ann.type(line)
             assert (await ann.line())["uid"] == "ann"
-    assert ("logout", "slow", conn) in room.sent()
+    assert ("logout", "slow", conn) in await room.reported()
     await ann.type('{"ping": 1}')
     assert await ann.line() == {"pong": 1}
+
+
+async def test_who_does_not_log_in_in_time_is_told_so(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "LOGIN_S", 0.05)
+    client = await room.come()
+    assert await client.line() == {"bye": "no login within 0.05 s"}
+    assert await client.line() is None

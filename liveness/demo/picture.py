@@ -1,0 +1,255 @@
+"""The live picture: the ring with its hand, users, records, lateness, faults, keys."""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Final
+
+import trio
+from rich.text import Text
+
+from liveness.commands.watch import text_line
+from liveness.demo.gateway import HOST
+from liveness.demo.gauges import Gauges, gauges
+from liveness.demo.referee import FAULTS, Record
+from liveness.demo.screen import COLUMNS, quantiles, table
+from liveness.demo.script import keys
+from liveness.demo.stage import Stage
+from liveness.demo.terminal import Terminal
+
+FRAME_S: Final = 0.3
+MOST_TOLD: Final = 4
+MOST_RECORDS: Final = 50  # more than most terminals have room for
+BARS: Final = " ▁▂▃▄▅▆▇█"
+# Thirty slots as a ring: clockwise from the top left.
+ACROSS, DOWN, CELL = 11, 4, 4
+STRIP_ROWS: Final = 4
+GAP: Final = 2
+DATE: Final = len("2026-11-20 ")
+# What fits 80 columns beside the strip.
+TITLES: Final = {
+    **{one: one for one in COLUMNS if one not in ("moved", "gateway_lost")},
+    "gateway_lost": "lost",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """All that is in one picture."""
+
+    elapsed_s: float
+    seconds: float
+    timeout_s: float
+    doors: str  # how somebody may take part or look
+    states: tuple[tuple[str, str], ...]  # of each process
+    online: int
+    events_s: float | None  # None: not known just now
+    slots: tuple[float, ...]
+    hand: int
+    rows: tuple[tuple[str, list[int]], ...]  # by behaviour, as in `screen.COLUMNS`
+    lateness: str
+    faults: Counter[str]
+    told: tuple[str, ...]
+    records: tuple[str, ...]  # the newest last
+    has_keys: bool
+
+
+class Picture:
+    """Shows what happens on a terminal, as long as that is entered."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._told: deque[str] = deque(maxlen=MOST_TOLD)
+        self._records: deque[str] = deque(maxlen=MOST_RECORDS)
+        self._gauges: Gauges | None = None
+        self._events_s: float | None = None
+
+    def tell(self, line: str) -> None:
+        """Shows a line from the next picture on, until newer ones take its place."""
+        self._told.append(line)
+
+    def add(self, record: Record) -> None:
+        """Shows a record likewise; today is today."""
+        self._records.append(text_line(dict(record))[DATE:])
+
+    async def run(self, stage: Stage) -> None:
+        """Draws a few pictures a second, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._terminal.read_keys, stage.press)
+            nursery.start_soon(self._read_gauges, stage)
+            while True:
+                lines = drawn(self._scene(stage), *self._terminal.size)
+                await self._terminal.paint(Text("\n").join(lines))
+                await trio.sleep(FRAME_S)
+
+    async def _read_gauges(self, stage: Stage) -> None:
+        while True:
+            found = await gauges(stage.socket)
+            self._events_s = _rate(self._gauges, found)
+            self._gauges = found or self._gauges
+            await trio.sleep(FRAME_S)
+
+    def _scene(self, stage: Stage) -> Scene:
+        referee, found = stage.referee, self._gauges
+        up_at, timeout_s = stage.sidecar.up_at, stage.timeout_s
+        return Scene(
+            elapsed_s=stage.elapsed_s,
+            seconds=stage.seconds,
+            timeout_s=timeout_s,
+            doors=(
+                f"nc {HOST} {stage.port}   liveness watch --socket {stage.socket}   "
+                f"curl http://{stage.sidecar.said}/metrics"
+            ),
+            states=tuple((it.name, it.state) for it in (stage.gateway, stage.sidecar)),
+            online=referee.online,
+            events_s=self._events_s,
+            slots=found.slots if found else (),
+            hand=found.hand(up_at=up_at, timeout_s=timeout_s) if found else 0,
+            rows=tuple(table(referee)),
+            lateness=quantiles(referee),
+            faults=referee.faults_of,
+            told=tuple(self._told),
+            records=tuple(self._records),
+            has_keys=self._terminal.has_keys,
+        )
+
+
+def drawn(scene: Scene, width: int, height: int) -> list[Text]:
+    """The picture of *scene*: lines for a terminal of this size."""
+    users, ring, strip = _users(scene), _ring(scene), _strip(scene)
+    room = width - GAP - _width(users)
+    if ring and room >= _width(ring):
+        middle = _beside(ring, users)
+    elif room >= _width(strip):
+        middle = _beside(strip, users)
+    else:
+        middle = [*strip, *users]
+    lines = [*_head(scene), *middle, Text(scene.lateness), _faults(scene.faults)]
+    lines += [Text(line, style="bold") for line in scene.told]
+    left = max(height - len(lines), 0)
+    newest = list(scene.records)[-left:] if left else []
+    lines += [Text(line, style="dim") for line in newest]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines[:height]
+
+
+def _rate(before: Gauges | None, now: Gauges | None) -> float | None:
+    """Events a second between the two; None where a start lies between them."""
+    if before is None or now is None or now.events < before.events:
+        return None
+    return (now.events - before.events) / (now.at - before.at)
+
+
+def _head(scene: Scene) -> Iterator[Text]:
+    time = f"{scene.elapsed_s:.0f} s of {scene.seconds:g}"
+    silent = f"whoever is silent for {scene.timeout_s:g} s is offline"
+    yield Text.assemble(("liveness demo", "bold"), f"   {time}   {silent}")
+    states = Text()
+    for name, state in scene.states:
+        style = "green" if state == "up" else "bold red"
+        states.append(f"{name} ").append(state, style=style).append("   ")
+    events = "?" if scene.events_s is None else f"{scene.events_s:.0f}"
+    yield states.append(f"{scene.online} online   {events} events/s")
+    yield Text(scene.doors, style="dim")
+    if scene.has_keys:
+        line = Text()
+        for key, what in keys():
+            line.append(key, style="bold reverse").append(f" {what}  ")
+        yield line
+    else:
+        yield Text("no keys, as stdin is not this terminal", style="dim")
+
+
+def _users(scene: Scene) -> list[Text]:
+    head = (f" {title}" for title in TITLES.values())
+    lines = [Text(f"{'':<11}" + "".join(head), style="dim")]
+    for kind, numbers in scene.rows:
+        cells = (
+            f"{number:>{len(TITLES[column]) + 1}}"
+            for column, number in zip(COLUMNS, numbers, strict=True)
+            if column in TITLES
+        )
+        lines.append(Text(f"{kind:<11}" + "".join(cells)))
+    return lines
+
+
+def _faults(faults: Counter[str]) -> Text:
+    line = Text("faults:")
+    for kind in FAULTS:
+        style = "bold red" if faults[kind] else "green"
+        line.append(f"  {kind} ").append(str(faults[kind]), style=style)
+    return line
+
+
+# --- the ring -------------------------------------------------------------------------
+
+
+def _ring(scene: Scene) -> list[Text]:
+    """The slots around their meaning; nothing where they are not thirty."""
+    if len(scene.slots) != 2 * (ACROSS + DOWN):
+        return []
+    cells = [_cell(scene, slot) for slot in range(len(scene.slots))]
+    corner = ACROSS + DOWN
+    top, right = cells[:ACROSS], cells[ACROSS:corner]
+    bottom, left = cells[corner : corner + ACROSS], cells[corner + ACROSS :]
+    inside = (ACROSS - 2) * CELL
+    slot_s = scene.timeout_s / len(scene.slots)
+    middle = (
+        f"{len(scene.slots)} slots of {slot_s:.2g} s, a ring.",
+        "Who speaks is put behind the hand,",
+        "and whom the hand comes round to",
+        "has been silent for too long.",
+    )
+    lines = [Text.assemble(*top)]
+    for text, one, other in zip(middle, reversed(left), right, strict=True):
+        lines.append(Text.assemble(one, (f" {text:<{inside - 1}}", "dim"), other))
+    return [*lines, Text.assemble(*reversed(bottom))]
+
+
+def _cell(scene: Scene, slot: int) -> tuple[str, str]:
+    users = scene.slots[slot]
+    count = f"{users:.0f}" if users < 1_000 else f"{users / 1_000:.0f}k"
+    mark = "▶" if slot == scene.hand else _bar(users, max(scene.slots), 1)[0]
+    return f"{mark}{count:<{CELL - 1}.{CELL - 1}}", _style(scene, slot)
+
+
+def _strip(scene: Scene) -> list[Text]:
+    """The slots as bars side by side, for a terminal that is too small for the ring."""
+    most = max(scene.slots, default=0)
+    bars = [_bar(users, most, STRIP_ROWS) for users in scene.slots]
+    lines = [
+        Text.assemble(*((bar[row], _style(scene, n)) for n, bar in enumerate(bars)))
+        for row in reversed(range(STRIP_ROWS))
+    ]
+    hand = Text(" " * scene.hand + "▲" + " " * (len(bars) - scene.hand - 1))
+    return [*lines, hand, Text(f"▲ the hand; fullest slot {most:.0f}", style="dim")]
+
+
+def _bar(users: float, most: float, rows: int) -> str:
+    """How full a slot is, from the lowest of so many *rows* up; never empty if it is not."""
+    steps = len(BARS) - 1
+    full = max(round(users / most * steps * rows), 1) if users else 0
+    return "".join(BARS[min(max(full - steps * row, 0), steps)] for row in range(rows))
+
+
+def _style(scene: Scene, slot: int) -> str:
+    """By how soon it is due: those who speak stay in the half that is due last."""
+    ahead = (slot - scene.hand) % len(scene.slots)
+    if ahead == 0:
+        return "bold reverse"
+    return "red" if ahead < len(scene.slots) / 2 else "green"
+
+
+def _width(lines: Sequence[Text]) -> int:
+    return max(line.cell_len for line in lines)
+
+
+def _beside(left: Sequence[Text], right: Sequence[Text]) -> list[Text]:
+    width, lines = _width(left) + GAP, []
+    for one, other in zip_longest(left, right, fillvalue=Text()):
+        line = one.copy()
+        line.append(" " * (width - one.cell_len))
+        lines.append(line.append_text(other))
+    return lines
