@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from liveness.client import (
+        ConfigError,
         End,
+        LivenessError,
         Refused,
         Replaced,
         ReportError,
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "ConfigError",
     "End",
+    "LivenessError",
     "Refused",
     "Replaced",
     "ReportError",
@@ -39,3 +43,6 @@ if not TYPE_CHECKING:  # which then still finds a name that is misspelt
         from liveness import client
 
         return getattr(client, name)
+
+    def __dir__() -> list[str]:
+        return __all__

@@ -43,13 +43,23 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.lowlevel import checkpoint
 
 from liveness.core.client import FINAL, NOTHING, PING_S, Client
-from liveness.core.inbox import Arrival, End, View
+from liveness.core.frames import MAX_AGE_S
+from liveness.core.inbox import Arrival, End
 from liveness.core.records import MOVED, OFFLINE, Uid
 from liveness.core.wire import PIECE_BYTES, Reader
-from liveness.errors import LivenessError, Refused, Replaced, ReportError, WireError
+from liveness.errors import (
+    ConfigError,
+    LivenessError,
+    Refused,
+    Replaced,
+    ReportError,
+    WireError,
+)
 
 __all__ = [
+    "ConfigError",
     "End",
+    "LivenessError",
     "Refused",
     "Replaced",
     "ReportError",
@@ -72,6 +82,9 @@ RETURN_S: Final = (0.0, 0.5)
 RETRY_S: Final = (0.25, 0.75)
 # A link that was refused for a fault of ours or for load: up to 1 s, 2 s, 4 s, and so on.
 MOST_BACKOFF_S: Final = 10.0
+# After this a link without a welcome is worth a line in the log. It is not given up: a
+# sidecar that stands still would take its hello for that of a newer link than the next.
+WELCOME_S: Final = 5.0
 # At the end, for what was reported last; the sidecar may not be reading just then.
 LAST_S: Final = 1.0
 # From the sidecar: a frame has 1,000 records, or one row for each uid that was asked for.
@@ -108,7 +121,8 @@ async def connect(
     """Keep a link to the sidecar; reports are collected while there is none.
 
     It does not wait for the sidecar: a gateway can serve without it. On leaving, what
-    was reported last is still written, for a second at most.
+    was reported last is still written, for a second at most; what is reported after that
+    goes nowhere. What happens to the link is logged, as "liveness.client".
 
     Args:
         path: The sidecar's socket. None: where the command line looks for it too.
@@ -122,6 +136,7 @@ async def connect(
             link whose `age` says that it is older than this.
     Raises:
         ReportError: One of these cannot be. (It is a ValueError too.)
+        ConfigError: Without a path: the settings do not tell where the socket is.
         Replaced: Another process has taken this name. What runs inside is cancelled.
         Refused: The sidecar will not have this gateway. The same.
     """
@@ -210,7 +225,8 @@ class Sidecar:
         Args:
             uid: Whose it is: 1 to 255 bytes without control characters, or an integer
                 from 0 to 2^63-1. Users with several connections: "user:device".
-            conn: Its id, see `new_conn`. Without one, a uid has one connection here.
+            conn: Its id, see `new_conn`. Without one, a uid has one connection here, and
+                every login is that of a new one.
             timeout: The silence timeout of this uid until its next login, in seconds.
             age: How long ago that was, in seconds, if it was not just now.
         Raises:
@@ -218,10 +234,10 @@ class Sidecar:
         """
         if type(age) not in (int, float) or not 0 <= age < float("inf"):
             raise ReportError(f"age is {age!r:.40}; it must be 0 seconds or more")
-        at = self._clock() - age
+        at = self._clock() - min(age, MAX_AGE_S)
+        self._client.login(uid, conn, at=at, timeout=timeout)
         if at < self._began:
             self._client.adopts()
-        self._client.login(uid, conn, at=at, timeout=timeout)
         self._call()
 
     def keepalive(self, uid: Uid, *, conn: int | None = None) -> None:
@@ -231,8 +247,8 @@ class Sidecar:
             ReportError: This is no uid, or the connection is somebody else's.
         """
         known = self._uids.get(conn)  # type: ignore[arg-type]  # None is never open
-        if known == uid and type(known) is type(uid):
-            self._keepalives[conn] = uid  # type: ignore[index]
+        if known == uid and type(known) is type(uid) and type(conn) is int:
+            self._keepalives[conn] = uid
         else:
             self._client.reports.sign(self._keepalives, uid, conn)
 
@@ -243,8 +259,8 @@ class Sidecar:
             ReportError: As `keepalive`.
         """
         known = self._uids.get(conn)  # type: ignore[arg-type]
-        if known == uid and type(known) is type(uid):
-            self._messages[conn] = uid  # type: ignore[index]
+        if known == uid and type(known) is type(uid) and type(conn) is int:
+            self._messages[conn] = uid
         else:
             self._client.reports.sign(self._messages, uid, conn)
 
@@ -269,17 +285,20 @@ class Sidecar:
         """Give, in an endless `async for`, each open connection that is to be closed.
 
         An end is acknowledged when the loop comes back for the next; one that it did not
-        come back from is given again, to the next loop or process. Every call is a
-        reading of its own, and what came while there was none waits for the first.
+        come back from is given again, to the next loop or process. Between two loops
+        ends wait: if there will be no next one, `aclose` what this gives, or what waits
+        keeps all behind it from being acknowledged. Loops that run at the same time are
+        given everything each.
         """
-        return Reading(self, _is_end, _end)
+        return Reading(self, _is_end, _end, lasts=True)
 
     def records(self) -> "Reading[Mapping[str, Any]]":
         """Give, as `ended` does, each record as it is on the wire.
 
-        Old ones too, and of connections that are not open: compare before you act.
+        Old ones too, and of connections that are not open: compare before you act. What
+        comes between two loops waits for the second only if nobody reads `ended`.
         """
-        return Reading(self, _is_any, _record)
+        return Reading(self, _is_any, _record, lasts=False)
 
     # --- how things are ---------------------------------------------------------------
 
@@ -299,6 +318,8 @@ class Sidecar:
 
     async def flush(self) -> None:
         """Wait until all that was reported is applied, and on the sidecar's disk.
+
+        Without a sidecar it waits for one.
 
         Raises:
             anyio.ClosedResourceError: `connect` was left meanwhile.
@@ -344,16 +365,13 @@ class Sidecar:
                 raise anyio.ClosedResourceError
             await self._news.wait()
 
-    async def _next(self, view: View) -> Arrival | None:
-        """The next one of *view*; None when `connect` was left."""
+    async def _next(self, reading: "Reading[T]") -> T | None:
+        """What *reading* gives next; None when it, or `connect`, was left."""
         await checkpoint()
-        if view.in_hand is not None:
-            self._call()  # to be acknowledged
         while True:
             with self._lock:
-                arrival = view.next()
-            if arrival is not None or self._is_closed:
-                return arrival
+                if (given := reading.take()) is not None or self._is_closed:
+                    return given
             await self._news.wait()
 
     # --- the link --------------------------------------------------------------------
@@ -379,7 +397,8 @@ class Sidecar:
             raise only
 
     async def _tell_the_rest(self) -> None:
-        if self._client.is_linked:
+        has_some = self._is_urgent() or self._client.reports.pending
+        if self._error is None and (has_some or self._client.is_linked):
             with suppress(anyio.ClosedResourceError):  # refused just now
                 await self.flush()
 
@@ -402,11 +421,9 @@ class Sidecar:
                     self._client.lost()
                 if isinstance(why, Refused) and why.code in FINAL:
                     self._error = why
-                    self._is_closed = True
-                    self._tell()
                     raise why
                 if isinstance(why, LivenessError):
-                    wait_s = (0.0, min(2.0**refusals, MOST_BACKOFF_S))
+                    wait_s = (0.0, min(2.0 ** min(refusals, 10), MOST_BACKOFF_S))
                     refusals += 1
                 else:
                     refusals = 0
@@ -422,9 +439,18 @@ class Sidecar:
                 hello = self._client.hello()
             await stream.send(hello)
             async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._say_if_unwelcome)
                 why = await self._read(stream, tasks)
                 tasks.cancel_scope.cancel()
         return why
+
+    async def _say_if_unwelcome(self) -> None:
+        await anyio.sleep(WELCOME_S)
+        if not self._client.is_linked:
+            self._say(
+                f"no welcome at {self._path} for {WELCOME_S:g} s; it stands still or is "
+                "no sidecar. Still waiting"
+            )
 
     async def _read(
         self, stream: anyio.abc.ByteStream, tasks: anyio.abc.TaskGroup
@@ -443,6 +469,8 @@ class Sidecar:
                     self._say(f"linked to the sidecar at {self._path}", logging.INFO)
                     tasks.start_soon(self._write, stream)
                 self._tell()
+                if self._is_urgent():  # a ping had to wait for this pong
+                    self._call()
         except (Refused, WireError, anyio.BrokenResourceError) as error:
             return error
         return None
@@ -450,20 +478,19 @@ class Sidecar:
     async def _write(self, stream: anyio.abc.ByteSendStream) -> None:
         """Write what waits, while the link lasts: it is `_read` who sees its end."""
         assert self._client.welcome is not None
-        flush_s = self._client.welcome.flush * FLUSH_SHARE
-        every_s = max(min(flush_s, PING_S / 3), LEAST_FLUSH_S)
+        flush_s = max(self._client.welcome.flush * FLUSH_SHARE, LEAST_FLUSH_S)
         due_at = wrote_at = self._clock()
         try:
             while True:
                 is_due = self._clock() >= due_at
                 if is_due:
-                    due_at = self._clock() + every_s
+                    due_at = self._clock() + flush_s
                 if await self._write_frames(stream, is_due=is_due):
                     wrote_at = self._clock()
-                elif self._clock() - wrote_at >= PING_S / 4:
+                elif self._clock() - wrote_at >= PING_S / 3:
                     await stream.send(NOTHING)
                     wrote_at = self._clock()
-                await self._wait_for_call(due_at - self._clock())
+                await self._wait_for_call(min(due_at, wrote_at + PING_S / 3))
         except anyio.BrokenResourceError:
             pass
 
@@ -489,11 +516,18 @@ class Sidecar:
                     break
         return bytes(piece)
 
-    async def _wait_for_call(self, longest_s: float) -> None:
-        with anyio.move_on_after(longest_s):
-            if not self._client.is_urgent:
+    async def _wait_for_call(self, until: float) -> None:
+        if self._client.reports.is_behind:
+            await checkpoint()
+            return
+        with anyio.move_on_after(until - self._clock()):
+            if not self._is_urgent():
                 await self._urgent.wait()
             await anyio.sleep(GATHER_S)
+
+    def _is_urgent(self) -> bool:
+        with self._lock:
+            return self._client.is_urgent
 
     def _say(self, line: str, level: int = logging.WARNING) -> None:
         """Log *line*, unless it is the same as before: tries are many."""
@@ -510,25 +544,45 @@ class Reading(Generic[T]):
         sidecar: Sidecar,
         wants: Callable[[Arrival], bool],
         give: Callable[[Arrival], T],
+        *,
+        lasts: bool,
     ) -> None:
-        self.give = give
         self._sidecar = sidecar
+        self._give = give
         self._inbox = sidecar._client.inbox
+        self._is_over = False
         with sidecar._lock:
-            self.view = self._inbox.view(wants)
+            self._view = self._inbox.view(wants, lasts=lasts)
 
     def __aiter__(self) -> "Reading[T]":
         return self
 
     async def __anext__(self) -> T:
-        arrival = await self._sidecar._next(self.view)
-        if arrival is None:
+        given: T | None = None
+        if not self._is_over:
+            given = await self._sidecar._next(self)
+        if given is None:
             raise StopAsyncIteration
-        return self.give(arrival)
+        return given
+
+    async def aclose(self) -> None:
+        """Read no more, and let nothing wait for the next loop either."""
+        if not self._is_over:
+            self._is_over = True
+            self._inbox.left.append((self._view, True))
+            self._sidecar._call()  # what it has kept from being acknowledged
+        await checkpoint()
+
+    def take(self) -> T | None:
+        """Finish what was given last, and give the next if it is here. Needs the lock."""
+        if self._view.in_hand is not None:
+            self._sidecar._call()  # to acknowledge it
+        arrival = self._view.next()
+        return None if arrival is None else self._give(arrival)
 
     def __del__(self) -> None:
-        # The loop was left. What it has not finished goes to the next.
-        self._inbox.left.append(self.view)
+        if not self._is_over:
+            self._inbox.left.append((self._view, False))
 
 
 class SyncSidecar:
@@ -613,30 +667,42 @@ class SyncSidecar:
 
     def _check(self) -> None:
         if self._sidecar._error is not None:
-            raise self._sidecar._error
+            raise self._sidecar._error.with_traceback(None)
 
     def _wait(self, wait: Callable[[], Awaitable[T]]) -> T:
         self._check()
         try:
             waited: T = self._portal.call(wait)
-            return waited
-        except anyio.ClosedResourceError:
+        except (anyio.ClosedResourceError, RuntimeError):  # the latter: no such thread
             self._check()
-            raise
+            raise anyio.ClosedResourceError("connect_sync was left") from None
+        return waited
 
     def _read(self, reading: "Reading[T]") -> Iterator[T]:
-        while (arrival := self._arrival(reading)) is not None:
-            yield reading.give(arrival)
+        while (given := self._taken(reading)) is not None:
+            yield given
         self._check()
 
-    def _arrival(self, reading: "Reading[T]") -> Arrival | None:
+    def _taken(self, reading: "Reading[T]") -> T | None:
         """The next one; a trip to the other thread only if it is not here yet."""
         with self._lock:
-            arrival = reading.view.next()
-        if arrival is None and not self._sidecar._is_closed:
-            return self._wait(partial(self._sidecar._next, reading.view))
-        self._sidecar._call()  # to acknowledge the one before
-        return arrival
+            given = reading.take()
+        if given is None and not self._sidecar._is_closed:
+            return self._wait(partial(self._sidecar._next, reading))
+        return given
+
+
+def _reason(why: Exception | None) -> str:
+    """Why there is no link, and what to do about it where a person can."""
+    match why:
+        case FileNotFoundError() | ConnectionRefusedError():
+            return "it is not running, or runs elsewhere"
+        case PermissionError():
+            return "not allowed to connect; be its user, or of its group"
+        case OSError() | LivenessError():
+            return str(why)
+        case _:
+            return "the link has ended"
 
 
 def _is_any(_arrival: Arrival) -> bool:
@@ -672,7 +738,9 @@ def _socket(path: str | os.PathLike[str] | None) -> str:
         from liveness.sources import socket_path  # the settings are rarely wanted
 
         path = socket_path(None)
-    socket = os.fspath(path)
+    socket = os.fsdecode(path)
+    if not socket or "\0" in socket:
+        raise ReportError(f"{socket!r} is no path of a socket")
     if (size := len(os.fsencode(socket))) > MAX_SOCKET_PATH_BYTES:
         raise ReportError(
             f"the socket's path has {size} bytes, and at most {MAX_SOCKET_PATH_BYTES} "

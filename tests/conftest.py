@@ -1,10 +1,16 @@
 """What every test shares."""
 
 import os
+import signal
 from collections.abc import Generator
 from typing import TypeVar
 
 import pytest
+
+# A shell gives its background jobs no SIGINT, and they pass that on: but here commands
+# are started that are to end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from liveness.core.frames import PROTOCOL, BadFrame, parse_hello
 from liveness.core.inbox import Arrival, End, Inbox, RecordMap
-from liveness.core.records import MOVED, Hello, Uid
+from liveness.core.records import MOVED, Uid
 from liveness.core.reports import Reports
 from liveness.core.wire import Frame, encode
 from liveness.errors import Code, Refused, Replaced, ReportError, WireError
@@ -75,9 +75,12 @@ class Client:
         self.pings = 0  # the number of the latest, and of the latest answered
         self.pongs = 0
         self._is_pinging = False  # one at a time
+        self._is_writing = False
+        self._link_began: float | None = None  # when it was first written to
         # Ends that a reader has still to be handed, by whose and which connection: it may
         # close by itself before that, or a user without conns be back.
         self._ends: dict[tuple[Uid, int | None], Arrival] = {}
+        self.reports.ended = self._ends
         self._fresh = fresh
         self._has_adopted = False
         self._acked = 0
@@ -86,14 +89,14 @@ class Client:
         self._options |= {"kinds": tuple(kinds)}
         if timeout is not None:
             self._options["timeout"] = timeout
-        self._checked_hello()
+        self._check_hello(fresh)
 
     # --- what the gateway reports --------------------------------------------------
 
     def login(
         self, uid: Uid, conn: int | None, *, at: float, timeout: float | None
     ) -> None:
-        """Open a connection; see `Reports.login`."""
+        """Open a connection; see `Reports.login`. One that has ended stays closed."""
         self.reports.login(uid, conn, at=at, timeout=timeout)
         if conn is None:
             self._take_back_end(uid, None)
@@ -127,8 +130,8 @@ class Client:
     def lost(self) -> None:
         """Note that the link has ended; the next one tells what it may have lost."""
         if self.is_linked:
-            self.is_linked = False
-            self._is_pinging = False
+            self.is_linked = self._is_pinging = self._is_writing = False
+            self._link_began = None
             self._acked = 0
             self.reports.lost()
 
@@ -149,8 +152,12 @@ class Client:
         """
         assert self.welcome is not None
         is_wanted = self._wants_ping
+        self._is_writing = True
+        if self._link_began is None:
+            self._link_began = now
         yield from self.reports.frames(
             now,
+            since=self._link_began,
             signs=is_due or is_wanted,
             max_batch=self.welcome.max_batch,
             max_frame_bytes=self.welcome.max_frame,
@@ -160,11 +167,12 @@ class Client:
             self._forget_ends(finished)
             yield encode(["ack", finished])
         is_useful = is_due and self.reports.unconfirmed and not self._is_pinging
-        if is_wanted or is_useful:
+        if (is_wanted or is_useful) and not self.reports.is_behind:
             self.pings += 1
             self._is_pinging = True
             self.reports.pinged()
             yield encode(["ping", self.pings])
+        self._is_writing = False
 
     def _forget_ends(self, finished: int) -> None:
         """Those that every reader has been handed; the oldest are in front."""
@@ -181,8 +189,10 @@ class Client:
 
         `pongs` is that number or a higher one once all of it is on the sidecar's disk.
         """
-        self._wanted_pong = self.pings + 1
-        return self._wanted_pong
+        # The ping of what is just being written would not be behind all of it.
+        number = self.pings + 1 + self._is_writing
+        self._wanted_pong = max(self._wanted_pong, number)
+        return number
 
     # --- what is read ------------------------------------------------------------
 
@@ -206,9 +216,11 @@ class Client:
                     return self._take_error(code, message, frame[1].get("fatal", True))
                 case ("bye", {"reason": str(reason)}, *_):
                     return f"the sidecar says bye: {reason}"
+                case ("notices" | "pong" | "welcome" | "error" | "bye", *_):
+                    raise TypeError("a frame of another form")
                 case _:
                     pass  # what a later version says unasked may be ignored
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise WireError(
                 Code.BAD_FRAME,
                 f"the sidecar sent a frame that is not of protocol {PROTOCOL}: "
@@ -218,8 +230,8 @@ class Client:
 
     def _take_welcome(self, options: dict[str, Any]) -> None:
         before = self.welcome
-        self.welcome = Welcome(
-            log=options["log"],
+        welcome = Welcome(
+            log=str(options["log"]),
             next=int(options["next"]),
             timeout=float(options["timeout"]),
             flush=float(options["flush"]),
@@ -228,10 +240,15 @@ class Client:
             server=str(options.get("server", "")),
             features=options.get("features", ()),
         )
+        if welcome.max_batch < 1 or not 0 <= welcome.flush < float("inf"):
+            raise ValueError("limits that nobody can keep")
+        self.welcome = welcome
         self.is_linked = True
         self.links += 1
         if before is not None and before.log != self.welcome.log:
             self.inbox.new_log()
+            for key in [key for key, one in self._ends.items() if one.seq]:
+                del self._ends[key]
             self.reports.declare()
 
     def _take_pong(self, number: int) -> None:
@@ -241,8 +258,14 @@ class Client:
             self.reports.confirmed()
 
     def _take_error(self, code: str, message: str, fatal: object) -> str:
+        if code == Code.REPLACED:
+            raise Replaced(
+                code,
+                f"another process said hello as {self.name!r}, and has the link now; "
+                "give each gateway a name of its own",
+            )
         if fatal:
-            raise (Replaced if code == Code.REPLACED else Refused)(code, message)
+            raise Refused(code, message)
         self.refused += 1
         return f"the sidecar refused a frame: {message} ({code})"
 
@@ -276,8 +299,8 @@ class Client:
             return None
         return End(uid, self.reports.close(conn), reason, record)
 
-    def _checked_hello(self) -> Hello:
+    def _check_hello(self, fresh: bool | None) -> None:
         try:
-            return parse_hello(("hello", self._options))
+            parse_hello(("hello", self._options | {"fresh": fresh}))
         except BadFrame as bad:
             raise ReportError(str(bad)) from None

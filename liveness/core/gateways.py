@@ -83,8 +83,11 @@ class Gateway:
             return Clearance(NEVER, now, NEVER, None)
         if now < self.settles_at:
             return Clearance(NEVER, given_up, self.renew_until, UNREAD)
-        why = None if self.empty_at >= now else UNREAD
-        return Clearance(min(self.empty_at, now), given_up, self.renew_until, why)
+        # What its users had said before was told in that time: it was not yet read when
+        # the socket was empty before the welcome.
+        empty_at = self.empty_at if self.empty_at >= self.settles_at else NEVER
+        why = None if empty_at >= now else UNREAD
+        return Clearance(min(empty_at, now), given_up, self.renew_until, why)
 
     def _is_mute(self, now: float) -> bool:
         return self.ping is not None and now - self.heard_at > self.ping

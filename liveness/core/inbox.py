@@ -2,8 +2,9 @@
 
 Each reader, a `View`, has a queue of its own and finishes a record by asking for the
 next one. What all of them have finished may be acknowledged: one number, as the ack is
-cumulative. Records that come while nobody reads wait for the first who does. All this
-is bounded by the sidecar, which sends no more than its window unacknowledged.
+cumulative. What comes while nobody reads waits for the first who does, and a view that
+lasts waits for the next reader who wants the same. All this is bounded by the sidecar,
+which sends no more than its window unacknowledged.
 """
 
 from collections import deque
@@ -38,15 +39,20 @@ class Arrival:
     seq: int  # 0: of a log that is no more; nobody asks for its ack
     record: RecordMap
     end: End | None  # may be taken back until it is handed over
+    number: int = 0  # counted by the inbox, over all logs
 
 
 class View:
-    """One reader's queue."""
+    """One reader's queue; one that lasts outlives its reader."""
 
-    def __init__(self, inbox: "Inbox", wants: Callable[[Arrival], bool]) -> None:
+    def __init__(
+        self, inbox: "Inbox", wants: Callable[[Arrival], bool], *, lasts: bool
+    ) -> None:
         self.wants = wants
+        self.lasts = lasts
         self.queue: deque[Arrival] = deque()
         self.in_hand: Arrival | None = None
+        self.behind = inbox.count  # it was given what came after that many
         self._inbox = inbox
 
     def next(self) -> Arrival | None:
@@ -67,8 +73,16 @@ class View:
     @property
     def finished(self) -> int:
         """Up to which seq this reader has finished."""
-        first = self.in_hand or (self.queue[0] if self.queue else None)
-        return self._inbox.seen if first is None else max(first.seq - 1, 0)
+        firsts = [] if self.in_hand is None else [self.in_hand]
+        firsts += [self.queue[0]] if self.queue else []
+        lowest = min((first.seq for first in firsts), default=self._inbox.seen + 1)
+        return max(lowest - 1, 0)
+
+    def take_over(self, view: "View") -> None:
+        """Put in front what *view* has not finished and this was never given."""
+        missing = [one for one in view.unfinished if one.number <= self.behind]
+        self.queue.extendleft(reversed(missing))
+        self.behind = min(self.behind, view.behind)
 
 
 class Inbox:
@@ -76,19 +90,30 @@ class Inbox:
 
     def __init__(self) -> None:
         self.seen = 0  # the newest seq
+        self.count = 0
         self.duplicates = 0
-        # Views that were given up. Whoever adds to it may be anywhere, in any thread: it
-        # is the garbage collector that notices a loop that was left.
-        self.left: deque[View] = deque()
+        # Views whose reader left, and whether for good. Whoever adds one may be anywhere,
+        # in any thread: it is the garbage collector that notices a loop that was left.
+        self.left: deque[tuple[View, bool]] = deque()
         self._views: list[View] = []
+        self._paused: dict[Callable[[Arrival], bool], View] = {}  # of them, by `wants`
         self._waiting: deque[Arrival] = deque()  # while there is no view
 
-    def view(self, wants: Callable[[Arrival], bool]) -> View:
-        """Open a view; the first one also gets what has come before."""
-        self._drop_left()
-        view = View(self, wants)
+    def view(self, wants: Callable[[Arrival], bool], *, lasts: bool = True) -> View:
+        """Open a view, or go on with one that was left; the first gets what came before.
+
+        Args:
+            wants: Which records it is for.
+            lasts: Whether nothing of it may be lost between two readers. What is not read
+                then is not acknowledged either.
+        """
+        self._settle_left()
+        if wants in self._paused:
+            return self._paused.pop(wants)
+        view = View(self, wants, lasts=lasts)
         if not self._views:
             view.queue.extend(filter(wants, self._waiting))
+            view.behind = 0  # whatever is unfinished
             self._waiting.clear()
         self._views.append(view)
         return view
@@ -100,8 +125,10 @@ class Inbox:
 
     def add(self, arrival: Arrival) -> None:
         """Put a record, newer than all before, into each queue that is for it."""
-        self._drop_left()
+        self._settle_left()
         self.seen = arrival.seq
+        self.count += 1
+        arrival.number = self.count
         if not self._views:
             self._waiting.append(arrival)
         for view in self._views:
@@ -111,23 +138,33 @@ class Inbox:
     @property
     def finished(self) -> int:
         """Up to which seq every view has finished: what may be acknowledged."""
-        self._drop_left()
+        self._settle_left()
         if self._views:
             return min(view.finished for view in self._views)
         return max(self._waiting[0].seq - 1, 0) if self._waiting else self.seen
 
     def new_log(self) -> None:
         """Begin again at 0. What was not finished still has to be."""
-        self._drop_left()
+        self._settle_left()
         self.seen = 0
         for unfinished in (self._waiting, *(view.unfinished for view in self._views)):
             for arrival in unfinished:
                 arrival.seq = 0
 
-    def _drop_left(self) -> None:
+    def _settle_left(self) -> None:
         while self.left:
-            view = self.left.popleft()
+            view, is_for_good = self.left.popleft()
+            others = (one for one in self._views if one is not view)
+            twins = [one for one in others if one.wants is view.wants]
+            if twins and not is_for_good:
+                twins[0].take_over(view)
+            if twins or is_for_good:
+                self._views.remove(view)
+                continue
+            view.queue, view.in_hand = view.unfinished, None
+            if view.lasts:
+                self._paused[view.wants] = view
+                continue
             self._views.remove(view)
             if not self._views:
-                self._waiting = view.unfinished
-
+                self._waiting = view.queue

@@ -10,10 +10,10 @@ On the wire every connection has a conn. One that is reported without gets a con
 by its uid: so a late notice about an earlier login cannot end a later one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from liveness.core.frames import (
     MAX_TIMEOUT_S,
@@ -27,12 +27,19 @@ from liveness.core.wire import encode
 from liveness.errors import ReportError
 
 Users: TypeAlias = dict[int, Uid]  # by conn
+T = TypeVar("T")
+
 Changes: TypeAlias = dict[int, tuple[str, Uid]]  # by conn: login or logout, and of whom
 
-# One frame of logins has one age. Connections that opened within the same tenth of a
-# second share it, and one that opened in this tenth is told without: finer would be
-# lost in the time that a frame takes to be read.
+# One frame of logins has one age, which is therefore told in steps: of a tenth of a
+# second, and from a quarter of an hour on of a 8,192nd to a 16,384th of itself, so that
+# a million connections of one day are some ten thousand frames.
 AGE_STEP_S: Final = 0.1
+AGE_STEPS: Final = 8_192
+
+# So many changes are told at once: a million of them would hold up the gateway's loop
+# for seconds, and the ages in the last frame be as old as the first one.
+CHANGES_AT_ONCE: Final = 4_096
 
 
 @dataclass(slots=True)
@@ -59,13 +66,20 @@ class Reports:
         self.uids: Users = {}  # of the open connections
         self.messages: Users = {}  # signs of life, not told yet
         self.keepalives: Users = {}
+        self.is_behind = False  # more changes waited than were told at once
         self.ignored = 0  # reports about connections that are not open
+        # Connections that a record has ended and a reader has still to be handed.
+        self.ended: Container[tuple[Uid, int | None]] = ()
         self._next_conn = first_conn
         self._conns: dict[Uid, int] = {}  # given here to those reported without
+        self._is_nameless = False  # whether there ever was one
         self._opened: dict[int, float] = {}
         self._timeouts: dict[int, float] = {}  # where the login named one
         self._changes: Changes = {}  # not told yet, in order
         self._untold: set[int] = set()  # logins among them that no link has carried
+        self._undeclared: list[
+            int
+        ] = []  # to be told by their logins again, newest first
         self._told = Told()  # since the last ping
         self._pinged = Told()  # before it, and not covered by a pong yet
 
@@ -97,9 +111,10 @@ class Reports:
                 f"{MAX_TIMEOUT_S} seconds"
             )
         if conn is None:
-            conn = self._conns.get(uid)
-            if conn is None:
-                conn = self._conns[uid] = self.new_conn()
+            self._is_nameless = True
+            if uid in self._conns:
+                self._forget(self._conns[uid])  # the user is back; this displaces it
+            conn = self._conns[uid] = self.new_conn()
         elif not self._may_log_in(uid, conn):
             self.ignored += 1
             return
@@ -148,32 +163,36 @@ class Reports:
         Its signs of life are forgotten: behind its logout, one would open a session
         again. A login that was never told is withdrawn.
         """
-        uid = self.uids.pop(conn)
-        del self._opened[conn]
-        self._timeouts.pop(conn, None)
-        self.messages.pop(conn, None)
-        self.keepalives.pop(conn, None)
-        if conn in self._untold:
-            self._untold.discard(conn)
-            del self._changes[conn]
-        else:
+        uid, was_told = self.uids[conn], conn not in self._untold
+        self._forget(conn)
+        if was_told:
             self._changes[conn] = (LOGOUT, uid)
         if self._conns.get(uid) != conn:
             return conn
         del self._conns[uid]
         return None
 
+    def _forget(self, conn: int) -> None:
+        del self.uids[conn]
+        del self._opened[conn]
+        self._timeouts.pop(conn, None)
+        self.messages.pop(conn, None)
+        self.keepalives.pop(conn, None)
+        self._changes.pop(conn, None)
+        self._untold.discard(conn)
+
     # --- what is told -------------------------------------------------------------
 
     @property
     def has_changes(self) -> bool:
         """Whether logins or logouts wait to be told."""
-        return bool(self._changes)
+        return bool(self._changes or self._undeclared)
 
     @property
     def pending(self) -> int:
         """How many changes and signs of life wait to be told."""
-        return len(self._changes) + len(self.messages) + len(self.keepalives)
+        changes = len(self._changes) + len(self._undeclared)
+        return changes + len(self.messages) + len(self.keepalives)
 
     @property
     def unconfirmed(self) -> int:
@@ -181,81 +200,91 @@ class Reports:
         return len(self._told) + len(self._pinged)
 
     def frames(
-        self, now: float, *, signs: bool, max_batch: int, max_frame_bytes: int
+        self,
+        now: float,
+        *,
+        since: float = float("inf"),
+        signs: bool,
+        max_batch: int,
+        max_frame_bytes: int,
     ) -> Iterator[bytes]:
         """Give what waits to be told, encoded, in the order in which it holds.
 
-        What is given counts as told. Signs of life that are reported meanwhile come
-        along, and those of a connection that is closed meanwhile stay away.
+        What is given counts as told. What is reported meanwhile comes with the next, and
+        signs of life of a connection that is closed meanwhile stay away.
 
         Args:
             now: The clock of `login`.
+            since: When this link began. The first login of a connection that opened
+                after that has no age: they come in their order, however late they are
+                read, and the later one is the newer.
             signs: Whether signs of life are due too.
             max_batch: Most uids in a frame.
             max_frame_bytes: Most bytes in a frame.
         """
-        for event, batch, options in self._batches(now, signs, max_batch):
+        for event, batch, options in self._batches(now, since, signs, max_batch):
             yield from _encoded(event, batch, options, max_frame_bytes)
 
     def _batches(
-        self, now: float, signs: bool, most: int
+        self, now: float, since: float, signs: bool, most: int
     ) -> Iterator[tuple[str, Users, dict[str, object]]]:
-        for event, users in self._phases():
+        changes, untold = self._next_changes()
+        self.is_behind = self.has_changes
+        for event, users in _phases(changes):
             if event == LOGOUT:
                 for batch in _split(users, most):
                     yield LOGOUT, batch, {}
                 continue
-            for options, same in self._alike(users, now):
+            for options, same in self._alike(users, untold, now, since):
                 for batch in _split(same, most):
                     yield LOGIN, batch, options
-        if signs:
+        if signs and not self.is_behind:  # behind their logins
             for conn in self.messages.keys() & self.keepalives.keys():
                 del self.keepalives[conn]  # one sign of life is enough
             for event, heard in (
                 (MESSAGE, self.messages),
                 (KEEPALIVE, self.keepalives),
             ):
-                while heard:
+                left = len(heard)
+                while left > 0:
+                    left -= most
                     batch = _taken(heard, most)
+                    # A login that was reported meanwhile is not told yet, and will be a
+                    # sign of life itself.
+                    for conn in batch.keys() & self._changes.keys():
+                        del batch[conn]
                     self._told.signs.update(batch)
-                    yield event, batch, {}
+                    if batch:
+                        yield event, batch, {}
 
-    def _phases(self) -> list[tuple[str, Users]]:
-        """The changes, now told, as runs of one event each, in turns.
-
-        A uid is in each run once at most, in the order of its changes: so their order
-        is kept within each uid, which is where it matters, in few frames.
-        """
-        changes = self._changes
-        self._changes = {}
-        self._untold.clear()
+    def _next_changes(self) -> tuple[Changes, set[int]]:
+        """Take the first of the changes, which count as told now, and who is new."""
+        declared = self._undeclared[-CHANGES_AT_ONCE:]
+        del self._undeclared[-CHANGES_AT_ONCE:]
+        for conn in reversed(declared):
+            if conn in self.uids:
+                self._changes.setdefault(conn, (LOGIN, self.uids[conn]))
+        changes = _taken(self._changes, CHANGES_AT_ONCE)
+        untold = self._untold & changes.keys()
+        self._untold -= untold
         self._told.changes |= changes
-        phases: list[tuple[str, Users]] = []
-        behind: dict[
-            Uid, int
-        ] = {}  # the first phase that a uid's next change may be in
-        for conn, (event, uid) in changes.items():
-            place = behind.get(uid, 0)
-            place += place % 2 != (event == LOGIN)  # logouts are in the even ones
-            behind[uid] = place + 1
-            while place >= len(phases):
-                phases.append(((LOGOUT, LOGIN)[len(phases) % 2], {}))
-            phases[place][1][conn] = uid
+        for conn, (event, _) in changes.items():
             if event == LOGIN:  # a sign of life itself
                 self.messages.pop(conn, None)
                 self.keepalives.pop(conn, None)
-        return phases
+        return changes, untold
 
     def _alike(
-        self, users: Users, now: float
+        self, users: Users, untold: set[int], now: float, since: float
     ) -> Iterator[tuple[dict[str, object], Users]]:
         """Those to log in, by their timeout and age."""
         groups: dict[tuple[float | None, float], Users] = {}
         for conn, uid in users.items():
             if conn not in self._opened:
                 continue  # closed meanwhile, and its logout is behind us
-            age = now - (self._opened[conn] // AGE_STEP_S + 1) * AGE_STEP_S
-            key = self._timeouts.get(conn), max(round(age, 3), 0.0)
+            opened = self._opened[conn]
+            is_new = conn in untold and opened >= since
+            key = self._timeouts.get(conn), 0.0 if is_new else _told_age(now - opened)
             groups.setdefault(key, {})[conn] = uid
         for (timeout, age), same in groups.items():
             options: dict[str, object] = {"age": age} if age else {}
@@ -288,8 +317,7 @@ class Reports:
 
     def declare(self) -> None:
         """Have all open connections told by their logins again."""
-        for conn, uid in self.uids.items():
-            self._changes.setdefault(conn, (LOGIN, uid))
+        self._undeclared = list(reversed(self.uids))
 
     # --- checks ---------------------------------------------------------------------
 
@@ -299,6 +327,8 @@ class Reports:
         if conn in self.uids:
             _check_owner(self.uids[conn], uid, conn)
             return True
+        if (uid, conn) in self.ended:
+            return False
         for changes in (self._changes, self._told.changes, self._pinged.changes):
             if conn in changes:
                 _check_owner(changes[conn][1], uid, conn)
@@ -308,6 +338,11 @@ class Reports:
     def _open_conn(self, uid: Uid, conn: int | None) -> int | None:
         """The conn of an open connection; None if it is not open."""
         if conn is None:
+            if self.uids and not self._is_nameless:
+                raise ReportError(
+                    f"no conn for {uid!r:.80}, and this gateway's logins have one; name "
+                    "the connection in every report"
+                )
             return self._conns.get(uid)
         _check_conn(conn)
         if conn not in self.uids:
@@ -325,12 +360,8 @@ def _check_owner(known: Uid, uid: Uid, conn: int) -> None:
 
 
 def _check_uid(uid: object) -> None:
-    try:
-        if is_uid(uid):
-            return
-    except UnicodeEncodeError:  # half a surrogate pair, which is no text
-        pass
-    raise ReportError(bad_uid_text(uid))
+    if not is_uid(uid):
+        raise ReportError(bad_uid_text(uid))
 
 
 def _check_conn(conn: object) -> None:
@@ -338,6 +369,31 @@ def _check_conn(conn: object) -> None:
         raise ReportError(
             f"conn is {conn!r:.40}; it must be an integer from 0 to 2^63-1"
         )
+
+
+def _phases(changes: Changes) -> list[tuple[str, Users]]:
+    """Put changes into runs of one event each, in turns.
+
+    A uid is in each run once at most, in the order of its changes: so their order is
+    kept within each uid, which is where it matters, in few frames.
+    """
+    phases: list[tuple[str, Users]] = []
+    behind: dict[Uid, int] = {}  # the first phase that a uid's next change may be in
+    for conn, (event, uid) in changes.items():
+        place = behind.get(uid, 0)
+        place += place % 2 != (event == LOGIN)  # logouts are in the even ones
+        behind[uid] = place + 1
+        while place >= len(phases):
+            phases.append(((LOGOUT, LOGIN)[len(phases) % 2], {}))
+        phases[place][1][conn] = uid
+    return phases
+
+
+def _told_age(age: float) -> float:
+    """Round an age down to a step, in proportion to it; 0 for one of this moment."""
+    octave = 1 << max(int(age).bit_length() - 1, 0)
+    step = max(octave / AGE_STEPS, AGE_STEP_S)
+    return max(round(age // step * step, 3), 0.0)
 
 
 def _split(users: Users, most: int) -> Iterable[Users]:
@@ -348,8 +404,8 @@ def _split(users: Users, most: int) -> Iterable[Users]:
     return iter(lambda: dict(islice(items, most)), {})
 
 
-def _taken(users: Users, most: int) -> Users:
-    """Take at most that many out of *users*."""
+def _taken(users: dict[int, T], most: int) -> dict[int, T]:
+    """Take at most that many out of *users*, the first ones."""
     if len(users) <= most:
         taken = users.copy()
         users.clear()

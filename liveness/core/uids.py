@@ -26,7 +26,10 @@ def is_text(value: object, longest: int) -> TypeGuard[str]:
     if value.isascii():
         # Among ASCII, printable is exactly "no control character", and much faster.
         return value.isprintable()
-    return not _CONTROL.search(value) and len(value.encode()) <= longest
+    try:
+        return not _CONTROL.search(value) and len(value.encode()) <= longest
+    except UnicodeEncodeError:  # half of a surrogate pair, which is no text
+        return False
 
 
 def is_uid(value: object) -> TypeGuard[Uid]:

@@ -73,7 +73,8 @@ class Director:
             elif name == "stop" and child.state == "stopped":
                 self._go_on.set()
             else:
-                self._tell(f"{name}: not while the {child.name} is {child.state}")
+                hint = "; z lets it go on" if child.state == "stopped" else ""
+                self._tell(f"{name}: not while the {child.name} is {child.state}{hint}")
 
     async def perform(self, name: str, number: float) -> None:
         """Does one thing, and returns when it is over."""

@@ -1,0 +1,741 @@
+"""A gateway's end of its links: hellos, pings, records, and what it makes of them."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from liveness.core.client import FINAL, PING_S, Client
+from liveness.core.frames import parse_hello
+from liveness.core.inbox import Arrival, End, View
+from liveness.core.wire import Frame, Reader, decode
+from liveness.errors import Code, Refused, Replaced, ReportError, WireError
+from tests.strategies import BOUNDED, frames, no_uids, uids, values
+
+NAME: Final = "gw-1"
+WELCOME: Final[dict[str, Any]] = {
+    "protocol": 1,
+    "server": "liveness/0.1.0",
+    "features": ("ack", "after"),
+    "log": "one",
+    "next": 1,
+    "timeout": 30,
+    "flush": 1.0,
+    "max_batch": 4_000,
+    "max_frame": 1_048_576,
+    "window": 10_000,
+}
+
+
+def client_of(**options: Any) -> Client:
+    known: dict[str, Any] = {
+        "name": NAME,
+        "timeout": None,
+        "kinds": ("offline", "moved"),
+        "fresh": None,
+        "first_conn": 1_000,
+    }
+    return Client(**(known | options))
+
+
+def linked(*logins: tuple[Any, int | None], **options: Any) -> Client:
+    """A client with these connections open, and all of it told."""
+    client = client_of(**options)
+    client.hello()
+    welcome(client)
+    for uid, conn in logins:
+        login(client, uid, conn)
+    settle(client)
+    return client
+
+
+def welcome(client: Client, **options: Any) -> None:
+    assert client.take(("welcome", WELCOME | options)) is None
+
+
+def relink(client: Client, **options: Any) -> dict[str, Any]:
+    """End the link and begin another; return the options of its hello."""
+    client.lost()
+    options_of_hello = hello(client)
+    welcome(client, **options)
+    return options_of_hello
+
+
+def hello(client: Client) -> dict[str, Any]:
+    frame = decode(client.hello())
+    parse_hello(frame)
+    options: dict[str, Any] = frame[1]
+    return options
+
+
+def login(client: Client, uid: Any, conn: Any, at: float = 0.0) -> None:
+    client.login(uid, conn, at=at, timeout=None)
+
+
+def written(client: Client, *, is_due: bool = True) -> list[Frame]:
+    return [decode(frame) for frame in client.frames(0.0, is_due=is_due)]
+
+
+def names(frames: Iterable[Frame]) -> list[str]:
+    return [frame[0] for frame in frames]
+
+
+def settle(client: Client) -> None:
+    """Write all there is, and answer the ping behind it."""
+    written(client)
+    client.take(("pong", client.pings))
+    assert client.reports.unconfirmed == 0
+
+
+def offline(seq: int, uid: Any, conn: Any, **options: Any) -> dict[str, Any]:
+    record = {"seq": seq, "kind": "offline", "uid": uid, "gateway": NAME}
+    record |= {"conn": conn, "reason": "silence", "session": 1, "at": 0}
+    return record | options
+
+
+def moved(seq: int, uid: Any, lost: Any, **options: Any) -> dict[str, Any]:
+    record = {"seq": seq, "kind": "moved", "uid": uid, "gateway": "gw-2"}
+    record |= {"conn": 5, "reason": "login", "session": 3, "at": 0}
+    record |= {"from": NAME, "from_session": 1, "from_conn": lost}
+    return record | options
+
+
+def gap(first: int, until: int) -> dict[str, Any]:
+    return {"seq": until - 1, "kind": "gap", "first": first, "until": until, "at": 0}
+
+
+def notify(client: Client, *records: dict[str, Any]) -> None:
+    assert client.take(("notices", records)) is None
+
+
+def is_end(arrival: Arrival) -> bool:
+    return arrival.end is not None
+
+
+def is_any(_arrival: Arrival) -> bool:
+    return True
+
+
+def ended(client: Client) -> View:
+    return client.inbox.view(is_end)
+
+
+def ends(view: View) -> list[tuple[Any, int | None, str]]:
+    """Hand over all ends that are there."""
+    found = []
+    while (arrival := view.next()) is not None:
+        assert arrival.end is not None
+        found.append((arrival.end.uid, arrival.end.conn, arrival.end.reason))
+    return found
+
+
+# --- hello -----------------------------------------------------------------------------
+
+
+def test_the_first_hello_says_who_it_is_and_that_it_is_fresh() -> None:
+    assert hello(client_of(timeout=20.0, kinds=("moved",))) == {
+        "protocol": 1,
+        "name": NAME,
+        "ping": PING_S,
+        "kinds": ("moved",),
+        "timeout": 20.0,
+        "fresh": True,
+    }
+
+
+@pytest.mark.parametrize("fresh", [None, True, False])
+def test_it_is_said_until_there_is_a_welcome_and_never_again(
+    fresh: bool | None,
+) -> None:
+    client = client_of(fresh=fresh)
+    expected = fresh is not False
+    assert [hello(client)["fresh"] for _ in range(2)] == [expected, expected]
+    client.lost()  # before any welcome
+    login(client, "ada", 1)
+    assert hello(client)["fresh"] is expected
+    welcome(client)
+    client.lost()
+    assert "fresh" not in hello(client)
+    assert "fresh" not in relink(client, log="two")
+
+
+def test_who_takes_over_connections_of_an_earlier_process_is_not_fresh() -> None:
+    client = client_of()
+    client.adopts()
+    assert hello(client)["fresh"] is False
+
+
+def test_a_later_hello_names_what_was_finished_and_of_which_log() -> None:
+    client = linked(("ada", 1), ("bob", 2))
+    view = ended(client)
+    assert {"after", "log"}.isdisjoint(relink(client))
+    notify(client, offline(5, "ada", 1), offline(6, "bob", 2))
+    view.next()
+    options = relink(client)
+    assert (options["after"], options["log"]) == (4, "one")
+    view.next()
+    assert relink(client)["after"] == 5
+
+
+def test_the_hello_after_a_new_log_begins_anew() -> None:
+    client = linked()
+    ended(client)
+    notify(client, offline(9, "ada", 1))
+    assert relink(client, log="two")["log"] == "one"
+    assert "after" not in relink(client, log="two")
+    notify(client, offline(2, "ada", 1))
+    options = relink(client, log="two")
+    assert (options["after"], options["log"]) == (2, "two")
+
+
+BAD_OPTIONS: Final[tuple[dict[str, object], ...]] = (
+    {"name": ""}, {"name": "a" * 65}, {"name": "a\n"}, {"name": 7}, {"name": None},
+    {"timeout": 0}, {"timeout": 86_401}, {"timeout": float("nan")}, {"timeout": True},
+    {"kinds": ("gone",)}, {"kinds": (1,)},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("options", BAD_OPTIONS, ids=repr)
+def test_what_no_sidecar_would_take_is_refused_at_once(options: Any) -> None:
+    with pytest.raises(ReportError, match=next(iter(options))):
+        client_of(**options)
+
+
+# --- pings and pongs -------------------------------------------------------------------
+
+
+def test_a_ping_goes_behind_what_was_told_when_signs_are_due() -> None:
+    client = linked()
+    login(client, "ada", 1)
+    assert names(written(client, is_due=False)) == ["login"]
+    assert names(written(client)) == ["ping"]
+
+
+def test_there_is_one_ping_at_a_time_and_none_without_need() -> None:
+    client = linked()
+    login(client, "ada", 1)
+    assert names(written(client)) == ["login", "ping"]
+    login(client, "bob", 2)
+    assert names(written(client)) == ["login"]
+    client.take(("pong", client.pings))
+    assert names(written(client)) == ["ping"]
+    client.take(("pong", client.pings))
+    assert written(client) == []
+
+
+def test_a_pong_of_another_number_confirms_nothing() -> None:
+    client = linked()
+    login(client, "ada", 1)
+    written(client)
+    for number in (client.pings - 1, client.pings + 1, 0, -1):
+        client.take(("pong", number))
+    assert client.reports.unconfirmed == 1
+    assert client.pongs == client.pings - 1
+
+
+def test_what_a_lost_pong_would_have_covered_is_told_again_and_pinged_again() -> None:
+    client = linked()
+    login(client, "ada", 1)
+    assert names(written(client)) == ["login", "ping"]
+    relink(client)
+    assert names(written(client)) == ["login", "ping"]
+    client.take(("pong", client.pings - 1))  # not possible, and not believed
+    assert client.reports.unconfirmed == 1
+    client.take(("pong", client.pings))
+    assert client.reports.unconfirmed == 0
+
+
+def test_whoever_wants_a_pong_gets_a_ping_at_once_with_what_was_collected() -> None:
+    client = linked(("ada", 1))
+    client.reports.sign(client.reports.keepalives, "ada", 1)
+    number = client.want_pong()
+    assert client.is_urgent
+    assert names(written(client, is_due=False)) == ["keepalive", "ping"]
+    assert not client.is_urgent
+    client.take(("pong", client.pings))
+    assert client.pongs >= number
+
+
+def test_a_ping_under_way_does_not_answer_who_wants_a_pong_now() -> None:
+    client = linked()
+    login(client, "ada", 1)
+    written(client)
+    login(client, "bob", 2)
+    number = client.want_pong()
+    client.take(("pong", client.pings))
+    assert client.pongs < number
+    assert names(written(client, is_due=False)) == ["login", "ping"]
+    client.take(("pong", client.pings))
+    assert client.pongs >= number
+
+
+@pytest.mark.parametrize("wrote", [1, 2, 3])
+def test_no_ping_answers_for_what_was_reported_while_its_frames_were_written(
+    wrote: int,
+) -> None:
+    client = linked(("ada", 1))
+    view = ended(client)
+    notify(client, offline(1, "bob", 9))
+    login(client, "eve", 2)
+    client.reports.sign(client.reports.keepalives, "ada", 1)
+    writing = client.frames(0.0, is_due=True)
+    begun = [decode(next(writing)) for _ in range(wrote)]
+    assert names(begun) == ["login", "keepalive", "ack"][:wrote]
+    login(client, "bob", 3)
+    number = client.want_pong()
+    rest = [decode(frame) for frame in writing]
+    client.take(("pong", client.pings))
+    while client.pongs < number:
+        rest += written(client, is_due=False)
+        client.take(("pong", client.pings))
+    assert ("login", ("bob",), {"conn": (3,)}) in rest
+    assert view.next() is None
+
+
+def test_of_several_who_want_a_pong_each_gets_its_own() -> None:
+    client = linked(("ada", 1))
+    client.reports.sign(client.reports.keepalives, "ada", 1)
+    writing = client.frames(0.0, is_due=True)
+    next(writing)
+    while_written = client.want_pong()
+    assert names(map(decode, writing)) == ["ping"]
+    client.take(("pong", client.pings))
+    later = client.want_pong()
+    for _ in range(3):
+        written(client, is_due=False)
+        client.take(("pong", client.pings))
+    assert client.pongs >= max(while_written, later)
+    assert not client.is_urgent
+
+
+def test_who_wants_a_pong_while_no_ping_is_due_is_not_forgotten_for_the_next() -> None:
+    client = linked(("ada", 1), ("bob", 2))
+    login(client, "ada", 1)
+    writing = client.frames(0.0, is_due=False)
+    next(writing)
+    while_written = client.want_pong()
+    assert names(map(decode, writing)) == []
+    later = client.want_pong()
+    for _ in range(3):
+        written(client, is_due=False)
+        client.take(("pong", client.pings))
+    assert client.pongs >= max(while_written, later)
+
+
+def test_a_pong_that_was_wanted_comes_over_a_new_link_too() -> None:
+    client = linked()
+    number = client.want_pong()
+    written(client)
+    relink(client)
+    assert client.is_urgent
+    written(client)
+    client.take(("pong", client.pings))
+    assert client.pongs >= number
+    assert not client.is_urgent
+
+
+# --- ends ------------------------------------------------------------------------------
+
+
+def test_an_offline_of_an_open_connection_is_its_end_with_the_evidence() -> None:
+    client = linked(("ada", 1))
+    view = ended(client)
+    record = offline(1, "ada", 1)
+    notify(client, record)
+    arrival = view.next()
+    assert arrival is not None
+    assert arrival.end == End("ada", 1, "silence", record)
+    assert client.reports.uids == {}
+
+
+def test_a_connection_that_has_ended_is_logged_out_and_its_signs_are_forgotten() -> (
+    None
+):
+    client = linked(("ada", 1))
+    client.reports.sign(client.reports.messages, "ada", 1)
+    notify(client, offline(1, "ada", 1))
+    assert client.is_urgent
+    assert written(client) == [("logout", ("ada",), {"conn": (1,)}), ("ping", 2)]
+
+
+def test_a_user_that_moved_away_within_a_gateway_or_to_another_is_closed_here() -> None:
+    client = linked(("ada", 1), ("bob", 2), ("bob", 3))
+    view = ended(client)
+    notify(client, moved(1, "ada", 1), moved(2, "bob", 2, gateway=NAME, conn=3))
+    assert ends(view) == [("ada", 1, "moved"), ("bob", 2, "moved")]
+    assert client.reports.uids == {3: "bob"}
+
+
+def test_who_was_reported_without_conn_is_told_without() -> None:
+    client = linked(("ada", None))
+    view = ended(client)
+    notify(client, offline(1, "ada", 1_000, reason="gateway_lost"))
+    assert ends(view) == [("ada", None, "gateway_lost")]
+
+
+NOT_OURS: Final = {
+    "another conn": offline(1, "ada", 2),
+    "no conn": offline(1, "ada", None),
+    "another user": offline(1, "bob", 1),
+    "the integer of those digits": offline(1, 7, 3),
+    "another gateway": offline(1, "ada", 1, gateway="gw-2"),
+    "moved from another gateway": moved(1, "ada", 1, **{"from": "gw-2"}),
+    "moved from another conn": moved(1, "ada", 2),
+    "moved to us": moved(1, "ada", 9, **{"from": "gw-2", "gateway": NAME, "conn": 1}),
+    "online": offline(1, "ada", 1, kind="online"),
+    "a kind of a later version": offline(1, "ada", 1, kind="away"),
+}
+
+
+@pytest.mark.parametrize("record", NOT_OURS.values(), ids=NOT_OURS.keys())
+def test_only_that_very_connection_of_that_very_user_is_ended(record: Any) -> None:
+    client = linked(("ada", 1), ("7", 3))
+    view, records = ended(client), client.inbox.view(is_any)
+    notify(client, record)
+    assert ends(view) == []
+    assert client.reports.uids == {1: "ada", 3: "7"}
+    arrival = records.next()
+    assert arrival is not None
+    assert arrival.record == record
+
+
+def test_records_of_an_earlier_process_close_nobody() -> None:
+    client = linked(("ada", None), first_conn=2_000)
+    view = ended(client)
+    notify(client, offline(1, "ada", 1_000), moved(2, "ada", 1_001))
+    assert ends(view) == []
+    assert client.inbox.finished == 2
+
+
+def test_a_record_that_comes_again_ends_nobody_again() -> None:
+    client = linked(("ada", 1))
+    view = ended(client)
+    for _ in range(3):
+        notify(client, offline(1, "ada", 1))
+    assert ends(view) == [("ada", 1, "silence")]
+    assert client.inbox.duplicates == 2
+
+
+def test_who_closes_by_itself_before_its_end_is_handed_over_has_none() -> None:
+    client = linked(("ada", 1), ("bob", 2))
+    view = ended(client)
+    notify(client, offline(1, "ada", 1), offline(2, "bob", 2))
+    client.logout("ada", 1)
+    assert ends(view) == [("bob", 2, "silence")]
+
+
+def test_who_is_back_without_conn_is_not_closed_by_the_end_of_before() -> None:
+    client = linked(("ada", None))
+    view = ended(client)
+    notify(client, offline(1, "ada", 1_000))
+    login(client, "ada", None)
+    assert ends(view) == []
+    assert client.reports.uids == {1_001: "ada"}
+    notify(client, offline(2, "ada", 1_001))
+    assert ends(view) == [("ada", None, "silence")]
+
+
+def test_a_login_does_not_open_again_what_waits_to_be_closed() -> None:
+    client = linked(("ada", 1))
+    view = ended(client)
+    notify(client, offline(1, "ada", 1))
+    settle(client)
+    login(client, "ada", 1)
+    assert client.reports.uids == {}
+    assert ends(view) == [("ada", 1, "silence")]
+
+
+def test_an_end_that_a_loop_did_not_come_back_from_goes_to_the_next_loop() -> None:
+    client = linked(("ada", 1), ("bob", 2))
+    view = ended(client)
+    notify(client, offline(1, "ada", 1), offline(2, "bob", 2))
+    view.next()
+    client.inbox.left.append((view, False))
+    assert ends(ended(client)) == [("ada", 1, "silence"), ("bob", 2, "silence")]
+
+
+def test_an_end_is_not_lost_with_its_loop_because_somebody_reads_all_records() -> None:
+    client = linked(("ada", 1), ("bob", 2))
+    view, records = ended(client), client.inbox.view(is_any)
+    notify(client, offline(1, "ada", 1))
+    view.next()
+    client.inbox.left.append((view, False))
+    while records.next() is not None:
+        pass
+    assert client.inbox.finished == 0
+    notify(client, offline(2, "bob", 2))
+    assert ends(ended(client)) == [("ada", 1, "silence"), ("bob", 2, "silence")]
+
+
+@pytest.mark.parametrize("conn", [True, 1.0, -1, 2**63, "1", [], {}], ids=repr)
+def test_a_bad_conn_is_the_callers_fault_whatever_else_is_known(conn: Any) -> None:
+    client = linked(("ada", 1))
+    notify(client, offline(1, "ada", 1))
+    with pytest.raises(ReportError, match="conn is"):
+        login(client, "ada", conn)
+    with pytest.raises(ReportError, match="conn is"):
+        client.logout("ada", conn)
+
+
+@given(uid=no_uids, conn=st.sampled_from([None, 1, 2]))
+@BOUNDED
+def test_a_bad_uid_is_the_callers_fault_whatever_else_is_known(
+    uid: Any, conn: Any
+) -> None:
+    client = linked(("ada", 1), (1, 2))
+    notify(client, offline(1, "ada", 1), offline(2, 1, 2))
+    with pytest.raises(ReportError):
+        login(client, uid, conn)
+    with pytest.raises(ReportError):
+        client.logout(uid, conn)
+
+
+# --- acks ------------------------------------------------------------------------------
+
+
+def test_what_every_reader_has_finished_is_acknowledged_once() -> None:
+    client = linked(("ada", 1), ("bob", 2))
+    view, records = ended(client), client.inbox.view(is_any)
+    notify(client, offline(3, "ada", 1), offline(4, "bob", 2))
+    settle(client)
+    ends(view)
+    records.next()
+    assert not client.is_urgent
+    assert written(client) == []
+    records.next()
+    assert client.is_urgent
+    assert written(client) == [("ack", 3)]
+    assert written(client) == []
+    records.next()
+    assert written(client) == [("ack", 4)]
+
+
+def test_what_is_not_ours_is_acknowledged_without_anybodys_doing() -> None:
+    client = linked()
+    ended(client)
+    notify(client, offline(3, "ada", 1))
+    assert written(client) == [("ack", 3)]
+
+
+def test_an_ack_is_said_again_on_the_next_link() -> None:
+    client = linked()
+    ended(client)
+    notify(client, offline(3, "ada", 1))
+    written(client)
+    relink(client)
+    assert written(client) == [("ack", 3)]
+
+
+def test_nothing_of_a_log_that_is_no_more_is_acknowledged() -> None:
+    client = linked(("ada", 1), ("bob", 2), ("eve", 3))
+    view = ended(client)
+    notify(client, offline(7, "ada", 1), offline(8, "bob", 2))
+    view.next()
+    relink(client, log="two")
+    notify(client, offline(1, "eve", 3))
+    settle(client)
+    assert ends(view) == [("bob", 2, "silence"), ("eve", 3, "silence")]
+    assert ("ack", 1) in written(client)
+
+
+def test_the_memory_of_ends_does_not_grow_behind_a_log_that_is_no_more() -> None:
+    client = linked(("ada", 1))
+    view = ended(client)
+    notify(client, offline(1_000_000, "ada", 1))
+    ends(view)
+    relink(client, log="two")  # before that was acknowledged
+    for seq in range(1, 101):
+        login(client, "bob", seq + 1)
+        settle(client)
+        notify(client, offline(seq, "bob", seq + 1))
+        assert len(ends(view)) == 1
+        settle(client)
+    assert len(client._ends) <= 1
+
+
+# --- new logs and gaps -----------------------------------------------------------------
+
+
+def test_a_new_log_has_every_open_connection_declared() -> None:
+    client = linked(("ada", 1), ("bob", None))
+    client.logout("ada", 1)
+    relink(client, log="one")
+    assert [frame[:2] for frame in written(client)][:-1] == [("logout", ("ada",))]
+    relink(client, log="two")
+    assert [frame[:2] for frame in written(client)][:-1] == [
+        ("logout", ("ada",)),
+        ("login", ("bob",)),
+    ]
+
+
+def test_a_gap_has_every_open_connection_declared_once() -> None:
+    client = linked(("ada", 1))
+    ended(client)
+    notify(client, gap(1, 50))
+    assert names(written(client)) == ["login", "ack", "ping"]
+    notify(client, gap(1, 50))
+    client.take(("pong", client.pings))
+    assert written(client) == []
+
+
+def test_a_gap_is_a_record_for_who_reads_them_all_and_no_end() -> None:
+    client = linked(("ada", 1))
+    view, records = ended(client), client.inbox.view(is_any)
+    notify(client, gap(1, 50))
+    assert ends(view) == []
+    arrival = records.next()
+    assert arrival is not None
+    assert arrival.record == gap(1, 50)
+
+
+# --- refusals --------------------------------------------------------------------------
+
+
+def error(code: str, **options: Any) -> Frame:
+    return "error", {"code": code, "message": "why", "fatal": True, "n": 1} | options
+
+
+@pytest.mark.parametrize("code", Code)
+def test_a_fatal_error_ends_the_link_with_its_code(code: Code) -> None:
+    with pytest.raises(Refused, match=rf"\({code}\)") as raised:
+        linked().take(error(code))
+    assert raised.value.code == code
+    assert (type(raised.value) is Replaced) == (code == Code.REPLACED)
+
+
+def test_only_what_would_be_refused_again_is_final() -> None:
+    assert {code.value for code in FINAL} == {
+        "replaced",
+        "bad-hello",
+        "unsupported-protocol",
+        "not-allowed",
+    }
+
+
+def test_a_code_of_a_later_version_is_judged_by_whether_it_is_fatal() -> None:
+    client = linked()
+    assert client.take(error("new-code", fatal=False)) is not None
+    with pytest.raises(Refused, match="new-code"):
+        client.take(error("new-code"))
+
+
+def test_a_frame_that_was_refused_is_counted_and_the_link_goes_on() -> None:
+    client = linked()
+    said = client.take(error("bad-option", fatal=False))
+    assert said is not None
+    assert "bad-option" in said
+    assert client.refused == 1
+    assert client.is_linked
+
+
+def test_a_bye_is_said_and_ends_nothing_by_itself() -> None:
+    client = linked()
+    assert (
+        client.take(("bye", {"reason": "restart"})) == "the sidecar says bye: restart"
+    )
+    assert client.is_linked
+
+
+# --- what no sidecar says --------------------------------------------------------------
+
+LATER: Final[tuple[Frame, ...]] = (
+    ("news",), ("news", {"a": 1}), ("pong", 1, "more"), ("bye", {"reason": "", "x": 1}),
+    ("list", (), 7), ("where", ()), ("notices", ()), ("notices", (), {"x": 1}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("frame", LATER, ids=repr)
+def test_what_a_later_version_says_is_ignored(frame: Frame) -> None:
+    linked().take(frame)
+
+
+MALFORMED: Final[tuple[Frame, ...]] = (
+    ("notices",),
+    ("notices", {}),
+    ("notices", 5),
+    ("notices", (5,)),
+    ("notices", ({},)),
+    ("notices", ({"seq": None},)),
+    ("notices", ({"seq": float("inf")},)),
+    ("notices", ({"seq": float("nan")},)),
+    ("notices", ({"seq": 1, "kind": "offline", "gateway": NAME, "conn": 1},)),
+    ("pong",),
+    ("welcome",),
+    ("welcome", ()),
+    ("welcome", {}),
+    ("welcome", WELCOME | {"next": float("inf")}),
+    ("welcome", WELCOME | {"max_batch": None}),
+    ("welcome", WELCOME | {"max_batch": 0}),
+    ("welcome", WELCOME | {"flush": float("nan")}),
+    ("error",),
+    ("error", {}),
+    ("bye",),
+)
+
+
+@pytest.mark.parametrize("frame", MALFORMED, ids=lambda frame: f"{frame!r:.50}")
+def test_a_frame_whose_form_is_wrong_is_no_sidecars(frame: Frame) -> None:
+    client = linked(("ada", 1))
+    with pytest.raises(WireError):
+        client.take(frame)
+
+
+records = st.fixed_dictionaries(
+    {
+        "seq": st.integers(1, 9) | values,
+        "kind": st.sampled_from(["offline", "moved", "gap", "online"]) | values,
+        "uid": st.just("ada") | uids | values,
+    },
+    optional={
+        "gateway": st.just(NAME) | values,
+        "conn": st.just(1) | values,
+        "reason": st.just("silence") | values,
+        "from": st.just(NAME) | values,
+        "from_conn": st.just(1) | values,
+    },
+)
+said = st.one_of(
+    frames,
+    st.lists(records, max_size=3).map(lambda these: ["notices", these]),
+    st.tuples(st.sampled_from(["pong", "welcome", "error", "bye", "notices"]), values),
+    st.dictionaries(st.sampled_from(sorted(WELCOME)), values).map(
+        lambda these: ["welcome", WELCOME | these]
+    ),
+    st.dictionaries(st.sampled_from(["code", "message", "fatal"]), values).map(
+        lambda these: ["error", these]
+    ),
+)
+
+
+@given(frames=st.lists(said, max_size=6))
+@example(frames=[["notices", [{"seq": float("inf")}]]])
+@BOUNDED
+def test_nothing_that_is_said_raises_but_what_take_promises(frames: list[Any]) -> None:
+    client = linked(("ada", 1))
+    for frame in frames:
+        try:
+            client.take(as_read(frame))
+        except (Refused, WireError):
+            break
+
+
+def as_read(value: Any) -> Any:
+    """As the wire gives it: arrays are tuples."""
+    if isinstance(value, list | tuple):
+        return tuple(map(as_read, value))
+    if isinstance(value, dict):
+        return {key: as_read(inner) for key, inner in value.items()}
+    return value
+
+
+def test_what_is_written_is_well_formed_and_within_what_the_welcome_allows() -> None:
+    client = client_of()
+    client.hello()
+    welcome(client, max_batch=10, max_frame=500)
+    for n in range(100):
+        login(client, "é" * 100 + str(n), None)
+    reader = Reader(max_frame_bytes=500, max_batch=10)
+    data = b"".join(client.frames(0.0, is_due=True))
+    assert sum(len(it[1]) for it in reader.feed(data) if it[0] == "login") == 100

@@ -1,0 +1,653 @@
+"""What a gateway reports: each connection told of once, in order, and again if need be."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liveness.core.records import Uid
+from liveness.core.reports import AGE_STEP_S, CHANGES_AT_ONCE, Reports
+from liveness.core.wire import decode
+from liveness.errors import ReportError
+from tests.strategies import BOUNDED, HARD_UIDS, no_uids
+
+FIRST_CONN: Final = 1_000
+ALL: Final = 10**6
+
+Told = list[tuple[str, Uid, int]]  # event, uid, conn
+
+
+def reports_of(*logins: tuple[Uid, int | None]) -> Reports:
+    """Reports with these connections open, all of it told and confirmed."""
+    reports = Reports(FIRST_CONN)
+    for uid, conn in logins:
+        reports.login(uid, conn, at=0.0, timeout=None)
+    told(reports)
+    confirm(reports)
+    return reports
+
+
+def confirm(reports: Reports) -> None:
+    reports.pinged()
+    reports.confirmed()
+
+
+def framed(reports: Reports, now: float = 0.0, **limits: Any) -> Iterator[bytes]:
+    options = {"signs": True, "max_batch": 4_000, "max_frame_bytes": 2**20} | limits
+    return reports.frames(now, **options)
+
+
+def frames(reports: Reports, now: float = 0.0, **limits: Any) -> list[Any]:
+    return [decode(frame) for frame in framed(reports, now, **limits)]
+
+
+def flat(frame: Any) -> Told:
+    event, uids, options = frame
+    return [(event, *one) for one in zip(uids, options["conn"], strict=True)]
+
+
+def told(reports: Reports, now: float = 0.0, **limits: Any) -> Told:
+    return [one for frame in frames(reports, now, **limits) for one in flat(frame)]
+
+
+def keepalive(reports: Reports, uid: Any, conn: Any) -> None:
+    reports.sign(reports.keepalives, uid, conn)
+
+
+def message(reports: Reports, uid: Any, conn: Any) -> None:
+    reports.sign(reports.messages, uid, conn)
+
+
+def login(reports: Reports, uid: Any, conn: Any, at: float = 0.0) -> None:
+    reports.login(uid, conn, at=at, timeout=None)
+
+
+def kept(reports: Reports) -> int:
+    """How much is kept, of whatever kind, the conns that were given out aside."""
+    kinds = [vars(reports), *(vars_of(told) for told in held(reports))]
+    return sum(len(it) for kind in kinds for it in kind.values() if hasattr(it, "keys"))
+
+
+def held(reports: Reports) -> list[object]:
+    return [reports._told, reports._pinged]
+
+
+def vars_of(told: Any) -> dict[str, Any]:
+    return {"changes": told.changes, "signs": told.signs}
+
+
+# --- each connection once ------------------------------------------------------------
+
+
+def test_a_connection_that_speaks_often_is_told_of_once() -> None:
+    reports = reports_of(("ada", 1), ("bob", 2))
+    for _ in range(100):
+        keepalive(reports, "ada", 1)
+        message(reports, "bob", 2)
+    assert reports.pending == 2
+    assert told(reports) == [("message", "bob", 2), ("keepalive", "ada", 1)]
+    assert reports.pending == 0
+
+
+def test_who_sent_a_message_needs_no_keepalive_besides() -> None:
+    reports = reports_of(("ada", 1))
+    keepalive(reports, "ada", 1)
+    message(reports, "ada", 1)
+    assert told(reports) == [("message", "ada", 1)]
+
+
+def test_a_login_is_a_sign_of_life_and_needs_no_other() -> None:
+    reports = reports_of(("ada", 1))
+    keepalive(reports, "ada", 1)
+    message(reports, "ada", 1)
+    login(reports, "ada", 1)
+    assert told(reports) == [("login", "ada", 1)]
+    assert told(reports) == []
+
+
+def test_signs_of_life_wait_until_they_are_due_and_changes_do_not() -> None:
+    reports = reports_of(("ada", 1))
+    keepalive(reports, "ada", 1)
+    login(reports, "bob", 2)
+    assert told(reports, signs=False) == [("login", "bob", 2)]
+    assert told(reports, signs=True) == [("keepalive", "ada", 1)]
+
+
+def test_a_login_that_nobody_was_told_is_withdrawn() -> None:
+    reports = reports_of()
+    login(reports, "ada", 1)
+    keepalive(reports, "ada", 1)
+    assert reports.logout("ada", 1)
+    assert not reports.has_changes
+    assert told(reports) == []
+
+
+def test_a_login_that_was_told_is_followed_by_its_logout() -> None:
+    reports = reports_of()
+    login(reports, "ada", 1)
+    assert told(reports) == [("login", "ada", 1)]
+    reports.logout("ada", 1)
+    assert told(reports) == [("logout", "ada", 1)]
+
+
+@pytest.mark.parametrize("conn", [None, 1], ids=["conns given here", "own conns"])
+def test_whoever_comes_and_goes_while_there_is_no_link_leaves_nothing(
+    conn: int | None,
+) -> None:
+    reports = reports_of(("stays", 0))
+    before = kept(reports)
+    for n in range(250_000):
+        own = None if conn is None else n + 1
+        login(reports, n % 1_000, own)
+        keepalive(reports, n % 1_000, own)
+        reports.logout(n % 1_000, own)
+        keepalive(reports, "stays", 0)
+    assert kept(reports) == before + 1
+    assert reports.pending == 1
+    assert reports.ignored == 0
+
+
+def test_an_outage_in_which_all_users_leave_keeps_one_logout_of_each() -> None:
+    reports = reports_of(*((n, n) for n in range(1_000)))
+    for n in range(1_000):
+        for _ in range(3):
+            keepalive(reports, n, n)
+        reports.logout(n, n)
+    assert reports.pending == 1_000
+    assert {event for event, _, _ in told(reports)} == {"logout"}
+    confirm(reports)
+    assert kept(reports) == 0
+
+
+# --- conns -----------------------------------------------------------------------------
+
+
+def test_no_conn_is_given_twice() -> None:
+    reports = Reports(FIRST_CONN)
+    given = [reports.new_conn() for _ in range(3)]
+    login(reports, "ada", None)
+    given += [conn for _, _, conn in told(reports)]
+    assert given == [1_000, 1_001, 1_002, 1_003]
+
+
+def test_every_login_without_conn_is_that_of_a_new_connection() -> None:
+    reports = Reports(FIRST_CONN)
+    login(reports, "ada", None)
+    login(reports, "ada", None)
+    assert told(reports) == [("login", "ada", 1_001)], "the first one was never told"
+    keepalive(reports, "ada", None)
+    assert told(reports) == [("keepalive", "ada", 1_001)]
+    login(reports, "ada", None)
+    assert told(reports) == [("login", "ada", 1_002)], "which displaces the one before"
+    assert reports.uids == {1_002: "ada"}
+    reports.logout("ada", None)
+    login(reports, "ada", None)
+    assert told(reports) == [("logout", "ada", 1_002), ("login", "ada", 1_003)]
+
+
+def test_the_same_user_may_be_reported_with_and_without_conn() -> None:
+    reports = reports_of(("ada", 1), ("ada", None))
+    keepalive(reports, "ada", 1)
+    keepalive(reports, "ada", None)
+    assert told(reports) == [("keepalive", "ada", 1), ("keepalive", "ada", 1_000)]
+    reports.logout("ada", None)
+    assert reports.uids == {1: "ada"}
+
+
+def test_closing_tells_whether_the_conn_was_the_gateways_own() -> None:
+    reports = reports_of(("ada", 1), ("bob", None))
+    assert reports.close(1) == 1
+    assert reports.close(1_000) is None
+
+
+def test_a_string_and_an_integer_of_the_same_digits_are_two_users() -> None:
+    reports = reports_of((7, None), ("7", None))
+    keepalive(reports, "7", None)
+    assert told(reports) == [("keepalive", "7", 1_001)]
+
+
+def test_what_is_reported_of_a_connection_that_is_not_open_is_ignored_and_counted() -> (
+    None
+):
+    reports = reports_of(("ada", 1))
+    reports.logout("ada", 1)
+    keepalive(reports, "ada", 1)
+    keepalive(reports, "bob", None)
+    message(reports, "bob", 9)
+    assert not reports.logout("ada", 1)
+    login(reports, "ada", 1)  # its logout waits: a record may just have ended it
+    assert reports.ignored == 5
+    assert told(reports) == [("logout", "ada", 1)]
+    login(reports, "ada", 1)  # told, and not confirmed
+    assert reports.ignored == 6
+    assert told(reports) == []
+
+
+# --- what cannot be --------------------------------------------------------------------
+
+BAD_CONNS: Final[tuple[object, ...]] = (
+    True,
+    False,
+    -1,
+    2**63,
+    1.0,
+    "1",
+    b"1",
+    (),
+    [],
+    {},
+)
+BAD_TIMEOUTS: Final = (0, 0.5, 86_401, -1, True, "30", float("nan"), float("inf"))
+
+
+@given(uid=no_uids, conn=st.sampled_from([None, 1, 2]))
+@BOUNDED
+def test_a_bad_uid_raises_at_every_call_and_leaves_nothing(uid: Any, conn: Any) -> None:
+    reports = reports_of(("ada", 1))
+    before = kept(reports)
+    for report in (login, keepalive, message, Reports.logout):
+        with pytest.raises(ReportError):
+            report(reports, uid, conn)
+    assert kept(reports) == before
+    assert told(reports) == []
+    assert reports.ignored == 0
+
+
+def test_half_a_surrogate_pair_is_no_uid() -> None:
+    with pytest.raises(ReportError, match="uid"):
+        login(reports_of(), "\ud800", None)
+
+
+@pytest.mark.parametrize("conn", BAD_CONNS, ids=repr)
+def test_a_bad_conn_raises_at_every_call_and_leaves_nothing(conn: Any) -> None:
+    reports = reports_of(("ada", 1), ("bob", 0))
+    before = kept(reports)
+    for report in (login, keepalive, message, Reports.logout):
+        with pytest.raises(ReportError, match="conn is"):
+            report(reports, "ada", conn)
+    assert kept(reports) == before
+    assert told(reports) == []
+
+
+@pytest.mark.parametrize("timeout", BAD_TIMEOUTS, ids=repr)
+def test_a_bad_timeout_raises_and_leaves_nothing(timeout: Any) -> None:
+    reports = reports_of(("ada", 1))
+    before = kept(reports)
+    for uid, conn in (("ada", 1), ("bob", 2), ("eve", None)):
+        with pytest.raises(ReportError, match="timeout is"):
+            reports.login(uid, conn, at=0.0, timeout=timeout)
+    assert kept(reports) == before
+    assert told(reports) == []
+    assert reports.new_conn() == FIRST_CONN
+
+
+def test_another_users_conn_raises_whatever_is_reported_and_however_far_it_is() -> None:
+    reports = reports_of(("ada", 1))
+    for report in (login, keepalive, message, Reports.logout):
+        with pytest.raises(ReportError, match="'ada''s, not 'bob''s"):
+            report(reports, "bob", 1)
+    reports.logout("ada", 1)
+    for _ in ("waiting", "told"):
+        with pytest.raises(ReportError, match="'ada''s, not 'bob''s"):
+            login(reports, "bob", 1)
+        told(reports)
+    assert reports.pending == 0
+
+
+# --- order -----------------------------------------------------------------------------
+
+
+class Wire:
+    """Takes frames as they come, and holds of each connection what was told last."""
+
+    def __init__(self) -> None:
+        self.changes: dict[tuple[str, Uid], list[tuple[str, int]]] = defaultdict(list)
+        self.last: dict[int, str] = {}
+
+    def take(self, encoded: bytes, *, max_batch: int, max_frame_bytes: int) -> None:
+        assert len(encoded) <= max_frame_bytes
+        frame = decode(encoded)
+        ones = flat(frame)
+        assert 1 <= len(ones) <= max_batch
+        assert len({conn for _, _, conn in ones}) == len(ones)
+        for event, uid, conn in ones:
+            if event in ("login", "logout"):
+                self.changes[type(uid).__name__, uid].append((event, conn))
+                self.last[conn] = event
+            else:
+                assert self.last[conn] == "login", "a sign of life out of its order"
+        if frame[0] in ("login", "logout"):
+            assert len({(type(uid), uid) for _, uid, _ in ones}) == len(ones)
+
+
+def is_in_order(told: list[tuple[str, int]], reported: list[tuple[str, int]]) -> bool:
+    rest = iter(reported)
+    return all(change in rest for change in told)
+
+
+step = st.one_of(
+    st.tuples(st.just("login"), st.sampled_from(HARD_UIDS), st.booleans()),
+    st.tuples(st.sampled_from(["again", "logout", "keepalive", "message"]), st.integers(0, 20)),
+    st.tuples(st.just("frames"), st.integers(0, 4), st.booleans()),
+)  # fmt: skip
+
+
+@given(
+    steps=st.lists(step, max_size=60),
+    max_batch=st.sampled_from([1, 2, 5, 4_000]),
+    max_frame_bytes=st.sampled_from([330, 700, 2**20]),
+)
+@settings(BOUNDED, max_examples=400)
+def test_each_users_reports_stay_in_their_order_however_they_are_written(
+    steps: list[Any], max_batch: int, max_frame_bytes: int
+) -> None:
+    reports, wire = Reports(FIRST_CONN), Wire()
+    limits: dict[str, Any] = {
+        "max_batch": max_batch,
+        "max_frame_bytes": max_frame_bytes,
+    }
+    reported: dict[tuple[str, Uid], list[tuple[str, int]]] = defaultdict(list)
+    opened: list[tuple[Uid, int]] = []
+    displaced: set[int | None] = set()  # by another login without conn
+    writing = framed(reports, **limits)
+    for what, *details in [*steps, ("frames", ALL, True), ("frames", ALL, True)]:
+        if what == "frames":
+            most, signs = details
+            for encoded in islice(writing, most):
+                wire.take(encoded, **limits)
+            if most > 2:
+                for encoded in writing:
+                    wire.take(encoded, **limits)
+                writing = framed(reports, now=60.0, signs=signs, **limits)
+        elif what == "login":
+            uid, has_conn = details
+            conn = reports.new_conn() if has_conn else None
+            if conn is None:
+                displaced.add(reports._conns.get(uid))
+            login(reports, uid, conn, at=float(len(opened)))
+            if conn is None:
+                conn = reports._conns[uid]
+            opened.append((uid, conn))
+            reported[type(uid).__name__, uid].append(("login", conn))
+        elif opened:
+            uid, conn = opened[details[0] % len(opened)]
+            is_open = conn in reports.uids
+            if what in ("again", "logout") and is_open:
+                event = "login" if what == "again" else what
+                reported[type(uid).__name__, uid].append((event, conn))
+            if what == "again" and not is_open:
+                continue
+            if what == "again":
+                login(reports, uid, conn)
+            elif what == "logout":
+                reports.logout(uid, conn)
+            else:
+                (keepalive if what == "keepalive" else message)(reports, uid, conn)
+    for encoded in writing:
+        wire.take(encoded, **limits)
+    for user, changes in wire.changes.items():
+        assert is_in_order(changes, reported[user])
+    still = {conn for conn, event in wire.last.items() if event == "login"}
+    assert still - displaced == set(reports.uids)
+    assert reports.pending == 0
+
+
+def test_a_frame_of_hard_uids_is_divided_until_each_part_is_small_enough() -> None:
+    reports = Reports(FIRST_CONN)
+    for n in range(100):
+        login(reports, f"{n:03}" + "é" * 126, 2**62 + n)
+    written = [*framed(reports, max_frame_bytes=1_000)]
+    assert max(map(len, written)) <= 1_000
+    assert len(written) < 60
+    assert [one[2] - 2**62 for frame in written for one in flat(decode(frame))] == [
+        *range(100)
+    ]
+
+
+def test_a_login_reported_while_frames_are_written_is_told_once_with_them_or_after() -> (
+    None
+):
+    reports = reports_of()
+    login(reports, "ada", 1)
+    login(reports, "bob", 2)
+    writing = framed(reports, max_batch=1)
+    assert flat(decode(next(writing))) == [("login", "ada", 1)]
+    login(reports, "eve", 3)
+    rest = [one for it in writing for one in flat(decode(it))] + told(reports)
+    assert rest == [("login", "bob", 2), ("login", "eve", 3)]
+
+
+@pytest.mark.parametrize("written", [1, 2, 3])
+def test_no_sign_of_life_overtakes_its_login_while_frames_are_written(
+    written: int,
+) -> None:
+    reports = reports_of(("bob", 2), ("eve", 3))
+    login(reports, "ada", 1)
+    message(reports, "bob", 2)
+    keepalive(reports, "eve", 3)
+    writing = framed(reports)
+    assert len([*islice(writing, written)]) == written
+    login(reports, "joe", 4)
+    keepalive(reports, "joe", 4)
+    rest = [one for it in writing for one in flat(decode(it))] + told(reports)
+    assert next(event for event, uid, _ in rest if uid == "joe") == "login"
+
+
+def test_signs_of_life_that_come_while_frames_are_written_come_with_the_next() -> None:
+    reports = reports_of(("ada", 1), ("bob", 2))
+    keepalive(reports, "ada", 1)
+    writing = framed(reports)
+    next(writing)
+    keepalive(reports, "bob", 2)
+    assert list(writing) == []
+    assert told(reports) == [("keepalive", "bob", 2)]
+
+
+def test_signs_of_life_of_who_is_closed_while_frames_are_written_stay_away() -> None:
+    reports = reports_of(("ada", 1), ("bob", 2))
+    keepalive(reports, "ada", 1)
+    keepalive(reports, "bob", 2)
+    writing = framed(reports, max_batch=1)
+    next(writing)
+    reports.logout("bob", 2)
+    assert list(writing) == []
+    assert told(reports) == [("logout", "bob", 2)]
+
+
+def test_who_is_closed_before_its_login_is_written_has_only_a_logout() -> None:
+    reports = reports_of(("ada", 1))
+    login(reports, "bob", 2)
+    reports.logout("ada", 1)
+    writing = framed(reports)
+    assert flat(decode(next(writing))) == [("logout", "ada", 1)]
+    reports.logout("bob", 2)
+    assert list(writing) == []
+    assert told(reports) == [("logout", "bob", 2)]
+
+
+# --- ages and timeouts -----------------------------------------------------------------
+
+
+def test_a_login_that_is_told_at_once_has_no_age() -> None:
+    reports = Reports(FIRST_CONN)
+    login(reports, "ada", 1, at=100.01)
+    (frame,) = frames(reports, 100.03)
+    assert "age" not in frame[2]
+
+
+def test_ages_are_true_to_a_tenth_of_a_second_and_shared_within_it() -> None:
+    reports = Reports(FIRST_CONN)
+    for n in range(100):
+        login(reports, n, n, at=100 + n / 50)
+    written = frames(reports, 160.0)
+    assert len(written) <= 2 / AGE_STEP_S + 1
+    for event, uids, options in written:
+        assert event == "login"
+        for uid in uids:
+            age = 160 - (100 + uid / 50)
+            assert 0 <= age - options["age"] <= AGE_STEP_S + 1e-3
+
+
+def test_the_age_of_a_day_is_true_to_seconds() -> None:
+    reports = Reports(FIRST_CONN)
+    login(reports, "ada", 1, at=0.0)
+    ((_, _, options),) = frames(reports, 86_400.0)
+    assert 86_400 - 8 <= options["age"] <= 86_400
+
+
+def test_of_a_million_connections_so_many_are_told_at_once_that_nobody_waits() -> None:
+    reports = Reports(FIRST_CONN)
+    for n in range(2 * CHANGES_AT_ONCE + 1):
+        login(reports, n, n)
+        keepalive(reports, n, n)
+    for left in (CHANGES_AT_ONCE + 1, 1, 0):
+        events = {event for event, _, _ in frames(reports, 0.0)}
+        assert events == {"login"}, "no sign of life is told before its login"
+        assert reports.is_behind == bool(left)
+        assert reports.pending - len(reports.keepalives) == left
+
+
+def test_whoever_was_authenticated_before_keeps_that_age_when_told_again() -> None:
+    reports = Reports(FIRST_CONN)
+    login(reports, "ada", 1, at=-50.0)
+    (first,) = frames(reports, 0.0)
+    reports.lost()
+    login(reports, "ada", 1, at=9.0)
+    (again,) = frames(reports, 10.0)
+    assert (first[2]["age"], again[2]["age"]) == pytest.approx(
+        (50, 60), abs=AGE_STEP_S + 1e-3
+    )
+
+
+def test_a_timeout_holds_until_the_next_login() -> None:
+    reports = Reports(FIRST_CONN)
+    for timeout, shown in ((5, {"timeout": 5}), (7.5, {"timeout": 7.5}), (None, {})):
+        reports.login("ada", 1, at=0.0, timeout=timeout)
+        (frame,) = frames(reports)
+        assert frame == ("login", ("ada",), {"conn": (1,)} | shown)
+
+
+def test_logins_of_different_timeouts_go_in_frames_of_their_own() -> None:
+    reports = Reports(FIRST_CONN)
+    for conn, timeout in enumerate((5, None, 5, 9)):
+        reports.login(f"user-{conn}", conn, at=0.0, timeout=timeout)
+    options = [frame[2] for frame in frames(reports)]
+    assert options == [
+        {"timeout": 5, "conn": (0, 2)},
+        {"conn": (1,)},
+        {"timeout": 9, "conn": (3,)},
+    ]
+
+
+# --- what is told again ----------------------------------------------------------------
+
+
+def test_nothing_that_a_pong_covered_is_told_again() -> None:
+    reports = reports_of(("ada", 1))
+    keepalive(reports, "ada", 1)
+    told(reports)
+    confirm(reports)
+    reports.lost()
+    assert reports.unconfirmed == 0
+    assert told(reports) == []
+
+
+def test_what_no_pong_covered_is_told_again_whether_a_ping_was_behind_it_or_not() -> (
+    None
+):
+    reports = reports_of(("ada", 1), ("bob", 2))
+    login(reports, "eve", 3)
+    keepalive(reports, "ada", 1)
+    told(reports)
+    reports.pinged()
+    message(reports, "bob", 2)
+    reports.logout("eve", 3)
+    told(reports)
+    assert reports.unconfirmed == 4
+    reports.lost()
+    assert reports.unconfirmed == 0
+    assert sorted(told(reports)) == [
+        ("keepalive", "ada", 1),
+        ("keepalive", "bob", 2),
+        ("logout", "eve", 3),
+    ]
+
+
+def test_a_pong_covers_only_what_was_told_before_its_ping() -> None:
+    reports = reports_of()
+    login(reports, "ada", 1)
+    told(reports)
+    reports.pinged()
+    login(reports, "bob", 2)
+    told(reports)
+    reports.confirmed()
+    reports.lost()
+    assert told(reports) == [("login", "bob", 2)]
+
+
+def test_of_a_login_that_was_lost_no_sign_of_life_is_told_besides() -> None:
+    reports = reports_of()
+    login(reports, "ada", 1)
+    told(reports)
+    keepalive(reports, "ada", 1)
+    told(reports)
+    reports.lost()
+    assert told(reports) == [("login", "ada", 1)]
+
+
+def test_who_logged_out_while_there_was_no_link_is_told_of_by_the_logout_alone() -> (
+    None
+):
+    reports = reports_of()
+    login(reports, "ada", 1)
+    keepalive(reports, "ada", 1)
+    told(reports)
+    reports.lost()
+    reports.logout("ada", 1)
+    assert told(reports) == [("logout", "ada", 1)]
+
+
+def test_what_was_not_written_when_the_link_ended_is_told_on_the_next() -> None:
+    reports = reports_of(("ada", 1), ("bob", 2))
+    reports.logout("ada", 1)
+    login(reports, "eve", 3)
+    keepalive(reports, "bob", 2)
+    next(framed(reports, max_batch=1))
+    reports.lost()
+    assert told(reports) == [
+        ("logout", "ada", 1),
+        ("login", "eve", 3),
+        ("keepalive", "bob", 2),
+    ]
+
+
+def test_a_user_who_came_again_on_another_connection_ends_up_on_that_one() -> None:
+    reports = reports_of(("ada", 1))
+    reports.logout("ada", 1)
+    told(reports)
+    login(reports, "ada", 2)
+    reports.lost()
+    assert told(reports) == [("logout", "ada", 1), ("login", "ada", 2)]
+
+
+def test_declaring_tells_every_open_connection_and_no_other() -> None:
+    reports = reports_of(("ada", 1), ("bob", None), ("eve", 3))
+    reports.logout("ada", 1)
+    keepalive(reports, "eve", 3)
+    reports.declare()
+    assert told(reports) == [
+        ("logout", "ada", 1),
+        ("login", "bob", 1_000),
+        ("login", "eve", 3),
+    ]
+
+
+def test_who_logs_out_after_it_was_declared_is_told_of_by_a_logout() -> None:
+    reports = reports_of(("ada", 1))
+    reports.declare()
+    reports.logout("ada", 1)
+    assert told(reports) == [("logout", "ada", 1)]
