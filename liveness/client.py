@@ -427,9 +427,7 @@ class Sidecar:
                     refusals += 1
                 else:
                     refusals = 0
-                self._say(
-                    f"no link to the sidecar at {self._path}: {why or 'it ended'}"
-                )
+                self._say(f"no link to the sidecar at {self._path}: {_reason(why)}")
                 await anyio.sleep(random.uniform(*wait_s))
 
     async def _link(self) -> Exception | None:

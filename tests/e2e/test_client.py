@@ -1104,3 +1104,27 @@ def test_users_of_a_gateway_that_does_not_run_are_held_and_an_idle_one_is_not_ta
         # Those of the idle gateways were not held for one moment.
         longest = 1 if uid.startswith("of idle") else stalled_s + 2
         assert timeout_s <= silence < timeout_s + longest, uid
+
+
+# --- what is logged --------------------------------------------------------------------
+
+
+def test_why_there_is_no_link_is_logged_once_with_what_to_do(
+    run: Run, make: Start, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "liveness.client")
+    sidecar = make()
+
+    async def main() -> None:
+        async with liveness.connect(sidecar.socket, name=name) as client:
+            while not caplog.messages:
+                await checkpoint()
+            await anyio.to_thread.run_sync(sidecar.start)
+            await client.connected()
+
+    run(main)
+    missing = f"no link to the sidecar at {sidecar.socket}: it is not running"
+    linked = f"{name}: linked to the sidecar at {sidecar.socket}"
+    assert caplog.messages[0].startswith(f"{name}: {missing}")
+    assert caplog.messages[-1] == linked
+    assert len(set(caplog.messages)) == len(caplog.messages)
