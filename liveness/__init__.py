@@ -12,10 +12,9 @@ if TYPE_CHECKING:
         ReportError,
         Sidecar,
         Stats,
-        SyncSidecar,
         connect,
-        connect_sync,
     )
+    from liveness.client_sync import SyncSidecar, connect_sync
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,9 +39,11 @@ if not TYPE_CHECKING:  # which then still finds a name that is misspelt
         """Brings the client library in for a gateway that asks; the rest does without."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from liveness import client
+        from importlib import import_module
 
-        return getattr(client, name)
+        is_sync = name in ("SyncSidecar", "connect_sync")
+        module = "liveness.client_sync" if is_sync else "liveness.client"
+        return getattr(import_module(module), name)
 
     def __dir__() -> list[str]:
         return __all__

@@ -6,8 +6,8 @@
         async for end in sidecar.ended():
             close_connection(end.uid, end.conn)
 
-It runs under trio and under asyncio, and in a thread of its own for programs with
-neither (`connect_sync`). Reporting is a plain call that never waits: it puts the
+It runs under trio and under asyncio, and for programs with neither in a thread of its
+own (`client_sync`). Reporting is a plain call that never waits: it puts the
 connection into a set. A task writes what is in the sets, each sign of life at most
 `flush` after it was reported, and connects again whenever the link has ended. What all
 this decides is `core.client`; here are only its socket, its clock and its waiting.
@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterator,
     Mapping,
@@ -29,17 +28,13 @@ from collections.abc import (
 from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
-    contextmanager,
     nullcontext,
     suppress,
 )
-from functools import partial
-from threading import Lock
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.lowlevel import checkpoint
 
 from liveness.core.client import FINAL, NOTHING, PING_S, Client
@@ -65,9 +60,7 @@ __all__ = [
     "ReportError",
     "Sidecar",
     "Stats",
-    "SyncSidecar",
     "connect",
-    "connect_sync",
 ]
 
 # Logins, logouts and acks that come together are written together.
@@ -140,44 +133,9 @@ async def connect(
         Replaced: Another process has taken this name. What runs inside is cancelled.
         Refused: The sidecar will not have this gateway. The same.
     """
-    client = _client(name, timeout, kinds, fresh)
-    async with Sidecar(client, _socket(path))._running() as sidecar:
+    client = client_of(name, timeout, kinds, fresh)
+    async with Sidecar(client, socket_at(path))._running() as sidecar:
         yield sidecar
-
-
-@contextmanager
-def connect_sync(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    name: str,
-    timeout: float | None = None,
-    kinds: Sequence[str] = (OFFLINE, MOVED),
-    fresh: bool | None = None,
-) -> Iterator["SyncSidecar"]:
-    """As `connect`, for a program without an event loop: that runs in a thread.
-
-    Raises:
-        ReportError: As `connect`.
-        Replaced: As `connect`, from each call and on leaving.
-        Refused: The same.
-    """
-    client, socket = _client(name, timeout, kinds, fresh), _socket(path)
-    with start_blocking_portal("trio", name="liveness") as portal:
-        sidecar = portal.call(_sidecar_for_threads, client, socket)
-        with portal.wrap_async_context_manager(sidecar._running()):
-            yield SyncSidecar(sidecar, portal)
-
-
-async def _sidecar_for_threads(client: Client, socket: str) -> "Sidecar":
-    import trio
-
-    token = trio.lowlevel.current_trio_token()
-
-    def call_soon(call: Callable[[], object]) -> None:
-        with suppress(trio.RunFinishedError):  # nothing is written any more
-            token.run_sync_soon(call, idempotent=True)
-
-    return Sidecar(client, socket, lock=Lock(), call_soon=call_soon)
 
 
 class Sidecar:
@@ -583,113 +541,6 @@ class Reading(Generic[T]):
             self._inbox.left.append((self._view, False))
 
 
-class SyncSidecar:
-    """The sidecar, as a gateway with threads sees it; from `connect_sync`.
-
-    Every method may be called from any thread, and is as that of `Sidecar`.
-    """
-
-    def __init__(self, sidecar: Sidecar, portal: BlockingPortal) -> None:
-        self._sidecar = sidecar
-        self._portal = portal
-        self._lock = sidecar._lock
-
-    def login(
-        self,
-        uid: Uid,
-        *,
-        conn: int | None = None,
-        timeout: float | None = None,
-        age: float = 0.0,
-    ) -> None:
-        """Report that a connection was authenticated; see `Sidecar.login`."""
-        self._check()
-        with self._lock:
-            self._sidecar.login(uid, conn=conn, timeout=timeout, age=age)
-
-    def keepalive(self, uid: Uid, *, conn: int | None = None) -> None:
-        """Report a sign of life; see `Sidecar.keepalive`."""
-        self._check()
-        with self._lock:
-            self._sidecar.keepalive(uid, conn=conn)
-
-    def message(self, uid: Uid, *, conn: int | None = None) -> None:
-        """Report a message; see `Sidecar.message`."""
-        self._check()
-        with self._lock:
-            self._sidecar.message(uid, conn=conn)
-
-    def logout(self, uid: Uid, *, conn: int | None = None) -> None:
-        """Report that a connection has ended; see `Sidecar.logout`."""
-        self._check()
-        with self._lock:
-            self._sidecar.logout(uid, conn=conn)
-
-    def new_conn(self) -> int:
-        """Give an id for a connection; see `Sidecar.new_conn`."""
-        with self._lock:
-            return self._sidecar.new_conn()
-
-    def ended(self) -> Iterator[End]:
-        """Give each open connection that is to be closed; see `Sidecar.ended`."""
-        return self._read(self._sidecar.ended())
-
-    def records(self) -> Iterator[Mapping[str, Any]]:
-        """Give each record as it is on the wire; see `Sidecar.records`."""
-        return self._read(self._sidecar.records())
-
-    @property
-    def name(self) -> str:
-        """This gateway's name."""
-        return self._sidecar.name
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is a link just now."""
-        return self._sidecar.is_connected
-
-    def connected(self) -> None:
-        """Wait until there is a link."""
-        self._wait(self._sidecar.connected)
-
-    def flush(self) -> None:
-        """Wait until all that was reported is applied and on the sidecar's disk."""
-        self._wait(self._sidecar.flush)
-
-    def stats(self) -> Stats:
-        """Give the numbers that a gateway's own metrics may show."""
-        with self._lock:
-            return self._sidecar.stats()
-
-    # --- the thread that it runs in ---------------------------------------------------
-
-    def _check(self) -> None:
-        if self._sidecar._error is not None:
-            raise self._sidecar._error.with_traceback(None)
-
-    def _wait(self, wait: Callable[[], Awaitable[T]]) -> T:
-        self._check()
-        try:
-            waited: T = self._portal.call(wait)
-        except (anyio.ClosedResourceError, RuntimeError):  # the latter: no such thread
-            self._check()
-            raise anyio.ClosedResourceError("connect_sync was left") from None
-        return waited
-
-    def _read(self, reading: "Reading[T]") -> Iterator[T]:
-        while (given := self._taken(reading)) is not None:
-            yield given
-        self._check()
-
-    def _taken(self, reading: "Reading[T]") -> T | None:
-        """The next one; a trip to the other thread only if it is not here yet."""
-        with self._lock:
-            given = reading.take()
-        if given is None and not self._sidecar._is_closed:
-            return self._wait(partial(self._sidecar._next, reading))
-        return given
-
-
 def _reason(why: Exception | None) -> str:
     """Why there is no link, and what to do about it where a person can."""
     match why:
@@ -720,7 +571,7 @@ def _end(arrival: Arrival) -> End:
     return arrival.end
 
 
-def _client(
+def client_of(
     name: str, timeout: float | None, kinds: Sequence[str], fresh: bool | None
 ) -> Client:
     # To reach the first conn of a later process, this one would have to give a million
@@ -731,7 +582,7 @@ def _client(
     )
 
 
-def _socket(path: str | os.PathLike[str] | None) -> str:
+def socket_at(path: str | os.PathLike[str] | None) -> str:
     if path is None:
         from liveness.sources import socket_path  # the settings are rarely wanted
 
