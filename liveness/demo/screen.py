@@ -74,9 +74,9 @@ class Plain:
             while trio.current_time() < tick:
                 with trio.move_on_at(tick):
                     await self._is_told.wait()
-                    self._is_told = trio.Event()
-                    if lines := self._lines():
-                        await say(*lines)
+                self._is_told = trio.Event()
+                if lines := self._lines():  # no tick may end this, or they are lost
+                    await say(*lines)
             said, referee = stage.lines_said, stage.referee
             line = status(stage.elapsed_s, said=said, referee=referee)
             await say(*self._lines(), *self.records(), line)

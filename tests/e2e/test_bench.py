@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -262,15 +264,20 @@ def test_on_a_terminal_a_bar_shows_how_far_it_is_and_is_gone_at_the_end(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     ours, theirs = os.openpty()
-    with os.fdopen(theirs, "w") as out:
-        with shown(out) as stage:
-            stage("everyone logs in", None)
-            stage("everyone is silent", lambda: 0.5)
-        drawn = os.read(ours, 65_536).decode()
-    os.close(ours)
+    with os.fdopen(theirs, "w") as out, shown(out) as stage:
+        stage("everyone logs in", None)
+        stage("everyone is silent", lambda: 0.5)
+    drawn = b"".join(read_to_end(ours)).decode()
     assert "everyone logs in" in drawn
     assert re.search("everyone is silent .*━", drawn)
     assert drawn.endswith("\x1b[2K")  # the line is wiped
+
+
+def read_to_end(terminal: int) -> Iterator[bytes]:
+    """What was written to a terminal whose other end is closed; a read gives a part."""
+    with os.fdopen(terminal, "rb", buffering=0) as ours, suppress(OSError):
+        while data := ours.read(65_536):
+            yield data
 
 
 def test_in_a_file_each_stage_is_a_line() -> None:
