@@ -215,7 +215,7 @@ def test_thousands_of_reports_of_few_users_become_few_events(
             client.keepalive(*users[0][:1], conn=users[0][1])
             at_least = before + 2 * len(users) + 1
             await aside(lambda: eventually(lambda: heard() >= at_least))
-            assert perf_counter() - reported_at < 1 + 0.5  # a flush is 1 s here
+            assert perf_counter() - reported_at < SOON_S
             assert client.stats().refused == 0
 
     run(main)
@@ -487,7 +487,7 @@ def test_leaving_does_not_wait_long_for_a_sidecar_that_is_not_there(
         async with liveness.connect(tmp_path / "none", name=name) as client:
             client.login("a", conn=1)
             left_at = perf_counter()
-        assert perf_counter() - left_at < 1.5
+        assert perf_counter() - left_at < SOON_S
 
     run(main)
 
