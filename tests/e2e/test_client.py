@@ -1,6 +1,5 @@
 """`liveness.connect` under both event loops, against sidecars that are real processes."""
 
-import itertools
 import shutil
 import signal
 import socket
@@ -20,7 +19,7 @@ from trio.testing import MockClock
 
 import liveness
 from tests.e2e.client import Client, packed
-from tests.e2e.conftest import Start
+from tests.e2e.conftest import QUICK_FLUSH_S, Start
 from tests.e2e.gateway import EVERY_S, Gateway
 from tests.e2e.sidecar import SOON_S, Sidecar, eventually
 
@@ -30,13 +29,10 @@ Run = Callable[[Main], None]
 Users = list[tuple[str, int]]
 
 BOUND_S: Final = 30.0  # of a whole test
-QUICK_FLUSH_S: Final = 0.1
 # Of users that this process keeps alive, with room for its being slow.
 TIMEOUT_S: Final = 1.5
 # Within a second, and the time in which the rest of it is done.
 RELINKED_S: Final = 1.5
-
-_numbers = itertools.count(1)
 
 
 @pytest.fixture(params=["trio", "asyncio"])
@@ -57,20 +53,6 @@ def run(backend: str) -> Run:
         anyio.run(in_time, backend=backend)
 
     return bounded
-
-
-@pytest.fixture
-def name() -> str:
-    """A gateway's, used by no other test."""
-    return f"gw-{next(_numbers)}"
-
-
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
-    """One for the whole file, where users fall silent within a second."""
-    folder = tmp_path_factory.mktemp("s")
-    with Sidecar(folder, 1, flush_s=QUICK_FLUSH_S) as running:
-        yield running.start()
 
 
 async def aside(call: Callable[[], T]) -> T:

@@ -1,6 +1,5 @@
 """`liveness.connect_sync`: a gateway of threads against a sidecar process."""
 
-import itertools
 import socket
 import socketserver
 import sys
@@ -10,31 +9,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from time import perf_counter
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import pytest
 
 import liveness
-from tests.e2e.conftest import Start
+from tests.e2e.conftest import QUICK_FLUSH_S, Start
 from tests.e2e.sidecar import SOON_S, Sidecar, eventually
-
-QUICK_FLUSH_S: Final = 0.1
-_numbers = itertools.count(1)
-
-
-@pytest.fixture
-def name() -> str:
-    """A gateway's, used by no other test."""
-    return f"gw-{next(_numbers)}"
-
-
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
-    """One for the whole file, where users fall silent within a second."""
-    folder = tmp_path_factory.mktemp("s")
-    with Sidecar(folder, 1, flush_s=QUICK_FLUSH_S) as running:
-        yield running.start()
 
 
 class Reader:
