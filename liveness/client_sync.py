@@ -152,6 +152,8 @@ class SyncSidecar:
         try:
             waited: T = self._portal.call(wait)
         except (anyio.ClosedResourceError, RuntimeError):  # the latter: no such thread
+            if not self._sidecar._is_closed:
+                raise
             self._check()
             raise anyio.ClosedResourceError("connect_sync was left") from None
         return waited

@@ -157,6 +157,16 @@ def test_waiting_after_leaving_says_that_it_is_closed(
     assert list(client.ended()) == []
 
 
+def test_waiting_in_the_very_thread_that_it_waits_for_is_told_as_what_it_is(
+    sidecar: Sidecar, name: str
+) -> None:
+    with (
+        liveness.connect_sync(sidecar.socket, name=name) as client,
+        pytest.raises(RuntimeError, match="from the event loop thread"),
+    ):
+        client._portal.call(client.connected)
+
+
 def test_replaced_is_raised_from_every_call_every_loop_and_on_leaving(
     sidecar: Sidecar, name: str
 ) -> None:
