@@ -35,10 +35,10 @@ from liveness.core.records import (
     MESSAGE,
     WATCHER,
     Hello,
+    ListedSigns,
     ListSessions,
     Refusal,
     Request,
-    SignsOfLife,
 )
 from liveness.core.wire import Frame, Reader
 from liveness.errors import NOT_FATAL, Code, WireError
@@ -76,7 +76,7 @@ class Link:
         )
         self._refused = 0
         self._window_began = 0.0
-        self._run: SignsOfLife | None = None
+        self._run: ListedSigns | None = None
 
     def receive(self, data: bytes, now: float) -> Iterator[Request]:
         """Give what *data* asks for, in order, as far as it is complete.
@@ -232,8 +232,8 @@ class Link:
         run.conns.append(conn)
         run.events.append(event)
 
-    def _begin_run(self) -> SignsOfLife:
-        self._run = SignsOfLife([], [], bytearray(), self.n, [])
+    def _begin_run(self) -> ListedSigns:
+        self._run = ListedSigns(first_n=self.n)
         return self._run
 
     def _flush(self) -> Iterator[Request]:

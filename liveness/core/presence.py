@@ -25,6 +25,7 @@ from liveness.core.records import (
     SILENCE,
     Changes,
     Instant,
+    ListedSigns,
     Login,
     Logout,
     OnlineRow,
@@ -118,14 +119,7 @@ class Presence:
         """
         for number in range(EVENT_NUMBER[LOGIN] + 1, EVENT_NUMBER[LOGOUT]):
             self.events[EVENTS[number]] += signs.events.count(number)
-        left = self.wheel.touch(
-            gateway.number,
-            signs.uids,
-            signs.conns,
-            signs.events,
-            now=at.now,
-            mono=at.mono,
-        )
+        left = self.wheel.touch(gateway.number, signs, now=at.now, mono=at.mono)
         bad: list[tuple[int, int, int]] = []
         for position, why in left:
             if why == wheels.BAD_UID:
@@ -289,14 +283,13 @@ class Presence:
     def _heard_unknown(
         self, gateway: Gateway, signs: SignsOfLife, position: int, at: Instant
     ) -> None:
-        uid, conn = signs.uids[position], signs.conns[position]
-        event = signs.events[position]
+        uid, conn, event = signs.at(position)
         if self.wheel.find(uid) is None:
             self._open(ONLINE, gateway, uid, conn, EVENTS[event], at, at.mono, None)
             return
         # Twice in one list: the first of them has just opened the session.
         for _, why in self.wheel.touch(
-            gateway.number, [uid], [conn], bytes([event]), now=at.now, mono=at.mono
+            gateway.number, _one_sign(uid, conn, event), now=at.now, mono=at.mono
         ):
             assert why == wheels.OTHER_CONN
             self.ignored[WHY_OTHER_CONN] += 1
@@ -360,9 +353,7 @@ class Presence:
             )
         self.wheel.touch(
             gateway.number,
-            [entry.uid],
-            [conn],
-            bytes([EVENT_NUMBER[LOGIN]]),
+            _one_sign(entry.uid, conn, EVENT_NUMBER[LOGIN]),
             now=at.now,
             mono=at.mono,
         )
@@ -421,3 +412,7 @@ class Presence:
         self.next_seq += 1
         self._changes.records.append(record)
         self._changes.due.append(due)
+
+
+def _one_sign(uid: Uid, conn: int | None, event: int) -> SignsOfLife:
+    return ListedSigns([uid], [conn], bytearray([event]))

@@ -9,6 +9,7 @@ of them at once, and building a frozen dataclass of this width costs five times 
 much.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -173,20 +174,44 @@ class Hello:
     fresh: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SignsOfLife:
+class SignsOfLife(ABC):
     """Consecutive keepalives and messages of one link, in order.
 
-    `conns` and `events` run beside `uids`. `first_n` is the number of the first
-    frame in it, `batches` the (position, length, number) of each frame that did not
-    carry exactly one uid: enough to name a frame without an object per event.
+    `conns` and `events` run beside `uids`, in which anything at all may stand.
     """
 
-    uids: list[Uid]
-    conns: list[int | None]
-    events: bytearray
-    first_n: int
-    batches: list[tuple[int, int, int]]
+    __slots__ = ()
+    uids: Sequence[Uid]
+    conns: Sequence[int | None]
+    events: bytes | bytearray  # indexes into `EVENTS`
+
+    @abstractmethod
+    def at(self, position: int) -> tuple[Uid, int | None, int]:
+        """The uid, conn and event at *position*."""
+
+    @abstractmethod
+    def frame_at(self, position: int) -> tuple[int, int]:
+        """The number of the frame that holds *position*, and the index within it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSigns(SignsOfLife):
+    """Signs of life as Python keeps them.
+
+    `first_n` is the number of the first frame in it, `batches` the (position, length,
+    number) of each frame that did not carry exactly one uid: enough to name a frame
+    without an object per event.
+    """
+
+    uids: list[Uid] = field(default_factory=list)
+    conns: list[int | None] = field(default_factory=list)
+    events: bytearray = field(default_factory=bytearray)
+    first_n: int = 0
+    batches: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def at(self, position: int) -> tuple[Uid, int | None, int]:
+        """The uid, conn and event at *position*."""
+        return self.uids[position], self.conns[position], self.events[position]
 
     def frame_at(self, position: int) -> tuple[int, int]:
         """The number of the frame that holds *position*, and the index within it."""

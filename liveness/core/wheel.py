@@ -36,10 +36,10 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from liveness.core.records import Uid
+from liveness.core.records import SignsOfLife, Uid
 from liveness.core.table import NO_CONN, OWN_TIMEOUT, RENEWED, Entry, Table
 from liveness.core.uids import is_uid
 
@@ -138,20 +138,16 @@ class Wheel:
     def touch(
         self,
         gateway: int,
-        uids: Sequence[Uid],
-        conns: Sequence[int | None],
-        events: bytes | bytearray,
+        signs: SignsOfLife,
         *,
         now: float,
         mono: float,
     ) -> list[tuple[int, int]]:
-        """Move those of *uids* that are *gateway*'s to the slot that comes due last.
+        """Move those of *signs* that are *gateway*'s to the slot that comes due last.
 
         Args:
             gateway: Number of the gateway that reports them.
-            uids: As they came; anything at all may stand in it.
-            conns: Beside `uids`; None where no connection was named.
-            events: Beside `uids`; index into `records.EVENTS`.
+            signs: As they came.
             now: Attended seconds, at or after all of them were received.
             mono: Monotonic seconds of the same moment.
         Returns:
@@ -162,8 +158,9 @@ class Wheel:
         timeout = self._gateway_timeout[gateway]
         default = now + timeout
         default_list = self._list_for(default)
+        conns, events = signs.conns, signs.events
         left: list[tuple[int, int]] = []
-        for position, uid in enumerate(uids):
+        for position, uid in enumerate(signs.uids):
             kind = type(uid)
             if kind is not str and kind is not int:
                 # Asked before the table is: True and 1.0 would be found as 1.

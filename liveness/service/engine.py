@@ -372,14 +372,15 @@ class Engine:
             case SignsOfLife():
                 assert gateway is not None
                 for n, position, index in self.presence.heard(gateway, request, at):
+                    uid, _conn, event = request.at(position)
                     self._refuse(
                         link,
                         link.conversation.refuse(
                             Code.BAD_UID,
-                            bad_uid_text(request.uids[position]),
+                            bad_uid_text(uid),
                             at.now,
                             n=n,
-                            frame=EVENTS[request.events[position]],
+                            frame=EVENTS[event],
                             index=index,
                         ),
                     )

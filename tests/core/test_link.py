@@ -46,6 +46,14 @@ def codes(answers: list[Request]) -> list[tuple[str, bool, int]]:
     ]
 
 
+def kinds(answers: list[Request]) -> list[type]:
+    """What each of them is; signs of life however they are kept."""
+    return [
+        SignsOfLife if isinstance(answer, SignsOfLife) else type(answer)
+        for answer in answers
+    ]
+
+
 # --- hello ---------------------------------------------------------------------------
 
 
@@ -100,7 +108,7 @@ def test_frames_are_numbered_from_1_whatever_becomes_of_them() -> None:
     )
     refused = [("unknown-frame", False, 4), ("bad-frame", False, 7)]
     assert codes(answers) == [*refused, ("bad-uid", False, 8)]
-    assert [type(answer) for answer in answers[:4]] == [
+    assert kinds(answers[:4]) == [
         SignsOfLife, Refusal, SignsOfLife, Ack,
     ]  # fmt: skip
     assert answers[3] == Ack(5, 6)
@@ -139,7 +147,7 @@ def test_consecutive_signs_become_one_request_that_others_end() -> None:
         sign,
     )
     runs = [answer for answer in answers if isinstance(answer, SignsOfLife)]
-    assert [type(answer) for answer in answers] == [
+    assert kinds(answers) == [
         SignsOfLife, Ping, SignsOfLife, Refusal, SignsOfLife,
     ]  # fmt: skip
     assert runs[0].uids == ["a", "b", "c"]
@@ -248,7 +256,7 @@ def test_after_a_fatal_error_a_link_gives_nothing(broken: bytes) -> None:
 def test_what_came_before_a_fatal_error_is_given() -> None:
     link = link_of()
     answers = list(link.receive(encode(["keepalive", "a"]) + b"\xc1", 0.0))
-    assert [type(answer) for answer in answers] == [SignsOfLife, Refusal]
+    assert kinds(answers) == [SignsOfLife, Refusal]
 
 
 @pytest.mark.parametrize("closing", [Hello, SignsOfLife, Login])
@@ -261,9 +269,9 @@ def test_a_link_closed_for_a_request_gives_nothing_behind_it(closing: type) -> N
         ["list"],
         ["keepalive", "c"],
     ]
-    given_ = []
+    given_: list[type] = []
     for request in link.receive(b"".join(map(encode, everything)), 0.0):
-        given_.append(type(request))
+        given_ += kinds([request])
         if isinstance(request, closing):
             link.close(Code.NOT_ALLOWED, "")
     assert given_ == [Hello, SignsOfLife, Login][: len(given_)]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from liveness.core.frames import MAX_AGE_S
-from liveness.core.records import Login, OnlineRow, Uid
+from liveness.core.records import ListedSigns, Login, OnlineRow, Uid
 from liveness.core.wheel import Wheel
 from tests.core.scene import ALL, Scene, Shown, Sign, run_of
 from tests.strategies import BOUNDED, NO_UIDS
@@ -295,6 +295,7 @@ def test_bad_uids_by_the_thousand_cost_no_more_than_as_many_good_ones(
                 yield item
 
     signs = run_of(*[["keepalive", [None, None]]] * 2_000)
+    assert isinstance(signs, ListedSigns)
     counting: Any = Counting(signs.batches)
     signs = replace(signs, batches=counting)
     assert len(scene.presence.heard(scene.gateway("g"), signs, scene.at)) == 2_000

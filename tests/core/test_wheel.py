@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core.records import Uid
+from liveness.core.records import ListedSigns, Uid
 from liveness.core.table import OWN_TIMEOUT, Entry
 from liveness.core.uids import is_uid
 from liveness.core.wheel import (
@@ -141,9 +141,10 @@ class Model:
         # The signature says what a link makes sure of, and that is less than this.
         uids: list[Uid] = [uid for uid, _, _ in touches]  # type: ignore[misc]
         conns = [conn for _, conn, _ in touches]
-        events = bytes(event for _, _, event in touches)
+        events = bytearray(event for _, _, event in touches)
+        signs = ListedSigns(uids, conns, events)
         assert left == self.wheel.touch(
-            gateway, uids, conns, events, now=self.now, mono=self.now + 0.5
+            gateway, signs, now=self.now, mono=self.now + 0.5
         )
 
     def amend(self, uid: Uid, *, conn: int | None, timeout: float | None) -> None:
@@ -643,4 +644,4 @@ def test_places_that_were_given_back_are_used_again(wheel_class: WheelClass) -> 
 def test_a_deadline_past_all_layers_is_refused(wheel_class: WheelClass) -> None:
     model = Model(wheel_class, timeout=1, slots=2)
     with pytest.raises(ValueError, match="too far"):
-        model.wheel.touch(0, [], [], b"", now=1e9, mono=0)
+        model.wheel.touch(0, ListedSigns(), now=1e9, mono=0)
