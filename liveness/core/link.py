@@ -29,6 +29,7 @@ from liveness.core.frames import (
 )
 from liveness.core.records import (
     EVENT_NUMBER,
+    GATEWAY,
     KEEPALIVE,
     LOGIN,
     LOGOUT,
@@ -39,6 +40,7 @@ from liveness.core.records import (
     ListSessions,
     Refusal,
     Request,
+    SignsOfLife,
 )
 from liveness.core.wire import Frame, Reader
 from liveness.errors import NOT_FATAL, Code, WireError
@@ -64,14 +66,15 @@ class Link:
 
     Args:
         limits: What it may do.
+        reader: What finds the frames in its bytes.
     """
 
-    def __init__(self, limits: LinkLimits) -> None:
+    def __init__(self, limits: LinkLimits, reader: type[Reader] = Reader) -> None:
         self.hello: Hello | None = None
         self.n = 0
         self.is_closed = False
         self._limits = limits
-        self._reader = Reader(
+        self._reader = reader(
             max_frame_bytes=limits.max_frame_bytes, max_batch=limits.max_batch
         )
         self._refused = 0
@@ -95,8 +98,12 @@ class Link:
         if self.is_closed:
             return
         try:
-            for frame in self._reader.feed(data):
-                self.n += 1
+            for frame in self._reader.feed_packing(data):
+                self.n = self._reader.n
+                if isinstance(frame, SignsOfLife):
+                    yield from self._flush()
+                    yield frame
+                    continue
                 try:
                     request = self._request(frame)
                 except BadFrame as bad:
@@ -170,6 +177,7 @@ class Link:
                     f'the first frame must be ["hello", {{...}}], not {name!r:.80}',
                 )
             self.hello = parse_hello(frame)
+            self._reader.packs = self.hello.role == GATEWAY
             return self.hello
         if type(name) is not str:
             raise BadFrame(Code.BAD_FRAME, "a frame begins with its name, a string")

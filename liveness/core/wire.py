@@ -11,8 +11,11 @@ where a frame ends; the second decodes what is whole. Decoding as the bytes come
 make room for all that the headers claim, a thousand of them deep, before one element
 was seen; a whole frame holds what it claims.
 
-msgpack's exceptions have no common base; `_blaming_the_sender` is the one place where
+msgpack's exceptions have no common base; `blaming_the_sender` is the one place where
 they become ours.
+
+This is the readable reference. `_wire`, compiled where it could be, finds frames the
+same way without a first unpacker, and keeps signs of life as C does.
 """
 
 from collections.abc import Iterator
@@ -20,6 +23,7 @@ from typing import Any, Final, TypeAlias
 
 import msgpack
 
+from liveness.core.records import SignsOfLife
 from liveness.errors import Code, WireError
 
 Frame: TypeAlias = tuple[Any, ...]
@@ -72,7 +76,7 @@ class Reader:
 
     def __init__(self, *, max_frame_bytes: int, max_batch: int) -> None:
         self._max_frame = max_frame_bytes
-        most = min(max(ARRAY_ROOM * max_batch, 16), max_frame_bytes)
+        most = array_room(max_frame_bytes, max_batch)
         room = max_frame_bytes + 2 * PIECE_BYTES
         self._finder = msgpack.Unpacker(read_size=PIECE_BYTES, max_buffer_size=room)
         self._unpacker = msgpack.Unpacker(
@@ -83,6 +87,8 @@ class Reader:
             max_array_len=most,
             max_map_len=most,
         )
+        self.n = 0  # frames given so far: the number of the last one
+        self.packs = False
         self._fed = 0
         self._ended = 0  # where in the stream the last whole frame ended
 
@@ -96,6 +102,13 @@ class Reader:
         for start in range(0, len(data), PIECE_BYTES):
             yield from self._piece(data[start : start + PIECE_BYTES])
 
+    def feed_packing(self, data: bytes) -> Iterator[Frame | SignsOfLife]:
+        """As `feed`; once `packs` is set, plain signs of life may come packed as one.
+
+        Here none ever do. `packs` may be set after any frame.
+        """
+        return self.feed(data)
+
     def _piece(self, piece: bytes) -> Iterator[Frame]:
         finder, unpacker = self._finder, self._unpacker
         self._fed += len(piece)
@@ -108,25 +121,37 @@ class Reader:
                 # consumed of an unfinished one.
                 ended, self._ended = self._ended, finder.tell()
                 self._check_size(self._ended - ended)
-                yield _checked(unpacker.unpack())
+                frame = checked(unpacker.unpack())
+                self.n += 1
+                yield frame
         except msgpack.OutOfData:
             self._check_size(self._fed - self._ended)
         except (ValueError, msgpack.UnpackException) as error:
             # A fault beyond the limit is not looked at, however the pieces are cut.
             # `tell` stands one byte before the end of a fault that `skip` met.
             self._check_size(finder.tell() + 1 - self._ended)
-            raise _blaming_the_sender(error) from error
+            raise blaming_the_sender(error) from error
 
     def _check_size(self, size: int) -> None:
         if size > self._max_frame:
-            raise WireError(
-                Code.TOO_LARGE,
-                f"a frame of {size} bytes or more: at most {self._max_frame} are "
-                "taken; send smaller batches",
-            )
+            raise too_large(size, self._max_frame)
 
 
-def _checked(value: object) -> Frame:
+def array_room(max_frame_bytes: int, max_batch: int) -> int:
+    """How long an array or map may be that is decoded."""
+    return min(max(ARRAY_ROOM * max_batch, 16), max_frame_bytes)
+
+
+def too_large(size: int, most: int) -> WireError:
+    """The complaint about a frame of *size* bytes, of which *most* are taken."""
+    return WireError(
+        Code.TOO_LARGE,
+        f"a frame of {size} bytes or more: at most {most} are taken; send smaller "
+        "batches",
+    )
+
+
+def checked(value: object) -> Frame:
     """Check one top-level value; plain frames, nearly all, take the short way."""
     if type(value) is not tuple:
         raise WireError(
@@ -168,7 +193,7 @@ def _check_nested(value: object, depth: int) -> None:
             _check_nested(item, depth + 1)
 
 
-def _blaming_the_sender(error: Exception) -> WireError:
+def blaming_the_sender(error: Exception) -> WireError:
     """What msgpack's complaint means to whoever sent the bytes."""
     if isinstance(error, msgpack.BufferFull) or "exceeds max" in str(error):
         return WireError(
