@@ -2,34 +2,36 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
+cdef enum:
+    NO_CONN = -1
+
 cdef enum Kind:
-    NO_UID = 0
-    STRING = 1
-    INTEGER = 2
+    NOBODY
+    STRING
+    INTEGER
 
 cdef union Key:
-    const unsigned char *text  # of a string, UTF-8, not ended by anything
+    const unsigned char *text  # UTF-8, not ended by anything
     int64_t number
 
 cdef struct Sign:
     Key key
-    int64_t conn  # -1: none was named
+    int64_t conn
     uint32_t frame  # which frame of the run it came in, from 0
-    uint8_t size  # of a string, in bytes
+    uint8_t size  # of a text, in bytes
     uint8_t kind
-    uint8_t event  # index into `records.EVENTS`
+    uint8_t event
 
 cdef class PackedSigns:
-    cdef object _owner  # whatever the keys point into
+    cdef object owner  # what the keys point into
     cdef Sign *items
-    cdef Py_ssize_t count
-    cdef Py_ssize_t _room
-    cdef readonly uint32_t frames
-    cdef public int64_t first_n
+    cdef Py_ssize_t count, room
+    cdef uint32_t frames
+    cdef int64_t first_n
 
-    cdef Sign *_more(self, Py_ssize_t wanted) except NULL
-    cdef bint add_frame(
-        self, const unsigned char *at, const unsigned char *end, Py_ssize_t most
-    ) except -1
+    cdef int reserve(self, Py_ssize_t wanted) except -1
+    cdef bint add(self, const unsigned char *at, Py_ssize_t most_uids) except -1
 
 cdef PackedSigns packed(object signs)
+cdef int set_key(object uid, Sign *sign) except -1
+cdef object uid_of(const Sign *sign)

@@ -1,57 +1,456 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Bytes to frames, compiled: `wire.Reader` again, with a short way for signs of life.
 
-Frames are found by walking over msgpack's headers, and an unfinished one is kept as
-bytes; nothing is decoded before it is whole. What a gateway sends all the time, a
+A frame's end is found by walking over msgpack's headers; until it is there the frame
+is kept as bytes, and nothing of it is decoded. What gateways send all the time, a
 keepalive or message of valid uids with no option but `conn`, is then *packed*: noted
 in C beside the bytes it came in, without a Python object for it. Every other frame is
-decoded and checked as the reference does it, and whatever is wrong with one is told in
-its words.
+decoded and checked as by the reference, and what is wrong with one is told in its
+words.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.stdint cimport (
+    INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t,
+)
+from libc.string cimport memcmp
 
 import msgpack
 
-from liveness.core.records import KEEPALIVE, EVENT_NUMBER, MESSAGE, SignsOfLife
-from liveness.core.wire import MAX_DEPTH, array_room, blaming_the_sender, checked, too_large
-from liveness.errors import Code, WireError
+from liveness.core.records import EVENT_NUMBER, KEEPALIVE, MESSAGE, SignsOfLife
+from liveness.core.uids import MAX_UID_BYTES
+from liveness.core.wire import array_room, blaming_the_sender, checked, too_large
+from liveness.errors import WireError
 
 cdef extern from *:
     """
-    /* Headers of msgpack are big-endian and stand anywhere. */
-    static inline uint16_t load16(const unsigned char *at) {
-        uint16_t raw; memcpy(&raw, at, 2); return __builtin_bswap16(raw);
-    }
-    static inline uint32_t load32(const unsigned char *at) {
-        uint32_t raw; memcpy(&raw, at, 4); return __builtin_bswap32(raw);
-    }
-    static inline uint64_t load64(const unsigned char *at) {
-        uint64_t raw; memcpy(&raw, at, 8); return __builtin_bswap64(raw);
-    }
     #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
     #error "the compiled wheel is written for little-endian machines"
     #endif
-
-    /* Whether all are printable ASCII: 0. A control character: bit 0. Above 0x7f: bit 1. */
-    static inline int kinds_of(const unsigned char *text, Py_ssize_t size) {
-        unsigned char control = 0, high = 0;
+    /* Headers of msgpack are big-endian and stand anywhere. */
+    static inline uint64_t load(const unsigned char *at, int bytes) {
+        uint64_t raw = 0;
+        while (bytes--) raw = raw << 8 | *at++;
+        return raw;
+    }
+    /* Bit 0: there is a control character. Bit 1: there is something beyond ASCII. */
+    static inline int content_of(const unsigned char *text, Py_ssize_t size) {
+        unsigned char control = 0, beyond = 0;
         for (Py_ssize_t i = 0; i < size; i++) {
             control |= (unsigned char)((text[i] < 0x20) | (text[i] == 0x7f));
-            high |= text[i];
+            beyond |= text[i];
         }
-        return control | (high >> 7 << 1);
+        return control | beyond >> 7 << 1;
     }
     """
-    uint16_t load16(const unsigned char *at) nogil
-    uint32_t load32(const unsigned char *at) nogil
-    uint64_t load64(const unsigned char *at) nogil
-    int kinds_of(const unsigned char *text, Py_ssize_t size) nogil
+    uint64_t load(const unsigned char *at, int bytes) noexcept nogil
+    int content_of(const unsigned char *text, Py_ssize_t size) noexcept nogil
 
-DEF_NO_CONN = -1
-cdef int64_t NO_CONN = -1
-cdef uint8_t _KEEPALIVE = EVENT_NUMBER[KEEPALIVE]
-cdef uint8_t _MESSAGE = EVENT_NUMBER[MESSAGE]
+# As deep as msgpack itself follows: whatever is deeper cannot be decoded anyway.
+cdef enum:
+    DEEPEST = 1024
+    CONTROL = 1
+    BEYOND_ASCII = 2
+    LONGEST_UID = 255
+    ALONE = -1  # a uid outside an array
+
+assert LONGEST_UID == MAX_UID_BYTES
+assert KEEPALIVE == "keepalive" and MESSAGE == "message"
+cdef uint8_t KEEPALIVE_NUMBER = EVENT_NUMBER[KEEPALIVE]
+cdef uint8_t MESSAGE_NUMBER = EVENT_NUMBER[MESSAGE]
+
+
+cdef class PackedSigns:
+    """Signs of life as C keeps them; see `records.SignsOfLife`."""
+
+    def __dealloc__(self):
+        PyMem_Free(self.items)
+
+    def __len__(self):
+        return self.count
+
+    def at(self, Py_ssize_t position):
+        """The uid, conn and event at *position*."""
+        if not 0 <= position < self.count:
+            raise IndexError(position)
+        cdef Sign *sign = self.items + position
+        return uid_of(sign), None if sign.conn == NO_CONN else sign.conn, sign.event
+
+    def frame_at(self, Py_ssize_t position):
+        """The number of the frame that holds *position*, and the index within it."""
+        if not 0 <= position < self.count:
+            raise IndexError(position)
+        cdef uint32_t frame = self.items[position].frame
+        cdef Py_ssize_t first = position
+        while first and self.items[first - 1].frame == frame:
+            first -= 1
+        return self.first_n + frame, position - first
+
+    @property
+    def uids(self):
+        """All uids, as objects made for the asker."""
+        return [uid_of(self.items + at) for at in range(self.count)]
+
+    @property
+    def conns(self):
+        """Beside each uid its conn."""
+        return [self.at(at)[1] for at in range(self.count)]
+
+    @property
+    def events(self):
+        """Beside each uid the index of its event."""
+        return bytes([self.items[at].event for at in range(self.count)])
+
+    cdef int reserve(self, Py_ssize_t wanted) except -1:
+        """Make room for so many items in all."""
+        cdef Py_ssize_t room = max(wanted, 2 * self.room, 64)
+        if wanted > self.room:
+            items = <Sign *> PyMem_Realloc(self.items, room * sizeof(Sign))
+            if items == NULL:
+                raise MemoryError
+            self.items, self.room = items, room
+        return 0
+
+    cdef bint add(self, const unsigned char *at, Py_ssize_t most_uids) except -1:
+        """Pack a whole frame, if it is a plain sign of life; return whether it is."""
+        cdef bint has_options = at[0] == 0x93
+        cdef Py_ssize_t position, count, uids = ALONE
+        cdef uint8_t event
+        if not has_options and at[0] != 0x92:
+            return False
+        if at[1] == 0xa9 and memcmp(at + 2, b"keepalive", 9) == 0:
+            event = KEEPALIVE_NUMBER
+            at += 11
+        elif at[1] == 0xa7 and memcmp(at + 2, b"message", 7) == 0:
+            event = MESSAGE_NUMBER
+            at += 9
+        else:
+            return False
+        at = past_array(at, &uids)
+        if uids > most_uids:
+            return False
+        count = 1 if uids == ALONE else uids
+        self.reserve(self.count + count)
+        cdef Sign *first = self.items + self.count
+        for position in range(count):
+            at = past_key(at, first + position)
+            if at == NULL:
+                return False
+            first[position].event = event
+            first[position].conn = NO_CONN
+            first[position].frame = self.frames
+        if has_options and not take_conns(at, first, uids):
+            return False
+        self.count += count
+        self.frames += 1
+        return True
+
+
+SignsOfLife.register(PackedSigns)
+
+
+cdef PackedSigns packed(object signs):
+    """Any signs of life as C keeps them, those that name nobody valid too.
+
+    The keys point into the uids that *signs* holds.
+    """
+    cdef PackedSigns made
+    cdef Sign *sign
+    cdef Py_ssize_t size
+    if type(signs) is PackedSigns:
+        return signs
+    made = PackedSigns.__new__(PackedSigns)
+    uids, conns, events = signs.uids, signs.conns, signs.events
+    made.owner = uids
+    made.reserve(len(uids))
+    for uid, conn, event in zip(uids, conns, events):
+        sign = made.items + made.count
+        set_key(uid, sign)
+        sign.conn = NO_CONN if conn is None else conn
+        sign.event = event
+        made.count += 1
+    return made
+
+
+cdef int set_key(object uid, Sign *sign) except -1:
+    """Note a uid, as long as it lives; anything else as nobody's."""
+    cdef Py_ssize_t size
+    sign.kind = NOBODY
+    sign.size = 0
+    if type(uid) is str:
+        try:
+            text = PyUnicode_AsUTF8AndSize(uid, &size)
+        except UnicodeEncodeError:  # half of a surrogate pair, which is no text
+            return 0
+        if 0 < size <= LONGEST_UID and not content_of(<const unsigned char *> text, size) & CONTROL:
+            sign.kind = STRING
+            sign.key.text = <const unsigned char *> text
+            sign.size = size
+    elif type(uid) is int and 0 <= uid <= INT64_MAX:
+        sign.kind = INTEGER
+        sign.key.number = uid
+    return 0
+
+
+cdef object uid_of(const Sign *sign):
+    """The uid as an object."""
+    if sign.kind == INTEGER:
+        return sign.key.number
+    return PyUnicode_DecodeUTF8(<const char *> sign.key.text, sign.size, NULL)
+
+
+# --- what is in a plain sign of life ------------------------------------------
+#
+# Only of frames that are whole: each header has what it announces behind it.
+
+
+cdef const unsigned char *past_array(const unsigned char *at, Py_ssize_t *length) noexcept nogil:
+    """Step into an array, noting its length; if there is none, stay."""
+    if 0x90 <= at[0] <= 0x9f:
+        length[0] = at[0] & 0x0f
+        return at + 1
+    if at[0] == 0xdc:
+        length[0] = load(at + 1, 2)
+        return at + 3
+    return at
+
+
+cdef const unsigned char *past_natural(const unsigned char *at, int64_t *number) noexcept nogil:
+    """Read an integer from 0 to 2^63-1; NULL if there is something else."""
+    cdef int size
+    if at[0] < 0x80:
+        number[0] = at[0]
+        return at + 1
+    if not 0xcc <= at[0] <= 0xcf:
+        return NULL
+    size = 1 << (at[0] - 0xcc)
+    number[0] = load(at + 1, size)
+    return NULL if number[0] < 0 else at + 1 + size
+
+
+cdef const unsigned char *past_key(const unsigned char *at, Sign *sign) except? NULL:
+    """Read a valid uid; NULL if there is something else."""
+    cdef int content
+    if 0xa0 <= at[0] < 0xc0:
+        sign.size = at[0] & 0x1f
+        at += 1
+    elif at[0] == 0xd9:
+        sign.size = at[1]
+        at += 2
+    else:
+        sign.kind = INTEGER
+        sign.size = 0
+        return past_natural(at, &sign.key.number)
+    sign.kind = STRING
+    sign.key.text = at
+    content = content_of(at, sign.size)
+    if sign.size == 0 or content & CONTROL:
+        return NULL
+    if content & BEYOND_ASCII:
+        try:
+            uid_of(sign)
+        except UnicodeDecodeError:
+            return NULL
+    return at + sign.size
+
+
+cdef bint take_conns(const unsigned char *at, Sign *first, Py_ssize_t uids) noexcept nogil:
+    """Read a map with nothing in it but the conn of each uid, or nothing at all."""
+    cdef Py_ssize_t position, count = 1, conns = ALONE
+    if at[0] == 0xc0 or at[0] == 0x80:
+        return True
+    if at[0] != 0x81 or at[1] != 0xa4 or memcmp(at + 2, b"conn", 4) != 0:
+        return False
+    at += 6
+    if at[0] == 0xc0:
+        return True
+    at = past_array(at, &conns)
+    if conns != uids:
+        return False
+    if uids != ALONE:
+        count = uids
+    for position in range(count):
+        if at[0] == 0xc0:
+            at += 1
+            continue
+        at = past_natural(at, &first[position].conn)
+        if at == NULL:
+            return False
+    return True
+
+
+# --- frames -------------------------------------------------------------------
+
+
+cdef class Reader:
+    """The receiving end of one stream; see `wire.Reader`, for which it stands in."""
+
+    cdef public bint packs
+    cdef readonly int64_t n
+    cdef Py_ssize_t max_frame, max_batch, most
+    # The frame that is not whole yet, and how far it was walked over: where its next
+    # header is, and how many values are still to come in each that it is within.
+    cdef bytearray held
+    cdef Py_ssize_t walked
+    cdef int depth
+    cdef uint64_t[DEEPEST] inner
+
+    def __init__(self, *, Py_ssize_t max_frame_bytes, Py_ssize_t max_batch):
+        self.max_frame = max_frame_bytes
+        self.max_batch = max_batch
+        self.most = array_room(max_frame_bytes, max_batch)
+        self.held = bytearray()
+
+    def feed(self, data):
+        """Give each frame that *data* completes; see `wire.Reader`."""
+        return self.feed_packing(data)
+
+    def feed_packing(self, data):
+        """Give each frame that *data* completes, plain signs of life packed."""
+        cdef Py_ssize_t start = 0, size = 0
+        cdef PackedSigns run = None
+        cdef bytes whole
+        fault = None
+        if self.held:
+            self.held += data
+            if not self.end_of_frame(self.held, len(self.held)):
+                return
+            whole, self.held = bytes(self.held), bytearray()
+        else:
+            whole = data
+        while start < len(whole):
+            try:
+                size = self.end_of_frame(
+                    <const unsigned char *> whole + start, len(whole) - start
+                )
+            except WireError as error:
+                fault = error
+                break
+            if not size:
+                break
+            if self.packs:
+                if run is None:
+                    run = PackedSigns.__new__(PackedSigns)
+                    run.owner, run.first_n = whole, self.n + 1
+                if run.add(<const unsigned char *> whole + start, self.max_batch):
+                    self.n += 1
+                    start += size
+                    continue
+                if run.frames:
+                    yield run
+                run = None
+            frame = self.decoded(whole[start:start + size])
+            self.n += 1
+            start += size
+            yield frame
+        if run is not None and run.frames:
+            yield run
+        if fault is not None:
+            raise fault
+        self.held += whole[start:]
+
+    cdef object decoded(self, bytes frame):
+        try:
+            return checked(
+                msgpack.unpackb(
+                    frame,
+                    use_list=False,
+                    strict_map_key=True,
+                    max_array_len=self.most,
+                    max_map_len=self.most,
+                )
+            )
+        except (ValueError, msgpack.UnpackException) as error:
+            raise blaming_the_sender(error) from error
+
+    cdef Py_ssize_t end_of_frame(
+        self, const unsigned char *frame, Py_ssize_t have
+    ) except -1:
+        """Walk on over a frame of which *have* bytes are there, or more than all.
+
+        Returns:
+            Its size; 0 if it is not whole yet, and then the walk is continued with
+            the next call.
+        """
+        cdef Header header
+        cdef Py_ssize_t size
+        while self.depth or not self.walked:
+            if self.walked >= have:
+                return self.wait(have)
+            if self.walked >= self.max_frame:
+                raise too_large(self.walked + 1, self.max_frame)
+            if frame[self.walked] == 0xc1:
+                raise blaming_the_sender(msgpack.FormatError())
+            if not header_at(frame + self.walked, have - self.walked, &header):
+                return self.wait(have)
+            self.walked += header.size
+            if header.inner:
+                if self.depth == DEEPEST:
+                    raise blaming_the_sender(msgpack.StackError())
+                self.inner[self.depth] = header.inner
+                self.depth += 1
+                continue
+            while self.depth:
+                self.inner[self.depth - 1] -= 1
+                if self.inner[self.depth - 1]:
+                    break
+                self.depth -= 1
+        if self.walked > have:
+            return self.wait(have)
+        if self.walked > self.max_frame:
+            raise too_large(self.walked, self.max_frame)
+        size, self.walked = self.walked, 0
+        return size
+
+    cdef Py_ssize_t wait(self, Py_ssize_t have) except -1:
+        """The frame's end is yet to come, if so much of it is taken."""
+        if have > self.max_frame:
+            raise too_large(have, self.max_frame)
+        return 0
+
+
+cdef struct Header:
+    Py_ssize_t size  # of the value in bytes, without what it contains
+    uint64_t inner  # how many values it contains
+
+
+cdef bint header_at(const unsigned char *at, Py_ssize_t have, Header *header) noexcept nogil:
+    """Read a value's header, of which *have* bytes are there; 0 if that is too few."""
+    cdef unsigned char first = at[0]
+    cdef int lengths  # bytes that the length takes
+    header.inner = 0
+    header.size = 1
+    if first < 0x80 or first >= 0xe0:
+        return True
+    if first < 0x90:
+        header.inner = 2 * (first & 0x0f)
+        return True
+    if first < 0xa0:
+        header.inner = first & 0x0f
+        return True
+    if first < 0xc0:
+        header.size = 1 + (first & 0x1f)
+        return True
+    header.size = FIXED[first - 0xc0]
+    lengths = LENGTHS[first - 0xc0]
+    if not lengths:
+        return True
+    if have < 1 + lengths:
+        return False
+    if first >= 0xdc:
+        header.inner = load(at + 1, lengths) * (2 if first >= 0xde else 1)
+    else:
+        header.size += load(at + 1, lengths)
+    return True
+
+
+# From 0xc0 on: the bytes of each type without what a length tells, and of the length.
+cdef uint8_t[32] FIXED = [
+    1, 0, 1, 1, 2, 3, 5, 3, 4, 6, 5, 9, 2, 3, 5, 9,
+    2, 3, 5, 9, 3, 4, 6, 10, 18, 2, 3, 5, 3, 5, 3, 5,
+]
+cdef uint8_t[32] LENGTHS = [
+    0, 0, 0, 0, 1, 2, 4, 1, 2, 4, 0, 0, 0, 0, 0, 0,
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 2, 4, 2, 4,
+]

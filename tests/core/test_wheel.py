@@ -541,7 +541,7 @@ def test_a_table_is_looked_through_a_stretch_at_a_time(wheel_class: WheelClass) 
         found += uids
         calls += 1
     assert (len(found), set(found)) == (len(expected), expected)
-    assert calls > 6
+    assert calls >= 4  # for the 4,000 who are left; more where others have left holes
 
 
 def test_a_gateway_without_users_owns_none(wheel_class: WheelClass) -> None:

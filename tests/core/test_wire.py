@@ -3,6 +3,7 @@
 import tracemalloc
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Protocol
 
 import msgpack
 import pytest
@@ -25,19 +26,41 @@ from tests.strategies import BOUNDED, frames, pieces, singly, values
 FRAME_BYTES, BATCH = 60, 5
 
 
-def read(
-    cut: Iterable[bytes], *, max_frame_bytes: int = FRAME_BYTES, max_batch: int = BATCH
-) -> tuple[list[Frame], Code | None]:
-    """The frames of a stream, and the code it ended with if it did."""
-    reader = Reader(max_frame_bytes=max_frame_bytes, max_batch=max_batch)
-    taken: list[Frame] = []
-    try:
-        for piece in cut:
-            for frame in reader.feed(piece):
-                taken.append(frame)  # noqa: PERF402  (those before an error count)
-    except WireError as error:
-        return taken, error.code
-    return taken, None
+Answer = tuple[list[Frame], Code | None]
+
+
+class Read(Protocol):
+    """Give the frames of a stream, and the code it ended with if it did."""
+
+    def __call__(
+        self,
+        cut: Iterable[bytes],
+        *,
+        max_frame_bytes: int = FRAME_BYTES,
+        max_batch: int = BATCH,
+    ) -> Answer: ...
+
+
+# For the session: hypothesis asks one test for many examples.
+@pytest.fixture(scope="session")
+def read(reader_class: type[Reader]) -> Read:
+    def of(
+        cut: Iterable[bytes],
+        *,
+        max_frame_bytes: int = FRAME_BYTES,
+        max_batch: int = BATCH,
+    ) -> Answer:
+        reader = reader_class(max_frame_bytes=max_frame_bytes, max_batch=max_batch)
+        taken: list[Frame] = []
+        try:
+            for piece in cut:
+                for frame in reader.feed(piece):
+                    taken.append(frame)  # noqa: PERF402  (those before an error count)
+        except WireError as error:
+            return taken, error.code
+        return taken, None
+
+    return of
 
 
 # --- in any pieces -------------------------------------------------------------------
@@ -65,7 +88,7 @@ def streams(draw: st.DrawFn) -> bytes:
 @example(b"\x92\xa1x\x92\xc4\x50" + bytes(80) + b"\xc1", [])
 @example(b"\x92\xa1x\xd9\x50" + b"\xff" * 80, [])
 def test_a_stream_means_the_same_in_whatever_pieces_it_comes(
-    data: bytes, cuts: list[int]
+    read: Read, data: bytes, cuts: list[int]
 ) -> None:
     # As text: NaN is not equal to itself.
     whole = repr(read([data]))
@@ -79,7 +102,7 @@ def test_a_stream_means_the_same_in_whatever_pieces_it_comes(
 @example(b"\x91\xd6\xff\xff\xff\xff\xff")
 @example(b"\x81\xc0\x01")
 @example(b"\x91\x81\x90\x01")
-def test_nothing_but_our_error_escapes(data: bytes) -> None:
+def test_nothing_but_our_error_escapes(read: Read, data: bytes) -> None:
     taken, code = read([data])
     assert all(type(frame) is tuple for frame in taken)
     assert code in (
@@ -119,7 +142,7 @@ def test_what_is_encoded_decodes_to_the_same(frame: list[object]) -> None:
     "step", [1_000, 65_535, PIECE_BYTES, 65_537, 99_999, 10**6], ids=str
 )
 def test_a_frame_may_have_the_limits_size_and_not_a_byte_more(
-    before: int, step: int
+    read: Read, before: int, step: int
 ) -> None:
     limit = 3 * PIECE_BYTES // 2
     head = encode(["list"]) * before
@@ -141,6 +164,7 @@ def test_a_frame_may_have_the_limits_size_and_not_a_byte_more(
     ids=["reserved", "text", "long text", "key"],
 )
 def test_a_fault_is_told_as_such_up_to_the_limit_and_not_beyond_it(
+    read: Read,
     fault: bytes,
 ) -> None:
     for size, code in (
@@ -155,7 +179,7 @@ def test_a_fault_is_told_as_such_up_to_the_limit_and_not_beyond_it(
             assert read(cut, max_batch=100) == ([], code)
 
 
-def test_a_frame_is_looked_into_only_when_it_is_whole() -> None:
+def test_a_frame_is_looked_into_only_when_it_is_whole(read: Read) -> None:
     faulty = b"\x93\xa1x\xa1\xff"
     for cut in ([faulty], singly(faulty)):
         assert read(cut) == ([], None)
@@ -163,14 +187,14 @@ def test_a_frame_is_looked_into_only_when_it_is_whole() -> None:
     assert read([faulty, b"\xc1"]) == ([], Code.BAD_MSGPACK)
 
 
-def test_a_frame_too_large_is_refused_before_it_is_whole() -> None:
+def test_a_frame_too_large_is_refused_before_it_is_whole(read: Read) -> None:
     unfinished = b"\x92\xa1x\xc6\x00\x01\x00\x00"
     assert read([unfinished, bytes(FRAME_BYTES - len(unfinished))]) == ([], None)
     _, code = read([unfinished, bytes(FRAME_BYTES - len(unfinished) + 1)])
     assert code is Code.TOO_LARGE
 
 
-def test_however_much_comes_none_of_it_piles_up() -> None:
+def test_however_much_comes_none_of_it_piles_up(read: Read) -> None:
     frame = encode(["keepalive", "user-1234567"])
     count = 5 * PIECE_BYTES // len(frame)
     data = frame * count
@@ -189,14 +213,14 @@ def nested(levels: int, opening: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a"], ids=["arrays", "maps"])
-def test_a_frame_may_be_so_deep_and_no_deeper(opening: bytes) -> None:
+def test_a_frame_may_be_so_deep_and_no_deeper(read: Read, opening: bytes) -> None:
     for levels, code in ((MAX_DEPTH, None), (MAX_DEPTH + 1, Code.TOO_DEEP)):
         for cut in ([nested(levels, opening)], singly(nested(levels, opening))):
             assert read(cut)[1] == code
 
 
 @pytest.mark.parametrize("levels", [100, 1_000, 1_100, 20_000])
-def test_a_frame_deeper_than_any_stack_is_too_deep(levels: int) -> None:
+def test_a_frame_deeper_than_any_stack_is_too_deep(read: Read, levels: int) -> None:
     data = nested(levels, b"\x91")
     assert read([data], max_frame_bytes=10**6)[1] is Code.TOO_DEEP
 
@@ -211,7 +235,7 @@ CLAIMS = {
 }
 
 
-def peak_of(data: bytes, *, max_batch: int) -> tuple[int, Code | None]:
+def peak_of(read: Read, data: bytes, *, max_batch: int) -> tuple[int, Code | None]:
     """The most bytes of memory that *data* takes at any moment, and how it ended."""
     tracemalloc.start()
     try:
@@ -225,11 +249,11 @@ def peak_of(data: bytes, *, max_batch: int) -> tuple[int, Code | None]:
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
 @pytest.mark.parametrize("head", [b"", b"\x92\xa1x"], ids=["first", "inside"])
 def test_what_is_said_to_be_enormous_is_refused_and_no_room_is_made(
-    claim: bytes, head: bytes
+    read: Read, claim: bytes, head: bytes
 ) -> None:
     data = head + claim + bytes(2**20)
     assert read([data])[1] is Code.TOO_LARGE
-    peak, code = peak_of(data, max_batch=4_000)
+    peak, code = peak_of(read, data, max_batch=4_000)
     assert code is Code.TOO_LARGE
     assert peak < 2**22
 
@@ -241,15 +265,15 @@ def test_what_is_said_to_be_enormous_is_refused_and_no_room_is_made(
     "claim", [b"\xdc\x3e\x80", CLAIMS["array"], CLAIMS["map"]], ids=bytes.hex
 )
 def test_no_room_is_made_for_what_many_headers_claim(
-    claim: bytes, levels: int, code: Code | None
+    read: Read, claim: bytes, levels: int, code: Code | None
 ) -> None:
     # The two buffers of a new reader are most of this.
-    peak, ended = peak_of(claim * levels, max_batch=4_000)
+    peak, ended = peak_of(read, claim * levels, max_batch=4_000)
     assert ended is code
     assert peak < 2**18
 
 
-def test_an_array_of_many_batches_is_not_decoded() -> None:
+def test_an_array_of_many_batches_is_not_decoded(read: Read) -> None:
     room = ARRAY_ROOM * 100
     for opening, entry in ((b"\xdc", b"\x07"), (b"\xde", b"\xa1a\x07")):
         for count, code in ((room, None), (room + 1, Code.TOO_LARGE)):
@@ -272,21 +296,23 @@ def test_an_array_of_many_batches_is_not_decoded() -> None:
     ],
     ids=repr,
 )
-def test_extension_types_and_keys_of_bytes_end_the_stream(value: object) -> None:
+def test_extension_types_and_keys_of_bytes_end_the_stream(
+    read: Read, value: object
+) -> None:
     good, bad = encode(["list"]), encode(["x", value])
     assert read([good + bad + good]) == ([("list",)], Code.BAD_MSGPACK)
     assert read(singly(good + bad + good))[1] is Code.BAD_MSGPACK
 
 
 @pytest.mark.parametrize("key", [0, None, True, 1.5])
-def test_a_map_key_that_is_no_string_ends_the_stream(key: object) -> None:
+def test_a_map_key_that_is_no_string_ends_the_stream(read: Read, key: object) -> None:
     assert read([encode(["x", {key: 1}]) + encode(["list"])]) == ([], Code.BAD_MSGPACK)
 
 
 @pytest.mark.parametrize(
     "text", [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82"]
 )
-def test_text_that_is_not_utf_8_ends_the_stream(text: bytes) -> None:
+def test_text_that_is_not_utf_8_ends_the_stream(read: Read, text: bytes) -> None:
     data = b"\x92\xa1x" + bytes([0xA0 + len(text)]) + text + encode(["list"])
     for cut in ([data], singly(data)):
         assert read(cut) == ([], Code.BAD_MSGPACK)
