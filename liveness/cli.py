@@ -393,6 +393,7 @@ def bench(
 @app.command(help_epilogue="Example: liveness check-config --config liveness.toml")
 def check_config(*, config: ConfigFile = None) -> None:
     """Print the settings in effect and where each is from; start nothing."""
+    import liveness.build  # noqa: F401  # refuses its variable, as in `serve`
     from liveness.commands.check_config import effective
 
     print(effective(load(file=_path(config))), end="")
@@ -403,13 +404,11 @@ def version() -> None:
     """Print the versions of the program, the wheel, Python and the protocol."""
     from platform import python_version
 
+    from liveness.build import WHEEL, WHY_REFERENCE
     from liveness.core.frames import PROTOCOL
-    from liveness.core.wheel import IMPLEMENTATION
 
-    print(
-        f"liveness {__version__} (wheel: {IMPLEMENTATION}, "
-        f"Python {python_version()}, protocol {PROTOCOL})"
-    )
+    print(f"liveness {__version__} (Python {python_version()}, protocol {PROTOCOL})")
+    print(f"wheel: {WHEEL}" + (f", because {WHY_REFERENCE}" if WHY_REFERENCE else ""))
 
 
 def _path(flag: str | None) -> Path | None:

@@ -48,6 +48,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from liveness import __version__
+from liveness.build import Wheel
 from liveness.core.frames import FEATURES, PROTOCOL, bad_uid_text
 from liveness.core.gateways import Gateway
 from liveness.core.link import Link, LinkLimits
@@ -76,7 +77,6 @@ from liveness.core.records import (
 )
 from liveness.core.table import Entry
 from liveness.core.uids import is_uid
-from liveness.core.wheel import Wheel
 from liveness.core.wire import encode, encode_notices
 from liveness.errors import NOT_FATAL, Code
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from liveness.core.wheel import IMPLEMENTATION
+from liveness.build import WHEEL
 
 
 def facts(folder: Path | None) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def facts(folder: Path | None) -> dict[str, Any]:
         "disk": _disk(folder or Path(tempfile.gettempdir())),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "wheel": IMPLEMENTATION,
+        "wheel": WHEEL,
         "trio": version("trio"),
         "msgpack": version("msgpack"),
         "sqlite": sqlite3.sqlite_version,

@@ -20,12 +20,12 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from liveness import __version__
+from liveness.build import WHEEL, WHY_REFERENCE, Wheel
 from liveness.config import SETTINGS, Config
 from liveness.core.clock import AttendedClock
 from liveness.core.link import LinkLimits
 from liveness.core.presence import Presence
 from liveness.core.records import GATEWAY, WATCHER
-from liveness.core.wheel import IMPLEMENTATION, Wheel
 from liveness.errors import StartError
 from liveness.metrics import Collector, Counts, GatewayNow, Now
 from liveness.service import stopfile
@@ -333,7 +333,7 @@ class Sidecar:
             log_bytes=journal.log_bytes,
             feed_watchers=engine.linked(WATCHER),
             version=__version__,
-            wheel=IMPLEMENTATION,
+            wheel=WHEEL,
         )
 
 
@@ -348,11 +348,13 @@ async def serve(config: Config) -> None:
     _log.info(
         "starting",
         version=__version__,
-        wheel=IMPLEMENTATION,
+        wheel=WHEEL,
         pid=os.getpid(),
         flush=config.flush,
         **{name: str(value) for name, value in settings.items()},
     )
+    if WHY_REFERENCE:
+        _log.info("the wheel is the reference", why=WHY_REFERENCE)
     _allow_files(config.limits.max_links)
     with ExitStack() as stack:
         # Before there is anything to clean up: a stop that comes early is a stop.
