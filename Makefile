@@ -5,6 +5,9 @@
 # name holds a hash of the locks, of the Python and of the place. So after a change of
 # any of them, a move of the clone or an interrupted install there is no stamp, and
 # the environment is built anew from nothing.
+#
+# The package itself, compiled in place, has a stamp of its own, named for what it is
+# compiled from and whether there is a compiler: a change of either compiles it again.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -26,7 +29,12 @@ LOCK_dev := requirements-dev.lock
 KEY := $(shell { "$(PYTHON)" -c 'import sys; print(sys.version)' || :; echo "$(CURDIR)" "$(VENV)"; \
 	cat requirements*.lock; } 2>/dev/null | sha256sum | cut -c 1-16)
 STAMP = $(VENV)/.stamp-$(1)-$(KEY)
-APT := apt install git make python3-venv
+SOURCES := setup.py $(wildcard liveness/core/_*.pyx liveness/core/_*.pxd)
+HEADERS := $(shell "$(PYTHON)" -c 'import sysconfig; print(sysconfig.get_config_var("INCLUDEPY"))' 2>/dev/null)
+COMPILED := $(VENV)/.compiled-$(KEY)-$(shell { ls $(SOURCES) "$(HEADERS)/Python.h" || :; \
+	command -v gcc || :; cat $(SOURCES) || :; } 2>/dev/null | sha256sum | cut -c 1-16)
+READY = $(call STAMP,$(1)) $(COMPILED)
+APT := apt install git make python3-venv gcc python3-dev
 
 # What flake8-async finds and ruff's ASYNC rules do not; 124 (no await) is a matter of style.
 ASYNC := ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC112,ASYNC113,ASYNC120,ASYNC121
@@ -37,28 +45,29 @@ ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
 
-setup: $(call STAMP,$(LEVEL))  ## The virtual environment (LEVEL=runtime, test or dev)
-	@echo "liveness: $(VENV) is ready ($(LEVEL))"
+setup: $(call READY,$(LEVEL))  ## The virtual environment (LEVEL=runtime, test or dev)
+	@wheel=$$($(VENV)/bin/liveness version | tail -n 1)
+	echo "liveness: $(VENV) is ready ($(LEVEL)), $$wheel"
 
-demo: $(call STAMP,runtime)  ## A chat gateway, simulated users and a sidecar (ARGS="--users 50")
+demo: $(call READY,runtime)  ## A chat gateway, simulated users and a sidecar (ARGS="--users 50")
 	@exec $(VENV)/bin/liveness demo $(ARGS)
 
-serve: $(call STAMP,runtime)  ## The sidecar (ARGS="--timeout 10")
+serve: $(call READY,runtime)  ## The sidecar (ARGS="--timeout 10")
 	@exec $(VENV)/bin/liveness serve $(ARGS)
 
-test: $(call STAMP,test)  ## The tests, without the slow ones (ARGS="-k wheel")
+test: $(call READY,test)  ## The tests, without the slow ones (ARGS="-k wheel")
 	@exec $(VENV)/bin/python -m pytest -m "not slow" $(ARGS)
 
-slow: $(call STAMP,test)  ## The slow tests
+slow: $(call READY,test)  ## The slow tests
 	@exec $(VENV)/bin/python -m pytest -m slow $(ARGS)
 
-check: $(call STAMP,dev)  ## Lint, format, types
+check: $(call READY,dev)  ## Lint, format, types
 	@$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/flake8 --select $(ASYNC) liveness tests
 
-bench: $(call STAMP,runtime)  ## The numbers, measured on this machine
+bench: $(call READY,runtime)  ## The numbers, measured on this machine
 	@exec $(VENV)/bin/liveness bench $(ARGS)
 
 lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
@@ -80,14 +89,28 @@ clean:  ## Remove the virtual environment and what tools left behind
 	@if [ -e $(VENV)/install.log ]; then rm -rf $(VENV); fi
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage
 	find liveness tests -name __pycache__ -prune -exec rm -rf {} +
+	rm -f liveness/core/_*.so
+
+# The install log doubles as the mark of a folder that is ours to empty.
+define TELL
+say() { printf 'liveness: %s\n' "$$*" >&2; }
+fail() { say "$$@"; exit 1; }
+log() { "$$@" >>$(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log >&2; fail "set-up failed, see $(VENV)/install.log"; }; }
+endef
 
 # Two makes at once take turns: the lock is on this Makefile, as the folder itself may
-# not be there yet. The install log doubles as the mark of a folder that is ours to empty.
-$(call STAMP,%):
-	@say() { printf 'liveness: %s\n' "$$*" >&2; }
-	fail() { say "$$@"; exit 1; }
-	log() { "$$@" >>$(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log >&2; fail "set-up failed, see $(VENV)/install.log"; }; }
+# not be there yet.
+define TAKE_TURNS
+exec 9<Makefile
+if command -v flock >/dev/null && ! flock --nonblock 9; then
+	say "waiting for another set-up"
+	flock 9
+fi
+if [ -e $@ ]; then exit 0; fi
+endef
 
+$(call STAMP,%):
+	@$(TELL)
 	levels="$(or $(LEVELS_$*),$(error LEVEL is runtime, test or dev, not "$*"))"
 	version=$$("$(PYTHON)" -c 'import platform; print(platform.python_version())' 2>/dev/null) ||
 		fail "$(PYTHON) does not run here. Debian: $(APT). Or name another: PYTHON=python3.13"
@@ -98,13 +121,7 @@ $(call STAMP,%):
 	command -v git >/dev/null ||
 		say "git is missing; it is not needed to run, but to follow and change the project. Debian: $(APT)"
 
-	exec 9<Makefile
-	if command -v flock >/dev/null && ! flock --nonblock 9; then
-		say "waiting for another set-up"
-		flock 9
-	fi
-	if [ -e $@ ]; then exit 0; fi
-
+	$(TAKE_TURNS)
 	if compgen -G "$(call STAMP,*)" >/dev/null; then
 		rm -f $(VENV)/.stamp-*
 	else
@@ -119,5 +136,14 @@ $(call STAMP,%):
 	fi
 	say "installing $(LOCK_$*)"
 	log $(VENV)/bin/python -m pip install --require-hashes -r $(LOCK_$*)
-	log $(VENV)/bin/python -m pip install --no-deps --no-build-isolation --editable .
 	touch $(foreach level,$(LEVELS_$*),$(call STAMP,$(level)))
+
+# What does not compile any more must not leave what once did. Only this Python's: another
+# environment may have been made with another.
+$(COMPILED): | $(call STAMP,runtime)
+	@$(TELL)
+	$(TAKE_TURNS)
+	say "installing liveness"
+	rm -f $(VENV)/.compiled-* liveness/core/_*"$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')"
+	log $(VENV)/bin/python -m pip install --no-deps --no-build-isolation --editable .
+	touch $@
