@@ -23,7 +23,7 @@ from cyclopts import (
 )
 
 from liveness import __version__
-from liveness.bench import FULL, QUICK, SCENARIOS
+from liveness.bench import FULL, OTHERS, QUICK, SCENARIOS
 from liveness.config import SETTINGS
 from liveness.core.records import KINDS
 from liveness.errors import ConfigError, LivenessError
@@ -133,6 +133,14 @@ def _sized(name: str, told: str) -> str:
     """The help of an amount of `bench`, with its two defaults."""
     full, quick = (getattr(one, name) for one in (FULL, QUICK))
     return f"{told} (default {full:g}, with --quick {quick:g})"
+
+
+def _sizes(_kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Numbers of users, as in 10000,100000."""
+    sizes = tokens[0].value.split(",")
+    if not all(size.isdecimal() and 100 <= int(size) <= 10_000_000 for size in sizes):
+        raise ValueError(f"{tokens[0].value!r} is not numbers from 100 to 10000000")
+    return tuple(map(int, sizes))
 
 
 def _folder(_kind: Any, tokens: Sequence[Token]) -> Path:
@@ -353,6 +361,26 @@ def bench(
             86_400,
         ),
     ] = None,
+    sizes: Annotated[
+        tuple[int, ...] | None,
+        Parameter(
+            help="how many users there are beside other systems, one number after "
+            f"the other (default {','.join(map(str, FULL.sizes))})",
+            metavar="N,N",
+            converter=_sizes,
+            n_tokens=1,
+        ),
+    ] = None,
+    without: Annotated[
+        tuple[str, ...] | None,
+        Parameter(
+            help="another system to leave out; can be given again. "
+            + "; ".join(f"{name}: {what}" for name, what in OTHERS.items()),
+            metavar="NAME",
+            choices=tuple(OTHERS),
+            show_choices=False,
+        ),
+    ] = None,
     quick: Annotated[
         bool, Parameter(help="few users and short times: whether it works, not how")
     ] = False,
@@ -382,6 +410,7 @@ def bench(
     """
     flags: dict[str, Any] = {"users": users, "rate": rate, "seconds": seconds}
     flags |= {"timeout_s": timeout, "folder": folder}
+    flags |= {"sizes": sizes, "without": without}
     given = {name: value for name, value in flags.items() if value is not None}
 
     from liveness.bench.run import run

@@ -24,6 +24,12 @@ SCENARIOS: Final = {
     "silence": "everyone falls silent at once",
     "restart": "a planned stop, then a crash, with everyone online",
     "client": "what the client library costs a gateway",
+    "cost": "CPU and memory by the number of users, beside other systems",
+}
+# What the sidecar is measured beside.
+OTHERS: Final = {
+    "reference": "the sidecar with its wheel in Python",
+    "redis": "redis-server, a key with a TTL for each user",
 }
 
 
@@ -37,6 +43,9 @@ class Options:
         seconds: How long users go on falling silent there; other windows are at most
             as long.
         timeout_s: The silence timeout of those that fall silent.
+        sizes: How many users there are in `cost`, one number after the other.
+        without: Systems to leave out there.
+        rounds: How often each thing is measured there; the best counts.
         folder: Where the sidecar has its files: the disk that is measured. None: the
             usual temporary folder.
     """
@@ -45,9 +54,14 @@ class Options:
     rate: int = 3_000
     seconds: float = 30.0
     timeout_s: float = 10.0
+    sizes: tuple[int, ...] = (10_000, 100_000, 1_000_000, 4_000_000)
+    without: tuple[str, ...] = ()
+    rounds: int = 3
     folder: Path | None = None
 
 
 FULL: Final = Options()
 # As little as shows that everything works; what it measures is no measure.
-QUICK: Final = Options(users=500, rate=500, seconds=2.0, timeout_s=3.0)
+QUICK: Final = Options(
+    users=500, rate=500, seconds=2.0, timeout_s=3.0, sizes=(500,), rounds=1
+)

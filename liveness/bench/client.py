@@ -10,6 +10,7 @@ from typing import Any, Final
 from liveness.bench import Options, process
 from liveness.bench.figures import Figure
 from liveness.bench.load import LoadError
+from liveness.bench.process import PYTHON
 from liveness.bench.progress import Stage, passing
 from liveness.bench.server import Server, server
 
@@ -44,7 +45,7 @@ def _costs(
     """Let a gateway measure, and tell of it while it does."""
     arguments = [str(sidecar.socket), face, str(users), str(window_s)]
     with process.child(
-        "liveness.bench.chat", *arguments, stdout=subprocess.PIPE
+        *PYTHON, "liveness.bench.chat", *arguments, env={}, stdout=subprocess.PIPE
     ) as gateway:
         for line in _lines(gateway, sidecar):
             told: dict[str, Any] = json.loads(line)

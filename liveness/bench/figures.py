@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+OURS: Final = "liveness"
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -16,6 +18,9 @@ class Figure:
         value: The number.
         unit: Its unit; empty for a count.
         most: The promised floor, which the value may reach; None if none is promised.
+        least: The same for what is better the higher it is.
+        system: Of what, where there are several.
+        users: With how many, where that is not the same throughout.
     """
 
     scenario: str
@@ -23,11 +28,30 @@ class Figure:
     value: float
     unit: str
     most: float | None = None
+    least: float | None = None
+    system: str = OURS
+    users: int | None = None
 
     @property
     def is_met(self) -> bool | None:
         """Whether the floor is kept; None if there is none. NaN keeps none."""
-        return None if self.most is None else self.value <= self.most
+        if self.most is not None:
+            return self.value <= self.most
+        return None if self.least is None else self.value >= self.least
+
+    @property
+    def label(self) -> str:
+        """Its name, and what and how many it is of."""
+        if self.users is None:
+            return self.name
+        return f"{self.users:,} users, {self.system}: {self.name}"
+
+    @property
+    def floor(self) -> str:
+        """The floor as a reader has it."""
+        if self.most is not None:
+            return f"≤ {self.most:,g} {self.unit}".rstrip()
+        return "" if self.least is None else f"≥ {self.least:,g} {self.unit}".rstrip()
 
     @property
     def verdict(self) -> str:
@@ -38,10 +62,13 @@ class Figure:
         """The figure as JSON has it."""
         return {
             "scenario": self.scenario,
+            "system": self.system,
+            "users": self.users,
             "name": self.name,
             "value": self.value if math.isfinite(self.value) else None,
             "unit": self.unit,
-            "floor": self.most,
+            "most": self.most,
+            "least": self.least,
             "met": self.is_met,
         }
 
@@ -67,8 +94,7 @@ def as_table(figures: Sequence[Figure]) -> str:
         named = "" if figure.scenario == scenario else figure.scenario
         scenario = figure.scenario
         value = f"{_number(figure.value)} {figure.unit}".rstrip()
-        most = "" if figure.most is None else f"≤ {figure.most:,g} {figure.unit}"
-        rows.append((named, figure.name, value, most.rstrip(), figure.verdict))
+        rows.append((named, figure.label, value, figure.floor, figure.verdict))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "".join(f"{_line(row, widths)}\n" for row in rows)
 

@@ -19,8 +19,8 @@ import msgpack
 
 from liveness.errors import LivenessError
 
-LOGIN_BATCH: Final = 1_000
-KEEPALIVE_BATCH: Final = 4_000  # the `max_batch` of every server
+BATCH: Final = 1_000
+MAX_BATCH: Final = 4_000  # of every server
 RECEIVE_BYTES: Final = 262_144
 ANSWER_S: Final = 300.0  # long after anything that works, a million logins too
 
@@ -46,10 +46,11 @@ class Users:
 
     Args:
         count: How many.
+        kind: What their uids begin with; of four letters they have 17 bytes.
     """
 
-    def __init__(self, count: int) -> None:
-        self.uids = [f"user-{number:07}" for number in range(count)]
+    def __init__(self, count: int, *, kind: str = "user") -> None:
+        self.uids = [f"{kind}-{number:012}" for number in range(count)]
         # As the contract advises: start time in milliseconds, and a counter.
         first = (time.time_ns() // 1_000_000) << 20
         self._conns = range(first, first + count)
@@ -59,31 +60,44 @@ class Users:
 
     def logins(self, part: range, **options: object) -> bytes:
         """Frames of 1,000 that log in the users of *part*."""
-        return b"".join(self._frames("login", part, LOGIN_BATCH, options))
+        return b"".join(
+            self._frame("login", batch, options) for batch in cut(part, BATCH)
+        )
 
     def keepalives(self) -> list[tuple[range, bytes]]:
         """Frames, as large as may be, that together name everyone; whom beside each."""
-        everyone = range(len(self))
-        frames = self._frames("keepalive", everyone, KEEPALIVE_BATCH, {})
-        return list(zip(_cut(everyone, KEEPALIVE_BATCH), frames, strict=True))
-
-    def single_keepalives(self) -> list[bytes]:
-        """For each user a frame that names no one else."""
         return [
-            msgpack.packb(["keepalive", uid, {"conn": conn}])
-            for uid, conn in zip(self.uids, self._conns, strict=True)
+            (part, self._frame("keepalive", part))
+            for part in cut(range(len(self)), MAX_BATCH)
         ]
 
-    def _frames(
-        self, event: str, part: range, size: int, options: dict[str, object]
-    ) -> Iterator[bytes]:
-        for batch in _cut(part, size):
-            conns = list(self._conns[batch.start : batch.stop])
-            uids = self.uids[batch.start : batch.stop]
-            yield msgpack.packb([event, uids, {**options, "conn": conns}])
+    def batch(self, numbers: Sequence[int]) -> bytes:
+        """A keepalive that names these."""
+        return self._frame("keepalive", numbers)
+
+    def single(self, number: int, event: str = "keepalive", **options: object) -> bytes:
+        """A frame that names no one else."""
+        options["conn"] = self._conns[number]
+        return _packed([event, self.uids[number], options])
+
+    def _frame(
+        self,
+        event: str,
+        numbers: Sequence[int],
+        options: dict[str, object] | None = None,
+    ) -> bytes:
+        uids = [self.uids[number] for number in numbers]
+        conns = [self._conns[number] for number in numbers]
+        return _packed([event, uids, {**(options or {}), "conn": conns}])
 
 
-def _cut(part: range, size: int) -> list[range]:
+def _packed(frame: object) -> bytes:
+    packed: bytes = msgpack.packb(frame)
+    return packed
+
+
+def cut(part: range, size: int) -> list[range]:
+    """*part* in pieces of *size*; the last one may be smaller."""
     return [part[start : start + size] for start in range(0, len(part), size)]
 
 
@@ -135,7 +149,7 @@ class Gateway:
 
     # --- what a gateway does --------------------------------------------------
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         """Write encoded frames, waiting as long as the server does not read."""
         with self._writing:
             self._sock.sendall(data)

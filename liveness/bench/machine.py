@@ -33,6 +33,11 @@ def facts(folder: Path | None) -> dict[str, Any]:
     }
 
 
+def available_bytes() -> int:
+    """Memory that can be used without pushing anything out."""
+    return int(_first("/proc/meminfo", "MemAvailable").split()[0]) * 1024
+
+
 def as_line(machine: dict[str, Any]) -> str:
     """The facts on one line."""
     return (

@@ -4,35 +4,39 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import IO, Final, NoReturn, TypeAlias
 
 Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
+# What runs a module of this environment.
+PYTHON: Final = (sys.executable, "-m")
 INTERRUPTING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def child(
-    module: str,
-    *arguments: str,
+    *command: str,
+    env: Mapping[str, str],
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a module in a process of its own, which is killed at the end if need be.
+    """Runs a command in a process of its own, which is killed at the end if need be.
 
-    It gets none of this machine's settings, and no Ctrl-C: that is for us.
+    It gets none of this machine's settings but *env*, and no Ctrl-C: that is for us.
     """
-    env = {k: v for k, v in os.environ.items() if not k.startswith("LIVENESS_")}
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("LIVENESS_")}
     process: subprocess.Popen[bytes] | None = None
     try:
         with _uninterrupted():
             process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                env=env,
+                command,
+                env={**ours, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -45,6 +49,13 @@ def child(
             with _uninterrupted():
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def folder_of_its_own(folder: Path | None) -> Iterator[Path]:
+    """A new folder in *folder*, or in the usual temporary one; gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="liveness-bench-", dir=folder) as own:
+        yield Path(own)
 
 
 @contextmanager

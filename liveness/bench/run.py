@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from liveness import __version__
-from liveness.bench import Options, machine, scenarios
+from liveness.bench import Options, machine, others, scenarios
 from liveness.bench.client import client
+from liveness.bench.cost import cost
 from liveness.bench.figures import Figure, are_met, as_table, summary
 from liveness.bench.process import ended_by_signals
+from liveness.bench.program import ProgramError
 from liveness.bench.progress import Share, Stage, shown
-from liveness.bench.server import ServerError
 from liveness.errors import LivenessError
 
 MISSED: Final = 1
 USAGE: Final = 2
 # Of the report, as `report.schema.json` describes it.
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 
 MEASURED: Final[dict[str, Callable[[Options, Stage], list[Figure]]]] = {
     one.__name__: one
@@ -34,8 +35,11 @@ MEASURED: Final[dict[str, Callable[[Options, Stage], list[Figure]]]] = {
         scenarios.silence,
         scenarios.restart,
         client,
+        cost,
     )
 }
+# Those that measure other systems too.
+BESIDE: Final = frozenset({"cost"})
 
 
 class BenchError(LivenessError):
@@ -57,12 +61,15 @@ def run(chosen: Iterable[str], options: Options, *, report: str | None) -> int:
         BenchError: Something could not be measured, or the report not be written.
     """
     names = list(dict.fromkeys(chosen))
-    if "steady" in names and (why_not := scenarios.why_not(options)):
+    if why_not := _why_not(names, options):
         print("liveness:", why_not, file=sys.stderr)
         return USAGE
     out = sys.stderr if report == "-" else sys.stdout
     began, facts = datetime.now(UTC), machine.facts(options.folder)
     print(machine.as_line(facts), file=out, flush=True)
+    left_out = others.plan(options).left_out if BESIDE & {*names} else []
+    for what in left_out:
+        print(f"left out: {what}", file=out, flush=True)
     with _undisturbed(), ended_by_signals():
         figures = _measured(names, options, out)
     print(summary(figures), file=out, flush=True)
@@ -73,11 +80,18 @@ def run(chosen: Iterable[str], options: Options, *, report: str | None) -> int:
             "date": f"{began:%Y-%m-%dT%H:%M:%SZ}",
             "machine": facts,
             "parameters": {"scenarios": names, **asdict(options)},
+            "left_out": left_out,
             "met": are_met(figures),
             "figures": [figure.as_map() for figure in figures],
         }
         _write(f"{json.dumps(content, indent=2, default=str)}\n", report)
     return 0 if are_met(figures) else MISSED
+
+
+def _why_not(names: Sequence[str], options: Options) -> str:
+    """Why these cannot be measured, and what could; nothing if they can."""
+    why_not = scenarios.why_not(options) if "steady" in names else ""
+    return why_not or (others.missing(options) if BESIDE & {*names} else "")
 
 
 def _measured(names: Sequence[str], options: Options, out: TextIO) -> list[Figure]:
@@ -90,7 +104,7 @@ def _measured(names: Sequence[str], options: Options, out: TextIO) -> list[Figur
                 stage = partial(_begin, begin, place)
                 figures += MEASURED[name](options, stage)
     except (LivenessError, OSError) as error:
-        if isinstance(error, ServerError):
+        if isinstance(error, ProgramError):
             print(error.last_lines, file=sys.stderr)
         raise BenchError(f"{name} could not be measured: {error}") from error
     finally:

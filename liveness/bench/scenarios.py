@@ -3,11 +3,12 @@
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final, Self
+from typing import Final
 
 from liveness.bench import Options
 from liveness.bench.figures import Figure
 from liveness.bench.load import Gateway, Moment, Pace, Users, now
+from liveness.bench.program import Window
 from liveness.bench.progress import Stage, passing
 from liveness.bench.server import Server, server
 from liveness.bench.verdict import Verdict, judge, quantile
@@ -54,7 +55,7 @@ def idle(options: Options, stage: Stage) -> list[Figure]:
         ready_s = sidecar.start()
         stage("nothing happens", passing(IDLE_SETTLE_S + window_s))
         time.sleep(IDLE_SETTLE_S)
-        with _Window(sidecar) as window:
+        with Window(sidecar) as window:
             time.sleep(window_s)
         memory_mb = sidecar.memory_mb()
     return [
@@ -70,7 +71,7 @@ def logins(options: Options, stage: Stage) -> list[Figure]:
     frames = users.logins(range(len(users)))
     with _linked(options, options.timeout_s) as (sidecar, gateway):
         stage("everyone logs in", None)
-        with _Window(sidecar) as window:
+        with Window(sidecar) as window:
             gateway.send(frames)
             gateway.ping()
         memory_mb = sidecar.memory_mb()
@@ -90,7 +91,7 @@ def steady(options: Options, stage: Stage) -> list[Figure]:
     that are to fall silent have the short one, and speak every half of it until then.
     """
     users, falling, order = Users(options.users), _falling(options), _order(options)
-    singles = users.single_keepalives()
+    singles = [users.single(number) for number in range(len(users))]
     # Until the first of them is due it is only half of the load.
     before = round(options.rate * options.timeout_s)
     long_s = options.timeout_s + 1.5 * options.users / options.rate
@@ -102,7 +103,7 @@ def steady(options: Options, stage: Stage) -> list[Figure]:
         pace = Pace(gateway, rate=options.rate)
         stage("users speak, some fall silent", lambda: pace.count / len(order))
         pace.run([singles[number] for number in order[:before]])
-        with _Window(sidecar) as window:
+        with Window(sidecar) as window:
             pace.run([singles[number] for number in order[before:]])
         gateway.wait_for(falling, until=time.perf_counter() + PATIENCE_S)
         gateway.ping()
@@ -139,7 +140,7 @@ def silence(options: Options, stage: Stage) -> list[Figure]:
         time.sleep(max(0.0, first_due - time.perf_counter()) / 2)
         sidecar.forget_peak()
         memory_mb = sidecar.memory_mb()
-        with _Window(sidecar) as window:
+        with Window(sidecar) as window:
             gateway.wait_for(1, until=patience)
             stage("everyone goes offline", lambda: gateway.count / len(users))
             gateway.wait_for(len(users), until=patience)
@@ -197,38 +198,6 @@ def restart(options: Options, stage: Stage) -> list[Figure]:
 
 
 # --- within -------------------------------------------------------------------
-
-
-class _Window:
-    """What a stretch of time costs: itself, and the CPU of both sides."""
-
-    took_s = server_s = load_s = 0.0
-
-    def __init__(self, sidecar: Server) -> None:
-        self._sidecar = sidecar
-
-    def __enter__(self) -> Self:
-        self._began = self._read()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        spent = [b - a for a, b in zip(self._began, self._read(), strict=True)]
-        self.took_s, self.server_s, self.load_s = spent
-
-    def _read(self) -> tuple[float, float, float]:
-        return time.perf_counter(), self._sidecar.cpu_s(), time.process_time()
-
-    @property
-    def server_percent(self) -> float:
-        return 100 * self.server_s / self.took_s
-
-    @property
-    def load_percent(self) -> float:
-        return 100 * self.load_s / self.took_s
-
-    def server_ns(self, count: int) -> float:
-        """The server's CPU for each of *count*."""
-        return self.server_s / count * 1e9
 
 
 @contextmanager

@@ -124,6 +124,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.slow
 def test_every_scenario_gives_its_figures_and_each_is_a_finite_number(run: Run) -> None:
     figures = run.report["figures"]
+    assert run.report["left_out"] == []
     assert [*dict.fromkeys(figure["scenario"] for figure in figures)] == [*SCENARIOS]
     assert all(math.isfinite(figure["value"]) for figure in figures)
 

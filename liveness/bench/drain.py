@@ -1,0 +1,62 @@
+"""A receiver that only drains, to see how fast a load can be.
+
+    python -m liveness.bench.drain SOCKET
+
+It takes one link after the other, reads it to its end, and answers with a byte.
+"""
+
+import socket
+import sys
+from pathlib import Path
+
+from liveness.bench.load import RECEIVE_BYTES
+from liveness.bench.process import PYTHON
+from liveness.bench.program import Program
+from liveness.bench.systems import Stream
+
+
+def main(path: str) -> None:
+    """Drains until it is ended."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen()
+        while True:
+            link, _ = listener.accept()
+            with link:
+                while link.recv(RECEIVE_BYTES):
+                    pass
+                link.send(b"!")
+
+
+class Drain(Program):
+    """The receiver as a process of its own.
+
+    Args:
+        folder: For its socket.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = folder / "drain.sock"
+        command = [*PYTHON, "liveness.bench.drain", str(self._socket)]
+        super().__init__(folder, command, env={})
+
+    def is_ready(self) -> bool:
+        """Whether it takes links."""
+        try:
+            self.write(Stream(b"", 0))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        return True
+
+    def write(self, stream: Stream) -> None:
+        """Write a stream; return once all of it is read."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.connect(str(self._socket))
+            for piece in stream.pieces():
+                link.sendall(piece)
+            link.shutdown(socket.SHUT_WR)
+            link.recv(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

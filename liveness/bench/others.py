@@ -1,0 +1,89 @@
+"""The systems by name: how each is started, and what is measured of which."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from liveness.bench import Options
+from liveness.bench.figures import OURS
+from liveness.bench.machine import available_bytes
+from liveness.bench.process import folder_of_its_own
+from liveness.bench.redis import redis_setex
+from liveness.bench.sidecars import sidecar
+from liveness.bench.systems import System
+
+# Of a user, on both sides together, at the most that was seen of any system.
+USER_BYTES: Final = 1_000
+
+
+class Kind(NamedTuple):
+    """One kind of system.
+
+    Args:
+        open: Starts it in a folder, for so many users.
+        program: What must be installed, and the Debian package that has it.
+        most: How many users it can take in a time that anyone would wait.
+    """
+
+    open: Callable[[Path, int], AbstractContextManager[System]]
+    program: tuple[str, str] | None = None
+    most: int | None = None
+
+
+SETEX: Final = "redis"
+REDIS: Final = ("redis-server", "redis-server")  # beside its Debian package
+KINDS: Final[dict[str, Kind]] = {
+    OURS: Kind(sidecar),
+    "reference": Kind(partial(sidecar, env={"LIVENESS_PURE_WHEEL": "1"})),
+    SETEX: Kind(redis_setex, REDIS),
+}
+
+
+class Plan(NamedTuple):
+    """What is measured, in this order, and what is left out and why."""
+
+    runs: list[tuple[int, str]]
+    left_out: list[str]
+
+
+def plan(options: Options) -> Plan:
+    """The number of users and the system of each run that fits."""
+    it, room = Plan([], []), available_bytes() // USER_BYTES
+    for users in sorted(set(options.sizes)):
+        if users > room:
+            it.left_out.append(f"{users:,} users: there is memory for {room:,}")
+            continue
+        for name in wanted(options):
+            most = KINDS[name].most
+            if most is None or users <= most:
+                it.runs.append((users, name))
+            else:
+                it.left_out.append(f"{name}, {users:,} users: it is given {most:,}")
+    return it
+
+
+def missing(options: Options) -> str:
+    """What is not installed, and what to do; nothing if all is there."""
+    for name in wanted(options):
+        program, package = KINDS[name].program or (None, None)
+        if program and not shutil.which(program):
+            return (
+                f"{name} is measured too, and {program} is not installed: "
+                f"apt install {package}, or leave it out with --without {name}"
+            )
+    return ""
+
+
+def wanted(options: Options) -> list[str]:
+    """The systems that are not left out; ours never is."""
+    return [name for name in KINDS if name not in options.without]
+
+
+@contextmanager
+def opened(name: str, folder: Path | None, users: int) -> Iterator[System]:
+    """A system that is started, and gone at the end."""
+    with folder_of_its_own(folder) as own, KINDS[name].open(own, users) as system:
+        yield system

@@ -1,0 +1,66 @@
+"""Systems that are driven by the wire contract: the sidecar itself, and its likes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from liveness.bench.load import BATCH, Gateway, Users, cut
+from liveness.bench.program import Program
+from liveness.bench.server import AS_INSTALLED, Server, ended
+from liveness.bench.systems import KNOWN_AT_ONCE, LONG_S, Stream, System
+
+
+class Sidecar(System):
+    """A sidecar, and a gateway with its users.
+
+    Args:
+        program: Its process.
+        gateway: The link.
+        users: Everyone there may be.
+    """
+
+    def __init__(self, program: Program, gateway: Gateway, users: Users) -> None:
+        super().__init__(program)
+        self._gateway = gateway
+        self._users = users
+
+    def make_known(self, numbers: range) -> None:
+        """Log users in; return once that is on disk."""
+        for part in cut(numbers, KNOWN_AT_ONCE):
+            self._gateway.send(self._users.logins(part, timeout=LONG_S))
+        self._gateway.ping()
+
+    def singles(self, numbers: Sequence[int]) -> Stream:
+        """One-uid frames."""
+        return Stream(b"".join(map(self._users.single, numbers)), 0)
+
+    def batches(self, numbers: Sequence[int]) -> Stream:
+        """Frames of 1,000 uids."""
+        starts = range(0, len(numbers), BATCH)
+        frames = (self._users.batch(numbers[at : at + BATCH]) for at in starts)
+        return Stream(b"".join(frames), 0)
+
+    def write(self, stream: Stream) -> None:
+        """Write a stream, and wait until it is applied."""
+        for piece in stream.pieces():
+            self._gateway.send(piece)
+        self._gateway.ping()
+
+
+@contextmanager
+def sidecar(
+    folder: Path, count: int, *, env: Mapping[str, str] = AS_INSTALLED
+) -> Iterator[Sidecar]:
+    """A sidecar whose slots are a second each: who speaks again has to be moved.
+
+    Args:
+        folder: For its files.
+        count: How many users there may be.
+        env: What chooses its wheel.
+    """
+    server = Server(folder, timeout_s=LONG_S, slots=LONG_S, env=env)
+    users = Users(count)
+    with ended(server):
+        server.start()
+        with Gateway(server.socket) as gateway:
+            yield Sidecar(server, gateway, users)
