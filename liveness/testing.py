@@ -48,7 +48,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from liveness import __version__
-from liveness.build import Wheel
+from liveness.build import Reader, Wheel
 from liveness.core.frames import FEATURES, PROTOCOL, bad_uid_text
 from liveness.core.gateways import Gateway
 from liveness.core.link import Link, LinkLimits
@@ -552,7 +552,7 @@ class ScriptedSidecar:
             while self._listener is not None:
                 sock, _ = self._listener.accept()
                 sock.setblocking(False)
-                self._links[_Link(sock, Link(self._limits))] = None
+                self._links[_Link(sock, Link(self._limits, Reader))] = None
         for link in [*self._links]:
             if self._is_reading or not link.is_open:
                 is_news |= self._read(link)

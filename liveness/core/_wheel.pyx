@@ -34,8 +34,6 @@ from liveness.core.wheel import (
     BAD_UID, BUCKET_S, GROUND_MOST, HORIZON_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Snapshot,
 )
 
-IMPLEMENTATION = "compiled"
-
 cdef extern from *:
     """
     #include <stdlib.h>

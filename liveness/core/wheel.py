@@ -43,8 +43,6 @@ from liveness.core.records import SignsOfLife, Uid
 from liveness.core.table import NO_CONN, OWN_TIMEOUT, RENEWED, Entry, Table
 from liveness.core.uids import is_uid
 
-IMPLEMENTATION: Final = "reference"
-
 # The promise is 50 ms at the 99th percentile. Ten for the bucket leave forty for
 # the loop, and a finer one would wake the process more often for nothing.
 BUCKET_S: Final = 0.010

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, assert_never
 import structlog
 import trio
 
+from liveness.build import Reader
 from liveness.core.clock import AttendedClock
 from liveness.core.frames import bad_uid_text
 from liveness.core.gateways import Gateway
@@ -164,7 +165,7 @@ class Engine:
 
     def converse(self) -> Link:
         """Make the state machine of a new link."""
-        return Link(self._greeter.limits)
+        return Link(self._greeter.limits, Reader)
 
     def opened(self, link: SocketLink) -> None:
         """Take on a link that was accepted, if there is room."""
