@@ -128,7 +128,7 @@ class _Disk:
     log: str = field(default_factory=lambda: token_hex(8))
     records: list[Record] = field(default_factory=list)
     first: int = 1  # records below are trimmed: nobody is told them any more
-    online: dict[Uid, OnlineRow] = field(default_factory=dict)
+    online: dict[int, OnlineRow] = field(default_factory=dict)
     cursors: dict[tuple[str, str], int] = field(default_factory=dict)
     timeouts: dict[str, float | None] = field(default_factory=dict)
     clocks: dict[Uid, Entry] = field(default_factory=dict)  # as of a planned stop
@@ -418,7 +418,7 @@ class ScriptedSidecar:
         self._stop_listening()
         self.path.unlink()
         if not self._is_disk_full:
-            known = map(self._find, self._disk.online)
+            known = [self._find(row.uid) for row in self._disk.online.values()]
             self._disk.clocks = {entry.uid: entry for entry in known if entry}
         for link in [*self._links]:
             said_hello = link.conversation.hello is not None
@@ -455,13 +455,12 @@ class ScriptedSidecar:
         for name, timeout in disk.timeouts.items():
             self._presence.set_timeout(self._presence.gateway(name), timeout)
         clocks, disk.clocks = disk.clocks, {}
-        for uid, row in disk.online.items():
-            entry = clocks.get(uid)
+        for row in disk.online.values():
+            entry = clocks.get(row.uid)
             if entry is None:
-                self._presence.restore(uid, row, at)
+                self._presence.restore(row, at)
             else:
                 self._presence.restore(
-                    uid,
                     row,
                     at,
                     remaining=max(0.0, entry.deadline - at.now),
@@ -810,11 +809,11 @@ class ScriptedSidecar:
         disk, changes = self._disk, self._presence.take()
         disk.records += changes.records
         disk.cursors = dict(self._cursors)
-        for uid, row in changes.online.items():
+        for session, row in changes.online.items():
             if row is not None:
-                disk.online[uid] = row
+                disk.online[session] = row
             else:
-                disk.online.pop(uid, None)
+                disk.online.pop(session, None)
 
     def _next_records(self, link: _Link) -> list[Record | Gap]:
         """What to tell a link next: as many records as there is room for."""

@@ -148,6 +148,7 @@ class Presence:
                 self.ignored[WHY_OLDER] += 1
             else:
                 self._leave(self.wheel.close(uid))
+                self._changes.online[entry.session] = None
                 self._open(
                     MOVED, gateway, uid, conn, LOGIN, at, start, login.timeout, entry
                 )
@@ -237,7 +238,6 @@ class Presence:
 
     def restore(
         self,
-        uid: Uid,
         row: OnlineRow,
         at: Instant,
         *,
@@ -249,15 +249,14 @@ class Presence:
         """Take a session up again after a restart.
 
         Args:
-            uid: Its user, who must not be known.
-            row: What was on disk.
+            row: What was on disk; its user must not be known.
             at: Now.
             remaining: Seconds until it is due; None, after a crash, for a whole timeout.
             lasts: The whole timeout that `remaining` is left of.
             silence: Seconds since its last event, as far as the clock ran.
             event: That event; 0, after a crash, if nothing is known of it.
         """
-        session, start_ms, conn, name, own = row
+        session, uid, start_ms, conn, name, own = row
         gateway = self.gateway(name)
         gateway.users += 1
         whole = own or lasts or self.wheel.timeout_of(gateway.number)
@@ -320,8 +319,8 @@ class Presence:
         )
         gateway.users += 1
         start_ms = at.wall_ms - round((at.mono - start) * 1000)
-        self._changes.online[uid] = OnlineRow(
-            seq, start_ms, conn, gateway.name, timeout
+        self._changes.online[seq] = OnlineRow(
+            seq, uid, start_ms, conn, gateway.name, timeout
         )
         record = Record(seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms)
         if before is None:
@@ -348,8 +347,8 @@ class Presence:
         if conn != entry.conn or timeout != own:
             self.wheel.amend(entry.uid, conn=conn, timeout=timeout)
             start_ms = at.wall_ms - round((at.mono - entry.start) * 1000)
-            self._changes.online[entry.uid] = OnlineRow(
-                entry.session, start_ms, conn, gateway.name, timeout
+            self._changes.online[entry.session] = OnlineRow(
+                entry.session, entry.uid, start_ms, conn, gateway.name, timeout
             )
         self.wheel.touch(
             gateway.number,
@@ -383,7 +382,7 @@ class Presence:
         """Record the end of a session that the wheel has let go."""
         gateway = self._leave(entry)
         self.ended[reason] += 1
-        self._changes.online[entry.uid] = None
+        self._changes.online[entry.session] = None
         self._changes.ends += 1
         silence = at.mono - entry.seen
         self._record(

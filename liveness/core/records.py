@@ -130,6 +130,7 @@ class OnlineRow(NamedTuple):
     """What is kept on disk of one session, so that a restart forgets nobody."""
 
     session: int
+    uid: Uid
     start_ms: int
     conn: int | None
     gateway: str
@@ -144,8 +145,8 @@ class Changes:
     # Beside each record the monotonic moment it was due at, for the lateness of
     # later stages; 0.0 where silence decided nothing.
     due: list[float] = field(default_factory=list)
-    # The net effect on the online set: a row to keep, or None for one to forget.
-    online: dict[Uid, OnlineRow | None] = field(default_factory=dict)
+    # The net effect on the sessions kept: a row to keep, or None for one to forget.
+    online: dict[int, OnlineRow | None] = field(default_factory=dict)
     ends: int = 0  # how many of the records end a session
 
     @property

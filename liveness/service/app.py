@@ -199,13 +199,12 @@ class Sidecar:
             if role == GATEWAY and cursor.timeout is not None:
                 gateway = self.presence.gateway(name)
                 self.presence.set_timeout(gateway, cursor.timeout)
-        for uid, row in self._store.online():
-            known = stopped.get(uid)
+        for row in self._store.online():
+            known = stopped.get(row.uid)
             if known is None or known.session != row.session:
-                self.presence.restore(uid, row, at)
+                self.presence.restore(row, at)
             else:
                 self.presence.restore(
-                    uid,
                     row,
                     at,
                     remaining=known.remaining,

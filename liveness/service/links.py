@@ -12,8 +12,8 @@ from liveness.errors import Code
 from liveness.service.outbox import Outbox
 from liveness.service.wake import Wake
 
-# Up to a thousand logins: some milliseconds of work between two looks at the clock.
-RECEIVE_BYTES: Final = 16_384
+# Some two thousand logins: milliseconds of work between two looks at the clock.
+RECEIVE_BYTES: Final = 65_536
 
 
 class SocketLink:

@@ -1,6 +1,6 @@
 """The journal's file: SQLite, in WAL mode, every commit synced.
 
-    log       what was decided, a row a record, in order
+    log       what was decided, in order: a row a page of records of one commit
     online    whose session is open: the log's effect, changed with it
     cursors   how far each gateway and watcher has acknowledged
     meta      the log's id, the schema's version
@@ -8,7 +8,9 @@
 `uid` columns are ANY in STRICT tables: any other type would make one user of `7` and
 `"7"`. A batch is one statement through `json_each`, never `executemany`, which takes
 and gives the interpreter lock once a row: beside a busy main thread that is the
-difference between 100,000 rows a second and 9,000.
+difference between 100,000 rows a second and 9,000. The log has pages, not rows of
+fifteen columns, and sessions are keyed by their number, not their user: a login costs
+3 µs of writing, not 18, since nothing is inserted but at the end.
 
 Everything here blocks, so it is called in threads; the writing connection has one
 user at a time, readers open their own.
@@ -27,37 +29,37 @@ from typing import BinaryIO, Final, NamedTuple
 
 from liveness.core.records import (
     GATEWAY,
-    KINDS,
     OnlineRow,
     Record,
-    Uid,
 )
-from liveness.core.wire import encode
+from liveness.core.wire import decode, encode
 from liveness.errors import StartError, StateError
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 DATABASE: Final = "liveness.db"
 
 # A reader of the log is given pages; a page looks at no more rows than this, so that
 # one who is concerned by few does not hold the file for long.
-SCAN_ROWS: Final = 50_000
+SCAN_RECORDS: Final = 50_000
 LIST_ROWS: Final = 1_000
-# A trim deletes no more rows than this in one transaction: about 10 ms.
-TRIM_ROWS: Final = 2_000
+# A page of the log has no more records than this: what is encoded at once, and what a
+# reader of one record decodes.
+PAGE_RECORDS: Final = 1_000
+# A trim deletes no more records than these and a page in one transaction: about 10 ms.
+TRIM_RECORDS: Final = 2_000
+# Pages of the file that are given back in one step.
+TRIM_PAGES: Final = 2_000
 # The WAL is cut back to this after a burst.
 WAL_BYTES: Final = 64 * 2**20
 
 _TABLES: Final = f"""
 create table meta (key text primary key, value any) strict, without rowid;
 create table log (
-    seq integer primary key, kind text not null, uid any not null,
-    gateway text not null, session integer not null, conn integer,
-    reason text not null, at integer not null, seen integer, last text, silence real,
-    restored integer not null, from_gateway text, from_session integer,
-    from_conn integer) strict;
+    last integer primary key, first integer not null, newest integer not null,
+    records blob not null) strict;
 create table online (
-    uid any primary key, session integer not null, start integer not null,
-    conn integer, gateway text not null, timeout real) strict, without rowid;
+    session integer primary key, uid any not null, start integer not null,
+    conn integer, gateway text not null, timeout real) strict;
 create table cursors (
     role text not null, name text not null, seq integer not null,
     used integer not null, timeout real, primary key (role, name)
@@ -70,33 +72,20 @@ def _from_json(columns: int) -> str:
     return ", ".join(f"json_extract(value, '$[{n}]')" for n in range(columns))
 
 
-_INSERT_LOG: Final = (
-    f"insert into log select {_from_json(len(Record._fields))} from json_each(?)"
-)
 _PUT_ONLINE: Final = (
     f"insert or replace into online select {_from_json(6)} from json_each(?)"
 )
 _FORGET_ONLINE: Final = (
-    "delete from online where uid in (select value from json_each(?))"
+    "delete from online where session in (select value from json_each(?))"
 )
 _PUT_CURSORS: Final = (
     f"insert or replace into cursors select {_from_json(5)} from json_each(?)"
 )
 
 
-# A gateway's cursor follows past records that did not concern it. The newest one that
-# did is looked up by name once, not once a cursor: names may be many.
 _FOLLOW: Final = """
-with newest(name, seq) as materialized (
-    select name, max(seq) from (
-        select gateway as name, seq from log where seq <= :last
-        union all
-        select from_gateway, seq from log
-        where seq <= :last and from_gateway is not null)
-    group by name)
 update cursors set seq = :last
-where seq < :last and role = :role and coalesce(
-    (select newest.seq from newest where newest.name = cursors.name), 0) <= cursors.seq
+where role = :role and name in (select value from json_each(:names))
 """
 
 
@@ -126,7 +115,7 @@ class Batch:
 
     records: list[Record] = field(default_factory=list)
     due: list[float] = field(default_factory=list)
-    online: dict[Uid, OnlineRow | None] = field(default_factory=dict)
+    online: dict[int, OnlineRow | None] = field(default_factory=dict)
     cursors: dict[tuple[str, str], CursorRow] = field(default_factory=dict)
     mark: int = 0
     weight: int = 0
@@ -138,6 +127,13 @@ class Wanted(NamedTuple):
 
     gateway: str | None
     kinds: frozenset[str]
+
+    def wants(self, record: Record) -> bool:
+        """Whether this record concerns the reader."""
+        return record.kind in self.kinds and (
+            self.gateway is None
+            or self.gateway in (record.gateway, record.from_gateway)
+        )
 
 
 class Store:
@@ -246,23 +242,18 @@ class Store:
 
     def bounds(self) -> tuple[int, int]:
         """The oldest seq kept, and the next one to be given."""
-        # Two queries in one: SQLite looks up either end, but scans for both at once.
-        first, last = self._db.execute(
-            "select (select min(seq) from log), (select max(seq) from log)"
-        ).fetchone()
-        return (1, 1) if last is None else (first, last + 1)
+        db = self._db
+        (last,) = db.execute("select max(last) from log").fetchone()
+        return _first(db), (last or 0) + 1
 
     def cursors(self) -> dict[tuple[str, str], CursorRow]:
         """Every stored cursor, by role and name."""
         rows = self._db.execute("select role, name, seq, used, timeout from cursors")
         return {(role, name): CursorRow(*rest) for role, name, *rest in rows}
 
-    def online(self) -> Iterator[tuple[Uid, OnlineRow]]:
-        """Every open session."""
-        for row in self._db.execute(
-            "select uid, session, start, conn, gateway, timeout from online"
-        ):
-            yield row[0], OnlineRow._make(row[1:])
+    def online(self) -> Iterator[OnlineRow]:
+        """Every open session, in the order in which they began."""
+        return map(OnlineRow._make, self._db.execute("select * from online"))
 
     def read(
         self, *, after: int, until: int, wanted: Wanted, limit: int
@@ -278,22 +269,22 @@ class Store:
             The records, in order; the seq up to which the log was looked at; and the
             oldest seq kept, as of the same snapshot.
         """
-        until = min(until, after + SCAN_ROWS)
-        kinds = ", ".join(f"'{kind}'" for kind in KINDS if kind in wanted.kinds)
-        where = f"seq > ? and seq <= ? and kind in ({kinds})"
-        values: list[object] = [after, until]
-        if wanted.gateway is not None:
-            where += " and (gateway = ? or from_gateway = ?)"
-            values += [wanted.gateway, wanted.gateway]
+        until = min(until, after + SCAN_RECORDS)
+        records: list[Record] = []
         with self._reading() as db:
             db.execute("begin")
-            (first,) = db.execute("select coalesce(min(seq), 1) from log").fetchone()
-            rows = db.execute(
-                f"select * from log where {where} order by seq limit ?",
-                [*values, limit],
-            ).fetchall()
-        records = [_record(row) for row in rows]
-        return records, records[-1].seq if len(records) == limit else until, first
+            first = _first(db)
+            pages = db.execute(
+                "select records from log where last > ? and first <= ? order by last",
+                [after, until],
+            )
+            for (page,) in pages:
+                for record in _records(page):
+                    if after < record.seq <= until and wanted.wants(record):
+                        records.append(record)
+                        if len(records) == limit:
+                            return records, record.seq, first
+        return records, until, first
 
     def spool_online(self, gateway: str | None, out: BinaryIO) -> None:
         """Write the answer to `list`, whole, as frames, from one snapshot.
@@ -308,7 +299,7 @@ class Store:
             values = [gateway]
         with self._reading() as db:
             db.execute("begin")
-            (seq,) = db.execute("select coalesce(max(seq), 0) from log").fetchone()
+            (seq,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
             rows = db.execute(query, values)
             page = rows.fetchmany(LIST_ROWS)
             while len(page) == LIST_ROWS and (following := rows.fetchmany(LIST_ROWS)):
@@ -327,12 +318,13 @@ class Store:
 
     def write(self, batch: Batch) -> None:
         """Write a batch in one transaction; all of it, or on an error none."""
-        kept = [(uid, *row) for uid, row in batch.online.items() if row is not None]
-        gone = [uid for uid, row in batch.online.items() if row is None]
+        kept = [row for row in batch.online.values() if row is not None]
+        gone = [session for session, row in batch.online.items() if row is None]
         cursors = [(*key, *row) for key, row in batch.cursors.items()]
+        pages = [_page(part) for part in _cut(batch.records, PAGE_RECORDS)]
         with self._transaction() as db:
+            db.executemany("insert into log values (?, ?, ?, ?)", pages)
             for statement, rows in (
-                (_INSERT_LOG, batch.records),
                 (_FORGET_ONLINE, gone),
                 (_PUT_ONLINE, kept),
                 (_PUT_CURSORS, cursors),
@@ -353,26 +345,46 @@ class Store:
 
         A cursor that none of the deleted records concerned follows the log; one that
         stays behind is told by a gap. Names not used since *idle_ms* are forgotten.
-        The newest record is always kept: it is what says which seq comes next.
+        The newest page is always kept: it says which seq comes next.
         """
         db = self._db
-        full = self.log_bytes() > most_bytes
-        first, following = self.bounds()
-        last = min(following - 2, first + TRIM_ROWS - 1)
-        if not full:
-            # Up to the first that is young enough: stamps need not be in order.
-            young = "select min(seq) from log where seq <= ? and at >= ?"
-            (kept,) = db.execute(young, [last, oldest_ms]).fetchone()
-            last = last if kept is None else kept - 1
+        is_full = self.log_bytes() > most_bytes
+        last, count, newest = 0, 0, dict[str, int]()
+        for page_last, young, page in db.execute(
+            "select last, newest, records from log "
+            "where last < (select max(last) from log) order by last"
+        ):
+            if count >= TRIM_RECORDS or not (is_full or young < oldest_ms):
+                break
+            for record in _records(page):
+                for name in {record.gateway, record.from_gateway}:
+                    if name is not None:
+                        newest[name] = record.seq
+                count += 1
+            last = page_last
         with self._transaction():
             db.execute("delete from cursors where used < ?", [idle_ms])
-            if last < first:
+            if not count:
                 return False
-            db.execute(_FOLLOW, {"last": last, "role": GATEWAY})
-            db.execute("delete from log where seq <= ?", [last])
+            db.execute(
+                _FOLLOW,
+                {
+                    "last": last,
+                    "role": GATEWAY,
+                    "names": json.dumps(
+                        [
+                            name
+                            for (role, name), cursor in self.cursors().items()
+                            if role == GATEWAY
+                            and newest.get(name, 0) <= cursor.seq < last
+                        ]
+                    ),
+                },
+            )
+            db.execute("delete from log where last <= ?", [last])
         # As a script: `execute` stops after the first page that was given back.
-        db.executescript(f"pragma incremental_vacuum({TRIM_ROWS})")
-        return int(last - first + 1) >= TRIM_ROWS
+        db.executescript(f"pragma incremental_vacuum({TRIM_PAGES})")
+        return count >= TRIM_RECORDS
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -386,6 +398,21 @@ class Store:
             raise
 
 
-def _record(row: tuple[object, ...]) -> Record:
-    record = Record(*row)  # type: ignore[arg-type]  # the columns are the fields
-    return record._replace(restored=bool(record.restored))
+def _first(db: sqlite3.Connection) -> int:
+    """The oldest seq kept; 1 of an empty log."""
+    row = db.execute("select first from log order by last limit 1").fetchone()
+    return 1 if row is None else int(row[0])
+
+
+def _page(records: list[Record]) -> tuple[int, int, int, bytes]:
+    """A row of the log: the last and the first seq, the newest stamp, the records."""
+    newest = max(record.at for record in records)
+    return records[-1].seq, records[0].seq, newest, encode(records)
+
+
+def _records(page: bytes) -> Iterator[Record]:
+    return map(Record._make, decode(page))
+
+
+def _cut(records: list[Record], size: int) -> list[list[Record]]:
+    return [records[at : at + size] for at in range(0, len(records), size)]
