@@ -7,7 +7,8 @@
 # the environment is built anew from nothing.
 #
 # The package itself, compiled in place, has a stamp of its own, named for what it is
-# compiled from and whether there is a compiler: a change of either compiles it again.
+# compiled from and whether there is a compiler that finds Python.h and what that needs: a
+# change of either compiles it again.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -31,8 +32,9 @@ KEY := $(shell { "$(PYTHON)" -c 'import sys; print(sys.version)' || :; echo "$(C
 STAMP = $(VENV)/.stamp-$(1)-$(KEY)
 SOURCES := setup.py $(wildcard liveness/core/_*.pyx liveness/core/_*.pxd)
 HEADERS := $(shell "$(PYTHON)" -c 'import sysconfig; print(sysconfig.get_config_var("INCLUDEPY"))' 2>/dev/null)
-COMPILED := $(VENV)/.compiled-$(KEY)-$(shell { ls $(SOURCES) "$(HEADERS)/Python.h" || :; \
-	command -v gcc || :; cat $(SOURCES) || :; } 2>/dev/null | sha256sum | cut -c 1-16)
+COMPILED := $(VENV)/.compiled-$(KEY)-$(shell { cat $(SOURCES) || :; \
+	gcc -E -I "$(HEADERS)" -include Python.h -x c /dev/null >&2 && echo compiles || :; \
+	} 2>/dev/null | sha256sum | cut -c 1-16)
 READY = $(call STAMP,$(1)) $(COMPILED)
 APT := apt install git make python3-venv gcc python3-dev
 
@@ -87,9 +89,8 @@ lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
 
 clean:  ## Remove the virtual environment and what tools left behind
 	@if [ -e $(VENV)/install.log ]; then rm -rf $(VENV); fi
-	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage liveness/core/_*.so
 	find liveness tests -name __pycache__ -prune -exec rm -rf {} +
-	rm -f liveness/core/_*.so
 
 # The install log doubles as the mark of a folder that is ours to empty.
 define TELL

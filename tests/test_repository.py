@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ case "$1 $2" in
     printf '#!/bin/sh\\n' >"$3/bin/liveness"; chmod +x "$3/bin/liveness" ;;
 "-m pip") echo "$*" >>"$TRACE"
     [ -z "$INTERRUPT" ] || kill -KILL 0 ;;  # with everything above it, as a power cut would
-*) exec {shlex.quote(sys.executable)} -I -S -c "import sys; $LIE; exec(sys.argv[1])" "$2" ;;
+*) exec {shlex.quote(sys.executable)} -I -S -c "import sys, sysconfig
+sysconfig.get_config_vars()['INCLUDEPY'] = '$HEADERS'; $LIE; exec(sys.argv[1])" "$2" ;;
 esac
 """
 TRACER = """#!/bin/sh
@@ -65,6 +67,7 @@ class Copy:
         """Run *command* here, with the tracing programs before all others."""
         search = f"{self.path / 'bin'}:{os.environ['PATH']}"
         known = {"PATH": search, "TRACE": str(self.path / "trace"), "LIE": "0"}
+        known["HEADERS"] = str(self.path / "headers")
         return subprocess.run(
             command,
             cwd=self.path,
@@ -82,6 +85,12 @@ class Copy:
         path.write_text(text)
         path.chmod(0o755)
 
+    def only(self, programs: str) -> str:
+        """A search path on which there is, beside the tracing ones, just these."""
+        for name in programs.split():
+            (self.path / "bin" / name).symlink_to(shutil.which(name) or name)
+        return str(self.path / "bin")
+
     def traced(self) -> list[str]:
         """What was called since this was asked last."""
         trace = self.path / "trace"
@@ -96,14 +105,27 @@ def copy(tmp_path: Path) -> Copy:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "bin").mkdir()
+    (tmp_path / "liveness/core").mkdir(parents=True)
+    (tmp_path / "liveness/core/_wheel.pyx").touch()
+    (tmp_path / "setup.py").touch()
+    (tmp_path / "headers").mkdir()
+    (tmp_path / "headers/Python.h").touch()
     copy = Copy(tmp_path)
     copy.program("python3", PYTHON)
+    copy.program("gcc", "#!/bin/sh\n[ -e headers/Python.h ]\n")
     return copy
 
 
 def installed(copy: Copy) -> list[str]:
     """The locks that were installed since this was asked last."""
-    return re.findall(r"--require-hashes -r (\S+)", "\n".join(copy.traced()))
+    return compiled(copy)[0]
+
+
+def compiled(copy: Copy) -> tuple[list[str], int]:
+    """The locks, and how often the package itself, that were installed since."""
+    traced = "\n".join(copy.traced())
+    locks = re.findall(r"--require-hashes -r (\S+)", traced)
+    return locks, traced.count("--editable .")
 
 
 def pins(lock: str) -> Mapping[str, str]:
@@ -213,6 +235,60 @@ def test_another_lock_or_python_means_another_environment(copy: Copy) -> None:
     assert installed(copy) == ["requirements.lock"] * 3
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "echo >>liveness/core/_wheel.pyx",
+        "echo >liveness/core/_wire.pyx",
+        "echo >liveness/core/_wire.pxd",
+        "echo >>setup.py",
+        "rm headers/Python.h",
+        "echo exit 1 >bin/gcc",
+    ],
+)
+def test_another_source_or_compiler_compiles_anew_in_the_same_environment(
+    copy: Copy, change: str
+) -> None:
+    copy.run("make", "setup")
+    assert compiled(copy) == (["requirements-dev.lock"], 1)
+    copy.run("sh", "-c", change)
+    for target in ("demo", "check", "test"):
+        copy.run("make", target)
+    assert compiled(copy) == ([], 1)
+
+
+def test_an_interrupted_compilation_is_redone(copy: Copy) -> None:
+    copy.run("make", "setup")
+    copy.run("sh", "-c", "echo >>setup.py")
+    assert copy.run("make", "setup", INTERRUPT="1").returncode != 0
+    copy.traced()
+    assert copy.run("make", "setup").returncode == 0
+    assert compiled(copy) == ([], 1)
+
+
+def test_what_was_compiled_before_goes_but_not_that_of_another_python(
+    copy: Copy,
+) -> None:
+    old, other = (
+        copy.path / f"liveness/core/_wheel{suffix}"
+        for suffix in (sysconfig.get_config_var("EXT_SUFFIX"), ".cpython-38.so")
+    )
+    old.touch()
+    other.touch()
+    copy.run("make", "setup")
+    assert (old.exists(), other.exists()) == (False, True)
+    copy.run("make", "clean")
+    assert not other.exists()
+
+
+def test_set_up_ends_with_the_wheel_that_there_is(copy: Copy) -> None:
+    copy.run("make", "setup")
+    copy.program("liveness", "#!/bin/sh\necho liveness 1; echo wheel: $1\n")
+    shutil.copy(copy.path / "bin/liveness", copy.path / ".venv/bin")
+    said = copy.run("make", "setup").stdout
+    assert said == "liveness: .venv is ready (dev), wheel: version\n"
+
+
 def test_a_folder_that_the_makefile_did_not_make_is_left_alone(copy: Copy) -> None:
     (copy.path / "mine").mkdir()
     (copy.path / "mine" / "work").touch()
@@ -249,10 +325,10 @@ def test_what_is_missing_is_said_in_one_line(copy: Copy, lie: str, said: str) ->
 
 
 def test_a_machine_without_git_is_told_so_and_served(copy: Copy) -> None:
-    enough = "bash cat chmod cp cut find ls make mkdir rm sh sha256sum tail touch"
-    for name in enough.split():
-        (copy.path / "bin" / name).symlink_to(shutil.which(name) or name)
-    run = copy.run("make", "setup", PATH=str(copy.path / "bin"))
+    enough = copy.only(
+        "bash cat chmod cp cut find ls make mkdir rm sh sha256sum tail touch"
+    )
+    run = copy.run("make", "setup", PATH=enough)
     assert run.returncode == 0
     assert run.stderr.startswith("liveness: git is missing")
     assert "Debian: apt install git make python3-venv" in run.stderr
@@ -284,16 +360,28 @@ def test_the_gate_fails_with_each_of_its_steps(gate: Copy, step: str) -> None:
     assert gate.traced()[-1].startswith(f"make {step} ")
 
 
-def test_the_gate_installs_what_is_missing_or_names_it(gate: Copy) -> None:
-    run = gate.run(".ci/run", LIE="sys.modules['ensurepip'] = None")
+@pytest.mark.parametrize("package", ["gcc", "libc6-dev", "python3-dev", "python3-venv"])
+def test_the_gate_installs_what_is_missing_or_names_it(
+    gate: Copy, package: str
+) -> None:
+    machine = {
+        "gcc": {"PATH": gate.only("bash cat dirname sh")},
+        "python3-dev": {"HEADERS": "/there/are/none"},
+        "python3-venv": {"LIE": "sys.modules['ensurepip'] = None"},
+    }
+    if package == "gcc":
+        (gate.path / "bin/gcc").unlink()
+    if package == "libc6-dev":
+        gate.program("gcc", "#!/bin/sh\nexit 1\n")
+    run = gate.run(".ci/run", **machine.get(package, {}))
     traced = gate.traced()
     if os.geteuid() == 0:
         assert run.returncode == 0
         assert traced[0].startswith("apt-get update ")
-        assert "python3-venv CI=true" in traced[1]
+        assert f" {package} " in traced[1]
     else:
         assert run.returncode != 0
-        assert "apt install python3-venv" in run.stderr
+        assert f"apt install {package}" in run.stderr
         assert traced == []
 
 
