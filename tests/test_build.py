@@ -1,0 +1,256 @@
+"""What is compiled, and what serves where nothing could be.
+
+The installations are real: pip makes them from a copy of the sources, with this
+environment's own setuptools and Cython and without a network, into folders of their own.
+Where there must be no gcc or no Python.h, the real build looks for one in vain.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from liveness import build
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
+# What would steer a build or a run, were it set where the tests are started.
+STEERING = {"CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED", "CI"}
+SHOW = "from liveness import build; print(build.WHEEL, build.WHY_REFERENCE, sep=': ')"
+NOT_COMPILED = (
+    "it was not compiled for this Python; apt install gcc python3-dev, then install "
+    "liveness again (in a clone: make setup)"
+)
+
+
+def environ(**more: str) -> dict[str, str]:
+    """The environment of a machine's new user, and what a test adds to it."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in STEERING and not name.startswith("LIVENESS_")
+    }
+    return kept | more
+
+
+def python(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run this environment's Python; what lies in *cwd* is imported before all else."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environ(**more),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def without(*patterns: str) -> Callable[[str, list[str]], set[str]]:
+    return shutil.ignore_patterns("__pycache__", *patterns)
+
+
+# --- which one serves
+
+
+def test_the_gate_runs_on_the_compiled_wheel() -> None:
+    assert build.WHEEL == "compiled" or not os.environ.get("CI")
+
+
+@pytest.mark.parametrize("chosen", ["0", ""])
+def test_by_itself_the_compiled_wheel_serves_where_there_is_one(
+    tmp_path: Path, chosen: str
+) -> None:
+    by_itself = python("-c", SHOW, cwd=tmp_path)
+    assert by_itself.stdout in ("compiled: \n", f"reference: {NOT_COMPILED}\n")
+    same = python("-c", SHOW, cwd=tmp_path, LIVENESS_PURE_WHEEL=chosen)
+    assert same.stdout == by_itself.stdout
+
+
+def test_the_reference_serves_where_it_is_forced(tmp_path: Path) -> None:
+    forced = python("-c", SHOW, cwd=tmp_path, LIVENESS_PURE_WHEEL="1")
+    assert forced.stdout == "reference: LIVENESS_PURE_WHEEL is set\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config", "version"])
+def test_a_choice_that_is_none_is_one_line_and_78(tmp_path: Path, command: str) -> None:
+    refused = python(
+        "-m", "liveness", command, cwd=tmp_path, LIVENESS_PURE_WHEEL="true"
+    )
+    assert (refused.returncode, refused.stdout) == (78, "")
+    assert refused.stderr == (
+        "liveness: LIVENESS_PURE_WHEEL is 'true' (environment): it must be 0 or 1 "
+        "(1: the reference wheel, though there is a compiled one)\n"
+    )
+
+
+@pytest.mark.parametrize("module", ["_wheel", "_wire"])
+def test_half_of_what_is_compiled_does_not_serve(tmp_path: Path, module: str) -> None:
+    shutil.copytree(
+        ROOT / "liveness", tmp_path / "liveness", ignore=without(f"{module}.*.so")
+    )
+    half = python("-c", SHOW, cwd=tmp_path)
+    assert half.stdout == f"reference: {NOT_COMPILED}\n"
+
+
+def test_what_was_compiled_and_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "liveness", tmp_path / "liveness", ignore=without("*.so"))
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    broken = tmp_path / "liveness" / "core" / f"_wheel{suffix}"
+    broken.write_bytes(b"\x7fELF, and no more")
+    shown = python("-c", SHOW, cwd=tmp_path).stdout
+    assert shown.startswith("reference: what was compiled cannot be loaded (")
+    assert broken.name in shown
+    assert "; apt install gcc python3-dev, then install liveness again" in shown
+
+
+def test_a_sidecar_on_the_reference_says_once_why(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "liveness", "serve", "--http", "127.0.0.1:0"],
+        env=environ(
+            LIVENESS_PURE_WHEEL="1",
+            LIVENESS_CONFIG=os.devnull,
+            LIVENESS_SOCKET_PATH=str(tmp_path / "gateway.sock"),
+            LIVENESS_STATE_DIR=str(tmp_path / "state"),
+        ),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as sidecar:
+        try:
+            assert sidecar.stderr is not None
+            lines = [json.loads(sidecar.stderr.readline())]
+            while lines[-1]["event"] != "ready":
+                lines.append(json.loads(sidecar.stderr.readline()))
+            metrics = f"http://{lines[-1]['http']}/metrics"
+            with urllib.request.urlopen(metrics) as answer:
+                assert 'wheel="reference"' in answer.read().decode()
+        finally:
+            sidecar.terminate()
+    assert lines[0]["wheel"] == "reference"
+    told = [line for line in lines if "why" in line]
+    assert [(line["level"], line["why"]) for line in told] == [
+        ("info", "LIVENESS_PURE_WHEEL is set")
+    ]
+
+
+# --- installations
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources and their distribution, without anything that was compiled here."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name in SOURCES:
+        shutil.copy(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "liveness", folder / "liveness", ignore=without("*.so"))
+    # Leaves the C files in build/, so that not every installation writes them anew.
+    distribute = "from setuptools import build_meta; build_meta.build_sdist('dist')"
+    made = python("-c", distribute, cwd=folder)
+    assert made.returncode == 0, made.stderr
+    return folder
+
+
+def installed(source: Path, target: Path, **more: str) -> tuple[int, str]:
+    """Install *source* into the folder *target*; pip's exit code and all it said."""
+    done = python(
+        *("-m", "pip", "install", "--verbose", "--no-index", "--no-deps"),
+        *("--no-build-isolation", "--target", str(target), str(source)),
+        cwd=target.parent,
+        **more,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def version(target: Path) -> str:
+    """What the installation in *target* says of its wheel."""
+    shown = python("-m", "liveness", "version", cwd=target)
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout.splitlines()[-1]
+
+
+def no_gcc(folder: Path) -> dict[str, str]:
+    return {"PATH": str(folder)}
+
+
+def a_failing_gcc(folder: Path) -> dict[str, str]:
+    (folder / "gcc").write_text("#!/bin/sh\necho out of order >&2; exit 1\n")
+    (folder / "gcc").chmod(0o755)
+    return {"CC": str(folder / "gcc")}
+
+
+def no_header(folder: Path) -> dict[str, str]:
+    """Python says that its headers are in *folder*, by the means of cross compilers."""
+    said = sysconfig.get_config_vars() | dict.fromkeys(
+        ["INCLUDEPY", "CONFINCLUDEPY"], str(folder)
+    )
+    (folder / "_no_header.py").write_text(f"build_time_vars = {said!r}\n")
+    return {"PYTHONPATH": str(folder), "_PYTHON_SYSCONFIGDATA_NAME": "_no_header"}
+
+
+WITHOUT = pytest.mark.parametrize(
+    ("lacking", "reason"),
+    [
+        (no_gcc, "No such file or directory"),
+        (a_failing_gcc, "out of order"),
+        pytest.param(
+            no_header,
+            "Python.h: No such file or directory",
+            marks=pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc here"),
+        ),
+    ],
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path, sources: Path) -> Path:
+    """A folder with an own copy of the sources, and an empty one for a machine's lack."""
+    shutil.copytree(sources, tmp_path / "sources")
+    (tmp_path / "machine").mkdir()
+    return tmp_path
+
+
+@pytest.mark.slow
+@WITHOUT
+def test_where_it_cannot_be_compiled_the_reference_is_installed_and_says_so(
+    place: Path, lacking: Callable[[Path], dict[str, str]], reason: str
+) -> None:
+    target = place / "target"
+    code, said = installed(place / "sources", target, **lacking(place / "machine"))
+    assert code == 0, said
+    assert reason in said
+    assert version(target) == f"wheel: reference, because {NOT_COMPILED}"
+
+
+@pytest.mark.slow
+@WITHOUT
+def test_under_ci_what_does_not_compile_fails_the_installation(
+    place: Path, lacking: Callable[[Path], dict[str, str]], reason: str
+) -> None:
+    machine = lacking(place / "machine")
+    code, said = installed(place / "sources", place / "target", CI="true", **machine)
+    assert code != 0
+    assert reason in said
+    assert not (place / "target").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "level"), [({}, "-O3"), ({"CFLAGS": "-O1"}, "-O1")])
+def test_the_source_distribution_is_compiled_where_it_can_be(
+    tmp_path: Path, sources: Path, flags: dict[str, str], level: str
+) -> None:
+    headers = Path(sysconfig.get_config_var("INCLUDEPY"))
+    if not (shutil.which("gcc") and (headers / "Python.h").exists()):
+        pytest.skip("no gcc or no Python.h here")
+    (distribution,) = (sources / "dist").iterdir()
+    code, said = installed(distribution, tmp_path / "target", CI="true", **flags)
+    assert code == 0, said
+    compiling = [line for line in said.splitlines() if " -c build/" in line]
+    assert {re.findall(r" (-O\w+)", line)[-1] for line in compiling} == {level}
+    assert version(tmp_path / "target") == "wheel: compiled"
