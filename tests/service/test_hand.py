@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from tests.service.rig import IDLE_PER_S, WAITING_PER_S, Rig, running
 
-GATHER_S: Final = 0.010
+GATHER_S: Final = 0.020
 
 
 async def turns_a_second(rig: Rig, seconds: float) -> float:
@@ -68,7 +68,7 @@ async def test_each_silent_user_is_decided_at_once_and_one_turn_does_it(
         assert len(rig.turns) - began <= 5 * 4 + 17 * IDLE_PER_S
 
 
-async def test_reads_are_gathered_for_ten_milliseconds_and_no_longer(
+async def test_reads_are_gathered_for_twenty_milliseconds_and_no_longer(
     tmp_path: Path, jumping: MockClock
 ) -> None:
     async with running(tmp_path) as rig:
@@ -80,8 +80,9 @@ async def test_reads_are_gathered_for_ten_milliseconds_and_no_longer(
         await gateway.settle()
         made = rig.turns[began:]
         assert rig.presence.events["keepalive"] == 1_000
-        assert 90 <= len(made) <= 130
-        assert min(gaps(made)) >= GATHER_S - 1e-6
+        assert 45 <= len(made) <= 65
+        # But for the tick of each slot.
+        assert sum(gap < GATHER_S - 1e-6 for gap in gaps(made)) <= 3
 
 
 async def test_many_links_that_speak_seldom_are_read_together(
@@ -95,7 +96,7 @@ async def test_many_links_that_speak_seldom_are_read_together(
             await trio.sleep(0.001)
         await gateways[0].settle()
         assert rig.presence.events["keepalive"] == 1_000
-        assert len(rig.turns) - began <= 130
+        assert len(rig.turns) - began <= 65
 
 
 async def test_after_a_pause_the_first_frame_is_read_at_once(
