@@ -231,7 +231,7 @@ class LimitSettings:
         ),
     )
     pause_reading: int = field(
-        default=100_000,
+        default=30_000,
         metadata=_about(
             "unwritten records at which sockets are not read",
             (1_000, 10_000_000),
