@@ -296,9 +296,9 @@ cdef class Wheel:
         cdef int32_t target = self.list_for(now + timeout)
         cdef Py_ssize_t start
         left = []
-        for start in range(0, run.count, BLOCK):
+        for start in range(0, run.length, BLOCK):
             self.touch_block(
-                gateway, run.items, start, min(run.count, start + BLOCK), timeout,
+                gateway, run.items, start, min(run.length, start + BLOCK), timeout,
                 target, now, mono, left,
             )
         return left

@@ -25,7 +25,7 @@ cdef struct Sign:
 cdef class PackedSigns:
     cdef object owner  # what the keys point into
     cdef Sign *items
-    cdef Py_ssize_t count, room
+    cdef Py_ssize_t length, room
     cdef uint32_t frames
     cdef int64_t first_n
 

@@ -68,18 +68,25 @@ cdef class PackedSigns:
         PyMem_Free(self.items)
 
     def __len__(self):
-        return self.count
+        return self.length
+
+    def count(self, uint8_t event):
+        """How many of them are of this event."""
+        cdef Py_ssize_t at, found = 0
+        for at in range(self.length):
+            found += self.items[at].event == event
+        return found
 
     def at(self, Py_ssize_t position):
         """The uid, conn and event at *position*."""
-        if not 0 <= position < self.count:
+        if not 0 <= position < self.length:
             raise IndexError(position)
         cdef Sign *sign = self.items + position
         return uid_of(sign), None if sign.conn == NO_CONN else sign.conn, sign.event
 
     def frame_at(self, Py_ssize_t position):
         """The number of the frame that holds *position*, and the index within it."""
-        if not 0 <= position < self.count:
+        if not 0 <= position < self.length:
             raise IndexError(position)
         cdef uint32_t frame = self.items[position].frame
         cdef Py_ssize_t first = position
@@ -90,17 +97,17 @@ cdef class PackedSigns:
     @property
     def uids(self):
         """All uids, as objects made for the asker."""
-        return [uid_of(self.items + at) for at in range(self.count)]
+        return [uid_of(self.items + at) for at in range(self.length)]
 
     @property
     def conns(self):
         """Beside each uid its conn."""
-        return [self.at(at)[1] for at in range(self.count)]
+        return [self.at(at)[1] for at in range(self.length)]
 
     @property
     def events(self):
         """Beside each uid the index of its event."""
-        return bytes([self.items[at].event for at in range(self.count)])
+        return bytes([self.items[at].event for at in range(self.length)])
 
     cdef int reserve(self, Py_ssize_t wanted) except -1:
         """Make room for so many items in all."""
@@ -131,8 +138,8 @@ cdef class PackedSigns:
         if uids > most_uids:
             return False
         count = 1 if uids == ALONE else uids
-        self.reserve(self.count + count)
-        cdef Sign *first = self.items + self.count
+        self.reserve(self.length + count)
+        cdef Sign *first = self.items + self.length
         for position in range(count):
             at = past_key(at, first + position)
             if at == NULL:
@@ -142,7 +149,7 @@ cdef class PackedSigns:
             first[position].frame = self.frames
         if has_options and not take_conns(at, first, uids):
             return False
-        self.count += count
+        self.length += count
         self.frames += 1
         return True
 
@@ -165,11 +172,11 @@ cdef PackedSigns packed(object signs):
     made.owner = uids
     made.reserve(len(uids))
     for uid, conn, event in zip(uids, conns, events):
-        sign = made.items + made.count
+        sign = made.items + made.length
         set_key(uid, sign)
         sign.conn = NO_CONN if conn is None else conn
         sign.event = event
-        made.count += 1
+        made.length += 1
     return made
 
 

@@ -118,7 +118,7 @@ class Presence:
             first bad one, and its index in the frame. The good ones were applied.
         """
         for number in range(EVENT_NUMBER[LOGIN] + 1, EVENT_NUMBER[LOGOUT]):
-            self.events[EVENTS[number]] += signs.events.count(number)
+            self.events[EVENTS[number]] += signs.count(number)
         left = self.wheel.touch(gateway.number, signs, now=at.now, mono=at.mono)
         bad: list[tuple[int, int, int]] = []
         for position, why in left:

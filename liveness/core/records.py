@@ -187,6 +187,10 @@ class SignsOfLife(ABC):
     events: bytes | bytearray  # indexes into `EVENTS`
 
     @abstractmethod
+    def count(self, event: int) -> int:
+        """How many of them are of this event."""
+
+    @abstractmethod
     def at(self, position: int) -> tuple[Uid, int | None, int]:
         """The uid, conn and event at *position*."""
 
@@ -209,6 +213,10 @@ class ListedSigns(SignsOfLife):
     events: bytearray = field(default_factory=bytearray)
     first_n: int = 0
     batches: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def count(self, event: int) -> int:
+        """How many of them are of this event."""
+        return self.events.count(event)
 
     def at(self, position: int) -> tuple[Uid, int | None, int]:
         """The uid, conn and event at *position*."""
