@@ -23,7 +23,7 @@ from cyclopts import (
 )
 
 from liveness import __version__
-from liveness.bench import FULL, OTHERS, QUICK, SCENARIOS
+from liveness.bench import FULL, OTHERS, QUICK, SCENARIOS, full
 from liveness.config import SETTINGS
 from liveness.core.records import KINDS
 from liveness.errors import ConfigError, LivenessError
@@ -335,11 +335,17 @@ def bench(
         ),
     ],
     users: Annotated[
-        int | None, _number(int, "N", _sized("users", "users"), 100, 1_000_000)
+        int | None, _number(int, "N", _sized("users", "users"), 100, 10_000_000)
     ] = None,
     rate: Annotated[
         int | None,
-        _number(int, "N", _sized("rate", "frames a second in steady"), 1, 100_000),
+        _number(
+            int,
+            "N",
+            _sized("rate", "frames a second in steady; 33000 with more users"),
+            1,
+            100_000,
+        ),
     ] = None,
     seconds: Annotated[
         float | None,
@@ -364,8 +370,8 @@ def bench(
     sizes: Annotated[
         tuple[int, ...] | None,
         Parameter(
-            help="how many users there are beside other systems, one number after "
-            f"the other (default {','.join(map(str, FULL.sizes))})",
+            help="users beside other systems, one number after "
+            "the other (default: powers of ten and 4000000, up to four times --users)",
             metavar="N,N",
             converter=_sizes,
             n_tokens=1,
@@ -415,7 +421,7 @@ def bench(
 
     from liveness.bench.run import run
 
-    options = replace(QUICK if quick else FULL, **given)
+    options = replace(QUICK if quick else full(users or FULL.users), **given)
     return run(scenario or SCENARIOS, options, report=json)
 
 

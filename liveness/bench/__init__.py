@@ -21,7 +21,8 @@ SCENARIOS: Final = {
     "idle": "a sidecar with nothing to do, and how soon it is ready",
     "logins": "everyone logs in at once",
     "steady": "keepalives all along, one a frame, while some users fall silent",
-    "silence": "everyone falls silent at once",
+    "silence": "everyone falls silent at once, and others meanwhile",
+    "day": "everyone logs in for a day; what that does to others, then and hours later",
     "restart": "a planned stop, then a crash, with everyone online",
     "client": "what the client library costs a gateway",
     "cost": "CPU and memory by the number of users, beside other systems",
@@ -32,10 +33,13 @@ OTHERS: Final = {
     "redis": "redis-server, a key with a TTL for each user",
 }
 
+# Numbers of users beside other systems, up to four times those of the run.
+SIZES: Final = (10_000, 100_000, 1_000_000, 4_000_000, 10_000_000)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How much of everything. With the defaults a run is the one of the promises.
+    """How much of everything; `full` is as much as is promised.
 
     Args:
         users: How many there are.
@@ -54,13 +58,20 @@ class Options:
     rate: int = 3_000
     seconds: float = 30.0
     timeout_s: float = 10.0
-    sizes: tuple[int, ...] = (10_000, 100_000, 1_000_000, 4_000_000)
+    sizes: tuple[int, ...] = (10_000, 100_000)
     without: tuple[str, ...] = ()
     rounds: int = 3
     folder: Path | None = None
 
 
-FULL: Final = Options()
+def full(users: int) -> Options:
+    """The run of the promises for so many users."""
+    is_large = users > Options().users
+    sizes = tuple(size for size in SIZES if size <= 4 * users)
+    return Options(users=users, rate=33_000 if is_large else 3_000, sizes=sizes)
+
+
+FULL: Final = full(100_000)
 # As little as shows that everything works; what it measures is no measure.
 QUICK: Final = Options(
     users=500, rate=500, seconds=2.0, timeout_s=3.0, sizes=(500,), rounds=1

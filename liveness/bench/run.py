@@ -33,6 +33,7 @@ MEASURED: Final[dict[str, Callable[[Options, Stage], list[Figure]]]] = {
         scenarios.logins,
         scenarios.steady,
         scenarios.silence,
+        scenarios.day,
         scenarios.restart,
         client,
         cost,

@@ -1,39 +1,41 @@
-"""What is measured, each on a fresh server. The floors are those of the README."""
+"""What is measured of the sidecar alone, each on a fresh server."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from liveness.bench import Options
+from liveness.bench.borders import DAY_S, borders
 from liveness.bench.figures import Figure
+from liveness.bench.floors import (
+    DECIDED_MS,
+    IDLE_CPU_PERCENT,
+    IDLE_MB,
+    IDLE_READY_S,
+    NONE,
+    OTHERS_DECIDED_MS,
+    OTHERS_DELIVERED_MS,
+    STOP_S,
+    floors,
+)
 from liveness.bench.load import Gateway, Moment, Pace, Users, now
 from liveness.bench.program import Window
 from liveness.bench.progress import Stage, passing
 from liveness.bench.server import Server, server
-from liveness.bench.verdict import Verdict, judge, quantile
-
-READY_S: Final = 1.0
-IDLE_MB: Final = 80.0
-IDLE_CPU_PERCENT: Final = 1.0
-LOGINS_S: Final = 4.0
-DECIDED_MS: Final = 50.0
-STEADY_CPU_PERCENT: Final = 10.0
-SILENCE_S: Final = 8.0
-SILENCE_MB: Final = 100.0
-STOP_S: Final = 5.0
-NONE: Final = 0.0
+from liveness.bench.stragglers import Stragglers
+from liveness.bench.systems import LONG_S
+from liveness.bench.verdict import Verdict, judge, p99_ms, quantile
 
 IDLE_SETTLE_S: Final = 1.0  # for what a start leaves behind
 IDLE_S: Final = 5.0
 # In `steady` so many users a second fall silent, of those with the short timeout.
 FALLS_PER_S: Final = 50
-# As long after their deadlines as the promise allows, and again: who is not reported
-# by then is missing.
-PATIENCE_S: Final = 2 * SILENCE_S
 # After a restart nobody is judged before the gateways had time to come back; a clock
 # that was not renewed shows this long after its deadline.
 RENEWED_S: Final = 2.0
+# Of the day in the core: what is promised is of a million.
+BORDERS_USERS: Final = 1_000_000
 
 
 def why_not(options: Options) -> str:
@@ -59,7 +61,7 @@ def idle(options: Options, stage: Stage) -> list[Figure]:
             time.sleep(window_s)
         memory_mb = sidecar.memory_mb()
     return [
-        Figure("idle", "ready after exec", ready_s, "s", READY_S),
+        Figure("idle", "ready after exec", ready_s, "s", IDLE_READY_S),
         Figure("idle", "memory", memory_mb, "MB", IDLE_MB),
         Figure("idle", "server CPU", window.server_percent, "%", IDLE_CPU_PERCENT),
     ]
@@ -67,16 +69,16 @@ def idle(options: Options, stage: Stage) -> list[Figure]:
 
 def logins(options: Options, stage: Stage) -> list[Figure]:
     """Everyone logs in at once."""
-    users = Users(options.users)
+    users, logins_s = Users(options.users), floors(options.users).logins_s
     frames = users.logins(range(len(users)))
-    with _linked(options, options.timeout_s) as (sidecar, gateway):
+    with _linked(options, LONG_S) as (sidecar, gateway):
         stage("everyone logs in", None)
         with Window(sidecar) as window:
             gateway.send(frames)
             gateway.ping()
         memory_mb = sidecar.memory_mb()
     return [
-        Figure("logins", "all on disk", window.took_s, "s", LOGINS_S),
+        Figure("logins", "all on disk", window.took_s, "s", logins_s),
         Figure("logins", "logins a second", len(users) / window.took_s, ""),
         Figure("logins", "server CPU a login", window.server_ns(len(users)), "ns"),
         Figure("logins", "server memory with all online", memory_mb, "MB"),
@@ -94,7 +96,9 @@ def steady(options: Options, stage: Stage) -> list[Figure]:
     singles = [users.single(number) for number in range(len(users))]
     # Until the first of them is due it is only half of the load.
     before = round(options.rate * options.timeout_s)
-    long_s = options.timeout_s + 1.5 * options.users / options.rate
+    promised = floors(options.users)
+    # Long enough for the logins, however long they take, and a turn of everyone.
+    long_s = options.timeout_s + 3 * options.users / options.rate
     with _linked(options, long_s) as (sidecar, gateway):
         stage("everyone logs in", None)
         gateway.send(users.logins(range(falling, len(users))))
@@ -105,7 +109,8 @@ def steady(options: Options, stage: Stage) -> list[Figure]:
         pace.run([singles[number] for number in order[:before]])
         with Window(sidecar) as window:
             pace.run([singles[number] for number in order[before:]])
-        gateway.wait_for(falling, until=time.perf_counter() + PATIENCE_S)
+        until = time.perf_counter() + promised.patience_s
+        gateway.wait_for(falling, until=until)
         gateway.ping()
     # A later sign of the same user overwrites an earlier one.
     last = {
@@ -114,48 +119,80 @@ def steady(options: Options, stage: Stage) -> list[Figure]:
         if number < falling
     }
     verdict = judge(gateway.notices, last, timeout_s=options.timeout_s)
-    frames = len(order) - before
+    frames, cpu_percent = len(order) - before, promised.steady_cpu_percent
     return [
-        *_promptness("steady", verdict),
+        *_promptness("steady", verdict, promised.delivered_ms),
         *_mistakes("steady", verdict),
-        Figure("steady", "server CPU", window.server_percent, "%", STEADY_CPU_PERCENT),
+        Figure("steady", "server CPU", window.server_percent, "%", cpu_percent),
         Figure("steady", "server CPU a frame", window.server_ns(frames), "ns"),
         Figure("steady", "frames a second", frames / window.took_s, ""),
         Figure("steady", "load CPU", window.load_percent, "%"),
-        Figure("steady", "load behind its pace p99", _p99_ms(pace.lags_s), "ms"),
+        Figure("steady", "load behind its pace p99", p99_ms(pace.lags_s), "ms"),
     ]
 
 
 def silence(options: Options, stage: Stage) -> list[Figure]:
-    """Everyone falls silent at once."""
+    """Everyone falls silent at once, and another gateway's users one by one."""
     users, timeout_s = Users(options.users), options.timeout_s
-    with _linked(options, timeout_s) as (sidecar, gateway):
-        stage("everyone logs in", None)
-        gateway.send(users.logins(range(len(users))))
-        gateway.ping()
+    promised = floors(options.users)
+    most_s = promised.silence_s
+    with _known(options, users, stage) as (sidecar, gateway):
         last = _speak(gateway, users)
         first_due = last[users.uids[0]].mono + timeout_s
-        patience = last[users.uids[-1]].mono + timeout_s + PATIENCE_S
-        stage("everyone is silent", passing(first_due - time.perf_counter()))
-        time.sleep(max(0.0, first_due - time.perf_counter()) / 2)
-        sidecar.forget_peak()
-        memory_mb = sidecar.memory_mb()
-        with Window(sidecar) as window:
-            gateway.wait_for(1, until=patience)
-            stage("everyone goes offline", lambda: gateway.count / len(users))
-            gateway.wait_for(len(users), until=patience)
-            gateway.ping()
-        acked_s = time.perf_counter() - first_due
-        growth_mb = sidecar.peak_memory_mb() - memory_mb
+        patience = last[users.uids[-1]].mono + timeout_s + promised.patience_s
+        soon_s = max(1.0, first_due - time.perf_counter())
+        with Stragglers(
+            sidecar.socket, first_s=soon_s, seconds=promised.patience_s
+        ) as others:
+            stage("everyone is silent", passing(first_due - time.perf_counter()))
+            time.sleep(max(0.0, first_due - time.perf_counter()) / 2)
+            sidecar.forget_peak()
+            memory_mb = sidecar.memory_mb()
+            with Window(sidecar) as window:
+                gateway.wait_for(1, until=patience)
+                stage("everyone goes offline", lambda: gateway.count / len(users))
+                gateway.wait_for(len(users), until=patience)
+                gateway.ping()
+            acked_s = time.perf_counter() - first_due
+            growth_mb = sidecar.peak_memory_mb() - memory_mb
+            beside = others.figures(
+                "silence",
+                first_due,
+                decided_ms=OTHERS_DECIDED_MS,
+                delivered_ms=OTHERS_DELIVERED_MS,
+            )
     verdict = judge(gateway.notices, last, timeout_s=timeout_s)
     return [
-        Figure("silence", "all decided", _worst(verdict.decided_s), "s", SILENCE_S),
-        Figure("silence", "all delivered", _worst(verdict.delivered_s), "s", SILENCE_S),
-        Figure("silence", "all acknowledged", acked_s, "s", SILENCE_S),
+        Figure("silence", "all decided", _worst(verdict.decided_s), "s", most_s),
+        Figure("silence", "all delivered", _worst(verdict.delivered_s), "s", most_s),
+        Figure("silence", "all acknowledged", acked_s, "s", most_s),
         *_mistakes("silence", verdict),
-        Figure("silence", "memory growth", growth_mb, "MB", SILENCE_MB),
+        *beside,
+        Figure("silence", "memory growth", growth_mb, "MB", promised.silence_mb),
         Figure("silence", "server CPU an offline", window.server_ns(len(users)), "ns"),
         Figure("silence", "load CPU", 100 * window.load_s / acked_s, "%"),
+    ]
+
+
+def day(options: Options, stage: Stage) -> list[Figure]:
+    """Everyone logs in for a day, and another gateway's users fall silent meanwhile."""
+    users = Users(options.users)
+    frames = users.logins(range(len(users)), timeout=DAY_S)
+    patience_s = floors(options.users).patience_s
+    with (
+        _linked(options, options.timeout_s) as (sidecar, gateway),
+        Stragglers(sidecar.socket, first_s=1.0, seconds=patience_s) as others,
+    ):
+        stage("everyone logs in for a day", None)
+        began = time.perf_counter()
+        gateway.send(frames)
+        gateway.ping()
+        took_s = time.perf_counter() - began
+        beside = others.figures("day", began, decided_ms=DECIDED_MS, delivered_ms=None)
+    return [
+        *beside,
+        Figure("day", "all on disk", took_s, "s"),
+        *borders(min(options.users, BORDERS_USERS), stage),
     ]
 
 
@@ -166,9 +203,10 @@ def restart(options: Options, stage: Stage) -> list[Figure]:
     would have run out.
     """
     users, watch_s = Users(options.users), options.timeout_s + RENEWED_S
+    ready_s = floors(options.users).ready_s
     with server(options.folder, timeout_s=options.timeout_s) as sidecar:
         sidecar.start()
-        with Gateway(sidecar.socket) as first:
+        with Gateway(sidecar.socket, timeout=LONG_S) as first:
             stage("everyone logs in", None)
             first.send(users.logins(range(len(users))))
             before = first.listed()
@@ -190,8 +228,8 @@ def restart(options: Options, stage: Stage) -> list[Figure]:
     false = sum(gateway.count for gateway in (first, second, third))
     return [
         Figure("restart", "stopped after SIGTERM", stopped_s, "s", STOP_S),
-        Figure("restart", "ready after a planned stop", planned_s, "s", READY_S),
-        Figure("restart", "ready after kill -9", crash_s, "s", READY_S),
+        Figure("restart", "ready after a planned stop", planned_s, "s", ready_s),
+        Figure("restart", "ready after kill -9", crash_s, "s", ready_s),
         Figure("restart", "false offlines", false, "", NONE),
         Figure("restart", "missing", lost, "", NONE),
     ]
@@ -205,6 +243,22 @@ def _linked(options: Options, timeout_s: float) -> Iterator[tuple[Server, Gatewa
     """A server that has started and is there to the end, and a link to it."""
     with server(options.folder, timeout_s=timeout_s) as sidecar:
         sidecar.start()
+        with Gateway(sidecar.socket) as gateway:
+            yield sidecar, gateway
+        sidecar.check()
+
+
+@contextmanager
+def _known(
+    options: Options, users: Users, stage: Stage
+) -> Iterator[tuple[Server, Gateway]]:
+    """The same, with everyone online; their next event begins the short timeout."""
+    with server(options.folder, timeout_s=options.timeout_s) as sidecar:
+        sidecar.start()
+        with Gateway(sidecar.socket, timeout=LONG_S) as first:
+            stage("everyone logs in", None)
+            first.send(users.logins(range(len(users))))
+            first.ping()
         with Gateway(sidecar.socket) as gateway:
             yield sidecar, gateway
         sidecar.check()
@@ -263,11 +317,14 @@ def _lost(before: dict[str, int], gateway: Gateway) -> int:
     return len(before.items() - gateway.listed().items())
 
 
-def _promptness(scenario: str, verdict: Verdict) -> list[Figure]:
+def _promptness(
+    scenario: str, verdict: Verdict, delivered_ms: float | None
+) -> list[Figure]:
+    delivered = p99_ms(verdict.delivered_s)
     return [
-        Figure(scenario, "decided p99", _p99_ms(verdict.decided_s), "ms", DECIDED_MS),
+        Figure(scenario, "decided p99", p99_ms(verdict.decided_s), "ms", DECIDED_MS),
         Figure(scenario, "decided last", 1000 * _worst(verdict.decided_s), "ms"),
-        Figure(scenario, "delivered p99", _p99_ms(verdict.delivered_s), "ms"),
+        Figure(scenario, "delivered p99", delivered, "ms", delivered_ms),
         Figure(scenario, "delivered last", 1000 * _worst(verdict.delivered_s), "ms"),
     ]
 
@@ -278,10 +335,6 @@ def _mistakes(scenario: str, verdict: Verdict) -> list[Figure]:
         Figure(scenario, "false offlines", verdict.false, "", NONE),
         Figure(scenario, "missing", verdict.missing, "", NONE),
     ]
-
-
-def _p99_ms(seconds: Iterable[float]) -> float:
-    return 1000 * quantile([*seconds], 0.99)
 
 
 def _worst(seconds: list[float]) -> float:

@@ -56,3 +56,8 @@ def quantile(values: Sequence[float], q: float) -> float:
     if not values:
         return math.nan
     return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
+
+
+def p99_ms(seconds: Sequence[float]) -> float:
+    """The 99th percentile, in milliseconds."""
+    return 1000 * quantile(seconds, 0.99)

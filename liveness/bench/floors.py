@@ -1,0 +1,69 @@
+"""What is promised, by the number of users: the README's numbers, in one place.
+
+None stands for what is measured, and not promised.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+# At any number of users.
+IDLE_READY_S: Final = 1.0
+IDLE_MB: Final = 80.0
+IDLE_CPU_PERCENT: Final = 1.0
+STOP_S: Final = 5.0
+DECIDED_MS: Final = 50.0
+NONE: Final = 0.0
+# Of another gateway's users, while everyone of one falls silent.
+OTHERS_DECIDED_MS: Final = 200.0
+OTHERS_DELIVERED_MS: Final = 500.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floors:
+    """The floors that depend on the number of users.
+
+    Args:
+        logins_s: From the first login to all of them on disk.
+        steady_cpu_percent: The server's share of a core in `steady`.
+        delivered_ms: The 99th percentile of what a gateway saw there.
+        silence_s: From the first deadline until all are acknowledged.
+        silence_mb: What the server's memory grows by meanwhile.
+        ready_s: From exec to ready with everyone to restore.
+        patience_s: How long after their deadlines those who are not reported are
+            missing: twice what is promised, or long.
+    """
+
+    logins_s: float | None = None
+    steady_cpu_percent: float | None = None
+    delivered_ms: float | None = None
+    silence_s: float | None = None
+    silence_mb: float | None = None
+    ready_s: float | None = None
+    patience_s: float = 600.0
+
+
+# Up to so many users.
+PROMISED: Final[dict[int, Floors]] = {
+    100_000: Floors(
+        logins_s=4.0,
+        steady_cpu_percent=3.0,
+        silence_s=8.0,
+        silence_mb=100.0,
+        ready_s=1.0,
+        patience_s=16.0,
+    ),
+    1_000_000: Floors(
+        logins_s=15.0,
+        delivered_ms=100.0,
+        silence_s=20.0,
+        silence_mb=250.0,
+        ready_s=5.0,
+        patience_s=40.0,
+    ),
+}
+
+
+def floors(users: int) -> Floors:
+    """What is promised with *users*; of more than a million nothing is."""
+    fitting = (it for most, it in PROMISED.items() if users <= most)
+    return next(fitting, Floors())
