@@ -26,11 +26,15 @@ SCENARIOS: Final = {
     "restart": "a planned stop, then a crash, with everyone online",
     "client": "what the client library costs a gateway",
     "cost": "CPU and memory by the number of users, beside other systems",
+    "lateness": "when who fell silent is told, beside other systems",
 }
 # What the sidecar is measured beside.
 OTHERS: Final = {
     "reference": "the sidecar with its wheel in Python",
     "redis": "redis-server, a key with a TTL for each user",
+    "zset": "redis-server, a sorted set of deadlines, swept every second",
+    "etcd": "etcd, a lease for each user",
+    "asyncio": "a process with a timer for each user",
 }
 
 # Numbers of users beside other systems, up to four times those of the run.

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from liveness.bench import Options
+from liveness.bench.etcd import etcd
 from liveness.bench.figures import OURS
 from liveness.bench.machine import available_bytes
 from liveness.bench.process import folder_of_its_own
-from liveness.bench.redis import redis_setex
-from liveness.bench.sidecars import sidecar
+from liveness.bench.redis import Setex, Zset, expired, redis, swept
+from liveness.bench.sidecars import sidecar, timers
 from liveness.bench.systems import System
 
 # Of a user, on both sides together, at the most that was seen of any system.
@@ -33,12 +34,18 @@ class Kind(NamedTuple):
     most: int | None = None
 
 
+REFERENCE: Final = "reference"
 SETEX: Final = "redis"
-REDIS: Final = ("redis-server", "redis-server")  # beside its Debian package
+# Programs beside their Debian packages.
+REDIS: Final = ("redis-server", "redis-server")
+ETCD: Final = ("etcd", "etcd-server")
 KINDS: Final[dict[str, Kind]] = {
     OURS: Kind(sidecar),
-    "reference": Kind(partial(sidecar, env={"LIVENESS_PURE_WHEEL": "1"})),
-    SETEX: Kind(redis_setex, REDIS),
+    REFERENCE: Kind(partial(sidecar, env={"LIVENESS_PURE_WHEEL": "1"})),
+    SETEX: Kind(partial(redis, Setex, expired), REDIS),
+    "zset": Kind(partial(redis, Zset, swept), REDIS),
+    "etcd": Kind(etcd, ETCD, most=10_000),
+    "asyncio": Kind(timers),
 }
 
 

@@ -16,6 +16,7 @@ from liveness.bench import Options, machine, others, scenarios
 from liveness.bench.client import client
 from liveness.bench.cost import cost
 from liveness.bench.figures import Figure, are_met, as_table, summary
+from liveness.bench.lateness import lateness
 from liveness.bench.process import ended_by_signals
 from liveness.bench.program import ProgramError
 from liveness.bench.progress import Share, Stage, shown
@@ -37,10 +38,11 @@ MEASURED: Final[dict[str, Callable[[Options, Stage], list[Figure]]]] = {
         scenarios.restart,
         client,
         cost,
+        lateness,
     )
 }
 # Those that measure other systems too.
-BESIDE: Final = frozenset({"cost"})
+BESIDE: Final = frozenset({"cost", "lateness"})
 
 
 class BenchError(LivenessError):

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from liveness.bench.load import BATCH, Gateway, Users, cut
+from liveness.bench.load import BATCH, Gateway, Notices, Users, cut
+from liveness.bench.process import PYTHON
 from liveness.bench.program import Program
 from liveness.bench.server import AS_INSTALLED, Server, ended
 from liveness.bench.systems import KNOWN_AT_ONCE, LONG_S, Stream, System
@@ -46,6 +47,36 @@ class Sidecar(System):
             self._gateway.send(piece)
         self._gateway.ping()
 
+    def silence(self, number: int, timeout_s: int) -> None:
+        """Log a user in, who then says nothing more."""
+        self._gateway.send(self._users.single(number, "login", timeout=timeout_s))
+
+    def told(self, count: int, *, until: float) -> Sequence[Notices]:
+        """Wait for so many to be told silent; return those who were."""
+        self._gateway.wait_for(count, until=until)
+        return self._gateway.notices
+
+
+class Timers(Program):
+    """`liveness.bench.timers` as a process of its own.
+
+    Args:
+        folder: For its socket and what it says.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "timers.sock"
+        command = [*PYTHON, "liveness.bench.timers", str(self.socket)]
+        super().__init__(folder, command, env={})
+
+    def is_ready(self) -> bool:
+        """Whether it welcomes a gateway."""
+        try:
+            with Gateway(self.socket):
+                return True
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+
 
 @contextmanager
 def sidecar(
@@ -58,7 +89,24 @@ def sidecar(
         count: How many users there may be.
         env: What chooses its wheel.
     """
-    server = Server(folder, timeout_s=LONG_S, slots=LONG_S, env=env)
+    with _linked(Server(folder, timeout_s=LONG_S, slots=LONG_S, env=env), count) as it:
+        yield it
+
+
+@contextmanager
+def timers(folder: Path, count: int) -> Iterator[Sidecar]:
+    """A server on asyncio's timers, of the same contract.
+
+    Args:
+        folder: For its files.
+        count: How many users there may be.
+    """
+    with _linked(Timers(folder), count) as it:
+        yield it
+
+
+@contextmanager
+def _linked(server: Server | Timers, count: int) -> Iterator[Sidecar]:
     users = Users(count)
     with ended(server):
         server.start()

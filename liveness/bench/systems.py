@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from liveness.bench.load import Notices
 from liveness.bench.program import Program
 
 # Of everyone who is not to fall silent. A minute of a run is no danger to them, and a
@@ -58,3 +59,11 @@ class System(ABC):
     @abstractmethod
     def write(self, stream: Stream) -> None:
         """Write a stream; return once all of it is applied."""
+
+    @abstractmethod
+    def silence(self, number: int, timeout_s: int) -> None:
+        """Give a user's last sign of life, with a timeout of its own; do not wait."""
+
+    @abstractmethod
+    def told(self, count: int, *, until: float) -> Sequence[Notices]:
+        """Wait until a monotonic moment for so many to be told silent; return them."""

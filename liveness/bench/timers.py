@@ -1,0 +1,107 @@
+"""A timer per user on asyncio, as gateways have it: what the sidecar takes the place of.
+
+    python -m liveness.bench.timers SOCKET
+
+It speaks as much of the wire contract as the load needs. Each sign of life cancels its
+user's timer and arms a new one; those who fall silent within one turn of the loop are
+told in one frame. Nothing is on disk, and an acknowledgement says nothing to it.
+"""
+
+import asyncio  # noqa: TID251  # it is what is measured
+import sys
+import time
+from typing import Any
+
+import msgpack
+
+
+class Users:
+    """Everyone who is online, and what becomes of them."""
+
+    def __init__(self) -> None:
+        self.link: asyncio.Transport | None = None  # who is told
+        self._loop = asyncio.get_running_loop()
+        self._timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}
+        self._silent: list[dict[str, Any]] = []
+        self._seq = 0
+
+    def login(self, uid: str, timeout: float) -> None:
+        """A user is there, or there anew."""
+        known = self._timers.get(uid)
+        if known is not None:
+            known[1].cancel()
+        handle = self._loop.call_later(timeout, self._end, uid)
+        self._timers[uid] = (timeout, handle)
+
+    def heard(self, uid: str) -> None:
+        """A user gave a sign of life."""
+        known = self._timers.get(uid)
+        if known is not None:
+            timeout, handle = known
+            handle.cancel()
+            handle = self._loop.call_later(timeout, self._end, uid)
+            self._timers[uid] = (timeout, handle)
+
+    def _end(self, uid: str) -> None:
+        del self._timers[uid]
+        if not self._silent:
+            self._loop.call_soon(self._tell)
+        self._seq += 1
+        at = time.time_ns() // 1_000_000
+        self._silent.append(
+            {"seq": self._seq, "uid": uid, "reason": "silence", "at": at}
+        )
+
+    def _tell(self) -> None:
+        if self.link is not None:
+            self.link.write(msgpack.packb(["notices", self._silent]))
+        self._silent = []
+
+
+class Link(asyncio.Protocol):
+    """A gateway's link.
+
+    Args:
+        users: Everyone.
+    """
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
+        self._unpacker = msgpack.Unpacker(use_list=False)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The newest link is the one that is told."""
+        assert isinstance(transport, asyncio.Transport)
+        self._link = self._users.link = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Apply what came."""
+        users = self._users
+        self._unpacker.feed(data)
+        for name, *rest in self._unpacker:
+            if name == "keepalive":
+                uids = rest[0]
+                if type(uids) is str:
+                    users.heard(uids)
+                else:
+                    for uid in uids:
+                        users.heard(uid)
+            elif name == "login":
+                uids, options = rest
+                for uid in (uids,) if type(uids) is str else uids:
+                    users.login(uid, options["timeout"])
+            elif name == "ping":
+                self._link.write(msgpack.packb(["pong", rest[0]]))
+            elif name == "hello":
+                self._link.write(msgpack.packb(["welcome", {}]))
+
+
+async def main(path: str) -> None:
+    """Serves until it is ended."""
+    loop, users = asyncio.get_running_loop(), Users()
+    server = await loop.create_unix_server(lambda: Link(users), path)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
