@@ -16,14 +16,12 @@ from liveness.bench.floors import DECIDED_MS, OTHERS_DECIDED_MS
 from liveness.bench.load import BATCH, LoadError, Users, cut
 from liveness.bench.progress import Stage
 from liveness.bench.verdict import p99_ms
+from liveness.build import Wheel
 from liveness.core.presence import Presence
 from liveness.core.records import Instant, Login
-from liveness.core.wheel import Wheel
 from liveness.service.engine import (
     FIRE_PER_PASS,
-    GATHER_S,
     LEAST_SLEEP_S,
-    WHEEL_STEPS,
 )
 
 DAY_S: Final = 86_400
@@ -134,7 +132,7 @@ class _Day:
     def _pass(self) -> float:
         """As `Engine.turn` does; return the moment of the next one."""
         now, began = self.now, time.perf_counter()
-        self._wheel.advance(now, WHEEL_STEPS)
+        self._wheel.advance(now, self._wheel.steps)
         for gateway in self._gateways:
             gateway.empty_at = now
         judged = self._presence.fire(self._at(), limit=FIRE_PER_PASS)
@@ -149,7 +147,7 @@ class _Day:
         if self._is_busy and not was_busy and not self._is_watched:
             raise LoadError(f"the wheel was busy at {now:,.0f} s, and nobody watched")
         has_more = judged and self._presence.due_gateways()
-        wait = LEAST_SLEEP_S if has_more else max(next_due - now, GATHER_S)
+        wait = LEAST_SLEEP_S if has_more else max(next_due - now, LEAST_SLEEP_S)
         return now + max(wait, took_s)
 
     def _at(self) -> Instant:

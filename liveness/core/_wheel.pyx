@@ -176,6 +176,8 @@ cdef inline void sign_of(const Cell *cell, Sign *sign) noexcept nogil:
 cdef class Wheel:
     """The timing wheel and the table of all users on it; see `wheel.Wheel`."""
 
+    steps = 50_000
+
     cdef readonly int slots
     cdef readonly double bucket_s
     cdef double origin, scale, default_timeout

@@ -81,6 +81,9 @@ class Wheel:
         now: Attended seconds at the start.
     """
 
+    # What `advance` may be asked for at once: some milliseconds of work.
+    steps: Final = 4_000
+
     def __init__(self, *, timeout: float, slots: int, now: float = 0.0) -> None:
         self.slots = slots
         self._origin = now

@@ -48,13 +48,15 @@ READING_S: Final = 0.010
 # What a replaced link had sent is read for so long: much more than a socket's buffer
 # can hold.
 REPLACED_READING_S: Final = 0.5
-# Entries of the wheel laid out or poured in one pass, and places of the table looked
-# at for a gateway that came back fresh: some milliseconds each.
-WHEEL_STEPS: Final = 4_000
+# Places of the table looked at in one pass for a gateway that came back fresh: some
+# milliseconds.
 LOSE_STEPS: Final = 2_000
 # Offlines decided in one pass, over all gateways. Passes follow each other at once
 # while there are more, so this bounds a pass, not the rate.
 FIRE_PER_PASS: Final = 1_000
+# While too many wait for the disk, and until twice as many do: a gateway's mass offline
+# must not hold up the few of another, who come first in an equal share.
+FIRE_WHILE_BEHIND: Final = 50
 
 # Reads are gathered for so long, unless somebody comes due before. A wake-up for each of
 # 3,000 one-uid frames a second costs several times what fifty passes do.
@@ -235,7 +237,7 @@ class Engine:
         self._is_deaf = journal.pending >= limits.pause_reading
         self.turned_at = mono
         presence = self.presence
-        presence.wheel.advance(now, WHEEL_STEPS)
+        presence.wheel.advance(now, presence.wheel.steps)
         has_more = False
         if not self._waits_for_disk:
             self._end_lost_sessions(now)
@@ -243,8 +245,10 @@ class Engine:
             has_more |= self._read_links(now)
         # Also a hello that was read just now: it waits for its welcome.
         has_more |= bool(self._losing) and not self._waits_for_disk
-        if not self._waits_for_disk and not self._attended.stands:
-            judged = presence.fire(self._instant(now), limit=FIRE_PER_PASS)
+        judged = 0
+        if not self._attended.stands:
+            judged = presence.fire(self._instant(now), limit=self._fire_limit())
+        if not self._waits_for_disk:
             has_more |= judged > 0 and bool(presence.due_gateways())
         self._send_away_the_slow(now)
         if mono >= self._follow_at:
@@ -252,7 +256,7 @@ class Engine:
             for link in self._named.values():
                 link.outbox.follow()
         self._hand_over()
-        return self._next_turn(mono, now, has_more)
+        return self._next_turn(mono, now, has_more, judged > 0)
 
     def written(self) -> None:
         """Note that a commit is done; go on, if that was waited for."""
@@ -270,7 +274,16 @@ class Engine:
         self._hand_over()
         return all(is_empty) and not self._losing
 
-    def _next_turn(self, mono: float, now: float, has_more: bool) -> float:
+    def _fire_limit(self) -> int:
+        """How many may be judged in this pass."""
+        pending, pause = self._journal.pending_ends, self._limits.pause_firing
+        if pending < pause:
+            return FIRE_PER_PASS
+        return FIRE_WHILE_BEHIND if pending < 2 * pause else 0
+
+    def _next_turn(
+        self, mono: float, now: float, has_more: bool, has_judged: bool
+    ) -> float:
         if has_more and not self._is_deaf:
             wait = LEAST_SLEEP_S
         elif self._attended.stands:
@@ -279,7 +292,9 @@ class Engine:
             wait = min(self.presence.wheel.next_due() - now, MOST_SLEEP_S)
             if self._ready or self.presence.due_gateways():
                 wait = min(wait, HELD_SLEEP_S)
-            if self._lively and not self._is_deaf:
+            if (self._lively and not self._is_deaf) or (
+                has_judged and self._waits_for_disk
+            ):
                 wait = min(wait, GATHER_S)
             wait = max(wait, LEAST_SLEEP_S)
         self._asked = wait

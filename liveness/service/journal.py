@@ -23,9 +23,9 @@ from liveness.service.clock import Clock
 from liveness.service.store import Batch, CursorRow, Store
 from liveness.service.wake import Wake
 
-# So many records go into one transaction: about a tenth of a second of writing, the
+# So many records go into one transaction: some fortieth of a second of writing, the
 # most that a new record should wait for the ones before it.
-COMMIT_RECORDS: Final = 10_000
+COMMIT_RECORDS: Final = 4_000
 # Cursors alone are not worth a commit each; a crash repeats what they would have saved.
 CURSOR_DELAY_S: Final = 1.0
 RETRY_S: Final = 1.0
