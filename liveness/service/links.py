@@ -52,10 +52,10 @@ class SocketLink:
         """How it introduced itself, if it has."""
         return self.conversation.hello
 
-    def receive(self) -> bytes | None:
-        """Take bytes: None if the socket is empty, b"" at its end."""
+    def receive(self, most: int = RECEIVE_BYTES) -> bytes | None:
+        """Take at most so many bytes: None if the socket is empty, b"" at its end."""
         try:
-            return self.sock.recv(RECEIVE_BYTES)
+            return self.sock.recv(most)
         except BlockingIOError:
             return None
         except OSError:
