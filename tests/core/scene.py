@@ -61,7 +61,7 @@ class Scene:
         self.now, self.mono, self.wall_ms = 0.0, 1_000.0, 1_795_168_800_000
         self.wheel_class, self.timeout = wheel_class, timeout
         self.hold, self.settle = hold, settle
-        self.disk: dict[Uid, OnlineRow] = {}
+        self.disk: dict[int, OnlineRow] = {}  # by session
         self.timeouts: dict[str, float | None] = {}
         self.log: list[Shown] = []
         self.start()
@@ -165,8 +165,8 @@ class Scene:
         """Start again with what is on disk, and a monotonic clock of another boot."""
         self.now, self.mono = 0.0, 50.0
         self.start()
-        for uid, row in self.disk.items():
-            self.presence.restore(uid, row, self.at)
+        for row in self.disk.values():
+            self.presence.restore(row, self.at)
 
     def stop_and_start(self, away: float) -> None:
         """Stop in an orderly way and start again *away* seconds later."""
@@ -175,14 +175,15 @@ class Scene:
         self.now, self.mono = 0.0, 50.0
         self.wall_ms += round(away * 1_000)
         self.start()
-        assert dict(zip(shot.uids, shot.sessions, strict=True)) == {
-            uid: row.session for uid, row in self.disk.items()
+        assert dict(zip(shot.sessions, shot.uids, strict=True)) == {
+            session: row.uid for session, row in self.disk.items()
         }
-        columns = (shot.uids, shot.timeouts, shot.remaining, silences, shot.events)
-        for uid, lasts, left, silence, event in zip(*columns, strict=True):
+        columns = (
+            shot.sessions, shot.timeouts, shot.remaining, silences, shot.events
+        )  # fmt: skip
+        for session, lasts, left, silence, event in zip(*columns, strict=True):
             self.presence.restore(
-                uid,
-                self.disk[uid],
+                self.disk[session],
                 self.at,
                 remaining=left,
                 lasts=lasts,
@@ -192,14 +193,21 @@ class Scene:
 
     # --- the disk -----------------------------------------------------------------
 
+    @property
+    def kept(self) -> dict[Uid, OnlineRow]:
+        """What is on disk of each user, who has one session there at most."""
+        kept = {row.uid: row for row in self.disk.values()}
+        assert len(kept) == len(self.disk)
+        return kept
+
     def written(self) -> list[Shown]:
         """Write what was decided; return its records."""
         changes = self.presence.take()
-        for uid, row in changes.online.items():
+        for session, row in changes.online.items():
             if row is None:
-                self.disk.pop(uid, None)
+                self.disk.pop(session, None)
             else:
-                self.disk[uid] = row
+                self.disk[session] = row
         new = [record.as_map() for record in changes.records]
         self._check(changes, new)
         self.log += new
@@ -216,4 +224,4 @@ class Scene:
             assert due <= self.mono
             assert due == 0.0 or record.reason == "silence"
         assert self.presence.early == 0
-        assert len(self.presence) == len(self.disk)
+        assert len(self.presence) == len(self.kept)

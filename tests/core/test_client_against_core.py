@@ -101,7 +101,7 @@ class Disk:
     log: str
     records: list[Record] = field(default_factory=list)
     first: int = 1  # those before were trimmed
-    online: dict[Uid, OnlineRow] = field(default_factory=dict)
+    online: dict[int, OnlineRow] = field(default_factory=dict)  # by session
     cursors: dict[str, int] = field(default_factory=dict)
     timeouts: dict[str, float | None] = field(default_factory=dict)
     applied: set[tuple[str, int | None]] = field(default_factory=set)
@@ -110,6 +110,11 @@ class Disk:
     @property
     def newest(self) -> int:
         return len(self.records)
+
+    @property
+    def sessions(self) -> dict[Uid, OnlineRow]:
+        """The session of each user online."""
+        return {row.uid: row for row in self.online.values()}
 
     def trim(self, keep: int) -> None:
         """Keep so many records, at least one; let idle cursors follow."""
@@ -177,8 +182,8 @@ class Sidecar:
                 stopped[uid] = {"lasts": lasts, "remaining": left}
                 stopped[uid] |= {"silence": silence, "event": event}
             disk.stopped = None
-        for uid, row in disk.online.items():
-            presence.restore(uid, row, at, **stopped.get(uid, {}))
+        for row in disk.online.values():
+            presence.restore(row, at, **stopped.get(row.uid, {}))
         if len(presence):
             self.clock.stand(mono)
 
@@ -303,11 +308,11 @@ class Sidecar:
         disk = self.disk
         for changes in self.pending:
             disk.records += changes.records
-            for uid, row in changes.online.items():
+            for session, row in changes.online.items():
                 if row is None:
-                    disk.online.pop(uid, None)
+                    disk.online.pop(session, None)
                 else:
-                    disk.online[uid] = row
+                    disk.online[session] = row
         self.pending.clear()
         disk.cursors, disk.timeouts = dict(self.cursors), dict(self.timeouts)
         disk.applied |= self.applied
@@ -876,8 +881,8 @@ class World:
             assert reports.unconfirmed == 0
             for conn in gateway.open.values():
                 candidates.setdefault(conn.uid, []).append((gateway, conn))
-        assert disk.online.keys() == candidates.keys()
-        for uid, row in disk.online.items():
+        assert len(disk.online) == len(candidates)
+        for uid, row in disk.sessions.items():
             (conn,) = (
                 conn
                 for gateway, conn in candidates[uid]
@@ -1011,4 +1016,4 @@ def test_of_two_logins_on_one_link_the_later_one_holds(
     newest = max(world.gateways["gw-1"].client.reports.uids)
     world.now += busy_s  # in which it does not get round to writing
     world.act(("pass", late + 2))
-    assert world.disk.online[7].conn == newest
+    assert world.disk.sessions[7].conn == newest

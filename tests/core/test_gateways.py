@@ -245,7 +245,7 @@ def test_a_gateway_that_comes_back_in_time_loses_nobody_who_is_heard(
     scene.hear("g", ("keepalive", "user of g", None))
     assert scene.wait(0.75, "g") == []
     assert reasons(scene.wait(0.25, "g")) == [("silent", "silence")]
-    assert "user of g" in scene.disk
+    assert "user of g" in scene.kept
 
 
 def test_a_gateway_that_stays_away_loses_its_users_as_they_come_due(

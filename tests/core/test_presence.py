@@ -89,7 +89,7 @@ def test_a_session_without_a_conn_adopts_that_of_a_login(scene: Scene) -> None:
     scene.login("g", ["u"])
     assert scene.login("g", ["u"], [5]) == []
     assert scene.presence.where(["u"]) == [("u", "g", 1, 5)]
-    assert scene.disk["u"].conn == 5
+    assert scene.kept["u"].conn == 5
     assert scene.logout("g", ["u"], [6]) == []
     assert brief(scene.logout("g", ["u"], [5])) == [("offline", "u", "logout")]
 
@@ -166,7 +166,7 @@ def test_age_says_when_a_session_began_not_when_it_was_heard(scene: Scene) -> No
 
 def test_a_connection_of_the_greatest_age_fits_on_disk(scene: Scene) -> None:
     scene.login("g", ["u"], age=MAX_AGE_S)
-    assert abs(scene.disk["u"].start_ms) < 2**63
+    assert abs(scene.kept["u"].start_ms) < 2**63
     scene.crash()
     scene.link("h")
     younger = MAX_AGE_S - 60
@@ -453,7 +453,7 @@ def test_a_gateway_that_comes_back_fresh_loses_its_sessions_at_once(
     ]
     assert {shown["silence"] for shown in records} == {5}
     assert {shown["last"] for shown in records} == {"login"}
-    assert [*scene.disk] == ["c"]
+    assert [*scene.kept] == ["c"]
 
 
 def test_each_gateway_gets_its_turn_whoever_has_more(scene: Scene) -> None:
@@ -499,7 +499,7 @@ def test_what_one_gateway_leaves_of_its_share_another_one_uses(scene: Scene) -> 
 # --- what is kept and counted --------------------------------------------------------
 
 
-def test_the_online_set_changes_by_the_net_effect(scene: Scene) -> None:
+def test_the_sessions_kept_change_by_the_net_effect(scene: Scene) -> None:
     g, h = scene.gateway("g"), scene.gateway("h")
     scene.presence.login(g, Login(["a", "b"], [1, 2], None, 2.5), scene.at)
     scene.presence.login(h, Login(["a"], [3], 45.0, 0.0), scene.at)
@@ -508,9 +508,10 @@ def test_the_online_set_changes_by_the_net_effect(scene: Scene) -> None:
     changes = scene.presence.take()
     wall = scene.wall_ms
     assert changes.online == {
-        "a": OnlineRow(3, wall, 3, "h", 45.0),
-        "b": OnlineRow(2, wall - 2_500, 2, "g", None),
-        "c": OnlineRow(4, wall, None, "g", None),
+        1: None,  # moved
+        2: OnlineRow(2, "b", wall - 2_500, 2, "g", None),
+        3: OnlineRow(3, "a", wall, 3, "h", 45.0),
+        4: OnlineRow(4, "c", wall, None, "g", None),
     }
     assert [record.seq for record in changes.records] == [1, 2, 3, 4]
 
@@ -521,7 +522,7 @@ def test_a_change_without_a_record_is_kept_too(scene: Scene) -> None:
     scene.wait(5, "g")
     for conn, timeout in [(None, 45.0), (5, 45.0), (5, None)]:
         assert scene.login("g", ["u"], [conn], timeout=timeout) == []
-        assert scene.disk["u"] == OnlineRow(1, wall - 3_000, conn, "g", timeout)
+        assert scene.kept["u"] == OnlineRow(1, "u", wall - 3_000, conn, "g", timeout)
 
 
 def test_a_sign_of_life_alone_writes_nothing(scene: Scene) -> None:
@@ -930,7 +931,9 @@ class Sessions(RuleBasedStateMachine):
     def check(self) -> None:
         scene, presence = self.scene, self.scene.presence
         assert scene.disk == {
-            uid: OnlineRow(s.session, s.start_ms, s.conn, s.gateway, s.timeout)
+            s.session: OnlineRow(
+                s.session, uid, s.start_ms, s.conn, s.gateway, s.timeout
+            )
             for uid, s in self.online.items()
         }
         assert presence.where(UIDS) == [

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -17,6 +16,8 @@ from typing import Any, Final, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from liveness.core.records import Record
+from tests import disk
 from tests.e2e.client import Client
 
 ROOT: Final = Path(__file__).parents[2]
@@ -256,8 +257,11 @@ class Sidecar:
 
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Reads the database over a connection of its own."""
-        with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as db:
-            return db.execute(sql, values).fetchall()
+        return disk.rows(self.database, sql, *values)
+
+    def log(self) -> list[Record]:
+        """Reads its log over a connection of its own."""
+        return disk.log(self.database)
 
 
 _END: Final[Line] = {"event": "end of the log"}

@@ -900,7 +900,7 @@ def test_nobody_who_speaks_is_ended_by_a_restart_of_the_sidecar(
             assert client.stats()[3:] == (2, 0, 0, 0)
 
     run(main)
-    kinds = Counter(row[0] for row in sidecar.rows("select kind from log"))
+    kinds = Counter(one.kind for one in sidecar.log())
     assert kinds == {"online": 101, "offline": 1}
 
 
@@ -1081,11 +1081,11 @@ def test_users_of_a_gateway_that_does_not_run_are_held_and_an_idle_one_is_not_ta
         assert perf_counter() - stalled_at >= stalled_s + timeout_s
         online, _seq = sidecar.watcher().listed()
         assert set(online) == {"held up: speaks", "stopped: speaks"}
-    silences = sidecar.rows("select uid, silence from log where kind = 'offline'")
-    for uid, silence in silences:
+    for end in (one for one in sidecar.log() if one.kind == "offline"):
         # Those of the idle gateways were not held for one moment.
-        longest = 1 if uid.startswith("of idle") else stalled_s + 2
-        assert timeout_s <= silence < timeout_s + longest, uid
+        longest = 1 if str(end.uid).startswith("of idle") else stalled_s + 2
+        assert end.silence is not None
+        assert timeout_s <= end.silence < timeout_s + longest, end
 
 
 # --- what is logged --------------------------------------------------------------------

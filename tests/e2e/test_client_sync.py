@@ -277,7 +277,7 @@ def test_threads_go_on_over_a_restart_of_the_sidecar(start: Start, name: str) ->
             for one in reports:
                 one.result(SOON_S)
         assert client.stats().open == 100
-    kinds = Counter(row[0] for row in sidecar.rows("select kind from log"))
+    kinds = Counter(one.kind for one in sidecar.log())
     assert kinds == {"online": 101, "offline": 1}
 
 

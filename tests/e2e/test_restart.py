@@ -128,7 +128,7 @@ def stopped_with(state: Path, remaining_s: dict[str, float]) -> None:
         Record(seq, "online", uid, "a", seq, None, "login", 1)
         for seq, uid in zip(sessions, uids, strict=True)
     ]
-    rows = {r.uid: OnlineRow(r.seq, r.at, None, "a", None) for r in records}
+    rows = {r.seq: OnlineRow(r.seq, r.uid, r.at, None, "a", None) for r in records}
     whole, seen = array("d", [60.0] * len(uids)), array("d", left)
     clocks = Snapshot(uids, sessions, whole, left, seen, array("b", [1] * len(uids)))
     with closing(Store(state)) as store:
@@ -334,7 +334,9 @@ def filled(state: Path) -> Path:
             Record(seq, "online", f"user-{seq}", "a", seq, seq, "login", seq)
             for seq in range(1, 2_001)
         ]
-        rows = {r.uid: OnlineRow(r.seq, r.at, r.conn, "a", None) for r in records}
+        rows = {
+            r.seq: OnlineRow(r.seq, r.uid, r.at, r.conn, "a", None) for r in records
+        }
         store.write(Batch(records=records, online=dict(rows)))
     return state / DATABASE
 
@@ -370,13 +372,16 @@ def test_a_damaged_database_is_refused_and_left_byte_for_byte(
     assert not sidecar.socket.exists()
 
 
-def test_a_database_of_a_newer_schema_is_refused_and_left_alone(make: Start) -> None:
+@pytest.mark.parametrize("schema", [1, 99], ids=["older", "newer"])
+def test_a_database_of_another_schema_is_refused_and_left_alone(
+    make: Start, schema: int
+) -> None:
     sidecar = make()
     database = filled(sidecar.state)
     with closing(sqlite3.connect(database)) as db, db:
-        db.execute("update meta set value = 99 where key = 'schema'")
+        db.execute("update meta set value = ? where key = 'schema'", [schema])
     before = database.read_bytes()
-    refusal_of(sidecar, str(database), "schema 99", "--state")
+    refusal_of(sidecar, str(database), f"schema {schema}, this version", "--state")
     assert database.read_bytes() == before
 
 

@@ -5,7 +5,6 @@ is virtual (see `jumping`), so that an hour passes as soon as nobody has anythin
 do, and whatever hangs runs into a deadline at once.
 """
 
-import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from liveness.service.listener import accept_links
 from liveness.service.outbox import Delivery, OutboxLimits
 from liveness.service.sockets import listening
 from liveness.service.store import Store
+from tests import disk
 
 # Virtual seconds: far beyond any delay of the product's.
 LONG_S: Final = 600.0
@@ -156,9 +156,7 @@ class Rig:
 
     def log(self) -> list[Record]:
         """The log as it is on disk, read over a connection of its own."""
-        with closing(sqlite3.connect(self.store.path)) as db:
-            rows = db.execute("select * from log order by seq").fetchall()
-        return [Record(*row) for row in rows]
+        return disk.log(self.store.path)
 
     def close(self) -> None:
         for caller in self._callers:

@@ -5,6 +5,7 @@ import sqlite3
 import stat
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ from liveness.errors import StartError, StateError
 from liveness.service.store import (
     DATABASE,
     LIST_ROWS,
-    SCAN_ROWS,
-    TRIM_ROWS,
+    PAGE_RECORDS,
+    SCAN_RECORDS,
+    TRIM_RECORDS,
     Batch,
     CursorRow,
     Store,
     Wanted,
 )
+from tests import disk
 from tests.strategies import BOUNDED, HARD_UIDS, conns, uids
 
 ALL = Wanted(None, frozenset(KINDS))
@@ -46,8 +49,14 @@ def moved(seq: int, *, gateway: str, origin: str) -> Record:
     )
 
 
-def row(session: int, gateway: str = "g", conn: int | None = None) -> OnlineRow:
-    return OnlineRow(session, 1_000, conn, gateway, None)
+def row(
+    session: int, uid: Uid = "u", *, gateway: str = "g", conn: int | None = None
+) -> OnlineRow:
+    return OnlineRow(session, uid, 1_000, conn, gateway, None)
+
+
+def keep(store: Store, *rows: OnlineRow) -> None:
+    store.write(Batch(online={row.session: row for row in rows}))
 
 
 def write(store: Store, *records: Record) -> None:
@@ -61,7 +70,7 @@ def fill(store: Store, count: int, *, at: int = 1_000, gateway: str = "g") -> No
 
 
 def page(
-    store: Store, wanted: Wanted = ALL, *, after: int = 0, limit: int = 10_000
+    store: Store, wanted: Wanted = ALL, *, after: int = 0, limit: int = 100_000
 ) -> list[Record]:
     records, _, _ = store.read(after=after, until=10**9, wanted=wanted, limit=limit)
     return records
@@ -98,53 +107,64 @@ def test_any_uid_and_conn_survive_the_disk_with_their_type(
             online(seq, uid)._replace(conn=conn)
             for seq, (uid, conn) in enumerate(drawn, 1)
         ]
-        rows = {uid: row(1, conn=conn) for uid, conn in drawn}
-        store.write(Batch(records=records, online=dict(rows)))
-        kept, found = page(store), dict(store.online())
+        rows = [row(one.seq, one.uid, conn=one.conn) for one in records]
+        store.write(Batch(records=records, online={row.session: row for row in rows}))
+        kept, found = page(store), list(store.online())
     assert kept == records
-    assert [type(one.uid) for one in kept] == [type(uid) for uid, _ in drawn]
     assert found == rows
+    for read in (kept, found):
+        assert [type(one.uid) for one in read] == [type(uid) for uid, _ in drawn]
 
 
 def test_hard_uids_are_each_a_user_of_their_own_and_leave_alone(store: Store) -> None:
-    store.write(Batch(online={uid: row(n) for n, uid in enumerate(HARD_UIDS, 1)}))
-    store.write(Batch(online={7: None, 2**63 - 1: None}))
-    left = set(HARD_UIDS) - {7, 2**63 - 1}
-    assert dict(store.online()).keys() == left
-    assert "7" in left
+    rows = [row(session, uid) for session, uid in enumerate(HARD_UIDS, 1)]
+    keep(store, *rows)
+    gone = {row.session: None for row in rows if row.uid in (7, 2**63 - 1)}
+    store.write(Batch(online=dict(gone)))
+    left = [row for row in rows if row.session not in gone]
+    assert len(left) == len(rows) - 2
+    assert list(store.online()) == left
+    assert "7" in {row.uid for row in left}
 
 
 def test_of_a_user_that_went_and_came_in_one_batch_the_newer_session_is_kept(
     store: Store,
 ) -> None:
-    store.write(Batch(records=[online(1)], online={"u": row(1)}))
-    store.write(Batch(records=[offline(2), online(3)], online={"u": row(3)}))
-    assert dict(store.online()) == {"u": row(3)}
+    store.write(Batch(records=[online(1)], online={1: row(1)}))
+    store.write(Batch(records=[offline(2), online(3)], online={1: None, 3: row(3)}))
+    assert list(store.online()) == [row(3)]
 
 
-def test_one_batch_forgets_some_and_keeps_others(store: Store) -> None:
-    store.write(Batch(online={"a": row(1), "b": row(2)}))
-    store.write(Batch(online={"a": None, "c": row(3), "nobody": None}))
-    assert dict(store.online()) == {"b": row(2), "c": row(3)}
+def test_one_batch_forgets_some_keeps_others_and_changes_one(store: Store) -> None:
+    keep(store, row(1, "a"), row(2, "b"), row(4, "d"))
+    changed = row(2, "b", conn=5)
+    store.write(Batch(online={1: None, 3: row(3, "c"), 99: None, 2: changed}))
+    assert list(store.online()) == [changed, row(3, "c"), row(4, "d")]
+
+
+def test_sessions_are_read_in_the_order_in_which_they_began(store: Store) -> None:
+    for session in (2**62, 7, 300, 8):
+        keep(store, row(session, f"u{session}"))
+    assert [row.session for row in store.online()] == [7, 8, 300, 2**62]
 
 
 def test_an_own_timeout_and_an_old_start_are_kept(store: Store) -> None:
-    known = OnlineRow(1, -5, 2**63 - 1, "g", 86_400.0)
-    store.write(Batch(online={"u": known}))
-    assert dict(store.online()) == {"u": known}
+    known = OnlineRow(1, "u", -5, 2**63 - 1, "g", 86_400.0)
+    keep(store, known)
+    assert list(store.online()) == [known]
 
 
 def test_a_batch_that_fails_leaves_nothing_of_itself(store: Store) -> None:
     fill(store, 2)
     again = Batch(
         records=[online(3), online(2)],
-        online={"u": row(3)},
+        online={3: row(3)},
         cursors={("gateway", "g"): CursorRow(1, 1, None)},
     )
     with pytest.raises(sqlite3.IntegrityError):
         store.write(again)
     assert store.bounds() == (1, 3)
-    assert dict(store.online()) == {}
+    assert list(store.online()) == []
     assert store.cursors() == {}
     fill(store, 1)  # and it can still be written
 
@@ -163,6 +183,71 @@ def test_cursors_are_told_apart_by_role_and_name(store: Store) -> None:
 
 
 # --- pages -------------------------------------------------------------------------
+
+
+def sizes(store: Store) -> list[int]:
+    """Records by page of the log, as its columns tell it."""
+    pages = disk.rows(store.path, "select first, last, newest from log order by last")
+    records = disk.log(store.path)
+    for first, last, newest in pages:
+        inside = [one for one in records if first <= one.seq <= last]
+        assert [one.seq for one in inside] == list(range(first, last + 1))
+        assert newest == max(one.at for one in inside)
+    return [last - first + 1 for first, last, _ in pages]
+
+
+def test_a_commit_has_pages_of_its_own_and_as_many_as_it_needs(store: Store) -> None:
+    fill(store, 3)
+    fill(store, 2 * PAGE_RECORDS + 5)
+    fill(store, PAGE_RECORDS)
+    store.write(Batch(cursors={("gateway", "g"): CursorRow(1, 1, None)}))
+    assert sizes(store) == [3, PAGE_RECORDS, PAGE_RECORDS, 5, PAGE_RECORDS]
+    everything = page(store)
+    assert [one.seq for one in everything] == list(range(1, 3 * PAGE_RECORDS + 9))
+    assert everything == disk.log(store.path)
+    assert store.bounds() == (1, 3 * PAGE_RECORDS + 9)
+
+
+names = st.sampled_from(("g", "h", "i"))
+drawn_commits = st.lists(
+    st.lists(st.tuples(st.sampled_from(KINDS), names, names | st.none()), min_size=1),
+    max_size=8,
+)
+
+
+@BOUNDED
+@given(
+    drawn_commits,
+    st.builds(Wanted, names | st.none(), st.frozensets(st.sampled_from(KINDS))),
+    st.tuples(st.integers(0, 40), st.integers(0, 60), st.integers(1, 9)),
+)
+def test_a_reader_gets_the_same_wherever_the_pages_end(
+    tmp_path_factory: pytest.TempPathFactory,
+    commits: list[list[tuple[str, str, str | None]]],
+    wanted: Wanted,
+    asked: tuple[int, int, int],
+) -> None:
+    after, until, limit = asked
+    seqs, records = count(1), list[Record]()
+    with closing(Store(tmp_path_factory.mktemp("state"))) as store:
+        for commit in commits:
+            new = [
+                Record(next(seqs), kind, "u", gateway, 1, None, "login", 1)._replace(
+                    from_gateway=origin
+                )
+                for kind, gateway, origin in commit
+            ]
+            write(store, *new)
+            records += new
+        got = store.read(after=after, until=until, wanted=wanted, limit=limit)
+    expected = [
+        one
+        for one in records[after:until]
+        if one.kind in wanted.kinds
+        and wanted.gateway in (None, one.gateway, one.from_gateway)
+    ][:limit]
+    reached = expected[-1].seq if len(expected) == limit else until
+    assert got == (expected, reached, 1)
 
 
 def test_a_page_goes_from_after_to_until_and_no_further_than_its_limit(
@@ -211,12 +296,13 @@ def test_a_gateway_gets_what_it_won_and_what_it_lost(store: Store) -> None:
 def test_a_reader_concerned_by_few_is_taken_forward_without_an_answer(
     store: Store,
 ) -> None:
-    write(store, online(1, gateway="h"), online(SCAN_ROWS + 1), online(SCAN_ROWS + 2))
+    write(store, online(1, gateway="h"))
+    write(store, online(SCAN_RECORDS + 1), online(SCAN_RECORDS + 2))
     own = Wanted("g", frozenset(KINDS))
     looked = [store.read(after=0, until=10**9, wanted=own, limit=10)]
     looked.append(store.read(after=looked[0][1], until=10**9, wanted=own, limit=10))
-    assert looked[0] == ([], SCAN_ROWS, 1)
-    assert [one.seq for one in looked[1][0]] == [SCAN_ROWS + 1, SCAN_ROWS + 2]
+    assert looked[0] == ([], SCAN_RECORDS, 1)
+    assert [one.seq for one in looked[1][0]] == [SCAN_RECORDS + 1, SCAN_RECORDS + 2]
 
 
 def test_the_page_of_an_empty_log_has_nothing_and_no_gap(store: Store) -> None:
@@ -248,11 +334,8 @@ def listed(store: Store, gateway: str | None) -> list[list[Any]]:
 def test_a_list_comes_in_frames_and_only_the_last_has_the_seq(
     store: Store, users: int, rows: list[int]
 ) -> None:
-    everyone: dict[Uid, OnlineRow | None] = {
-        n: row(n + 1, conn=n) for n in range(users)
-    }
     fill(store, users + 5)
-    store.write(Batch(online=everyone))
+    keep(store, *(row(n + 1, n, conn=n) for n in range(users)))
     frames = listed(store, None)
     assert [frame[0] for frame in frames] == ["list"] * len(rows)
     assert [len(frame[1]) for frame in frames] == rows
@@ -263,7 +346,7 @@ def test_a_list_comes_in_frames_and_only_the_last_has_the_seq(
 
 
 def test_a_gateway_is_listed_its_own_only(store: Store) -> None:
-    store.write(Batch(online={7: row(1, "g"), "7": row(2, "h"), "a": row(3, "g")}))
+    keep(store, row(1, 7), row(2, "7", gateway="h"), row(3, "a"))
     ((_, rows, seq),) = listed(store, "g")
     assert sorted(rows, key=str) == [["a", "g", 3, None], [7, "g", 1, None]]
     assert seq == 0
@@ -280,39 +363,77 @@ def test_old_records_go_and_newer_ones_stay(store: Store) -> None:
     assert store.bounds() == (6, 11)
 
 
-def test_the_newest_record_is_kept_however_old_so_that_no_seq_is_given_twice(
+stamps = st.integers(0, 5)
+
+
+@BOUNDED
+@given(st.lists(st.lists(stamps, min_size=1, max_size=5), max_size=8), stamps)
+def test_pages_go_from_the_oldest_up_to_the_first_with_a_record_that_is_young_enough(
+    tmp_path_factory: pytest.TempPathFactory, commits: list[list[int]], oldest_ms: int
+) -> None:
+    seqs = count(1)
+    with closing(Store(tmp_path_factory.mktemp("state"))) as store:
+        for commit in commits:
+            write(store, *(online(next(seqs), at=at) for at in commit))
+        everything = page(store)
+        assert trim(store, oldest_ms=oldest_ms) is False
+        kept, bounds = page(store), store.bounds()
+    gone = 0
+    for commit, end in zip(commits[:-1], accumulate(map(len, commits)), strict=False):
+        if max(commit) >= oldest_ms:
+            break
+        gone = end
+    assert kept == everything[gone:]
+    assert {one for one in everything if one.at >= oldest_ms} <= set(kept)
+    assert bounds == (gone + 1, len(everything) + 1)
+
+
+def test_the_newest_page_is_kept_however_old_so_that_no_seq_is_given_twice(
     tmp_path: Path,
 ) -> None:
     with closing(Store(tmp_path)) as store:
+        fill(store, 4)
         fill(store, 3)
         trim(store, oldest_ms=10**15, most_bytes=1)
         trim(store, oldest_ms=10**15, most_bytes=1)
-        assert [record.seq for record in page(store)] == [3]
+        assert [record.seq for record in page(store)] == [5, 6, 7]
     with closing(Store(tmp_path)) as store:
-        assert store.bounds() == (3, 4)
+        assert store.bounds() == (5, 8)
+        fill(store, 1)
+        trim(store, most_bytes=1)
+        assert store.bounds() == (8, 9)
 
 
 def test_a_log_that_is_too_large_shrinks_in_steps_and_the_file_with_it(
     store: Store,
 ) -> None:
-    fill(store, 3 * TRIM_ROWS)
+    fill(store, 3 * TRIM_RECORDS)
     before, most = store.log_bytes(), store.log_bytes() // 2
     steps = 1
     while trim(store, most_bytes=most):
         steps += 1
         assert steps < 10
     assert steps == 3
-    assert store.bounds() == (2 * TRIM_ROWS + 1, 3 * TRIM_ROWS + 1)
+    assert store.bounds() == (2 * TRIM_RECORDS + 1, 3 * TRIM_RECORDS + 1)
     assert store.log_bytes() <= most < before
     with closing(sqlite3.connect(store.path)) as db:
         (free,) = db.execute("pragma freelist_count").fetchone()
     assert free == 0
 
 
-def test_one_step_of_a_trim_is_small(store: Store) -> None:
-    fill(store, TRIM_ROWS + 10, at=1)
-    assert trim(store, oldest_ms=2) is True
-    assert store.bounds()[0] == TRIM_ROWS + 1
+@pytest.mark.parametrize("why", [{"oldest_ms": 2}, {"most_bytes": 1}])
+@pytest.mark.parametrize("size", [PAGE_RECORDS, PAGE_RECORDS - 1, PAGE_RECORDS // 7])
+def test_one_step_of_a_trim_takes_no_more_than_its_records_and_a_page(
+    store: Store, size: int, why: dict[str, int]
+) -> None:
+    pages = -(-TRIM_RECORDS // size)
+    for _ in range(pages + 2):
+        fill(store, size, at=1)
+    assert trim(store, **why) is True
+    assert store.bounds()[0] == pages * size + 1
+    assert TRIM_RECORDS <= pages * size < TRIM_RECORDS + PAGE_RECORDS
+    assert trim(store, **why) is False
+    assert sizes(store) == [size]
 
 
 def test_a_read_tells_what_is_no_longer_kept(store: Store) -> None:
@@ -326,27 +447,40 @@ def test_a_read_tells_what_is_no_longer_kept(store: Store) -> None:
 def test_a_cursor_follows_a_trim_of_what_did_not_concern_it_and_no_other_does(
     store: Store,
 ) -> None:
-    fill(store, 4, gateway="g")
-    write(store, moved(5, gateway="h", origin="loser"))
-    fill(store, 4, gateway="g")
-    names = ("g", "h", "loser", "idle", "ahead")
-    cursors = {("gateway", name): CursorRow(2, 50, 7.5) for name in names}
-    cursors["gateway", "ahead"] = CursorRow(9, 50, None)
-    cursors["gateway", "g"] = CursorRow(4, 50, None)  # all of its own so far
+    fill(store, 3, gateway="g")
+    # Of several gateways in one page, some have all of theirs.
+    write(
+        store,
+        online(4, gateway="done"),
+        online(5, gateway="g"),
+        moved(6, gateway="h", origin="loser"),
+        online(7, gateway="g"),
+    )
+    fill(store, 3, gateway="kept")
+    seqs = {"g": 6, "h": 5, "loser": 3, "done": 4, "kept": 1, "idle": 0}
+    seqs |= {"at the end": 7, "ahead": 9}
+    cursors = {("gateway", name): CursorRow(seq, 50, 7.5) for name, seq in seqs.items()}
     cursors["watcher", "idle"] = CursorRow(2, 50, None)  # a watcher of who knows what
     store.write(Batch(cursors=cursors))
     trim(store, oldest_ms=10**15, idle_ms=50)
-    assert store.bounds() == (9, 10)
-    moved_on = {key: row.seq for key, row in store.cursors().items()}
-    assert moved_on == {
-        ("gateway", "g"): 4,
-        ("gateway", "h"): 2,
-        ("gateway", "loser"): 2,
-        ("gateway", "idle"): 8,
-        ("gateway", "ahead"): 9,
-        ("watcher", "idle"): 2,
+    assert store.bounds() == (8, 11)
+    followed = {
+        ("gateway", name): CursorRow(7, 50, 7.5) for name in ("done", "kept", "idle")
     }
-    assert store.cursors()["gateway", "idle"] == CursorRow(8, 50, 7.5)
+    assert store.cursors() == cursors | followed
+
+
+def test_a_cursor_that_a_later_step_concerns_follows_no_further_than_the_one_before(
+    store: Store,
+) -> None:
+    fill(store, TRIM_RECORDS, gateway="g", at=1)
+    fill(store, 1, gateway="h", at=1)
+    fill(store, 1, gateway="g", at=1)
+    store.write(Batch(cursors={("gateway", "h"): CursorRow(0, 1, None)}))
+    assert trim(store, oldest_ms=2) is True
+    assert trim(store, oldest_ms=2) is False
+    assert store.bounds()[0] == TRIM_RECORDS + 2
+    assert store.cursors()["gateway", "h"].seq == TRIM_RECORDS
 
 
 def test_names_that_were_not_used_for_long_are_forgotten(store: Store) -> None:
@@ -416,12 +550,46 @@ def test_a_newer_schema_is_refused_by_number(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
         db.execute("update meta set value = 99 where key = 'schema'")
         db.commit()
-    left_as_it_was(tmp_path / DATABASE, "has schema 99, this version reads 1")
+    left_as_it_was(tmp_path / DATABASE, "has schema 99, this version reads 2; use the")
+
+
+def test_a_database_with_a_row_a_record_is_refused_by_number(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
+        db.executescript(
+            """
+            pragma auto_vacuum = incremental;
+            pragma journal_mode = wal;
+            create table meta (key text primary key, value any) strict, without rowid;
+            create table log (
+                seq integer primary key, kind text not null, uid any not null,
+                gateway text not null, session integer not null, conn integer,
+                reason text not null, at integer not null, seen integer, last text,
+                silence real, restored integer not null, from_gateway text,
+                from_session integer, from_conn integer) strict;
+            create table online (
+                uid any primary key, session integer not null, start integer not null,
+                conn integer, gateway text not null, timeout real) strict,
+                without rowid;
+            create table cursors (
+                role text not null, name text not null, seq integer not null,
+                used integer not null, timeout real, primary key (role, name)
+                ) strict, without rowid;
+            insert into meta values ('schema', 1), ('log', '0123456789abcdef');
+            insert into log values (1, 'online', 'u', 'g', 1, null, 'login', 1000,
+                null, null, null, 0, null, null, null);
+            insert into online values ('u', 1, 1000, null, 'g', null);
+            """
+        )
+    left_as_it_was(
+        tmp_path / DATABASE,
+        "has schema 1, this version reads 2; use the version that wrote it, or another "
+        "--state",
+    )
 
 
 def test_damage_among_the_users_online_is_told_and_left(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
-        store.write(Batch(online={f"u{n}": row(n) for n in range(1_000)}))
+        keep(store, *(row(n, f"u{n}") for n in range(1_000)))
         path = store.path
     with closing(sqlite3.connect(path)) as db:
         (size,) = db.execute("pragma page_size").fetchone()

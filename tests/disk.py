@@ -1,0 +1,26 @@
+"""The sidecar's disk as it is, read past the product."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from liveness.core.records import Record
+
+
+def rows(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
+    """Reads the database over a connection of its own."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
+        return db.execute(sql, values).fetchall()
+
+
+def log(database: Path) -> list[Record]:
+    """Every record of the log, in its order."""
+    pages = rows(database, "select records from log order by last")
+    return [
+        Record(*one)
+        for (page,) in pages
+        for one in msgpack.unpackb(page, use_list=False)
+    ]
