@@ -56,7 +56,10 @@ _TABLES: Final = f"""
 create table meta (key text primary key, value any) strict, without rowid;
 create table log (
     last integer primary key, first integer not null, newest integer not null,
-    records blob not null) strict;
+    records blob not null, check (first <= last)) strict;
+create trigger log_goes_on before insert on log
+    when new.first <= (select max(last) from log)
+    begin select raise(abort, 'a seq is given twice'); end;
 create table online (
     session integer primary key, uid any not null, start integer not null,
     conn integer, gateway text not null, timeout real) strict;

@@ -154,10 +154,20 @@ def test_an_own_timeout_and_an_old_start_are_kept(store: Store) -> None:
     assert list(store.online()) == [known]
 
 
+@pytest.mark.parametrize("seqs", [[2], [3], [1], [3, 4], [1, 4], [5, 4], [2, 3, 4]])
+def test_a_seq_is_not_given_twice_wherever_it_lies_in_a_page(
+    store: Store, seqs: list[int]
+) -> None:
+    fill(store, 3)
+    with pytest.raises(sqlite3.IntegrityError):
+        write(store, *(online(seq) for seq in seqs))
+    assert [one.seq for one in page(store)] == [1, 2, 3]
+
+
 def test_a_batch_that_fails_leaves_nothing_of_itself(store: Store) -> None:
     fill(store, 2)
     again = Batch(
-        records=[online(3), online(2)],
+        records=[online(2), online(3)],
         online={3: row(3)},
         cursors={("gateway", "g"): CursorRow(1, 1, None)},
     )
