@@ -413,8 +413,12 @@ def _page(records: list[Record]) -> tuple[int, int, int, bytes]:
     return records[-1].seq, records[0].seq, newest, encode(records)
 
 
-def _records(page: bytes) -> Iterator[Record]:
-    return map(Record._make, decode(page))
+def _records(page: bytes) -> list[Record]:
+    try:
+        return [Record._make(fields) for fields in decode(page)]
+    except (ValueError, TypeError) as error:
+        # SQLite has no checksums: damage within a page is met here first.
+        raise sqlite3.DatabaseError(f"a page of the log is damaged: {error}") from error
 
 
 def _cut(records: list[Record], size: int) -> list[list[Record]]:

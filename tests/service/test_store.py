@@ -320,6 +320,21 @@ def test_the_page_of_an_empty_log_has_nothing_and_no_gap(store: Store) -> None:
     assert store.read(after=0, until=0, wanted=ALL, limit=10) == ([], 0, 1)
 
 
+@pytest.mark.parametrize("blob", [b"", bytes(900), b"\x91\x90", b"\xc1", b"\x92\x01"])
+def test_a_damaged_page_is_the_disks_fault_to_its_reader_and_to_a_trim(
+    store: Store, blob: bytes
+) -> None:
+    fill(store, 5)
+    fill(store, 5)
+    store._db.execute("update log set records = ? where last = 5", [blob])
+    with pytest.raises(sqlite3.DatabaseError, match="a page of the log is damaged"):
+        page(store)
+    with pytest.raises(sqlite3.DatabaseError, match="a page of the log is damaged"):
+        trim(store, oldest_ms=10**15)
+    assert store.bounds() == (1, 11)
+    assert [one.seq for one in page(store, after=5)] == [6, 7, 8, 9, 10]
+
+
 # --- the answer to list ------------------------------------------------------------
 
 
