@@ -38,17 +38,13 @@ from liveness.metrics import Counts
 from liveness.service.clock import Clock
 from liveness.service.greeter import Greeter
 from liveness.service.journal import Journal
-from liveness.service.links import SocketLink
+from liveness.service.links import PIECE_BYTES, SocketLink
 from liveness.service.logs import Every
 from liveness.service.wake import Wake
 
 # One pass reads no longer than this; who was not reached comes first in the next one.
 # A flooding gateway delays others by no more than that, and by one receive.
 READING_S: Final = 0.005
-# From half of `pause_reading` on a link is read no further than this in a pass: a storm
-# of logins fills what waits for the disk no faster than the disk empties it, and the
-# links that say little are read as ever.
-READ_WHILE_BEHIND_BYTES: Final = 4_096
 # What a replaced link had sent is read for so long: much more than a socket's buffer
 # can hold.
 REPLACED_READING_S: Final = 0.5
@@ -240,6 +236,9 @@ class Engine:
         journal, limits = self._journal, self._limits
         self._waits_for_disk = journal.pending_ends >= limits.pause_firing
         self._is_deaf = journal.pending >= limits.pause_reading
+        # From half of that bound on a link is read no further than a small piece a pass: a
+        # storm of logins fills what waits for the disk no faster than the disk empties
+        # it, and the links that say little are read as ever.
         self._is_behind = 2 * journal.pending >= limits.pause_reading
         self.turned_at = mono
         presence = self.presence
@@ -338,8 +337,7 @@ class Engine:
         """Read one link, until the budget is used up; return whether it is empty."""
         taken = 0
         mono = self._clock.mono()
-        most = READ_WHILE_BEHIND_BYTES if self._is_behind else None
-        while mono < until and (most is None or taken < most):
+        while mono < until and not (taken and self._is_behind):
             if not link.is_open or link.number in self._losing:
                 return True
             if link.outbox.is_full:
@@ -354,7 +352,7 @@ class Engine:
                     ),
                 )
                 return True
-            data = link.receive() if most is None else link.receive(most)
+            data = link.receive(PIECE_BYTES if self._is_behind else link.piece_bytes)
             if data is None:
                 if link.gateway is not None:
                     link.gateway.empty_at = now
@@ -372,6 +370,7 @@ class Engine:
             if link.gateway is not None:
                 link.gateway.heard(at.now)
             self._listen_to(link, data, at)
+            link.measure(self._clock.mono() - mono)
         return False
 
     def _listen_to(self, link: SocketLink, data: bytes, at: Instant) -> None:

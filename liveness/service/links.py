@@ -12,8 +12,11 @@ from liveness.errors import Code
 from liveness.service.outbox import Outbox
 from liveness.service.wake import Wake
 
-# Some two thousand logins: milliseconds of work between two looks at the clock.
-RECEIVE_BYTES: Final = 65_536
+# What is taken at once: as much as is worked through in so long, from some hundred logins
+# to some two thousand signs of life.
+PIECE_BYTES: Final = 4_096
+MOST_PIECE_BYTES: Final = 65_536
+PIECE_S: Final = 0.002
 
 
 class SocketLink:
@@ -43,6 +46,7 @@ class SocketLink:
         self.opened_at = opened_at
         self.gateway: Gateway | None = None
         self.is_open = True  # bytes are taken from it
+        self.piece_bytes = PIECE_BYTES
         self.read_at = 0.0  # when it last gave something, in monotonic seconds
         self.why_closed = "closed by the other side"
         self.drained = Wake()
@@ -52,7 +56,7 @@ class SocketLink:
         """How it introduced itself, if it has."""
         return self.conversation.hello
 
-    def receive(self, most: int = RECEIVE_BYTES) -> bytes | None:
+    def receive(self, most: int) -> bytes | None:
         """Take at most so many bytes: None if the socket is empty, b"" at its end."""
         try:
             return self.sock.recv(most)
@@ -60,6 +64,13 @@ class SocketLink:
             return None
         except OSError:
             return b""
+
+    def measure(self, took_s: float) -> None:
+        """Choose the size of the next piece by how long the last one took."""
+        if took_s > PIECE_S:
+            self.piece_bytes = max(PIECE_BYTES, self.piece_bytes // 2)
+        else:
+            self.piece_bytes = min(MOST_PIECE_BYTES, self.piece_bytes * 2)
 
     def tell_of_a_fault(self) -> None:
         """Past the outbox, which may be what is at fault: say so, if there is room."""

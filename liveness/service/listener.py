@@ -13,7 +13,7 @@ import structlog
 import trio
 
 from liveness.service.engine import Engine
-from liveness.service.links import SocketLink
+from liveness.service.links import PIECE_BYTES, SocketLink
 from liveness.service.outbox import LINGER_S, Delivery, Outbox
 
 ACCEPT_PAUSE_S: Final = 0.1
@@ -100,5 +100,5 @@ async def _see_off(link: SocketLink) -> None:
     except OSError:
         return  # it has gone already
     with trio.move_on_after(LINGER_S):
-        while link.receive() != b"":
+        while link.receive(PIECE_BYTES) != b"":
             await trio.lowlevel.wait_readable(link.sock)
