@@ -42,10 +42,10 @@ APT := apt install git make python3-venv gcc python3-dev
 ASYNC := ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC112,ASYNC113,ASYNC120,ASYNC121
 ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231,ASYNC232,ASYNC400
 
-.PHONY: help setup demo serve test slow check bench lock clean
+.PHONY: help setup demo serve test slow check bench performance lock clean
 
 help:  ## This list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
 
 setup: $(call READY,$(LEVEL))  ## The virtual environment (LEVEL=runtime, test or dev)
 	@wheel=$$($(VENV)/bin/liveness version | tail -n 1)
@@ -71,6 +71,9 @@ check: $(call READY,dev)  ## Lint, format, types
 
 bench: $(call READY,runtime)  ## The numbers, measured on this machine
 	@exec $(VENV)/bin/liveness bench $(ARGS)
+
+performance: $(call STAMP,dev)  ## The README's section of that name, from the reports committed
+	@exec $(VENV)/bin/python -m liveness.bench.performance
 
 lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
 	@scratch=$$(mktemp -d)

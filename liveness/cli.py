@@ -411,8 +411,8 @@ def bench(
 ) -> int:
     """Measure what is promised on this machine, from a gateway's side.
 
-    All scenarios, which takes about three minutes, unless some are named. The exit code
-    is 0 if every floor was met, 1 if one was missed.
+    All scenarios unless some are named. Those beside other systems want these installed.
+    The exit code is 0 if every floor was met, 1 if one was missed.
     """
     flags: dict[str, Any] = {"users": users, "rate": rate, "seconds": seconds}
     flags |= {"timeout_s": timeout, "folder": folder}

@@ -31,7 +31,7 @@ WANTED = {
     "requirements-test.lock": GROUPS["test"],
     "requirements-dev.lock": GROUPS["dev"],
 }
-TARGETS = "bench check clean demo help lock serve setup slow test"
+TARGETS = "bench check clean demo help lock performance serve setup slow test"
 
 # One entry: a pin, perhaps for some Pythons only, and nothing but hashes after it.
 ENTRY = re.compile(

@@ -47,6 +47,11 @@ class Figure:
         return f"{self.users:,} users, {self.system}: {self.name}"
 
     @property
+    def amount(self) -> str:
+        """The value and its unit as a reader has them."""
+        return f"{number(self.value)} {self.unit}".rstrip()
+
+    @property
     def floor(self) -> str:
         """The floor as a reader has it."""
         if self.most is not None:
@@ -93,8 +98,7 @@ def as_table(figures: Sequence[Figure]) -> str:
     for figure in figures:
         named = "" if figure.scenario == scenario else figure.scenario
         scenario = figure.scenario
-        value = f"{_number(figure.value)} {figure.unit}".rstrip()
-        rows.append((named, figure.label, value, figure.floor, figure.verdict))
+        rows.append((named, figure.label, figure.amount, figure.floor, figure.verdict))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "".join(f"{_line(row, widths)}\n" for row in rows)
 
@@ -105,6 +109,6 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
     return "  ".join(cells).rstrip()
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three significant digits, and no more than a reader needs of large ones."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"

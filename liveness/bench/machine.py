@@ -2,7 +2,10 @@
 
 import os
 import platform
+import re
+import shutil
 import sqlite3
+import subprocess
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +33,9 @@ def facts(folder: Path | None) -> dict[str, Any]:
         "trio": version("trio"),
         "msgpack": version("msgpack"),
         "sqlite": sqlite3.sqlite_version,
+        "redis": _version("redis-server", r"v=(\S+)"),
+        "etcd": _version("etcd", r"etcd Version: (\S+)"),
+        "huge_pages": _huge_pages(),
     }
 
 
@@ -53,6 +59,27 @@ def _first(path: str, name: str) -> str:
         if key.strip() == name:
             return value.strip()
     return "unknown"  # not every architecture names its model
+
+
+def _version(program: str, pattern: str) -> str | None:
+    """What a program says of itself; None if there is none."""
+    path = shutil.which(program)
+    if path is None:
+        return None
+    run = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, check=False
+    )
+    found = re.search(pattern, run.stdout)
+    return found[1] if found else "unknown"
+
+
+def _huge_pages() -> str:
+    """The mode of transparent huge pages, which memory depends on."""
+    try:
+        modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except FileNotFoundError:
+        return "none"  # the kernel was built without
+    return modes.split("[")[1].split("]")[0]
 
 
 def _disk(folder: Path) -> str:

@@ -1,0 +1,212 @@
+"""The README's section "Performance", and its plots, from the reports committed here.
+
+    python -m liveness.bench.performance
+
+`results/` has reports of `liveness bench --json`, as they were written. Everything that
+the section says is taken from them, so that no number in it is a memory; whatever is
+not in them is not said. `make performance` is this.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from liveness.bench import OTHERS, SCENARIOS, full
+from liveness.bench.cost import BATCHES, CPU, MEMORY, RATIOS_USERS, SINGLES
+from liveness.bench.figures import OURS, Figure
+
+HERE: Final = Path(__file__).parent
+RESULTS: Final = HERE / "results"
+README: Final = HERE.parents[1] / "README.md"
+BEGIN: Final = "<!-- written by `make performance`: -->\n"
+END: Final = "<!-- until here -->\n"
+PLOTS: Final = {
+    "cost.svg": "What an event costs, by the number of users",
+    "lateness.svg": "When a client is told who fell silent, by the number of users",
+}
+SYSTEMS: Final = {OURS: "the sidecar", **OTHERS}
+
+# Of each system: the head of a column, and the figure in it.
+COLUMNS: Final = {
+    "CPU an event": f"{CPU}, {SINGLES}",
+    "in batches": f"{CPU}, {BATCHES}",
+    "events a second": f"events a second, {SINGLES}",
+    "memory a user": MEMORY,
+    "told p50": "told p50",
+    "told p99": "told p99",
+    "told within a minute": "told within a minute",
+    "of": "fell silent",
+}
+
+INTRO: Final = """\
+Measured by `liveness bench`: the real server is a process of its own, driven over its
+socket by another, beside other systems in the same run; CPU and memory are those of the
+process table, lateness is what the client saw. Users speak in random order, uids have 17
+bytes, and of several rounds the best counts. What is above a promise says MISSED.
+"""
+NOTHING: Final = """\
+No run is committed. `make bench` measures here what is promised.
+"""
+
+
+class Report(NamedTuple):
+    """One run of the bench."""
+
+    content: Mapping[str, Any]
+    figures: list[Figure]
+
+
+def reports(folder: Path = RESULTS) -> list[Report]:
+    """The runs committed, those with fewer users first."""
+    contents = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    contents.sort(key=lambda one: (one["parameters"]["users"], one["date"]))
+    return [Report(one, [*_figures(one)]) for one in contents]
+
+
+def digest(folder: Path = RESULTS) -> str:
+    """What tells these reports from any others; each plot carries it."""
+    both = sha256()
+    for path in sorted(folder.glob("*.json")):
+        both.update(path.read_bytes())
+    return both.hexdigest()
+
+
+def section(runs: Sequence[Report]) -> str:
+    """The section's text."""
+    if not runs:
+        return NOTHING
+    figures = [figure for run in runs for figure in run.figures]
+    parts = [_paragraph(INTRO), *_promises(runs), *_systems(figures)]
+    if has_others(figures):
+        links = (
+            f"![{what}](liveness/bench/results/{name})" for name, what in PLOTS.items()
+        )
+        parts.append("\n\n".join(links))
+    parts += [_facts(run.content) for run in runs]
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def has_others(figures: Iterable[Figure]) -> bool:
+    """Whether there is anything to draw."""
+    return any(figure.users is not None for figure in figures)
+
+
+def main() -> None:
+    """Writes it all."""
+    from liveness.bench.plots import draw
+
+    before, _, rest = README.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    runs = reports()
+    README.write_text(f"{before}{BEGIN}{section(runs)}{END}{after}")
+    figures = [figure for run in runs for figure in run.figures]
+    if has_others(figures):
+        draw(figures, RESULTS, digest())
+
+
+# --- within -------------------------------------------------------------------
+
+
+def _figures(content: Mapping[str, Any]) -> Iterator[Figure]:
+    for one in content["figures"]:
+        fields = {name: one[name] for name in one if name != "met"}
+        yield Figure(
+            **fields | {"value": math.nan if one["value"] is None else one["value"]}
+        )
+
+
+def _promises(runs: Sequence[Report]) -> Iterator[str]:
+    """Every promise and what became of it; mistakes, of which there may be none, as one."""
+    rows = []
+    for run in runs:
+        users = run.content["parameters"]["users"]
+        promised = [one for one in run.figures if one.is_met is not None]
+        rows += [
+            _row(one.users or users, f"{one.scenario}: {one.name}", one)
+            for one in promised
+            if one.most != 0
+        ]
+        mistakes = [one for one in promised if one.most == 0]
+        if mistakes:
+            scenarios = dict.fromkeys(one.scenario for one in mistakes)
+            total = sum(one.value for one in mistakes)
+            told = f"{', '.join(scenarios)}: early, false or missing"
+            rows.append(_row(users, told, Figure("", "", total, "", most=0.0)))
+    if rows:
+        yield _table(("users", "promise", "at most, at least", "measured", ""), rows)
+
+
+def _row(users: int, told: str, figure: Figure) -> tuple[str, ...]:
+    return f"{users:,}", told, figure.floor, figure.amount, figure.verdict
+
+
+def _systems(figures: Iterable[Figure]) -> Iterator[str]:
+    """What each system costs and how late it is, with as many users as were promised."""
+    found = {
+        (one.system, one.users, one.name): one.amount for one in figures if one.users
+    }
+    heads = ("users", "system", *COLUMNS)
+    rows = []
+    for system, what in SYSTEMS.items():
+        counts = [n for of, n, _ in found if of == system and n and n <= RATIOS_USERS]
+        if counts:
+            users = max(counts)
+            cells = (found.get((system, users, name), "") for name in COLUMNS.values())
+            rows.append((f"{users:,}", what, *cells))
+    if rows:
+        yield _table(heads, rows)
+
+
+def _facts(content: Mapping[str, Any]) -> str:
+    """What it was measured on, and how to do it again."""
+    machine = content["machine"]
+    beside = [f"{name} {machine[name]}" for name in ("redis", "etcd") if machine[name]]
+    versions = ", ".join(
+        [f"Python {machine['python']}", f"SQLite {machine['sqlite']}", *beside]
+    )
+    told = (
+        f"{content['date'][:10]}, liveness {content['liveness']}, {machine['wheel']} wheel: "
+        f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_mb']:,} MB, "
+        f"{machine['disk']}, Linux {machine['kernel']}, huge pages {machine['huge_pages']}; "
+        f"{versions}; load before it {machine['load_before'][0]:g}."
+    )
+    left_out = "".join(f" Left out: {what}." for what in content["left_out"])
+    return f"{told}{left_out}\n\n```sh\n{command(content['parameters'])}\n```"
+
+
+def command(parameters: Mapping[str, Any]) -> str:
+    """The command line for the same again."""
+    usual = full(parameters["users"])
+    words = ["liveness", "bench"]
+    if parameters["scenarios"] != [*SCENARIOS]:
+        words += parameters["scenarios"]
+    words += ["--users", str(parameters["users"])]
+    for flag, name in (
+        ("rate", "rate"),
+        ("seconds", "seconds"),
+        ("timeout", "timeout_s"),
+    ):
+        if parameters[name] != getattr(usual, name):
+            words += [f"--{flag}", f"{parameters[name]:g}"]
+    if tuple(parameters["sizes"]) != usual.sizes:
+        words += ["--sizes", ",".join(map(str, parameters["sizes"]))]
+    for name in parameters["without"]:
+        words += ["--without", name]
+    return " ".join([*words, "--json", "report.json"])
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _paragraph(text: str) -> str:
+    """One line, as all of the README's paragraphs are."""
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    main()
