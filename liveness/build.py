@@ -57,4 +57,13 @@ else:
     from liveness.core._wheel import Wheel
     from liveness.core._wire import Reader
 
-__all__ = ["PURE_WHEEL", "WHEEL", "WHY_REFERENCE", "Reader", "Wheel"]
+__all__ = ["PURE_WHEEL", "WHEEL", "WHY_REFERENCE", "Reader", "Wheel", "environment"]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without a sidecar's settings, but of the same wheel."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == PURE_WHEEL or not name.startswith("LIVENESS_")
+    }

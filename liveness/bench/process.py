@@ -1,6 +1,5 @@
 """The processes that the bench starts: whatever ends the bench ends them too."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import IO, Final, NoReturn, TypeAlias
+
+from liveness.build import environment
 
 Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
@@ -30,13 +31,12 @@ def child(
 
     It gets none of this machine's settings but *env*, and no Ctrl-C: that is for us.
     """
-    ours = {k: v for k, v in os.environ.items() if not k.startswith("LIVENESS_")}
     process: subprocess.Popen[bytes] | None = None
     try:
         with _uninterrupted():
             process = subprocess.Popen(
                 command,
-                env={**ours, **env},
+                env={**environment(), **env},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,

@@ -12,6 +12,7 @@ from typing import Final
 
 import trio
 
+from liveness.build import environment
 from liveness.config import Config
 from liveness.demo.gateway import HOST
 from liveness.errors import LivenessError
@@ -123,7 +124,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(),
+                env=environment(),
                 process_group=0,  # Ctrl-C is for us: we end it when it is not used
             )
         self._process = process
@@ -208,10 +209,6 @@ def _no_file(folder: Path) -> Path:
 
 def _flags(options: Mapping[str, object]) -> list[str]:
     return [str(word) for option in options.items() for word in option]
-
-
-def _environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith("LIVENESS_")}
 
 
 async def _ended(process: subprocess.Popen[bytes]) -> int:

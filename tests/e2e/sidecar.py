@@ -1,7 +1,6 @@
 """The sidecar as an operator has it: a process, its log, its metrics, its database."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any, Final, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from liveness.build import environment
 from liveness.core.records import Record
 from tests import disk
 from tests.e2e.client import Client
@@ -110,15 +110,10 @@ class Sidecar:
 
     def environment(self) -> dict[str, str]:
         """Ours without settings of the sidecar, and with those asked for."""
-        ours = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("LIVENESS_")
-        }
         asked = {
             f"LIVENESS_{name.upper()}": str(it) for name, it in self.settings.items()
         }
-        return ours | asked
+        return environment() | asked
 
     def refused_start(self) -> tuple[int, str]:
         """Starts a process that gives up by itself; its exit code, and its one line."""
