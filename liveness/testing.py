@@ -131,7 +131,7 @@ class _Disk:
     online: dict[int, OnlineRow] = field(default_factory=dict)
     cursors: dict[tuple[str, str], int] = field(default_factory=dict)
     timeouts: dict[str, float | None] = field(default_factory=dict)
-    clocks: dict[Uid, Entry] = field(default_factory=dict)  # as of a planned stop
+    clocks: list[Entry] = field(default_factory=list)  # as of a planned stop
 
 
 @dataclass(slots=True, eq=False)
@@ -419,7 +419,7 @@ class ScriptedSidecar:
         self.path.unlink()
         if not self._is_disk_full:
             known = [self._find(row.uid) for row in self._disk.online.values()]
-            self._disk.clocks = {entry.uid: entry for entry in known if entry}
+            self._disk.clocks = [entry for entry in known if entry]
         for link in [*self._links]:
             said_hello = link.conversation.hello is not None
             self._end(link, *(["bye", {"reason": reason}] if said_hello else []))
@@ -454,20 +454,13 @@ class ScriptedSidecar:
         self._cursors = dict(disk.cursors)
         for name, timeout in disk.timeouts.items():
             self._presence.set_timeout(self._presence.gateway(name), timeout)
-        clocks, disk.clocks = disk.clocks, {}
-        for row in disk.online.values():
-            entry = clocks.get(row.uid)
-            if entry is None:
-                self._presence.restore(row, at)
-            else:
-                self._presence.restore(
-                    row,
-                    at,
-                    remaining=max(0.0, entry.deadline - at.now),
-                    lasts=entry.timeout,
-                    silence=at.mono - entry.seen,
-                    event=entry.event,
-                )
+        stopped = [
+            (it.session, it.timeout, left, at.mono - it.seen, it.event)
+            for it in disk.clocks
+            for left in [max(0.0, it.deadline - at.now)]
+        ]
+        disk.clocks = []
+        self._presence.restore(disk.online.values(), at, stopped)
         for gateway in self._presence.gateways.values():
             gateway.unlinked(self._now)  # it gets as long to come as after a lost link
         self._listen()
@@ -853,7 +846,12 @@ class ScriptedSidecar:
             self._cursors[link.key] = max(self._cursors[link.key], link.position)
 
     def _rows(self) -> list[tuple[Uid, str, int, int | None]]:
-        return self._presence.where(self._presence.wheel.snapshot(self._now).uids)
+        presence = self._presence
+        owned = (
+            presence.wheel.owned(gateway.number, 0, ALL)[0]
+            for gateway in presence.gateways.values()
+        )
+        return presence.where([uid for uids in owned for uid in uids])
 
     def _find(self, uid: Uid) -> Entry | None:
         return self._presence.wheel.find(uid)

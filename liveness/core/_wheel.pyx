@@ -468,8 +468,7 @@ cdef class Wheel:
             sessions[place], timeouts[place] = user.session, user.timeout
             remaining[place] = max(0.0, user.deadline - now)
             seen[place], event[place] = user.seen, user.event
-        uids = [self.uid_at(place) for place in range(self.count)]
-        return Snapshot(uids, *columns, events)
+        return Snapshot(*columns, events)
 
     # --- the table ------------------------------------------------------------
 

@@ -7,7 +7,7 @@ pass over all links becomes one batch for the log.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from liveness.core import wheel as wheels
@@ -31,6 +31,7 @@ from liveness.core.records import (
     OnlineRow,
     Record,
     SignsOfLife,
+    Stopped,
     Uid,
 )
 from liveness.core.table import OWN_TIMEOUT, RENEWED, Entry
@@ -46,6 +47,8 @@ WHY_IGNORED: Final = (WHY_OTHER_GATEWAY, WHY_OTHER_CONN, WHY_OLDER, WHY_OFFLINE)
 # The early counter compares two readings of one clock with a sum of them; anything
 # below a microsecond is the rounding of that sum.
 EARLY_S: Final = 1e-6
+
+_NO_CLOCK: Final[Stopped] = (2**63, 0.0, 0.0, 0.0, 0)  # behind every session
 
 
 class Presence:
@@ -237,45 +240,47 @@ class Presence:
     # --- restarts -------------------------------------------------------------
 
     def restore(
-        self,
-        row: OnlineRow,
-        at: Instant,
-        *,
-        remaining: float | None = None,
-        lasts: float | None = None,
-        silence: float = 0.0,
-        event: int = 0,
+        self, rows: Iterable[OnlineRow], at: Instant, stopped: Iterable[Stopped] = ()
     ) -> None:
-        """Take a session up again after a restart.
+        """Take sessions up again after a restart.
 
         Args:
-            row: What was on disk; its user must not be known.
+            rows: What was on disk, in order of their sessions; none of their users may
+                be known.
             at: Now.
-            remaining: Seconds until it is due; None, after a crash, for a whole timeout.
-            lasts: The whole timeout that `remaining` is left of.
-            silence: Seconds since its last event, as far as the clock ran.
-            event: That event; 0, after a crash, if nothing is known of it.
+            stopped: After a planned stop, the clocks as of then, in the same order.
+                Whose is missing, as all are after a crash, gets a whole timeout, and
+                nothing is known of its last event.
         """
-        session, uid, start_ms, conn, name, own = row
-        gateway = self.gateway(name)
-        gateway.users += 1
-        whole = own or lasts or self.wheel.timeout_of(gateway.number)
-        self.wheel.put(
-            Entry(
-                uid,
-                gateway.number,
-                session,
-                conn,
-                # Not in the future, whatever was done to the wall clock meanwhile:
-                # each new connection would count as older.
-                at.mono - max(0, at.wall_ms - start_ms) / 1000,
-                whole,
-                at.now + (whole if remaining is None else remaining),
-                at.mono - silence,
-                event,
-                OWN_TIMEOUT if own else 0,
+        clocks = iter(stopped)
+        clock = next(clocks, _NO_CLOCK)
+        for session, uid, start_ms, conn, name, own in rows:
+            gateway = self.gateway(name)
+            gateway.users += 1
+            while clock[0] < session:
+                clock = next(clocks, _NO_CLOCK)
+            if clock[0] == session:
+                _, lasts, remaining, silence, event = clock
+                whole = own or lasts
+            else:
+                remaining = whole = own or self.wheel.timeout_of(gateway.number)
+                silence, event = 0.0, 0
+            self.wheel.put(
+                Entry(
+                    uid,
+                    gateway.number,
+                    session,
+                    conn,
+                    # Not in the future, whatever was done to the wall clock meanwhile:
+                    # each new connection would count as older.
+                    at.mono - max(0, at.wall_ms - start_ms) / 1000,
+                    whole,
+                    at.now + remaining,
+                    at.mono - silence,
+                    event,
+                    OWN_TIMEOUT if own else 0,
+                )
             )
-        )
 
     # --- within ---------------------------------------------------------------
 

@@ -137,6 +137,11 @@ class OnlineRow(NamedTuple):
     timeout: float | None  # None: whatever the gateway's is
 
 
+# A session's clock at a planned stop: the session; the whole timeout that began at its
+# last event, the seconds left of it and those since that event; the event's index.
+Stopped: TypeAlias = tuple[int, float, float, float, int]
+
+
 @dataclass(slots=True)
 class Changes:
     """What one pass decided: for the log, and for the set of those online."""

@@ -64,7 +64,6 @@ OTHER_CONN: Final = 4
 class Snapshot(NamedTuple):
     """Every user's clock at one moment, in columns; see `Wheel.snapshot`."""
 
-    uids: list[Uid]
     sessions: array[int]
     timeouts: array[float]
     remaining: array[float]
@@ -374,7 +373,6 @@ class Wheel:
         table = self._table
         places = table.index.values()
         return Snapshot(
-            list(table.index),
             array("q", (table.session[place] for place in places)),
             array("d", (table.timeout[place] for place in places)),
             array("d", (max(0.0, table.deadline[place] - now) for place in places)),

@@ -204,19 +204,7 @@ class Sidecar:
             if role == GATEWAY and cursor.timeout is not None:
                 gateway = self.presence.gateway(name)
                 self.presence.set_timeout(gateway, cursor.timeout)
-        for row in self._store.online():
-            known = stopped.get(row.uid)
-            if known is None or known.session != row.session:
-                self.presence.restore(row, at)
-            else:
-                self.presence.restore(
-                    row,
-                    at,
-                    remaining=known.remaining,
-                    lasts=known.timeout,
-                    silence=known.silence,
-                    event=known.event,
-                )
+        self.presence.restore(self._store.online(), at, stopped)
         if len(self.presence):
             _log.info("restored", users=len(self.presence), clocks=len(stopped))
 

@@ -6,86 +6,58 @@ was heard last. It is written beside the database, named after the log's end, an
 taken away by the next start, whether that could use it or not.
 """
 
+# array.array cannot be subscripted when it runs, before Python 3.12.
+from __future__ import annotations
+
 import os
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 
-from liveness.core.records import Uid
+from liveness.core.records import Stopped
 from liveness.core.wheel import Snapshot
 from liveness.core.wire import decode, encode
 from liveness.errors import StateError
 
 NAME: Final = "stopped"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 _log = structlog.get_logger("start")
 
 
-class Stopped(NamedTuple):
-    """One user's clock when the sidecar stopped."""
-
-    session: int
-    timeout: float  # the whole one that began at the last event
-    remaining: float  # seconds until due
-    silence: float  # seconds since the last event
-    event: int
-
-
 class Clocks:
-    """Everyone's clock at a stop, kept in columns: a million are a second to read.
+    """Everyone's clock at a stop, in order of their sessions.
 
-    Args:
-        uids: Whose.
-        away: Seconds since the stop.
+    In columns, as there may be a million: session, whole timeout, seconds left of it,
+    seconds of silence, index of the last event.
     """
 
-    def __init__(self, uids: Sequence[Uid] = (), *, away: float = 0.0) -> None:
-        self.sessions = array("q")
-        self.timeouts = array("d")
-        self.remaining = array("d")
-        self.silences = array("d")
-        self.events = array("b")
-        self._place = dict(zip(uids, range(len(uids)), strict=True))
-        self._away = away
-
-    def __len__(self) -> int:
-        return len(self._place)
-
-    def fill(self, packs: Sequence[bytes]) -> None:
-        """Read the columns, in the order of `Stopped`.
+    def __init__(self, packs: Sequence[bytes] = (), *, away: float = 0.0) -> None:
+        """Read the columns; *away* is the seconds since the stop, a silence of all.
 
         Raises:
-            ValueError: They are not as long as there are uids.
+            ValueError: They are of different lengths.
         """
-        columns: tuple[array[int] | array[float], ...] = (
-            self.sessions,
-            self.timeouts,
-            self.remaining,
-            self.silences,
-            self.events,
-        )
-        for column, pack in zip(columns, packs, strict=True):
+        columns: list[array[Any]] = [array(code) for code in "qdddb"]
+        for column, pack in zip(columns, packs, strict=bool(packs)):
             column.frombytes(pack)
-            if len(column) != len(self):
-                raise ValueError("its columns are of different lengths")
+        self.sessions, self.timeouts, self.remaining, silences, self.events = columns
+        self.silences = array("d", (silence + away for silence in silences))
+        if any(len(column) != len(self) for column in columns):
+            raise ValueError("its columns are of different lengths")
 
-    def get(self, uid: Uid) -> Stopped | None:
-        """What was known of *uid*, the time since the stop added to its silence."""
-        place = self._place.get(uid)
-        if place is None:
-            return None
-        return Stopped(
-            self.sessions[place],
-            self.timeouts[place],
-            self.remaining[place],
-            self.silences[place] + self._away,
-            self.events[place],
-        )
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+    def __iter__(self) -> Iterator[Stopped]:
+        return zip(
+            self.sessions, self.timeouts, self.remaining, self.silences, self.events,
+            strict=True,
+        )  # fmt: skip
 
 
 def write(
@@ -101,15 +73,17 @@ def write(
         wall_ms: Unix milliseconds now.
         everyone: The wheel's snapshot.
     """
-    silence = array("d", (mono - seen for seen in everyone.seen))
+    silences = array("d", (mono - seen for seen in everyone.seen))
+    columns = (
+        everyone.sessions, everyone.timeouts, everyone.remaining, silences,
+        everyone.events,
+    )  # fmt: skip
+    # Nearly in order already: the wheel keeps users much as they came.
+    order = sorted(range(len(silences)), key=everyone.sessions.__getitem__)
     body = encode(
         [
-            everyone.uids,
-            everyone.sessions.tobytes(),
-            everyone.timeouts.tobytes(),
-            everyone.remaining.tobytes(),
-            silence.tobytes(),
-            everyone.events.tobytes(),
+            array(column.typecode, map(column.__getitem__, order)).tobytes()
+            for column in columns
         ]
     )
     head = encode([_VERSION, log, seq, wall_ms, zlib.crc32(body)])
@@ -153,9 +127,7 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
             raise ValueError("it is damaged or of another version")
         if (of_log, of_seq) != (log, seq):
             raise ValueError("it belongs to another end of the log")
-        uids, *packs = decode(body)
-        clocks = Clocks(uids, away=max(0.0, (wall_ms - stopped_ms) / 1000))
-        clocks.fill(packs)
+        clocks = Clocks(decode(body), away=max(0.0, (wall_ms - stopped_ms) / 1000))
     except (ValueError, TypeError) as error:
         _log.warning(
             "the file of the last stop is not used; everyone gets a fresh timeout",

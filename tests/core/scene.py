@@ -165,8 +165,7 @@ class Scene:
         """Start again with what is on disk, and a monotonic clock of another boot."""
         self.now, self.mono = 0.0, 50.0
         self.start()
-        for row in self.disk.values():
-            self.presence.restore(row, self.at)
+        self.presence.restore(self.disk.values(), self.at)
 
     def stop_and_start(self, away: float) -> None:
         """Stop in an orderly way and start again *away* seconds later."""
@@ -175,21 +174,12 @@ class Scene:
         self.now, self.mono = 0.0, 50.0
         self.wall_ms += round(away * 1_000)
         self.start()
-        assert dict(zip(shot.sessions, shot.uids, strict=True)) == {
-            session: row.uid for session, row in self.disk.items()
-        }
+        assert sorted(shot.sessions) == [*self.disk]
         columns = (
             shot.sessions, shot.timeouts, shot.remaining, silences, shot.events
         )  # fmt: skip
-        for session, lasts, left, silence, event in zip(*columns, strict=True):
-            self.presence.restore(
-                self.disk[session],
-                self.at,
-                remaining=left,
-                lasts=lasts,
-                silence=silence,
-                event=event,
-            )
+        stopped = sorted(zip(*columns, strict=True))
+        self.presence.restore(self.disk.values(), self.at, stopped)
 
     # --- the disk -----------------------------------------------------------------
 

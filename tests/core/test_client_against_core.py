@@ -36,6 +36,7 @@ from liveness.core.records import (
     Record,
     Request,
     SignsOfLife,
+    Stopped,
     Uid,
 )
 from liveness.core.reports import AGE_STEP_S
@@ -173,17 +174,18 @@ class Sidecar:
         at, disk, presence = self.at(mono), self.disk, self.presence
         for name, timeout in self.timeouts.items():
             presence.set_timeout(presence.gateway(name), timeout)
-        stopped: dict[Uid, dict[str, Any]] = {}
+        stopped: list[Stopped] = []
         if disk.stopped is not None:
             shot, stopped_at = disk.stopped
-            columns = (shot.uids, shot.timeouts, shot.remaining, shot.seen, shot.events)
-            for uid, lasts, left, seen, event in zip(*columns, strict=True):
-                silence = mono - stopped_at + max(0.0, stopped_at - seen)
-                stopped[uid] = {"lasts": lasts, "remaining": left}
-                stopped[uid] |= {"silence": silence, "event": event}
+            silences = [
+                mono - stopped_at + max(0.0, stopped_at - seen) for seen in shot.seen
+            ]
+            columns = (
+                shot.sessions, shot.timeouts, shot.remaining, silences, shot.events
+            )  # fmt: skip
+            stopped = sorted(zip(*columns, strict=True))
             disk.stopped = None
-        for row in disk.online.values():
-            presence.restore(row, at, **stopped.get(row.uid, {}))
+        presence.restore(disk.online.values(), at, stopped)
         if len(presence):
             self.clock.stand(mono)
 

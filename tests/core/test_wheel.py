@@ -564,15 +564,12 @@ def test_a_snapshot_sets_every_clock_up_again(wheel_class: WheelClass) -> None:
     again = wheel_class(timeout=30, slots=30)
     for _ in range(GATEWAYS):
         again.add_gateway()
-    columns = (shot.sessions, shot.timeouts, shot.remaining, shot.seen, shot.events)
-    for uid, session, timeout, remaining, seen, event in zip(
-        shot.uids, *columns, strict=True
-    ):
-        entry = model.entries[uid]
+    uid_of = {entry.session: uid for uid, entry in model.entries.items()}
+    for session, timeout, remaining, seen, event in zip(*shot, strict=True):
+        entry = model.entries[uid_of[session]]
         assert remaining == max(0.0, entry.deadline - model.now)
         again.put(
             entry._replace(
-                uid=uid,
                 session=session,
                 timeout=timeout,
                 deadline=remaining,

@@ -130,7 +130,7 @@ def stopped_with(state: Path, remaining_s: dict[str, float]) -> None:
     ]
     rows = {r.seq: OnlineRow(r.seq, r.uid, r.at, None, "a", None) for r in records}
     whole, seen = array("d", [60.0] * len(uids)), array("d", left)
-    clocks = Snapshot(uids, sessions, whole, left, seen, array("b", [1] * len(uids)))
+    clocks = Snapshot(sessions, whole, left, seen, array("b", [1] * len(uids)))
     with closing(Store(state)) as store:
         store.write(Batch(records=records, online=dict(rows)))
         stopfile.write(

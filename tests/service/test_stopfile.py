@@ -1,27 +1,25 @@
 """Everyone's clock over a planned stop: kept exactly, used once, or not at all."""
 
 from array import array
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 import pytest
 import structlog
 
-from liveness.core.records import Uid
+from liveness.core.records import Stopped
 from liveness.core.wheel import Snapshot
 from liveness.service import stopfile
-from liveness.service.stopfile import Stopped
-from tests.strategies import HARD_UIDS
 
 STOPPED_MS = 1_000_000
 
 
-def snapshot(uids: list[Uid]) -> Snapshot:
-    """Users of which every number differs, heard at 100, 101, … monotonic seconds."""
-    n = range(len(uids))
+def snapshot(sessions: Sequence[int]) -> Snapshot:
+    """Sessions of which every number differs, heard at 100, 101, … monotonic seconds."""
+    n = range(len(sessions))
     return Snapshot(
-        uids=uids,
-        sessions=array("q", (2**62 + i for i in n)),
+        sessions=array("q", sessions),
         timeouts=array("d", (1.5 + i for i in n)),
         remaining=array("d", (0.25 * i for i in n)),
         seen=array("d", (100.0 + i for i in n)),
@@ -29,65 +27,68 @@ def snapshot(uids: list[Uid]) -> Snapshot:
     )
 
 
-def write(folder: Path, uids: list[Uid]) -> Path:
+def write(folder: Path, sessions: Sequence[int]) -> Path:
     stopfile.write(
         folder,
         log="abc",
         seq=7,
         mono=200.0,
         wall_ms=STOPPED_MS,
-        everyone=snapshot(uids),
+        everyone=snapshot(sessions),
     )
     return folder / stopfile.NAME
 
 
 def take(
-    folder: Path,
-    *uids: Uid,
-    log: str = "abc",
-    seq: int = 7,
-    wall_ms: int = STOPPED_MS,
-) -> list[Stopped | None]:
-    """What the file knows of these users; nothing else may be in it."""
+    folder: Path, *, log: str = "abc", seq: int = 7, wall_ms: int = STOPPED_MS
+) -> list[Stopped]:
+    """All that the file knows."""
     clocks = stopfile.take(folder, log=log, seq=seq, wall_ms=wall_ms)
-    known = [clocks.get(uid) for uid in uids]
-    assert len(clocks) == sum(one is not None for one in known)
-    assert clocks.get("nobody") is None
+    known = list(clocks)
+    assert len(clocks) == len(known)
     return known
 
 
-def silence(folder: Path, uid: Uid, *, wall_ms: int) -> float:
-    (known,) = take(folder, uid, wall_ms=wall_ms)
-    assert known is not None
-    assert known.remaining == 0.0
-    return known.silence
+def silence(folder: Path, *, wall_ms: int) -> float:
+    ((_, _, remaining, silence, _),) = take(folder, wall_ms=wall_ms)
+    assert remaining == 0.0
+    return silence
 
 
 def test_everyone_comes_back_with_the_clock_they_had(tmp_path: Path) -> None:
-    write(tmp_path, list(HARD_UIDS))
-    assert take(tmp_path, *HARD_UIDS) == [
-        Stopped(2**62 + i, 1.5 + i, 0.25 * i, 100.0 - i, i % 4)
-        for i in range(len(HARD_UIDS))
+    write(tmp_path, range(2**62, 2**62 + 50))
+    assert take(tmp_path) == [
+        (2**62 + i, 1.5 + i, 0.25 * i, 100.0 - i, i % 4) for i in range(50)
+    ]
+
+
+def test_the_clocks_come_in_order_of_their_sessions(tmp_path: Path) -> None:
+    write(tmp_path, [9, 3, 2**62, 5])
+    assert take(tmp_path) == [
+        (3, 2.5, 0.25, 99.0, 1),
+        (5, 4.5, 0.75, 97.0, 3),
+        (9, 1.5, 0.0, 100.0, 0),
+        (2**62, 3.5, 0.5, 98.0, 2),
     ]
 
 
 def test_the_time_of_the_stop_is_silence_but_not_waiting(tmp_path: Path) -> None:
-    write(tmp_path, ["u"])
-    assert silence(tmp_path, "u", wall_ms=STOPPED_MS + 2_500) == 102.5
+    write(tmp_path, [1])
+    assert silence(tmp_path, wall_ms=STOPPED_MS + 2_500) == 102.5
 
 
 def test_a_wall_clock_that_went_back_takes_nothing_from_the_silence(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, ["u"])
-    assert silence(tmp_path, "u", wall_ms=0) == 100.0
+    write(tmp_path, [1])
+    assert silence(tmp_path, wall_ms=0) == 100.0
 
 
 def test_the_file_is_used_once(tmp_path: Path) -> None:
-    path = write(tmp_path, ["u"])
-    assert take(tmp_path, "u") != [None]
+    path = write(tmp_path, [1])
+    assert take(tmp_path) != []
     assert not path.exists()
-    assert take(tmp_path, "u") == [None]
+    assert take(tmp_path) == []
 
 
 def test_a_stop_with_nobody_online_is_a_stop(tmp_path: Path) -> None:
@@ -100,19 +101,19 @@ def test_a_stop_with_nobody_online_is_a_stop(tmp_path: Path) -> None:
 def test_nothing_is_left_beside_the_file_and_an_older_one_is_replaced(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, ["older"])
-    write(tmp_path, ["newer"])
+    write(tmp_path, [1])
+    write(tmp_path, [2])
     assert [path.name for path in tmp_path.iterdir()] == [stopfile.NAME]
-    assert take(tmp_path, "newer") != [None]
+    assert [session for session, *_ in take(tmp_path)] == [2]
 
 
 @pytest.mark.parametrize(("log", "seq"), [("abd", 7), ("abc", 6), ("abc", 8)])
 def test_a_file_of_another_log_or_another_end_of_it_is_put_away_unused(
     tmp_path: Path, log: str, seq: int
 ) -> None:
-    path = write(tmp_path, ["u"])
+    path = write(tmp_path, [1])
     with structlog.testing.capture_logs() as said:
-        assert take(tmp_path, "u", log=log, seq=seq) == [None]
+        assert take(tmp_path, log=log, seq=seq) == []
     assert [line["error"] for line in said] == ["it belongs to another end of the log"]
     assert not path.exists()
 
@@ -124,7 +125,7 @@ def test_a_file_cut_short_gives_everyone_a_fresh_timeout(
     path = write(tmp_path, list(range(500)))
     path.write_bytes(path.read_bytes()[:cut])
     with structlog.testing.capture_logs() as said:
-        assert take(tmp_path, 1) == [None]
+        assert take(tmp_path) == []
     assert said[0]["event"].endswith("everyone gets a fresh timeout")
     assert not path.exists()
 
@@ -132,7 +133,7 @@ def test_a_file_cut_short_gives_everyone_a_fresh_timeout(
 def test_whichever_bit_is_wrong_a_start_goes_on_and_no_clock_is_made_up(
     tmp_path: Path,
 ) -> None:
-    path = write(tmp_path, ["u", 7])
+    path = write(tmp_path, [5, 7])
     whole = path.read_bytes()
     unused = 0
     for place, bit in product(range(len(whole)), range(8)):
@@ -144,10 +145,9 @@ def test_whichever_bit_is_wrong_a_start_goes_on_and_no_clock_is_made_up(
         unused += len(said)
         # Of what is used, only the stamp of the stop may be another: a silence.
         assert len(clocks) == (0 if said else 2), (place, bit)
-        known = [clocks.get("u"), clocks.get(7)]
-        assert said or [one and one[:3] for one in known] == [
-            (2**62, 1.5, 0.0),
-            (2**62 + 1, 2.5, 0.25),
+        assert said or [one[:3] for one in clocks] == [
+            (5, 1.5, 0.0),
+            (7, 2.5, 0.25),
         ], (place, bit)
         assert not path.exists()
     assert unused >= 8 * len(whole) - 80
