@@ -24,7 +24,9 @@ class Floors:
 
     Args:
         logins_s: From the first login to all of them on disk.
-        steady_cpu_percent: The server's share of a core in `steady`.
+        speaking_cpu_percent: The server's share of a core in `steady`, before the first
+            of those who fall silent is due.
+        steady_cpu_percent: The same from then on.
         delivered_ms: The 99th percentile of what a gateway saw there.
         silence_s: From the first deadline until all are acknowledged.
         silence_mb: What the server's memory grows by meanwhile.
@@ -34,6 +36,7 @@ class Floors:
     """
 
     logins_s: float | None = None
+    speaking_cpu_percent: float | None = None
     steady_cpu_percent: float | None = None
     delivered_ms: float | None = None
     silence_s: float | None = None
@@ -46,7 +49,8 @@ class Floors:
 PROMISED: Final[dict[int, Floors]] = {
     100_000: Floors(
         logins_s=4.0,
-        steady_cpu_percent=3.0,
+        speaking_cpu_percent=3.0,
+        steady_cpu_percent=10.0,
         silence_s=8.0,
         silence_mb=100.0,
         ready_s=1.0,

@@ -106,7 +106,8 @@ def steady(options: Options, stage: Stage) -> list[Figure]:
         gateway.ping()
         pace = Pace(gateway, rate=options.rate)
         stage("users speak, some fall silent", lambda: pace.count / len(order))
-        pace.run([singles[number] for number in order[:before]])
+        with Window(sidecar) as speaking:
+            pace.run([singles[number] for number in order[:before]])
         with Window(sidecar) as window:
             pace.run([singles[number] for number in order[before:]])
         until = time.perf_counter() + promised.patience_s
@@ -119,10 +120,21 @@ def steady(options: Options, stage: Stage) -> list[Figure]:
         if number < falling
     }
     verdict = judge(gateway.notices, last, timeout_s=options.timeout_s)
-    frames, cpu_percent = len(order) - before, promised.steady_cpu_percent
+    frames = len(order) - before
+    speaking_percent, cpu_percent = (
+        promised.speaking_cpu_percent,
+        promised.steady_cpu_percent,
+    )
     return [
         *_promptness("steady", verdict, promised.delivered_ms),
         *_mistakes("steady", verdict),
+        Figure(
+            "steady",
+            "server CPU while all speak",
+            speaking.server_percent,
+            "%",
+            speaking_percent,
+        ),
         Figure("steady", "server CPU", window.server_percent, "%", cpu_percent),
         Figure("steady", "server CPU a frame", window.server_ns(frames), "ns"),
         Figure("steady", "frames a second", frames / window.took_s, ""),
