@@ -1,0 +1,410 @@
+"""What is compiled against its reference: the same is done to both, and told by both.
+
+No model stands between them: whatever the reference does is right here (that it is, the
+other tests say), to the last bit and in the same order. Two things are free: where in
+its table the wheel keeps a user, so in which order a snapshot and `owned` give them; and
+how a link's signs of life are cut into runs.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liveness.core.link import Link, LinkLimits
+from liveness.core.records import ListedSigns, Request, SignsOfLife, Uid
+from liveness.core.table import OWN_TIMEOUT, RENEWED, Entry
+from liveness.core.wheel import Wheel
+from liveness.core.wire import Reader, encode
+from tests.strategies import BOUNDED, HARD_UIDS, NO_UIDS, conns, pieces, singly, uids
+
+_wheel: Any = pytest.importorskip("liveness.core._wheel", exc_type=ImportError)
+_wire: Any = pytest.importorskip("liveness.core._wire", exc_type=ImportError)
+
+ALL: Final = 10**9
+DAY: Final = 86_400.0
+EVENT_NAMES: Final = {2: "keepalive", 3: "message"}
+HELLO: Final = ["hello", {"protocol": 1, "name": "g"}]
+# Enough for the index to grow, and to shrink again once they are gone.
+CROWD: Final = range(10**6, 10**6 + 1_000)
+
+Touch = tuple[Any, int | None, int]  # uid, conn, event
+
+
+# --- the wheels ------------------------------------------------------------------------
+
+
+class Pair:
+    """Both wheels, of which whatever is asked must be answered the same."""
+
+    def __init__(self, *, timeout: float, slots: int, now: float) -> None:
+        self.reference = Wheel(timeout=timeout, slots=slots, now=now)
+        self.compiled: Wheel = _wheel.Wheel(timeout=timeout, slots=slots, now=now)
+        self.link = Link(LinkLimits(), _wire.Reader)
+        list(self.link.receive(encode(HELLO), 0.0))
+        self.now = now
+        self.gateways = 0
+        self.met: dict[Uid, None] = {}  # everyone there ever was
+        self.online: dict[Uid, None] = {}
+
+    def same(self, ask: Callable[[Wheel], object]) -> Any:
+        told = ask(self.reference)
+        # As text: it tells 7 from "7" and 1 from True, and one float from the next.
+        assert repr(ask(self.compiled)) == repr(told)
+        return told
+
+    # --- what is done to both -----------------------------------------------------
+
+    def add_gateway(self) -> None:
+        assert self.same(lambda wheel: wheel.add_gateway()) == self.gateways
+        self.gateways += 1
+
+    def open(
+        self, uid: Uid, gateway: int, conn: int | None, timeout: float | None
+    ) -> None:
+        session = len(self.met) + 1
+        self.met[uid] = self.online[uid] = None
+        self.same(
+            lambda wheel: wheel.open(
+                uid,
+                gateway=gateway,
+                session=session,
+                conn=conn,
+                start=self.now - 5,
+                timeout=timeout,
+                event=1,
+                now=self.now,
+                mono=self.now + 0.5,
+            )
+        )
+
+    def put(self, entry: Entry) -> None:
+        self.met[entry.uid] = self.online[entry.uid] = None
+        self.same(lambda wheel: wheel.put(entry))
+
+    def touch(self, gateway: int, signs: SignsOfLife) -> None:
+        self.same(
+            lambda wheel: wheel.touch(
+                gateway, signs, now=self.now, mono=self.now + 0.25
+            )
+        )
+
+    def touch_packed(self, gateway: int, touches: Sequence[Touch]) -> None:
+        """Touch by runs as the compiled reader gives them, listed where it must."""
+        frames = [
+            [EVENT_NAMES[event], uid, {"conn": conn}] for uid, conn, event in touches
+        ]
+        data = b"".join(map(encode, frames))
+        for run in self.link.receive(data, 0.0):
+            if isinstance(run, SignsOfLife):  # and no refusal of what is no uid at all
+                self.touch(gateway, run)
+
+    def end(self, ask: Callable[[Wheel], Entry | list[Entry]]) -> None:
+        """End sessions, in the same order."""
+        ended = self.same(ask)
+        for entry in [ended] if isinstance(ended, Entry) else ended:
+            del self.online[entry.uid]
+
+    # --- what must be the same at any time ------------------------------------------
+
+    def check(self) -> None:
+        self.same(lambda wheel: (len(wheel), wheel.slots, wheel.bucket_s))
+        self.same(lambda wheel: [wheel.find(uid) for uid in self.met])
+        self.same(lambda wheel: (wheel.waiting(), wheel.next_due(), wheel.slot_users()))
+        for gateway in range(self.gateways):
+            self.same(lambda wheel, it=gateway: (wheel.due(it), wheel.timeout_of(it)))  # type: ignore[misc]
+        self.same(self.clocks)
+        assert len(self.reference) == len(self.online)
+
+    def clocks(self, wheel: Wheel) -> list[str]:
+        shot = wheel.snapshot(self.now)
+        columns = (shot.sessions, shot.timeouts, shot.remaining, shot.seen, shot.events)
+        assert [one.typecode for one in columns] == ["q", "d", "d", "d", "b"]
+        return sorted(map(repr, zip(shot.uids, *columns, strict=True)))
+
+    def check_owned(self, stretch: int) -> None:
+        for gateway in range(self.gateways):
+            self.same(lambda wheel, it=gateway: owned(wheel, it, stretch))  # type: ignore[misc]
+
+
+def owned(wheel: Wheel, gateway: int, stretch: int) -> list[str]:
+    found: list[Uid] = []
+    place = 0
+    while place >= 0:
+        some, place = wheel.owned(gateway, place, stretch)
+        assert len(some) <= stretch
+        found += some
+    return sorted(map(repr, found))
+
+
+def gaps(pair: Pair, timeout: float) -> st.SearchStrategy[float]:
+    """Seconds around all that time is divided by, and any others."""
+    bucket, slots = pair.compiled.bucket_s, pair.compiled.slots
+    borders = [bucket, timeout / slots, timeout, timeout * slots, timeout * slots**2]
+    around = [border + off * bucket for border in borders for off in (-1, 0, 0.01, 1)]
+    soon = [0.0, bucket / 3, 2.5 * timeout]
+    near = [gap for gap in (*soon, *around) if 0 <= gap < 200 * DAY]
+    return st.sampled_from(near) | st.floats(0, 3 * timeout)
+
+
+# Of each size in bytes that a uid may have.
+long_uids = st.integers(1, 255).map(lambda size: "é" * (size // 2) + "x" * (size % 2))
+pool = st.sampled_from(HARD_UIDS) | st.integers(0, 40) | long_uids | uids
+STEPS: Final = (
+    *("open", "open", "put", "listed", "listed", "packed", "packed", "advance"),
+    *("advance", "advance", "advance", "amend", "close", "fire", "fire", "renew"),
+    *("add_gateway", "set_timeout", "owned", "crowd", "leave"),
+)
+
+
+@settings(BOUNDED, max_examples=120)
+@given(data=st.data())
+def test_the_compiled_wheel_does_to_the_bit_what_the_reference_does(
+    data: st.DataObject,
+) -> None:
+    timeout = data.draw(st.sampled_from([1.0, 3.0, 30.0, 3_600.0, DAY]))
+    pair = Pair(
+        timeout=timeout,
+        slots=data.draw(st.sampled_from([2, 3, 30, 30, 30, 500])),
+        now=data.draw(st.sampled_from([0.0, 0.1, 12_345.678, 1e7 / 3])),
+    )
+    pair.add_gateway()
+    for step in data.draw(st.lists(st.sampled_from(STEPS), min_size=5, max_size=40)):
+        take_step(data, pair, step, gaps(pair, timeout))
+        pair.check()
+    pair.check_owned(1_000)
+
+
+def take_step(
+    data: st.DataObject, pair: Pair, step: str, gap: st.SearchStrategy[float]
+) -> None:
+    timeouts = gap.filter(lambda seconds: seconds >= 0.001)
+    gateway = data.draw(st.integers(0, pair.gateways - 1))
+    known = st.sampled_from([*pair.online]) if pair.online else None
+    until = pair.now - data.draw(st.sampled_from([0.0, pair.compiled.bucket_s]) | gap)
+    limit = data.draw(st.sampled_from([0, 1, 2, ALL]))
+    match step:
+        case "open" | "put":
+            uid, conn = data.draw(pool), data.draw(conns)
+            if uid in pair.online:
+                return
+            if step == "open":
+                pair.open(uid, gateway, conn, data.draw(st.none() | timeouts))
+                return
+            lasts, deadline = data.draw(timeouts), pair.now + data.draw(gap)
+            flags = data.draw(st.sampled_from([0, OWN_TIMEOUT, RENEWED]))
+            clocks = (pair.now - 9, lasts, deadline, pair.now - 1)
+            pair.put(Entry(uid, gateway, 2**62, conn, *clocks, 0, flags))
+        case "listed" | "packed":
+            who = pool if known is None else known | known | pool
+            anyone = who | st.sampled_from(NO_UIDS)
+            one = st.tuples(anyone, conns, st.sampled_from([*EVENT_NAMES]))
+            touches = data.draw(st.lists(one, max_size=80))
+            if step == "packed":
+                pair.touch_packed(gateway, touches)
+                return
+            columns = [*zip(*touches, strict=True)] or [(), (), ()]
+            signs = ListedSigns([*columns[0]], [*columns[1]], bytearray(columns[2]))
+            pair.touch(gateway, signs)
+        case "advance":
+            pair.now += data.draw(gap)
+            steps = data.draw(st.sampled_from([0, 1, 3, 100, ALL]))
+            pair.same(lambda wheel: wheel.advance(pair.now, steps))
+        case "amend" | "close" if known is None:
+            return
+        case "amend":
+            uid, conn = data.draw(known), data.draw(conns)  # type: ignore[arg-type]
+            own = data.draw(st.none() | timeouts)
+            pair.same(lambda wheel: wheel.amend(uid, conn=conn, timeout=own))
+        case "close":
+            uid = data.draw(known)  # type: ignore[arg-type]
+            pair.end(lambda wheel: wheel.close(uid))
+        case "fire":
+            pair.end(lambda wheel: wheel.fire(gateway, until=until, limit=limit))
+        case "renew":
+            pair.same(lambda wheel: wheel.renew(gateway, until=until, limit=limit))
+        case "add_gateway":
+            pair.add_gateway()
+        case "set_timeout":
+            seconds = data.draw(timeouts)
+            pair.same(lambda wheel: wheel.set_timeout(gateway, seconds))
+        case "owned":
+            pair.check_owned(data.draw(st.sampled_from([1_000, 3_000, ALL])))
+        case "crowd":
+            for uid in CROWD:
+                if uid not in pair.online:
+                    pair.open(uid, gateway, uid, None)
+        case "leave":
+            for uid in CROWD:
+                if uid in pair.online:
+                    pair.end(lambda wheel, it=uid: wheel.close(it))  # type: ignore[misc]
+        case _:
+            raise AssertionError(step)
+
+
+# --- the readers -----------------------------------------------------------------------
+
+LIMITS: Final = LinkLimits(max_frame_bytes=1_500, max_batch=5, max_refused=6)
+
+
+class Raw(bytes):
+    """Bytes of a stream just as they are."""
+
+
+class Pairs(list[tuple[Any, Any]]):
+    """A map of these, of which a key may come twice."""
+
+
+# Of each type the header of its shortest form and what it may tell, and the others.
+SHORTEST: Final = {str: (0xA0, 32), list: (0x90, 16), Pairs: (0x80, 16), int: (0, 128)}
+LONGER: Final = {
+    str: {0xD9: "B", 0xDA: "H", 0xDB: "I"},
+    list: {0xDC: "H", 0xDD: "I"},
+    Pairs: {0xDE: "H", 0xDF: "I"},
+    int: dict(zip(range(0xCC, 0xD4), "BHIQbhiq", strict=True)),
+}
+
+
+def headers(kind: type, number: int) -> Iterator[bytes]:
+    """All the ways to write an integer, or a length, the shortest first."""
+    first, room = SHORTEST[kind]
+    if 0 <= number < room:
+        yield bytes([first + number])
+    for header, code in LONGER[kind].items():
+        with suppress(struct.error):
+            yield struct.pack(f">B{code}", header, number)
+
+
+def written(value: Any, pick: Callable[[list[bytes]], bytes]) -> bytes:
+    """Encode in one of the ways that all mean the same, picked for each header."""
+
+    def header(kind: type, number: int) -> bytes:
+        return pick([*headers(kind, number)])
+
+    match value:
+        case Raw():
+            return value
+        case str():
+            text = value.encode()
+            return header(str, len(text)) + text
+        case bool():
+            return encode(value)
+        case int() if -(2**63) <= value < 2**64:
+            return header(int, value)
+        case dict():
+            return written(Pairs(value.items()), pick)
+        case Pairs():
+            inner = (written(one, pick) for one in chain.from_iterable(value))
+            return header(Pairs, len(value)) + b"".join(inner)
+        case list() | tuple():
+            inner = (written(one, pick) for one in value)
+            return header(list, len(value)) + b"".join(inner)
+        case _:
+            return encode(value)
+
+
+BROKEN: Final = [
+    Raw(piece)
+    for piece in (b"\xa2\xff\xfe", b"\xd9\x02\xc3\x28", b"\xa3\xed\xa0\x80", b"\xd4\x01\x01", b"\xc1")
+]  # fmt: skip
+wrong = st.sampled_from(
+    [*NO_UIDS, *BROKEN, "a" * 255 + "é", [[[]]], {7: 1}, {"k": {"k": {"k": 1}}}]
+)
+good_uids, good_conns = uids | long_uids, st.none() | st.integers(0, 2**63 - 1)
+
+
+@st.composite
+def good_signs(draw: st.DrawFn) -> list[Any]:
+    """A sign of life with nothing wrong."""
+    each = draw(st.lists(st.tuples(good_uids, good_conns), min_size=1, max_size=5))
+    batch = ([uid for uid, _ in each], [conn for _, conn in each])
+    choices: list[tuple[Any, Any]] = [batch, batch, each[0], each[0], ([], [])]
+    uid, conn = draw(st.sampled_from(choices))
+    name = draw(st.sampled_from(["keepalive", "message"]))
+    options = [*[Pairs([("conn", conn)])] * 3, Pairs([("conn", None)]), Pairs(), None]
+    return [name, uid, draw(st.sampled_from(options))][: draw(st.integers(2, 3))]
+
+
+@st.composite
+def odd_signs(draw: st.DrawFn) -> list[Any]:
+    """What is a sign of life but for its name, uids, conns or options, or is one."""
+    names = ["keepalive", "message", "login", "logout", "where", "ack"]
+    uid = good_uids | wrong
+    one_conn = good_conns | st.integers(-(2**63), 2**64 - 1) | wrong
+    conn = ("conn", draw(one_conn | st.lists(one_conn, max_size=6)))
+    options: list[Any] = [
+        *[Pairs([]), Pairs([conn]), Pairs([conn, ("x", 1)]), Pairs([("x", 1), conn])],
+        *[Pairs([conn, ("conn", 1)]), Pairs([("conns", 1)]), Pairs([("timeout", 5)])],
+        *[None, conn],
+    ]
+    more: list[list[Any]] = [[], [], [None], [1, "more"]]
+    return [
+        draw(st.sampled_from(names)),
+        draw(uid | st.lists(uid, max_size=6)),
+        draw(st.sampled_from(options)),
+        *draw(st.sampled_from(more)),
+    ]
+
+
+OTHERS: Final[list[list[Any]]] = [
+    ["ping", 1], ["list"], ["ack", 3], ["keepalive"], [], HELLO,
+    ["keepaliv", 1], ["messages", 1], ["Message", 7], [Raw(b"\xc4\x07message"), 7],
+]  # fmt: skip
+HELLOS: Final = [
+    *[HELLO] * 9,
+    ["hello", {"protocol": 1, "name": "w", "role": "watcher"}],
+]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> bytes:
+    """What a gateway may send, with whatever may be wrong with it."""
+
+    def anyhow(ways: list[bytes]) -> bytes:
+        return draw(st.sampled_from(ways))
+
+    signs = st.lists(good_signs(), max_size=4)
+    sent = [draw(st.sampled_from(HELLOS)), *draw(signs)]
+    for frame in draw(st.lists(odd_signs() | st.sampled_from(OTHERS), max_size=6)):
+        sent += [frame, *draw(signs)]
+    pick: list[Callable[[list[bytes]], bytes]] = [itemgetter(0), anyhow]
+    data = b"".join(written(frame, draw(st.sampled_from(pick))) for frame in sent)
+    cut = draw(st.sampled_from([0, 0, 0, 1, 7]))
+    return data[: len(data) - cut] + draw(st.sampled_from([b"", b"", *BROKEN]))
+
+
+def told(reader: type[Reader], cut: Iterable[bytes]) -> list[str]:
+    """What a link makes of a stream, with every sign of life for itself."""
+    link = Link(LIMITS, reader)
+    flat: list[str] = []
+    for piece in cut:
+        for request in link.receive(piece, 0.0):
+            flat += told_apart(request)
+    return [*flat, repr((link.n, link.is_closed, link.hello))]
+
+
+def told_apart(request: Request) -> list[str]:
+    """A request as text; each sign of life of a run."""
+    if not isinstance(request, SignsOfLife):
+        return [repr(request)]
+    each = [request.at(position) for position in range(len(request.uids))]
+    columns = zip(request.uids, request.conns, request.events, strict=True)
+    assert repr([*columns]) == repr(each)
+    return [repr((one, request.frame_at(at))) for at, one in enumerate(each)]
+
+
+@settings(BOUNDED, max_examples=300)
+@given(streams(), st.lists(st.integers(0, 400), max_size=12))
+def test_a_link_says_the_same_whichever_reader_finds_its_frames(
+    data: bytes, cuts: list[int]
+) -> None:
+    whole = told(Reader, [data])
+    for cut in ([data], [*singly(data)], [*pieces(data, cuts)]):
+        assert told(Reader, cut) == whole
+        assert told(_wire.Reader, cut) == whole
