@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
 from liveness.core.records import (
     GATEWAY,
@@ -38,12 +38,14 @@ from liveness.errors import StartError, StateError
 SCHEMA: Final = 2
 DATABASE: Final = "liveness.db"
 
+_Row = TypeVar("_Row")
+
 # A reader of the log is given pages; a page looks at no more rows than this, so that
 # one who is concerned by few does not hold the file for long.
 SCAN_RECORDS: Final = 50_000
 LIST_ROWS: Final = 1_000
-# A page of the log has no more records than this: what is encoded at once, and what a
-# reader of one record decodes.
+# A page of the log has no more records than this: what is encoded at once, while nobody
+# else has the interpreter, and what a reader of one record decodes.
 PAGE_RECORDS: Final = 1_000
 # A trim deletes no more records than these and a page in one transaction: about 10 ms.
 TRIM_RECORDS: Final = 2_000
@@ -327,13 +329,14 @@ class Store:
         pages = [_page(part) for part in _cut(batch.records, PAGE_RECORDS)]
         with self._transaction() as db:
             db.executemany("insert into log values (?, ?, ?, ?)", pages)
-            for statement, rows in (
+            changes: tuple[tuple[str, list[Any]], ...] = (
                 (_FORGET_ONLINE, gone),
                 (_PUT_ONLINE, kept),
                 (_PUT_CURSORS, cursors),
-            ):
-                if rows:
-                    db.execute(statement, [json.dumps(rows, ensure_ascii=False)])
+            )
+            for statement, rows in changes:
+                for part in _cut(rows, PAGE_RECORDS):
+                    db.execute(statement, [json.dumps(part, ensure_ascii=False)])
 
     def log_bytes(self) -> int:
         """Bytes of the file in use, whatever for."""
@@ -421,5 +424,5 @@ def _records(page: bytes) -> list[Record]:
         raise sqlite3.DatabaseError(f"a page of the log is damaged: {error}") from error
 
 
-def _cut(records: list[Record], size: int) -> list[list[Record]]:
-    return [records[at : at + size] for at in range(0, len(records), size)]
+def _cut(rows: list[_Row], size: int) -> Iterator[list[_Row]]:
+    return (rows[at : at + size] for at in range(0, len(rows), size))

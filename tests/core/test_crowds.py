@@ -127,11 +127,12 @@ class Crowds:
 
     def check(self) -> None:
         shot = self.wheel.snapshot(self.now)
-        left = dict(zip(shot.uids, shot.remaining, strict=True))
-        assert len(self.wheel) == len(shot.uids) == len(self.deadlines)
-        now = self.now
-        assert left == {uid: max(0.0, at - now) for uid, at in self.deadlines.items()}
-        for uid in self.random.sample(shot.uids, min(100, len(shot.uids))):
+        assert len(self.wheel) == len(shot.sessions) == len(self.deadlines)
+        assert len(set(shot.sessions)) == len(shot.sessions)
+        left = [max(0.0, at - self.now) for at in self.deadlines.values()]
+        assert sorted(shot.remaining) == sorted(left)
+        uids = [*self.deadlines]
+        for uid in self.random.sample(uids, min(100, len(uids))):
             entry = self.wheel.find(uid)
             assert entry is not None
             assert (entry.uid, entry.deadline) == (uid, self.deadlines[uid])

@@ -124,9 +124,8 @@ class Pair:
 
     def clocks(self, wheel: Wheel) -> list[str]:
         shot = wheel.snapshot(self.now)
-        columns = (shot.sessions, shot.timeouts, shot.remaining, shot.seen, shot.events)
-        assert [one.typecode for one in columns] == ["q", "d", "d", "d", "b"]
-        return sorted(map(repr, zip(shot.uids, *columns, strict=True)))
+        assert [one.typecode for one in shot] == ["q", "d", "d", "d", "b"]
+        return sorted(map(repr, zip(*shot, strict=True)))
 
     def check_owned(self, stretch: int) -> None:
         for gateway in range(self.gateways):
