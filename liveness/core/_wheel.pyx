@@ -557,7 +557,7 @@ cdef class Wheel:
             self.slot_of(hash_of(&sign), last + 1).place = place + 1
             self.link_anew(place, user)
         self.count = last
-        if last <= (self.chunks - 2) << CHUNK_BITS:
+        if last <= (self.chunks - 2) * CHUNK:
             self.drop_chunk()
         self.resize_index(STEP)
         return known
