@@ -4,7 +4,7 @@
 What it does and why is told there. Here is how it is kept:
 
     entry   64 bytes, a cache line: the clocks of one user, and its links in a list
-    cell    24 bytes beside it: the uid, or where it is if it has more than 23 bytes
+    cell    24 bytes beside it: the uid, or where it is if it has more than 22 bytes
     index   8 bytes and as many free ones: where the entry of a uid is, by open
             addressing, a quarter to three quarters full
 
@@ -204,14 +204,15 @@ cdef class Wheel:
     cdef int32_t *due_lists
     cdef double *timeouts
 
-    def __cinit__(self):
-        self.free_list = NONE
-        self.passed = Queue(NONE, NONE)
-
-    def __init__(self, *, double timeout, int slots, double now=0.0):
-        cdef double width_s = timeout / slots
+    def __cinit__(self, *, double timeout, int slots, double now=0.0):
+        cdef double width_s
         cdef int64_t width
         cdef int at
+        if not (2 <= slots <= 3_600 and 1e-6 * slots <= timeout <= HORIZON):
+            raise ValueError(f"no wheel has {slots} slots for {timeout} s")
+        self.free_list = NONE
+        self.passed = Queue(NONE, NONE)
+        width_s = timeout / slots
         self.slots, self.origin, self.default_timeout = slots, now, timeout
         while width_s > <double> GROUND_MOST * BUCKET_S and width_s / slots >= BUCKET_S:
             width_s /= slots
@@ -239,7 +240,9 @@ cdef class Wheel:
             self.poured[at] = 0 if at else 1
             self.pouring[at] = Queue(NONE, NONE)
             width *= slots
-        self.index = new_index(SMALLEST_INDEX)
+        self.index = Index(
+            <Slot *> pages(SMALLEST_INDEX * sizeof(Slot)), SMALLEST_INDEX - 1
+        )
 
     def __dealloc__(self):
         cdef int32_t place
@@ -419,7 +422,7 @@ cdef class Wheel:
         """
         cdef int64_t at, top, bottom
         top = min(place, self.count) if place else self.count
-        bottom = max(0, top - limit)
+        bottom = max(0, top - max(1, limit))
         found = [
             self.uid_at(at)
             for at in range(bottom, top)
@@ -520,6 +523,9 @@ cdef class Wheel:
             raise ValueError(f"{uid!r} is no uid")
         if place == self.chunks << CHUNK_BITS:
             self.add_chunk()
+        self.resize_index(STEP)
+        if 16 * <uint64_t> (place + 1) > 15 * (self.index.mask + 1):
+            raise MemoryError("the index cannot grow")
         cell = self.cell(place)
         cell.kind, cell.size = sign.kind, sign.size
         if sign.kind == INTEGER:
@@ -536,7 +542,6 @@ cdef class Wheel:
         self.count += 1
         insert(&self.index, hash_of(&sign), place + 1)
         self.append(place, self.user(place), home)
-        self.resize_index(STEP)
         return 0
 
     cdef object let_go(self, int32_t place):
@@ -650,18 +655,25 @@ cdef class Wheel:
                 gap = at
         slots[gap].place = 0
 
-    cdef int resize_index(self, uint64_t steps) except -1:
-        """Move up to *steps* slots on to a larger or smaller index, if one is wanted."""
+    cdef void resize_index(self, uint64_t steps) noexcept:
+        """Move up to *steps* slots on to a larger or smaller index, if one is wanted.
+
+        One for which there is no memory is tried again with the next step.
+        """
         cdef uint64_t size = self.index.mask + 1, count = self.count
         cdef Slot slot
+        cdef Slot *slots
         if self.old.slots == NULL:
             if 4 * count > 3 * size:
                 size *= 2
             elif 8 * count < size and size > SMALLEST_INDEX:
                 size //= 2
             else:
-                return 0
-            self.old, self.index, self.moved = self.index, new_index(size), 0
+                return
+            slots = <Slot *> take_pages(size * sizeof(Slot))
+            if slots == NULL:
+                return
+            self.old, self.index, self.moved = self.index, Index(slots, size - 1), 0
         while steps and self.moved <= self.old.mask:
             slot = self.old.slots[self.moved]
             if slot.place > 0:
@@ -671,7 +683,6 @@ cdef class Wheel:
             steps -= 1
         if self.moved > self.old.mask:
             drop_index(&self.old)
-        return 0
 
     # --- the lists ------------------------------------------------------------
 
@@ -877,12 +888,12 @@ cdef class Wheel:
             return WHY_OTHER_GATEWAY
         if sign.conn != NO_CONN and user.conn != sign.conn and user.conn != NO_CONN:
             return WHY_OTHER_CONN
-        user.seen, user.event = mono, sign.event
         if user.flags & OWN:
+            target = self.list_for(now + user.timeout)
             user.flags, user.deadline = OWN, now + user.timeout
-            target = self.list_for(user.deadline)
         else:
             user.flags, user.timeout, user.deadline = 0, timeout, now + timeout
+        user.seen, user.event = mono, sign.event
         if user.list != <uint32_t> target:
             self.move(place, user, target)
         return 0
@@ -896,10 +907,6 @@ cdef void insert(Index *index, uint32_t hashed, int32_t place) noexcept:
     while index.slots[at].place:
         at = (at + 1) & index.mask
     index.slots[at] = Slot(hashed, place)
-
-
-cdef Index new_index(uint64_t size) except *:
-    return Index(<Slot *> pages(size * sizeof(Slot)), size - 1)
 
 
 cdef void drop_index(Index *index) noexcept:

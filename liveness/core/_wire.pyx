@@ -9,6 +9,7 @@ decoded and checked as by the reference, and what is wrong with one is told in i
 words.
 """
 
+cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport (
@@ -25,8 +26,8 @@ from liveness.errors import WireError
 
 cdef extern from *:
     """
-    #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-    #error "the compiled wheel is written for little-endian machines"
+    #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || UINTPTR_MAX != UINT64_MAX
+    #error "the compiled wheel is written for little-endian machines of 64 bits"
     #endif
     /* Headers of msgpack are big-endian and stand anywhere. */
     static inline uint64_t load(const unsigned char *at, int bytes) {
@@ -168,7 +169,7 @@ cdef PackedSigns packed(object signs):
     if type(signs) is PackedSigns:
         return signs
     made = PackedSigns.__new__(PackedSigns)
-    uids, conns, events = signs.uids, signs.conns, signs.events
+    uids, conns, events = tuple(signs.uids), signs.conns, signs.events
     made.owner = uids
     made.reserve(len(uids))
     for uid, conn, event in zip(uids, conns, events):
@@ -185,6 +186,7 @@ cdef int set_key(object uid, Sign *sign) except -1:
     cdef Py_ssize_t size
     sign.kind = NOBODY
     sign.size = 0
+    sign.key.number = 0
     if type(uid) is str:
         try:
             text = PyUnicode_AsUTF8AndSize(uid, &size)
@@ -290,6 +292,7 @@ cdef bint take_conns(const unsigned char *at, Sign *first, Py_ssize_t uids) noex
 # --- frames -------------------------------------------------------------------
 
 
+@cython.auto_pickle(False)
 cdef class Reader:
     """The receiving end of one stream; see `wire.Reader`, for which it stands in."""
 
@@ -303,14 +306,17 @@ cdef class Reader:
     cdef int depth
     cdef uint64_t[DEEPEST] inner
 
-    def __init__(self, *, Py_ssize_t max_frame_bytes, Py_ssize_t max_batch):
+    def __cinit__(self, *, Py_ssize_t max_frame_bytes, Py_ssize_t max_batch):
         self.max_frame = max_frame_bytes
         self.max_batch = max_batch
         self.most = array_room(max_frame_bytes, max_batch)
         self.held = bytearray()
 
     def feed(self, data):
-        """Give each frame that *data* completes; see `wire.Reader`."""
+        """Give each frame that *data* completes; see `wire.Reader`.
+
+        To be exhausted before the next piece comes, unless nothing more is fed.
+        """
         return self.feed_packing(data)
 
     def feed_packing(self, data):
@@ -325,8 +331,9 @@ cdef class Reader:
                 return
             whole, self.held = bytes(self.held), bytearray()
         else:
-            whole = data
+            whole = bytes(data)
         while start < len(whole):
+            self.walked = self.depth = 0
             try:
                 size = self.end_of_frame(
                     <const unsigned char *> whole + start, len(whole) - start

@@ -177,17 +177,18 @@ class Wheel:
             if conn is not None and conn_of[place] not in (conn, NO_CONN):
                 left.append((position, OTHER_CONN))
                 continue
-            table.seen[place] = mono
-            table.event[place] = events[position]
             if table.flags[place] & OWN_TIMEOUT:
-                table.flags[place] = OWN_TIMEOUT
-                table.deadline[place] = deadline = now + table.timeout[place]
+                deadline = now + table.timeout[place]
                 target = self._list_for(deadline)
+                table.flags[place] = OWN_TIMEOUT
+                table.deadline[place] = deadline
             else:
                 table.flags[place] = 0
                 table.timeout[place] = timeout
                 table.deadline[place] = default
                 target = default_list
+            table.seen[place] = mono
+            table.event[place] = events[position]
             if table.list[place] != target:
                 table.move(place, target)
         return left
