@@ -44,7 +44,7 @@ from liveness.service.wake import Wake
 
 # One pass reads no longer than this; who was not reached comes first in the next one.
 # A flooding gateway delays others by no more than that, and by one receive.
-READING_S: Final = 0.005
+READING_S: Final = 0.002
 # What a replaced link had sent is read for so long: much more than a socket's buffer
 # can hold.
 REPLACED_READING_S: Final = 0.5
@@ -318,14 +318,11 @@ class Engine:
                     links[link.number] = link
         self._ready, self._lively = {}, {}
         until = self._clock.mono() + READING_S
-        unread = [
-            link
-            for link in links.values()
-            if link.is_open and not self._read(link, now, until=until)
-        ]
-        # Those that were cut short come last, those that were not reached first.
-        unread.sort(key=lambda link: link.read_at)
-        self._ready = {link.number: link for link in unread} | self._ready
+        # Who gave something longest ago comes first: a link that floods, or was cut
+        # short, must not use up the time of one whose users are due.
+        for link in sorted(links.values(), key=lambda link: link.read_at):
+            if link.is_open and not self._read(link, now, until=until):
+                self._ready[link.number] = link
         if self._attended.stands:
             self._attended.caught_up(
                 mono=self._clock.mono(), all_read_empty=not self._ready
