@@ -193,7 +193,7 @@ def day(options: Options, stage: Stage) -> list[Figure]:
     patience_s = floors(options.users).patience_s
     with (
         _linked(options, options.timeout_s) as (sidecar, gateway),
-        Stragglers(sidecar.socket, first_s=1.0, seconds=patience_s) as others,
+        Stragglers(sidecar.socket, first_s=3.0, seconds=patience_s) as others,
     ):
         stage("everyone logs in for a day", None)
         began = time.perf_counter()
