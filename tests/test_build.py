@@ -29,6 +29,10 @@ NOT_COMPILED = (
     "it was not compiled for this Python; apt install gcc python3-dev, then install "
     "liveness again (in a clone: make setup)"
 )
+HAS_COMPILER = bool(
+    shutil.which("gcc")
+    and Path(sysconfig.get_config_var("INCLUDEPY"), "Python.h").exists()
+)
 
 
 def environ(**more: str) -> dict[str, str]:
@@ -229,6 +233,22 @@ def test_where_it_cannot_be_compiled_the_reference_is_installed_and_says_so(
 
 
 @pytest.mark.slow
+def test_what_does_not_compile_any_more_is_not_installed_from_before(
+    place: Path,
+) -> None:
+    if not HAS_COMPILER:
+        pytest.skip("no gcc or no Python.h here")
+    code, said = installed(place / "sources", place / "first", CI="true")
+    assert code == 0, said
+    assert version(place / "first") == "wheel: compiled"
+    failing = a_failing_gcc(place / "machine")
+    code, said = installed(place / "sources", place / "second", **failing)
+    assert code == 0, said
+    assert "out of order" in said
+    assert version(place / "second") == f"wheel: reference, because {NOT_COMPILED}"
+
+
+@pytest.mark.slow
 @WITHOUT
 def test_under_ci_what_does_not_compile_fails_the_installation(
     place: Path, lacking: Callable[[Path], dict[str, str]], reason: str
@@ -245,8 +265,7 @@ def test_under_ci_what_does_not_compile_fails_the_installation(
 def test_the_source_distribution_is_compiled_where_it_can_be(
     tmp_path: Path, sources: Path, flags: dict[str, str], level: str
 ) -> None:
-    headers = Path(sysconfig.get_config_var("INCLUDEPY"))
-    if not (shutil.which("gcc") and (headers / "Python.h").exists()):
+    if not HAS_COMPILER:
         pytest.skip("no gcc or no Python.h here")
     (distribution,) = (sources / "dist").iterdir()
     code, said = installed(distribution, tmp_path / "target", CI="true", **flags)
