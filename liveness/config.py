@@ -225,7 +225,7 @@ class LimitSettings:
     pause_firing: int = field(
         default=10_000,
         metadata=_about(
-            "unwritten offlines at which firing waits for the disk",
+            "unwritten offlines from which on 50 a pass are judged; at twice as many none",
             (100, 1_000_000),
             "offlines",
         ),

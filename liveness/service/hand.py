@@ -8,7 +8,7 @@ from liveness.service.engine import GATHER_S, Engine
 
 
 async def turn_for_ever(engine: Engine) -> NoReturn:
-    """Turn at once when something came, but at most every 20 ms, and when one is due."""
+    """Turn at once when something came, but `GATHER_S` apart, and when one is due."""
     while True:
         began = trio.current_time()
         engine.wanted.clear()

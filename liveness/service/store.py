@@ -6,11 +6,12 @@
     meta      the log's id, the schema's version
 
 `uid` columns are ANY in STRICT tables: any other type would make one user of `7` and
-`"7"`. A batch is one statement through `json_each`, never `executemany`, which takes
-and gives the interpreter lock once a row: beside a busy main thread that is the
-difference between 100,000 rows a second and 9,000. The log has pages, not rows of
-fifteen columns, and sessions are keyed by their number, not their user: a login costs
-3 µs of writing, not 18, since nothing is inserted but at the end.
+`"7"`. Up to `PAGE_RECORDS` rows are one statement through `json_each`, not
+`executemany`, which takes and gives the interpreter lock once a row: beside a busy main
+thread that is the difference between 100,000 rows a second and 9,000. Only the log's
+rows go that way: they are few, as it has pages, not rows of fifteen columns. Sessions are
+keyed by their number, not their user: a login costs 3 µs of writing, not 18, since
+nothing is inserted but at the end.
 
 Everything here blocks, so it is called in threads; the writing connection has one
 user at a time, readers open their own.
