@@ -27,7 +27,9 @@ import msgpack
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from liveness.build import PURE_WHEEL
 from liveness.config import SETTINGS
+from liveness.sources import FILE_VARIABLE
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -319,22 +321,35 @@ def test_the_readme_names_every_command_and_no_other(environ: dict[str, str]) ->
         re.findall(r"^│ ([a-z][a-z-]*) ", run("liveness --help", environ), re.M)
     )
     assert {line.split()[1] for line in commands()} == known
-    assert set(re.findall(r"liveness ([a-z-]+)\b", " ".join(inline()))) <= known
+    assert set(re.findall(r"liveness ([a-z-]+)\b", inline())) <= known
 
 
-def inline() -> list[str]:
-    return [code for code in re.findall(r"`([^`\n]+)`", README) if " " in code]
+def inline() -> str:
+    return "\n".join(re.findall(r"`([^`\n]+)`", README))
+
+
+def flags(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
 
 
 def test_every_flag_in_the_readme_exists(environ: dict[str, str]) -> None:
+    known = {
+        name: flags(run(f"liveness {name} --help", environ))
+        for name in {line.split()[1] for line in commands()}
+    }
     for line in commands():
-        for flag in re.findall(r"--[a-z-]+", line):
-            assert flag in run(f"liveness {line.split()[1]} --help", environ)
+        assert flags(line) <= known[line.split()[1]], line
+    assert flags(inline()) <= {"--help"}.union(*known.values())
+
+
+def test_every_variable_in_the_readme_exists() -> None:
+    known = {setting.variable for setting in SETTINGS} | {FILE_VARIABLE, PURE_WHEEL}
+    assert set(re.findall(r"LIVENESS_[A-Z_]+", README)) == known
 
 
 def test_every_make_target_in_the_readme_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"\bmake ([a-z]+)\b", " ".join([*inline(), README])):
+    for target in re.findall(r"\bmake ([a-z]+)\b", README):
         if f"`make {target}" in README or f"\nmake {target}" in README:
             assert re.search(rf"^{target}:", makefile, re.M), target
 

@@ -197,6 +197,8 @@ def test_the_second_set_up_finds_everything_there(copy: Copy) -> None:
         ("bench", "requirements.lock"),
         ("test", "requirements-test.lock"),
         ("slow", "requirements-test.lock"),
+        ("check", "requirements-dev.lock"),
+        ("performance", "requirements-dev.lock"),
     ],
 )
 def test_a_target_installs_what_it_needs_and_no_more(

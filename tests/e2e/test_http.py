@@ -14,6 +14,8 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from liveness import __version__
+from liveness.build import WHEEL
 from tests.e2e.client import packed
 from tests.e2e.sidecar import SOON_S, Sidecar
 
@@ -111,11 +113,13 @@ def test_no_user_is_a_series(sidecar: Sidecar) -> None:
     assert "secret" not in str(before)
 
 
-def test_the_process_shows_itself_beside_its_numbers(sidecar: Sidecar) -> None:
+def test_the_process_and_its_build_show_themselves(sidecar: Sidecar) -> None:
     _, body = ask(sidecar, "http", "GET", "/metrics")
     assert {"process_resident_memory_bytes", "process_cpu_seconds"} <= families(
         body
     ).keys()
+    build = {"version": __version__, "wheel": WHEEL}
+    assert sidecar.metric("liveness_build_info", **build) == 1
 
 
 # --- health ------------------------------------------------------------------------
