@@ -19,8 +19,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from liveness.text import escaped
 
-# Far more than one sidecar's links have ways of being refused; it bounds what a peer
-# that invents names can make us remember.
+# Far more than one sidecar's links have ways of being refused; it bounds what a
+# link that invents names can make us remember.
 MAX_KEYS: Final = 1_000
 # Lines that wait for a reader of stderr. A burst fits, as of all links coming back; at
 # some hundred bytes a line it is well below a megabyte.

@@ -18,7 +18,7 @@ from tests.e2e.client import Client, packed
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar
 
-# Nothing that a gateway can send causes these by now: no peer is kept out by its
+# Nothing that a gateway can send causes these by now: none is kept out by its
 # credentials yet, and the sidecar has no fault that we know how to bring about.
 NOT_CAUSED_FROM_OUTSIDE: Final = {"not-allowed", "internal"}
 
