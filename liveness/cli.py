@@ -352,7 +352,10 @@ def bench(
         _number(
             float,
             "S",
-            _sized("seconds", "how long users go on falling silent in steady"),
+            _sized(
+                "seconds",
+                "how long everyone speaks in steady, and then users fall silent",
+            ),
             1,
             86_400,
         ),

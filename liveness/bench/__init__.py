@@ -48,8 +48,8 @@ class Options:
     Args:
         users: How many there are.
         rate: Frames a second in `steady`.
-        seconds: How long users go on falling silent there; other windows are at most
-            as long.
+        seconds: How long everyone speaks there, and then users go on falling silent;
+            other windows are at most as long.
         timeout_s: The silence timeout of those that fall silent.
         sizes: How many users there are in `cost`, one number after the other.
         without: Systems to leave out there.

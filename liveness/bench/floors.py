@@ -24,9 +24,9 @@ class Floors:
 
     Args:
         logins_s: From the first login to all of them on disk.
-        speaking_cpu_percent: The server's share of a core in `steady`, before the first
-            of those who fall silent is due.
-        steady_cpu_percent: The same from then on.
+        speaking_cpu_percent: The server's share of a core in `steady`, while everyone
+            speaks.
+        steady_cpu_percent: The same while users go offline, too.
         delivered_ms: The 99th percentile of what a gateway saw there.
         silence_s: From the first deadline until all are acknowledged.
         silence_mb: What the server's memory grows by meanwhile.

@@ -87,29 +87,34 @@ def logins(options: Options, stage: Stage) -> list[Figure]:
 
 
 def steady(options: Options, stage: Stage) -> list[Figure]:
-    """Single keepalives all along, while some users fall silent at a steady rate.
+    """Single keepalives all along: at first of everyone, then some users fall silent.
 
     Users whose turn comes too seldom for the short timeout have a longer one; those
     that are to fall silent have the short one, and speak every half of it until then.
+    Between the two windows the first are silent already, and not due yet.
     """
     users, falling, order = Users(options.users), _falling(options), _order(options)
     singles = [users.single(number) for number in range(len(users))]
-    # Until the first of them is due it is only half of the load.
-    before = round(options.rate * options.timeout_s)
+    silent = round(options.rate * options.seconds)
+    due = silent + round(options.rate * options.timeout_s)
     promised = floors(options.users)
     # Long enough for the logins, however long they take, and a turn of everyone.
     long_s = options.timeout_s + 3 * options.users / options.rate
     with _linked(options, long_s) as (sidecar, gateway):
         stage("everyone logs in", None)
         gateway.send(users.logins(range(falling, len(users))))
+        gateway.ping()  # the short timeout is not spent on waiting for their disk
         gateway.send(users.logins(range(falling), timeout=options.timeout_s))
         gateway.ping()
+        # Their first sign comes half a timeout later at most.
+        time.sleep(min(IDLE_SETTLE_S, options.timeout_s / 4))
         pace = Pace(gateway, rate=options.rate)
         stage("users speak, some fall silent", lambda: pace.count / len(order))
         with Window(sidecar) as speaking:
-            pace.run([singles[number] for number in order[:before]])
+            pace.run([singles[number] for number in order[:silent]])
+        pace.run([singles[number] for number in order[silent:due]])
         with Window(sidecar) as window:
-            pace.run([singles[number] for number in order[before:]])
+            pace.run([singles[number] for number in order[due:]])
         until = time.perf_counter() + promised.patience_s
         gateway.wait_for(falling, until=until)
         gateway.ping()
@@ -120,22 +125,24 @@ def steady(options: Options, stage: Stage) -> list[Figure]:
         if number < falling
     }
     verdict = judge(gateway.notices, last, timeout_s=options.timeout_s)
-    frames = len(order) - before
-    speaking_percent, cpu_percent = (
-        promised.speaking_cpu_percent,
-        promised.steady_cpu_percent,
-    )
+    frames = len(order) - due
     return [
         *_promptness("steady", verdict, promised.delivered_ms),
         *_mistakes("steady", verdict),
         Figure(
             "steady",
-            "server CPU while all speak",
+            "server CPU while all speak, nobody due",
             speaking.server_percent,
             "%",
-            speaking_percent,
+            promised.speaking_cpu_percent,
         ),
-        Figure("steady", "server CPU", window.server_percent, "%", cpu_percent),
+        Figure(
+            "steady",
+            f"server CPU with {FALLS_PER_S} offlines a second",
+            window.server_percent,
+            "%",
+            promised.steady_cpu_percent,
+        ),
         Figure("steady", "server CPU a frame", window.server_ns(frames), "ns"),
         Figure("steady", "frames a second", frames / window.took_s, ""),
         Figure("steady", "load CPU", window.load_percent, "%"),
@@ -303,19 +310,21 @@ def _falling(options: Options) -> int:
 def _order(options: Options) -> list[int]:
     """Who speaks in `steady`, frame by frame.
 
-    User `n` of those that fall silent does so after n / FALLS_PER_S seconds; all
-    others take turns in what is left, until the last of the silent ones is due.
+    At first everyone does for as long as users fall silent afterwards. Then user `n` of
+    those that do is silent after n / FALLS_PER_S seconds; all others take turns in what
+    is left, until the last of the silent ones is due.
     """
     falling, half_s = _falling(options), options.timeout_s / 2
     signs: list[tuple[int, int]] = []
     for number in range(falling):
-        at_s = number / FALLS_PER_S
+        at_s = options.seconds + number / FALLS_PER_S
         while at_s >= 0:
             signs.append((round(at_s * options.rate), number))
             at_s -= half_s
     signs.sort(reverse=True)
     order, stayer = list[int](), falling
-    for position in range(round((options.seconds + options.timeout_s) * options.rate)):
+    total_s = 2 * options.seconds + options.timeout_s
+    for position in range(round(total_s * options.rate)):
         if signs and signs[-1][0] <= position:
             order.append(signs.pop()[1])
         else:
