@@ -6,14 +6,16 @@ who speaks again sooner costs less than in life. CPU and memory are those of the
 table. Of the rounds the best counts: whatever else goes on on this machine only adds.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import Final
 
-from liveness.bench import Options
+from liveness.bench import Options, full
 from liveness.bench.drain import Drain
 from liveness.bench.figures import OURS, Figure
 from liveness.bench.others import SETEX, opened, plan
@@ -41,6 +43,7 @@ SINGLES: Final = "one-uid frames"
 BATCHES: Final = "batches"
 
 Made = Callable[..., Figure]
+Point = tuple[str, int, str]  # system, users, name
 
 
 def cost(options: Options, stage: Stage) -> list[Figure]:
@@ -55,7 +58,7 @@ def cost(options: Options, stage: Stage) -> list[Figure]:
                 stage(f"{name}, {users:,} users", None)
                 with opened(name, options.folder, users) as system:
                     figures += _measured(system, users, options.rounds, drain, made)
-    return [*figures, *_ratios(figures)]
+    return [*figures, *ratios(figures, options)]
 
 
 def _measured(
@@ -110,25 +113,43 @@ def _costs(
     yield made(f"load's headroom, {how}", min(took_s) / min(load_s), "x")
 
 
-def _ratios(figures: Sequence[Figure]) -> Iterator[Figure]:
-    """What is promised: how others compare in the same run, and growth."""
+def ratios(figures: Sequence[Figure], options: Options) -> Iterator[Figure]:
+    """How others compare in the same run, and growth.
+
+    What is promised is there also where it was not measured, unless the other system
+    was left out on purpose.
+    """
     found = {(one.system, one.users, one.name): one.value for one in figures}
+    promised = {*full(options.users).sizes, *options.sizes}
+
+    def ratio(name: str, over: Point, under: Point) -> Figure:
+        value = found.get(over, math.nan) / (found.get(under) or math.nan)
+        return Figure("cost", name, value, "x", users=over[1])
+
     singles, batches = f"{CPU}, {SINGLES}", f"{CPU}, {BATCHES}"
-    for users in dict.fromkeys(one.users for one in figures):
-        made = partial(Figure, "cost", unit="x", system=OURS, users=users)
-        is_promised = users == RATIOS_USERS
-        setex_ns = found.get((SETEX, users, singles))
-        for name, least in ((singles, SINGLES_RATIO), (batches, BATCHES_RATIO)):
-            if setex_ns and (ours_ns := found.get((OURS, users, name))):
-                told = f"SETEX's {CPU} / ours, {name.removeprefix(f'{CPU}, ')}"
-                value = setex_ns / ours_ns
-                yield made(told, value, least=least if is_promised else None)
-        theirs = found.get((SETEX, users, MEMORY))
-        if theirs and (our_memory := found.get((OURS, users, MEMORY))):
-            most = MEMORY_RATIO if is_promised else None
-            yield made(f"{MEMORY} / redis-server's", our_memory / theirs, most=most)
-    few, many = (found.get((OURS, users, batches)) for users in GROWTH_USERS)
-    if few and many:
+    measured = {one.users for one in figures if one.users}
+    beside = measured | ({RATIOS_USERS} & promised)
+    for users in sorted(beside) if SETEX not in options.without else ():
+        theirs, told = (SETEX, users, singles), f"SETEX's {CPU} / ours"
+        memory = ((OURS, users, MEMORY), (SETEX, users, MEMORY))
+        for one, most, least in (
+            (
+                ratio(f"{told}, {SINGLES}", theirs, (OURS, users, singles)),
+                None,
+                SINGLES_RATIO,
+            ),
+            (
+                ratio(f"{told}, {BATCHES}", theirs, (OURS, users, batches)),
+                None,
+                BATCHES_RATIO,
+            ),
+            (ratio(f"{MEMORY} / redis-server's", *memory), MEMORY_RATIO, None),
+        ):
+            if users == RATIOS_USERS:
+                yield replace(one, most=most, least=least)
+            elif math.isfinite(one.value):
+                yield one
+    if {*GROWTH_USERS} <= promised:
+        few, many = ((OURS, users, batches) for users in GROWTH_USERS)
         told = f"{CPU} / that with {GROWTH_USERS[0]:,}, {BATCHES}"
-        users = GROWTH_USERS[1]
-        yield Figure("cost", told, many / few, "x", GROWTH, system=OURS, users=users)
+        yield replace(ratio(told, many, few), most=GROWTH)

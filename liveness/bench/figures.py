@@ -49,6 +49,8 @@ class Figure:
     @property
     def amount(self) -> str:
         """The value and its unit as a reader has them."""
+        if math.isnan(self.value):
+            return "not measured"
         return f"{number(self.value)} {self.unit}".rstrip()
 
     @property

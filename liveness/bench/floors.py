@@ -3,8 +3,10 @@
 None stands for what is measured, and not promised.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
+
+from liveness.bench import Options, full
 
 # At any number of users.
 IDLE_READY_S: Final = 1.0
@@ -65,6 +67,17 @@ PROMISED: Final[dict[int, Floors]] = {
         patience_s=40.0,
     ),
 }
+
+
+def promised(options: Options) -> Floors:
+    """What is promised of a run; what depends on its load only with that of `full`."""
+    it, usual = floors(options.users), full(options.users)
+    load = (options.rate, options.seconds, options.timeout_s)
+    if load == (usual.rate, usual.seconds, usual.timeout_s):
+        return it
+    return replace(
+        it, speaking_cpu_percent=None, steady_cpu_percent=None, delivered_ms=None
+    )
 
 
 def floors(users: int) -> Floors:

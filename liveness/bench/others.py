@@ -58,7 +58,8 @@ class Plan(NamedTuple):
 
 def plan(options: Options) -> Plan:
     """The number of users and the system of each run that fits."""
-    it, room = Plan([], []), available_bytes() // USER_BYTES
+    asked = [f"{name}: by --without" for name in KINDS if name in options.without]
+    it, room = Plan([], asked), available_bytes() // USER_BYTES
     for users in sorted(set(options.sizes)):
         if users > room:
             it.left_out.append(f"{users:,} users: there is memory for {room:,}")

@@ -17,7 +17,7 @@ from liveness.bench.floors import (
     OTHERS_DECIDED_MS,
     OTHERS_DELIVERED_MS,
     STOP_S,
-    floors,
+    promised,
 )
 from liveness.bench.load import Gateway, Moment, Pace, Users, now
 from liveness.bench.program import Window
@@ -69,7 +69,7 @@ def idle(options: Options, stage: Stage) -> list[Figure]:
 
 def logins(options: Options, stage: Stage) -> list[Figure]:
     """Everyone logs in at once."""
-    users, logins_s = Users(options.users), floors(options.users).logins_s
+    users, logins_s = Users(options.users), promised(options).logins_s
     frames = users.logins(range(len(users)))
     with _linked(options, LONG_S) as (sidecar, gateway):
         stage("everyone logs in", None)
@@ -97,7 +97,7 @@ def steady(options: Options, stage: Stage) -> list[Figure]:
     singles = [users.single(number) for number in range(len(users))]
     silent = round(options.rate * options.seconds)
     due = silent + round(options.rate * options.timeout_s)
-    promised = floors(options.users)
+    floor = promised(options)
     # Long enough for the logins, however long they take, and a turn of everyone.
     long_s = options.timeout_s + 3 * options.users / options.rate
     with _linked(options, long_s) as (sidecar, gateway):
@@ -115,7 +115,7 @@ def steady(options: Options, stage: Stage) -> list[Figure]:
         pace.run([singles[number] for number in order[silent:due]])
         with Window(sidecar) as window:
             pace.run([singles[number] for number in order[due:]])
-        until = time.perf_counter() + promised.patience_s
+        until = time.perf_counter() + floor.patience_s
         gateway.wait_for(falling, until=until)
         gateway.ping()
     # A later sign of the same user overwrites an earlier one.
@@ -127,21 +127,21 @@ def steady(options: Options, stage: Stage) -> list[Figure]:
     verdict = judge(gateway.notices, last, timeout_s=options.timeout_s)
     frames = len(order) - due
     return [
-        *_promptness("steady", verdict, promised.delivered_ms),
+        *_promptness("steady", verdict, floor.delivered_ms),
         *_mistakes("steady", verdict),
         Figure(
             "steady",
             "server CPU while all speak, nobody due",
             speaking.server_percent,
             "%",
-            promised.speaking_cpu_percent,
+            floor.speaking_cpu_percent,
         ),
         Figure(
             "steady",
             f"server CPU with {FALLS_PER_S} offlines a second",
             window.server_percent,
             "%",
-            promised.steady_cpu_percent,
+            floor.steady_cpu_percent,
         ),
         Figure("steady", "server CPU a frame", window.server_ns(frames), "ns"),
         Figure("steady", "frames a second", frames / window.took_s, ""),
@@ -153,15 +153,15 @@ def steady(options: Options, stage: Stage) -> list[Figure]:
 def silence(options: Options, stage: Stage) -> list[Figure]:
     """Everyone falls silent at once, and another gateway's users one by one."""
     users, timeout_s = Users(options.users), options.timeout_s
-    promised = floors(options.users)
-    most_s = promised.silence_s
+    floor = promised(options)
+    most_s = floor.silence_s
     with _known(options, users, stage) as (sidecar, gateway):
         last = _speak(gateway, users)
         first_due = last[users.uids[0]].mono + timeout_s
-        patience = last[users.uids[-1]].mono + timeout_s + promised.patience_s
+        patience = last[users.uids[-1]].mono + timeout_s + floor.patience_s
         soon_s = max(1.0, first_due - time.perf_counter())
         with Stragglers(
-            sidecar.socket, first_s=soon_s, seconds=promised.patience_s
+            sidecar.socket, first_s=soon_s, seconds=floor.patience_s
         ) as others:
             stage("everyone is silent", passing(first_due - time.perf_counter()))
             time.sleep(max(0.0, first_due - time.perf_counter()) / 2)
@@ -187,7 +187,7 @@ def silence(options: Options, stage: Stage) -> list[Figure]:
         Figure("silence", "all acknowledged", acked_s, "s", most_s),
         *_mistakes("silence", verdict),
         *beside,
-        Figure("silence", "memory growth", growth_mb, "MB", promised.silence_mb),
+        Figure("silence", "memory growth", growth_mb, "MB", floor.silence_mb),
         Figure("silence", "server CPU an offline", window.server_ns(len(users)), "ns"),
         Figure("silence", "load CPU", 100 * window.load_s / acked_s, "%"),
     ]
@@ -197,7 +197,7 @@ def day(options: Options, stage: Stage) -> list[Figure]:
     """Everyone logs in for a day, and another gateway's users fall silent meanwhile."""
     users = Users(options.users)
     frames = users.logins(range(len(users)), timeout=DAY_S)
-    patience_s = floors(options.users).patience_s
+    patience_s = promised(options).patience_s
     with (
         _linked(options, options.timeout_s) as (sidecar, gateway),
         Stragglers(sidecar.socket, first_s=3.0, seconds=patience_s) as others,
@@ -222,7 +222,7 @@ def restart(options: Options, stage: Stage) -> list[Figure]:
     would have run out.
     """
     users, watch_s = Users(options.users), options.timeout_s + RENEWED_S
-    ready_s = floors(options.users).ready_s
+    ready_s = promised(options).ready_s
     with server(options.folder, timeout_s=options.timeout_s) as sidecar:
         sidecar.start()
         with Gateway(sidecar.socket, timeout=LONG_S) as first:

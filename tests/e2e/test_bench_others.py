@@ -1,16 +1,20 @@
 """What the bench measures the sidecar beside: the real programs, and what it says."""
 
 import json
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from liveness import cli
-from liveness.bench import OTHERS, QUICK
+from liveness.bench import OTHERS, QUICK, Options, full
 from liveness.bench.borders import borders
+from liveness.bench.cost import ratios
 from liveness.bench.drain import Drain
+from liveness.bench.figures import Figure
 from liveness.bench.load import LoadError
 from liveness.bench.others import KINDS, opened, plan
 from liveness.bench.redis import RedisServer, command
@@ -73,13 +77,72 @@ def test_what_does_not_fit_is_left_out_and_said() -> None:
         for name in ("liveness", "reference", "etcd", "asyncio")
         if (users, name) != (20_000, "etcd")
     ]
-    etcd, memory = it.left_out
+    redis, zset, etcd, memory = it.left_out
+    assert (redis, zset) == ("redis: by --without", "zset: by --without")
     assert etcd == "etcd, 20,000 users: it is given 10,000 at most"
     assert memory.startswith("1,000,000,000,000 users: there is memory for ")
 
 
 def test_the_systems_of_the_help_are_those_that_can_be_measured() -> None:
     assert [*KINDS] == ["liveness", *OTHERS]
+
+
+# --- how they compare
+
+MILLION, FOUR = 1_000_000, 4_000_000
+COSTS = [
+    Figure("cost", name, value, unit, system=system, users=users)
+    for system, users, singles_ns, batches_ns, memory_bytes in (
+        ("liveness", 100_000, 250.0, 100.0, 200.0),
+        ("liveness", MILLION, 300.0, 120.0, 210.0),
+        ("redis", MILLION, 1_500.0, math.nan, 140.0),
+        ("liveness", FOUR, 400.0, 150.0, 220.0),
+        ("redis", FOUR, 1_600.0, math.nan, 110.0),
+    )
+    for name, value, unit in (
+        ("server CPU an event, one-uid frames", singles_ns, "ns"),
+        ("server CPU an event, batches", batches_ns, "ns"),
+        ("memory a user", memory_bytes, "B"),
+    )
+    if math.isfinite(value)
+]
+SINGLES = "SETEX's server CPU an event / ours, one-uid frames"
+BATCHES = "SETEX's server CPU an event / ours, batches"
+MEMORY = "memory a user / redis-server's"
+GROWTH = "server CPU an event / that with 100,000, batches"
+
+
+def compared(
+    figures: Sequence[Figure], options: Options
+) -> dict[tuple[int | None, str], tuple[float, bool | None]]:
+    return {
+        (it.users, it.name): (it.value, it.is_met) for it in ratios(figures, options)
+    }
+
+
+def test_a_ratio_is_how_many_times_ours_redis_costs_and_its_memory_in_ours() -> None:
+    assert compared(COSTS, full(MILLION)) == {
+        (MILLION, SINGLES): (5.0, True),
+        (MILLION, BATCHES): (12.5, True),
+        (MILLION, MEMORY): (1.5, False),
+        (FOUR, SINGLES): (4.0, None),
+        (FOUR, BATCHES): (1_600.0 / 150.0, None),
+        (FOUR, MEMORY): (2.0, None),
+        (FOUR, GROWTH): (1.5, True),
+    }
+
+
+def test_a_promise_that_was_not_measured_is_missed_unless_redis_was_left_out() -> None:
+    options = replace(full(MILLION), sizes=(10_000,))
+    found = compared([], options)
+    assert {*found} == {
+        *((MILLION, name) for name in (SINGLES, BATCHES, MEMORY)),
+        (FOUR, GROWTH),
+    }
+    assert all(math.isnan(value) and met is False for value, met in found.values())
+    assert {*compared([], replace(options, without=("redis",)))} == {(FOUR, GROWTH)}
+    assert compared([], full(100_000)) == {}
+    assert (MILLION, SINGLES) in compared([], replace(full(100), sizes=(MILLION,)))
 
 
 # --- the real ones
