@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from liveness.bench import OTHERS, SCENARIOS, full
 from liveness.bench.cost import BATCHES, CPU, MEMORY, RATIOS_USERS, SINGLES
 from liveness.bench.figures import OURS, Figure
+from liveness.bench.lateness import PATIENCE_S, TOLD
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "results"
@@ -37,7 +38,7 @@ COLUMNS: Final = {
     "memory a user": MEMORY,
     "told p50": "told p50",
     "told p99": "told p99",
-    "told within a minute": "told within a minute",
+    "told within a minute": TOLD.format(PATIENCE_S),
     "of": "fell silent",
 }
 
@@ -79,7 +80,12 @@ def section(runs: Sequence[Report]) -> str:
     if not runs:
         return NOTHING
     figures = [figure for run in runs for figure in run.figures]
-    parts = [_paragraph(INTRO), *_promises(runs), *_systems(figures)]
+    parts = [
+        _paragraph(INTRO),
+        _paragraph(CHOSEN),
+        *_promises(runs),
+        *_systems(figures),
+    ]
     if has_others(figures):
         links = (
             f"![{what}](liveness/bench/results/{name})" for name, what in PLOTS.items()

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure as Canvas
 
 from liveness.bench.cost import BATCHES, CPU, SINGLES
 from liveness.bench.figures import Figure
+from liveness.bench.lateness import PATIENCE_S, TOLD
 from liveness.bench.performance import PLOTS, SYSTEMS
 
 GREY: Final = "#808080"
@@ -109,7 +110,7 @@ def _shares(axes: Axes, figures: Sequence[Figure]) -> None:
     """Write beside a point how many were told, where that is not all."""
     for system, colour in COLOURS.items():
         silent = _points(figures, system, "fell silent")
-        told = _points(figures, system, "told within a minute")
+        told = _points(figures, system, TOLD.format(PATIENCE_S))
         for users, late_ms in _points(figures, system, "told p99").items():
             if told[users] < silent[users]:
                 axes.annotate(
