@@ -9,7 +9,8 @@ how a link's signs of life are cut into runs.
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, product
 from operator import itemgetter
 from typing import Any, Final
 
@@ -18,10 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveness.core.link import Link, LinkLimits
-from liveness.core.records import ListedSigns, Request, SignsOfLife, Uid
+from liveness.core.records import ListedSigns, Refusal, Request, SignsOfLife, Uid
 from liveness.core.table import OWN_TIMEOUT, RENEWED, Entry
+from liveness.core.uids import is_uid
 from liveness.core.wheel import Wheel
 from liveness.core.wire import Reader, encode
+from liveness.errors import Code
 from tests.strategies import BOUNDED, HARD_UIDS, NO_UIDS, conns, pieces, singly, uids
 
 _wheel: Any = pytest.importorskip("liveness.core._wheel", exc_type=ImportError)
@@ -156,13 +159,13 @@ def gaps(pair: Pair, timeout: float) -> st.SearchStrategy[float]:
 long_uids = st.integers(1, 255).map(lambda size: "é" * (size // 2) + "x" * (size % 2))
 pool = st.sampled_from(HARD_UIDS) | st.integers(0, 40) | long_uids | uids
 STEPS: Final = (
-    *("open", "open", "put", "listed", "listed", "packed", "packed", "advance"),
+    *("open", "open", "put", "put", "listed", "listed", "packed", "packed", "advance"),
     *("advance", "advance", "advance", "amend", "close", "fire", "fire", "renew"),
     *("add_gateway", "set_timeout", "owned", "crowd", "leave"),
 )
 
 
-@settings(BOUNDED, max_examples=120)
+@settings(BOUNDED, max_examples=150)
 @given(data=st.data())
 def test_the_compiled_wheel_does_to_the_bit_what_the_reference_does(
     data: st.DataObject,
@@ -174,7 +177,7 @@ def test_the_compiled_wheel_does_to_the_bit_what_the_reference_does(
         now=data.draw(st.sampled_from([0.0, 0.1, 12_345.678, 1e7 / 3])),
     )
     pair.add_gateway()
-    for step in data.draw(st.lists(st.sampled_from(STEPS), min_size=5, max_size=40)):
+    for step in data.draw(st.lists(st.sampled_from(STEPS), min_size=10, max_size=40)):
         take_step(data, pair, step, gaps(pair, timeout))
         pair.check()
     pair.check_owned(1_000)
@@ -197,13 +200,15 @@ def take_step(
                 pair.open(uid, gateway, conn, data.draw(st.none() | timeouts))
                 return
             lasts, deadline = data.draw(timeouts), pair.now + data.draw(gap)
-            flags = data.draw(st.sampled_from([0, OWN_TIMEOUT, RENEWED]))
+            flags = data.draw(st.integers(0, OWN_TIMEOUT | RENEWED))
             clocks = (pair.now - 9, lasts, deadline, pair.now - 1)
             pair.put(Entry(uid, gateway, 2**62, conn, *clocks, 0, flags))
         case "listed" | "packed":
-            who = pool if known is None else known | known | pool
-            anyone = who | st.sampled_from(NO_UIDS)
-            one = st.tuples(anyone, conns, st.sampled_from([*EVENT_NAMES]))
+            # `one_of` would give each of the strategies in `pool` the weight of `known`.
+            kinds = [pool if known is None else known] * 3
+            kinds += [pool, st.sampled_from(NO_UIDS)]
+            who = st.sampled_from(kinds).flatmap(lambda kind: kind)
+            one = st.tuples(who, conns, st.sampled_from([*EVENT_NAMES]))
             touches = data.draw(st.lists(one, max_size=80))
             if step == "packed":
                 pair.touch_packed(gateway, touches)
@@ -245,6 +250,26 @@ def take_step(
                     pair.end(lambda wheel, it=uid: wheel.close(it))  # type: ignore[misc]
         case _:
             raise AssertionError(step)
+
+
+def test_a_touch_leaves_of_every_entry_what_the_reference_leaves() -> None:
+    pair = Pair(timeout=30.0, slots=30, now=12.3)
+    for _ in range(2):
+        pair.add_gateway()
+    kinds = product(range(2), [None, 1], range((OWN_TIMEOUT | RENEWED) + 1), [2, 3])
+    for (n, kind), conn in product(enumerate(kinds), [None, 1, 2]):
+        gateway, own_conn, flags, event = kind
+        uid = f"{n} heard with {conn}"
+        clocks = (pair.now - 9, 5.0, pair.now + 5, pair.now - 1)
+        pair.put(Entry(uid, gateway, n, own_conn, *clocks, 0, flags))
+        pair.touch(0, ListedSigns([uid], [conn], bytearray([event])))
+        pair.touch_packed(1, [(uid, conn, event)])
+        pair.check()
+        for timeout in (7.0, None):
+            pair.same(lambda wheel: wheel.amend(uid, conn=conn, timeout=timeout))  # noqa: B023
+            pair.touch_packed(0, [(uid, own_conn, event)])
+            pair.check()
+    assert any(entry.flags for entry in map(pair.compiled.find, pair.met) if entry)
 
 
 # --- the readers -----------------------------------------------------------------------
@@ -368,10 +393,11 @@ def streams(draw: st.DrawFn) -> bytes:
     def anyhow(ways: list[bytes]) -> bytes:
         return draw(st.sampled_from(ways))
 
-    signs = st.lists(good_signs(), max_size=4)
-    sent = [draw(st.sampled_from(HELLOS)), *draw(signs)]
-    for frame in draw(st.lists(odd_signs() | st.sampled_from(OTHERS), max_size=6)):
-        sent += [frame, *draw(signs)]
+    good = st.lists(good_signs(), max_size=4)
+    others = odd_signs() | st.sampled_from(OTHERS)
+    sent = [draw(st.sampled_from(HELLOS)), *draw(good)]
+    for frame in draw(st.lists(others, max_size=6)):
+        sent += [frame, *draw(good)]
     pick: list[Callable[[list[bytes]], bytes]] = [itemgetter(0), anyhow]
     data = b"".join(written(frame, draw(st.sampled_from(pick))) for frame in sent)
     cut = draw(st.sampled_from([0, 0, 0, 1, 7]))
@@ -390,8 +416,13 @@ def told(reader: type[Reader], cut: Iterable[bytes]) -> list[str]:
 
 def told_apart(request: Request) -> list[str]:
     """A request as text; each sign of life of a run."""
+    if isinstance(request, Refusal) and request.code is Code.TOO_LARGE:
+        # How much of the frame was seen is told, and is the reader's affair.
+        request = replace(request, message="")
     if not isinstance(request, SignsOfLife):
         return [repr(request)]
+    # Whatever is wrong with a uid is found before it is packed.
+    assert isinstance(request, ListedSigns) or all(map(is_uid, request.uids))
     each = [request.at(position) for position in range(len(request.uids))]
     columns = zip(request.uids, request.conns, request.events, strict=True)
     assert repr([*columns]) == repr(each)
@@ -407,3 +438,27 @@ def test_a_link_says_the_same_whichever_reader_finds_its_frames(
     for cut in ([data], [*singly(data)], [*pieces(data, cuts)]):
         assert told(Reader, cut) == whole
         assert told(_wire.Reader, cut) == whole
+
+
+# Around every border that a uid, a conn or a header of theirs has.
+BORDERS: Final[list[Any]] = [
+    *[2**bits + off for bits in (5, 7, 8, 15, 16, 31, 32, 63) for off in (-1, 0)],
+    *[0, 2**64 - 1, -1, -32, -33, -(2**63), None, True, 1.0, b"7", {}, [], [1], BROKEN[0]],
+    *["", " ", "\x1f", "a\x7f", "\x80", "\ud7ff", "é" * 127 + "x", "é" * 128],
+    *["a" * size for size in (31, 32, 255, 256)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [0, -1], ids=["shortest", "longest"])
+def test_a_link_says_the_same_at_every_border_of_a_sign_of_life(way: int) -> None:
+    pick: Callable[[list[bytes]], bytes] = itemgetter(way)
+    for one, other in product(BORDERS, BORDERS):
+        for uid, conn in (
+            *((one, other), ([7, one], [1, other]), ([one, 7, other], None)),
+            *(([7, one], other), (one, [other]), ([7] * 5, [1] * 4 + [one])),
+            *(([one] * 6, [1] * 6), ([7, 8], [one]), ([7], [one, other])),
+        ):
+            odd = ["message", uid, Pairs([("conn", conn)])]
+            sent = [HELLO, ["keepalive", "u"], odd, ["keepalive", 7, {"conn": 1}]]
+            data = b"".join(written(frame, pick) for frame in sent)
+            assert told(_wire.Reader, [data]) == told(Reader, [data])
