@@ -311,9 +311,9 @@ def test_a_disk_that_takes_nothing_holds_back_pongs_welcomes_and_records(
     link, watcher = sidecar.gateway("a"), sidecar.watcher()
     allow_file_bytes(sidecar, 0)
     link.send_bytes(packed(["login", ["u", "v"]], ["ping", "held back"]))
+    eventually(lambda: sidecar.get("/readyz")[0] == 503)  # the logins are decided
     newcomer = sidecar.connect()
     newcomer.say_hello("b")
-    eventually(lambda: sidecar.get("/readyz")[0] == 503)
     # What no record stands behind is answered, and shows that nothing else was told.
     watcher.send("nonsense")
     assert watcher.receive() is not None
