@@ -51,14 +51,16 @@ def build(copy: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def run(copy: Path, *files: str, only: str) -> subprocess.CompletedProcess[str]:
+def run(
+    copy: Path, *files: str, only: str, marked: str = "not slow"
+) -> subprocess.CompletedProcess[str]:
     """Run tests there; a sanitizer ends the process at the first fault."""
     libraries = [
         subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip()
         for name in ("libasan.so", "libubsan.so")
     ]
     tests = [f"tests/core/test_{name}.py" for name in files]
-    options = ["-q", "-m", "not slow", "-k", only, "-p", "no:cacheprovider"]
+    options = ["-q", "-m", marked, "-k", only, "-p", "no:cacheprovider"]
     return subprocess.run(
         [sys.executable, "-c", DRIVER, *options, "--capture=sys", *tests],
         cwd=copy,
@@ -82,11 +84,21 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def test_the_compiled_parts_touch_no_memory_but_their_own(sanitized: Path) -> None:
-    files = ("differential", "crowds", "wheel", "wire")
+@pytest.mark.parametrize(
+    ("files", "only", "marked"),
+    [
+        (("differential", "crowds", "wheel", "wire"), "not reference", "not slow"),
+        (("crowds",), "ten_million", "slow"),
+    ],
+    ids=["the tests", "ten million operations"],
+)
+def test_the_compiled_parts_touch_no_memory_but_their_own(
+    sanitized: Path, files: tuple[str, ...], only: str, marked: str
+) -> None:
     build(sanitized)
-    done = run(sanitized, *files, only="not reference")
+    done = run(sanitized, *files, only=only, marked=marked)
     assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
     assert "Sanitizer" not in done.stdout
     assert "runtime error" not in done.stdout
     # And they were at work: in the process, and in the code that it ran.
