@@ -81,6 +81,8 @@ def _from_json(columns: int) -> str:
 _PUT_ONLINE: Final = (
     f"insert or replace into online select {_from_json(6)} from json_each(?)"
 )
+# As `Presence.restore` wants them; it is the order in which they lie.
+_ONLINE: Final = "select * from online order by session"
 _FORGET_ONLINE: Final = (
     "delete from online where session in (select value from json_each(?))"
 )
@@ -259,7 +261,7 @@ class Store:
 
     def online(self) -> Iterator[OnlineRow]:
         """Every open session, in the order in which they began."""
-        return map(OnlineRow._make, self._db.execute("select * from online"))
+        return map(OnlineRow._make, self._db.execute(_ONLINE))
 
     def read(
         self, *, after: int, until: int, wanted: Wanted, limit: int
