@@ -49,6 +49,7 @@ from anyio.lowlevel import checkpoint
 
 from liveness import __version__
 from liveness.build import Reader, Wheel
+from liveness.core.decisions import Decisions
 from liveness.core.frames import FEATURES, PROTOCOL, bad_uid_text
 from liveness.core.gateways import Gateway
 from liveness.core.link import Link, LinkLimits
@@ -446,7 +447,7 @@ class ScriptedSidecar:
         disk, at = self._disk, self._at
         self._presence = Presence(
             Wheel(timeout=self._timeout, slots=SLOTS, now=self._now),
-            next_seq=len(disk.records) + 1,
+            decided=Decisions(len(disk.records) + 1),
             timeout=self._timeout,
             gateway_hold=GATEWAY_HOLD_S,
             settle=RECONNECT_S + self._flush,
@@ -528,7 +529,7 @@ class ScriptedSidecar:
         self._selector.unregister(self._listener)
         self._listener.close()
         self._listener = None
-        self._presence.take()  # what is not on disk by now is lost
+        self._presence.decided.take()  # what is not on disk by now is lost
 
     def _leave(self) -> None:
         if self._listener is not None:
@@ -730,7 +731,7 @@ class ScriptedSidecar:
         while len(rows) > LIST_ROWS:
             link.reply("list", rows[:LIST_ROWS])
             rows = rows[LIST_ROWS:]
-        link.reply("list", rows, self._presence.next_seq - 1)
+        link.reply("list", rows, self._presence.decided.next_seq - 1)
 
     def _introduce(self, link: _Link, hello: Hello) -> None:
         if hello.role == GATEWAY and hello.name in self._to_refuse:
@@ -754,7 +755,7 @@ class ScriptedSidecar:
 
     def _greet(self, link: _Link, hello: Hello) -> None:
         """Say welcome. Reading begins where asked, else where it ended, else now."""
-        newest = self._presence.next_seq - 1
+        newest = self._presence.decided.next_seq - 1
         if hello.after is None:
             link.position = newest
         elif hello.after == 0 or hello.log == self._disk.log:
@@ -799,7 +800,7 @@ class ScriptedSidecar:
         """Have on disk what was decided."""
         if self._is_disk_full:
             return
-        disk, changes = self._disk, self._presence.take()
+        disk, changes = self._disk, self._presence.decided.take()
         disk.records += changes.records
         disk.cursors = dict(self._cursors)
         for session, row in changes.online.items():

@@ -188,7 +188,7 @@ def test_the_bytes_of_a_vector_are_refused_and_applied_as_it_says(
         Decided(seq, "offline", "u", "nobody", 1, None, "logout", 1)
         for seq in range(1, 1_000)
     ]
-    script._presence.next_seq = 1_000
+    script._presence.decided.next_seq = 1_000
     before: list[Any] = BEFORE[case["before"]]
     link = sidecar.connect()
     link.send_bytes(packed(*before) + octets(case))

@@ -19,6 +19,7 @@ from liveness.bench.load import BATCH, LoadError, Users, cut
 from liveness.bench.progress import Stage
 from liveness.bench.verdict import p99_ms
 from liveness.build import Wheel
+from liveness.core.decisions import Decisions
 from liveness.core.presence import Presence
 from liveness.core.records import Instant, Login
 from liveness.service.engine import (
@@ -92,7 +93,11 @@ class _Day:
         self.longest_s = 0.0
         self._wheel = Wheel(timeout=TIMEOUT_S, slots=SLOTS)
         self._presence = Presence(
-            self._wheel, next_seq=1, timeout=TIMEOUT_S, gateway_hold=60.0, settle=0.0
+            self._wheel,
+            decided=Decisions(1),
+            timeout=TIMEOUT_S,
+            gateway_hold=60.0,
+            settle=0.0,
         )
         self._gateways = [self._presence.gateway(name) for name in ("others", "day")]
         for gateway in self._gateways:
@@ -109,7 +114,7 @@ class _Day:
                 Login(uids, [None] * len(uids), DAY_S, 0.0),
                 self._at(),
             )
-            self._presence.take()
+            self._presence.decided.take()
 
     def watched(self, moments: Sequence[float]) -> Iterator[list[float]]:
         """Live past *moments* with others; give how late those around each were."""
@@ -122,7 +127,7 @@ class _Day:
             self._presence.login(
                 self._gateways[0], Login([uid], [None], timeout_s, 0.0), self._at()
             )
-        self._presence.take()
+        self._presence.decided.take()
         self.until(start)
         self._late, self._busy, self._is_watched = [], [], True
         while self._due:
@@ -151,7 +156,7 @@ class _Day:
         for gateway in self._gateways:
             gateway.empty_at = now
         judged = self._presence.fire(self._at(), limit=FIRE_PER_PASS)
-        changes = self._presence.take()
+        changes = self._presence.decided.take()
         next_due = self._wheel.next_due()
         took_s = time.perf_counter() - began
         self.longest_s = max(self.longest_s, took_s)

@@ -2,8 +2,7 @@
 
 The rules are those of `protocol.md`, "Sessions". Every decision becomes a record,
 and every record carries its evidence: what was heard last, when, and how long ago.
-Records and their effect on the online set gather in an outbox (`take`), so that one
-pass over all links becomes one batch for the log.
+They gather, with their effect on the online set, in `Decisions`.
 """
 
 from collections import Counter
@@ -11,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from liveness.core import wheel as wheels
+from liveness.core.decisions import Decisions
 from liveness.core.gateways import WHY_HELD, Gateway
 from liveness.core.records import (
     EVENT_NUMBER,
@@ -23,7 +23,6 @@ from liveness.core.records import (
     OFFLINE_REASONS,
     ONLINE,
     SILENCE,
-    Changes,
     Instant,
     ListedSigns,
     Login,
@@ -56,7 +55,7 @@ class Presence:
 
     Args:
         wheel: An empty wheel; from now on only touched through this.
-        next_seq: The next sequence number to be given.
+        decided: Where decisions go.
         timeout: The server's silence timeout, in seconds.
         gateway_hold: Longest that a due user waits for its gateway, in seconds.
         settle: Seconds a gateway has to catch up after its link began or ended.
@@ -66,13 +65,13 @@ class Presence:
         self,
         wheel: Wheel,
         *,
-        next_seq: int,
+        decided: Decisions,
         timeout: float,
         gateway_hold: float,
         settle: float,
     ) -> None:
         self.wheel = wheel
-        self.next_seq = next_seq
+        self.decided = decided
         self.timeout = timeout
         self.gateways: dict[str, Gateway] = {}
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS[1:], 0))
@@ -85,15 +84,9 @@ class Presence:
         self._settle = settle
         self._by_number: list[Gateway] = []
         self._turn = 0  # whose turn it is to fire first
-        self._changes = Changes()
 
     def __len__(self) -> int:
         return len(self.wheel)
-
-    def take(self) -> Changes:
-        """Hand over all that was decided since the last call, in order."""
-        changes, self._changes = self._changes, Changes()
-        return changes
 
     def gateway(self, name: str) -> Gateway:
         """Return the gateway of this name; one that is new has no users."""
@@ -151,7 +144,7 @@ class Presence:
                 self.ignored[WHY_OLDER] += 1
             else:
                 self._leave(self.wheel.close(uid))
-                self._changes.online[entry.session] = None
+                self.decided.changes.online[entry.session] = None
                 self._open(
                     MOVED, gateway, uid, conn, LOGIN, at, start, login.timeout, entry
                 )
@@ -310,7 +303,7 @@ class Presence:
         timeout: float | None,
         before: Entry | None = None,
     ) -> None:
-        seq = self.next_seq
+        seq = self.decided.next_seq
         self.wheel.open(
             uid,
             gateway=gateway.number,
@@ -324,7 +317,7 @@ class Presence:
         )
         gateway.users += 1
         start_ms = at.wall_ms - round((at.mono - start) * 1000)
-        self._changes.online[seq] = OnlineRow(
+        self.decided.changes.online[seq] = OnlineRow(
             seq, uid, start_ms, conn, gateway.name, timeout
         )
         record = Record(seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms)
@@ -337,7 +330,7 @@ class Presence:
                 from_session=before.session,
                 from_conn=before.conn,
             )
-        self._record(record)
+        self.decided.record(record)
 
     def _login_again(
         self,
@@ -352,7 +345,7 @@ class Presence:
         if conn != entry.conn or timeout != own:
             self.wheel.amend(entry.uid, conn=conn, timeout=timeout)
             start_ms = at.wall_ms - round((at.mono - entry.start) * 1000)
-            self._changes.online[entry.session] = OnlineRow(
+            self.decided.changes.online[entry.session] = OnlineRow(
                 entry.session, entry.uid, start_ms, conn, gateway.name, timeout
             )
         self.wheel.touch(
@@ -387,12 +380,12 @@ class Presence:
         """Record the end of a session that the wheel has let go."""
         gateway = self._leave(entry)
         self.ended[reason] += 1
-        self._changes.online[entry.session] = None
-        self._changes.ends += 1
+        self.decided.changes.online[entry.session] = None
+        self.decided.changes.ends += 1
         silence = at.mono - entry.seen
-        self._record(
+        self.decided.record(
             Record(
-                self.next_seq,
+                self.decided.next_seq,
                 OFFLINE,
                 entry.uid,
                 gateway.name,
@@ -411,11 +404,6 @@ class Presence:
             if reason == SILENCE and not entry.flags & RENEWED
             else 0.0,
         )
-
-    def _record(self, record: Record, *, due: float = 0.0) -> None:
-        self.next_seq += 1
-        self._changes.records.append(record)
-        self._changes.due.append(due)
 
 
 def _one_sign(uid: Uid, conn: int | None, event: int) -> SignsOfLife:

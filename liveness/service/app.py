@@ -23,6 +23,7 @@ from liveness import __version__
 from liveness.build import WHEEL, WHY_REFERENCE, Wheel
 from liveness.config import SETTINGS, Config
 from liveness.core.clock import AttendedClock
+from liveness.core.decisions import Decisions
 from liveness.core.link import LinkLimits
 from liveness.core.presence import Presence
 from liveness.core.records import GATEWAY, WATCHER
@@ -88,7 +89,7 @@ class Sidecar:
         settle = RECONNECT_S + min(config.flush, MOST_FLUSH_S)
         self.presence = Presence(
             Wheel(timeout=config.timeout_s, slots=config.slots),
-            next_seq=self.journal.durable_seq + 1,
+            decided=Decisions(self.journal.durable_seq + 1),
             timeout=config.timeout_s,
             gateway_hold=limits.gateway_hold_s,
             settle=settle,

@@ -439,7 +439,7 @@ class Engine:
 
     def _hand_over(self) -> None:
         """Give the journal what was decided since the last time."""
-        changes = self.presence.take()
+        changes = self.presence.decided.take()
         if not changes:
             return
         mono = self._clock.mono()
@@ -507,7 +507,7 @@ class Engine:
 
     def _greet(self, link: SocketLink, hello: Hello) -> None:
         self._hand_over()
-        self._greeter.greet(link, hello, newest=self.presence.next_seq - 1)
+        self._greeter.greet(link, hello, newest=self.presence.decided.next_seq - 1)
 
     def _end_lost_sessions(self, now: float) -> None:
         """Go on ending the sessions of gateways that came back fresh."""

@@ -9,6 +9,7 @@ holds of all records.
 from collections.abc import Sequence
 from typing import Any, Final
 
+from liveness.core.decisions import Decisions
 from liveness.core.gateways import Gateway
 from liveness.core.link import Link, LinkLimits
 from liveness.core.presence import Presence
@@ -70,7 +71,7 @@ class Scene:
         """Start a sidecar, with the gateways' timeouts that are on disk."""
         self.presence = Presence(
             self.wheel_class(timeout=self.timeout, slots=30, now=self.now),
-            next_seq=len(self.log) + 1,
+            decided=Decisions(len(self.log) + 1),
             timeout=self.timeout,
             gateway_hold=self.hold,
             settle=self.settle,
@@ -192,7 +193,7 @@ class Scene:
 
     def written(self) -> list[Shown]:
         """Write what was decided; return its records."""
-        changes = self.presence.take()
+        changes = self.presence.decided.take()
         for session, row in changes.online.items():
             if row is None:
                 self.disk.pop(session, None)
@@ -206,9 +207,9 @@ class Scene:
     def _check(self, changes: Changes, new: list[Shown]) -> None:
         first = len(self.log) + 1
         assert [shown["seq"] for shown in new] == list(range(first, first + len(new)))
-        assert self.presence.next_seq == first + len(new)
+        assert self.presence.decided.next_seq == first + len(new)
         assert len(changes.due) == len(changes.records)
-        assert not self.presence.take()
+        assert not self.presence.decided.take()
         for record, due in zip(changes.records, changes.due, strict=True):
             assert record.at == self.wall_ms
             assert due <= self.mono

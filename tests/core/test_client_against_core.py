@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from liveness.core.client import NOTHING, PING_S, Client
 from liveness.core.clock import AttendedClock
+from liveness.core.decisions import Decisions
 from liveness.core.gateways import Gateway
 from liveness.core.inbox import Arrival, End, RecordMap, View
 from liveness.core.link import Link, LinkLimits
@@ -163,7 +164,7 @@ class Sidecar:
         self.clock = AttendedClock(mono=mono, cpu=0.0, settle=SETTLE_S, patience=HOLD_S)
         self.presence = Presence(
             wheel_class(timeout=TIMEOUT_S, slots=30),
-            next_seq=disk.newest + 1,
+            decided=Decisions(disk.newest + 1),
             timeout=TIMEOUT_S,
             gateway_hold=HOLD_S,
             settle=SETTLE_S,
@@ -268,7 +269,7 @@ class Sidecar:
         while hello.fresh and place >= 0:
             place = self.presence.lose(gateway, place, self.at(mono), limit=ALL)
         self.hand_over()
-        newest = self.presence.next_seq - 1
+        newest = self.presence.decided.next_seq - 1
         self.place(link, hello, newest)
         self.mark += 1
         link.welcome_mark = self.mark
@@ -298,7 +299,7 @@ class Sidecar:
         self.cursors[link.hello.name] = max(seq, self.cursors[link.hello.name])
 
     def hand_over(self) -> None:
-        if changes := self.presence.take():
+        if changes := self.presence.decided.take():
             self.pending.append(changes)
             self.mark += 1
         elif self.mark == self.durable_mark:
@@ -320,7 +321,7 @@ class Sidecar:
         disk.applied |= self.applied
         self.applied = set()
         self.durable_mark = self.mark
-        assert self.presence.next_seq == disk.newest + 1
+        assert self.presence.decided.next_seq == disk.newest + 1
 
     def tell(self, mono: float) -> None:
         for link in self.links:

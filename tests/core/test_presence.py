@@ -425,7 +425,7 @@ def test_lateness_is_counted_from_the_deadline_of_those_judged_by_silence(
     scene.read("g")
     scene.presence.wheel.advance(scene.now, ALL)
     scene.presence.fire(scene.at, limit=9)
-    assert scene.presence.take().due == [login + 30]
+    assert scene.presence.decided.take().due == [login + 30]
 
 
 def test_an_offline_that_comes_too_early_for_the_real_clock_is_counted(
@@ -505,7 +505,7 @@ def test_the_sessions_kept_change_by_the_net_effect(scene: Scene) -> None:
     scene.presence.login(h, Login(["a"], [3], 45.0, 0.0), scene.at)
     scene.presence.heard(g, run_of(["keepalive", "c"]), scene.at)
     scene.presence.heard(g, run_of(["keepalive", "b", {"conn": 2}]), scene.at)
-    changes = scene.presence.take()
+    changes = scene.presence.decided.take()
     wall = scene.wall_ms
     assert changes.online == {
         1: None,  # moved
@@ -532,7 +532,7 @@ def test_a_sign_of_life_alone_writes_nothing(scene: Scene) -> None:
         scene.gateway("g"), run_of(["keepalive", "u", {"conn": 5}]), scene.at
     )
     scene.presence.login(scene.gateway("g"), Login(["u"], [5], 45, 9.0), scene.at)
-    assert not scene.presence.take()
+    assert not scene.presence.decided.take()
 
 
 def test_a_user_who_came_and_went_between_two_commits_is_not_kept(

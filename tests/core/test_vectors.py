@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 from liveness.core import records, uids, wire
+from liveness.core.decisions import Decisions
 from liveness.core.frames import (
     FEATURES,
     MAX_NAME_BYTES,
@@ -91,7 +92,7 @@ class Sidecar:
             assert len(list(self.link.receive(wire.encode(frame), AT.now))) == 1
         wheel = Wheel(timeout=30, slots=30)
         self.presence = Presence(
-            wheel, next_seq=NEXT, timeout=30, gateway_hold=60, settle=2
+            wheel, decided=Decisions(NEXT), timeout=30, gateway_hold=60, settle=2
         )
         self.frames: list[dict[str, Any]] = []
         self.errors: list[dict[str, Any]] = []
