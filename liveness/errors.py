@@ -47,11 +47,18 @@ class Code(StrEnum):
     BAD_FRAME = "bad-frame"
     BAD_OPTION = "bad-option"
     BAD_UID = "bad-uid"
+    TOO_MANY_TIMERS = "too-many-timers"
     INTERNAL = "internal"
 
 
 NOT_FATAL = frozenset(
-    {Code.UNKNOWN_FRAME, Code.BAD_FRAME, Code.BAD_OPTION, Code.BAD_UID}
+    {
+        Code.UNKNOWN_FRAME,
+        Code.BAD_FRAME,
+        Code.BAD_OPTION,
+        Code.BAD_UID,
+        Code.TOO_MANY_TIMERS,
+    }
 )
 
 

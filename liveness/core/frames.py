@@ -16,6 +16,9 @@ from liveness.core.records import (
     OFFLINE,
     WATCHER,
     Ack,
+    After,
+    Answer,
+    Cancel,
     Hello,
     Login,
     Logout,
@@ -33,6 +36,11 @@ MIN_TIMEOUT_S: Final = 1
 MAX_TIMEOUT_S: Final = 86_400
 MIN_PING_S: Final = 0.1
 MAX_PING_S: Final = 60
+MAX_KEY_BYTES: Final = 255
+MIN_AFTER_S: Final = 0.1
+MAX_AFTER_S: Final = 366 * 86_400
+# Of a timer's payload, and of an answer's message.
+MAX_TEXT_BYTES: Final = 4_096
 
 # A connection said to be older than this (31 years) is taken to be this old, which
 # keeps every stamp derived from it within its column.
@@ -41,7 +49,7 @@ MAX_AGE_S: Final = 1e9
 # What `welcome.features` tells: the options and frames this version honours.
 FEATURES: Final = (
     "ack", "after", "age", "conn", "fresh", "kinds", "list", "ping", "scope",
-    "timeout", "where",
+    "timeout", "timers", "where",
 )  # fmt: skip
 
 
@@ -148,6 +156,110 @@ def parse_ack(frame: Frame, n: int) -> Ack:
     return Ack(seq, n)
 
 
+def parse_after(frame: Frame) -> After:
+    """Read an `after`."""
+    if len(frame) < 3:
+        raise BadFrame(
+            Code.BAD_FRAME,
+            'a timer takes a key and the seconds until then: ["after", key, seconds]',
+        )
+    key, seconds, options = _key(frame[1]), frame[2], options_of(frame, 3)
+    if not is_within(seconds, MIN_AFTER_S, MAX_AFTER_S):
+        raise BadFrame(
+            Code.BAD_OPTION,
+            f"seconds is {seconds!r:.40}; it must be {MIN_AFTER_S} to {MAX_AFTER_S}",
+        )
+    payload, ext = options.get("payload"), options.get("ext")
+    return After(
+        key,
+        float(seconds),
+        None if payload is None else _text("payload", payload),
+        None if ext is None else _key(ext, "ext"),
+    )
+
+
+def parse_cancel(frame: Frame) -> Cancel:
+    """Read a `cancel`."""
+    which = frame[1] if len(frame) > 1 else None
+    if type(which) is not dict:
+        raise BadFrame(
+            Code.BAD_FRAME, 'cancel takes a map: ["cancel", {key}] or ["cancel", {ext}]'
+        )
+    key, ext = which.get("key"), which.get("ext")
+    if (key is None) == (ext is None):
+        raise BadFrame(Code.BAD_OPTION, "cancel takes a key or an ext: one, not both")
+    if key is None:
+        return Cancel(None, _key(ext, "ext"))
+    return Cancel(_key(key), None)
+
+
+def parse_done(frame: Frame) -> Answer:
+    """Read a `done`."""
+    if len(frame) < 2:
+        raise BadFrame(Code.BAD_FRAME, 'done takes the key of a timer: ["done", key]')
+    key, options = _key(frame[1]), options_of(frame, 3)
+    message = frame[2] if len(frame) > 2 else None
+    return Answer(
+        key,
+        True,
+        None if message is None else _text("message", message),
+        False,
+        _answered(options),
+    )
+
+
+def parse_fail(frame: Frame) -> Answer:
+    """Read a `fail`."""
+    if len(frame) < 3:
+        raise BadFrame(
+            Code.BAD_FRAME,
+            'fail takes the key of a timer and why: ["fail", key, message]',
+        )
+    key, options = _key(frame[1]), options_of(frame, 3)
+    message, final = _text("message", frame[2]), options.get("final")
+    if final is not None and type(final) is not bool:
+        raise BadFrame(
+            Code.BAD_OPTION, f"final is {final!r:.40}; it must be true or false"
+        )
+    return Answer(key, False, message, final is True, _answered(options))
+
+
+def _key(value: object, what: str = "key") -> str:
+    """A timer's name, or the one it shares with others."""
+    if is_text(value, MAX_KEY_BYTES):
+        return value
+    raise BadFrame(
+        Code.BAD_OPTION,
+        f"{value!r:.80} is no {what}: a string of 1 to {MAX_KEY_BYTES} bytes without "
+        "control characters",
+    )
+
+
+def _text(what: str, value: object) -> str:
+    """What a timer carries, or an answer says."""
+    if type(value) is not str:
+        raise BadFrame(Code.BAD_OPTION, f"{what} is {value!r:.40}; it must be a string")
+    size = len(value.encode())
+    if size > MAX_TEXT_BYTES:
+        raise BadFrame(
+            Code.BAD_OPTION,
+            f"{what} has {size} bytes; at most {MAX_TEXT_BYTES} are taken",
+        )
+    # SQLite's JSON, by which the log is read, would end the text there.
+    if "\0" in value:
+        raise BadFrame(Code.BAD_OPTION, f"{what} holds U+0000; leave it out")
+    return value
+
+
+def _answered(options: dict[str, Any]) -> int | None:
+    seq = options.get("seq")
+    if seq is None or (is_natural(seq) and seq > 0):
+        return seq
+    raise BadFrame(
+        Code.BAD_OPTION, f"seq is {seq!r:.40}; it must be a record's seq, from 1"
+    )
+
+
 def check_batch(uids: Sequence[object], max_batch: int) -> None:
     """Refuse more uids than a frame may carry."""
     if len(uids) > max_batch:
@@ -197,13 +309,14 @@ def _bad_conn() -> BadFrame:
     )
 
 
-def options_of(frame: Frame) -> dict[str, Any]:
-    """The options of an event; none if there are none, or nil in their place."""
-    options = frame[2] if len(frame) > 2 else None
+def options_of(frame: Frame, place: int = 2) -> dict[str, Any]:
+    """The options of a frame; none if there are none, or nil in their place."""
+    options = frame[place] if len(frame) > place else None
     if options is None:
         return {}
     if type(options) is not dict:
-        raise BadFrame(Code.BAD_FRAME, "the third element is a map of options")
+        nth = "third" if place == 2 else "fourth"
+        raise BadFrame(Code.BAD_FRAME, f"the {nth} element is a map of options")
     return options
 
 

@@ -21,6 +21,10 @@ from liveness.core.frames import (
     one_conn,
     options_of,
     parse_ack,
+    parse_after,
+    parse_cancel,
+    parse_done,
+    parse_fail,
     parse_hello,
     parse_login,
     parse_logout,
@@ -50,6 +54,7 @@ REFUSED_WINDOW_S: Final = 10.0
 
 _SIGNS: Final = {KEEPALIVE: EVENT_NUMBER[KEEPALIVE], MESSAGE: EVENT_NUMBER[MESSAGE]}
 _EVENTS: Final = frozenset({LOGIN, LOGOUT, KEEPALIVE, MESSAGE})
+_TIMERS: Final = frozenset({"after", "cancel", "done", "fail"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +186,11 @@ class Link:
             return self.hello
         if type(name) is not str:
             raise BadFrame(Code.BAD_FRAME, "a frame begins with its name, a string")
-        if name in _EVENTS and self.hello.role == WATCHER:
+        if self.hello.role == WATCHER and (name in _EVENTS or name in _TIMERS):
+            what = "events" if name in _EVENTS else "timers"
             raise BadFrame(
                 Code.BAD_FRAME,
-                "a watcher sends no events; say hello with role gateway to send them",
+                f"a watcher sends no {what}; say hello with role gateway to send them",
             )
         event = _SIGNS.get(name)
         if event is not None:
@@ -202,6 +208,14 @@ class Link:
                 return parse_ping(frame)
             case "list":
                 return ListSessions()
+            case "after":
+                return parse_after(frame)
+            case "cancel":
+                return parse_cancel(frame)
+            case "done":
+                return parse_done(frame)
+            case "fail":
+                return parse_fail(frame)
             case "ack" if self.hello.ack:
                 return parse_ack(frame, self.n)
             case "ack":

@@ -1,8 +1,8 @@
 """The vocabulary: what a link asks for, and what is decided.
 
 A *request* is one frame of a gateway or watcher, checked and with every default
-filled in. A *record* is one decision about a session, in the one shape that it
-keeps everywhere: on the socket, in the log, on a terminal.
+filled in. A *record* is one decision about a session or a timer, in the one shape
+that it keeps everywhere: on the socket, in the log, on a terminal.
 
 Records are named tuples, not dataclasses: a mass offline makes a hundred thousand
 of them at once, and building a frozen dataclass of this width costs five times as
@@ -23,8 +23,9 @@ Uid: TypeAlias = str | int
 ONLINE: Final = "online"
 OFFLINE: Final = "offline"
 MOVED: Final = "moved"
+TIMER: Final = "timer"
 GAP: Final = "gap"
-KINDS: Final = (ONLINE, OFFLINE, MOVED)
+KINDS: Final = (ONLINE, OFFLINE, MOVED, TIMER)
 
 SILENCE: Final = "silence"
 LOGOUT: Final = "logout"
@@ -284,6 +285,38 @@ class ListSessions:
 
 
 @dataclass(frozen=True, slots=True)
+class After:
+    """A timer: fire `key` in `seconds`, instead of a live one of that key."""
+
+    key: str
+    seconds: float
+    payload: str | None
+    ext: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End the live timer of a key, or all that share an `ext`; one of both is None."""
+
+    key: str | None
+    ext: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a timer's run: done or failed, and if so for good (`final`).
+
+    `seq` is the record that is answered; None: the latest run of that key.
+    """
+
+    key: str
+    is_done: bool
+    message: str | None
+    final: bool
+    seq: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """A frame, or the link itself, is refused."""
 
@@ -310,5 +343,16 @@ class Refusal:
 
 
 Request: TypeAlias = (
-    Hello | SignsOfLife | Login | Logout | Ack | Ping | Where | ListSessions | Refusal
+    Hello
+    | SignsOfLife
+    | Login
+    | Logout
+    | Ack
+    | Ping
+    | Where
+    | ListSessions
+    | After
+    | Cancel
+    | Answer
+    | Refusal
 )

@@ -75,7 +75,7 @@ def test_a_hello_fills_in_what_a_gateway_leaves_out() -> None:
 def test_a_watcher_gets_all_kinds_unless_it_says_otherwise() -> None:
     hello = link_of(["hello", {"protocol": 1, "name": "w", "role": "watcher"}]).hello
     assert hello is not None
-    assert hello.kinds == {"online", "offline", "moved"}
+    assert hello.kinds == {"online", "offline", "moved", "timer"}
 
 
 def test_a_link_is_introduced_only_by_a_good_hello() -> None:
@@ -288,15 +288,26 @@ def test_a_closed_link_gives_nothing() -> None:
 
 
 names = st.sampled_from(
-    ["hello", "login", "logout", "keepalive", "message", "ack", "ping", "where", "list"]
-)
+    [
+        "hello", "login", "logout", "keepalive", "message", "ack", "ping", "where",
+        "list", "after", "cancel", "done", "fail",
+    ]
+)  # fmt: skip
 options = st.dictionaries(
-    st.sampled_from(["conn", "timeout", "age", "protocol", "name", "kinds", "after"]),
+    st.sampled_from(
+        [
+            "conn", "timeout", "age", "protocol", "name", "kinds", "after", "key",
+            "payload", "ext", "final", "seq",
+        ]
+    ),
     values,
     max_size=3,
-)
-likely = st.tuples(
-    names, st.one_of(values, uids, st.lists(uids | no_uids, max_size=4)), options
+)  # fmt: skip
+likely = st.one_of(
+    st.tuples(
+        names, st.one_of(values, uids, st.lists(uids | no_uids, max_size=4)), options
+    ),
+    st.tuples(names, uids, values, options),
 ).map(list)
 
 

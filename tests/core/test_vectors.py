@@ -173,6 +173,16 @@ def meaning(request: records.Request) -> dict[str, Any]:
             return {"frame": "ping", "x": request.payload}
         case records.ListSessions():
             return {"frame": "list"}
+        case records.After():
+            return {"frame": "after", **asdict(request)}
+        case records.Cancel():
+            return {"frame": "cancel", **asdict(request)}
+        case records.Answer(key, is_done=True):
+            said = {"message": request.message, "seq": request.seq}
+            return {"frame": "done", "key": key, **said}
+        case records.Answer(key):
+            said = {"message": request.message, "seq": request.seq}
+            return {"frame": "fail", "key": key, **said, "final": request.final}
         case _:
             raise AssertionError(f"no vector means {request}")
 
@@ -196,7 +206,7 @@ def exact(value: object) -> str:
 
 
 def same_durations(frame: dict[str, Any]) -> dict[str, Any]:
-    durations = {"timeout", "age", "ping"} & frame.keys()
+    durations = {"timeout", "age", "ping", "seconds"} & frame.keys()
     return frame | {
         key: float(frame[key]) for key in durations if frame[key] is not None
     }
