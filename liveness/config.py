@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from liveness.core.timers import LADDER, Ladder
 from liveness.errors import ConfigError
 
 # `sockaddr_un.sun_path` is 108 bytes on Linux, the last of them a NUL.
@@ -62,6 +63,22 @@ def _split_address(address: str) -> tuple[str, int]:
     if not (is_whole and port.isascii() and port.isdigit() and int(port[:6]) <= 65535):
         raise ValueError("it must be HOST:PORT, the port 0 to 65535 (0: any free one)")
     return bare, int(port)
+
+
+def _waits_ms(text: str) -> tuple[int, ...]:
+    return tuple(round(float(wait) * 1000) for wait in text.split(","))
+
+
+def _are_waits(text: str) -> None:
+    try:
+        waits_ms = _waits_ms(text)
+        is_good = all(1_000 <= wait <= 86_400_000 for wait in waits_ms)
+    except (ValueError, OverflowError):
+        is_good = False
+    if not is_good or len(waits_ms) > 100:
+        raise ValueError(
+            "it must be 1 to 100 numbers from 1 to 86400, seconds, separated by commas"
+        )
 
 
 def _is_on_loopback(address: str) -> None:
@@ -249,6 +266,51 @@ class LimitSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimerSettings:
+    """How timers are tried, and how many there may be."""
+
+    run_timeout_s: float = field(
+        default=LADDER.run_ms / 1000,
+        metadata=_about("time a gateway has to answer a timer", (1, 86_400), "seconds"),
+    )
+    retries: str = field(
+        default=",".join(f"{wait_ms // 1000}" for wait_ms in LADDER.waits_ms),
+        metadata=_about(
+            "waits before each further attempt of a timer that failed",
+            unit="1 to 100 numbers from 1 to 86400, seconds, separated by commas",
+            check=_are_waits,
+        ),
+    )
+    max_live: int = field(
+        default=20_000_000,
+        metadata=_about(
+            "most timers that are pending or fired", (1, 1_000_000_000), "timers"
+        ),
+    )
+    max_loaded: int = field(
+        default=1_000_000,
+        metadata=_about(
+            "most timers of the coming hour that are in memory",
+            (10_000, 10_000_000),
+            "timers",
+        ),
+    )
+    max_ended: int = field(
+        default=10_000_000,
+        metadata=_about(
+            "ended timers above which the oldest go before the retention",
+            (0, 1_000_000_000),
+            "timers",
+        ),
+    )
+
+    @property
+    def ladder(self) -> Ladder:
+        """How the attempts of a timer follow each other."""
+        return Ladder(round(self.run_timeout_s * 1000), _waits_ms(self.retries))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Everything an operator may set. Read once; units are in the names.
 
@@ -283,6 +345,7 @@ class Config:
     http: HttpSettings = HttpSettings()
     state: StateSettings
     logging: LoggingSettings = LoggingSettings()
+    timers: TimerSettings = TimerSettings()
     limits: LimitSettings = LimitSettings()
 
     def __post_init__(self) -> None:

@@ -70,6 +70,7 @@ class Counts:
     """What is counted outside the core. One object, made once, passed to its users."""
 
     lateness: dict[str, Histogram] = field(default_factory=_lateness)
+    timer_lateness: Histogram = field(default_factory=lambda: Histogram(LATENESS_S))
     commits: Histogram = field(default_factory=lambda: Histogram(COMMIT_S))
     refused: Counter[str] = field(
         default_factory=lambda: Counter(dict.fromkeys((code.value for code in Code), 0))
@@ -108,6 +109,9 @@ class Now:
     log_pending: int
     log_bytes: int
     feed_watchers: int
+    timers: dict[str, int]
+    timers_loaded: int
+    timer_attempts: dict[str, int]
     version: str
     wheel: str
 
@@ -198,6 +202,25 @@ class Collector:
         )
         yield GaugeMetricFamily(
             "liveness_feed_watchers", "Readers of everyone's feed.", now.feed_watchers
+        )
+        yield _gauge("timers", "Timers in the table.", "state", now.timers)
+        yield GaugeMetricFamily(
+            "liveness_timers_loaded",
+            "Timers in memory, those of the coming hour.",
+            now.timers_loaded,
+        )
+        lateness = HistogramMetricFamily(
+            "liveness_timer_lateness_seconds",
+            "From a timer's due moment to its firing.",
+        )
+        late = counts.timer_lateness
+        lateness.add_metric([], late.cumulative(), late.sum)
+        yield lateness
+        yield _counter(
+            "timer_attempts",
+            "Runs of timers that ended, and answers that came too late.",
+            "result",
+            now.timer_attempts,
         )
         yield InfoMetricFamily(
             "liveness_build",

@@ -21,7 +21,7 @@ from liveness.bench.verdict import p99_ms
 from liveness.build import Wheel
 from liveness.core.decisions import Decisions
 from liveness.core.presence import Presence
-from liveness.core.records import Instant, Login
+from liveness.core.records import Instant, Login, Record
 from liveness.service.engine import (
     FIRE_PER_PASS,
     LEAST_SLEEP_S,
@@ -161,6 +161,7 @@ class _Day:
         took_s = time.perf_counter() - began
         self.longest_s = max(self.longest_s, took_s)
         for record in changes.records:
+            assert isinstance(record, Record)
             if record.uid in self._due:
                 due = self._due.pop(record.uid)
                 self._late.append((due, now + took_s - due))

@@ -4,7 +4,7 @@ Records, and the effect they have on what is kept beside the log, gather here an
 taken together, so that one pass over all links becomes one batch for the disk.
 """
 
-from liveness.core.records import Changes, Record
+from liveness.core.records import Changes, Logged
 
 
 class Decisions:
@@ -18,7 +18,7 @@ class Decisions:
         self.next_seq = next_seq
         self.changes = Changes()
 
-    def record(self, record: Record, *, due: float = 0.0) -> None:
+    def record(self, record: Logged, *, due: float = 0.0) -> None:
         """Add a record, whose seq is `next_seq`.
 
         Args:

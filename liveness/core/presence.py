@@ -34,6 +34,7 @@ from liveness.core.records import (
     Uid,
 )
 from liveness.core.table import OWN_TIMEOUT, RENEWED, Entry
+from liveness.core.turns import in_turns
 from liveness.core.wheel import Wheel
 
 # Why an event changed nothing, as `liveness_events_ignored_total{why}` shows it.
@@ -188,18 +189,7 @@ class Presence:
             return 0
         self._turn = (self._turn + 1) % len(waiting)
         waiting = waiting[self._turn :] + waiting[: self._turn]
-        judged = 0
-        while waiting and judged < limit:
-            share = max(1, (limit - judged) // len(waiting))
-            may_have_more = []
-            for gateway in waiting:
-                taken = self._judge(gateway, at, min(share, limit - judged))
-                judged += taken
-                if taken == share:
-                    may_have_more.append(gateway)
-            # What some leave of their share, the others use.
-            waiting = may_have_more
-        return judged
+        return in_turns(waiting, limit, lambda one, most: self._judge(one, at, most))
 
     def lose(self, gateway: Gateway, place: int, at: Instant, *, limit: int) -> int:
         """End the sessions of a gateway that came back without them, in bounded steps.

@@ -14,8 +14,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from liveness.core.timers import Order
 from liveness.errors import Code
 
 Uid: TypeAlias = str | int
@@ -99,6 +100,30 @@ class Record(NamedTuple):
         return shown
 
 
+class TimerRecord(NamedTuple):
+    """A timer came due: one run of it begins."""
+
+    seq: int
+    kind: str
+    gateway: str
+    key: str
+    payload: str | None
+    ext: str | None
+    due: int
+    attempt: int
+    at: int
+
+    @property
+    def from_gateway(self) -> None:
+        """A timer stays with its gateway."""
+        return None
+
+    def as_map(self) -> dict[str, object]:
+        """The record as the wire and every outlet show it: absent keys left out."""
+        shown: dict[str, object] = self._asdict()
+        return {key: value for key, value in shown.items() if value is not None}
+
+
 class Gap(NamedTuple):
     """Records `first` to `until - 1` are no longer kept; made for one reader."""
 
@@ -127,6 +152,21 @@ class Gap(NamedTuple):
         }
 
 
+# What the log holds.
+Logged: TypeAlias = Record | TimerRecord
+
+
+def logged(fields: Sequence[Any]) -> Logged:
+    """Make a record of its fields, as the log has them.
+
+    Raises:
+        TypeError: They are not those of a record.
+    """
+    if len(fields) > 1 and fields[1] == TIMER:
+        return TimerRecord._make(fields)
+    return Record._make(fields)
+
+
 class OnlineRow(NamedTuple):
     """What is kept on disk of one session, so that a restart forgets nobody."""
 
@@ -145,24 +185,26 @@ Stopped: TypeAlias = tuple[int, float, float, float, int]
 
 @dataclass(slots=True)
 class Changes:
-    """What one pass decided: for the log, and for the set of those online."""
+    """What one pass decided: for the log, for those online, and for timers."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[Logged] = field(default_factory=list)
     # Beside each record the monotonic moment it was due at, for the lateness of
     # later stages; 0.0 where silence decided nothing.
     due: list[float] = field(default_factory=list)
     # The net effect on the sessions kept: a row to keep, or None for one to forget.
     online: dict[int, OnlineRow | None] = field(default_factory=dict)
-    ends: int = 0  # how many of the records end a session
+    # What is asked of timers, in order.
+    orders: list[Order] = field(default_factory=list)
+    ends: int = 0  # how many of the records end a session, or begin a timer's run
 
     @property
     def weight(self) -> int:
         """How much this adds to what waits for the disk: in records, at least one."""
-        return max(len(self.records), len(self.online), 1)
+        return max(len(self.records), len(self.online), len(self.orders), 1)
 
     def __bool__(self) -> bool:
         """Whether there is anything to write."""
-        return bool(self.records or self.online)
+        return bool(self.records or self.online or self.orders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

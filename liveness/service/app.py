@@ -27,6 +27,7 @@ from liveness.core.decisions import Decisions
 from liveness.core.link import LinkLimits
 from liveness.core.presence import Presence
 from liveness.core.records import GATEWAY, WATCHER
+from liveness.core.timetable import RING_S, RING_SLOTS, Timetable
 from liveness.errors import StartError
 from liveness.metrics import Collector, Counts, GatewayNow, Now
 from liveness.service import stopfile
@@ -41,6 +42,7 @@ from liveness.service.listener import accept_links
 from liveness.service.outbox import Delivery, OutboxLimits
 from liveness.service.sockets import listening
 from liveness.service.store import Batch, Store
+from liveness.service.timekeeper import keep_time
 
 # After a long absence, a restart or a lost link a gateway gets time to send what it
 # collected: a second within which it reconnects, and a flush interval, itself at most
@@ -87,9 +89,10 @@ class Sidecar:
             store, clock=clock, counts=self.counts, published=self._published
         )
         settle = RECONNECT_S + min(config.flush, MOST_FLUSH_S)
+        decided = Decisions(self.journal.durable_seq + 1)
         self.presence = Presence(
             Wheel(timeout=config.timeout_s, slots=config.slots),
-            decided=Decisions(self.journal.durable_seq + 1),
+            decided=decided,
             timeout=config.timeout_s,
             gateway_hold=limits.gateway_hold_s,
             settle=settle,
@@ -100,6 +103,16 @@ class Sidecar:
             settle=settle,
             patience=limits.gateway_hold_s,
         )
+        self.timetable = Timetable(
+            _ring,
+            decided,
+            at=clock.instant(attended.now, clock.mono()),
+            next_id=store.timers.next_id(),
+            states=store.timers.states(),
+            ladder=config.timers.ladder,
+            max_live=config.timers.max_live,
+            max_loaded=config.timers.max_loaded,
+        )
         link_limits = LinkLimits(
             max_frame_bytes=limits.max_frame_bytes,
             max_batch=limits.max_batch,
@@ -107,6 +120,7 @@ class Sidecar:
         )
         self.engine = Engine(
             self.presence,
+            self.timetable,
             attended=attended,
             clock=clock,
             journal=self.journal,
@@ -124,6 +138,7 @@ class Sidecar:
                 timeout=config.timeout_s,
                 flush=config.flush,
                 window=limits.window,
+                run_timeout=config.timers.run_timeout_s,
                 limits=link_limits,
             ),
         )
@@ -160,8 +175,11 @@ class Sidecar:
                     self.journal.trim,
                     retention_s=self.config.state.retention_s,
                     most_bytes=self.config.state.retention_bytes,
+                    most_ended=self.config.timers.max_ended,
+                    forgot=self.timetable.forgot,
                 )
             )
+            nursery.start_soon(keep_time, self.engine, self._store)
             for door, sock in doors.items():
                 nursery.start_soon(self._serve_http, door, sock, stop.wait)
             async with trio.open_nursery() as links:
@@ -255,6 +273,10 @@ class Sidecar:
 
     def _published(self, batch: Batch) -> None:
         self.feed.publish(batch)
+        if batch.settlement is not None:
+            unfinished = set(map(id, batch.unfinished))
+            over = [order for order in batch.orders if id(order) not in unfinished]
+            self.timetable.settled(over, batch.settlement)
         self.engine.written()
 
     # --- HTTP -----------------------------------------------------------------
@@ -325,6 +347,9 @@ class Sidecar:
             log_pending=journal.pending,
             log_bytes=journal.log_bytes,
             feed_watchers=engine.linked(WATCHER),
+            timers=dict(self.timetable.states),
+            timers_loaded=self.timetable.loaded,
+            timer_attempts=dict(self.timetable.results),
             version=__version__,
             wheel=WHEEL,
         )
@@ -356,7 +381,7 @@ async def serve(config: Config) -> None:
         )
         # The state's lock comes first: of two that start at once only one gets to
         # look for stale sockets.
-        store = Store(config.state.dir)
+        store = Store(config.state.dir, config.timers.ladder)
         stack.callback(store.close)
         listener = stack.enter_context(listening(config.socket.path, name="gateway"))
         admin = stack.enter_context(listening(config.socket.admin_path, name="admin"))
@@ -367,6 +392,11 @@ async def serve(config: Config) -> None:
             sidecar = Sidecar(config, store, Clock())
             sidecar.restore()
         await sidecar.run(signals, listener, {"http": http, "admin": admin})
+
+
+def _ring(mono: float) -> Wheel:
+    """The wheel that timers are on."""
+    return Wheel(timeout=RING_S, slots=RING_SLOTS, now=mono)
 
 
 def _listening_on(host: str, port: int) -> socket.socket:

@@ -22,6 +22,9 @@ from liveness.core.records import (
     EVENTS,
     GATEWAY,
     Ack,
+    After,
+    Answer,
+    Cancel,
     Hello,
     Instant,
     ListSessions,
@@ -33,6 +36,7 @@ from liveness.core.records import (
     SignsOfLife,
     Where,
 )
+from liveness.core.timetable import Due, Timetable
 from liveness.errors import Code
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
@@ -103,7 +107,8 @@ class Engine:
     """Applies what links ask for, and decides who is offline.
 
     Args:
-        presence: The core.
+        presence: The core, as far as users go.
+        timetable: The core, as far as timers go.
         attended: Its clock.
         clock: The real clocks.
         journal: Where decisions go.
@@ -115,6 +120,7 @@ class Engine:
     def __init__(
         self,
         presence: Presence,
+        timetable: Timetable,
         *,
         attended: AttendedClock,
         clock: Clock,
@@ -124,9 +130,12 @@ class Engine:
         greeter: Greeter,
     ) -> None:
         self.presence = presence
+        self.timetable = timetable
         self.links: dict[int, SocketLink] = {}
         self.wanted = Wake()  # rung when a turn is wanted before it is due
+        self.timers_wanted = Wake()  # rung when some came due, or are to be loaded
         self.turned_at = clock.mono()
+        self._turns_at = self.turned_at  # the next turn, unless one is wanted before
         self.all_closed = trio.Event()  # after the farewell
         self._is_stopping = False
         self._attended = attended
@@ -250,6 +259,7 @@ class Engine:
             has_more |= self._read_links(now)
         # Also a hello that was read just now: it waits for its welcome.
         has_more |= bool(self._losing) and not self._waits_for_disk
+        self._call_timers(mono)
         judged = 0
         if not self._attended.stands:
             judged = presence.fire(self._instant(now), limit=self._fire_limit())
@@ -267,6 +277,45 @@ class Engine:
         """Note that a commit is done; go on, if that was waited for."""
         if self._waits_for_disk or self._is_behind:
             self.wanted.ring()
+        self.loaded_timers()
+
+    # --- timers ---------------------------------------------------------------
+
+    @property
+    def may_fire_timers(self) -> bool:
+        """Whether the disk keeps up with what has been decided already."""
+        return self._journal.pending_ends < self._limits.pause_firing
+
+    def loaded_timers(self) -> None:
+        """Note that there are others on the ring: one may come before the next turn."""
+        if self.timetable.next_due() < self._turns_at:
+            self.wanted.ring()
+
+    def judge_timers(self, rows: list[Due]) -> None:
+        """Fire those in hand, or end their runs, as the table has them."""
+        at = self._instant(self._attended.now)
+        lateness = self.timetable.judge(rows, at, self._handed)
+        for seconds in lateness:
+            self._counts.timer_lateness.observe(seconds)
+        self._hand_over()
+
+    def _handed(self, gateway: str) -> int:
+        """The seq up to which a gateway was handed its records."""
+        link = self._named.get((GATEWAY, gateway))
+        cursor = self._journal.cursors.get((GATEWAY, gateway))
+        if link is not None and link.outbox.position is not None:
+            position = link.outbox.position
+        elif cursor is not None:
+            position = cursor.seq
+        else:
+            return self._journal.durable_seq  # a name that is not known any more
+        # What is not kept any more will not be handed to anybody.
+        return max(position, self._journal.first - 1)
+
+    def _call_timers(self, mono: float) -> None:
+        self.timetable.advance(mono)
+        if self.timetable.has_due or self.timetable.wants_filling:
+            self.timers_wanted.ring()
 
     def drain(self) -> bool:
         """At a stop: read every link once; return whether all were read empty."""
@@ -295,6 +344,9 @@ class Engine:
             wait = HELD_SLEEP_S
         else:
             wait = min(self.presence.wheel.next_due() - now, MOST_SLEEP_S)
+            wait = min(wait, self.timetable.next_due() - mono)
+            if self.timetable.has_due:
+                wait = min(wait, GATHER_S)
             if self._ready or self.presence.due_gateways():
                 wait = min(wait, HELD_SLEEP_S)
             is_lively = bool(self._lively) or (self._is_behind and bool(self._ready))
@@ -304,7 +356,8 @@ class Engine:
                 wait = min(wait, GATHER_S)
             wait = max(wait, LEAST_SLEEP_S)
         self._asked = wait
-        return mono + wait
+        self._turns_at = mono + wait
+        return self._turns_at
 
     def _read_links(self, now: float) -> bool:
         """Read those that are ready or wanted; return whether one has more."""
@@ -413,6 +466,13 @@ class Engine:
                 self.presence.logout(gateway, request, at)
             case Ack():
                 self._acknowledge(link, request, at)
+            case After():
+                if not self.timetable.after(self._name(link), request, at):
+                    self._refuse(link, self._one_timer_too_many(link))
+            case Cancel():
+                self.timetable.cancel(self._name(link), request, at)
+            case Answer():
+                self.timetable.answer(self._name(link), request, at)
             case Ping():
                 link.outbox.reply(["pong", request.payload], mark=self._mark())
             case Where():
@@ -431,6 +491,24 @@ class Engine:
                 self._refuse(link, request)
             case never:
                 assert_never(never)
+
+    @staticmethod
+    def _name(link: SocketLink) -> str:
+        assert link.gateway is not None
+        return link.gateway.name
+
+    @staticmethod
+    def _one_timer_too_many(link: SocketLink) -> Refusal:
+        # Not counted with the refusals for which a link is closed: it is no fault of the
+        # gateway, whose users need the link.
+        return Refusal(
+            Code.TOO_MANY_TIMERS,
+            "there are as many timers as timers.max_live allows; ask again once some "
+            "have ended, or raise it",
+            link.conversation.n,
+            fatal=False,
+            frame="after",
+        )
 
     def _mark(self) -> int:
         """The mark at which all that was decided so far will be on disk."""

@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from liveness.core.records import Gap, Record
+from liveness.core.records import Gap, Logged
 from liveness.core.wire import encode
 from liveness.service.journal import Journal
 from liveness.service.store import Batch, Wanted
@@ -26,7 +26,7 @@ class Entry:
 
     __slots__ = ("_encoded", "due", "record")
 
-    def __init__(self, record: Record | Gap, due: float = 0.0) -> None:
+    def __init__(self, record: Logged | Gap, due: float = 0.0) -> None:
         self.record = record
         self.due = due
         self._encoded: bytes | None = None
@@ -116,7 +116,9 @@ class Feed:
             if wanted.gateway is not None:
                 entries = commit.by_gateway.get(wanted.gateway, [])
             for entry in entries:
-                if entry.record.seq > after and entry.record.kind in wanted.kinds:
+                record = entry.record
+                assert not isinstance(record, Gap)  # they are made for one reader
+                if record.seq > after and wanted.wants(record):
                     yield entry
 
 

@@ -19,6 +19,7 @@ class Greeter:
         timeout: The server's silence timeout, in seconds.
         flush: How long a gateway may collect signs of life, in seconds.
         window: Records that may be in flight on a link.
+        run_timeout: How long a timer's run may take, in seconds.
         limits: What a link may send.
     """
 
@@ -30,6 +31,7 @@ class Greeter:
         timeout: float,
         flush: float,
         window: int,
+        run_timeout: float,
         limits: LinkLimits,
     ) -> None:
         self.limits = limits
@@ -38,6 +40,7 @@ class Greeter:
         self._timeout = timeout
         self._flush = flush
         self._window = window
+        self._run_timeout = run_timeout
 
     def greet(self, link: SocketLink, hello: Hello, *, newest: int) -> None:
         """Say welcome, once the name's position is stored.
@@ -63,7 +66,11 @@ class Greeter:
             self._feed,
             role=hello.role,
             name=hello.name,
-            wanted=Wanted(None if is_all else hello.name, hello.kinds),
+            wanted=Wanted(
+                None if is_all else hello.name,
+                hello.kinds,
+                runs=hello.name if hello.role == GATEWAY else None,
+            ),
             position=position,
             follows=hello.after is None and not is_all,
         )
@@ -97,5 +104,6 @@ class Greeter:
                 "max_batch": self.limits.max_batch,
                 "max_frame": self.limits.max_frame_bytes,
                 "window": self._window,
+                "run_timeout": self._run_timeout,
             },
         ]

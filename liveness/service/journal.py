@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from liveness.core.records import Changes
+from liveness.core.timers import Drop
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
 from liveness.service.store import Batch, CursorRow, Store
@@ -66,6 +67,10 @@ class Journal:
         self.log_bytes = store.log_bytes()
         self.mark = 0
         self.durable_mark = 0
+        self._gathered_mark = 0
+        # Cancels that were too much for the last transaction. They come first in the
+        # next one, and until they are done no mark is reached.
+        self._unfinished: list[Drop] = []
         self.linked: set[tuple[str, str]] = set()
         self._clock = clock
         self._counts = counts
@@ -132,11 +137,25 @@ class Journal:
                     while not self._is_urgent:
                         await self._wake.wait()
             self._is_urgent = False
-            while self._waiting or self._dirty:
+            while self._waiting or self._dirty or self._unfinished:
                 await self._commit(self._gather())
 
-    async def trim(self, *, retention_s: float, most_bytes: int) -> None:
-        """Keep the log within its retention, in small steps, for ever."""
+    async def trim(
+        self,
+        *,
+        retention_s: float,
+        most_bytes: int,
+        most_ended: int,
+        forgot: Callable[[dict[str, int]], None],
+    ) -> None:
+        """Keep the log and ended timers within the retention, in steps, for ever.
+
+        Args:
+            retention_s: Seconds.
+            most_bytes: Bytes of records above which the oldest go before that.
+            most_ended: Ended timers above which the oldest go.
+            forgot: Told how many timers of each state went.
+        """
         while True:
             now_ms = self._clock.wall_ms()
             oldest_ms = now_ms - round(retention_s * 1000)
@@ -156,6 +175,12 @@ class Journal:
                     idle_ms=oldest_ms,
                 )
                 is_behind = await trio.to_thread.run_sync(step, limiter=self._writer)
+                timers = partial(
+                    self.store.trim_timers, oldest_ms=oldest_ms, most=most_ended
+                )
+                gone = await trio.to_thread.run_sync(timers, limiter=self._writer)
+                forgot(gone)
+                is_behind |= bool(gone)
                 await self._after_trim(idle_ms=oldest_ms)
             except sqlite3.Error as error:
                 # The writer meets the same fault at its next commit and reports it;
@@ -180,19 +205,21 @@ class Journal:
         self._wake.ring()
 
     def _gather(self) -> Batch:
-        batch = Batch(mark=self.durable_mark)
+        batch = Batch(mark=self._gathered_mark, orders=[*self._unfinished])
         while self._waiting:
-            if batch.records and (
-                len(batch.records) + len(self._waiting[0].records) > COMMIT_RECORDS
+            if batch.weight and (
+                batch.weight + self._waiting[0].weight > COMMIT_RECORDS
             ):
                 break
             changes = self._waiting.popleft()
             batch.records += changes.records
+            batch.orders += changes.orders
             batch.due += changes.due
             batch.weight += changes.weight
             batch.ends += changes.ends
             batch.online.update(changes.online)
             batch.mark += 1
+        self._gathered_mark = batch.mark
         batch.cursors = {key: self.cursors[key] for key in self._dirty}
         self._dirty.clear()
         return batch
@@ -229,7 +256,9 @@ class Journal:
         self._is_written(batch)
 
     def _is_written(self, batch: Batch) -> None:
-        self.durable_mark = batch.mark
+        self._unfinished = batch.unfinished
+        if not self._unfinished:
+            self.durable_mark = batch.mark
         self.pending -= batch.weight
         self.pending_ends -= batch.ends
         if batch.records:

@@ -105,6 +105,11 @@ class Outbox:
         return len(self._unacked)
 
     @property
+    def position(self) -> int | None:
+        """Up to which seq records were handed over; None before the welcome."""
+        return None if self._cursor is None else self._cursor.position
+
+    @property
     def is_unread(self) -> bool:
         """Whether the other side leaves more replies unread than it may."""
         return self._is_blocked and self.is_full

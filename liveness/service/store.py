@@ -3,7 +3,8 @@
     log       what was decided, in order: a row a page of records of one commit
     online    whose session is open: the log's effect, changed with it
     cursors   how far each gateway and watcher has acknowledged
-    meta      the log's id, the schema's version
+    timers    what is to come due (`timertable`), changed with the log as well
+    meta      the log's id and size, the schema's version
 
 `uid` columns are ANY in STRICT tables: any other type would make one user of `7` and
 `"7"`. Up to `PAGE_RECORDS` rows are one statement through `json_each`, not
@@ -22,24 +23,27 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from liveness.core.records import (
     GATEWAY,
+    TIMER,
+    Logged,
     OnlineRow,
-    Record,
+    logged,
 )
+from liveness.core.timers import LADDER, Drop, Ladder, Order, Settlement
 from liveness.core.wire import decode, encode
 from liveness.errors import StartError, StateError
+from liveness.service import timertable
+from liveness.service.timertable import TimerTable, cut
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 DATABASE: Final = "liveness.db"
-
-_Row = TypeVar("_Row")
 
 # A reader of the log is given pages; a page looks at no more rows than this, so that
 # one who is concerned by few does not hold the file for long.
@@ -70,7 +74,17 @@ create table cursors (
     role text not null, name text not null, seq integer not null,
     used integer not null, timeout real, primary key (role, name)
     ) strict, without rowid;
-insert into meta values ('schema', {SCHEMA});
+{timertable.TABLES}
+insert into meta values ('schema', {SCHEMA}), ('bytes', 0);
+"""
+
+# Timers came, and with them the size of the log alone.
+_FROM_SCHEMA_2: Final = f"""
+begin immediate;
+{timertable.TABLES}
+update meta set value = {SCHEMA} where key = 'schema';
+insert into meta select 'bytes', coalesce(sum(length(records)), 0) from log;
+commit;
 """
 
 
@@ -90,6 +104,8 @@ _PUT_CURSORS: Final = (
     f"insert or replace into cursors select {_from_json(5)} from json_each(?)"
 )
 
+
+_GROW: Final = "update meta set value = value + ? where key = 'bytes'"
 
 _FOLLOW: Final = """
 update cursors set seq = :last
@@ -119,25 +135,34 @@ class CursorRow(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """What one transaction writes."""
+    """What one transaction writes, and what it has made of orders."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[Logged] = field(default_factory=list)
     due: list[float] = field(default_factory=list)
     online: dict[int, OnlineRow | None] = field(default_factory=dict)
     cursors: dict[tuple[str, str], CursorRow] = field(default_factory=dict)
+    orders: list[Order] = field(default_factory=list)
+    settlement: Settlement | None = None
+    unfinished: list[Drop] = field(default_factory=list)
     mark: int = 0
     weight: int = 0
     ends: int = 0
 
 
 class Wanted(NamedTuple):
-    """Which records concern a reader: of which gateway (None: all), of which kinds."""
+    """Which records concern a reader: of which gateway (None: all), of which kinds.
+
+    The timers of the gateway that reads are its to run, whatever else it wants.
+    """
 
     gateway: str | None
     kinds: frozenset[str]
+    runs: str | None = None
 
-    def wants(self, record: Record) -> bool:
+    def wants(self, record: Logged) -> bool:
         """Whether this record concerns the reader."""
+        if record.kind == TIMER and record.gateway == self.runs:
+            return True
         return record.kind in self.kinds and (
             self.gateway is None
             or self.gateway in (record.gateway, record.from_gateway)
@@ -149,13 +174,15 @@ class Store:
 
     Args:
         folder: The state directory; made, private, if it is missing.
+        ladder: How the attempts of a timer follow each other.
     Raises:
         StartError: It cannot be used, or another sidecar uses it.
         StateError: What lies in it is damaged, or of a newer version.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ladder: Ladder = LADDER) -> None:
         self.folder = folder
+        self.ladder = ladder
         self.path = folder / DATABASE
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -230,12 +257,16 @@ class Store:
             db.execute("insert into meta values ('log', ?)", [secrets.token_hex(8)])
             db.execute("commit")
         schema = self._meta("schema")
+        if schema == 2:
+            db.executescript(_FROM_SCHEMA_2)
+            schema = SCHEMA
         if schema != SCHEMA:
             raise StateError(
                 f"{self.path} has schema {schema}, this version reads {SCHEMA}; use "
                 "the version that wrote it, or another --state"
             )
         self.log = str(self._meta("log"))
+        self.timers = TimerTable(db)
 
     def _meta(self, key: str) -> object:
         row = self._db.execute("select value from meta where key = ?", [key]).fetchone()
@@ -265,7 +296,7 @@ class Store:
 
     def read(
         self, *, after: int, until: int, wanted: Wanted, limit: int
-    ) -> tuple[list[Record], int, int]:
+    ) -> tuple[list[Logged], int, int]:
         """Read a page of the log.
 
         Args:
@@ -278,8 +309,8 @@ class Store:
             oldest seq kept, as of the same snapshot.
         """
         until = min(until, after + SCAN_RECORDS)
-        records: list[Record] = []
-        with self._reading() as db:
+        records: list[Logged] = []
+        with self.reading() as db:
             db.execute("begin")
             first = _first(db)
             pages = db.execute(
@@ -305,7 +336,7 @@ class Store:
         if gateway is not None:
             query += " where gateway = ?"
             values = [gateway]
-        with self._reading() as db:
+        with self.reading() as db:
             db.execute("begin")
             (seq,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
             rows = db.execute(query, values)
@@ -317,7 +348,8 @@ class Store:
             db.execute("rollback")
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Open a connection that only reads, until left."""
         with closing(self._connect()) as db:
             db.execute("pragma query_only = on")
             yield db
@@ -329,17 +361,29 @@ class Store:
         kept = [row for row in batch.online.values() if row is not None]
         gone = [session for session, row in batch.online.items() if row is None]
         cursors = [(*key, *row) for key, row in batch.cursors.items()]
-        pages = [_page(part) for part in _cut(batch.records, PAGE_RECORDS)]
+        pages = [_page(part) for part in cut(batch.records, PAGE_RECORDS)]
         with self._transaction() as db:
-            db.executemany("insert into log values (?, ?, ?, ?)", pages)
+            if pages:
+                db.executemany("insert into log values (?, ?, ?, ?)", pages)
+                db.execute(_GROW, [sum(len(page[-1]) for page in pages)])
+            if batch.orders:
+                batch.settlement, batch.unfinished = self.timers.settle(
+                    batch.orders, self.ladder
+                )
             changes: tuple[tuple[str, list[Any]], ...] = (
                 (_FORGET_ONLINE, gone),
                 (_PUT_ONLINE, kept),
                 (_PUT_CURSORS, cursors),
             )
             for statement, rows in changes:
-                for part in _cut(rows, PAGE_RECORDS):
+                for part in cut(rows, PAGE_RECORDS):
                     db.execute(statement, [json.dumps(part, ensure_ascii=False)])
+
+    def recorded_bytes(self) -> int:
+        """Bytes of the records kept: what the retention bounds."""
+        recorded = self._meta("bytes")
+        assert isinstance(recorded, int)
+        return recorded
 
     def log_bytes(self) -> int:
         """Bytes of the file in use, whatever for."""
@@ -349,6 +393,15 @@ class Store:
         )
         return int((pages - free) * size)
 
+    def trim_timers(self, *, oldest_ms: int, most: int) -> dict[str, int]:
+        """Take one small step towards as few ended timers as are to be kept.
+
+        Returns:
+            How many of each state were deleted; none if nothing is to do.
+        """
+        with self._transaction():
+            return self.timers.trim(oldest_ms=oldest_ms, most=most)
+
     def trim(self, *, oldest_ms: int, most_bytes: int, idle_ms: int) -> bool:
         """Take one small step towards the retention; return whether more is to do.
 
@@ -357,8 +410,10 @@ class Store:
         The newest page is always kept: it says which seq comes next.
         """
         db = self._db
-        is_full = self.log_bytes() > most_bytes
-        last, count, newest = 0, 0, dict[str, int]()
+        # The log alone: what timers take has a bound of its own, and must not take
+        # the log from those who read it.
+        is_full = self.recorded_bytes() > most_bytes
+        last, count, size, newest = 0, 0, 0, dict[str, int]()
         for page_last, young, page in db.execute(
             "select last, newest, records from log "
             "where last < (select max(last) from log) order by last"
@@ -370,7 +425,7 @@ class Store:
                     if name is not None:
                         newest[name] = record.seq
                 count += 1
-            last = page_last
+            last, size = page_last, size + len(page)
         with self._transaction():
             db.execute("delete from cursors where used < ?", [idle_ms])
             if not count:
@@ -391,6 +446,7 @@ class Store:
                 },
             )
             db.execute("delete from log where last <= ?", [last])
+            db.execute(_GROW, [-size])
         # As a script: `execute` stops after the first page that was given back.
         db.executescript(f"pragma incremental_vacuum({TRIM_PAGES})")
         return count >= TRIM_RECORDS
@@ -413,19 +469,15 @@ def _first(db: sqlite3.Connection) -> int:
     return 1 if row is None else int(row[0])
 
 
-def _page(records: list[Record]) -> tuple[int, int, int, bytes]:
+def _page(records: Sequence[Logged]) -> tuple[int, int, int, bytes]:
     """A row of the log: the last and the first seq, the newest stamp, the records."""
     newest = max(record.at for record in records)
     return records[-1].seq, records[0].seq, newest, encode(records)
 
 
-def _records(page: bytes) -> list[Record]:
+def _records(page: bytes) -> list[Logged]:
     try:
-        return [Record._make(fields) for fields in decode(page)]
+        return [logged(fields) for fields in decode(page)]
     except (ValueError, TypeError) as error:
         # SQLite has no checksums: damage within a page is met here first.
         raise sqlite3.DatabaseError(f"a page of the log is damaged: {error}") from error
-
-
-def _cut(rows: list[_Row], size: int) -> Iterator[list[_Row]]:
-    return (rows[at : at + size] for at in range(0, len(rows), size))

@@ -15,7 +15,7 @@ CORE = sorted((ROOT / "core").glob("*.py"))
 BESIDE = [ROOT / "errors.py"]  # importing the core runs it too
 
 MAY_IMPORT = {"__future__", "abc", "array", "bisect", "collections", "collections.abc"}
-MAY_IMPORT |= {"dataclasses", "enum", "itertools", "operator", "re", "typing"}
+MAY_IMPORT |= {"dataclasses", "enum", "itertools", "math", "operator", "re", "typing"}
 MAY_IMPORT |= {"liveness.errors"}
 MAY_IMPORT |= {f"liveness.core.{path.stem}" for path in CORE}
 ONLY_IN = {"msgpack": "wire.py"}

@@ -1,0 +1,306 @@
+"""Timers: the states they go through, and what takes them from one to the next.
+
+A timer is a row of a table, of which there may be far more than memory holds. What is
+asked of it (by its gateway, by the ring on which it comes due, by an operator) is an
+*order*. Whoever writes the table applies orders one after the other, in the order in
+which they came, to the rows they are about: that is a `Settlement`, made within the
+transaction that writes what has changed.
+
+    pending -> fired -> done                  it came due; its gateway did it
+       ^         |----> pending               it failed or did not answer: a retry
+       |         '----> failed                for good, or the ladder has no more steps
+       '-- retry of an operator
+    pending or fired -> cancelled, replaced   told so meanwhile
+
+Of the timers of one gateway with one key only the newest may be *live*: pending or
+fired. All times here are milliseconds of the timers' clock: wall time as of the
+start, and monotonic since (see `timetable`).
+
+Source: a table with states and a ladder of retries, as payment notifications have it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final, NamedTuple, TypeAlias
+
+PENDING: Final = "pending"
+FIRED: Final = "fired"
+DONE: Final = "done"
+FAILED: Final = "failed"
+CANCELLED: Final = "cancelled"
+REPLACED: Final = "replaced"
+LIVE: Final = (PENDING, FIRED)
+STATES: Final = (*LIVE, DONE, FAILED, CANCELLED, REPLACED)
+
+# What became of an attempt, as `liveness_timer_attempts_total{result}` shows it. Late:
+# an answer that nobody waited for, since the run or the timer was over.
+FAIL: Final = "fail"
+UNANSWERED: Final = "unanswered"
+LATE: Final = "late"
+RESULTS: Final = (DONE, FAIL, UNANSWERED, LATE)
+
+
+class Timer(NamedTuple):
+    """One timer as the table keeps it, but for its payload."""
+
+    id: int  # grows with every `after`
+    gateway: str
+    key: str
+    ext: str | None
+    state: str
+    due: int  # when the attempt is due that comes next, or was under way last
+    next: int | None  # when it must be looked at; None: no more
+    attempts: int
+    seq: int | None  # the record of the latest run
+    since: int  # no record of this timer has a lower seq
+    message: str | None  # of the latest answer, or why there was none
+    created: int
+    fired: int | None
+    changed: int
+
+    @property
+    def is_live(self) -> bool:
+        """Whether something may still become of it."""
+        return self.next is not None
+
+
+class Ladder(NamedTuple):
+    """How long a run may take, and how long to wait before each further attempt."""
+
+    run_ms: int
+    waits_ms: tuple[int, ...]
+
+
+# A minute for a run, and the waits that payment notifications made customary: a day.
+LADDER: Final = Ladder(
+    60_000,
+    tuple(
+        1_000 * wait_s
+        for wait_s in (
+            15, 15, 30, 180, 600, 1200, 1800, 1800, 1800, 3600, 10800, 10800, 10800,
+            21600, 21600,
+        )
+    ),
+)  # fmt: skip
+
+
+class Schedule(NamedTuple):
+    """A timer is asked for; it replaces a live one of its key."""
+
+    timer: Timer
+    payload: str | None
+
+
+class Drop(NamedTuple):
+    """The live timer of a key is to be cancelled, or all of an ext with lower ids."""
+
+    gateway: str
+    key: str | None
+    ext: str | None
+    below: int
+    at: int
+
+
+class Reply(NamedTuple):
+    """A gateway's answer to a run."""
+
+    gateway: str
+    key: str
+    seq: int | None
+    is_done: bool
+    message: str | None
+    is_final: bool
+    at: int
+
+
+class Fire(NamedTuple):
+    """A run begins, by the record *seq*; the timer is pending."""
+
+    timer: Timer
+    seq: int
+    at: int
+
+
+class GiveUp(NamedTuple):
+    """A run has not been answered in time; the timer is fired."""
+
+    timer: Timer
+    at: int
+
+
+class Again(NamedTuple):
+    """An operator wants the timer of a key tried now, from the first attempt on."""
+
+    gateway: str
+    key: str
+    at: int
+
+
+Order: TypeAlias = Schedule | Drop | Reply | Fire | GiveUp | Again
+
+
+def key_of(order: Order) -> tuple[str, str] | None:
+    """Gateway and key of the one timer an order is about; None: of an ext's."""
+    if isinstance(order, Schedule | Fire | GiveUp):
+        return order.timer.gateway, order.timer.key
+    return None if order.key is None else (order.gateway, order.key)
+
+
+class Settlement:
+    """What one transaction makes of its orders.
+
+    Args:
+        orders: In the order in which they came.
+        found: Of every key that an order is about the newest timer, where there is one;
+            and the live timers of every ext.
+        ladder: How attempts follow each other.
+    """
+
+    def __init__(
+        self, orders: Iterable[Order], found: Iterable[Timer], ladder: Ladder
+    ) -> None:
+        self.added: list[Schedule] = []
+        self.results: Counter[str] = Counter()  # of attempts
+        self._ladder = ladder
+        self._before: dict[int, Timer] = {timer.id: timer for timer in found}
+        self._after = dict(self._before)
+        self._newest: dict[tuple[str, str], int] = {}
+        self._by_ext: dict[tuple[str, str], list[int]] = {}
+        for timer in self._before.values():
+            self._note(timer)
+        for order in orders:
+            self._apply(order)
+        # Those that are not what they were, or were not there, as they are now.
+        self.changed = [
+            timer
+            for number, timer in self._after.items()
+            if self._before.get(number) is not timer
+        ]
+        # How many more, or fewer, there now are in each state.
+        self.states: Counter[str] = Counter()
+        for timer in self.changed:
+            self.states[timer.state] += 1
+            if timer.id in self._before:
+                self.states[self._before[timer.id].state] -= 1
+
+    # --- orders ---------------------------------------------------------------
+
+    def _apply(self, order: Order) -> None:
+        match order:
+            case Schedule():
+                self._schedule(order)
+            case Drop():
+                for timer in self._meant(order):
+                    if timer.id < order.below:
+                        self._end(timer, CANCELLED, order.at)
+            case Reply():
+                self._reply(order)
+            case Fire(timer, seq, at):
+                self._set(
+                    timer._replace(
+                        state=FIRED,
+                        next=at + self._ladder.run_ms,
+                        attempts=timer.attempts + 1,
+                        seq=seq,
+                        fired=at,
+                        changed=at,
+                    )
+                )
+            case GiveUp(timer, at):
+                self.results[UNANSWERED] += 1
+                told = f"no answer within {self._ladder.run_ms / 1000:g} s"
+                self._fail(timer, told, at, is_final=False)
+            case Again():
+                self._try_again(order)
+
+    def _schedule(self, order: Schedule) -> None:
+        timer = order.timer
+        former = self._live(timer.gateway, timer.key)
+        if former is not None:
+            self._end(former, REPLACED, timer.created)
+        self.added.append(order)
+        self._set(timer)
+        self._note(timer)
+
+    def _reply(self, reply: Reply) -> None:
+        timer = self._live(reply.gateway, reply.key)
+        if timer is None or not timer.attempts:
+            self.results[LATE] += 1
+        elif reply.is_done and (reply.seq is None or reply.seq >= timer.since):
+            # Also while it waits for another attempt: the work was done.
+            self.results[DONE] += 1
+            self._end(timer, DONE, reply.at, reply.message)
+        elif (
+            not reply.is_done
+            and timer.state == FIRED
+            and reply.seq in (None, timer.seq)
+        ):
+            self.results[FAIL] += 1
+            self._fail(timer, reply.message, reply.at, is_final=reply.is_final)
+        else:
+            self.results[LATE] += 1
+
+    def _try_again(self, order: Again) -> None:
+        number = self._newest.get((order.gateway, order.key))
+        timer = None if number is None else self._after[number]
+        if timer is not None and timer.state in (PENDING, FAILED):
+            self._set(
+                timer._replace(
+                    state=PENDING,
+                    due=order.at,
+                    next=order.at,
+                    attempts=0,
+                    changed=order.at,
+                )
+            )
+
+    def _fail(
+        self, timer: Timer, message: str | None, at: int, *, is_final: bool
+    ) -> None:
+        waits = self._ladder.waits_ms
+        if is_final or timer.attempts > len(waits):
+            self._end(timer, FAILED, at, message)
+            return
+        due = at + waits[timer.attempts - 1]
+        self._set(
+            timer._replace(
+                state=PENDING, due=due, next=due, message=message, changed=at
+            )
+        )
+
+    def _end(
+        self, timer: Timer, state: str, at: int, message: str | None = None
+    ) -> None:
+        self._set(
+            timer._replace(
+                state=state, next=None, message=message or timer.message, changed=at
+            )
+        )
+
+    # --- rows -----------------------------------------------------------------
+
+    def _live(self, gateway: str, key: str) -> Timer | None:
+        number = self._newest.get((gateway, key))
+        timer = None if number is None else self._after[number]
+        return timer if timer is not None and timer.is_live else None
+
+    def _meant(self, order: Drop) -> list[Timer]:
+        """The live timers that a cancel is about."""
+        if order.key is not None:
+            timer = self._live(order.gateway, order.key)
+            return [] if timer is None else [timer]
+        assert order.ext is not None
+        numbers = self._by_ext.get((order.gateway, order.ext), [])
+        return [
+            self._after[number] for number in numbers if self._after[number].is_live
+        ]
+
+    def _note(self, timer: Timer) -> None:
+        """Have *timer* found by its key and ext."""
+        key = (timer.gateway, timer.key)
+        self._newest[key] = max(timer.id, self._newest.get(key, 0))
+        if timer.ext is not None:
+            self._by_ext.setdefault((timer.gateway, timer.ext), []).append(timer.id)
+
+    def _set(self, timer: Timer) -> None:
+        self._after[timer.id] = timer

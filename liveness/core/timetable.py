@@ -1,0 +1,406 @@
+"""When timers fire: the coming hour of the table, on a wheel of its own.
+
+The table of timers (`timers`) is the truth and may hold far more than memory. Here are
+the numbers of those that come due next, on a ring of 3,600 slots of one second with
+buckets of 10 ms below: the same wheel that users are on. It is filled from the table
+ahead of time, earliest first and in bounded steps, up to the *horizon*. A timer is on
+the ring if it comes due before the horizon, and what the table has is told to the ring
+when a transaction is done (`settled`).
+
+So memory says when to look, and the table says at what. A timer that comes due is
+taken in hand, read from the table and judged. What was read may be out of date, as
+reading and writing take turns with what gateways say. Two rules make it safe:
+    1. nobody is judged on a key, or an ext, of which an order is *under way*: given
+       but not yet settled. Whatever was said before the judgement wins;
+    2. what a transaction settled since the reading began is not taken from that
+       reading: the settlement has already put it where it belongs.
+
+Time is monotonic, told by the caller. Rows have milliseconds of the timers' clock:
+the wall clock as of the start, and monotonic time since. So a step of the wall clock
+moves nothing while the process runs, and over a restart the wall clock counts.
+
+Source: Varghese & Lauck, SOSP 1987, and the ring rebuilt from a database at the start.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil
+from typing import Final, NamedTuple
+
+from liveness.core.decisions import Decisions
+from liveness.core.records import (
+    TIMER,
+    After,
+    Answer,
+    Cancel,
+    Instant,
+    Logged,
+    TimerRecord,
+)
+from liveness.core.table import OWN_TIMEOUT, Entry
+from liveness.core.timers import (
+    LIVE,
+    PENDING,
+    RESULTS,
+    STATES,
+    Again,
+    Drop,
+    Fire,
+    GiveUp,
+    Ladder,
+    Order,
+    Reply,
+    Schedule,
+    Settlement,
+    Timer,
+    key_of,
+)
+from liveness.core.turns import in_turns
+from liveness.core.wheel import Wheel
+
+RING_S: Final = 3_600.0
+RING_SLOTS: Final = 3_600
+
+# The ring is filled a minute at a time, so that an idle process seldom asks the table.
+FILL_EVERY_MS: Final = 60_000
+# Timers laid on the ring in one step; some milliseconds of reading.
+FILL_STEP: Final = 2_000
+# One whose key has an order under way is looked at again after this long.
+LOOK_AGAIN_S: Final = 0.05
+
+_NEVER: Final = -(2**62)
+
+
+class Due(NamedTuple):
+    """A timer that came due, as read from the table."""
+
+    timer: Timer
+    payload: str | None
+
+
+class Coming(NamedTuple):
+    """A live timer of the table, for the ring."""
+
+    id: int
+    gateway: str
+    next: int
+
+
+class Window(NamedTuple):
+    """What to read for the ring: above (`next`, `id`), up to `until`, so many."""
+
+    next: int
+    id: int
+    until: int
+    limit: int
+
+
+class Timetable:
+    """Which timers come due, and what is under way of each.
+
+    Args:
+        make_wheel: Makes the ring, at a monotonic moment.
+        decided: Where records and orders go.
+        at: The start: what the timers' clock is anchored to.
+        next_id: The next number to be given to a timer.
+        states: How many timers the table has in each state.
+        ladder: How attempts follow each other.
+        max_live: Live timers above which no more are taken.
+        max_loaded: Timers on the ring above which it is emptied, to be filled anew.
+    """
+
+    def __init__(
+        self,
+        make_wheel: Callable[[float], Wheel],
+        decided: Decisions,
+        *,
+        at: Instant,
+        next_id: int,
+        states: dict[str, int],
+        ladder: Ladder,
+        max_live: int,
+        max_loaded: int,
+    ) -> None:
+        self.states: Counter[str] = Counter(dict.fromkeys(STATES, 0) | states)
+        self.results: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
+        self.ladder = ladder
+        self._decided = decided
+        self._anchor = at
+        self._next_id = next_id
+        self._max_live = max_live
+        self._max_loaded = max_loaded
+        self._make_wheel = make_wheel
+        self._gateways: dict[str, int] = {}
+        self._wheel = make_wheel(at.mono)
+        self._now = at.mono
+        self._horizon = (_NEVER, 0)  # `next` and id: all up to there is on the ring
+        self._reading_until: int | None = None  # a reading for the ring is under way
+        self._in_hand: dict[int, int] = {}  # taken to be judged: number of the gateway
+        self._under_way: Counter[tuple[str, str]] = Counter()  # by gateway and key
+        self._under_way_ext: Counter[tuple[str, str]] = Counter()
+        self._asked = 0  # of the orders under way those that ask for a timer
+        # Settled since a reading began.
+        self._touched: set[int] = set()
+
+    @property
+    def loaded(self) -> int:
+        """How many timers are on the ring."""
+        return len(self._wheel)
+
+    def ms(self, mono: float) -> int:
+        """The timers' clock at a monotonic moment."""
+        return int(self._exact_ms(mono))
+
+    # --- what is asked --------------------------------------------------------
+
+    def after(self, gateway: str, asked: After, at: Instant) -> bool:
+        """Take a timer; return False if there are too many."""
+        if sum(self.states[state] for state in LIVE) + self._asked >= self._max_live:
+            return False
+        now, due = self.ms(at.mono), ceil(self._exact_ms(at.mono + asked.seconds))
+        timer = Timer(
+            self._next_id, gateway, asked.key, asked.ext, PENDING, due, due, 0, None,
+            self._decided.next_seq, None, now, None, now,
+        )  # fmt: skip
+        self._next_id += 1
+        self._asked += 1
+        self._give(Schedule(timer, asked.payload))
+        return True
+
+    def cancel(self, gateway: str, asked: Cancel, at: Instant) -> None:
+        """Cancel the live timer of a key, or those of an ext."""
+        now = self.ms(at.mono)
+        self._give(Drop(gateway, asked.key, asked.ext, self._next_id, now))
+
+    def answer(self, gateway: str, answer: Answer, at: Instant) -> None:
+        """Take a gateway's answer to a run."""
+        self._give(
+            Reply(
+                gateway,
+                answer.key,
+                answer.seq,
+                answer.is_done,
+                answer.message,
+                answer.final,
+                self.ms(at.mono),
+            )
+        )
+
+    def try_again(self, gateway: str, key: str, at: Instant) -> None:
+        """Have a failed or pending timer tried now, from the first attempt on."""
+        self._give(Again(gateway, key, self.ms(at.mono)))
+
+    def settled(self, orders: Iterable[Order], done: Settlement) -> None:
+        """Take in what a transaction has made of orders, now that it is on disk."""
+        for order in orders:
+            self._is_over(order)
+        self.results.update(done.results)
+        self.states.update(done.states)
+        for timer in done.changed:
+            if self._is_reading:
+                self._touched.add(timer.id)
+            if self._wheel.find(timer.id) is not None:
+                self._wheel.close(timer.id)
+            if timer.next is not None and timer.next <= self._reaches:
+                self._put(Coming(timer.id, timer.gateway, timer.next))
+        if self.loaded > self._max_loaded:
+            self._begin_anew()
+
+    def forgot(self, ended: dict[str, int]) -> None:
+        """Note how many ended timers of each state are not kept any more."""
+        self.states.subtract(ended)
+
+    # --- the ring -------------------------------------------------------------
+
+    def advance(self, mono: float) -> None:
+        """Move the hand; never back."""
+        self._now = max(self._now, mono)
+        self._wheel.advance(self._now, self._wheel.steps)
+
+    def next_due(self) -> float:
+        """The monotonic moment at which there will next be something to do.
+
+        That timers wait to be taken or loaded already is not among it.
+        """
+        fill_at = (self._horizon[0] - self._anchor.wall_ms + FILL_EVERY_MS) / 1000
+        fill_at += self._anchor.mono - RING_S
+        due = self._wheel.next_due()
+        return min(due, fill_at) if fill_at > self._now else due
+
+    @property
+    def wants_filling(self) -> bool:
+        """Whether `window` would ask for something.
+
+        Not if the ring reaches far enough, or is half full: what is put on it from
+        elsewhere needs room too.
+        """
+        until = self.ms(self._now + RING_S)
+        is_far = self._horizon[0] > until - FILL_EVERY_MS
+        return not (is_far or self._is_reading or self.loaded > self._max_loaded // 2)
+
+    def window(self) -> Window | None:
+        """What to read for the ring now, if anything; its answer goes to `fill`."""
+        if not self.wants_filling:
+            return None
+        until = self.ms(self._now + RING_S)
+        self._touched.clear()
+        self._reading_until = until
+        return Window(*self._horizon, until, FILL_STEP)
+
+    def fill(self, window: Window, coming: Sequence[Coming]) -> None:
+        """Lay what was read for *window* on the ring."""
+        if self._reading_until != window.until:
+            return  # the ring was begun anew meanwhile
+        self._reading_until = None
+        for one in coming:
+            if one.id not in self._touched and self._wheel.find(one.id) is None:
+                self._put(one)
+        self._horizon = (window.until, 0)
+        if len(coming) == window.limit:
+            self._horizon = (coming[-1].next, coming[-1].id)
+
+    # --- judgement ------------------------------------------------------------
+
+    @property
+    def has_due(self) -> bool:
+        """Whether timers wait to be taken in hand."""
+        return bool(self._wheel.waiting()) and not self._is_reading
+
+    def take(self, limit: int) -> list[int]:
+        """Take timers that came due in hand, to be read; their rows go to `judge`.
+
+        Gateways take turns, so that a hundred thousand timers of one do not delay the
+        single one of another.
+        """
+        if self._is_reading:
+            return []
+        self._touched.clear()
+
+        def take(gateway: int, share: int) -> int:
+            taken = self._wheel.fire(gateway, until=self._now, limit=share)
+            self._in_hand |= {int(entry.uid): gateway for entry in taken}
+            return len(taken)
+
+        in_turns(self._wheel.waiting(), limit, take)
+        return [*self._in_hand]
+
+    def leave(self) -> None:
+        """Note that what was to be read could not be; those in hand stay due."""
+        self._reading_until = None
+        for number, gateway in self._in_hand.items():
+            if self._wheel.find(number) is None:
+                self._lay(number, gateway, self._now)
+        self._in_hand.clear()
+
+    def judge(
+        self, rows: Iterable[Due], at: Instant, handed: Callable[[str], int]
+    ) -> list[float]:
+        """Fire those in hand that are due, or end their run.
+
+        Args:
+            rows: What the table has of them.
+            at: Now.
+            handed: Up to which seq a gateway was handed its records. A run of which it
+                knows nothing yet uses up no attempt.
+        Returns:
+            By how many seconds each was late that fired.
+        """
+        lateness: list[float] = []
+        exact, now = self._exact_ms(at.mono), self.ms(at.mono)
+        in_hand, self._in_hand = self._in_hand, {}
+        for timer, payload in rows:
+            gateway = in_hand.get(timer.id)
+            if gateway is None or timer.id in self._touched or timer.next is None:
+                continue
+            if self._is_under_way(timer):
+                self._lay(timer.id, gateway, at.mono + LOOK_AGAIN_S)
+            elif timer.next > now:
+                self._lay(timer.id, gateway, self._mono(timer.next))
+            elif timer.state == PENDING:
+                lateness.append((exact - timer.next) / 1000)
+                self._fire(timer, payload, now, at.wall_ms)
+            elif timer.seq is not None and handed(timer.gateway) < timer.seq:
+                self._lay(timer.id, gateway, at.mono + self.ladder.run_ms / 1000)
+            else:
+                self._give(GiveUp(timer, now))
+        return lateness
+
+    # --- within ---------------------------------------------------------------
+
+    @property
+    def _is_reading(self) -> bool:
+        return self._reading_until is not None or bool(self._in_hand)
+
+    @property
+    def _reaches(self) -> int:
+        """What is due up to here is on the ring, or will be by the reading under way."""
+        return max(self._horizon[0], self._reading_until or _NEVER)
+
+    def _exact_ms(self, mono: float) -> float:
+        return self._anchor.wall_ms + (mono - self._anchor.mono) * 1000
+
+    def _mono(self, ms: int) -> float:
+        return self._anchor.mono + (ms - self._anchor.wall_ms) / 1000
+
+    def _give(self, order: Order) -> None:
+        self._decided.changes.orders.append(order)
+        key = key_of(order)
+        if key is not None:
+            self._under_way[key] += 1
+        elif isinstance(order, Drop) and order.ext is not None:
+            self._under_way_ext[order.gateway, order.ext] += 1
+
+    def _is_over(self, order: Order) -> None:
+        key, under_way = key_of(order), self._under_way
+        if isinstance(order, Schedule):
+            self._asked -= 1
+        elif isinstance(order, Drop) and order.ext is not None:
+            key, under_way = (order.gateway, order.ext), self._under_way_ext
+        assert key is not None
+        under_way[key] -= 1
+        if not under_way[key]:
+            del under_way[key]
+
+    def _is_under_way(self, timer: Timer) -> bool:
+        gateway = timer.gateway
+        return (gateway, timer.key) in self._under_way or (
+            timer.ext is not None and (gateway, timer.ext) in self._under_way_ext
+        )
+
+    def _fire(self, timer: Timer, payload: str | None, now: int, wall_ms: int) -> None:
+        seq = self._decided.next_seq
+        record: Logged = TimerRecord(
+            seq,
+            TIMER,
+            timer.gateway,
+            timer.key,
+            payload,
+            timer.ext,
+            # Beside `at` it tells how late this is, whatever was done to the wall clock.
+            wall_ms - (now - timer.due),
+            timer.attempts + 1,
+            wall_ms,
+        )
+        self._decided.record(record)
+        self._decided.changes.ends += 1
+        self._give(Fire(timer, seq, now))
+
+    def _put(self, one: Coming) -> None:
+        gateway = self._gateways.get(one.gateway)
+        if gateway is None:
+            gateway = self._gateways[one.gateway] = self._wheel.add_gateway()
+        self._lay(one.id, gateway, self._mono(one.next))
+
+    def _lay(self, number: int, gateway: int, due: float) -> None:
+        """Put a timer on the ring; one that is due already comes next."""
+        due = max(due, self._now)
+        self._wheel.put(
+            Entry(number, gateway, 0, None, 0.0, 0.0, due, 0.0, 0, OWN_TIMEOUT)
+        )
+
+    def _begin_anew(self) -> None:
+        """Empty the ring, which holds too much; it is filled anew, earliest first."""
+        self._wheel = self._make_wheel(self._now)
+        for _ in self._gateways:
+            self._wheel.add_gateway()
+        self._horizon, self._reading_until = (_NEVER, 0), None

@@ -1,0 +1,68 @@
+"""Reads timers that come due, and those of the coming hour, from the table.
+
+The engine decides; the reading takes a thread, since it may wait for the disk. One
+reading at a time: what is settled meanwhile is told apart by that (`core.timetable`).
+"""
+
+import sqlite3
+from contextlib import ExitStack
+from typing import Final
+
+import structlog
+import trio
+
+from liveness.core.timetable import Timetable
+from liveness.service import timertable
+from liveness.service.engine import Engine
+from liveness.service.store import Store
+
+# Timers judged at once: some milliseconds of reading, and a page of the log.
+JUDGED_AT_ONCE: Final = 1_000
+RETRY_S: Final = 1.0
+
+_log = structlog.get_logger("timers")
+
+
+async def keep_time(engine: Engine, store: Store) -> None:
+    """Have timers read whenever the engine wants it, for ever.
+
+    Args:
+        engine: Judges them.
+        store: Where they are read.
+    """
+    while True:
+        try:
+            with ExitStack() as stack:
+                db = stack.enter_context(store.reading())
+                while True:
+                    await engine.timers_wanted.wait()
+                    while await _read_due(engine, db) | await _fill(engine, db):
+                        pass
+        except sqlite3.Error as error:
+            engine.timetable.leave()
+            _log.warning("timers cannot be read; it is tried again", error=str(error))
+            await trio.sleep(RETRY_S)
+            engine.timers_wanted.ring()
+
+
+async def _read_due(engine: Engine, db: sqlite3.Connection) -> bool:
+    """Have some that are due judged; return whether there were any."""
+    numbers: list[int] = []
+    if engine.may_fire_timers:
+        numbers = engine.timetable.take(JUDGED_AT_ONCE)
+    if not numbers:
+        return False
+    rows = await trio.to_thread.run_sync(timertable.due, db, numbers)
+    engine.judge_timers(rows)
+    return True
+
+
+async def _fill(engine: Engine, db: sqlite3.Connection) -> bool:
+    """Have the ring reach further; return whether there was more to load."""
+    timetable: Timetable = engine.timetable
+    window = timetable.window()
+    if window is None:
+        return False
+    timetable.fill(window, await trio.to_thread.run_sync(timertable.coming, db, window))
+    engine.loaded_timers()
+    return True

@@ -1,0 +1,353 @@
+"""The table of timers: in the same file as the log, and written in its transactions.
+
+    timers         every live timer, and the ended ones that are still kept
+    timer_states   how many there are in each state
+
+What becomes of a timer is not decided here (`core.timers`): rows are found, settled in
+memory and written back. Each step is one statement through JSON, for the rows that come
+out as well as for those that go in: a statement gives the interpreter away once for each
+row, which beside a busy main thread costs more than the row.
+
+Ids only grow, so of one key the newest is the last in its index, and whatever is asked
+for next lies at the end of most pages that are written.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from liveness.core.timers import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    REPLACED,
+    STATES,
+    Drop,
+    Fire,
+    GiveUp,
+    Ladder,
+    Order,
+    Settlement,
+    Timer,
+    key_of,
+)
+from liveness.core.timetable import Coming, Due, Window
+
+# A cancel by ext ends so many in one transaction, and goes on in the next: about 10 ms,
+# so that a million timers of one ext hold up no other commit.
+EXT_STEP: Final = 1_000
+# Rows in one statement: what JSON is made and read at once, with nobody else running.
+STATEMENT_ROWS: Final = 1_000
+# A page of a listing looks at no more rows than this.
+SCAN_ROWS: Final = 20_000
+# Ended timers deleted in one transaction.
+TRIM_ROWS: Final = 2_000
+
+_ENDED: Final = (DONE, FAILED, CANCELLED, REPLACED)
+
+TABLES: Final = f"""
+create table timers (
+    id integer primary key, gateway text not null, key text not null, ext text,
+    payload text, state text not null, due integer not null, next integer,
+    attempts integer not null, seq integer, since integer not null, message text,
+    created integer not null, fired integer, changed integer not null) strict;
+create index timers_key on timers (gateway, key);
+create index timers_next on timers (next) where next is not null;
+create index timers_ext on timers (gateway, ext)
+    where ext is not null and next is not null;
+create index timers_ended on timers (state, changed) where next is null;
+create table timer_states (state text primary key, timers integer not null)
+    strict, without rowid;
+insert into timer_states values {", ".join(f"('{state}', 0)" for state in STATES)};
+"""
+
+_TIMER: Final = ", ".join(f"timers.{column}" for column in Timer._fields)
+
+_FOUND: Final = f"""
+select json_group_array(json_array({_TIMER})) from timers where id in (
+    select (select max(id) from timers where gateway = json_extract(value, '$[0]')
+        and key = json_extract(value, '$[1]'))
+    from json_each(:keys)
+    union select value from json_each(:ids))
+"""
+
+_OF_EXTS: Final = """
+select json_group_array(id) from (
+    select timers.id from json_each(:exts) join timers
+        on timers.gateway = json_extract(value, '$[0]')
+        and timers.ext = json_extract(value, '$[1]')
+    where timers.next is not null and timers.id < json_extract(value, '$[2]')
+    limit :most)
+"""
+
+_ADD: Final = """
+insert into timers
+select json_extract(value, '$[0]'), json_extract(value, '$[1]'),
+    json_extract(value, '$[2]'), json_extract(value, '$[3]'),
+    json_extract(value, '$[4]'), 'pending', json_extract(value, '$[5]'),
+    json_extract(value, '$[5]'), 0, null, json_extract(value, '$[6]'), null,
+    json_extract(value, '$[7]'), null, json_extract(value, '$[7]')
+from json_each(?)
+"""
+
+_CHANGED: Final = (
+    "id", "state", "due", "next", "attempts", "seq", "message", "fired", "changed",
+)  # fmt: skip
+_CHANGE: Final = f"""
+update timers set {", ".join(f"{column} = one.{column}" for column in _CHANGED[1:])}
+from (select {
+    ", ".join(
+        f"json_extract(value, '$[{at}]') as {column}"
+        for at, column in enumerate(_CHANGED)
+    )
+} from json_each(?)) as one where timers.id = one.id
+"""
+
+_COUNT: Final = """
+update timer_states set timers = timers + json_extract(:more, '$.' || state)
+where json_extract(:more, '$.' || state) is not null
+"""
+
+_DUE: Final = f"""
+select json_group_array(json_array({_TIMER}, timers.payload)) from timers
+where id in (select value from json_each(?)) and next is not null
+"""
+
+_COMING: Final = """
+select json_group_array(json_array(id, gateway, next)) from (
+    select id, gateway, next from timers
+    where next >= :next and next <= :until and (next > :next or id > :id)
+    order by next, id limit :limit)
+"""
+
+
+class Shown(NamedTuple):
+    """A timer with all that is kept of it, for a person."""
+
+    timer: Timer
+    payload: str | None
+
+    def as_map(self) -> dict[str, object]:
+        """As HTTP and the command line show it: what is not there left out."""
+        timer = self.timer
+        shown: dict[str, object] = {
+            "gateway": timer.gateway,
+            "key": timer.key,
+            "ext": timer.ext,
+            "payload": self.payload,
+            "state": timer.state,
+            "due": timer.due,
+            "attempts": timer.attempts,
+            "message": timer.message,
+            "seq": timer.seq,
+            "created": timer.created,
+            "fired": timer.fired,
+            "changed": timer.changed,
+        }
+        return {key: value for key, value in shown.items() if value is not None}
+
+
+class TimerTable:
+    """The timers, for whoever writes; all within the caller's transaction.
+
+    Args:
+        db: The writing connection.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def next_id(self) -> int:
+        """The next number to be given to a timer."""
+        return int(_one(self._db, "select coalesce(max(id), 0) + 1 from timers"))
+
+    def states(self) -> dict[str, int]:
+        """How many timers there are in each state."""
+        return dict(self._db.execute("select state, timers from timer_states"))
+
+    def settle(
+        self, orders: Sequence[Order], ladder: Ladder
+    ) -> tuple[Settlement, list[Drop]]:
+        """Apply orders.
+
+        Returns:
+            What became of them, and those that are to be given again with the next
+            transaction, as there was too much to cancel for this one.
+        """
+        found, is_cut = self._find(orders)
+        settlement = Settlement(orders, found, ladder)
+        self._write(settlement)
+        exts = [it for it in orders if isinstance(it, Drop) and it.ext is not None]
+        return settlement, exts if is_cut else []
+
+    def _find(self, orders: Sequence[Order]) -> tuple[list[Timer], bool]:
+        """The timers that orders are about; and whether an ext has still more."""
+        keys, ids, exts = dict[tuple[str, str], None](), list[int](), list[Drop]()
+        for order in orders:
+            if isinstance(order, Fire | GiveUp):
+                ids.append(order.timer.id)
+            elif (key := key_of(order)) is not None:
+                keys[key] = None
+            elif isinstance(order, Drop):
+                exts.append(order)
+        is_cut = False
+        if exts:
+            asked = {(it.gateway, it.ext, it.below) for it in exts}
+            values = {"exts": json.dumps([*asked]), "most": EXT_STEP}
+            of_exts = json.loads(_one(self._db, _OF_EXTS, values))
+            is_cut = len(of_exts) == EXT_STEP
+            ids += of_exts
+        if not keys and not ids:
+            return [], False
+        values = {"keys": json.dumps([*keys]), "ids": json.dumps(ids)}
+        rows = json.loads(_one(self._db, _FOUND, values))
+        return [Timer._make(row) for row in rows], is_cut
+
+    def _write(self, settlement: Settlement) -> None:
+        added = [
+            (it.id, it.gateway, it.key, it.ext, payload, it.due, it.since, it.created)
+            for it, payload in settlement.added
+        ]
+        new = {order.timer.id: order.timer for order in settlement.added}
+        changed = [
+            [getattr(timer, column) for column in _CHANGED]
+            for timer in settlement.changed
+            if new.get(timer.id) is not timer
+        ]
+        for statement, rows in ((_ADD, added), (_CHANGE, changed)):
+            for part in cut(rows, STATEMENT_ROWS):
+                self._db.execute(statement, [json.dumps(part, ensure_ascii=False)])
+        states = {state: more for state, more in settlement.states.items() if more}
+        if states:
+            self._db.execute(_COUNT, {"more": json.dumps(states)})
+
+    def trim(self, *, oldest_ms: int, most: int) -> dict[str, int]:
+        """Delete some of the timers that ended before *oldest_ms*, or are too many.
+
+        Returns:
+            How many of which state; none if there is nothing to delete.
+        """
+        states = self.states()
+        oldest = {
+            state: first
+            for state in _ENDED
+            if (first := self._oldest(state)) is not None
+        }
+        if not oldest:
+            return {}
+        state = min(oldest, key=oldest.__getitem__)
+        surplus = sum(states[state] for state in _ENDED) - most
+        if surplus <= 0 and oldest[state] >= oldest_ms:
+            return {}
+        deleted = self._db.execute(
+            "delete from timers where id in (select id from timers where next is null "
+            "and state = ? and changed < ? order by changed limit ?)",
+            [state, 2**62 if surplus > 0 else oldest_ms,
+             min(surplus, TRIM_ROWS) if surplus > 0 else TRIM_ROWS],
+        ).rowcount  # fmt: skip
+        self._db.execute(_COUNT, {"more": json.dumps({state: -deleted})})
+        return {state: deleted}
+
+    def _oldest(self, state: str) -> int | None:
+        query = "select min(changed) from timers where next is null and state = ?"
+        oldest: int | None = _one(self._db, query, [state])
+        return oldest
+
+
+# --- reading, on connections of the reader's own ------------------------------
+
+
+def due(db: sqlite3.Connection, ids: Sequence[int]) -> list[Due]:
+    """Read timers that came due, as far as they are still live."""
+    rows = json.loads(_one(db, _DUE, [json.dumps(ids)]))
+    return [Due(Timer._make(row[:-1]), row[-1]) for row in rows]
+
+
+def coming(db: sqlite3.Connection, window: Window) -> list[Coming]:
+    """Read the timers of a window, earliest first."""
+    rows = json.loads(_one(db, _COMING, window._asdict()))
+    return [Coming._make(row) for row in rows]
+
+
+def newest_of(db: sqlite3.Connection, key: str, gateway: str | None) -> list[Shown]:
+    """The newest timer with a key: of one gateway, or of each that has one."""
+    gateways = [gateway]
+    if gateway is None:
+        gateways = [name for (name,) in db.execute(_GATEWAYS)]
+    found = []
+    for name in gateways:
+        query = f"{_SHOWN} where gateway = ? and key = ? order by id desc limit 1"
+        found += [_shown(row) for row in db.execute(query, [name, key])]
+    return found
+
+
+_SHOWN: Final = f"select {_TIMER}, timers.payload from timers"
+# Each gateway by one step along the index, however many timers it has.
+_GATEWAYS: Final = """
+with recursive names (name) as (
+    select min(gateway) from timers
+    union all select (select min(gateway) from timers where gateway > name) from names
+    where name is not null)
+select name from names where name is not null
+"""
+
+
+def listed(
+    db: sqlite3.Connection,
+    *,
+    gateway: str | None,
+    state: str | None,
+    ext: str | None,
+    key: str | None,
+    before: int | None,
+    limit: int,
+) -> tuple[list[Shown], int | None]:
+    """List timers, newest first.
+
+    Args:
+        db: The reader's connection.
+        gateway: Only of this one, and so on; None: of any.
+        state: See there.
+        ext: See there.
+        key: See there.
+        before: Only with ids below this, as the call before gave it.
+        limit: At most this many.
+    Returns:
+        The timers; and the id to go on below, or None if there are no more. A call looks
+        at a bounded number of rows, so that it may give none and yet not be the last.
+    """
+    top = 2**63 - 1 if before is None else before
+    wanted = {"gateway": gateway, "state": state, "ext": ext, "key": key}
+    wanted = {column: value for column, value in wanted.items() if value is not None}
+    where = "".join(f" and {column} = :{column}" for column in wanted)
+    # The floor of this page: what an index finds need not be counted.
+    floor = 0
+    if not (gateway is not None and key is not None):
+        query = "select min(id) from (select id from timers where id < ? order by id desc limit ?)"
+        floor = _one(db, query, [top, SCAN_ROWS]) or 0
+    rows = db.execute(
+        f"{_SHOWN} where id < :top and id >= :floor{where} order by id desc limit :limit",
+        {**wanted, "top": top, "floor": floor, "limit": limit},
+    ).fetchall()
+    shown = [_shown(row) for row in rows]
+    if len(shown) == limit:
+        return shown, shown[-1].timer.id
+    is_last = floor == 0 or not _one(
+        db, "select exists (select 1 from timers where id < ?)", [floor]
+    )
+    return shown, None if is_last else floor
+
+
+def _shown(row: Sequence[Any]) -> Shown:
+    return Shown(Timer._make(row[:-1]), row[-1])
+
+
+def _one(db: sqlite3.Connection, query: str, values: Any = ()) -> Any:
+    """The only value that a query gives."""
+    return db.execute(query, values).fetchone()[0]
+
+
+def cut(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Rows in parts of at most *size*."""
+    return (rows[at : at + size] for at in range(0, len(rows), size))
