@@ -379,6 +379,8 @@ def odd_signs(draw: st.DrawFn) -> list[Any]:
 OTHERS: Final[list[list[Any]]] = [
     ["ping", 1], ["list"], ["ack", 3], ["keepalive"], [], HELLO,
     ["keepaliv", 1], ["messages", 1], ["Message", 7], [Raw(b"\xc4\x07message"), 7],
+    ["after", "k", 5, {"payload": "p", "ext": "e"}], ["after", "k", 0], ["done", "k"],
+    ["fail", "k", "m", {"seq": 3, "final": True}], ["cancel", {"ext": "e"}],
 ]  # fmt: skip
 HELLOS: Final = [
     *[HELLO] * 9,

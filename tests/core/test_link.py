@@ -241,6 +241,51 @@ def test_the_default_of_refused_frames_is_a_thousand() -> None:
     assert codes(answers)[-1][:2] == ("overloaded", True)
 
 
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (["after", "a"], 'a key and the seconds until then: ["after", key, seconds]'),
+        (["after", "", 5], "'' is no key: a string of 1 to 255 bytes without control"),
+        (["after", "a", 0.09], "seconds is 0.09; it must be 0.1 to 31622400"),
+        (["after", "a", 5, 7], "the fourth element is a map of options"),
+        (["after", "a", 5, {"ext": 7}], "7 is no ext: a string of 1 to 255 bytes"),
+        (["after", "a", 5, {"payload": 7}], "payload is 7; it must be a string"),
+        (
+            ["after", "a", 5, {"payload": "\N{EURO SIGN}" * 1_366}],
+            "payload has 4098 bytes; at most 4096 are taken",
+        ),
+        (["after", "a", 5, {"payload": "\0"}], "payload holds U+0000; leave it out"),
+        (["cancel"], 'cancel takes a map: ["cancel", {key}] or ["cancel", {ext}]'),
+        (["cancel", {}], "cancel takes a key or an ext: one, not both"),
+        (["done"], 'done takes the key of a timer: ["done", key]'),
+        (["done", "a", 7], "message is 7; it must be a string"),
+        (
+            ["done", "a", None, {"seq": 0}],
+            "seq is 0; it must be a record's seq, from 1",
+        ),
+        (["fail", "a"], 'the key of a timer and why: ["fail", key, message]'),
+        (["fail", "a", None], "message is None; it must be a string"),
+        (["fail", "a", "m", {"final": 1}], "final is 1; it must be true or false"),
+    ],
+)
+def test_a_refused_frame_of_a_timer_says_what_would_be_right(
+    frame: list[object], said: str
+) -> None:
+    (answer,) = asked(link_of(), frame)
+    assert isinstance(answer, Refusal)
+    assert said in answer.message
+
+
+def test_a_watcher_is_told_what_it_does_not_send() -> None:
+    watcher = ["hello", {"protocol": 1, "name": "w", "role": "watcher"}]
+    for frame, what in ((["login", "a"], "events"), (["done", "a"], "timers")):
+        (answer,) = asked(link_of(watcher), frame)
+        assert isinstance(answer, Refusal)
+        assert (
+            f"a watcher sends no {what}; say hello with role gateway" in answer.message
+        )
+
+
 # --- the end -------------------------------------------------------------------------
 
 

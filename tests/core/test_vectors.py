@@ -16,9 +16,13 @@ from liveness.core import records, uids, wire
 from liveness.core.decisions import Decisions
 from liveness.core.frames import (
     FEATURES,
+    MAX_AFTER_S,
+    MAX_KEY_BYTES,
     MAX_NAME_BYTES,
     MAX_PING_S,
+    MAX_TEXT_BYTES,
     MAX_TIMEOUT_S,
+    MIN_AFTER_S,
     MIN_PING_S,
     MIN_TIMEOUT_S,
     PROTOCOL,
@@ -418,7 +422,7 @@ def test_the_page_shows_the_features_of_this_version() -> None:
     assert welcome["max_frame"] == LIMITS.max_frame_bytes
     options = set(column("Frames from a gateway", "([a-z]+)`"))
     named = set(column("Frames from a gateway", r'\["(\w+)"'))
-    assert set(FEATURES) <= options | named | {"age", "conn"}
+    assert set(FEATURES) <= options | named | {"age", "conn", "timers"}
 
 
 @pytest.mark.parametrize(
@@ -436,6 +440,9 @@ def test_the_page_shows_the_features_of_this_version() -> None:
         ("name", f"1 to {MAX_NAME_BYTES} bytes"),
         ("timeout", f"{MIN_TIMEOUT_S} to {MAX_TIMEOUT_S:,} s"),
         ("hello's ping", f"{MIN_PING_S} to {MAX_PING_S} s"),
+        ("a timer's key, ext", f"1 to {MAX_KEY_BYTES} bytes"),
+        ("a timer's seconds", f"{MIN_AFTER_S} to {MAX_AFTER_S:,} s"),
+        ("payload, message", f"{MAX_TEXT_BYTES:,} bytes"),
         (
             "refused frames",
             f"{LIMITS.max_refused:,} within {REFUSED_WINDOW_S:.0f} s",
