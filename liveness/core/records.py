@@ -26,7 +26,8 @@ OFFLINE: Final = "offline"
 MOVED: Final = "moved"
 TIMER: Final = "timer"
 GAP: Final = "gap"
-KINDS: Final = (ONLINE, OFFLINE, MOVED, TIMER)
+SESSION_KINDS: Final = (ONLINE, OFFLINE, MOVED)
+KINDS: Final = (*SESSION_KINDS, TIMER)
 
 SILENCE: Final = "silence"
 LOGOUT: Final = "logout"

@@ -11,7 +11,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core.records import KINDS, Gap, Record
+from liveness.core.records import KINDS, SESSION_KINDS, Gap, Record
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
 from liveness.service.feed import Cursor, Feed
@@ -110,7 +110,8 @@ def trim(log: Log, *, below: int) -> None:
 origins = st.sampled_from(("", *NAMES))
 drawn_commits = st.lists(
     st.lists(
-        st.tuples(st.sampled_from(KINDS), st.sampled_from(NAMES), origins), min_size=1
+        st.tuples(st.sampled_from(SESSION_KINDS), st.sampled_from(NAMES), origins),
+        min_size=1,
     ),
     max_size=8,
 )

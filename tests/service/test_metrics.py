@@ -39,6 +39,9 @@ NOW = Now(
     log_pending=0,
     log_bytes=4_096,
     feed_watchers=1,
+    timers={"pending": 5},
+    timers_loaded=3,
+    timer_attempts={"late": 6},
     version="1.2.3",
     wheel="reference",
 )
@@ -74,6 +77,7 @@ def test_the_series_are_the_same_before_and_after_anything_happened() -> None:
     counts.commits.observe(0.1)
     for stage in LATENESS_STAGES:
         counts.lateness[stage].observe(1e9)
+    counts.timer_lateness.observe(1e9)
     counts.refused["bad-uid"] += 5
     counts.notices_sent = counts.notices_acked = 10**9
     busy = replace(NOW, users=10**6, moved=10**6, slot_users=[10**5] * 30)
@@ -85,6 +89,8 @@ def test_each_count_is_shown_under_its_label() -> None:
     assert by_label(families["liveness_events"]) == {"login": 3, "logout": 0}
     assert by_label(families["liveness_users_held"]) == {"mute": 1}
     assert by_label(families["liveness_links"]) == {"gateway": 1, "watcher": 0}
+    assert by_label(families["liveness_timers"]) == {"pending": 5}
+    assert by_label(families["liveness_timer_attempts"]) == {"late": 6}
     slots = by_label(families["liveness_wheel_slot_users"])
     assert list(slots) == [str(slot) for slot in range(30)]
     assert slots["0"] == 2

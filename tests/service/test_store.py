@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveness.core.records import KINDS, OnlineRow, Record, Uid
+from liveness.core.records import KINDS, SESSION_KINDS, OnlineRow, Record, Uid
 from liveness.errors import StartError, StateError
 from liveness.service.store import (
     DATABASE,
@@ -220,7 +220,9 @@ def test_a_commit_has_pages_of_its_own_and_as_many_as_it_needs(store: Store) -> 
 
 names = st.sampled_from(("g", "h", "i"))
 drawn_commits = st.lists(
-    st.lists(st.tuples(st.sampled_from(KINDS), names, names | st.none()), min_size=1),
+    st.lists(
+        st.tuples(st.sampled_from(SESSION_KINDS), names, names | st.none()), min_size=1
+    ),
     max_size=8,
 )
 
@@ -575,7 +577,7 @@ def test_a_newer_schema_is_refused_by_number(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
         db.execute("update meta set value = 99 where key = 'schema'")
         db.commit()
-    left_as_it_was(tmp_path / DATABASE, "has schema 99, this version reads 2; use the")
+    left_as_it_was(tmp_path / DATABASE, "has schema 99, this version reads 3; use the")
 
 
 def test_a_database_with_a_row_a_record_is_refused_by_number(tmp_path: Path) -> None:
@@ -607,7 +609,7 @@ def test_a_database_with_a_row_a_record_is_refused_by_number(tmp_path: Path) -> 
         )
     left_as_it_was(
         tmp_path / DATABASE,
-        "has schema 1, this version reads 2; use the version that wrote it, or another "
+        "has schema 1, this version reads 3; use the version that wrote it, or another "
         "--state",
     )
 
