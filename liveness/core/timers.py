@@ -114,17 +114,25 @@ class Reply(NamedTuple):
 
 
 class Fire(NamedTuple):
-    """A run begins, by the record *seq*; the timer is pending."""
+    """A run has begun, by the record *seq*.
 
-    timer: Timer
+    The record is in the log before the table knows of it. After a crash in between it
+    is given anew, from the log, and whatever the table has already is left as it is.
+    """
+
+    gateway: str
+    key: str
+    attempt: int
     seq: int
     at: int
 
 
 class GiveUp(NamedTuple):
-    """A run has not been answered in time; the timer is fired."""
+    """The run that the record *seq* began has not been answered in time."""
 
-    timer: Timer
+    gateway: str
+    key: str
+    seq: int
     at: int
 
 
@@ -141,7 +149,7 @@ Order: TypeAlias = Schedule | Drop | Reply | Fire | GiveUp | Again
 
 def key_of(order: Order) -> tuple[str, str] | None:
     """Gateway and key of the one timer an order is about; None: of an ext's."""
-    if isinstance(order, Schedule | Fire | GiveUp):
+    if isinstance(order, Schedule):
         return order.timer.gateway, order.timer.key
     return None if order.key is None else (order.gateway, order.key)
 
@@ -192,24 +200,13 @@ class Settlement:
             case Drop():
                 for timer in self._meant(order):
                     if timer.id < order.below:
-                        self._end(timer, CANCELLED, order.at)
+                        self._end(timer, CANCELLED, order.at, timer.message)
             case Reply():
                 self._reply(order)
-            case Fire(timer, seq, at):
-                self._set(
-                    timer._replace(
-                        state=FIRED,
-                        next=at + self._ladder.run_ms,
-                        attempts=timer.attempts + 1,
-                        seq=seq,
-                        fired=at,
-                        changed=at,
-                    )
-                )
-            case GiveUp(timer, at):
-                self.results[UNANSWERED] += 1
-                told = f"no answer within {self._ladder.run_ms / 1000:g} s"
-                self._fail(timer, told, at, is_final=False)
+            case Fire():
+                self._fire(order)
+            case GiveUp():
+                self._give_up(order)
             case Again():
                 self._try_again(order)
 
@@ -217,14 +214,40 @@ class Settlement:
         timer = order.timer
         former = self._live(timer.gateway, timer.key)
         if former is not None:
-            self._end(former, REPLACED, timer.created)
+            self._end(former, REPLACED, timer.created, former.message)
         self.added.append(order)
         self._set(timer)
         self._note(timer)
 
+    def _fire(self, order: Fire) -> None:
+        timer = self._live(order.gateway, order.key)
+        if (
+            timer is not None
+            and timer.state == PENDING
+            and timer.attempts == order.attempt - 1
+            and max(timer.since, (timer.seq or 0) + 1) <= order.seq
+        ):
+            self._set(
+                timer._replace(
+                    state=FIRED,
+                    next=order.at + self._ladder.run_ms,
+                    attempts=order.attempt,
+                    seq=order.seq,
+                    fired=order.at,
+                    changed=order.at,
+                )
+            )
+
+    def _give_up(self, order: GiveUp) -> None:
+        timer = self._live(order.gateway, order.key)
+        if timer is not None and timer.state == FIRED and timer.seq == order.seq:
+            self.results[UNANSWERED] += 1
+            told = f"no answer within {self._ladder.run_ms / 1000:g} s"
+            self._fail(timer, told, order.at, is_final=False)
+
     def _reply(self, reply: Reply) -> None:
         timer = self._live(reply.gateway, reply.key)
-        if timer is None or not timer.attempts:
+        if timer is None or timer.seq is None:
             self.results[LATE] += 1
         elif reply.is_done and (reply.seq is None or reply.seq >= timer.since):
             # Also while it waits for another attempt: the work was done.
@@ -268,14 +291,8 @@ class Settlement:
             )
         )
 
-    def _end(
-        self, timer: Timer, state: str, at: int, message: str | None = None
-    ) -> None:
-        self._set(
-            timer._replace(
-                state=state, next=None, message=message or timer.message, changed=at
-            )
-        )
+    def _end(self, timer: Timer, state: str, at: int, message: str | None) -> None:
+        self._set(timer._replace(state=state, next=None, message=message, changed=at))
 
     # --- rows -----------------------------------------------------------------
 

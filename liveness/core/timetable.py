@@ -322,7 +322,8 @@ class Timetable:
             elif timer.seq is not None and handed(timer.gateway) < timer.seq:
                 self._lay(timer.id, gateway, at.mono + self.ladder.run_ms / 1000)
             else:
-                self._give(GiveUp(timer, now))
+                assert timer.seq is not None  # it is fired
+                self._give(GiveUp(timer.gateway, timer.key, timer.seq, now))
         return lateness
 
     # --- within ---------------------------------------------------------------
@@ -383,7 +384,7 @@ class Timetable:
         )
         self._decided.record(record)
         self._decided.changes.ends += 1
-        self._give(Fire(timer, seq, now))
+        self._give(Fire(timer.gateway, timer.key, timer.attempts + 1, seq, now))
 
     def _put(self, one: Coming) -> None:
         gateway = self._gateways.get(one.gateway)

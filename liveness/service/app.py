@@ -26,7 +26,8 @@ from liveness.core.clock import AttendedClock
 from liveness.core.decisions import Decisions
 from liveness.core.link import LinkLimits
 from liveness.core.presence import Presence
-from liveness.core.records import GATEWAY, WATCHER
+from liveness.core.records import GATEWAY, TIMER, WATCHER, TimerRecord
+from liveness.core.timers import Fire, Order, Settlement
 from liveness.core.timetable import RING_S, RING_SLOTS, Timetable
 from liveness.errors import StartError
 from liveness.metrics import Collector, Counts, GatewayNow, Now
@@ -41,8 +42,10 @@ from liveness.service.journal import Journal
 from liveness.service.listener import accept_links
 from liveness.service.outbox import Delivery, OutboxLimits
 from liveness.service.sockets import listening
-from liveness.service.store import Batch, Store
+from liveness.service.store import Batch, Store, Wanted
 from liveness.service.timekeeper import keep_time
+from liveness.service.timerjournal import TimerJournal
+from liveness.service.timertable import TimerTable
 
 # After a long absence, a restart or a lost link a gateway gets time to send what it
 # collected: a second within which it reconnects, and a flush interval, itself at most
@@ -57,6 +60,10 @@ STOP_LINKS_S: Final = 1.5
 STOP_HTTP_S: Final = 0.5
 # The hand moves at least once a second; this much later it is not alive.
 HAND_DEAD_S: Final = 5.0
+
+# Records that the timers' table is told of at once.
+REPLAYED_AT_ONCE: Final = 1_000
+RUNS: Final = Wanted(None, frozenset({TIMER}))
 
 # Open files besides links: a link has its socket, and at most one reads from disk.
 OTHER_FILES: Final = 200
@@ -74,19 +81,27 @@ class Sidecar:
     Args:
         config: The settings.
         store: The open state directory.
+        table: The timers in it.
         clock: The clocks.
     """
 
-    def __init__(self, config: Config, store: Store, clock: Clock) -> None:
+    def __init__(
+        self, config: Config, store: Store, table: TimerTable, clock: Clock
+    ) -> None:
         self.config = config
         self.counts = Counts()
         self._store = store
+        self._table = table
         self._clock = clock
         self._listens = False
         limits = config.limits
         self.feed = Feed(keep=limits.tail)
         self.journal = Journal(
-            store, clock=clock, counts=self.counts, published=self._published
+            store,
+            TimerJournal(table, clock=clock, settled=self._settled),
+            clock=clock,
+            counts=self.counts,
+            published=self._published,
         )
         settle = RECONNECT_S + min(config.flush, MOST_FLUSH_S)
         decided = Decisions(self.journal.durable_seq + 1)
@@ -107,8 +122,8 @@ class Sidecar:
             _ring,
             decided,
             at=clock.instant(attended.now, clock.mono()),
-            next_id=store.timers.next_id(),
-            states=store.timers.states(),
+            next_id=table.next_id(),
+            states=table.states(),
             ladder=config.timers.ladder,
             max_live=config.timers.max_live,
             max_loaded=config.timers.max_loaded,
@@ -179,7 +194,8 @@ class Sidecar:
                     forgot=self.timetable.forgot,
                 )
             )
-            nursery.start_soon(keep_time, self.engine, self._store)
+            nursery.start_soon(self.journal.timers.run)
+            nursery.start_soon(keep_time, self.engine, self._table)
             for door, sock in doors.items():
                 nursery.start_soon(self._serve_http, door, sock, stop.wait)
             async with trio.open_nursery() as links:
@@ -273,11 +289,14 @@ class Sidecar:
 
     def _published(self, batch: Batch) -> None:
         self.feed.publish(batch)
-        if batch.settlement is not None:
-            unfinished = set(map(id, batch.unfinished))
-            over = [order for order in batch.orders if id(order) not in unfinished]
-            self.timetable.settled(over, batch.settlement)
         self.engine.written()
+
+    def _settled(self, orders: list[Order], settlement: Settlement) -> None:
+        self.timetable.settled(orders, settlement)
+        self.engine.loaded_timers()
+        self.engine.written()
+        self.feed.ring_waiting()
+        self.journal.is_settled()
 
     # --- HTTP -----------------------------------------------------------------
 
@@ -381,17 +400,39 @@ async def serve(config: Config) -> None:
         )
         # The state's lock comes first: of two that start at once only one gets to
         # look for stale sockets.
-        store = Store(config.state.dir, config.timers.ladder)
+        store = Store(config.state.dir)
         stack.callback(store.close)
+        table = TimerTable(config.state.dir, log=store.log, ladder=config.timers.ladder)
+        stack.callback(table.close)
         listener = stack.enter_context(listening(config.socket.path, name="gateway"))
         admin = stack.enter_context(listening(config.socket.admin_path, name="admin"))
         http = stack.enter_context(_listening_on(config.http.host, config.http.port))
         # Nothing of what is loaded is garbage; looking for some takes half the time.
         gc.disable()
-        with store.expecting_damage():
-            sidecar = Sidecar(config, store, Clock())
+        with store.expecting_damage(), table.expecting_damage():
+            _catch_up(table, store)
+            sidecar = Sidecar(config, store, table, Clock())
             sidecar.restore()
         await sidecar.run(signals, listener, {"http": http, "admin": admin})
+
+
+def _catch_up(table: TimerTable, store: Store) -> None:
+    """Tell the table of the runs that it had not noted when the last process ended."""
+    reached, newest = table.seq, store.bounds()[1] - 1
+    if not table.has_live:
+        reached = newest
+    while reached < newest:
+        records, reached, _ = store.read(
+            after=reached, until=newest, wanted=RUNS, limit=REPLAYED_AT_ONCE
+        )
+        table.write(
+            [
+                Fire(one.gateway, one.key, one.attempt, one.seq, one.at)
+                for one in records
+                if isinstance(one, TimerRecord)
+            ]
+        )
+    table.follow(newest)
 
 
 def _ring(mono: float) -> Wheel:

@@ -277,14 +277,14 @@ class Engine:
         """Note that a commit is done; go on, if that was waited for."""
         if self._waits_for_disk or self._is_behind:
             self.wanted.ring()
-        self.loaded_timers()
 
     # --- timers ---------------------------------------------------------------
 
     @property
     def may_fire_timers(self) -> bool:
         """Whether the disk keeps up with what has been decided already."""
-        return self._journal.pending_ends < self._limits.pause_firing
+        journal, pause = self._journal, self._limits.pause_firing
+        return journal.pending_ends < pause and journal.timers.pending < pause
 
     def loaded_timers(self) -> None:
         """Note that there are others on the ring: one may come before the next turn."""

@@ -83,6 +83,10 @@ class Feed:
             for cursor, ring in self._readers.items():
                 if not cursor.passes(commit):
                     ring()
+        self.ring_waiting()
+
+    def ring_waiting(self) -> None:
+        """Wake those who wait for a commit, of whatever."""
         awaiting, self._awaiting = self._awaiting, {}
         for ring in awaiting:
             ring()

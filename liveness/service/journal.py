@@ -1,13 +1,15 @@
-"""The log on its way to disk: one writer, group commit, and everyone's cursor.
+"""Decisions on their way to disk: one writer, group commit, and everyone's cursor.
 
 Whatever gathers while a commit runs goes into the next one. Nothing is told to
 anybody before its commit: readers are published to from here, after it. A commit
 that fails is tried again, whole, until it succeeds; meanwhile the pending records
 grow to the bounds at which the engine stops firing and then reading, and the sidecar
 says it is not ready.
+
+What is asked of timers goes to a journal of its own (`timerjournal`). A run is recorded
+in the log first; the timers' table follows.
 """
 
-import math
 import sqlite3
 from collections import deque
 from collections.abc import Callable
@@ -18,20 +20,19 @@ import structlog
 import trio
 
 from liveness.core.records import Changes
-from liveness.core.timers import Drop
+from liveness.core.timers import Fire
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
 from liveness.service.store import Batch, CursorRow, Store
+from liveness.service.timerjournal import TimerJournal
 from liveness.service.wake import Wake
+from liveness.service.writer import Writer
 
 # So many records go into one transaction: some fortieth of a second of writing, the
 # most that a new record should wait for the ones before it.
 COMMIT_RECORDS: Final = 4_000
 # Cursors alone are not worth a commit each; a crash repeats what they would have saved.
 CURSOR_DELAY_S: Final = 1.0
-RETRY_S: Final = 1.0
-# A lasting failure is said once a minute.
-SAY_AGAIN_S: Final = 60.0
 # Retention is looked at this often; a backlog is worked off in steps in between.
 TRIM_EVERY_S: Final = 10.0
 TRIM_PAUSE_S: Final = 0.05
@@ -44,6 +45,7 @@ class Journal:
 
     Args:
         store: The open state directory.
+        timers: Where what is asked of timers goes.
         clock: For durations and stamps.
         counts: Where commits and lateness are counted.
         published: Called with each batch once it is on disk.
@@ -52,46 +54,65 @@ class Journal:
     def __init__(
         self,
         store: Store,
+        timers: TimerJournal,
         *,
         clock: Clock,
         counts: Counts,
         published: Callable[[Batch], None],
     ) -> None:
         self.store = store
+        self.timers = timers
         self.first, following = store.bounds()
         self.durable_seq = following - 1
         self.cursors = store.cursors()
-        self.pending = 0  # what waits for the disk, in records
+        self.records_pending = 0  # what waits for the disk
         self.pending_ends = 0  # and of that the records that end a session
-        self.failure: str | None = None
         self.log_bytes = store.log_bytes()
         self.mark = 0
-        self.durable_mark = 0
-        self._gathered_mark = 0
-        # Cancels that were too much for the last transaction. They come first in the
-        # next one, and until they are done no mark is reached.
-        self._unfinished: list[Drop] = []
         self.linked: set[tuple[str, str]] = set()
         self._clock = clock
         self._counts = counts
         self._published = published
-        self._waiting: deque[Changes] = deque()
+        # With the mark of each; those of the batch that is being written in front.
+        self._waiting: deque[tuple[int, Changes]] = deque()
         self._dirty: set[tuple[str, str]] = set()
         self._wake = Wake()
         self._is_urgent = False
         self._settled = trio.Event()
-        # One writer: the connection has one user at a time.
-        self._writer = trio.CapacityLimiter(1)
+        self._writer = Writer(store.path, clock=clock)
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be written at present; None if it can."""
+        return self._writer.failure or self.timers.writer.failure
+
+    @property
+    def pending(self) -> int:
+        """How much waits for the disk, in records and orders."""
+        return self.records_pending + self.timers.pending
+
+    @property
+    def durable_mark(self) -> int:
+        """Everything up to this mark is on disk."""
+        oldest = self.timers.oldest
+        if self._waiting:
+            first = self._waiting[0][0]
+            oldest = first if oldest is None else min(first, oldest)
+        return self.mark if oldest is None else oldest - 1
 
     # --- what the engine says -------------------------------------------------
 
     def append(self, changes: Changes) -> None:
         """Queue what was decided. On disk once `durable_mark` reaches `mark`."""
-        self._waiting.append(changes)
-        self.pending += changes.weight
-        self.pending_ends += changes.ends
         self.mark += 1
-        self._hurry()
+        orders = [it for it in changes.orders if not isinstance(it, Fire)]
+        if orders:
+            self.timers.append(orders, mark=self.mark)
+        if changes.records or changes.online or not orders:
+            self._waiting.append((self.mark, changes))
+            self.records_pending += changes.weight
+            self.pending_ends += changes.ends
+            self._hurry()
 
     def move_cursor(self, role: str, name: str, seq: int) -> None:
         """Store that this name has everything up to *seq*; never back."""
@@ -137,8 +158,8 @@ class Journal:
                     while not self._is_urgent:
                         await self._wake.wait()
             self._is_urgent = False
-            while self._waiting or self._dirty or self._unfinished:
-                await self._commit(self._gather())
+            while self._waiting or self._dirty:
+                await self._commit()
 
     async def trim(
         self,
@@ -152,7 +173,7 @@ class Journal:
 
         Args:
             retention_s: Seconds.
-            most_bytes: Bytes of records above which the oldest go before that.
+            most_bytes: Bytes of the log above which its oldest records go before that.
             most_ended: Ended timers above which the oldest go.
             forgot: Told how many timers of each state went.
         """
@@ -174,14 +195,16 @@ class Journal:
                     most_bytes=most_bytes,
                     idle_ms=oldest_ms,
                 )
-                is_behind = await trio.to_thread.run_sync(step, limiter=self._writer)
-                timers = partial(
-                    self.store.trim_timers, oldest_ms=oldest_ms, most=most_ended
+                is_behind = await self._writer.once(step)
+                await self._after_trim(idle_ms=oldest_ms)
+                gone = await self.timers.writer.once(
+                    partial(
+                        self.timers.table.trim, oldest_ms=oldest_ms, most=most_ended
+                    )
                 )
-                gone = await trio.to_thread.run_sync(timers, limiter=self._writer)
                 forgot(gone)
                 is_behind |= bool(gone)
-                await self._after_trim(idle_ms=oldest_ms)
+                await self.timers.follow(self.durable_seq)
             except sqlite3.Error as error:
                 # The writer meets the same fault at its next commit and reports it;
                 # here only the step is put off.
@@ -190,9 +213,8 @@ class Journal:
             await trio.sleep(TRIM_PAUSE_S if is_behind else TRIM_EVERY_S)
 
     async def _after_trim(self, *, idle_ms: int) -> None:
-        (self.first, _), stored, self.log_bytes = await trio.to_thread.run_sync(
-            lambda: (self.store.bounds(), self.store.cursors(), self.store.log_bytes()),
-            limiter=self._writer,
+        (self.first, _), stored, self.log_bytes = await self._writer.once(
+            lambda: (self.store.bounds(), self.store.cursors(), self.store.log_bytes())
         )
         for key in list(self.cursors):
             if key not in stored and self.cursors[key].used_ms < idle_ms:
@@ -205,61 +227,39 @@ class Journal:
         self._wake.ring()
 
     def _gather(self) -> Batch:
-        batch = Batch(mark=self._gathered_mark, orders=[*self._unfinished])
-        while self._waiting:
-            if batch.weight and (
-                batch.weight + self._waiting[0].weight > COMMIT_RECORDS
+        batch = Batch()
+        for _, changes in self._waiting:
+            if batch.records and (
+                len(batch.records) + len(changes.records) > COMMIT_RECORDS
             ):
                 break
-            changes = self._waiting.popleft()
+            batch.changes += 1
             batch.records += changes.records
-            batch.orders += changes.orders
+            batch.fires += [it for it in changes.orders if isinstance(it, Fire)]
             batch.due += changes.due
             batch.weight += changes.weight
             batch.ends += changes.ends
             batch.online.update(changes.online)
-            batch.mark += 1
-        self._gathered_mark = batch.mark
         batch.cursors = {key: self.cursors[key] for key in self._dirty}
         self._dirty.clear()
         return batch
 
-    async def _commit(self, batch: Batch) -> None:
-        said_at = -math.inf
-        while True:
-            began = self._clock.mono()
-            try:
-                await trio.to_thread.run_sync(
-                    self.store.write, batch, limiter=self._writer
-                )
-                break
-            except sqlite3.IntegrityError:
-                # No disk mends this; it is a fault of ours. Ending is safe: nobody
-                # was told, and the next start goes on from what is on disk.
-                raise
-            except sqlite3.Error as error:
-                self.failure = str(error)
-                if began - said_at >= SAY_AGAIN_S:
-                    said_at = began
-                    _log.error(
-                        "the log cannot be written; nothing is dropped, it is tried "
-                        "again every second: make room or mend the disk",
-                        error=self.failure,
-                        path=str(self.store.path),
-                        pending=self.pending,
-                    )
-                await trio.sleep(RETRY_S)
-        if self.failure is not None:
-            _log.warning("the log is written again", pending=self.pending)
-            self.failure = None
+    async def _commit(self) -> None:
+        batch = self._gather()
+        began = self._clock.mono()
+        await self._writer.write(
+            partial(self.store.write, batch), pending=lambda: self.pending
+        )
         self._counts.commits.observe(self._clock.mono() - began)
         self._is_written(batch)
 
     def _is_written(self, batch: Batch) -> None:
-        self._unfinished = batch.unfinished
-        if not self._unfinished:
-            self.durable_mark = batch.mark
-        self.pending -= batch.weight
+        for _ in range(batch.changes):
+            self._waiting.popleft()
+        # Before anyone is told of a run, so that its answer comes behind it. With the
+        # newest mark: none that was given out before waits for it.
+        self.timers.append(batch.fires, mark=self.mark)
+        self.records_pending -= batch.weight
         self.pending_ends -= batch.ends
         if batch.records:
             self.durable_seq = batch.records[-1].seq
@@ -269,5 +269,9 @@ class Journal:
             if due:
                 lateness.observe(now - due)
         self._published(batch)
+        self.is_settled()
+
+    def is_settled(self) -> None:
+        """Have those who wait in `settled` look again."""
         self._settled.set()
         self._settled = trio.Event()

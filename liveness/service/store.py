@@ -1,10 +1,9 @@
-"""The journal's file: SQLite, in WAL mode, every commit synced.
+"""The journal's file: the log, and what follows from it.
 
     log       what was decided, in order: a row a page of records of one commit
     online    whose session is open: the log's effect, changed with it
     cursors   how far each gateway and watcher has acknowledged
-    timers    what is to come due (`timertable`), changed with the log as well
-    meta      the log's id and size, the schema's version
+    meta      the log's id, the schema's version
 
 `uid` columns are ANY in STRICT tables: any other type would make one user of `7` and
 `"7"`. Up to `PAGE_RECORDS` rows are one statement through `json_each`, not
@@ -14,8 +13,8 @@ rows go that way: they are few, as it has pages, not rows of fifteen columns. Se
 keyed by their number, not their user: a login costs 3 µs of writing, not 18, since
 nothing is inserted but at the end.
 
-Everything here blocks, so it is called in threads; the writing connection has one
-user at a time, readers open their own.
+Timers are in a file of their own (`timertable`), which follows the log: they may be ten
+million, and a commit of the log is not to wait for them.
 """
 
 import fcntl
@@ -24,7 +23,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -36,13 +35,22 @@ from liveness.core.records import (
     OnlineRow,
     logged,
 )
-from liveness.core.timers import LADDER, Drop, Ladder, Order, Settlement
+from liveness.core.timers import Fire
 from liveness.core.wire import decode, encode
-from liveness.errors import StartError, StateError
-from liveness.service import timertable
-from liveness.service.timertable import TimerTable, cut
+from liveness.errors import StartError
+from liveness.service.database import (
+    check_schema,
+    connect,
+    cut,
+    expecting_damage,
+    is_new,
+    meta,
+    reading,
+    transaction,
+    write_ahead,
+)
 
-SCHEMA: Final = 3
+SCHEMA: Final = 2
 DATABASE: Final = "liveness.db"
 
 # A reader of the log is given pages; a page looks at no more rows than this, so that
@@ -56,8 +64,6 @@ PAGE_RECORDS: Final = 1_000
 TRIM_RECORDS: Final = 2_000
 # Pages of the file that are given back in one step.
 TRIM_PAGES: Final = 2_000
-# The WAL is cut back to this after a burst.
-WAL_BYTES: Final = 64 * 2**20
 
 _TABLES: Final = f"""
 create table meta (key text primary key, value any) strict, without rowid;
@@ -74,17 +80,7 @@ create table cursors (
     role text not null, name text not null, seq integer not null,
     used integer not null, timeout real, primary key (role, name)
     ) strict, without rowid;
-{timertable.TABLES}
-insert into meta values ('schema', {SCHEMA}), ('bytes', 0);
-"""
-
-# Timers came, and with them the size of the log alone.
-_FROM_SCHEMA_2: Final = f"""
-begin immediate;
-{timertable.TABLES}
-update meta set value = {SCHEMA} where key = 'schema';
-insert into meta select 'bytes', coalesce(sum(length(records)), 0) from log;
-commit;
+insert into meta values ('schema', {SCHEMA});
 """
 
 
@@ -105,24 +101,10 @@ _PUT_CURSORS: Final = (
 )
 
 
-_GROW: Final = "update meta set value = value + ? where key = 'bytes'"
-
 _FOLLOW: Final = """
 update cursors set seq = :last
 where role = :role and name in (select value from json_each(:names))
 """
-
-
-# The file is whole, but it cannot be used now.
-_DISK_TROUBLE: Final = frozenset(
-    {
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_BUSY,
-    }
-)
 
 
 class CursorRow(NamedTuple):
@@ -135,16 +117,14 @@ class CursorRow(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """What one transaction writes, and what it has made of orders."""
+    """What one transaction writes."""
 
     records: list[Logged] = field(default_factory=list)
     due: list[float] = field(default_factory=list)
     online: dict[int, OnlineRow | None] = field(default_factory=dict)
     cursors: dict[tuple[str, str], CursorRow] = field(default_factory=dict)
-    orders: list[Order] = field(default_factory=list)
-    settlement: Settlement | None = None
-    unfinished: list[Drop] = field(default_factory=list)
-    mark: int = 0
+    fires: list[Fire] = field(default_factory=list)  # for the timers' table, after it
+    changes: int = 0
     weight: int = 0
     ends: int = 0
 
@@ -174,15 +154,13 @@ class Store:
 
     Args:
         folder: The state directory; made, private, if it is missing.
-        ladder: How the attempts of a timer follow each other.
     Raises:
         StartError: It cannot be used, or another sidecar uses it.
         StateError: What lies in it is damaged, or of a newer version.
     """
 
-    def __init__(self, folder: Path, ladder: Ladder = LADDER) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ladder = ladder
         self.path = folder / DATABASE
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -201,76 +179,29 @@ class Store:
                 "one or name another with --state"
             ) from error
         try:
-            self._open()
-        except OSError as error:
-            os.close(self._lock)
-            raise StartError(
-                f"{self.path}: {error.strerror}; make it writable or name another "
-                "state directory with --state"
-            ) from error
+            with self.expecting_damage():
+                self._db = connect(self.path)
+                self._prepare()
         except BaseException:
             os.close(self._lock)
             raise
 
-    def _open(self) -> None:
-        with self.expecting_damage():
-            self._db = self._connect()
-            self._prepare()
-
-    @contextmanager
-    def expecting_damage(self) -> Iterator[None]:
-        """At the start: what cannot be read is told, and left as it is.
-
-        Raises:
-            StateError: Something within met a damaged file.
-        """
-        try:
-            yield
-        except sqlite3.Error as error:
-            if error.sqlite_errorcode & 0xFF in _DISK_TROUBLE:
-                raise StartError(
-                    f"{self.path}: {error}; make room or mend the disk, nothing of it "
-                    "is lost"
-                ) from error
-            raise StateError(
-                f"{self.path} cannot be read ({error}); it was left as it is: restore "
-                "a backup, or move it away to start with an empty log"
-            ) from error
-
-    def _connect(self) -> sqlite3.Connection:
-        # SQLite gives its other files the mode that this one has.
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        db.execute("pragma busy_timeout = 1000")
-        return db
+    def expecting_damage(self) -> AbstractContextManager[None]:
+        """At the start: what cannot be read is told, and left as it is."""
+        return expecting_damage(self.path, "start with an empty log")
 
     def _prepare(self) -> None:
         db = self._db
-        (version,) = db.execute("select count(*) from sqlite_schema").fetchone()
-        if version == 0:
+        has_nothing = is_new(db)
+        if has_nothing:
             db.execute("pragma auto_vacuum = incremental")
-        db.execute("pragma journal_mode = wal")
-        db.execute("pragma synchronous = full")
-        db.execute(f"pragma journal_size_limit = {WAL_BYTES}")
-        if version == 0:
+        write_ahead(db)
+        if has_nothing:
             db.executescript(f"begin immediate; {_TABLES}")
             db.execute("insert into meta values ('log', ?)", [secrets.token_hex(8)])
             db.execute("commit")
-        schema = self._meta("schema")
-        if schema == 2:
-            db.executescript(_FROM_SCHEMA_2)
-            schema = SCHEMA
-        if schema != SCHEMA:
-            raise StateError(
-                f"{self.path} has schema {schema}, this version reads {SCHEMA}; use "
-                "the version that wrote it, or another --state"
-            )
-        self.log = str(self._meta("log"))
-        self.timers = TimerTable(db)
-
-    def _meta(self, key: str) -> object:
-        row = self._db.execute("select value from meta where key = ?", [key]).fetchone()
-        return row[0] if row else None
+        check_schema(db, self.path, SCHEMA)
+        self.log = str(meta(db, "log"))
 
     def close(self) -> None:
         """Close the file and let the directory go."""
@@ -310,7 +241,7 @@ class Store:
         """
         until = min(until, after + SCAN_RECORDS)
         records: list[Logged] = []
-        with self.reading() as db:
+        with reading(self.path) as db:
             db.execute("begin")
             first = _first(db)
             pages = db.execute(
@@ -336,7 +267,7 @@ class Store:
         if gateway is not None:
             query += " where gateway = ?"
             values = [gateway]
-        with self.reading() as db:
+        with reading(self.path) as db:
             db.execute("begin")
             (seq,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
             rows = db.execute(query, values)
@@ -347,13 +278,6 @@ class Store:
             out.write(encode(["list", page, seq]))
             db.execute("rollback")
 
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection that only reads, until left."""
-        with closing(self._connect()) as db:
-            db.execute("pragma query_only = on")
-            yield db
-
     # --- writing --------------------------------------------------------------
 
     def write(self, batch: Batch) -> None:
@@ -362,14 +286,9 @@ class Store:
         gone = [session for session, row in batch.online.items() if row is None]
         cursors = [(*key, *row) for key, row in batch.cursors.items()]
         pages = [_page(part) for part in cut(batch.records, PAGE_RECORDS)]
-        with self._transaction() as db:
-            if pages:
-                db.executemany("insert into log values (?, ?, ?, ?)", pages)
-                db.execute(_GROW, [sum(len(page[-1]) for page in pages)])
-            if batch.orders:
-                batch.settlement, batch.unfinished = self.timers.settle(
-                    batch.orders, self.ladder
-                )
+        db = self._db
+        with transaction(db):
+            db.executemany("insert into log values (?, ?, ?, ?)", pages)
             changes: tuple[tuple[str, list[Any]], ...] = (
                 (_FORGET_ONLINE, gone),
                 (_PUT_ONLINE, kept),
@@ -379,12 +298,6 @@ class Store:
                 for part in cut(rows, PAGE_RECORDS):
                     db.execute(statement, [json.dumps(part, ensure_ascii=False)])
 
-    def recorded_bytes(self) -> int:
-        """Bytes of the records kept: what the retention bounds."""
-        recorded = self._meta("bytes")
-        assert isinstance(recorded, int)
-        return recorded
-
     def log_bytes(self) -> int:
         """Bytes of the file in use, whatever for."""
         pages, free, size = (
@@ -392,15 +305,6 @@ class Store:
             for name in ("page_count", "freelist_count", "page_size")
         )
         return int((pages - free) * size)
-
-    def trim_timers(self, *, oldest_ms: int, most: int) -> dict[str, int]:
-        """Take one small step towards as few ended timers as are to be kept.
-
-        Returns:
-            How many of each state were deleted; none if nothing is to do.
-        """
-        with self._transaction():
-            return self.timers.trim(oldest_ms=oldest_ms, most=most)
 
     def trim(self, *, oldest_ms: int, most_bytes: int, idle_ms: int) -> bool:
         """Take one small step towards the retention; return whether more is to do.
@@ -410,10 +314,8 @@ class Store:
         The newest page is always kept: it says which seq comes next.
         """
         db = self._db
-        # The log alone: what timers take has a bound of its own, and must not take
-        # the log from those who read it.
-        is_full = self.recorded_bytes() > most_bytes
-        last, count, size, newest = 0, 0, 0, dict[str, int]()
+        is_full = self.log_bytes() > most_bytes
+        last, count, newest = 0, 0, dict[str, int]()
         for page_last, young, page in db.execute(
             "select last, newest, records from log "
             "where last < (select max(last) from log) order by last"
@@ -425,8 +327,8 @@ class Store:
                     if name is not None:
                         newest[name] = record.seq
                 count += 1
-            last, size = page_last, size + len(page)
-        with self._transaction():
+            last = page_last
+        with transaction(db):
             db.execute("delete from cursors where used < ?", [idle_ms])
             if not count:
                 return False
@@ -446,21 +348,9 @@ class Store:
                 },
             )
             db.execute("delete from log where last <= ?", [last])
-            db.execute(_GROW, [-size])
         # As a script: `execute` stops after the first page that was given back.
         db.executescript(f"pragma incremental_vacuum({TRIM_PAGES})")
         return count >= TRIM_RECORDS
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._db.execute("begin immediate")
-        try:
-            yield self._db
-            self._db.execute("commit")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("rollback")
-            raise
 
 
 def _first(db: sqlite3.Connection) -> int:

@@ -13,8 +13,9 @@ import trio
 
 from liveness.core.timetable import Timetable
 from liveness.service import timertable
+from liveness.service.database import reading
 from liveness.service.engine import Engine
-from liveness.service.store import Store
+from liveness.service.timertable import TimerTable
 
 # Timers judged at once: some milliseconds of reading, and a page of the log.
 JUDGED_AT_ONCE: Final = 1_000
@@ -23,17 +24,17 @@ RETRY_S: Final = 1.0
 _log = structlog.get_logger("timers")
 
 
-async def keep_time(engine: Engine, store: Store) -> None:
+async def keep_time(engine: Engine, table: TimerTable) -> None:
     """Have timers read whenever the engine wants it, for ever.
 
     Args:
         engine: Judges them.
-        store: Where they are read.
+        table: Where they are read.
     """
     while True:
         try:
             with ExitStack() as stack:
-                db = stack.enter_context(store.reading())
+                db = stack.enter_context(reading(table.path))
                 while True:
                     await engine.timers_wanted.wait()
                     while await _read_due(engine, db) | await _fill(engine, db):

@@ -1,7 +1,13 @@
-"""The table of timers: in the same file as the log, and written in its transactions.
+"""The table of timers: a file beside the log's, which follows it.
 
-    timers         every live timer, and the ended ones that are still kept
-    timer_states   how many there are in each state
+    timers   every live timer, and the ended ones that are still kept
+    states   how many there are in each state
+    meta     the log it belongs to and how far it has followed that, the schema's version
+
+A file of its own: ten million timers are written at random places, which costs some
+hundred milliseconds a commit when there are many, and no offline is to wait for that.
+A timer that fires is recorded in the log first. Where the table has followed to (`seq`)
+is written with it, and what it lacks after a crash is read from the log.
 
 What becomes of a timer is not decided here (`core.timers`): rows are found, settled in
 memory and written back. Each step is one statement through JSON, for the rows that come
@@ -14,18 +20,21 @@ for next lies at the end of most pages that are written.
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from liveness.core.timers import (
     CANCELLED,
     DONE,
     FAILED,
+    LADDER,
+    LIVE,
     REPLACED,
     STATES,
     Drop,
     Fire,
-    GiveUp,
     Ladder,
     Order,
     Settlement,
@@ -33,6 +42,26 @@ from liveness.core.timers import (
     key_of,
 )
 from liveness.core.timetable import Coming, Due, Window
+from liveness.service.database import (
+    check_schema,
+    connect,
+    cut,
+    expecting_damage,
+    is_new,
+    meta,
+    transaction,
+    write_ahead,
+)
+
+SCHEMA: Final = 1
+DATABASE: Final = "timers.db"
+
+# A key is looked up and put in at a random place: small pages make for less to write.
+PAGE_BYTES: Final = 1_024
+# Pages kept in memory, and pages of the WAL after which those are written back: each time
+# a page is changed anew in between is one time less.
+CACHE_BYTES: Final = 64 * 2**20
+CHECKPOINT_PAGES: Final = 65_536
 
 # A cancel by ext ends so many in one transaction, and goes on in the next: about 10 ms,
 # so that a million timers of one ext hold up no other commit.
@@ -46,7 +75,8 @@ TRIM_ROWS: Final = 2_000
 
 _ENDED: Final = (DONE, FAILED, CANCELLED, REPLACED)
 
-TABLES: Final = f"""
+_TABLES: Final = f"""
+create table meta (key text primary key, value any) strict, without rowid;
 create table timers (
     id integer primary key, gateway text not null, key text not null, ext text,
     payload text, state text not null, due integer not null, next integer,
@@ -57,9 +87,15 @@ create index timers_next on timers (next) where next is not null;
 create index timers_ext on timers (gateway, ext)
     where ext is not null and next is not null;
 create index timers_ended on timers (state, changed) where next is null;
-create table timer_states (state text primary key, timers integer not null)
+create table states (state text primary key, timers integer not null)
     strict, without rowid;
-insert into timer_states values {", ".join(f"('{state}', 0)" for state in STATES)};
+insert into states values {", ".join(f"('{state}', 0)" for state in STATES)};
+insert into meta values ('schema', {SCHEMA}), ('seq', 0);
+"""
+
+# Numbers of another log say nothing here. Whatever was fired counts as fired by record 0.
+_FORGET_LOG: Final = """
+update timers set since = 0, seq = iif(seq is null, null, 0) where next is not null
 """
 
 _TIMER: Final = ", ".join(f"timers.{column}" for column in Timer._fields)
@@ -68,8 +104,11 @@ _FOUND: Final = f"""
 select json_group_array(json_array({_TIMER})) from timers where id in (
     select (select max(id) from timers where gateway = json_extract(value, '$[0]')
         and key = json_extract(value, '$[1]'))
-    from json_each(:keys)
-    union select value from json_each(:ids))
+    from json_each(?))
+"""
+_FOUND_BY_ID: Final = f"""
+select json_group_array(json_array({_TIMER})) from timers
+where id in (select value from json_each(?))
 """
 
 _OF_EXTS: Final = """
@@ -105,7 +144,7 @@ from (select {
 """
 
 _COUNT: Final = """
-update timer_states set timers = timers + json_extract(:more, '$.' || state)
+update states set timers = timers + json_extract(:more, '$.' || state)
 where json_extract(:more, '$.' || state) is not null
 """
 
@@ -149,62 +188,119 @@ class Shown(NamedTuple):
 
 
 class TimerTable:
-    """The timers, for whoever writes; all within the caller's transaction.
+    """The timers in a state directory, which another part owns.
 
     Args:
-        db: The writing connection.
+        folder: The state directory.
+        log: The log that is kept there.
+        ladder: How the attempts of a timer follow each other.
+    Raises:
+        StartError: The file cannot be used.
+        StateError: It is damaged, or of a newer version.
     """
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
+    def __init__(self, folder: Path, *, log: str, ladder: Ladder = LADDER) -> None:
+        self.path = folder / DATABASE
+        self.ladder = ladder
+        with self.expecting_damage():
+            self._db = connect(self.path)
+            self._prepare(log)
+            self.seq = self._number("select value from meta where key = 'seq'")
+
+    def expecting_damage(self) -> AbstractContextManager[None]:
+        """At the start: what cannot be read is told, and left as it is."""
+        return expecting_damage(self.path, "start without timers")
+
+    def _prepare(self, log: str) -> None:
+        db = self._db
+        has_nothing = is_new(db)
+        if has_nothing:
+            db.execute(f"pragma page_size = {PAGE_BYTES}")
+        write_ahead(db)
+        db.execute(f"pragma cache_size = -{CACHE_BYTES // 1024}")
+        db.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        if has_nothing:
+            db.executescript(f"begin immediate; {_TABLES} commit;")
+        check_schema(db, self.path, SCHEMA)
+        known = meta(db, "log")
+        if known != log:
+            with transaction(db):
+                db.execute("insert or replace into meta values ('log', ?)", [log])
+                db.execute("update meta set value = 0 where key = 'seq'")
+                if known is not None:
+                    db.execute(_FORGET_LOG)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _number(self, query: str) -> int:
+        return int(_one(self._db, query))
 
     def next_id(self) -> int:
         """The next number to be given to a timer."""
-        return int(_one(self._db, "select coalesce(max(id), 0) + 1 from timers"))
+        return self._number("select coalesce(max(id), 0) + 1 from timers")
+
+    @property
+    def has_live(self) -> bool:
+        """Whether something may still become of any timer."""
+        return any(self.states()[state] for state in LIVE)
 
     def states(self) -> dict[str, int]:
         """How many timers there are in each state."""
-        return dict(self._db.execute("select state, timers from timer_states"))
+        return dict(self._db.execute("select state, timers from states"))
 
-    def settle(
-        self, orders: Sequence[Order], ladder: Ladder
-    ) -> tuple[Settlement, list[Drop]]:
-        """Apply orders.
+    def write(self, orders: Sequence[Order]) -> tuple[Settlement, list[Drop]]:
+        """Apply orders in one transaction; all of them, or on an error none.
 
         Returns:
             What became of them, and those that are to be given again with the next
             transaction, as there was too much to cancel for this one.
         """
-        found, is_cut = self._find(orders)
-        settlement = Settlement(orders, found, ladder)
-        self._write(settlement)
+        seq = max((it.seq for it in orders if isinstance(it, Fire)), default=0)
+        with transaction(self._db):
+            found, is_cut = self._find(orders)
+            settlement = Settlement(orders, found, self.ladder)
+            self._store(settlement)
+            self._note(seq)
+        self.seq = max(self.seq, seq)
         exts = [it for it in orders if isinstance(it, Drop) and it.ext is not None]
         return settlement, exts if is_cut else []
 
+    def follow(self, seq: int) -> None:
+        """Note that nothing in the log up to *seq* is news to the table."""
+        with transaction(self._db):
+            self._note(seq)
+        self.seq = max(self.seq, seq)
+
+    def _note(self, seq: int) -> None:
+        if seq > self.seq:
+            self._db.execute("update meta set value = ? where key = 'seq'", [seq])
+
     def _find(self, orders: Sequence[Order]) -> tuple[list[Timer], bool]:
         """The timers that orders are about; and whether an ext has still more."""
-        keys, ids, exts = dict[tuple[str, str], None](), list[int](), list[Drop]()
-        for order in orders:
-            if isinstance(order, Fire | GiveUp):
-                ids.append(order.timer.id)
-            elif (key := key_of(order)) is not None:
-                keys[key] = None
-            elif isinstance(order, Drop):
-                exts.append(order)
-        is_cut = False
+        keys = {key: None for order in orders if (key := key_of(order)) is not None}
+        exts = {
+            (it.gateway, it.ext, it.below): None
+            for it in orders
+            if isinstance(it, Drop) and it.ext is not None
+        }
+        ids: list[int] = []
         if exts:
-            asked = {(it.gateway, it.ext, it.below) for it in exts}
-            values = {"exts": json.dumps([*asked]), "most": EXT_STEP}
-            of_exts = json.loads(_one(self._db, _OF_EXTS, values))
-            is_cut = len(of_exts) == EXT_STEP
-            ids += of_exts
-        if not keys and not ids:
-            return [], False
-        values = {"keys": json.dumps([*keys]), "ids": json.dumps(ids)}
-        rows = json.loads(_one(self._db, _FOUND, values))
-        return [Timer._make(row) for row in rows], is_cut
+            values = {"exts": json.dumps([*exts]), "most": EXT_STEP}
+            ids = json.loads(_one(self._db, _OF_EXTS, values))
+        found: list[Timer] = []
+        for some_keys in cut([*keys], STATEMENT_ROWS):
+            found += self._read(_FOUND, some_keys)
+        for some_ids in cut(ids, STATEMENT_ROWS):
+            found += self._read(_FOUND_BY_ID, some_ids)
+        return found, len(ids) == EXT_STEP
 
-    def _write(self, settlement: Settlement) -> None:
+    def _read(self, query: str, values: Sequence[object]) -> list[Timer]:
+        rows = _one(self._db, query, [json.dumps(values, ensure_ascii=False)])
+        return [Timer._make(row) for row in json.loads(rows)]
+
+    def _store(self, settlement: Settlement) -> None:
         added = [
             (it.id, it.gateway, it.key, it.ext, payload, it.due, it.since, it.created)
             for it, payload in settlement.added
@@ -228,6 +324,10 @@ class TimerTable:
         Returns:
             How many of which state; none if there is nothing to delete.
         """
+        with transaction(self._db):
+            return self._trim(oldest_ms, most)
+
+    def _trim(self, oldest_ms: int, most: int) -> dict[str, int]:
         states = self.states()
         oldest = {
             state: first
@@ -346,8 +446,3 @@ def _shown(row: Sequence[Any]) -> Shown:
 def _one(db: sqlite3.Connection, query: str, values: Any = ()) -> Any:
     """The only value that a query gives."""
     return db.execute(query, values).fetchone()[0]
-
-
-def cut(rows: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    """Rows in parts of at most *size*."""
-    return (rows[at : at + size] for at in range(0, len(rows), size))

@@ -1,0 +1,96 @@
+"""Orders about timers on their way to disk: one writer, group commit, in order.
+
+It is a journal of its own beside the log's, with a file of its own: a thousand timers
+written at random places take longer than a thousand records at the end of a log.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
+from typing import Final, NamedTuple
+
+from liveness.core.timers import Order, Settlement
+from liveness.service.clock import Clock
+from liveness.service.timertable import TimerTable
+from liveness.service.wake import Wake
+from liveness.service.writer import Writer
+
+# So many orders go into one transaction: some twentieth of a second of writing, the most
+# that a new order should wait for the ones before it.
+COMMIT_ORDERS: Final = 1_000
+# While nothing fires the table follows the log in steps of so many records: what a start
+# after a crash has to look through at most, in some tenths of a second.
+FOLLOW_RECORDS: Final = 100_000
+
+
+class _Given(NamedTuple):
+    mark: int  # nobody is told of what came up to here before this is on disk
+    order: Order
+
+
+class TimerJournal:
+    """Writes orders; tells what has become of them.
+
+    Args:
+        table: The open table.
+        clock: For what is said of failures.
+        settled: Called with orders that are over, and what became of them.
+    """
+
+    def __init__(
+        self,
+        table: TimerTable,
+        *,
+        clock: Clock,
+        settled: Callable[[list[Order], Settlement], None],
+    ) -> None:
+        self.table = table
+        self.writer = Writer(table.path, clock=clock)
+        self._settled = settled
+        self._waiting: deque[_Given] = deque()  # and those being written, in front
+        self._wake = Wake()
+
+    @property
+    def pending(self) -> int:
+        """Orders that are not on disk."""
+        return len(self._waiting)
+
+    @property
+    def oldest(self) -> int | None:
+        """The lowest mark that waits for an order; None if none does."""
+        return self._waiting[0].mark if self._waiting else None
+
+    def append(self, orders: Iterable[Order], *, mark: int) -> None:
+        """Queue orders; whoever waits for *mark*, never lower, waits for these too."""
+        self._waiting.extend(_Given(mark, order) for order in orders)
+        if self._waiting:
+            self._wake.ring()
+
+    async def run(self) -> None:
+        """Write for ever. Failures are retried, never dropped."""
+        while True:
+            await self._wake.wait()
+            while self._waiting:
+                await self._commit()
+
+    async def follow(self, seq: int) -> None:
+        """Note how far the table has followed the log, if it is worth a commit."""
+        if not self._waiting and seq - self.table.seq >= FOLLOW_RECORDS:
+            await self.writer.once(partial(self.table.follow, seq))
+
+    async def _commit(self) -> None:
+        given = list(islice(self._waiting, COMMIT_ORDERS))
+        orders = [one.order for one in given]
+        write = partial(self.table.write, orders)
+        settlement, unfinished = await self.writer.write(
+            write, pending=lambda: self.pending
+        )
+        for _ in given:
+            self._waiting.popleft()
+        # They come first again, so that no mark is reached before they are over.
+        again = set(map(id, unfinished))
+        self._waiting.extendleft(
+            one for one in reversed(given) if id(one.order) in again
+        )
+        self._settled([it for it in orders if id(it) not in again], settlement)

@@ -1,0 +1,73 @@
+"""One file's only writer: a transaction is tried again, whole, until it succeeds."""
+
+import math
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import structlog
+import trio
+
+from liveness.service.clock import Clock
+
+T = TypeVar("T")
+
+RETRY_S: Final = 1.0
+# A lasting failure is said once a minute.
+SAY_AGAIN_S: Final = 60.0
+
+_log = structlog.get_logger("journal")
+
+
+class Writer:
+    """Writes in a thread, one transaction at a time.
+
+    Args:
+        path: The file, for the log.
+        clock: When to say a failure again.
+    """
+
+    def __init__(self, path: Path, *, clock: Clock) -> None:
+        self.failure: str | None = None
+        self._path = path
+        self._clock = clock
+        # One writer: the connection has one user at a time.
+        self._limiter = trio.CapacityLimiter(1)
+
+    async def once(self, call: Callable[[], T]) -> T:
+        """Make one try.
+
+        Raises:
+            sqlite3.Error: It failed.
+        """
+        return await trio.to_thread.run_sync(call, limiter=self._limiter)
+
+    async def write(self, call: Callable[[], T], *, pending: Callable[[], int]) -> T:
+        """Try again every second until it succeeds; say so, with what is *pending*."""
+        said_at = -math.inf
+        while True:
+            began = self._clock.mono()
+            try:
+                written = await self.once(call)
+                break
+            except sqlite3.IntegrityError:
+                # No disk mends this; it is a fault of ours. Ending is safe: nobody
+                # was told, and the next start goes on from what is on disk.
+                raise
+            except sqlite3.Error as error:
+                self.failure = str(error)
+                if began - said_at >= SAY_AGAIN_S:
+                    said_at = began
+                    _log.error(
+                        "the log cannot be written; nothing is dropped, it is tried "
+                        "again every second: make room or mend the disk",
+                        error=self.failure,
+                        path=str(self._path),
+                        pending=pending(),
+                    )
+                await trio.sleep(RETRY_S)
+        if self.failure is not None:
+            _log.warning("the log is written again", pending=pending())
+            self.failure = None
+        return written
