@@ -19,6 +19,7 @@ from liveness.core.records import (
     Login,
     Logout,
     OnlineRow,
+    Record,
     SignsOfLife,
     Uid,
 )
@@ -213,6 +214,7 @@ class Scene:
         for record, due in zip(changes.records, changes.due, strict=True):
             assert record.at == self.wall_ms
             assert due <= self.mono
+            assert isinstance(record, Record)
             assert due == 0.0 or record.reason == "silence"
         assert self.presence.early == 0
         assert len(self.presence) == len(self.kept)

@@ -30,11 +30,11 @@ from liveness.core.records import (
     Gap,
     Hello,
     Instant,
+    Logged,
     Login,
     Logout,
     OnlineRow,
     Ping,
-    Record,
     Request,
     SignsOfLife,
     Stopped,
@@ -101,7 +101,7 @@ class Disk:
     """What a sidecar finds again."""
 
     log: str
-    records: list[Record] = field(default_factory=list)
+    records: list[Logged] = field(default_factory=list)
     first: int = 1  # those before were trimmed
     online: dict[int, OnlineRow] = field(default_factory=dict)  # by session
     cursors: dict[str, int] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Disk:
         self.first = last + 1
 
 
-def concerns(record: Record, name: str) -> bool:
+def concerns(record: Logged, name: str) -> bool:
     return name in (record.gateway, record.from_gateway)
 
 
@@ -336,7 +336,7 @@ class Sidecar:
             if not link.unacked:
                 self.move_cursor(link, link.position)
 
-    def entries(self, link: Served, mono: float) -> list[Record | Gap]:
+    def entries(self, link: Served, mono: float) -> list[Logged | Gap]:
         """The next records for a link, within its window."""
         room, disk = min(WINDOW - len(link.unacked), NOTICES), self.disk
         hello = link.hello
@@ -349,7 +349,7 @@ class Sidecar:
             gap = Gap(link.position + 1, disk.first, self.at(mono).wall_ms)
             link.position = gap.seq
             return [gap]
-        found: list[Record | Gap] = []
+        found: list[Logged | Gap] = []
         for record in disk.records[link.position :]:
             link.position = record.seq
             if concerns(record, hello.name) and record.kind in hello.kinds:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from liveness.core.records import Logged
 from liveness.core.records import Record as Decided
 from liveness.service.store import Batch, CursorRow, Store
 from tests.e2e.client import Client, Record, Uid, packed
@@ -336,7 +337,7 @@ def write_old_log(state: Path) -> None:
 
     The last of them has a page of its own, which is the one that stays.
     """
-    records = [
+    records: list[Logged] = [
         Decided(seq, "offline", f"u-{seq}", gateway, seq, None, "logout", 1)
         for seq, gateway in enumerate(["left"] * 3 + ["right"] * 5, start=1)
     ]

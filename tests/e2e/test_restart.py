@@ -132,7 +132,7 @@ def stopped_with(state: Path, remaining_s: dict[str, float]) -> None:
     whole, seen = array("d", [60.0] * len(uids)), array("d", left)
     clocks = Snapshot(sessions, whole, left, seen, array("b", [1] * len(uids)))
     with closing(Store(state)) as store:
-        store.write(Batch(records=records, online=dict(rows)))
+        store.write(Batch(records=[*records], online=dict(rows)))
         stopfile.write(
             state,
             log=store.log,
@@ -337,7 +337,7 @@ def filled(state: Path) -> Path:
         rows = {
             r.seq: OnlineRow(r.seq, r.uid, r.at, r.conn, "a", None) for r in records
         }
-        store.write(Batch(records=records, online=dict(rows)))
+        store.write(Batch(records=[*records], online=dict(rows)))
     return state / DATABASE
 
 

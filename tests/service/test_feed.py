@@ -11,7 +11,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core.records import KINDS, SESSION_KINDS, Gap, Record
+from liveness.core.records import KINDS, SESSION_KINDS, Gap, Logged, Record
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
 from liveness.service.feed import Cursor, Feed
@@ -84,7 +84,7 @@ def log_of(written: Sequence[Batch], folder: Path, *, keep: int) -> Iterator[Log
         yield Log(store, written, keep=keep)
 
 
-async def all_of(cursor: Cursor, limit: int = 1_000) -> list[Record | Gap]:
+async def all_of(cursor: Cursor, limit: int = 1_000) -> list[Logged | Gap]:
     taken = []
     while cursor.is_behind:
         before = cursor.position

@@ -69,7 +69,7 @@ def changes(first: int, count: int = 1, *, due: float = 0.0) -> Changes:
         for seq in range(first, first + count)
     ]
     rows = (OnlineRow(r.seq, r.uid, LONG_AGO_MS, None, "g", None) for r in records)
-    return Changes(records, [due] * count, {row.session: row for row in rows})
+    return Changes([*records], [due] * count, {row.session: row for row in rows})
 
 
 @contextmanager
