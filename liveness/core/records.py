@@ -168,6 +168,26 @@ def logged(fields: Sequence[Any]) -> Logged:
     return Record._make(fields)
 
 
+class Wanted(NamedTuple):
+    """Which records concern a reader: of which gateway (None: all), of which kinds.
+
+    The timers of the gateway that reads are its to run, whatever else it wants.
+    """
+
+    gateway: str | None
+    kinds: frozenset[str]
+    runs: str | None = None
+
+    def wants(self, record: Logged) -> bool:
+        """Whether this record concerns the reader."""
+        if record.kind == TIMER and record.gateway == self.runs:
+            return True
+        return record.kind in self.kinds and (
+            self.gateway is None
+            or self.gateway in (record.gateway, record.from_gateway)
+        )
+
+
 class OnlineRow(NamedTuple):
     """What is kept on disk of one session, so that a restart forgets nobody."""
 

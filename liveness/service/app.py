@@ -26,7 +26,7 @@ from liveness.core.clock import AttendedClock
 from liveness.core.decisions import Decisions
 from liveness.core.link import LinkLimits
 from liveness.core.presence import Presence
-from liveness.core.records import GATEWAY, TIMER, WATCHER, TimerRecord
+from liveness.core.records import GATEWAY, TIMER, WATCHER, TimerRecord, Wanted
 from liveness.core.timers import Fire, Order, Settlement
 from liveness.core.timetable import RING_S, RING_SLOTS, Timetable
 from liveness.errors import StartError
@@ -42,7 +42,7 @@ from liveness.service.journal import Journal
 from liveness.service.listener import accept_links
 from liveness.service.outbox import Delivery, OutboxLimits
 from liveness.service.sockets import listening
-from liveness.service.store import Batch, Store, Wanted
+from liveness.service.store import Batch, Store
 from liveness.service.timekeeper import keep_time
 from liveness.service.timerjournal import TimerJournal
 from liveness.service.timertable import TimerTable

@@ -12,10 +12,10 @@ from typing import Final
 
 import trio
 
-from liveness.core.records import Gap, Logged
+from liveness.core.records import Gap, Logged, Wanted
 from liveness.core.wire import encode
 from liveness.service.journal import Journal
-from liveness.service.store import Batch, Wanted
+from liveness.service.store import Batch
 
 # At most this many readers of the disk at a time; each holds a thread and a file.
 DISK_READERS: Final = 4

@@ -3,11 +3,10 @@
 from liveness import __version__
 from liveness.core.frames import FEATURES, PROTOCOL
 from liveness.core.link import LinkLimits
-from liveness.core.records import GATEWAY, Hello
+from liveness.core.records import GATEWAY, Hello, Wanted
 from liveness.service.feed import Cursor, Feed
 from liveness.service.journal import Journal
 from liveness.service.links import SocketLink
-from liveness.service.store import Wanted
 
 
 class Greeter:

@@ -28,13 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
-from liveness.core.records import (
-    GATEWAY,
-    TIMER,
-    Logged,
-    OnlineRow,
-    logged,
-)
+from liveness.core.records import GATEWAY, Logged, OnlineRow, Wanted, logged
 from liveness.core.timers import Fire
 from liveness.core.wire import decode, encode
 from liveness.errors import StartError
@@ -127,26 +121,6 @@ class Batch:
     changes: int = 0
     weight: int = 0
     ends: int = 0
-
-
-class Wanted(NamedTuple):
-    """Which records concern a reader: of which gateway (None: all), of which kinds.
-
-    The timers of the gateway that reads are its to run, whatever else it wants.
-    """
-
-    gateway: str | None
-    kinds: frozenset[str]
-    runs: str | None = None
-
-    def wants(self, record: Logged) -> bool:
-        """Whether this record concerns the reader."""
-        if record.kind == TIMER and record.gateway == self.runs:
-            return True
-        return record.kind in self.kinds and (
-            self.gateway is None
-            or self.gateway in (record.gateway, record.from_gateway)
-        )
 
 
 class Store:

@@ -11,12 +11,12 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core.records import KINDS, SESSION_KINDS, Gap, Logged, Record
+from liveness.core.records import KINDS, SESSION_KINDS, Gap, Logged, Record, Wanted
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
 from liveness.service.feed import Cursor, Feed
 from liveness.service.journal import Journal
-from liveness.service.store import Batch, CursorRow, Store, Wanted
+from liveness.service.store import Batch, CursorRow, Store
 from tests.strategies import BOUNDED
 
 NAMES = ("g", "h", "i")

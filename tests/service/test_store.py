@@ -14,7 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveness.core.records import KINDS, SESSION_KINDS, Logged, OnlineRow, Record, Uid
+from liveness.core.records import (
+    KINDS,
+    SESSION_KINDS,
+    Logged,
+    OnlineRow,
+    Record,
+    Uid,
+    Wanted,
+)
 from liveness.errors import StartError, StateError
 from liveness.service.store import (
     DATABASE,
@@ -25,7 +33,6 @@ from liveness.service.store import (
     Batch,
     CursorRow,
     Store,
-    Wanted,
 )
 from tests import disk
 from tests.strategies import BOUNDED, HARD_UIDS, conns, uids
