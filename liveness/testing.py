@@ -39,7 +39,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
-from secrets import token_hex
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple, assert_never
@@ -61,25 +60,33 @@ from liveness.core.records import (
     LOGOUT,
     OFFLINE,
     Ack,
+    After,
+    Answer,
+    Cancel,
     Gap,
     Hello,
     Instant,
     ListSessions,
+    Logged,
     Login,
     Logout,
-    OnlineRow,
     Ping,
     Record,
     Refusal,
     Request,
     SignsOfLife,
     Uid,
+    Wanted,
     Where,
 )
 from liveness.core.table import Entry
+from liveness.core.timers import LADDER, REPLACED, STATES
+from liveness.core.timetable import RING_S, Due, Timetable
 from liveness.core.uids import is_uid
+from liveness.core.wheel import BUCKET_S
 from liveness.core.wire import encode, encode_notices
 from liveness.errors import NOT_FATAL, Code
+from liveness.testing_disk import Disk
 
 # As the sidecar's own.
 SLOTS: Final = 30
@@ -90,10 +97,14 @@ NOTICES_PER_FRAME: Final = 1_000
 LIST_ROWS: Final = 1_000
 RECEIVE_BYTES: Final = 16_384
 BACKLOG: Final = 512
+MAX_TIMERS: Final = 20_000_000
+MAX_LOADED: Final = 1_000_000
 
 # Time goes this much further than it was told to: three times 10 s must not fall short
 # of 30 s by the rounding of their sum.
 ROUNDING_S: Final = 1e-6
+# Wheels are laid so far ahead where time stands still: two buckets, a whole one at least.
+AHEAD_S: Final = 2 * BUCKET_S
 # While no time is passed, what came first must still be the older.
 SLOWLY: Final = 1e-6
 # Where the clocks begin, so that the records of a test are the same every time.
@@ -122,17 +133,15 @@ class Session(NamedTuple):
     conn: int | None
 
 
-@dataclass(slots=True)
-class _Disk:
-    """What outlives the sidecar. The record of seq n stands at n - 1."""
+class Timer(NamedTuple):
+    """What has become of a timer by now."""
 
-    log: str = field(default_factory=lambda: token_hex(8))
-    records: list[Record] = field(default_factory=list)
-    first: int = 1  # records below are trimmed: nobody is told them any more
-    online: dict[int, OnlineRow] = field(default_factory=dict)
-    cursors: dict[tuple[str, str], int] = field(default_factory=dict)
-    timeouts: dict[str, float | None] = field(default_factory=dict)
-    clocks: list[Entry] = field(default_factory=list)  # as of a planned stop
+    state: str  # pending, fired, done, failed, cancelled or replaced
+    payload: str | None
+    ext: str | None
+    attempts: int
+    left: float | None  # seconds until it fires, or its run is over; None: no more
+    message: str | None  # of the latest answer
 
 
 @dataclass(slots=True, eq=False)
@@ -172,7 +181,17 @@ class _Link:
         if not self.is_broken:
             self.replies.append(encode(frame))
 
-    def is_concerned_by(self, record: Record) -> bool:
+    @property
+    def wanted(self) -> Wanted:
+        hello = self.hello
+        return Wanted(
+            None if hello.scope == "all" else hello.name,
+            hello.kinds,
+            runs=hello.name if hello.role == GATEWAY else None,
+        )
+
+    def is_concerned_by(self, record: Logged) -> bool:
+        """Whether that it is gone is a gap to this one."""
         names = (record.gateway, record.from_gateway)
         return self.hello.scope == "all" or self.hello.name in names
 
@@ -184,6 +203,7 @@ async def scripted_sidecar(
     flush: float = 0.01,
     window: int = 10_000,
     within: float = 10.0,
+    max_timers: int = MAX_TIMERS,
 ) -> AsyncIterator["ScriptedSidecar"]:
     """Serve on a Unix socket in a private temporary folder until left.
 
@@ -193,6 +213,7 @@ async def scripted_sidecar(
             clock. Small, so that tests need not wait for it.
         window: Records that may be in flight to a gateway.
         within: After so many seconds of the event loop's clock a wait has failed.
+        max_timers: Timers that may be pending or fired; one more is refused.
     """
     with TemporaryDirectory(prefix="liveness-") as folder:
         script = ScriptedSidecar(
@@ -201,6 +222,7 @@ async def scripted_sidecar(
             flush=flush,
             window=window,
             within=within,
+            max_timers=max_timers,
         )
         only: BaseException | None = None
         try:
@@ -219,6 +241,10 @@ async def scripted_sidecar(
         raise only
 
 
+def _ring(mono: float) -> Wheel:
+    return Wheel(timeout=RING_S, slots=SLOTS, now=mono)
+
+
 class ScriptedSidecar:
     """A running sidecar, and the script it goes by; from `scripted_sidecar`.
 
@@ -233,17 +259,25 @@ class ScriptedSidecar:
     """
 
     def __init__(
-        self, path: Path, *, timeout: float, flush: float, window: int, within: float
+        self,
+        path: Path,
+        *,
+        timeout: float,
+        flush: float,
+        window: int,
+        within: float,
+        max_timers: int,
     ) -> None:
         self.path = path
         self.events: list[Event] = []
         self.refused: list[tuple[str | None, Refusal]] = []
         self._timeout, self._flush = timeout, flush
         self._window, self._within = window, within
+        self._max_timers = max_timers
         self._now = self._away = 0.0  # seconds attended, and seconds that were not
         # What time it was here from when on, by the clock of the event loop.
         self._times = [(anyio.current_time(), START_MONO_S)]
-        self._disk = _Disk()
+        self._disk = Disk()
         self._is_disk_full = False
         self._is_reading = True
         self._limits = LinkLimits()
@@ -270,7 +304,7 @@ class ScriptedSidecar:
         await checkpoint()
         self._turn()
         if self._listener is None or not self._is_reading:
-            self._away += seconds
+            self._away += seconds + ROUNDING_S
         else:
             self._live_through(seconds)
         self._times.append((anyio.current_time(), self._at.mono))
@@ -293,6 +327,15 @@ class ScriptedSidecar:
         return [record.as_map() for record in kept]
 
     @property
+    def timers(self) -> dict[tuple[str, str], Timer]:
+        """By gateway and key the newest timers, as on disk."""
+        self._turn()
+        return {
+            (it.timer.gateway, it.timer.key): self._shown(it)
+            for it in self._disk.timers.values()
+        }
+
+    @property
     def links(self) -> dict[str, int]:
         """The gateways that are connected, and how many records each has yet to ack."""
         self._turn()
@@ -305,7 +348,10 @@ class ScriptedSidecar:
     async def online(self, uid: Uid, *, within: float | None = None) -> Session:
         """Wait until this user is online; return by what."""
         await self._until(
-            lambda: self._find(uid), f"{uid!r} is not online", within, uid
+            lambda: self._find(uid),
+            f"{uid!r} is not online",
+            within,
+            lambda: self._known(uid),
         )
         (row,) = self._presence.where([uid])
         return Session(*row[1:])
@@ -319,7 +365,12 @@ class ScriptedSidecar:
             record = self._newest(uid)
             return record if record and record.kind == OFFLINE else None
 
-        await self._until(ending, f"{uid!r} did not go offline", within, uid)
+        await self._until(
+            ending,
+            f"{uid!r} did not go offline",
+            within,
+            lambda: self._known(uid),
+        )
         record = ending()
         assert record is not None
         return record.as_map()
@@ -327,8 +378,42 @@ class ScriptedSidecar:
     async def next_event(self, uid: Uid, *, within: float | None = None) -> Event:
         """Wait for the next event of this user: each is given once, in order."""
         events = self._not_given[uid]
-        await self._until(lambda: events, f"no event of {uid!r}", within, uid)
+        await self._until(
+            lambda: events, f"no event of {uid!r}", within, lambda: self._known(uid)
+        )
         return events.popleft()
+
+    async def timer(
+        self, gateway: str, key: str, state: str, *, within: float | None = None
+    ) -> Timer:
+        """Wait until the newest timer of this key is in a state; return it.
+
+        Args:
+            gateway: Who asked for it.
+            key: By what.
+            state: pending, fired, done, failed or cancelled.
+            within: As with every wait.
+        """
+        if state not in STATES or state == REPLACED:
+            raise ValueError(f"the newest timer of a key is never {state!r}")
+
+        def newest() -> Timer | None:
+            due = self._disk.newest(gateway, key)
+            return None if due is None else self._shown(due)
+
+        def is_so() -> bool:
+            timer = newest()
+            return timer is not None and timer.state == state
+
+        await self._until(
+            is_so,
+            f"timer {key!r} of {gateway} is not {state}",
+            within,
+            lambda: f"it is {newest() or 'not known'}",
+        )
+        timer = newest()
+        assert timer is not None
+        return timer
 
     async def linked(self, gateway: str, *, within: float | None = None) -> None:
         """Wait until this gateway is connected and has said hello."""
@@ -405,13 +490,13 @@ class ScriptedSidecar:
             self._tell()
 
     def trim(self) -> None:
-        """Let go of all records so far, as the retention does of old ones.
+        """Let go of all records, as the retention does of old ones, and of ended timers.
 
         A gateway that has not acknowledged all that concerned it is told of a gap by its
         next link.
         """
         self._turn()
-        self._disk.first = len(self._disk.records) + 1
+        self._timetable.forgot(self._disk.trim())
 
     def stop(self, reason: str = "the sidecar stops") -> None:
         """Stop as planned, with `bye`. After `start`, all go on with the time they had."""
@@ -443,11 +528,22 @@ class ScriptedSidecar:
         if self._listener is not None:
             raise ValueError("it is running; have it stop or crash first")
         if new_log:
-            self._disk = _Disk()
+            self._disk = Disk()
         disk, at = self._disk, self._at
+        decided = Decisions(disk.next_seq)
+        self._timetable = Timetable(
+            _ring,
+            decided,
+            at=self._whole_ms,
+            next_id=disk.next_timer,
+            states=disk.states(),
+            ladder=LADDER,
+            max_live=self._max_timers,
+            max_loaded=MAX_LOADED,
+        )
         self._presence = Presence(
             Wheel(timeout=self._timeout, slots=SLOTS, now=self._now),
-            decided=Decisions(len(disk.records) + 1),
+            decided=decided,
             timeout=self._timeout,
             gateway_hold=GATEWAY_HOLD_S,
             settle=RECONNECT_S + self._flush,
@@ -471,8 +567,21 @@ class ScriptedSidecar:
     @property
     def _at(self) -> Instant:
         passed = self._now + self._away
-        wall_ms = START_WALL_MS + round(passed * 1_000)
+        wall_ms = START_WALL_MS + int(passed * 1_000)
         return Instant(self._now, START_MONO_S + passed, wall_ms)
+
+    @property
+    def _whole_ms(self) -> Instant:
+        """Now in whole milliseconds, as timers are due in such."""
+        at = self._at
+        passed_ms = at.wall_ms - START_WALL_MS
+        return at._replace(mono=START_MONO_S + passed_ms / 1_000)
+
+    @property
+    def _timers_at(self) -> Instant:
+        """The same and a little more, so that no rounding makes it a millisecond less."""
+        at = self._whole_ms
+        return at._replace(mono=at.mono + ROUNDING_S)
 
     def _age(self, age: float) -> float:
         """Turn an age by a gateway's clock, the event loop's, into one by this clock.
@@ -488,25 +597,69 @@ class ScriptedSidecar:
     def _live_through(self, seconds: float) -> None:
         """Judge everyone at its moment, to within a bucket, and at the end exactly."""
         until = self._now + seconds + ROUNDING_S
-        presence, wheel = self._presence, self._presence.wheel
-        while len(presence):
-            # Who is due already waits: for its gateway, or for the end of a bucket.
-            is_waiting = presence.due_gateways()
-            step = self._now + wheel.bucket_s if is_waiting else wheel.next_due()
-            if step >= until:
-                break
-            self._judge(step, laid_until=step)
-        # Laid a bucket ahead, so that who is due at the very end is among them.
-        self._judge(until, laid_until=until + wheel.bucket_s)
+        while (step := min(self._next_of_users(), self._next_of_timers())) < until:
+            self._judge(max(step, self._now), ahead=0)
+        # Laid ahead, so that who is due at the very end is among them.
+        self._judge(until, ahead=AHEAD_S)
 
-    def _judge(self, now: float, *, laid_until: float) -> None:
+    def _next_of_users(self) -> float:
+        presence, wheel = self._presence, self._presence.wheel
+        if not len(presence):
+            return math.inf
+        # Who is due already waits: for its gateway, or for the end of a bucket.
+        is_waiting = presence.due_gateways()
+        return self._now + wheel.bucket_s if is_waiting else wheel.next_due()
+
+    def _next_of_timers(self) -> float:
+        timetable = self._timetable
+        if timetable.has_due:
+            return self._now + BUCKET_S
+        now_ms = timetable.ms(self._timers_at.mono)
+        moments = self._disk.moments()
+        if timetable.loaded and any(at <= now_ms for at in moments):
+            # It was looked at, and is to be looked at again: the ring knows when.
+            return timetable.next_due() - START_MONO_S - self._away
+        # Until the next one nothing happens, however far that is.
+        ahead_ms = [at - now_ms for at in moments if at > now_ms]
+        return self._now + min(ahead_ms) / 1_000 if ahead_ms else math.inf
+
+    def _judge(self, now: float, *, ahead: float) -> None:
         self._now = now
         for link in self._named.values():
             if link.gateway is not None:
                 link.gateway.heard_at = link.gateway.empty_at = now
-        self._presence.wheel.advance(laid_until, ALL)
+        self._presence.wheel.advance(now + ahead, ALL)
         while self._presence.fire(self._at, limit=ALL):
             pass
+        self._judge_timers(ahead=ahead)
+
+    def _judge_timers(self, *, ahead: float) -> None:
+        """Fire timers that are due, or end their runs, until there are no more."""
+        timetable, disk, mono = self._timetable, self._disk, self._at.mono
+        while True:
+            self._commit()
+            timetable.advance(mono, laid_until=mono + ahead)
+            while window := timetable.window():
+                timetable.fill(window, disk.coming(window))
+            numbers = timetable.take(ALL)
+            timetable.judge(disk.due(numbers), self._timers_at, self._handed)
+            if numbers:
+                # Whether they are told by then decides whether their runs go on.
+                for link in [*self._links]:
+                    self._write(link)
+            if not numbers and timetable.next_due() > mono:
+                return
+
+    def _handed(self, gateway: str) -> int:
+        """The seq up to which a gateway was told its records."""
+        key = GATEWAY, gateway
+        link = self._named.get(key)
+        position = self._disk.next_seq - 1
+        if link is not None and link.is_welcome:
+            position = link.position
+        elif key in self._cursors:
+            position = self._cursors[key]
+        return max(position, self._disk.first - 1)
 
     # --- sockets --------------------------------------------------------------
 
@@ -562,6 +715,8 @@ class ScriptedSidecar:
         self._changed = anyio.Event()
 
     def _write_links(self) -> None:
+        if self._listener is not None and self._is_reading:
+            self._judge_timers(ahead=AHEAD_S)
         self._commit()
         for link in [*self._links]:
             self._write(link)
@@ -688,6 +843,12 @@ class ScriptedSidecar:
                 self._presence.logout(link.gateway, request, self._at)
             case Ack():
                 self._acknowledge(link, request)
+            case After():
+                self._schedule(link, request)
+            case Cancel():
+                self._timetable.cancel(link.hello.name, request, self._timers_at)
+            case Answer():
+                self._timetable.answer(link.hello.name, request, self._timers_at)
             case Ping():
                 link.reply("pong", request.payload)
             case Where():
@@ -724,6 +885,22 @@ class ScriptedSidecar:
                 index=index,
             )
             self._refuse(link, refusal)
+
+    def _schedule(self, link: _Link, after: After) -> None:
+        # In whole milliseconds rounding would make it one more.
+        asked = replace(after, seconds=after.seconds - 2 * ROUNDING_S)
+        if not self._timetable.after(link.hello.name, asked, self._timers_at):
+            self._refuse(
+                link,
+                Refusal(
+                    Code.TOO_MANY_TIMERS,
+                    f"there are {self._max_timers} timers already; ask again once some "
+                    "have ended",
+                    link.conversation.n,
+                    fatal=False,
+                    frame="after",
+                ),
+            )
 
     def _list(self, link: _Link) -> None:
         is_all = link.hello.role != GATEWAY and link.hello.scope == "all"
@@ -780,6 +957,7 @@ class ScriptedSidecar:
             "max_batch": self._limits.max_batch,
             "max_frame": self._limits.max_frame_bytes,
             "window": self._window,
+            "run_timeout": LADDER.run_ms / 1_000,
         }
         link.reply("welcome", welcome)
 
@@ -800,16 +978,11 @@ class ScriptedSidecar:
         """Have on disk what was decided."""
         if self._is_disk_full:
             return
-        disk, changes = self._disk, self._presence.decided.take()
-        disk.records += changes.records
-        disk.cursors = dict(self._cursors)
-        for session, row in changes.online.items():
-            if row is not None:
-                disk.online[session] = row
-            else:
-                disk.online.pop(session, None)
+        changes = self._presence.decided.take()
+        settlement = self._disk.write(changes, self._cursors, LADDER)
+        self._timetable.settled(changes.orders, settlement)
 
-    def _next_records(self, link: _Link) -> list[Record | Gap]:
+    def _next_records(self, link: _Link) -> list[Logged | Gap]:
         """What to tell a link next: as many records as there is room for."""
         disk = self._disk
         room = min(self._window - len(link.unacked), NOTICES_PER_FRAME)
@@ -819,16 +992,11 @@ class ScriptedSidecar:
             link.position = gap.seq
             if any(map(link.is_concerned_by, gone)):
                 return [gap]
-        told: list[Record | Gap] = []
-        while link.position < len(disk.records) and len(told) < room:
-            record = disk.records[link.position]
-            link.position += 1
-            if record.kind in link.hello.kinds and link.is_concerned_by(record):
-                told.append(record)
-        return told
+        records, link.position = disk.read(link.position, link.wanted, room)
+        return [*records]
 
     def _acknowledge(self, link: _Link, ack: Ack) -> None:
-        following = len(self._disk.records) + 1
+        following = self._disk.next_seq
         if ack.seq >= following:
             text = f"ack of {ack.seq}, but the next record will be {following}"
             refusal = link.conversation.refuse(
@@ -858,7 +1026,10 @@ class ScriptedSidecar:
         return self._presence.wheel.find(uid)
 
     def _newest(self, uid: Uid) -> Record | None:
-        return next((it for it in reversed(self._disk.records) if it.uid == uid), None)
+        for it in reversed(self._disk.records):
+            if isinstance(it, Record) and it.uid == uid:
+                return it
+        return None
 
     # --- waiting --------------------------------------------------------------
 
@@ -867,7 +1038,7 @@ class ScriptedSidecar:
         is_so: Callable[[], object],
         otherwise: str,
         within: float | None,
-        uid: Uid | None = None,
+        known: Callable[[], str] | None = None,
     ) -> None:
         await checkpoint()
         self._turn()
@@ -876,9 +1047,17 @@ class ScriptedSidecar:
             while not is_so():
                 await self._changed.wait()
             return
-        known = [] if uid is None else [self._known(uid)]
-        raise AssertionError(
-            "; ".join([f"{otherwise} after {within:g} s", *known, self._state()])
+        details = [self._state()] if known is None else [known(), self._state()]
+        raise AssertionError("; ".join([f"{otherwise} after {within:g} s", *details]))
+
+    def _shown(self, due: Due) -> Timer:
+        timer, payload = due
+        left = None
+        if timer.next is not None:
+            now_ms = self._timetable.ms(self._timers_at.mono)
+            left = max(0, timer.next - now_ms) / 1_000
+        return Timer(
+            timer.state, payload, timer.ext, timer.attempts, left, timer.message
         )
 
     def _known(self, uid: Uid) -> str:

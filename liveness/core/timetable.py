@@ -212,10 +212,16 @@ class Timetable:
 
     # --- the ring -------------------------------------------------------------
 
-    def advance(self, mono: float) -> None:
-        """Move the hand; never back."""
+    def advance(self, mono: float, *, laid_until: float = 0.0) -> None:
+        """Move the hand; never back.
+
+        Args:
+            mono: Now.
+            laid_until: How far ahead of that the ring is to be laid, so that who is due
+                at this very moment is not kept to the end of a bucket.
+        """
         self._now = max(self._now, mono)
-        self._wheel.advance(self._now, self._wheel.steps)
+        self._wheel.advance(max(self._now, laid_until), self._wheel.steps)
 
     def next_due(self) -> float:
         """The monotonic moment at which there will next be something to do.
