@@ -45,6 +45,7 @@ from liveness.service.sockets import listening
 from liveness.service.store import Batch, Store
 from liveness.service.timekeeper import keep_time
 from liveness.service.timerjournal import TimerJournal
+from liveness.service.timerpages import TimerPages
 from liveness.service.timertable import TimerTable
 
 # After a long absence, a restart or a lost link a gateway gets time to send what it
@@ -157,6 +158,7 @@ class Sidecar:
                 limits=link_limits,
             ),
         )
+        self._timer_pages = TimerPages(self.engine, self.journal)
         self._delivery = Delivery(
             journal=self.journal,
             feed=self.feed,
@@ -308,7 +310,10 @@ class Sidecar:
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         app: Any = build_app(
-            registry, why_ill=self._why_ill, why_not_ready=self._why_not_ready
+            registry,
+            self._timer_pages.routes(may_change=door == "admin"),
+            why_ill=self._why_ill,
+            why_not_ready=self._why_not_ready,
         )
         if door == "http":
             # Names are what a rebinding attack needs, and none but these is known.

@@ -59,10 +59,19 @@ def expecting_damage(path: Path, remedy: str) -> Iterator[None]:
         ) from error
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """Open a file, which is made, private, if it is missing."""
-    # SQLite gives its other files the mode that this one has.
+def make_private(path: Path) -> None:
+    """Make the file, if it is missing; to be called before anyone has it open.
+
+    SQLite gives its other files the mode that this one has. Never later: whoever closes
+    a file lets go of all the process's locks on it. Another process that opened the
+    database then took itself for the last one, and at its end deleted the WAL that
+    commits were written to.
+    """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a file, for any thread."""
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.execute("pragma busy_timeout = 1000")
     return db

@@ -299,6 +299,18 @@ class Engine:
             self._counts.timer_lateness.observe(seconds)
         self._hand_over()
 
+    def cancel_timer(self, gateway: str, key: str) -> None:
+        """Cancel the live timer of a key, as an operator wants it."""
+        at = self._instant(self._attended.now)
+        self.timetable.cancel(gateway, Cancel(key, None), at)
+        self._hand_over()
+
+    def retry_timer(self, gateway: str, key: str) -> None:
+        """Have a failed or pending timer tried now, as an operator wants it."""
+        at = self._instant(self._attended.now)
+        self.timetable.try_again(gateway, key, at)
+        self._hand_over()
+
     def _handed(self, gateway: str) -> int:
         """The seq up to which a gateway was handed its records."""
         link = self._named.get((GATEWAY, gateway))

@@ -1,11 +1,12 @@
-"""The HTTP doors: metrics and health, on TCP and on `admin.sock`.
+"""The HTTP doors: metrics, health and timers, on TCP and on `admin.sock`.
 
-GET only, no state, nothing that grows with the number of users. The TCP door answers
-only to a `Host` that is its own address, so that no web page can reach it by
-rebinding a name.
+What is shown of the sidecar itself does not grow with the number of users. The TCP door
+shows and changes nothing, and answers only to a `Host` that is its own address, so that
+no web page can reach it by rebinding a name. On `admin.sock`, which is for owner and
+group, an operator can also cancel and retry timers.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -19,12 +20,17 @@ Why = Callable[[], list[str]]
 
 
 def build_app(
-    registry: CollectorRegistry, *, why_ill: Why, why_not_ready: Why
+    registry: CollectorRegistry,
+    timers: Sequence[Route],
+    *,
+    why_ill: Why,
+    why_not_ready: Why,
 ) -> ASGIApp:
-    """Build the application behind both doors.
+    """Build the application behind a door.
 
     Args:
         registry: What `/metrics` shows.
+        timers: The pages about timers that this door has.
         why_ill: What is wrong with the process; empty if it lives.
         why_not_ready: Why it should not be given work; empty if it is ready.
     """
@@ -38,6 +44,7 @@ def build_app(
             Route("/metrics", metrics),
             Route("/healthz", _health("healthy", why_ill)),
             Route("/readyz", _health("ready", why_not_ready)),
+            *timers,
         ]
     )
 

@@ -38,6 +38,7 @@ from liveness.service.database import (
     cut,
     expecting_damage,
     is_new,
+    make_private,
     meta,
     reading,
     transaction,
@@ -154,6 +155,7 @@ class Store:
             ) from error
         try:
             with self.expecting_damage():
+                make_private(self.path)
                 self._db = connect(self.path)
                 self._prepare()
         except BaseException:

@@ -23,7 +23,7 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from liveness.core.timers import (
     CANCELLED,
@@ -48,6 +48,7 @@ from liveness.service.database import (
     cut,
     expecting_damage,
     is_new,
+    make_private,
     meta,
     transaction,
     write_ahead,
@@ -68,8 +69,6 @@ CHECKPOINT_PAGES: Final = 65_536
 EXT_STEP: Final = 1_000
 # Rows in one statement: what JSON is made and read at once, with nobody else running.
 STATEMENT_ROWS: Final = 1_000
-# A page of a listing looks at no more rows than this.
-SCAN_ROWS: Final = 20_000
 # Ended timers deleted in one transaction.
 TRIM_ROWS: Final = 2_000
 
@@ -161,32 +160,6 @@ select json_group_array(json_array(id, gateway, next)) from (
 """
 
 
-class Shown(NamedTuple):
-    """A timer with all that is kept of it, for a person."""
-
-    timer: Timer
-    payload: str | None
-
-    def as_map(self) -> dict[str, object]:
-        """As HTTP and the command line show it: what is not there left out."""
-        timer = self.timer
-        shown: dict[str, object] = {
-            "gateway": timer.gateway,
-            "key": timer.key,
-            "ext": timer.ext,
-            "payload": self.payload,
-            "state": timer.state,
-            "due": timer.due,
-            "attempts": timer.attempts,
-            "message": timer.message,
-            "seq": timer.seq,
-            "created": timer.created,
-            "fired": timer.fired,
-            "changed": timer.changed,
-        }
-        return {key: value for key, value in shown.items() if value is not None}
-
-
 class TimerTable:
     """The timers in a state directory, which another part owns.
 
@@ -203,6 +176,7 @@ class TimerTable:
         self.path = folder / DATABASE
         self.ladder = ladder
         with self.expecting_damage():
+            make_private(self.path)
             self._db = connect(self.path)
             self._prepare(log)
             self.seq = self._number("select value from meta where key = 'seq'")
@@ -368,79 +342,6 @@ def coming(db: sqlite3.Connection, window: Window) -> list[Coming]:
     """Read the timers of a window, earliest first."""
     rows = json.loads(_one(db, _COMING, window._asdict()))
     return [Coming._make(row) for row in rows]
-
-
-def newest_of(db: sqlite3.Connection, key: str, gateway: str | None) -> list[Shown]:
-    """The newest timer with a key: of one gateway, or of each that has one."""
-    gateways = [gateway]
-    if gateway is None:
-        gateways = [name for (name,) in db.execute(_GATEWAYS)]
-    found = []
-    for name in gateways:
-        query = f"{_SHOWN} where gateway = ? and key = ? order by id desc limit 1"
-        found += [_shown(row) for row in db.execute(query, [name, key])]
-    return found
-
-
-_SHOWN: Final = f"select {_TIMER}, timers.payload from timers"
-# Each gateway by one step along the index, however many timers it has.
-_GATEWAYS: Final = """
-with recursive names (name) as (
-    select min(gateway) from timers
-    union all select (select min(gateway) from timers where gateway > name) from names
-    where name is not null)
-select name from names where name is not null
-"""
-
-
-def listed(
-    db: sqlite3.Connection,
-    *,
-    gateway: str | None,
-    state: str | None,
-    ext: str | None,
-    key: str | None,
-    before: int | None,
-    limit: int,
-) -> tuple[list[Shown], int | None]:
-    """List timers, newest first.
-
-    Args:
-        db: The reader's connection.
-        gateway: Only of this one, and so on; None: of any.
-        state: See there.
-        ext: See there.
-        key: See there.
-        before: Only with ids below this, as the call before gave it.
-        limit: At most this many.
-    Returns:
-        The timers; and the id to go on below, or None if there are no more. A call looks
-        at a bounded number of rows, so that it may give none and yet not be the last.
-    """
-    top = 2**63 - 1 if before is None else before
-    wanted = {"gateway": gateway, "state": state, "ext": ext, "key": key}
-    wanted = {column: value for column, value in wanted.items() if value is not None}
-    where = "".join(f" and {column} = :{column}" for column in wanted)
-    # The floor of this page: what an index finds need not be counted.
-    floor = 0
-    if not (gateway is not None and key is not None):
-        query = "select min(id) from (select id from timers where id < ? order by id desc limit ?)"
-        floor = _one(db, query, [top, SCAN_ROWS]) or 0
-    rows = db.execute(
-        f"{_SHOWN} where id < :top and id >= :floor{where} order by id desc limit :limit",
-        {**wanted, "top": top, "floor": floor, "limit": limit},
-    ).fetchall()
-    shown = [_shown(row) for row in rows]
-    if len(shown) == limit:
-        return shown, shown[-1].timer.id
-    is_last = floor == 0 or not _one(
-        db, "select exists (select 1 from timers where id < ?)", [floor]
-    )
-    return shown, None if is_last else floor
-
-
-def _shown(row: Sequence[Any]) -> Shown:
-    return Shown(Timer._make(row[:-1]), row[-1])
 
 
 def _one(db: sqlite3.Connection, query: str, values: Any = ()) -> Any:

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, Self
@@ -216,16 +216,29 @@ class Sidecar:
 
     def get(self, path: str, *, admin: bool = False) -> tuple[int, str]:
         """Asks one of its HTTP doors; status and body."""
+        response, body = self.ask("admin" if admin else "http", "GET", path)
+        return response.status, body.decode()
+
+    def ask(
+        self,
+        door: str,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        **headers: str,
+    ) -> tuple[HTTPResponse, bytes]:
+        """One request at one of its HTTP doors; the response and its body."""
         host, port = self.line("ready")["http"].rsplit(":", 1)
         connection = HTTPConnection(host, int(port), timeout=SOON_S)
-        if admin:
+        if door == "admin":
             connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.sock.settimeout(SOON_S)
             connection.sock.connect(str(self.admin))
         with closing(connection):
-            connection.request("GET", path, headers={"connection": "close"})
+            headers = {"connection": "close", **headers}
+            connection.request(method, path, body, headers)
             response = connection.getresponse()
-            return response.status, response.read().decode()
+            return response, response.read()
 
     def metric(self, name: str, **labels: str) -> float:
         """One sample of `/metrics`; 0 if there is none with these labels."""

@@ -5,7 +5,7 @@ import socket
 import stat
 from collections.abc import Iterable
 from contextlib import closing
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,6 @@ PAGES = ["/metrics", "/healthz", "/readyz"]
 OPENMETRICS = (
     "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 )
-
-
-def ask(
-    sidecar: Sidecar, door: str, method: str, path: str, **headers: str
-) -> tuple[HTTPResponse, bytes]:
-    """One request at one door; the response and its body."""
-    host, port = sidecar.line("ready")["http"].rsplit(":", 1)
-    connection = HTTPConnection(host, int(port), timeout=SOON_S)
-    if door == "admin":
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(SOON_S)
-        connection.sock.connect(str(sidecar.admin))
-    with closing(connection):
-        connection.request(method, path, headers={"connection": "close", **headers})
-        response = connection.getresponse()
-        return response, response.read()
 
 
 def families(text: bytes) -> dict[str, Metric]:
@@ -63,11 +47,11 @@ def can_serve(host: str) -> bool:
 def test_metrics_come_as_text_or_as_openmetrics_as_the_scraper_likes(
     sidecar: Sidecar, door: str
 ) -> None:
-    response, body = ask(sidecar, door, "GET", "/metrics")
+    response, body = sidecar.ask(door, "GET", "/metrics")
     assert response.status == 200
     assert response.headers["content-type"].startswith("text/plain; version=")
     text = families(body).values()
-    response, body = ask(sidecar, door, "GET", "/metrics", accept=OPENMETRICS)
+    response, body = sidecar.ask(door, "GET", "/metrics", accept=OPENMETRICS)
     assert response.headers["content-type"].startswith("application/openmetrics-text;")
     assert body.endswith(b"# EOF\n")
     parsed: Iterable[Metric] = openmetrics.text_string_to_metric_families(  # type: ignore[no-untyped-call]
@@ -85,7 +69,7 @@ def test_both_doors_show_the_same_each_metric_explained_and_named_by_rule(
     sidecar: Sidecar,
 ) -> None:
     by_http, by_admin = (
-        families(ask(sidecar, door, "GET", "/metrics")[1]) for door in DOORS
+        families(sidecar.ask(door, "GET", "/metrics")[1]) for door in DOORS
     )
     assert by_http.keys() == by_admin.keys()
     ours = [one for name, one in by_http.items() if name.startswith("liveness_")]
@@ -98,7 +82,7 @@ def test_both_doors_show_the_same_each_metric_explained_and_named_by_rule(
 
 def test_no_user_is_a_series(sidecar: Sidecar) -> None:
     def series() -> set[str]:
-        _, body = ask(sidecar, "http", "GET", "/metrics")
+        _, body = sidecar.ask("http", "GET", "/metrics")
         lines = body.decode().splitlines()
         return {line.rsplit(" ", 1)[0] for line in lines if line.startswith("liveness")}
 
@@ -114,7 +98,7 @@ def test_no_user_is_a_series(sidecar: Sidecar) -> None:
 
 
 def test_the_process_and_its_build_show_themselves(sidecar: Sidecar) -> None:
-    _, body = ask(sidecar, "http", "GET", "/metrics")
+    _, body = sidecar.ask("http", "GET", "/metrics")
     assert {"process_resident_memory_bytes", "process_cpu_seconds"} <= families(
         body
     ).keys()
@@ -132,7 +116,7 @@ def test_the_process_and_its_build_show_themselves(sidecar: Sidecar) -> None:
 def test_a_sidecar_that_runs_is_healthy_and_ready(
     sidecar: Sidecar, door: str, path: str, word: str
 ) -> None:
-    response, body = ask(sidecar, door, "GET", path)
+    response, body = sidecar.ask(door, "GET", path)
     assert response.status == 200
     assert response.headers["content-type"] == "application/json"
     assert json.loads(body) == {word: True, "why": []}
@@ -148,14 +132,14 @@ def test_a_sidecar_that_runs_is_healthy_and_ready(
 def test_a_host_that_is_not_ours_gets_nothing_from_the_tcp_door(
     sidecar: Sidecar, host: str, path: str
 ) -> None:
-    response, body = ask(sidecar, "http", "GET", path, host=host)
+    response, body = sidecar.ask("http", "GET", path, host=host)
     assert response.status == 400
     assert b"liveness" not in body
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:9874", "localhost:1"])
 def test_our_own_names_are_answered(sidecar: Sidecar, host: str) -> None:
-    response, _ = ask(sidecar, "http", "GET", "/healthz", host=host)
+    response, _ = sidecar.ask("http", "GET", "/healthz", host=host)
     assert response.status == 200
 
 
@@ -182,7 +166,7 @@ def test_a_door_on_ipv6_is_found_by_its_address_and_by_no_foreign_name(
 
 
 def test_the_admin_socket_asks_for_no_name(sidecar: Sidecar) -> None:
-    response, _ = ask(sidecar, "admin", "GET", "/healthz", host="whatever")
+    response, _ = sidecar.ask("admin", "GET", "/healthz", host="whatever")
     assert response.status == 200
 
 
@@ -194,14 +178,14 @@ def test_the_admin_socket_asks_for_no_name(sidecar: Sidecar) -> None:
 def test_nothing_can_be_changed_from_outside(
     sidecar: Sidecar, door: str, path: str, method: str
 ) -> None:
-    response, _ = ask(sidecar, door, method, path)
+    response, _ = sidecar.ask(door, method, path)
     assert response.status == 405
     assert set(response.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 @pytest.mark.parametrize("path", PAGES)
 def test_head_is_get_without_the_body(sidecar: Sidecar, path: str) -> None:
-    response, body = ask(sidecar, "http", "HEAD", path)
+    response, body = sidecar.ask("http", "HEAD", path)
     assert (response.status, body) == (200, b"")
 
 
@@ -210,13 +194,13 @@ def test_head_is_get_without_the_body(sidecar: Sidecar, path: str) -> None:
     "path", ["/", "/metric", "/metrics/x", "/../etc/passwd", "/%00"]
 )
 def test_what_is_not_there_is_not_found(sidecar: Sidecar, door: str, path: str) -> None:
-    response, _ = ask(sidecar, door, "GET", path)
+    response, _ = sidecar.ask(door, "GET", path)
     assert response.status == 404
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_no_answer_tells_what_serves_it(sidecar: Sidecar, door: str) -> None:
-    response, _ = ask(sidecar, door, "GET", "/healthz")
+    response, _ = sidecar.ask(door, "GET", "/healthz")
     assert response.headers["server"] is None
 
 
@@ -232,7 +216,7 @@ def test_what_is_no_http_is_refused_and_the_door_stays_open(
         sock.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: sock.recv(65_536), b""))
     assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
-    assert ask(sidecar, "http", "GET", "/healthz")[0].status == 200
+    assert sidecar.ask("http", "GET", "/healthz")[0].status == 200
 
 
 # --- sockets -----------------------------------------------------------------------
@@ -271,4 +255,4 @@ def test_the_wire_on_an_http_door_is_refused_and_harms_nobody(sidecar: Sidecar) 
         sock.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: sock.recv(65_536), b""))
     assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
-    assert ask(sidecar, "admin", "GET", "/healthz")[0].status == 200
+    assert sidecar.ask("admin", "GET", "/healthz")[0].status == 200
