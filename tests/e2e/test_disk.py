@@ -172,3 +172,23 @@ def test_a_stop_while_another_process_holds_the_database_takes_no_longer_either(
         sidecar.signal(signal.SIGTERM)
         assert sidecar.ended(STOP_S) == 0
     assert sidecar.log() == []
+
+
+def test_who_opens_the_database_beside_it_and_closes_it_takes_nothing_along(
+    start: Start,
+) -> None:
+    sidecar = start()
+    gateway = sidecar.gateway("g")
+    gateway.send("login", "before")
+    gateway.settle()
+    # Read from disk, as by one who is far behind: over a connection of its own.
+    assert gateway.listed()[0].keys() == {"before"}
+    with closing(sqlite3.connect(sidecar.database)) as other:
+        assert other.execute("select count(*) from online").fetchall() == [(1,)]
+    gateway.send("login", "after")
+    gateway.settle()
+    sidecar.kill()
+    assert uids([record._asdict() for record in sidecar.log()], "online") == [
+        "before",
+        "after",
+    ]
