@@ -12,6 +12,8 @@ if TYPE_CHECKING:
         ReportError,
         Sidecar,
         Stats,
+        TaskFailed,
+        Timer,
         connect,
     )
     from liveness.client_sync import SyncSidecar, connect_sync
@@ -27,6 +29,8 @@ __all__ = [
     "Sidecar",
     "Stats",
     "SyncSidecar",
+    "TaskFailed",
+    "Timer",
     "__version__",
     "connect",
     "connect_sync",

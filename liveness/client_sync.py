@@ -10,18 +10,28 @@ The sets that reports go into are under a lock; all else is the other thread's.
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from liveness.client import Reading, Sidecar, Stats, client_of, socket_at
+from liveness.client import (
+    F,
+    Reading,
+    Sidecar,
+    Stats,
+    Timer,
+    client_of,
+    is_async,
+    socket_at,
+)
 from liveness.core.client import Client
 from liveness.core.inbox import End
 from liveness.core.records import MOVED, OFFLINE, Uid
+from liveness.core.tasks import AT_ONCE
+from liveness.errors import ReportError
 
 __all__ = ["SyncSidecar", "connect_sync"]
 
@@ -52,15 +62,7 @@ def connect_sync(
 
 
 async def _sidecar_for_threads(client: Client, socket: str) -> Sidecar:
-    import trio
-
-    token = trio.lowlevel.current_trio_token()
-
-    def call_soon(call: Callable[[], object]) -> None:
-        with suppress(trio.RunFinishedError):  # nothing is written any more
-            token.run_sync_soon(call, idempotent=True)
-
-    return Sidecar(client, socket, lock=Lock(), call_soon=call_soon)
+    return Sidecar(client, socket)
 
 
 class SyncSidecar:
@@ -109,6 +111,48 @@ class SyncSidecar:
         """Give an id for a connection; see `Sidecar.new_conn`."""
         with self._lock:
             return self._sidecar.new_conn()
+
+    def after(
+        self,
+        key: str,
+        seconds: float,
+        payload: str | None = None,
+        *,
+        ext: str | None = None,
+    ) -> None:
+        """Ask for a timer; see `Sidecar.after`."""
+        self._check()
+        self._sidecar.after(key, seconds, payload, ext=ext)
+
+    def cancel(self, key: str | None = None, *, ext: str | None = None) -> None:
+        """Cancel a timer, or all with an ext; see `Sidecar.cancel`."""
+        self._check()
+        self._sidecar.cancel(key, ext=ext)
+
+    def timers(self) -> Iterator[Timer]:
+        """Give each timer that fires and no task takes; see `Sidecar.timers`."""
+        return self._read(self._sidecar.timers())
+
+    @overload
+    def task(self, function: F, /) -> F: ...
+    @overload
+    def task(
+        self, prefix: str = "", /, *, at_once: int = AT_ONCE
+    ) -> Callable[[F], F]: ...
+    def task(self, prefix: Any = "", /, *, at_once: int = AT_ONCE) -> Any:
+        """Have a plain function called for timers, in threads; see `Sidecar.task`."""
+        self._check()
+        if not callable(prefix):
+            return lambda function: self._add_task(function, prefix, at_once)
+        return self._add_task(prefix, "", at_once)
+
+    def _add_task(self, function: F, prefix: str, at_once: int) -> F:
+        if is_async(function):
+            raise ReportError(
+                f"{function!r:.80} is async, and there is no event loop of yours here; use "
+                "a plain function, or connect"
+            )
+        return self._sidecar._add_task(function, prefix, at_once)
 
     def ended(self) -> Iterator[End]:
         """Give each open connection that is to be closed; see `Sidecar.ended`."""

@@ -91,3 +91,14 @@ class Replaced(Refused):
     Two processes that both came back would replace each other for ever: so this one
     stays away. Give each gateway a name of its own.
     """
+
+
+class TaskFailed(LivenessError):
+    """A task's own word that a timer's work failed, instead of any other exception.
+
+    Its text is the answer's message. If it is `final`, the work is not tried again.
+    """
+
+    def __init__(self, message: str, *, final: bool = True) -> None:
+        super().__init__(message)
+        self.final = final

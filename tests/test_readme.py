@@ -30,12 +30,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from liveness.build import PURE_WHEEL
 from liveness.config import SETTINGS
 from liveness.sources import FILE_VARIABLE
+from tests.peer import listening, timer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BIN = Path(sys.executable).parent
 PATIENCE_S = 20
-GATEWAYS = ["trio.run", "asyncio.run", "connect_sync("]  # what each has in it alone
+GATEWAYS = [
+    "trio.serve_tcp",
+    "asyncio.run",
+    "connect_sync(",
+]  # what each has in it alone
 
 
 def blocks(language: str) -> list[str]:
@@ -133,7 +138,7 @@ def example(text: str) -> str:
 
 
 def test_every_python_example_is_run_below() -> None:
-    assert len(blocks("python")) == len(GATEWAYS) + 2
+    assert len(blocks("python")) == len(GATEWAYS) + 3
 
 
 @pytest.mark.parametrize("face", GATEWAYS)
@@ -159,6 +164,21 @@ def test_a_gateway_of_the_readme_closes_who_is_silent_or_elsewhere_and_nobody_el
                     newer.settimeout(0)
                     with pytest.raises(BlockingIOError):
                         newer.recv(1)
+
+
+async def test_the_timers_of_the_readme_are_asked_for_and_done(
+    environ: dict[str, str],
+) -> None:
+    program = f"python -W error -c {shlex.quote(example('sidecar.task'))}"
+    async with listening(Path(environ["LIVENESS_SOCKET_PATH"])) as peer:
+        with started(program, environ) as gateway:
+            link = await peer.link()
+            assert await link.next("after", "cancel") == ["cancel", {"key": "rate:7"}]
+            (_, key, _seconds, options) = await link.next("after")
+            await link.fire(timer(1, key, link.hello["name"], **options))
+            assert (await link.next("done"))[1:] == ["rate:8", None, {"seq": 1}]
+            assert gateway.process.stdout is not None
+            assert gateway.process.stdout.readline() == b"bob, how was rate:8?\n"
 
 
 async def test_the_test_of_the_readme_passes() -> None:

@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 
 from liveness.core.frames import PROTOCOL, BadFrame, parse_hello
 from liveness.core.inbox import Arrival, End, Inbox, RecordMap
-from liveness.core.records import MOVED, Uid
+from liveness.core.records import MOVED, TIMER, Uid
 from liveness.core.reports import Reports
+from liveness.core.tasks import Run, Tasks
 from liveness.core.wire import Frame, encode
 from liveness.errors import Code, Refused, Replaced, ReportError, WireError
 
@@ -25,6 +26,9 @@ PING_S: Final = 3.0
 FINAL: Final = frozenset(
     {Code.REPLACED, Code.BAD_HELLO, Code.UNSUPPORTED_PROTOCOL, Code.NOT_ALLOWED}
 )
+
+TIMERS: Final = "timers"  # among the features of a sidecar that has them
+RUN_TIMEOUT_S: Final = 60.0  # where a sidecar does not say
 
 NOTHING: Final = encode(["keepalive", []])  # keeps the promise, and asks for no answer
 
@@ -40,6 +44,7 @@ class Welcome(NamedTuple):
     max_frame: int
     server: str
     features: Sequence[str]
+    run_timeout: float  # of a timer: seconds from its firing to the answer
 
 
 class Client:
@@ -68,6 +73,7 @@ class Client:
         self.name = name
         self.reports = Reports(first_conn)
         self.inbox = Inbox()
+        self.tasks = Tasks()
         self.welcome: Welcome | None = None  # the latest
         self.is_linked = False  # between a welcome and the end of its link
         self.links = 0
@@ -109,6 +115,34 @@ class Client:
         """Close a connection; see `Reports.logout`."""
         if not self.reports.logout(uid, conn):
             self._take_back_end(uid, conn)
+
+    def after(
+        self, key: str, seconds: float, payload: str | None, ext: str | None, now: float
+    ) -> None:
+        """Ask for a timer; see `Schedule.after`. What it replaces is not started."""
+        self.reports.schedule.after(key, seconds, payload, ext, now)
+        self.tasks.forget(key)
+
+    def cancel(self, key: str | None, ext: str | None) -> None:
+        """Cancel timers; see `Schedule.cancel`. None of them is started any more."""
+        self.reports.schedule.cancel(key, ext)
+        if key is not None:
+            self.tasks.forget(key)
+        elif ext is not None:
+            self.tasks.forget_ext(ext)
+
+    def done(self, run: Run, message: str | None) -> None:
+        """Answer a run; see `Schedule.done`. One of an old log concerns nobody."""
+        if self._is_known(run):
+            self.reports.schedule.done(run.key, run.seq, message)
+
+    def fail(self, run: Run, message: str, *, final: bool) -> None:
+        """Answer a run; see `Schedule.fail`. One of an old log concerns nobody."""
+        if self._is_known(run):
+            self.reports.schedule.fail(run.key, run.seq, message, final=final)
+
+    def _is_known(self, run: Run) -> bool:
+        return self.welcome is not None and self.welcome.log == run.log
 
     def _take_back_end(self, uid: Uid, conn: int | None) -> None:
         if arrival := self._ends.pop((uid, conn), None):
@@ -194,6 +228,17 @@ class Client:
         self._wanted_pong = max(self._wanted_pong, number)
         return number
 
+    def has_pong(self, number: int) -> bool:
+        """Whether the ping of that number was answered, or a later one.
+
+        Raises:
+            ReportError: The sidecar cannot be told all of it.
+        """
+        schedule = self.reports.schedule
+        if self.is_linked and schedule.pending and not schedule.is_understood:
+            raise ReportError(self._no_timers())
+        return self.pongs >= number
+
     # --- what is read ------------------------------------------------------------
 
     def take(self, frame: Frame) -> str | None:
@@ -206,12 +251,12 @@ class Client:
         try:
             match frame:
                 case ("notices", tuple(records), *_):
-                    for record in records:
-                        self._take_record(record)
+                    remarks = [self._take_record(record) for record in records]
+                    return next(filter(None, remarks), None)
                 case ("pong", int(number), *_):
                     self._take_pong(number)
                 case ("welcome", dict(options), *_):
-                    self._take_welcome(options)
+                    return self._take_welcome(options)
                 case ("error", {"code": str(code), "message": str(message)}, *_):
                     return self._take_error(code, message, frame[1].get("fatal", True))
                 case ("bye", {"reason": str(reason)}, *_):
@@ -228,7 +273,7 @@ class Client:
             ) from error
         return None
 
-    def _take_welcome(self, options: dict[str, Any]) -> None:
+    def _take_welcome(self, options: dict[str, Any]) -> str | None:
         before = self.welcome
         welcome = Welcome(
             log=str(options["log"]),
@@ -239,17 +284,46 @@ class Client:
             max_frame=int(options["max_frame"]),
             server=str(options.get("server", "")),
             features=options.get("features", ()),
+            run_timeout=float(options.get("run_timeout", RUN_TIMEOUT_S)),
         )
-        if welcome.max_batch < 1 or not 0 <= welcome.flush < float("inf"):
+        times = welcome.flush, welcome.run_timeout
+        if welcome.max_batch < 1 or not all(0 <= time < float("inf") for time in times):
             raise ValueError("limits that nobody can keep")
         self.welcome = welcome
         self.is_linked = True
         self.links += 1
-        if before is not None and before.log != self.welcome.log:
+        is_new_log = before is not None and before.log != welcome.log
+        if is_new_log:
             self.inbox.new_log()
             for key in [key for key, one in self._ends.items() if one.seq]:
                 del self._ends[key]
             self.reports.declare()
+            self.reports.schedule.forget_answers()
+        return self._remark_on_timers(is_new_log=is_new_log)
+
+    def _remark_on_timers(self, *, is_new_log: bool) -> str | None:
+        """What a welcome means to a program that has timers."""
+        assert self.welcome is not None
+        schedule = self.reports.schedule
+        schedule.is_understood = TIMERS in self.welcome.features
+        if not (schedule.has_spoken or self.tasks.are_used):
+            return None
+        if not schedule.is_understood:
+            return self._no_timers()
+        if is_new_log and schedule.has_spoken:
+            return (
+                "the sidecar has begun a new log: timers that were asked for before are "
+                "gone with the old one; ask again for those that matter"
+            )
+        return None
+
+    def _no_timers(self) -> str:
+        assert self.welcome is not None
+        return (
+            f"the sidecar ({self.welcome.server}) has no timers: none fires, and "
+            f"{self.reports.schedule.pending} words about them wait for one that has; "
+            "update it"
+        )
 
     def _take_pong(self, number: int) -> None:
         if self._is_pinging and number == self.pings:
@@ -269,11 +343,11 @@ class Client:
         self.refused += 1
         return f"the sidecar refused a frame: {message} ({code})"
 
-    def _take_record(self, record: RecordMap) -> None:
+    def _take_record(self, record: RecordMap) -> str | None:
         seq = int(record["seq"])
         if not self.inbox.is_new(seq):
-            return
-        end = None
+            return None
+        end, remark = None, None
         match record:
             case {"kind": "offline", "gateway": self.name, "conn": int(conn)}:
                 end = self._ended(conn, str(record["reason"]), record)
@@ -281,12 +355,27 @@ class Client:
                 end = self._ended(conn, MOVED, record)
             case {"kind": "gap"}:  # some of what is lost may have ended a connection
                 self.reports.declare()
+            case {"kind": "timer", "gateway": self.name}:
+                remark = self.tasks.add(self._run(record))
             case _:
                 pass
-        arrival = Arrival(seq, record, end)
+        arrival = Arrival(seq, record, end, waits=record.get("kind") != TIMER)
         if end is not None:
             self._ends[end.uid, end.conn] = arrival
         self.inbox.add(arrival)
+        return remark
+
+    def _run(self, record: RecordMap) -> Run:
+        assert self.welcome is not None
+        return Run(
+            log=self.welcome.log,
+            seq=int(record["seq"]),
+            key=str(record["key"]),
+            payload=record.get("payload"),
+            ext=record.get("ext"),
+            due=int(record["due"]),
+            attempt=int(record["attempt"]),
+        )
 
     def _ended(self, conn: int, reason: str, record: RecordMap) -> End | None:
         """The end of an open connection of that very conn and user; else None.

@@ -4,7 +4,8 @@ Each reader, a `View`, has a queue of its own and finishes a record by asking fo
 next one. What all of them have finished may be acknowledged: one number, as the ack is
 cumulative. What comes while nobody reads waits for the first who does, and a view that
 lasts waits for the next reader who wants the same. All this is bounded by the sidecar,
-which sends no more than its window unacknowledged.
+which sends no more than its window unacknowledged. A timer's record waits for nobody:
+the timer itself lies in `tasks`.
 """
 
 from collections import deque
@@ -39,6 +40,7 @@ class Arrival:
     seq: int  # 0: of a log that is no more; nobody asks for its ack
     record: RecordMap
     end: End | None  # may be taken back until it is handed over
+    waits: bool = True  # for the first reader, if there is none yet
     number: int = 0  # counted by the inbox, over all logs
 
 
@@ -129,7 +131,7 @@ class Inbox:
         self.seen = arrival.seq
         self.count += 1
         arrival.number = self.count
-        if not self._views:
+        if not self._views and arrival.waits:
             self._waiting.append(arrival)
         for view in self._views:
             if view.wants(arrival):
@@ -167,4 +169,4 @@ class Inbox:
                 continue
             self._views.remove(view)
             if not self._views:
-                self._waiting = view.queue
+                self._waiting.extend(one for one in view.queue if one.waits)

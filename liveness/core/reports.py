@@ -4,7 +4,8 @@ A connection is *open* from its login until its logout or the record that ends i
 the sidecar must still be told lies in sets by connection, not in a queue: however long
 the sidecar is away, there is at most one change (login or logout) and one sign of life
 of each. What was written and is not covered by a pong yet is kept in the same way, to be
-told again on the next link.
+told again on the next link. What is said of timers lies in `schedule`, and goes the
+same way.
 
 On the wire every connection has a conn. One that is reported without gets a conn here,
 by its uid: so a late notice about an earlier login cannot end a later one.
@@ -22,6 +23,7 @@ from liveness.core.frames import (
     is_within,
 )
 from liveness.core.records import KEEPALIVE, LOGIN, LOGOUT, MESSAGE, Uid
+from liveness.core.schedule import Schedule
 from liveness.core.uids import is_natural, is_uid
 from liveness.core.wire import encode
 from liveness.errors import ReportError
@@ -66,7 +68,8 @@ class Reports:
         self.uids: Users = {}  # of the open connections
         self.messages: Users = {}  # signs of life, not told yet
         self.keepalives: Users = {}
-        self.is_behind = False  # more changes waited than were told at once
+        self.schedule = Schedule()  # what is said of timers
+        self.is_behind = False  # more waited than was told at once
         self.ignored = 0  # reports about connections that are not open
         # Connections that a record has ended and a reader has still to be handed.
         self.ended: Container[tuple[Uid, int | None]] = ()
@@ -185,19 +188,25 @@ class Reports:
 
     @property
     def has_changes(self) -> bool:
-        """Whether logins or logouts wait to be told."""
+        """Whether more than signs of life waits to be told."""
+        return self._has_logins or self.schedule.has_words
+
+    @property
+    def _has_logins(self) -> bool:
         return bool(self._changes or self._undeclared)
 
     @property
     def pending(self) -> int:
-        """How many changes and signs of life wait to be told."""
+        """How many changes, signs of life and words about timers wait to be told."""
         changes = len(self._changes) + len(self._undeclared)
-        return changes + len(self.messages) + len(self.keepalives)
+        signs = len(self.messages) + len(self.keepalives)
+        return changes + signs + self.schedule.pending
 
     @property
     def unconfirmed(self) -> int:
         """How many were told, and no pong has covered them."""
-        return len(self._told) + len(self._pinged)
+        of_users = len(self._told) + len(self._pinged)
+        return of_users + self.schedule.unconfirmed
 
     def frames(
         self,
@@ -222,14 +231,16 @@ class Reports:
             max_batch: Most uids in a frame.
             max_frame_bytes: Most bytes in a frame.
         """
+        words = self.schedule.frames(now)
         for event, batch, options in self._batches(now, since, signs, max_batch):
             yield from _encoded(event, batch, options, max_frame_bytes)
+        yield from words
 
     def _batches(
         self, now: float, since: float, signs: bool, most: int
     ) -> Iterator[tuple[str, Users, dict[str, object]]]:
         changes, untold = self._next_changes()
-        self.is_behind = self.has_changes
+        has_more, self.is_behind = self._has_logins, self.has_changes
         for event, users in _phases(changes):
             if event == LOGOUT:
                 for batch in _split(users, most):
@@ -238,7 +249,7 @@ class Reports:
             for options, same in self._alike(users, untold, now, since):
                 for batch in _split(same, most):
                     yield LOGIN, batch, options
-        if signs and not self.is_behind:  # behind their logins
+        if signs and not has_more:  # behind their logins
             for conn in self.messages.keys() & self.keepalives.keys():
                 del self.keepalives[conn]  # one sign of life is enough
             for event, heard in (
@@ -297,10 +308,12 @@ class Reports:
     def pinged(self) -> None:
         """Note that a ping was written behind all that was told; one at a time."""
         self._pinged, self._told = self._told, Told()
+        self.schedule.pinged()
 
     def confirmed(self) -> None:
         """Note that the pong to that ping has come."""
         self._pinged = Told()
+        self.schedule.confirmed()
 
     def lost(self) -> None:
         """Note that the link has ended: what no pong covered is to be told again.
@@ -308,6 +321,7 @@ class Reports:
         Of a connection that is closed only its logout, of an open one its login, else
         a sign of life.
         """
+        self.schedule.lost()
         told, self._told = self._told, Told()
         before, self._pinged = self._pinged, Told()
         self._changes = before.changes | told.changes | self._changes

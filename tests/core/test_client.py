@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from liveness.core.client import FINAL, PING_S, Client
 from liveness.core.frames import parse_hello
 from liveness.core.inbox import Arrival, End, View
+from liveness.core.schedule import WORDS_AT_ONCE
+from liveness.core.tasks import Run
 from liveness.core.wire import Frame, Reader, decode
 from liveness.errors import Code, Refused, Replaced, ReportError, WireError
 from tests.strategies import BOUNDED, frames, no_uids, uids, values
@@ -100,6 +102,11 @@ def moved(seq: int, uid: Any, lost: Any, **options: Any) -> dict[str, Any]:
     record |= {"conn": 5, "reason": "login", "session": 3, "at": 0}
     record |= {"from": NAME, "from_session": 1, "from_conn": lost}
     return record | options
+
+
+def timer(seq: int, key: str, **options: Any) -> dict[str, Any]:
+    record = {"seq": seq, "kind": "timer", "gateway": NAME, "key": key}
+    return record | {"due": 7, "attempt": 1, "at": 8} | options
 
 
 def gap(first: int, until: int) -> dict[str, Any]:
@@ -739,3 +746,223 @@ def test_what_is_written_is_well_formed_and_within_what_the_welcome_allows() -> 
     reader = Reader(max_frame_bytes=500, max_batch=10)
     data = b"".join(client.frames(0.0, is_due=True))
     assert sum(len(it[1]) for it in reader.feed(data) if it[0] == "login") == 100
+
+
+# --- timers ----------------------------------------------------------------------------
+
+WITH_TIMERS: Final[dict[str, Any]] = {"features": ("ack", "timers")}
+
+
+def with_timers(**options: Any) -> Client:
+    client = client_of()
+    client.hello()
+    welcome(client, **(WITH_TIMERS | options))
+    return client
+
+
+def after(client: Client, key: str, seconds: float = 60.0, **options: Any) -> None:
+    known: dict[str, Any] = {"payload": None, "ext": None, "now": 0.0}
+    client.after(key, seconds, **(known | options))
+
+
+def fired(client: Client, *records: dict[str, Any]) -> list[Run]:
+    """Have these come, and take what is there for whoever reads."""
+    client.tasks.is_read = True
+    notify(client, *records)
+    return list(iter(client.tasks.rest.take, None))
+
+
+def test_a_timer_is_urgent_and_counts_until_its_pong() -> None:
+    client = with_timers()
+    after(client, "a")
+    assert client.is_urgent
+    assert (client.reports.pending, client.reports.unconfirmed) == (1, 0)
+    assert names(written(client)) == ["after", "ping"]
+    assert (client.reports.pending, client.reports.unconfirmed) == (0, 1)
+    assert not client.is_urgent
+    client.take(("pong", client.pings))
+    assert client.reports.unconfirmed == 0
+
+
+def test_what_no_pong_has_covered_of_timers_is_told_on_the_next_link() -> None:
+    client = with_timers()
+    login(client, "ada", 1)
+    after(client, "a")
+    client.cancel(None, "e")
+    written(client)
+    relink(client, **WITH_TIMERS)
+    assert names(written(client)) == ["login", "after", "cancel", "ping"]
+    settle(client)
+    relink(client, **WITH_TIMERS)
+    assert names(written(client)) == []
+
+
+def test_a_ping_waits_until_all_words_are_told() -> None:
+    client = with_timers()
+    for n in range(WORDS_AT_ONCE + 1):
+        after(client, str(n))
+    client.want_pong()
+    assert set(names(written(client))) == {"after"}
+    assert client.reports.is_behind
+    assert names(written(client)) == ["after", "ping"]
+    assert not client.reports.is_behind
+
+
+def test_a_timer_that_fired_is_for_who_reads_and_acknowledged_as_it_comes() -> None:
+    client = with_timers()
+    (bare, full) = fired(
+        client, timer(4, "a"), timer(5, "b", payload="p", ext="e", attempt=3)
+    )
+    assert bare == Run("one", 4, "a", None, None, 7, 1)
+    assert full == Run("one", 5, "b", "p", "e", 7, 3)
+    assert written(client) == [("ack", 5)]
+
+
+def test_ends_that_nobody_has_read_hold_up_no_timer() -> None:
+    client = with_timers()
+    login(client, "ada", 1)
+    settle(client)
+    ends_view = ended(client)
+    assert [run.key for run in fired(client, offline(1, "ada", 1), timer(2, "a"))] == [
+        "a"
+    ]
+    assert client.inbox.finished == 0
+    assert ends(ends_view) == [("ada", 1, "silence")]
+    assert client.inbox.finished == 2
+
+
+def test_timers_that_nobody_takes_hold_up_no_end_and_are_remarked_on() -> None:
+    client = with_timers()
+    remark = client.take(("notices", (timer(1, "a:1"), timer(2, "a:2"))))
+    assert remark is not None
+    assert "'a:1' has fired" in remark
+    assert client.inbox.finished == 2
+
+
+def test_records_tell_of_timers_too() -> None:
+    client = with_timers()
+    view = client.inbox.view(is_any)
+    fired(client, timer(3, "a"))
+    arrival = view.next()
+    assert arrival is not None
+    assert arrival.record["key"] == "a"
+    assert client.inbox.finished == 2
+
+
+def test_a_timer_that_comes_again_by_the_same_record_is_no_new_one() -> None:
+    client = with_timers()
+    assert len(fired(client, timer(1, "a"))) == 1
+    assert fired(client, timer(1, "a")) == []
+    assert client.inbox.duplicates == 1
+
+
+def test_another_gateways_timer_is_not_ours() -> None:
+    client = with_timers()
+    assert fired(client, timer(1, "a", gateway="gw-2")) == []
+    assert client.inbox.finished == 1
+
+
+@pytest.mark.parametrize("missing", ["key", "due", "attempt"])
+def test_a_timer_without_what_every_one_has_ends_the_link(missing: str) -> None:
+    record = timer(1, "a")
+    del record[missing]
+    with pytest.raises(WireError):
+        with_timers().take(("notices", (record,)))
+
+
+def test_a_timer_that_waits_is_not_started_once_it_is_cancelled_or_replaced() -> None:
+    client = with_timers()
+    client.tasks.is_read = True
+    records = [timer(n, key, ext="e") for n, key in enumerate("abcd", 1)]
+    notify(client, *records, timer(5, "f"))
+    client.cancel("a", None)
+    after(client, "b")
+    assert client.tasks.waiting == 3
+    client.cancel(None, "e")
+    assert [run.key for run in iter(client.tasks.rest.take, None)] == ["f"]
+
+
+def test_an_answer_names_its_record_and_one_of_an_old_log_is_told_nobody() -> None:
+    client = with_timers()
+    (one, other) = fired(client, timer(1, "a"), timer(2, "b"))
+    client.done(one, "well")
+    client.fail(other, "badly", final=True)
+    answers = [frame for frame in written(client) if frame[0] in ("done", "fail")]
+    assert answers == [
+        ("done", "a", "well", {"seq": 1}),
+        ("fail", "b", "badly", {"seq": 2, "final": True}),
+    ]
+    client.lost()
+    hello(client)
+    client.take(("welcome", WELCOME | WITH_TIMERS | {"log": "two"}))
+    client.done(one, None)
+    client.fail(other, "badly", final=False)
+    assert names(written(client)) == []
+
+
+def test_a_new_log_is_said_to_have_lost_the_timers() -> None:
+    client = with_timers()
+    client.lost()
+    hello(client)
+    welcome(client, **WITH_TIMERS, log="two")  # nobody asked for any
+    after(client, "a")
+    client.lost()
+    hello(client)
+    told = client.take(("welcome", WELCOME | WITH_TIMERS | {"log": "three"}))
+    assert told is not None
+    assert "gone with the old one" in told
+
+
+def test_a_sidecar_without_timers_is_remarked_on_by_each_link_and_told_nothing() -> (
+    None
+):
+    client = client_of()
+    after(client, "a")
+    for _ in range(2):
+        hello(client)
+        told = client.take(("welcome", WELCOME))
+        assert told is not None
+        assert "(liveness/0.1.0) has no timers" in told
+        assert not client.is_urgent
+        assert names(written(client)) == []
+        assert client.reports.pending == 1
+        client.lost()
+    with pytest.raises(ReportError, match="has no timers"):
+        after(client, "b")
+    hello(client)
+    welcome(client, **WITH_TIMERS)
+    assert names(written(client)) == ["after", "ping"]
+
+
+def test_whoever_has_tasks_is_told_too_that_none_will_be_called() -> None:
+    client = client_of()
+    client.tasks.open("", 1)
+    hello(client)
+    assert client.take(("welcome", WELCOME)) is not None
+
+
+def test_no_pong_vouches_for_what_a_sidecar_without_timers_was_not_told() -> None:
+    client = client_of()
+    after(client, "a")
+    number = client.want_pong()
+    assert not client.has_pong(number)  # without a link it may still come
+    hello(client)
+    assert client.take(("welcome", WELCOME)) is not None
+    with pytest.raises(ReportError, match="has no timers"):
+        client.has_pong(number)
+
+
+@pytest.mark.parametrize("run_timeout", [-1, float("inf"), float("nan"), "soon"])
+def test_a_run_timeout_that_cannot_be_ends_the_link(run_timeout: object) -> None:
+    client = client_of()
+    client.hello()
+    with pytest.raises(WireError):
+        client.take(("welcome", WELCOME | {"run_timeout": run_timeout}))
+
+
+def test_without_a_word_about_it_a_run_has_a_minute() -> None:
+    client = linked()
+    assert client.welcome is not None
+    assert client.welcome.run_timeout == 60
+    relink(client, run_timeout=5)
+    assert client.welcome.run_timeout == 5

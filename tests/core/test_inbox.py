@@ -12,6 +12,10 @@ def arrival(seq: int, *, ends: bool = True) -> Arrival:
     return Arrival(seq, record, End("ada", seq, "silence", record) if ends else None)
 
 
+def unwaiting(seq: int) -> Arrival:
+    return Arrival(seq, {"seq": seq, "kind": "timer"}, None, waits=False)
+
+
 def wants_all(_arrival: Arrival) -> bool:
     return True
 
@@ -106,6 +110,32 @@ def test_without_records_nothing_is_finished() -> None:
     assert inbox.finished == 0
     inbox.view(wants_all)
     assert inbox.finished == 0
+
+
+def test_what_waits_for_nobody_is_finished_where_nobody_reads() -> None:
+    inbox = inbox_of()
+    for seq in (1, 2):
+        inbox.add(unwaiting(seq))
+    assert inbox.finished == 2
+    add(inbox, 3)
+    inbox.add(unwaiting(4))
+    assert inbox.finished == 2
+    view = inbox.view(wants_all)
+    inbox.add(unwaiting(5))
+    assert read(view) == [3, 5]
+    assert inbox.finished == 5
+
+
+def test_what_waits_for_nobody_holds_nothing_back_where_a_reader_left() -> None:
+    inbox = inbox_of()
+    view = inbox.view(wants_all, lasts=False)
+    inbox.add(unwaiting(1))
+    add(inbox, 2)
+    inbox.add(unwaiting(3))
+    leave(inbox, view)
+    assert inbox.finished == 1
+    assert read(inbox.view(wants_all)) == [2]
+    assert inbox.finished == 3
 
 
 # --- several views ---------------------------------------------------------------------

@@ -246,7 +246,7 @@ def test_a_bad_report_raises_at_the_call_and_the_link_lives_on(
             client.keepalive("a", conn=8)
             client.message(1, conn=1)
             await client.flush()
-            assert client.stats() == (3, 0, 0, 1, 0, 0, 0)
+            assert client.stats() == (3, 0, 0, 1, 0, 0, 0, 0, 0)
 
     run(main)
 
@@ -418,12 +418,12 @@ def test_a_gateway_serves_without_a_sidecar_until_there_is_one(
             client.message("a", conn=1)
             client.logout("gone", conn=2)
             assert not client.is_connected
-            assert client.stats() == (1, 2, 0, 0, 0, 0, 0)
+            assert client.stats() == (1, 2, 0, 0, 0, 0, 0, 0, 0)
             await aside(sidecar.launch)
             await client.connected()
             assert client.is_connected
             await client.flush()
-            assert client.stats() == (1, 0, 0, 1, 0, 0, 0)
+            assert client.stats() == (1, 0, 0, 1, 0, 0, 0, 0, 0)
             watcher = sidecar.watcher(after=0)
             watcher.until(len)
             watcher.settle()
@@ -897,7 +897,7 @@ def test_nobody_who_speaks_is_ended_by_a_restart_of_the_sidecar(
                 await client.flush()
                 online, _seq = await aside(lambda: sidecar.watcher().listed())
                 assert {(uid, row[2]) for uid, row in online.items()} == set(users)
-            assert client.stats()[3:] == (2, 0, 0, 0)
+            assert client.stats()[3:] == (2, 0, 0, 0, 0, 0)
 
     run(main)
     kinds = Counter(one.kind for one in sidecar.log())
@@ -922,7 +922,7 @@ def test_what_no_pong_has_covered_is_told_again(
             await aside(sidecar.kill)  # with all that unread
             await aside(sidecar.start)
             await client.flush()
-            assert client.stats() == (1, 0, 0, 2, 0, 0, 0)
+            assert client.stats() == (1, 0, 0, 2, 0, 0, 0, 0, 0)
             online, _seq = await aside(lambda: sidecar.watcher().listed())
             assert {uid: row[2] for uid, row in online.items()} == {"comes": 2}
 
@@ -990,7 +990,7 @@ def test_a_sidecar_that_was_frozen_ends_nobody_who_spoke(
                 (end,) = await first(client.ended(), 1)
                 assert facts([end]) == [("silent", 0, "silence")]
                 await client.flush()
-            assert client.stats()[3:] == (1, 0, 0, 0)
+            assert client.stats()[3:] == (1, 0, 0, 0, 0, 0)
             assert client.stats().open == len(users)
 
     run(main)

@@ -96,7 +96,7 @@ def test_bad_reports_raise_at_the_call_in_every_thread(
 
         in_threads(8, report)
         client.flush()
-        assert client.stats() == (0, 0, 0, 1, 0, 0, 0)
+        assert client.stats() == (0, 0, 0, 1, 0, 0, 0, 0, 0)
 
 
 def test_what_was_reported_last_is_written_on_leaving(

@@ -1,0 +1,367 @@
+"""What is said of timers: the newest word only, in order, until a pong has covered it."""
+
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.core.schedule import (
+    MAX_AFTER_S,
+    MAX_CONTENT_BYTES,
+    MIN_AFTER_S,
+    MOST_WORDS,
+    WORDS_AT_ONCE,
+    Schedule,
+)
+from liveness.core.wire import decode
+from liveness.errors import ReportError
+from tests.strategies import BOUNDED
+
+NAMES: Final = ["a", "x" * 255, "é" * 127, "order:7"]
+NO_NAMES: Final = [
+    "", "x" * 256, "é" * 128, "a\n", "a\x7f", "\0", "\ud800", 7, b"a", True,
+]  # fmt: skip
+TEXTS: Final = ["", "a\n\x7f", "x" * MAX_CONTENT_BYTES, "é" * (MAX_CONTENT_BYTES // 2)]
+NO_TEXTS: Final = ["a\0", "x" * 4_097, "é" * 2_049, "\ud800", 7, b"a"]
+NO_SECONDS: Final = [
+    0, 0.0999, -1, MAX_AFTER_S + 1, float("nan"), float("inf"), True, "1", None,
+]  # fmt: skip
+
+
+def after(schedule: Schedule, key: Any, seconds: Any = 1, **options: Any) -> None:
+    known = {"payload": None, "ext": None, "now": 0.0} | options
+    schedule.after(key, seconds, **known)
+
+
+def told(schedule: Schedule, now: float = 0.0) -> list[Any]:
+    return [decode(frame) for frame in schedule.frames(now)]
+
+
+def keys(frames: list[Any]) -> list[tuple[str, Any]]:
+    """What each is, and about which key or ext."""
+    return [
+        (name, *what.values()) if name == "cancel" else (name, what)
+        for name, what, *_ in frames
+    ]
+
+
+def settle(schedule: Schedule) -> None:
+    """Answer a ping behind all that was told."""
+    schedule.pinged()
+    schedule.confirmed()
+
+
+# --- what may be said ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", NAMES)
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_timer_is_told_as_it_was_asked_for(key: str, text: str) -> None:
+    schedule = Schedule()
+    after(schedule, key, 5, payload=text, ext=key)
+    after(schedule, "plain", MIN_AFTER_S)
+    assert told(schedule) == [
+        ("after", key, 5.0, {"payload": text, "ext": key}),
+        ("after", "plain", MIN_AFTER_S),
+    ]
+
+
+def test_a_timer_is_cancelled_by_key_or_by_ext() -> None:
+    schedule = Schedule()
+    schedule.cancel("a", None)
+    schedule.cancel(None, "a")
+    assert told(schedule) == [("cancel", {"key": "a"}), ("cancel", {"ext": "a"})]
+
+
+@pytest.mark.parametrize("seconds", NO_SECONDS)
+def test_seconds_that_cannot_be_are_refused(seconds: object) -> None:
+    schedule = Schedule()
+    with pytest.raises(ReportError, match="seconds for 'a'; it must be"):
+        after(schedule, "a", seconds)
+    assert (schedule.pending, schedule.has_spoken) == (0, False)
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_a_name_that_cannot_be_is_refused_and_the_error_says_which(name: Any) -> None:
+    schedule = Schedule()
+    with pytest.raises(ReportError, match="key is"):
+        after(schedule, name)
+    with pytest.raises(ReportError, match="ext is"):
+        after(schedule, "a", ext=name)
+    with pytest.raises(ReportError, match="key is"):
+        schedule.cancel(name, None)
+    with pytest.raises(ReportError, match="ext is"):
+        schedule.cancel(None, name)
+    assert schedule.pending == 0
+
+
+@pytest.mark.parametrize("payload", NO_TEXTS)
+def test_a_payload_that_cannot_be_is_refused(payload: object) -> None:
+    with pytest.raises(ReportError, match="payload is"):
+        after(Schedule(), "a", payload=payload)
+
+
+@pytest.mark.parametrize("names", [(None, None), ("a", "a")])
+def test_a_cancel_takes_exactly_one_of_both(names: tuple[Any, Any]) -> None:
+    with pytest.raises(ReportError, match="exactly one of both"):
+        Schedule().cancel(*names)
+
+
+# --- answers -------------------------------------------------------------------------
+
+
+def test_an_answer_names_its_record() -> None:
+    schedule = Schedule()
+    schedule.done("a", 1, None)
+    schedule.done("a", 2, "sent")
+    schedule.fail("a", 3, "broken", final=False)
+    schedule.fail("a", 4, "", final=True)
+    assert told(schedule) == [
+        ("done", "a", None, {"seq": 1}),
+        ("done", "a", "sent", {"seq": 2}),
+        ("fail", "a", "broken", {"seq": 3}),
+        ("fail", "a", "", {"seq": 4, "final": True}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "kept"),
+    [
+        ("x" * 4_097, "x" * 4_096),
+        ("é" * 3_000, "é" * 2_048),
+        ("x" + "é" * 3_000, "x" + "é" * 2_047),
+        ("a\0b", "a\ufffdb"),
+        ("\ud800", "?"),
+    ],
+)
+def test_a_message_is_cut_to_what_may_be_told(message: str, kept: str) -> None:
+    schedule = Schedule()
+    schedule.done("a", 1, message)
+    schedule.fail("a", 2, message, final=False)
+    assert [frame[2] for frame in told(schedule)] == [kept, kept]
+
+
+@pytest.mark.parametrize("message", [7, b"a", True, ["a"]])
+def test_a_message_that_is_no_string_is_refused(message: Any) -> None:
+    schedule = Schedule()
+    with pytest.raises(ReportError, match="it must be a string"):
+        schedule.done("a", 1, message)
+    with pytest.raises(ReportError, match="it must be a string"):
+        schedule.fail("a", 1, message, final=False)
+    assert schedule.pending == 0
+
+
+def test_answers_about_an_old_log_are_let_go_wherever_they_are() -> None:
+    schedule = Schedule()
+    for seq in (1, 2, 3):
+        schedule.done("a", seq, None)
+        after(schedule, f"k{seq}")
+        if seq < 3:
+            told(schedule)
+            schedule.pinged()
+    schedule.forget_answers()
+    schedule.lost()
+    assert keys(told(schedule)) == [("after", "k2"), ("after", "k3")]
+
+
+# --- the newest word -----------------------------------------------------------------
+
+
+def test_of_a_key_only_the_newest_word_is_told() -> None:
+    schedule = Schedule()
+    after(schedule, "a", 1)
+    after(schedule, "a", 2, payload="new")
+    after(schedule, "b")
+    schedule.cancel("b", None)
+    schedule.cancel("c", None)
+    after(schedule, "c", 3)
+    assert told(schedule) == [
+        ("after", "a", 2.0, {"payload": "new"}),
+        ("cancel", {"key": "b"}),
+        ("after", "c", 3.0),
+    ]
+
+
+def test_a_cancel_by_ext_keeps_its_place_among_the_timers_with_that_ext() -> None:
+    schedule = Schedule()
+    after(schedule, "a", ext="e")
+    after(schedule, "b", ext="e")
+    schedule.cancel(None, "e")
+    after(schedule, "a", ext="e")
+    assert keys(told(schedule)) == [("after", "b"), ("cancel", "e"), ("after", "a")]
+
+
+def test_they_keep_it_on_the_next_link_too() -> None:
+    schedule = Schedule()
+    after(schedule, "a", ext="e")
+    told(schedule)
+    schedule.pinged()
+    schedule.cancel(None, "e")
+    told(schedule)
+    after(schedule, "a", ext="e")
+    told(schedule)
+    schedule.lost()
+    assert keys(told(schedule)) == [("cancel", "e"), ("after", "a")]
+
+
+# --- until a pong --------------------------------------------------------------------
+
+
+def test_what_a_pong_has_covered_is_not_told_again() -> None:
+    schedule = Schedule()
+    after(schedule, "a")
+    assert schedule.has_words
+    told(schedule)
+    schedule.pinged()
+    after(schedule, "b")
+    told(schedule)
+    assert (schedule.pending, schedule.unconfirmed) == (0, 2)
+    schedule.confirmed()
+    assert (schedule.pending, schedule.unconfirmed) == (0, 1)
+    schedule.lost()
+    assert keys(told(schedule)) == [("after", "b")]
+    settle(schedule)
+    schedule.lost()
+    assert told(schedule) == []
+    assert not schedule.has_words
+
+
+def test_a_timer_is_told_with_the_seconds_that_are_left() -> None:
+    schedule = Schedule()
+    after(schedule, "a", 60, now=100.0)
+    after(schedule, "b", 10, now=100.0)
+    assert [frame[2] for frame in told(schedule, now=101.0)] == [59.0, 9.0]
+    schedule.lost()
+    assert [frame[2] for frame in told(schedule, now=130.0)] == [30.0, MIN_AFTER_S]
+
+
+def test_no_timer_is_told_with_more_seconds_than_may_be() -> None:
+    schedule = Schedule()
+    after(schedule, "a", MAX_AFTER_S, now=100.0)
+    assert [frame[2] for frame in told(schedule, now=99.9)] == [MAX_AFTER_S]
+
+
+def test_after_and_cancel_over_a_lost_link_are_one_cancel() -> None:
+    schedule = Schedule()
+    after(schedule, "a")
+    told(schedule)
+    schedule.lost()
+    schedule.cancel("a", None)
+    assert keys(told(schedule)) == [("cancel", "a")]
+
+
+OPS: Final = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("after"), st.sampled_from("abc"), st.sampled_from(["e", "f", None])
+        ),
+        st.tuples(st.just("cancel"), st.sampled_from("abc"), st.none()),
+        st.tuples(st.just("cancel"), st.none(), st.sampled_from("ef")),
+        st.tuples(st.sampled_from(["tell", "ping", "pong"]), st.none(), st.none()),
+        st.tuples(st.just("lose"), st.integers(0, 9), st.none()),
+    ),
+    max_size=40,
+)
+
+
+class Timers:
+    """The timers of a sidecar, too simple to be wrong: ext and payload by key."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, tuple[str | None, str]] = {}
+
+    def apply(self, frame: Any) -> None:
+        match frame:
+            case ("after", key, _left, options):
+                self.live[key] = options.get("ext"), options["payload"]
+            case ("cancel", {"key": key}):
+                self.live.pop(key, None)
+            case (_, {"ext": ext}):
+                self.live = {key: it for key, it in self.live.items() if it[0] != ext}
+            case _:
+                raise AssertionError(frame)
+
+
+@BOUNDED
+@given(OPS)
+def test_whatever_is_lost_the_sidecar_has_at_last_what_was_said(
+    ops: list[tuple[str, Any, Any]],
+) -> None:
+    schedule, sidecar, meant = Schedule(), Timers(), Timers()
+    on_the_way, pinged = list[Any](), 0  # so many of them are before the ping
+    for number, (what, one, other) in enumerate(ops):
+        if what == "after":
+            payload = str(number)
+            after(schedule, one, payload=payload, ext=other)
+            options = {"payload": payload} | ({"ext": other} if other else {})
+            meant.apply(("after", one, 1, options))
+        elif what == "cancel":
+            schedule.cancel(one, other)
+            meant.apply(("cancel", {"key": one} if one else {"ext": other}))
+        elif what == "lose":  # of what is on the way, only the first few arrive
+            for frame in on_the_way[:one]:
+                sidecar.apply(frame)
+            on_the_way, pinged = [], 0
+            schedule.lost()
+        elif what == "tell":
+            on_the_way += told(schedule)
+        elif what == "ping" and not pinged:
+            pinged = len(on_the_way)
+            schedule.pinged()
+        elif what == "pong":
+            for frame in on_the_way[:pinged]:
+                sidecar.apply(frame)
+            on_the_way, pinged = on_the_way[pinged:], 0
+            schedule.confirmed()
+    for frame in [*on_the_way, *told(schedule)]:
+        sidecar.apply(frame)
+    assert sidecar.live == meant.live
+
+
+# --- bounds --------------------------------------------------------------------------
+
+
+def test_many_words_are_told_some_at_a_time() -> None:
+    schedule = Schedule()
+    for n in range(WORDS_AT_ONCE + 1):
+        after(schedule, str(n))
+    assert len(told(schedule)) == WORDS_AT_ONCE
+    assert schedule.has_words
+    assert keys(told(schedule)) == [("after", str(WORDS_AT_ONCE))]
+    assert schedule.unconfirmed == WORDS_AT_ONCE + 1
+
+
+def test_words_that_wait_are_bounded_and_the_newest_about_one_is_always_taken() -> None:
+    schedule = Schedule()
+    for n in range(MOST_WORDS):
+        schedule.cancel(str(n), None)
+    with pytest.raises(ReportError, match="words about timers wait"):
+        after(schedule, "one more")
+    schedule.done("a", 1, None)
+    assert (schedule.pending, schedule.unkept) == (MOST_WORDS, 1)
+    after(schedule, "0")
+    told(schedule)
+    with pytest.raises(ReportError, match="words about timers wait"):
+        schedule.cancel("told is not confirmed", None)
+    settle(schedule)
+    after(schedule, "one more")
+    schedule.done("a", 1, None)
+    assert schedule.unkept == 1
+
+
+# --- a sidecar without timers ---------------------------------------------------------
+
+
+def test_a_sidecar_without_timers_is_told_nothing_and_nothing_more_is_taken() -> None:
+    schedule = Schedule()
+    after(schedule, "a", 60)
+    schedule.is_understood = False
+    assert not schedule.has_words
+    assert told(schedule) == []
+    with pytest.raises(ReportError, match="the sidecar has no timers"):
+        after(schedule, "b")
+    with pytest.raises(ReportError, match="the sidecar has no timers"):
+        schedule.cancel("a", None)
+    schedule.is_understood = True
+    assert keys(told(schedule, now=5.0)) == [("after", "a")]
