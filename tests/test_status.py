@@ -46,6 +46,9 @@ def scraped() -> bytes:
         log_pending=2,
         log_bytes=3 * 2**19,
         feed_watchers=0,
+        timers={},
+        timers_loaded=0,
+        timer_attempts={},
         version="0.1.0",
         wheel="reference",
     )

@@ -22,6 +22,8 @@ from liveness.service.listener import accept_links
 from liveness.service.outbox import Delivery, OutboxLimits
 from liveness.service.sockets import listening
 from liveness.service.store import Store
+from liveness.service.timekeeper import keep_time
+from liveness.service.timertable import TimerTable
 from tests import disk
 
 # Virtual seconds: far beyond any delay of the product's.
@@ -176,10 +178,11 @@ async def running(
     )
     with (
         closing(Store(config.state.dir)) as store,
+        closing(TimerTable(config.state.dir, log=store.log)) as table,
         listening(config.socket.path, name="gateway") as listener,
     ):
         clock = Clock()
-        sidecar = Sidecar(config, store, clock)
+        sidecar = Sidecar(config, store, table, clock)
         delivery = Delivery(
             journal=sidecar.journal,
             feed=sidecar.feed,
@@ -195,6 +198,8 @@ async def running(
         rig.engine.turn = rig.turn  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rig.journal.run)
+            nursery.start_soon(rig.journal.timers.run)
+            nursery.start_soon(keep_time, rig.engine, table)
             nursery.start_soon(turn_for_ever, rig.engine)
             nursery.start_soon(accept_links, listener, rig.engine, delivery)
             try:

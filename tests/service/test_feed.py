@@ -1,7 +1,7 @@
 """Who reads the log: the same from memory as from disk, in order, without a hole."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveness.core.records import KINDS, SESSION_KINDS, Gap, Logged, Record, Wanted
-from liveness.metrics import Counts
-from liveness.service.clock import Clock
 from liveness.service.feed import Cursor, Feed
-from liveness.service.journal import Journal
 from liveness.service.store import Batch, CursorRow, Store
+from tests.service.journals import journal_of
 from tests.strategies import BOUNDED
 
 NAMES = ("g", "h", "i")
@@ -44,14 +42,16 @@ def batches(sizes: Sequence[int]) -> list[Batch]:
 class Log:
     """A log on disk, of which a feed keeps so many records in memory."""
 
-    def __init__(self, store: Store, written: Sequence[Batch], *, keep: int) -> None:
+    def __init__(
+        self, store: Store, written: Sequence[Batch], stack: ExitStack, *, keep: int
+    ) -> None:
         self.feed = Feed(keep=keep)
         store._db.execute("pragma synchronous = off")  # a page a commit, and no waiting
         for batch in written:
             store.write(batch)
             self.feed.publish(batch)
-        self.journal = Journal(
-            store, clock=Clock(), counts=Counts(), published=self.feed.publish
+        self.journal = stack.enter_context(
+            journal_of(store, published=self.feed.publish)
         )
 
     def cursor(
@@ -80,8 +80,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def log_of(written: Sequence[Batch], folder: Path, *, keep: int) -> Iterator[Log]:
-    with closing(Store(folder)) as store:
-        yield Log(store, written, keep=keep)
+    with closing(Store(folder)) as store, ExitStack() as stack:
+        yield Log(store, written, stack, keep=keep)
 
 
 async def all_of(cursor: Cursor, limit: int = 1_000) -> list[Logged | Gap]:

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 
 import pytest
 import structlog
@@ -11,7 +11,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from liveness.core.records import Changes, OnlineRow, Record
 from liveness.metrics import Counts
-from liveness.service.clock import Clock
 from liveness.service.journal import (
     COMMIT_RECORDS,
     CURSOR_DELAY_S,
@@ -19,6 +18,7 @@ from liveness.service.journal import (
     Journal,
 )
 from liveness.service.store import Batch, CursorRow, Store
+from tests.service.journals import journal_of
 
 KEY = ("gateway", "g")
 LONG_AGO_MS = 1_000
@@ -27,13 +27,14 @@ LONG_AGO_MS = 1_000
 class Told:
     """A running journal, and each batch it published, with when."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, stack: ExitStack) -> None:
         self.batches: list[Batch] = []
+        self.marks: list[int] = []
         self.at: list[float] = []
         self.pending: list[int] = []
         self.counts = Counts()
-        self.journal = Journal(
-            store, clock=Clock(), counts=self.counts, published=self._published
+        self.journal = stack.enter_context(
+            journal_of(store, counts=self.counts, published=self._published)
         )
 
     def _published(self, batch: Batch) -> None:
@@ -43,7 +44,7 @@ class Told:
         # Whoever is told finds it on disk.
         assert all(record.seq <= last for record in batch.records)
         assert {(*key, row.seq) for key, row in batch.cursors.items()} <= set(stored)
-        assert self.journal.durable_mark == batch.mark
+        self.marks.append(self.journal.durable_mark)
         self.batches.append(batch)
         self.at.append(trio.current_time())
         self.pending.append(self.journal.pending)
@@ -56,11 +57,13 @@ class Told:
 
 @asynccontextmanager
 async def writing(store: Store) -> AsyncIterator[Told]:
-    told = Told(store)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(told.journal.run)
-        yield told
-        nursery.cancel_scope.cancel()
+    with ExitStack() as stack:
+        told = Told(store, stack)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(told.journal.run)
+            nursery.start_soon(told.journal.timers.run)
+            yield told
+            nursery.cancel_scope.cancel()
 
 
 def changes(first: int, count: int = 1, *, due: float = 0.0) -> Changes:
@@ -121,7 +124,7 @@ async def test_a_mark_is_durable_once_its_records_are_and_not_before(
             assert (journal.durable_mark, journal.durable_seq) == (0, 0)
         await journal.settled()
         assert first < second == journal.durable_mark == journal.mark
-        assert [batch.mark for batch in told.batches] == [first, second]
+        assert told.marks == [first, second]
         assert (journal.durable_seq, journal.pending) == (3, 0)
     assert store.bounds() == (1, 4)
 
@@ -292,11 +295,12 @@ async def test_a_seq_given_twice_ends_the_journal_rather_than_be_retried(
     store: Store, jumping: MockClock
 ) -> None:
     store.write(Batch(records=changes(1).records))
-    told = Told(store)
-    told.journal.append(changes(1))
-    with trio.fail_after(60), pytest.raises(sqlite3.IntegrityError):
-        await told.journal.run()
-    assert told.batches == []
+    with ExitStack() as stack:
+        told = Told(store, stack)
+        told.journal.append(changes(1))
+        with trio.fail_after(60), pytest.raises(sqlite3.IntegrityError):
+            await told.journal.run()
+        assert told.batches == []
 
 
 # --- retention ---------------------------------------------------------------------
