@@ -16,7 +16,11 @@ from liveness.errors import ConfigError
 
 PURE_WHEEL: Final = "LIVENESS_PURE_WHEEL"
 
-_COMPILED: Final = ("liveness.core._wheel", "liveness.core._wire")
+_COMPILED: Final = (
+    "liveness.core._table",
+    "liveness.core._wheel",
+    "liveness.core._wire",
+)
 _REMEDY: Final = (
     "apt install gcc python3-dev, then install liveness again (in a clone: make setup)"
 )

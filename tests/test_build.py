@@ -95,7 +95,7 @@ def test_a_choice_that_is_none_is_one_line_and_78(tmp_path: Path, command: str) 
     )
 
 
-@pytest.mark.parametrize("module", ["_wheel", "_wire"])
+@pytest.mark.parametrize("module", ["_table", "_wheel", "_wire"])
 def test_half_of_what_is_compiled_does_not_serve(tmp_path: Path, module: str) -> None:
     shutil.copytree(
         ROOT / "liveness", tmp_path / "liveness", ignore=without(f"{module}.*.so")
@@ -107,7 +107,7 @@ def test_half_of_what_is_compiled_does_not_serve(tmp_path: Path, module: str) ->
 def test_what_was_compiled_and_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "liveness", tmp_path / "liveness", ignore=without("*.so"))
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    broken = tmp_path / "liveness" / "core" / f"_wheel{suffix}"
+    broken = tmp_path / "liveness" / "core" / f"_table{suffix}"
     broken.write_bytes(b"\x7fELF, and no more")
     shown = python("-c", SHOW, cwd=tmp_path).stdout
     assert shown.startswith("reference: what was compiled cannot be loaded (")

@@ -1,178 +1,46 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Which users have gone silent? The layered wheel, compiled: `wheel.Wheel` again.
 
-What it does and why is told there. Here is how it is kept:
-
-    entry   64 bytes, a cache line: the clocks of one user, and its links in a list
-    cell    24 bytes beside it: the uid, or where it is if it has more than 22 bytes
-    index   8 bytes and as many free ones: where the entry of a uid is, by open
-            addressing, a quarter to three quarters full
-
-Entries lie side by side without holes, in chunks of 32,768: one that leaves is
-replaced by the last. So they are never copied to grow, and what a mass offline
-leaves is given back, a chunk at a time. The index grows and shrinks into a second one,
-a few slots with every entry that comes or goes and some thousands with every `advance`.
+What it does and why is told there; how users and lists are kept, in `_table`.
 
 A touch is some 100 ns of waiting for memory, six times over. So a batch goes through
 in blocks: first all of a block's index slots are asked for, then all entries, then the
-neighbours they leave, and only then is anything done.
-
-uids are hashed with the interpreter's own keyed hash (SipHash), since users choose them.
+neighbours they leave, and only then is anything done. It is asked for in one place,
+and not by functions of the table: gcc leaves out a function that does nothing else.
 """
 
-from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memcmp, memcpy
+cimport cython
+from cpython.mem cimport PyMem_Free
+from libc.stdint cimport int32_t, int64_t, uint32_t, uintptr_t
 
 from array import array
 
-from liveness.core._wire cimport (
-    INTEGER, NO_CONN, NOBODY, STRING, PackedSigns, Sign, packed, set_key, uid_of,
+from liveness.core._table cimport (
+    NONE, List, Table, User, fetch, hash_of, is_of, more_room, room_for,
 )
-from liveness.core.table import OWN_TIMEOUT, RENEWED, Entry
+from liveness.core._wire cimport NO_CONN, NOBODY, PackedSigns, Sign, packed
+from liveness.core.table import OWN_TIMEOUT, RENEWED
 from liveness.core.wheel import (
     BAD_UID, BUCKET_S, GROUND_MOST, HORIZON_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Snapshot,
 )
 
-cdef extern from *:
-    """
-    #include <stdlib.h>
-    #include <sys/mman.h>
-
-    typedef struct {
-        double deadline, timeout, seen, start;
-        int64_t session, conn;
-        int32_t next, prev;
-        uint32_t list;
-        uint32_t gateway : 24, event : 4, flags : 4;
-    } User;
-    _Static_assert(sizeof(User) == 64, "a user is a cache line");
-
-    typedef struct { uint8_t kind, size; char text[22]; } Cell;
-    _Static_assert(sizeof(Cell) == 24, "a cell is three words");
-
-    /* An integer, or where a long text is, in a cell. */
-    static inline int64_t word_of(const Cell *cell) {
-        int64_t word; memcpy(&word, cell->text, 8); return word;
-    }
-    static inline void set_word(Cell *cell, int64_t word) { memcpy(cell->text, &word, 8); }
-
-    #define fetch(at) __builtin_prefetch((at), 1, 3)
-
-    /* Whole pages, zero, and given back at once: not malloc's, which keeps what is freed.
-       Under AddressSanitizer malloc's, so that it sees who goes astray. */
-    static void *take_pages(size_t bytes) {
-    #ifdef __SANITIZE_ADDRESS__
-        return calloc(1, bytes);
-    #else
-        void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        return at == MAP_FAILED ? NULL : at;
-    #endif
-    }
-    static void give_pages(void *at, size_t bytes) {
-    #ifdef __SANITIZE_ADDRESS__
-        free(at);
-    #else
-        munmap(at, bytes);
-    #endif
-    }
-    """
-    ctypedef struct User:
-        double deadline, timeout, seen, start
-        int64_t session, conn
-        int32_t next, prev
-        uint32_t list
-        uint32_t gateway, event, flags
-    ctypedef struct Cell:
-        uint8_t kind, size
-        char *text
-    int64_t word_of(const Cell *cell) noexcept nogil
-    void set_word(Cell *cell, int64_t word) noexcept nogil
-    void fetch(const void *at) noexcept nogil
-    void *take_pages(size_t bytes) noexcept nogil
-    void give_pages(void *at, size_t bytes) noexcept nogil
-
-cdef extern from "Python.h":
-    ctypedef struct PyHash_FuncDef:
-        Py_ssize_t (*hash)(const void *, Py_ssize_t) noexcept nogil
-    PyHash_FuncDef *PyHash_GetFuncDef()
-
-cdef Py_ssize_t (*keyed_hash)(const void *, Py_ssize_t) noexcept nogil
-keyed_hash = PyHash_GetFuncDef().hash
-
 cdef enum:
-    CHUNK_BITS = 15
-    CHUNK = 1 << CHUNK_BITS
-    INLINE = 22  # bytes of a uid that its cell has room for
-    SMALLEST_INDEX = 1024
-    # Slots of the old index moved with each entry that comes or goes (two would do for
-    # the new one to be ready in time), and with each `advance`.
-    STEP = 8
-    STRIDE = 8192
     BLOCK = 32  # what is asked of memory at a time
-    NONE = -1
-    GONE = -1  # in the old index: looked past, not stopped at
+    STRIDE = 8192  # slots of the table's old index moved with each `advance`
     OWN = 1
     AGAIN = 2
     MOST_GATEWAYS = 1 << 24
-    MOST_USERS = 2147450880  # whole chunks that an int32 can number
 
 assert OWN == OWN_TIMEOUT and AGAIN == RENEWED
 cdef double HORIZON = HORIZON_S
 cdef int WHY_UNKNOWN = UNKNOWN, WHY_BAD_UID = BAD_UID
 cdef int WHY_OTHER_GATEWAY = OTHER_GATEWAY, WHY_OTHER_CONN = OTHER_CONN
-cdef object new_tuple = tuple.__new__
-
-cdef struct Slot:
-    uint32_t hash
-    int32_t place  # of the entry, plus one; 0 if the slot is free
-
-cdef struct Index:
-    Slot *slots
-    uint64_t mask
-
-cdef struct List:
-    int32_t first, last, count
-    int32_t after  # the list behind it in a queue, or among the free ones
 
 cdef struct Queue:
     int32_t first, last
 
 
-cdef inline uint32_t hash_of(const Sign *sign) noexcept nogil:
-    cdef uint64_t hashed
-    if sign.kind == STRING:
-        hashed = keyed_hash(sign.key.text, sign.size)
-    else:
-        hashed = ~keyed_hash(&sign.key.number, sizeof(int64_t))
-    return <uint32_t> (hashed ^ hashed >> 32)
-
-
-cdef inline bint is_of(const Cell *cell, const Sign *sign) noexcept nogil:
-    """Whether the cell holds this very uid."""
-    if cell.kind != sign.kind or cell.size != sign.size:
-        return False
-    if sign.kind == INTEGER:
-        return word_of(cell) == sign.key.number
-    return memcmp(text_of(cell), sign.key.text, sign.size) == 0
-
-
-cdef inline const unsigned char *text_of(const Cell *cell) noexcept nogil:
-    if cell.size > INLINE:
-        return <const unsigned char *> word_of(cell)
-    return <const unsigned char *> cell.text
-
-
-cdef inline void sign_of(const Cell *cell, Sign *sign) noexcept nogil:
-    """The uid of a cell, as long as the cell is left alone."""
-    sign.kind, sign.size = cell.kind, cell.size
-    if cell.kind == INTEGER:
-        sign.key.number = word_of(cell)
-    else:
-        sign.key.text = text_of(cell)
-
-
+@cython.no_gc  # it holds no object but its table, which holds none
 cdef class Wheel:
     """The timing wheel and the table of all users on it; see `wheel.Wheel`."""
 
@@ -183,16 +51,8 @@ cdef class Wheel:
     cdef double origin, scale, default_timeout
     cdef int ring, layers
     cdef int64_t per_slot, size, bucket
-    # Users by place, and where each uid is.
-    cdef User **users
-    cdef Cell **cells
-    cdef int chunks, chunk_room
-    cdef int32_t count
-    cdef Index index, old
-    cdef uint64_t moved  # slots of the old index that are behind it
-    # Lists by number.
-    cdef List *lists
-    cdef int32_t list_count, list_room, free_list
+    cdef Table table
+    # Lists by their numbers in the table.
     cdef int32_t *ground
     cdef int32_t *layer_lists
     cdef int64_t *widths
@@ -210,7 +70,7 @@ cdef class Wheel:
         cdef int at
         if not (2 <= slots <= 3_600 and 1e-6 * slots <= timeout <= HORIZON):
             raise ValueError(f"no wheel has {slots} slots for {timeout} s")
-        self.free_list = NONE
+        self.table = Table()
         self.passed = Queue(NONE, NONE)
         width_s = timeout / slots
         self.slots, self.origin, self.default_timeout = slots, now, timeout
@@ -231,29 +91,18 @@ cdef class Wheel:
         self.poured = <int64_t *> room_for(self.layers, sizeof(int64_t))
         self.pouring = <Queue *> room_for(self.layers, sizeof(Queue))
         for at in range(self.size):
-            self.ground[at] = self.new_list()
+            self.ground[at] = self.table.new_list()
         for at in range(self.layers * slots):
-            self.layer_lists[at] = self.new_list()
+            self.layer_lists[at] = self.table.new_list()
         width = self.per_slot
         for at in range(self.layers):
             self.widths[at] = width
             self.poured[at] = 0 if at else 1
             self.pouring[at] = Queue(NONE, NONE)
             width *= slots
-        self.index = Index(
-            <Slot *> pages(SMALLEST_INDEX * sizeof(Slot)), SMALLEST_INDEX - 1
-        )
 
     def __dealloc__(self):
-        cdef int32_t place
-        for place in range(self.count):
-            self.forget_text(place)
-        while self.chunks:
-            self.drop_chunk()
-        drop_index(&self.index)
-        drop_index(&self.old)
         for memory in (
-            <uintptr_t> self.users, <uintptr_t> self.cells, <uintptr_t> self.lists,
             <uintptr_t> self.ground, <uintptr_t> self.layer_lists,
             <uintptr_t> self.widths, <uintptr_t> self.poured, <uintptr_t> self.pouring,
             <uintptr_t> self.due_lists, <uintptr_t> self.timeouts,
@@ -261,7 +110,7 @@ cdef class Wheel:
             PyMem_Free(<void *> <uintptr_t> memory)
 
     def __len__(self):
-        return self.count
+        return self.table.count
 
     # --- who is known ---------------------------------------------------------
 
@@ -276,7 +125,7 @@ cdef class Wheel:
             )
             self.timeouts = <double *> more_room(self.timeouts, room, sizeof(double))
             self.gateway_room = room
-        self.due_lists[self.gateways] = self.new_list()
+        self.due_lists[self.gateways] = self.table.new_list()
         self.timeouts[self.gateways] = self.default_timeout
         self.gateways += 1
         return self.gateways - 1
@@ -291,8 +140,8 @@ cdef class Wheel:
 
     def find(self, uid):
         """Return what is known of *uid*, or None."""
-        cdef int32_t place = self.place_of(uid)
-        return None if place == NONE else self.entry(place)
+        cdef int32_t place = self.table.place_of(uid)
+        return None if place == NONE else self.table.entry(place)
 
     def touch(self, int32_t gateway, signs, *, double now, double mono):
         """Move those of *signs* that are *gateway*'s; see `wheel.Wheel.touch`."""
@@ -336,7 +185,7 @@ cdef class Wheel:
 
     def amend(self, uid, *, conn, timeout):
         """Set the connection and own timeout of *uid*, from its next touch on."""
-        cdef User *user = self.user(self.known(uid))
+        cdef User *user = self.table.user(self.table.known(uid))
         user.conn = NO_CONN if conn is None else conn
         if timeout is None:
             user.flags &= ~OWN
@@ -346,7 +195,7 @@ cdef class Wheel:
 
     def close(self, uid):
         """End the session of *uid*, which must be known; return what was known."""
-        return self.let_go(self.known(uid))
+        return self.table.remove(self.table.known(uid))
 
     # --- the hand -------------------------------------------------------------
 
@@ -357,7 +206,7 @@ cdef class Wheel:
         self.pour(&self.passed, steps)
         for layer in range(self.layers):
             steps = self.pour(&self.pouring[layer], steps)
-        self.resize_index(STRIDE)
+        self.table.resize_index(STRIDE)
 
     def next_due(self):
         """The attended moment at which `advance` will next find something to do."""
@@ -370,7 +219,7 @@ cdef class Wheel:
             return self.passes_at(self.bucket)
         boundary = (self.bucket // self.per_slot + 1) * self.per_slot
         for bucket in range(self.bucket + 1, boundary):
-            if self.lists[self.ground[bucket % self.size]].count:
+            if self.table.lists[self.ground[bucket % self.size]].count:
                 return self.passes_at(bucket)
         return self.passes_at(boundary)
 
@@ -380,19 +229,20 @@ cdef class Wheel:
         return [
             gateway
             for gateway in range(self.gateways)
-            if self.lists[self.due_lists[gateway]].count
+            if self.table.lists[self.due_lists[gateway]].count
         ]
 
     def due(self, int32_t gateway):
         """How many users of *gateway* are due and wait for judgement."""
-        return self.lists[self.due_lists[self.checked(gateway)]].count
+        return self.table.lists[self.due_lists[self.checked(gateway)]].count
 
     def fire(self, int32_t gateway, *, double until, int64_t limit):
         """End the sessions of due users of *gateway*; return them, longest due first."""
-        cdef List *due = self.lists + self.due_lists[self.checked(gateway)]
+        cdef Table table = self.table
+        cdef List *due = table.lists + self.due_lists[self.checked(gateway)]
         gone = []
-        while limit > 0 and due.count and self.user(due.first).deadline <= until:
-            gone.append(self.let_go(due.first))
+        while limit > 0 and due.count and table.user(due.first).deadline <= until:
+            gone.append(table.remove(due.first))
             limit -= 1
         return gone
 
@@ -400,16 +250,17 @@ cdef class Wheel:
         """Give due users of *gateway* a whole fresh timeout; see `wheel.Wheel.renew`."""
         cdef int32_t due = self.due_lists[self.checked(gateway)], place
         cdef int64_t renewed = 0
+        cdef Table table = self.table
         cdef User *user
-        limit = min(limit, self.lists[due].count)
+        limit = min(limit, table.lists[due].count)
         while renewed < limit:
-            place = self.lists[due].first
-            user = self.user(place)
+            place = table.lists[due].first
+            user = table.user(place)
             if user.deadline > until:
                 break
             user.deadline = until + user.timeout
             user.flags |= AGAIN
-            self.move(place, user, self.home(user))
+            table.move(place, user, self.home(user))
             renewed += 1
         return renewed
 
@@ -421,12 +272,13 @@ cdef class Wheel:
         From the last entry down: whatever replaces one that goes was looked at.
         """
         cdef int64_t at, top, bottom
-        top = min(place, self.count) if place else self.count
+        cdef Table table = self.table
+        top = min(place, table.count) if place else table.count
         bottom = max(0, top - max(1, limit))
         found = [
-            self.uid_at(at)
+            table.uid_at(at)
             for at in range(bottom, top)
-            if self.user(at).gateway == <uint32_t> gateway
+            if table.user(at).gateway == <uint32_t> gateway
         ]
         return found, bottom or -1
 
@@ -435,309 +287,59 @@ cdef class Wheel:
         cdef int64_t ring = self.widths[self.ring], width, current, slot, bucket
         cdef int layer
         cdef int32_t queued
+        cdef List *lists = self.table.lists
         users = [0] * self.slots
         for bucket in range(self.bucket + 1, self.bucket + self.size + 1):
-            users[(bucket - 1) // ring % self.slots] += self.lists[
+            users[(bucket - 1) // ring % self.slots] += lists[
                 self.ground[bucket % self.size]
             ].count
         for layer in range(self.ring + 1):
             width = self.widths[layer]
             current = self.bucket // width
             for slot in range(current + 1, current + self.slots + 1):
-                users[slot * width // ring % self.slots] += self.lists[
+                users[slot * width // ring % self.slots] += lists[
                     self.layer_lists[layer * self.slots + slot % self.slots]
                 ].count
             queued = self.pouring[layer].first
             while queued != NONE:
-                users[(current + 1) * width // ring % self.slots] += self.lists[
+                users[(current + 1) * width // ring % self.slots] += lists[
                     queued
                 ].count
-                queued = self.lists[queued].after
+                queued = lists[queued].after
         return users
 
     def snapshot(self, double now):
         """Every user's clock at *now*, in columns; see `wheel.Wheel.snapshot`."""
         cdef int32_t place
         cdef User *user
-        columns = [array(code, bytes(8 * self.count)) for code in "qddd"]
+        cdef Table table = self.table
+        columns = [array(code, bytes(8 * table.count)) for code in "qddd"]
         cdef int64_t[::1] sessions = columns[0]
         cdef double[::1] timeouts = columns[1]
         cdef double[::1] remaining = columns[2]
         cdef double[::1] seen = columns[3]
-        events = array("b", bytes(self.count))
+        events = array("b", bytes(table.count))
         cdef signed char[::1] event = events
-        for place in range(self.count):
-            user = self.user(place)
+        for place in range(table.count):
+            user = table.user(place)
             sessions[place], timeouts[place] = user.session, user.timeout
             remaining[place] = max(0.0, user.deadline - now)
             seen[place], event[place] = user.seen, user.event
         return Snapshot(*columns, events)
 
-    # --- the table ------------------------------------------------------------
-
-    cdef inline User *user(self, int32_t place) noexcept nogil:
-        return self.users[place >> CHUNK_BITS] + (place & CHUNK - 1)
-
-    cdef inline Cell *cell(self, int32_t place) noexcept nogil:
-        return self.cells[place >> CHUNK_BITS] + (place & CHUNK - 1)
-
-    cdef object uid_at(self, int32_t place):
-        cdef Sign sign
-        sign_of(self.cell(place), &sign)
-        return uid_of(&sign)
-
-    cdef object entry(self, int32_t place):
-        cdef User *user = self.user(place)
-        return new_tuple(
-            Entry,
-            (
-                self.uid_at(place), user.gateway, user.session,
-                None if user.conn == NO_CONN else user.conn, user.start, user.timeout,
-                user.deadline, user.seen, user.event, user.flags,
-            ),
-        )
+    # --- within ---------------------------------------------------------------
 
     cdef int32_t checked(self, int64_t gateway) except -1:
         if not 0 <= gateway < self.gateways:
             raise IndexError(f"there is no gateway {gateway}")
         return gateway
 
-    cdef int32_t place_of(self, object uid) except? -1:
-        cdef Sign sign
-        set_key(uid, &sign)
-        return NONE if sign.kind == NOBODY else self.search(&sign, hash_of(&sign))
-
-    cdef int32_t known(self, object uid) except -1:
-        cdef int32_t place = self.place_of(uid)
-        if place == NONE:
-            raise KeyError(uid)
-        return place
-
     cdef int take_in(self, object uid, User *user) except -1:
         """Add a user with this uid, and put it where it belongs."""
-        cdef Sign sign
-        cdef int32_t place = self.count, home = self.home(user)
-        cdef Cell *cell
-        cdef char *far
-        if set_key(uid, &sign) or sign.kind == NOBODY:
-            raise ValueError(f"{uid!r} is no uid")
-        if place == self.chunks << CHUNK_BITS:
-            self.add_chunk()
-        self.resize_index(STEP)
-        if 16 * <uint64_t> (place + 1) > 15 * (self.index.mask + 1):
-            raise MemoryError("the index cannot grow")
-        cell = self.cell(place)
-        cell.kind, cell.size = sign.kind, sign.size
-        if sign.kind == INTEGER:
-            set_word(cell, sign.key.number)
-        elif sign.size <= INLINE:
-            memcpy(cell.text, sign.key.text, sign.size)
-        else:
-            far = <char *> PyMem_Malloc(sign.size)
-            if far == NULL:
-                raise MemoryError
-            memcpy(far, sign.key.text, sign.size)
-            set_word(cell, <int64_t> far)
-        self.user(place)[0] = user[0]
-        self.count += 1
-        insert(&self.index, hash_of(&sign), place + 1)
-        self.append(place, self.user(place), home)
+        cdef Table table = self.table
+        cdef int32_t home = self.home(user), place = table.add(uid, user)
+        table.append(place, table.user(place), home)
         return 0
-
-    cdef object let_go(self, int32_t place):
-        """Remove a user; the last one takes its place. Return what was known."""
-        cdef Sign sign
-        cdef int32_t last = self.count - 1
-        cdef User *user = self.user(place)
-        cdef Cell *cell = self.cell(place)
-        known = self.entry(place)
-        self.unlink(user)
-        sign_of(cell, &sign)
-        self.erase(hash_of(&sign), place + 1)
-        self.forget_text(place)
-        if place != last:
-            user[0] = self.user(last)[0]
-            cell[0] = self.cell(last)[0]
-            sign_of(cell, &sign)
-            self.slot_of(hash_of(&sign), last + 1).place = place + 1
-            self.link_anew(place, user)
-        self.count = last
-        if last <= (self.chunks - 2) * CHUNK:
-            self.drop_chunk()
-        self.resize_index(STEP)
-        return known
-
-    cdef void forget_text(self, int32_t place) noexcept:
-        cdef Cell *cell = self.cell(place)
-        if cell.kind == STRING and cell.size > INLINE:
-            PyMem_Free(<void *> word_of(cell))
-
-    cdef int add_chunk(self) except -1:
-        cdef int room = max(16, 2 * self.chunk_room)
-        if self.count >= MOST_USERS:
-            raise OverflowError("there is no room for so many users")
-        if self.chunks == self.chunk_room:
-            self.users = <User **> more_room(self.users, room, sizeof(User *))
-            self.cells = <Cell **> more_room(self.cells, room, sizeof(Cell *))
-            self.chunk_room = room
-        self.users[self.chunks] = <User *> pages(CHUNK * sizeof(User))
-        try:
-            self.cells[self.chunks] = <Cell *> pages(CHUNK * sizeof(Cell))
-        except MemoryError:
-            give_pages(self.users[self.chunks], CHUNK * sizeof(User))
-            raise
-        self.chunks += 1
-        return 0
-
-    cdef void drop_chunk(self) noexcept:
-        self.chunks -= 1
-        give_pages(self.users[self.chunks], CHUNK * sizeof(User))
-        give_pages(self.cells[self.chunks], CHUNK * sizeof(Cell))
-
-    # --- the index ------------------------------------------------------------
-
-    cdef inline int32_t search(self, const Sign *sign, uint32_t hashed) noexcept nogil:
-        """The place of a uid, or NONE."""
-        cdef int32_t place = self.search_in(&self.index, sign, hashed)
-        if place == NONE and self.old.slots != NULL:
-            place = self.search_in(&self.old, sign, hashed)
-        return place
-
-    cdef inline int32_t search_in(
-        self, const Index *index, const Sign *sign, uint32_t hashed
-    ) noexcept nogil:
-        cdef uint64_t at = hashed & index.mask
-        cdef Slot slot = index.slots[at]
-        while slot.place:
-            if slot.hash == hashed and slot.place != GONE:
-                if is_of(self.cell(slot.place - 1), sign):
-                    return slot.place - 1
-            at = (at + 1) & index.mask
-            slot = index.slots[at]
-        return NONE
-
-    cdef inline int32_t likely(self, uint32_t hashed) noexcept nogil:
-        """The first place with this hash: nearly always the one wanted; or NONE."""
-        cdef uint64_t at = hashed & self.index.mask
-        while self.index.slots[at].place:
-            if self.index.slots[at].hash == hashed:
-                return self.index.slots[at].place - 1
-            at = (at + 1) & self.index.mask
-        return NONE
-
-    cdef Slot *slot_of(self, uint32_t hashed, int32_t place) noexcept:
-        """The slot of an entry that is in one of the two; *place* plus one."""
-        cdef uint64_t at = hashed & self.index.mask
-        while self.index.slots[at].place:
-            if self.index.slots[at].place == place:
-                return &self.index.slots[at]
-            at = (at + 1) & self.index.mask
-        at = hashed & self.old.mask
-        while self.old.slots[at].place != place:
-            at = (at + 1) & self.old.mask
-        return &self.old.slots[at]
-
-    cdef void erase(self, uint32_t hashed, int32_t place) noexcept:
-        """Free a slot, and close the gap for whoever was driven past it."""
-        cdef Slot *slots = self.index.slots
-        cdef Slot *slot = self.slot_of(hashed, place)
-        cdef uint64_t mask = self.index.mask, at, gap
-        if not slots <= slot <= slots + mask:
-            slot.place = GONE
-            return
-        gap = at = slot - slots
-        while True:
-            at = (at + 1) & mask
-            if not slots[at].place:
-                break
-            if ((at - slots[at].hash) & mask) >= ((at - gap) & mask):
-                slots[gap] = slots[at]
-                gap = at
-        slots[gap].place = 0
-
-    cdef void resize_index(self, uint64_t steps) noexcept:
-        """Move up to *steps* slots on to a larger or smaller index, if one is wanted.
-
-        One for which there is no memory is tried again with the next step.
-        """
-        cdef uint64_t size = self.index.mask + 1, count = self.count
-        cdef Slot slot
-        cdef Slot *slots
-        if self.old.slots == NULL:
-            if 4 * count > 3 * size:
-                size *= 2
-            elif 8 * count < size and size > SMALLEST_INDEX:
-                size //= 2
-            else:
-                return
-            slots = <Slot *> take_pages(size * sizeof(Slot))
-            if slots == NULL:
-                return
-            self.old, self.index, self.moved = self.index, Index(slots, size - 1), 0
-        while steps and self.moved <= self.old.mask:
-            slot = self.old.slots[self.moved]
-            if slot.place > 0:
-                insert(&self.index, slot.hash, slot.place)
-                self.old.slots[self.moved].place = GONE
-            self.moved += 1
-            steps -= 1
-        if self.moved > self.old.mask:
-            drop_index(&self.old)
-
-    # --- the lists ------------------------------------------------------------
-
-    cdef int32_t new_list(self) except -1:
-        cdef int32_t number = self.free_list, room = max(64, 2 * self.list_room)
-        if number != NONE:
-            self.free_list = self.lists[number].after
-        else:
-            if self.list_count == self.list_room:
-                self.lists = <List *> more_room(self.lists, room, sizeof(List))
-                self.list_room = room
-            number = self.list_count
-            self.list_count += 1
-        self.lists[number] = List(NONE, NONE, 0, NONE)
-        return number
-
-    cdef inline void append(self, int32_t place, User *user, int32_t number) noexcept nogil:
-        """Put a user that is in no list at the end of one."""
-        cdef List *into = self.lists + number
-        user.prev, user.next, user.list = into.last, NONE, number
-        if into.last == NONE:
-            into.first = place
-        else:
-            self.user(into.last).next = place
-        into.last = place
-        into.count += 1
-
-    cdef inline void unlink(self, User *user) noexcept nogil:
-        cdef List *out = self.lists + user.list
-        if user.prev == NONE:
-            out.first = user.next
-        else:
-            self.user(user.prev).next = user.next
-        if user.next == NONE:
-            out.last = user.prev
-        else:
-            self.user(user.next).prev = user.prev
-        out.count -= 1
-
-    cdef inline void move(self, int32_t place, User *user, int32_t number) noexcept nogil:
-        """Move a user from the list it is in to the end of another."""
-        self.unlink(user)
-        self.append(place, user, number)
-
-    cdef void link_anew(self, int32_t place, User *user) noexcept:
-        """Tell the neighbours of a user that it has another place now."""
-        cdef List *within = self.lists + user.list
-        if user.prev == NONE:
-            within.first = place
-        else:
-            self.user(user.prev).next = place
-        if user.next == NONE:
-            within.last = place
-        else:
-            self.user(user.next).prev = place
 
     # --- the layers -----------------------------------------------------------
 
@@ -800,34 +402,34 @@ cdef class Wheel:
     cdef int queue(self, int32_t *at, Queue *queue) except -1:
         """Swap the list at a ring's place for an empty one and queue it."""
         cdef int32_t full = at[0]
-        if self.lists[full].count:
-            at[0] = self.new_list()
+        if self.table.lists[full].count:
+            at[0] = self.table.new_list()
             if queue.last == NONE:
                 queue.first = full
             else:
-                self.lists[queue.last].after = full
+                self.table.lists[queue.last].after = full
             queue.last = full
         return 0
 
     cdef int64_t pour(self, Queue *queue, int64_t steps) except -1:
         """Move up to *steps* entries of queued lists home; return the steps left."""
         cdef int32_t number, place
+        cdef Table table = self.table
         cdef User *user
         while queue.first != NONE and steps:
             number = queue.first
-            while steps and self.lists[number].count:
-                place = self.lists[number].first
-                user = self.user(place)
+            while steps and table.lists[number].count:
+                place = table.lists[number].first
+                user = table.user(place)
                 if user.next != NONE:
-                    fetch(self.user(user.next))
-                self.move(place, user, self.home(user))
+                    fetch(table.user(user.next))
+                table.move(place, user, self.home(user))
                 steps -= 1
-            if not self.lists[number].count:
-                queue.first = self.lists[number].after
+            if not table.lists[number].count:
+                queue.first = table.lists[number].after
                 if queue.first == NONE:
                     queue.last = NONE
-                self.lists[number].after = self.free_list
-                self.free_list = number
+                table.drop_list(number)
         return steps
 
     # --- a batch --------------------------------------------------------------
@@ -841,49 +443,51 @@ cdef class Wheel:
         cdef Py_ssize_t at
         cdef int32_t place
         cdef int why
+        cdef Table table = self.table
         cdef User *user
         cdef const Sign *sign
         for at in range(start, stop):
             hashes[at - start] = hash_of(signs + at)
-            fetch(&self.index.slots[hashes[at - start] & self.index.mask])
-            if self.old.slots != NULL:
-                fetch(&self.old.slots[hashes[at - start] & self.old.mask])
+            fetch(&table.index.slots[hashes[at - start] & table.index.mask])
+            if table.old.slots != NULL:
+                fetch(&table.old.slots[hashes[at - start] & table.old.mask])
         for at in range(start, stop):
-            place = places[at - start] = self.likely(hashes[at - start])
+            place = places[at - start] = table.likely(hashes[at - start])
             if place != NONE:
-                fetch(self.user(place))
-                fetch(self.cell(place))
+                fetch(table.user(place))
+                fetch(table.cell(place))
         for at in range(start, stop):
             sign = signs + at
             place = places[at - start]
             if sign.kind == NOBODY:
                 places[at - start] = NONE
                 continue
-            if place == NONE or not is_of(self.cell(place), sign):
-                place = places[at - start] = self.search(sign, hashes[at - start])
+            if place == NONE or not is_of(table.cell(place), sign):
+                place = places[at - start] = table.search(sign, hashes[at - start])
             if place != NONE:
-                user = self.user(place)
+                user = table.user(place)
                 if user.prev != NONE:
-                    fetch(self.user(user.prev))
+                    fetch(table.user(user.prev))
                 if user.next != NONE:
-                    fetch(self.user(user.next))
+                    fetch(table.user(user.next))
         for at in range(start, stop):
             why = self.touch_one(
-                gateway, signs + at, places[at - start], timeout, target, now, mono
+                table, gateway, signs + at, places[at - start], timeout, target, now,
+                mono,
             )
             if why:
                 left.append((at, why))
         return 0
 
     cdef inline int touch_one(
-        self, int32_t gateway, const Sign *sign, int32_t place, double timeout,
-        int32_t target, double now, double mono,
+        self, Table table, int32_t gateway, const Sign *sign, int32_t place,
+        double timeout, int32_t target, double now, double mono,
     ) except -1:
         """Touch the user at a place; return why it was left alone, or 0."""
         cdef User *user
         if place == NONE:
             return WHY_BAD_UID if sign.kind == NOBODY else WHY_UNKNOWN
-        user = self.user(place)
+        user = table.user(place)
         if user.gateway != <uint32_t> gateway:
             return WHY_OTHER_GATEWAY
         if sign.conn != NO_CONN and user.conn != sign.conn and user.conn != NO_CONN:
@@ -895,40 +499,5 @@ cdef class Wheel:
             user.flags, user.timeout, user.deadline = 0, timeout, now + timeout
         user.seen, user.event = mono, sign.event
         if user.list != <uint32_t> target:
-            self.move(place, user, target)
+            table.move(place, user, target)
         return 0
-
-
-# --- memory -------------------------------------------------------------------
-
-
-cdef void insert(Index *index, uint32_t hashed, int32_t place) noexcept:
-    cdef uint64_t at = hashed & index.mask
-    while index.slots[at].place:
-        at = (at + 1) & index.mask
-    index.slots[at] = Slot(hashed, place)
-
-
-cdef void drop_index(Index *index) noexcept:
-    if index.slots != NULL:
-        give_pages(index.slots, (index.mask + 1) * sizeof(Slot))
-        index.slots = NULL
-
-
-cdef void *pages(size_t size) except NULL:
-    """Zero bytes, in whole pages."""
-    cdef void *taken = take_pages(size)
-    if taken == NULL:
-        raise MemoryError
-    return taken
-
-
-cdef void *room_for(Py_ssize_t count, Py_ssize_t size) except NULL:
-    return more_room(NULL, count, size)
-
-
-cdef void *more_room(void *room, Py_ssize_t count, Py_ssize_t size) except NULL:
-    cdef void *grown = PyMem_Realloc(room, max(1, count) * size)
-    if grown == NULL:
-        raise MemoryError
-    return grown

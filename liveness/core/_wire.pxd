@@ -1,4 +1,4 @@
-"""What `_wheel` sees of `_wire`: signs of life as C keeps them."""
+"""What `_table` and `_wheel` see of `_wire`: signs of life as C keeps them."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 

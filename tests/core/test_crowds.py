@@ -27,7 +27,7 @@ PIECE: Final = 2_000  # who comes, or leaves, between two batches
 
 
 def uid_of(number: int) -> Uid:
-    """Users of every kind there is to keep: see what `_wheel` does with their names."""
+    """Users of every kind there is to keep: see what `_table` does with their names."""
     kinds: tuple[Uid, ...] = (
         number,
         f"user-{number}",

@@ -34,7 +34,7 @@ code = pytest.main(sys.argv[1:])
 print(pathlib.Path("/proc/self/maps").read_text())
 sys.exit(code)
 """
-WHEEL: Final = "liveness/core/_wheel.pyx"
+TABLE: Final = "liveness/core/_table.pyx"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -103,7 +103,7 @@ def test_the_compiled_parts_touch_no_memory_but_their_own(
     assert "runtime error" not in done.stdout
     # And they were at work: in the process, and in the code that it ran.
     compiled = [*sanitized.glob("liveness/core/*.so")]
-    assert len(compiled) == 2
+    assert len(compiled) == 3
     for name in ("/libasan.so", "/libubsan.so", *map(str, compiled)):
         assert name in done.stdout
     for code in compiled:
@@ -130,7 +130,7 @@ def test_the_compiled_parts_touch_no_memory_but_their_own(
 def test_a_fault_that_was_planted_is_seen(
     sanitized: Path, right: str, wrong: str, told: str
 ) -> None:
-    source = sanitized / WHEEL
+    source = sanitized / TABLE
     good = source.read_text()
     assert good.count(right) == 1
     source.write_text(good.replace(right, wrong))

@@ -1,0 +1,194 @@
+"""What `_wheel` sees of `_table`: users, and the lists they stand in, as C keeps them.
+
+What every touch needs is written out here, so that gcc puts it into the wheel's loops:
+calls from one module into the other are made through pointers.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp
+
+from liveness.core._wire cimport INTEGER, STRING, Sign
+
+cdef extern from *:
+    """
+    typedef struct {
+        double deadline, timeout, seen, start;
+        int64_t session, conn;
+        int32_t next, prev;
+        uint32_t list;
+        uint32_t gateway : 24, event : 4, flags : 4;
+    } User;
+    _Static_assert(sizeof(User) == 64, "a user is a cache line");
+
+    typedef struct { uint8_t kind, size; char text[22]; } Cell;
+    _Static_assert(sizeof(Cell) == 24, "a cell is three words");
+
+    /* An integer, or where a long text is, in a cell. */
+    static inline int64_t word_of(const Cell *cell) {
+        int64_t word; memcpy(&word, cell->text, 8); return word;
+    }
+    static inline void set_word(Cell *cell, int64_t word) { memcpy(cell->text, &word, 8); }
+
+    #define fetch(at) __builtin_prefetch((at), 1, 3)
+    """
+    ctypedef struct User:
+        double deadline, timeout, seen, start
+        int64_t session, conn
+        int32_t next, prev
+        uint32_t list
+        uint32_t gateway, event, flags
+    ctypedef struct Cell:
+        uint8_t kind, size
+        char *text
+    int64_t word_of(const Cell *cell) noexcept nogil
+    void set_word(Cell *cell, int64_t word) noexcept nogil
+    void fetch(const void *at) noexcept nogil
+
+cdef enum:
+    CHUNK_BITS = 15
+    CHUNK = 1 << CHUNK_BITS
+    INLINE = 22  # bytes of a uid that its cell has room for
+    NONE = -1
+    GONE = -1  # in the old index: looked past, not stopped at
+
+cdef struct Slot:
+    uint32_t hash
+    int32_t place  # of the entry, plus one; 0 if the slot is free
+
+cdef struct Index:
+    Slot *slots
+    uint64_t mask
+
+cdef struct List:
+    int32_t first, last, count
+    int32_t after  # the list behind it in a queue, or among the free ones
+
+cdef Py_ssize_t (*keyed_hash)(const void *, Py_ssize_t) noexcept nogil
+
+cdef void *room_for(Py_ssize_t count, Py_ssize_t size) except NULL
+cdef void *more_room(void *room, Py_ssize_t count, Py_ssize_t size) except NULL
+
+
+cdef inline uint32_t hash_of(const Sign *sign) noexcept nogil:
+    cdef uint64_t hashed
+    if sign.kind == STRING:
+        hashed = keyed_hash(sign.key.text, sign.size)
+    else:
+        hashed = ~keyed_hash(&sign.key.number, sizeof(int64_t))
+    return <uint32_t> (hashed ^ hashed >> 32)
+
+
+cdef inline bint is_of(const Cell *cell, const Sign *sign) noexcept nogil:
+    """Whether the cell holds this very uid."""
+    if cell.kind != sign.kind or cell.size != sign.size:
+        return False
+    if sign.kind == INTEGER:
+        return word_of(cell) == sign.key.number
+    return memcmp(text_of(cell), sign.key.text, sign.size) == 0
+
+
+cdef inline const unsigned char *text_of(const Cell *cell) noexcept nogil:
+    if cell.size > INLINE:
+        return <const unsigned char *> word_of(cell)
+    return <const unsigned char *> cell.text
+
+
+cdef inline void sign_of(const Cell *cell, Sign *sign) noexcept nogil:
+    """The uid of a cell, as long as the cell is left alone."""
+    sign.kind, sign.size = cell.kind, cell.size
+    if cell.kind == INTEGER:
+        sign.key.number = word_of(cell)
+    else:
+        sign.key.text = text_of(cell)
+
+
+cdef class Table:
+    # Users by place, and where each uid is.
+    cdef User **users
+    cdef Cell **cells
+    cdef int chunks, chunk_room
+    cdef int32_t count
+    cdef Index index, old
+    cdef uint64_t moved  # slots of the old index that are behind it
+    # Lists by number.
+    cdef List *lists
+    cdef int32_t list_count, list_room, free_list
+
+    cdef int32_t add(self, object uid, const User *user) except -1
+    cdef object remove(self, int32_t place)
+    cdef object entry(self, int32_t place)
+    cdef object uid_at(self, int32_t place)
+    cdef int32_t place_of(self, object uid) except? -1
+    cdef int32_t known(self, object uid) except -1
+    cdef void forget_text(self, int32_t place) noexcept
+    cdef int add_chunk(self) except -1
+    cdef void drop_chunk(self) noexcept
+    cdef Slot *slot_of(self, uint32_t hashed, int32_t place) noexcept
+    cdef void erase(self, uint32_t hashed, int32_t place) noexcept
+    cdef void resize_index(self, uint64_t steps) noexcept
+    cdef int32_t new_list(self) except -1
+    cdef void drop_list(self, int32_t number) noexcept
+    cdef void link_anew(self, int32_t place, User *user) noexcept
+
+    cdef inline User *user(self, int32_t place) noexcept nogil:
+        return self.users[place >> CHUNK_BITS] + (place & CHUNK - 1)
+
+    cdef inline Cell *cell(self, int32_t place) noexcept nogil:
+        return self.cells[place >> CHUNK_BITS] + (place & CHUNK - 1)
+
+    cdef inline int32_t search(self, const Sign *sign, uint32_t hashed) noexcept nogil:
+        """The place of a uid, or NONE."""
+        cdef int32_t place = self.search_in(&self.index, sign, hashed)
+        if place == NONE and self.old.slots != NULL:
+            place = self.search_in(&self.old, sign, hashed)
+        return place
+
+    cdef inline int32_t search_in(
+        self, const Index *index, const Sign *sign, uint32_t hashed
+    ) noexcept nogil:
+        cdef uint64_t at = hashed & index.mask
+        cdef Slot slot = index.slots[at]
+        while slot.place:
+            if slot.hash == hashed and slot.place != GONE:
+                if is_of(self.cell(slot.place - 1), sign):
+                    return slot.place - 1
+            at = (at + 1) & index.mask
+            slot = index.slots[at]
+        return NONE
+
+    cdef inline int32_t likely(self, uint32_t hashed) noexcept nogil:
+        """The first place with this hash: nearly always the one wanted; or NONE."""
+        cdef uint64_t at = hashed & self.index.mask
+        while self.index.slots[at].place:
+            if self.index.slots[at].hash == hashed:
+                return self.index.slots[at].place - 1
+            at = (at + 1) & self.index.mask
+        return NONE
+
+    cdef inline void append(self, int32_t place, User *user, int32_t number) noexcept nogil:
+        """Put a user that is in no list at the end of one."""
+        cdef List *into = self.lists + number
+        user.prev, user.next, user.list = into.last, NONE, number
+        if into.last == NONE:
+            into.first = place
+        else:
+            self.user(into.last).next = place
+        into.last = place
+        into.count += 1
+
+    cdef inline void unlink(self, User *user) noexcept nogil:
+        cdef List *out = self.lists + user.list
+        if user.prev == NONE:
+            out.first = user.next
+        else:
+            self.user(user.prev).next = user.next
+        if user.next == NONE:
+            out.last = user.prev
+        else:
+            self.user(user.next).prev = user.prev
+        out.count -= 1
+
+    cdef inline void move(self, int32_t place, User *user, int32_t number) noexcept nogil:
+        """Move a user from the list it is in to the end of another."""
+        self.unlink(user)
+        self.append(place, user, number)

@@ -1,0 +1,324 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The memory under the wheel, compiled: `table.Table` again.
+
+    entry   64 bytes, a cache line: the clocks of one user, and its links in a list
+    cell    24 bytes beside it: the uid, or where it is if it has more than 22 bytes
+    index   8 bytes and as many free ones: where the entry of a uid is, by open
+            addressing, a quarter to three quarters full
+
+Entries lie side by side without holes, in chunks of 32,768: one that leaves is
+replaced by the last. So they are never copied to grow, and what a mass offline
+leaves is given back, a chunk at a time. The index grows and shrinks into a second one,
+a few slots with every entry that comes or goes and some thousands with every `advance`.
+
+Lists have numbers and no sentinels: where one begins and ends is kept beside it.
+
+uids are hashed with the interpreter's own keyed hash (SipHash), since users choose them.
+"""
+
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from liveness.core._wire cimport INTEGER, NO_CONN, NOBODY, STRING, Sign, set_key, uid_of
+from liveness.core.table import Entry
+
+cdef extern from *:
+    """
+    #include <stdlib.h>
+    #include <sys/mman.h>
+
+    /* Whole pages, zero, and given back at once: not malloc's, which keeps what is freed.
+       Under AddressSanitizer malloc's, so that it sees who goes astray. */
+    static void *take_pages(size_t bytes) {
+    #ifdef __SANITIZE_ADDRESS__
+        return calloc(1, bytes);
+    #else
+        void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return at == MAP_FAILED ? NULL : at;
+    #endif
+    }
+    static void give_pages(void *at, size_t bytes) {
+    #ifdef __SANITIZE_ADDRESS__
+        free(at);
+    #else
+        munmap(at, bytes);
+    #endif
+    }
+    """
+    void *take_pages(size_t bytes) noexcept nogil
+    void give_pages(void *at, size_t bytes) noexcept nogil
+
+cdef extern from "Python.h":
+    ctypedef struct PyHash_FuncDef:
+        Py_ssize_t (*hash)(const void *, Py_ssize_t) noexcept nogil
+    PyHash_FuncDef *PyHash_GetFuncDef()
+
+keyed_hash = PyHash_GetFuncDef().hash
+
+cdef enum:
+    SMALLEST_INDEX = 1024
+    # Slots of the old index moved with each entry that comes or goes: two would do for
+    # the new one to be ready in time.
+    STEP = 8
+    MOST_USERS = 2147450880  # whole chunks that an int32 can number
+
+cdef object new_tuple = tuple.__new__
+
+
+cdef class Table:
+    """Users, and the lists they stand in; see `table.Table`."""
+
+    def __cinit__(self):
+        self.free_list = NONE
+        self.index = Index(
+            <Slot *> pages(SMALLEST_INDEX * sizeof(Slot)), SMALLEST_INDEX - 1
+        )
+
+    def __dealloc__(self):
+        cdef int32_t place
+        for place in range(self.count):
+            self.forget_text(place)
+        while self.chunks:
+            self.drop_chunk()
+        drop_index(&self.index)
+        drop_index(&self.old)
+        PyMem_Free(self.users)
+        PyMem_Free(self.cells)
+        PyMem_Free(self.lists)
+
+    cdef int32_t add(self, object uid, const User *user) except -1:
+        """Take a user in, in no list yet; return its place."""
+        cdef Sign sign
+        cdef int32_t place = self.count
+        cdef Cell *cell
+        cdef char *far
+        if set_key(uid, &sign) or sign.kind == NOBODY:
+            raise ValueError(f"{uid!r} is no uid")
+        if place == self.chunks << CHUNK_BITS:
+            self.add_chunk()
+        self.resize_index(STEP)
+        if 16 * <uint64_t> (place + 1) > 15 * (self.index.mask + 1):
+            raise MemoryError("the index cannot grow")
+        cell = self.cell(place)
+        cell.kind, cell.size = sign.kind, sign.size
+        if sign.kind == INTEGER:
+            set_word(cell, sign.key.number)
+        elif sign.size <= INLINE:
+            memcpy(cell.text, sign.key.text, sign.size)
+        else:
+            far = <char *> PyMem_Malloc(sign.size)
+            if far == NULL:
+                raise MemoryError
+            memcpy(far, sign.key.text, sign.size)
+            set_word(cell, <int64_t> far)
+        self.user(place)[0] = user[0]
+        self.count += 1
+        insert(&self.index, hash_of(&sign), place + 1)
+        return place
+
+    cdef object remove(self, int32_t place):
+        """Let a user go; the last one takes its place. Return what was known."""
+        cdef Sign sign
+        cdef int32_t last = self.count - 1
+        cdef User *user = self.user(place)
+        cdef Cell *cell = self.cell(place)
+        known = self.entry(place)
+        self.unlink(user)
+        sign_of(cell, &sign)
+        self.erase(hash_of(&sign), place + 1)
+        self.forget_text(place)
+        if place != last:
+            user[0] = self.user(last)[0]
+            cell[0] = self.cell(last)[0]
+            sign_of(cell, &sign)
+            self.slot_of(hash_of(&sign), last + 1).place = place + 1
+            self.link_anew(place, user)
+        self.count = last
+        if last <= (self.chunks - 2) * CHUNK:
+            self.drop_chunk()
+        self.resize_index(STEP)
+        return known
+
+    cdef object entry(self, int32_t place):
+        cdef User *user = self.user(place)
+        return new_tuple(
+            Entry,
+            (
+                self.uid_at(place), user.gateway, user.session,
+                None if user.conn == NO_CONN else user.conn, user.start, user.timeout,
+                user.deadline, user.seen, user.event, user.flags,
+            ),
+        )
+
+    cdef object uid_at(self, int32_t place):
+        cdef Sign sign
+        sign_of(self.cell(place), &sign)
+        return uid_of(&sign)
+
+    cdef int32_t place_of(self, object uid) except? -1:
+        cdef Sign sign
+        set_key(uid, &sign)
+        return NONE if sign.kind == NOBODY else self.search(&sign, hash_of(&sign))
+
+    cdef int32_t known(self, object uid) except -1:
+        cdef int32_t place = self.place_of(uid)
+        if place == NONE:
+            raise KeyError(uid)
+        return place
+
+    cdef void forget_text(self, int32_t place) noexcept:
+        cdef Cell *cell = self.cell(place)
+        if cell.kind == STRING and cell.size > INLINE:
+            PyMem_Free(<void *> word_of(cell))
+
+    cdef int add_chunk(self) except -1:
+        cdef int room = max(16, 2 * self.chunk_room)
+        if self.count >= MOST_USERS:
+            raise OverflowError("there is no room for so many users")
+        if self.chunks == self.chunk_room:
+            self.users = <User **> more_room(self.users, room, sizeof(User *))
+            self.cells = <Cell **> more_room(self.cells, room, sizeof(Cell *))
+            self.chunk_room = room
+        self.users[self.chunks] = <User *> pages(CHUNK * sizeof(User))
+        try:
+            self.cells[self.chunks] = <Cell *> pages(CHUNK * sizeof(Cell))
+        except MemoryError:
+            give_pages(self.users[self.chunks], CHUNK * sizeof(User))
+            raise
+        self.chunks += 1
+        return 0
+
+    cdef void drop_chunk(self) noexcept:
+        self.chunks -= 1
+        give_pages(self.users[self.chunks], CHUNK * sizeof(User))
+        give_pages(self.cells[self.chunks], CHUNK * sizeof(Cell))
+
+    # --- the index ------------------------------------------------------------
+
+    cdef Slot *slot_of(self, uint32_t hashed, int32_t place) noexcept:
+        """The slot of an entry that is in one of the two; *place* plus one."""
+        cdef uint64_t at = hashed & self.index.mask
+        while self.index.slots[at].place:
+            if self.index.slots[at].place == place:
+                return &self.index.slots[at]
+            at = (at + 1) & self.index.mask
+        at = hashed & self.old.mask
+        while self.old.slots[at].place != place:
+            at = (at + 1) & self.old.mask
+        return &self.old.slots[at]
+
+    cdef void erase(self, uint32_t hashed, int32_t place) noexcept:
+        """Free a slot, and close the gap for whoever was driven past it."""
+        cdef Slot *slots = self.index.slots
+        cdef Slot *slot = self.slot_of(hashed, place)
+        cdef uint64_t mask = self.index.mask, at, gap
+        if not slots <= slot <= slots + mask:
+            slot.place = GONE
+            return
+        gap = at = slot - slots
+        while True:
+            at = (at + 1) & mask
+            if not slots[at].place:
+                break
+            if ((at - slots[at].hash) & mask) >= ((at - gap) & mask):
+                slots[gap] = slots[at]
+                gap = at
+        slots[gap].place = 0
+
+    cdef void resize_index(self, uint64_t steps) noexcept:
+        """Move up to *steps* slots on to a larger or smaller index, if one is wanted.
+
+        One for which there is no memory is tried again with the next step.
+        """
+        cdef uint64_t size = self.index.mask + 1, count = self.count
+        cdef Slot slot
+        cdef Slot *slots
+        if self.old.slots == NULL:
+            if 4 * count > 3 * size:
+                size *= 2
+            elif 8 * count < size and size > SMALLEST_INDEX:
+                size //= 2
+            else:
+                return
+            slots = <Slot *> take_pages(size * sizeof(Slot))
+            if slots == NULL:
+                return
+            self.old, self.index, self.moved = self.index, Index(slots, size - 1), 0
+        while steps and self.moved <= self.old.mask:
+            slot = self.old.slots[self.moved]
+            if slot.place > 0:
+                insert(&self.index, slot.hash, slot.place)
+                self.old.slots[self.moved].place = GONE
+            self.moved += 1
+            steps -= 1
+        if self.moved > self.old.mask:
+            drop_index(&self.old)
+
+    # --- the lists ------------------------------------------------------------
+
+    cdef int32_t new_list(self) except -1:
+        cdef int32_t number = self.free_list, room = max(64, 2 * self.list_room)
+        if number != NONE:
+            self.free_list = self.lists[number].after
+        else:
+            if self.list_count == self.list_room:
+                self.lists = <List *> more_room(self.lists, room, sizeof(List))
+                self.list_room = room
+            number = self.list_count
+            self.list_count += 1
+        self.lists[number] = List(NONE, NONE, 0, NONE)
+        return number
+
+    cdef void drop_list(self, int32_t number) noexcept:
+        """Take an empty list away."""
+        self.lists[number].after = self.free_list
+        self.free_list = number
+
+    cdef void link_anew(self, int32_t place, User *user) noexcept:
+        """Tell the neighbours of a user that it has another place now."""
+        cdef List *within = self.lists + user.list
+        if user.prev == NONE:
+            within.first = place
+        else:
+            self.user(user.prev).next = place
+        if user.next == NONE:
+            within.last = place
+        else:
+            self.user(user.next).prev = place
+
+
+# --- memory -------------------------------------------------------------------
+
+
+cdef void insert(Index *index, uint32_t hashed, int32_t place) noexcept:
+    cdef uint64_t at = hashed & index.mask
+    while index.slots[at].place:
+        at = (at + 1) & index.mask
+    index.slots[at] = Slot(hashed, place)
+
+
+cdef void drop_index(Index *index) noexcept:
+    if index.slots != NULL:
+        give_pages(index.slots, (index.mask + 1) * sizeof(Slot))
+        index.slots = NULL
+
+
+cdef void *pages(size_t size) except NULL:
+    """Zero bytes, in whole pages."""
+    cdef void *taken = take_pages(size)
+    if taken == NULL:
+        raise MemoryError
+    return taken
+
+
+cdef void *room_for(Py_ssize_t count, Py_ssize_t size) except NULL:
+    return more_room(NULL, count, size)
+
+
+cdef void *more_room(void *room, Py_ssize_t count, Py_ssize_t size) except NULL:
+    cdef void *grown = PyMem_Realloc(room, max(1, count) * size)
+    if grown == NULL:
+        raise MemoryError
+    return grown
