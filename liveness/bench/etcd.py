@@ -10,14 +10,12 @@ import socket
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from liveness.bench.load import Notices, cut, uid
-from liveness.bench.pipeline import Pipeline, connected, hang_up
+from liveness.bench.pipeline import Pipeline, linked
 from liveness.bench.program import Program
-from liveness.bench.server import ended
 from liveness.bench.systems import LONG_S, Stream, System
 from liveness.bench.told import Told
 
@@ -121,14 +119,8 @@ class Leases(System):
 def etcd(folder: Path, _count: int) -> Iterator[Leases]:
     """An etcd, with links to it."""
     server = EtcdServer(folder)
-    with ended(server):
-        server.start()
-        with (
-            connected(server.port) as sock,
-            server.link() as link,
-            Told(_deleted(sock), partial(hang_up, sock)) as told,
-        ):
-            yield Leases(server, link, told)
+    with linked(server, server.link, address=server.port, listen=_deleted) as links:
+        yield Leases(server, *links)
 
 
 def _deleted(sock: socket.socket) -> Iterator[Sequence[str]]:

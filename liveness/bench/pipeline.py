@@ -3,12 +3,17 @@
 import socket
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from liveness.bench.load import ANSWER_S, RECEIVE_BYTES, LoadError
+from liveness.bench.program import Program
+from liveness.bench.server import ended
 from liveness.bench.systems import Stream
+from liveness.bench.told import Told
 
 
 def connected(address: Path | int) -> socket.socket:
@@ -93,3 +98,29 @@ class Pipeline:
         with self._replied:
             self._end = end
             self._replied.notify_all()
+
+
+@contextmanager
+def linked(
+    server: Program,
+    link: Callable[[], Pipeline],
+    *,
+    address: Path | int,
+    listen: Callable[[socket.socket], Iterator[Sequence[str]]],
+) -> Iterator[tuple[Pipeline, Told]]:
+    """Start a server; give a link for requests, and who it tells on another.
+
+    Args:
+        server: It, not started; its process is gone at the end.
+        link: Makes a link for requests.
+        address: Where it listens: a Unix socket's path, or a port on loopback.
+        listen: How a link is told who fell silent.
+    """
+    with ended(server):
+        server.start()
+        with (
+            connected(address) as sock,
+            link() as requests,
+            Told(listen(sock), partial(hang_up, sock)) as told,
+        ):
+            yield requests, told

@@ -4,16 +4,14 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from socket import socket
 from typing import BinaryIO, Final
 
 from liveness.bench.load import BATCH, RECEIVE_BYTES, LoadError, Notices, cut, now, uid
-from liveness.bench.pipeline import Pipeline, connected, hang_up
+from liveness.bench.pipeline import Pipeline, linked
 from liveness.bench.program import Program
-from liveness.bench.server import ended
 from liveness.bench.systems import KNOWN_AT_ONCE, LONG_S, Stream, System
 from liveness.bench.told import Told
 
@@ -140,14 +138,8 @@ def redis(
         folder: For its files.
     """
     server = RedisServer(folder)
-    with ended(server):
-        server.start()
-        with (
-            connected(server.socket) as sock,
-            server.link() as link,
-            Told(listen(sock), partial(hang_up, sock)) as told,
-        ):
-            yield kind(server, link, told)
+    with linked(server, server.link, address=server.socket, listen=listen) as links:
+        yield kind(server, *links)
 
 
 def expired(sock: socket) -> Iterator[Sequence[str]]:
