@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from liveness import __version__
-from liveness.bench import Options, machine, others, scenarios
+from liveness.bench import Options, delays, machine, others, scenarios
 from liveness.bench.client import client
 from liveness.bench.cost import cost
 from liveness.bench.figures import Figure, are_met, as_table, summary
@@ -36,6 +36,7 @@ MEASURED: Final[dict[str, Callable[[Options, Stage], list[Figure]]]] = {
         scenarios.silence,
         scenarios.day,
         scenarios.restart,
+        delays.timers,
         client,
         cost,
         lateness,

@@ -34,11 +34,12 @@ class Server(Program):
         env: Mapping[str, str] = AS_INSTALLED,
     ) -> None:
         self.socket = folder / "gateway.sock"
+        self.state = folder / "state"
         settings = folder / "settings.toml"
         settings.touch()  # none but the defaults, whatever this machine has set
         command = [*PYTHON, "liveness", "serve", "--config", str(settings)]
         command += ["--socket", str(self.socket), "--http", "127.0.0.1:0"]
-        command += ["--state", str(folder / "state"), "--timeout", str(timeout_s)]
+        command += ["--state", str(self.state), "--timeout", str(timeout_s)]
         if slots is not None:
             command += ["--slots", str(slots)]
         super().__init__(folder, command, env=env)

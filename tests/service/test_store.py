@@ -587,7 +587,7 @@ def test_a_newer_schema_is_refused_by_number(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
         db.execute("update meta set value = 99 where key = 'schema'")
         db.commit()
-    left_as_it_was(tmp_path / DATABASE, "has schema 99, this version reads 3; use the")
+    left_as_it_was(tmp_path / DATABASE, "has schema 99, this version reads 2; use the")
 
 
 def test_a_database_with_a_row_a_record_is_refused_by_number(tmp_path: Path) -> None:
@@ -619,7 +619,7 @@ def test_a_database_with_a_row_a_record_is_refused_by_number(tmp_path: Path) -> 
         )
     left_as_it_was(
         tmp_path / DATABASE,
-        "has schema 1, this version reads 3; use the version that wrote it, or another "
+        "has schema 1, this version reads 2; use the version that wrote it, or another "
         "--state",
     )
 
