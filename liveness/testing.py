@@ -888,7 +888,7 @@ class ScriptedSidecar:
 
     def _schedule(self, link: _Link, after: After) -> None:
         # In whole milliseconds rounding would make it one more.
-        asked = replace(after, seconds=after.seconds - 2 * ROUNDING_S)
+        asked = after._replace(seconds=after.seconds - 2 * ROUNDING_S)
         if not self._timetable.after(link.hello.name, asked, self._timers_at):
             self._refuse(
                 link,

@@ -105,8 +105,9 @@ class Link:
         try:
             for frame in self._reader.feed_packing(data):
                 self.n = self._reader.n
-                if isinstance(frame, SignsOfLife):
+                if type(frame) is not tuple:
                     yield from self._flush()
+                    assert isinstance(frame, SignsOfLife)
                     yield frame
                     continue
                 try:

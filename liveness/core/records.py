@@ -347,8 +347,7 @@ class ListSessions:
     """Every session the asker may see."""
 
 
-@dataclass(frozen=True, slots=True)
-class After:
+class After(NamedTuple):
     """A timer: fire `key` in `seconds`, instead of a live one of that key."""
 
     key: str
@@ -357,16 +356,14 @@ class After:
     ext: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(NamedTuple):
     """End the live timer of a key, or all that share an `ext`; one of both is None."""
 
     key: str | None
     ext: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What became of a timer's run: done or failed, and if so for good (`final`).
 
     `seq` is the record that is answered; None: the latest run of that key.

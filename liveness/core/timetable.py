@@ -39,7 +39,7 @@ from liveness.core.records import (
 )
 from liveness.core.table import OWN_TIMEOUT, Entry
 from liveness.core.timers import (
-    LIVE,
+    FIRED,
     PENDING,
     RESULTS,
     STATES,
@@ -155,7 +155,8 @@ class Timetable:
 
     def after(self, gateway: str, asked: After, at: Instant) -> bool:
         """Take a timer; return False if there are too many."""
-        if sum(self.states[state] for state in LIVE) + self._asked >= self._max_live:
+        states = self.states
+        if states[PENDING] + states[FIRED] + self._asked >= self._max_live:
             return False
         now, due = self.ms(at.mono), ceil(self._exact_ms(at.mono + asked.seconds))
         timer = Timer(
@@ -196,13 +197,17 @@ class Timetable:
             self._is_over(order)
         self.results.update(done.results)
         self.states.update(done.states)
+        if self._is_reading:
+            self._touched.update(timer.id for timer in done.changed)
+        # What is due up to here is on the ring, or will be by a reading under way.
+        reaches = max(self._horizon[0], self._reading_until or _NEVER)
+        wheel = self._wheel
         for timer in done.changed:
-            if self._is_reading:
-                self._touched.add(timer.id)
-            if self._wheel.find(timer.id) is not None:
-                self._wheel.close(timer.id)
-            if timer.next is not None and timer.next <= self._reaches:
-                self._put(Coming(timer.id, timer.gateway, timer.next))
+            number, following = timer.id, timer.next
+            if wheel.find(number) is not None:
+                wheel.close(number)
+            if following is not None and following <= reaches:
+                self._put(number, timer.gateway, following)
         if self.loaded > self._max_loaded:
             self._begin_anew()
 
@@ -260,7 +265,7 @@ class Timetable:
         self._reading_until = None
         for one in coming:
             if one.id not in self._touched and self._wheel.find(one.id) is None:
-                self._put(one)
+                self._put(one.id, one.gateway, one.next)
         self._horizon = (window.until, 0)
         if len(coming) == window.limit:
             self._horizon = (coming[-1].next, coming[-1].id)
@@ -338,11 +343,6 @@ class Timetable:
     def _is_reading(self) -> bool:
         return self._reading_until is not None or bool(self._in_hand)
 
-    @property
-    def _reaches(self) -> int:
-        """What is due up to here is on the ring, or will be by the reading under way."""
-        return max(self._horizon[0], self._reading_until or _NEVER)
-
     def _exact_ms(self, mono: float) -> float:
         return self._anchor.wall_ms + (mono - self._anchor.mono) * 1000
 
@@ -392,11 +392,11 @@ class Timetable:
         self._decided.changes.ends += 1
         self._give(Fire(timer.gateway, timer.key, timer.attempts + 1, seq, now))
 
-    def _put(self, one: Coming) -> None:
-        gateway = self._gateways.get(one.gateway)
+    def _put(self, number: int, name: str, following: int) -> None:
+        gateway = self._gateways.get(name)
         if gateway is None:
-            gateway = self._gateways[one.gateway] = self._wheel.add_gateway()
-        self._lay(one.id, gateway, self._mono(one.next))
+            gateway = self._gateways[name] = self._wheel.add_gateway()
+        self._lay(number, gateway, self._mono(following))
 
     def _lay(self, number: int, gateway: int, due: float) -> None:
         """Put a timer on the ring; one that is due already comes next."""

@@ -39,6 +39,7 @@ PIECE_BYTES: Final = 65_536
 ARRAY_ROOM: Final = 4
 
 _PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
+_STRINGS: Final = frozenset({str})
 
 
 def encode(frame: object) -> bytes:
@@ -160,8 +161,16 @@ def checked(value: object) -> Frame:
             "array that begins with the frame's name",
         )
     for item in value:
-        if type(item) not in _PLAIN:
-            _check_nested(item, 2)
+        kind = type(item)
+        if kind in _PLAIN:
+            continue
+        if (
+            kind is dict
+            and _STRINGS.issuperset(map(type, item))
+            and _PLAIN.issuperset(map(type, item.values()))
+        ):
+            continue
+        _check_nested(item, 2)
     return value
 
 

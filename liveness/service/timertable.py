@@ -22,6 +22,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -132,6 +133,7 @@ from json_each(?)
 _CHANGED: Final = (
     "id", "state", "due", "next", "attempts", "seq", "message", "fired", "changed",
 )  # fmt: skip
+_changed: Final = itemgetter(*map(Timer._fields.index, _CHANGED))
 _CHANGE: Final = f"""
 update timers set {", ".join(f"{column} = one.{column}" for column in _CHANGED[1:])}
 from (select {
@@ -281,7 +283,7 @@ class TimerTable:
         ]
         new = {order.timer.id: order.timer for order in settlement.added}
         changed = [
-            [getattr(timer, column) for column in _CHANGED]
+            _changed(timer)
             for timer in settlement.changed
             if new.get(timer.id) is not timer
         ]
