@@ -121,7 +121,7 @@ class Pair:
         self.same(lambda wheel: [wheel.find(uid) for uid in self.met])
         self.same(lambda wheel: (wheel.waiting(), wheel.next_due(), wheel.slot_users()))
         for gateway in range(self.gateways):
-            self.same(lambda wheel, it=gateway: (wheel.due(it), wheel.timeout_of(it)))  # type: ignore[misc]
+            self.same(lambda wheel, it=gateway: (wheel.due(it), wheel.timeout_of(it)))  # type: ignore[misc]  # mypy infers no lambda with a default
         self.same(self.clocks)
         assert len(self.reference) == len(self.online)
 
@@ -132,7 +132,7 @@ class Pair:
 
     def check_owned(self, stretch: int) -> None:
         for gateway in range(self.gateways):
-            self.same(lambda wheel, it=gateway: owned(wheel, it, stretch))  # type: ignore[misc]
+            self.same(lambda wheel, it=gateway: owned(wheel, it, stretch))  # type: ignore[misc]  # mypy infers no lambda with a default
 
 
 def owned(wheel: Wheel, gateway: int, stretch: int) -> list[str]:
@@ -223,11 +223,11 @@ def take_step(
         case "amend" | "close" if known is None:
             return
         case "amend":
-            uid, conn = data.draw(known), data.draw(conns)  # type: ignore[arg-type]
+            uid, conn = data.draw(known), data.draw(conns)  # type: ignore[arg-type]  # not None: see above
             own = data.draw(st.none() | timeouts)
             pair.same(lambda wheel: wheel.amend(uid, conn=conn, timeout=own))
         case "close":
-            uid = data.draw(known)  # type: ignore[arg-type]
+            uid = data.draw(known)  # type: ignore[arg-type]  # not None: see above
             pair.end(lambda wheel: wheel.close(uid))
         case "fire":
             pair.end(lambda wheel: wheel.fire(gateway, until=until, limit=limit))
@@ -247,7 +247,7 @@ def take_step(
         case "leave":
             for uid in CROWD:
                 if uid in pair.online:
-                    pair.end(lambda wheel, it=uid: wheel.close(it))  # type: ignore[misc]
+                    pair.end(lambda wheel, it=uid: wheel.close(it))  # type: ignore[misc]  # mypy infers no lambda with a default
         case _:
             raise AssertionError(step)
 
