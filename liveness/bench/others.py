@@ -13,7 +13,7 @@ from liveness.bench.figures import OURS
 from liveness.bench.machine import available_bytes
 from liveness.bench.process import folder_of_its_own
 from liveness.bench.redis import Setex, Zset, expired, redis, swept
-from liveness.bench.sidecars import sidecar, timers
+from liveness.bench.sidecars import asyncio_timers, sidecar
 from liveness.bench.systems import System
 
 # Of a user, on both sides together, at the most that was seen of any system.
@@ -45,7 +45,7 @@ KINDS: Final[dict[str, Kind]] = {
     SETEX: Kind(partial(redis, Setex, expired), REDIS),
     "zset": Kind(partial(redis, Zset, swept), REDIS),
     "etcd": Kind(etcd, ETCD, most=10_000),
-    "asyncio": Kind(timers),
+    "asyncio": Kind(asyncio_timers),
 }
 
 

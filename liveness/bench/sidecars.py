@@ -57,8 +57,8 @@ class Sidecar(System):
         return self._gateway.notices
 
 
-class Timers(Program):
-    """`liveness.bench.timers` as a process of its own.
+class AsyncioTimers(Program):
+    """`liveness.bench.asyncio_timers` as a process of its own.
 
     Args:
         folder: For its socket and what it says.
@@ -66,7 +66,7 @@ class Timers(Program):
 
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "timers.sock"
-        command = [*PYTHON, "liveness.bench.timers", str(self.socket)]
+        command = [*PYTHON, "liveness.bench.asyncio_timers", str(self.socket)]
         super().__init__(folder, command, env={})
 
     def is_ready(self) -> bool:
@@ -94,19 +94,19 @@ def sidecar(
 
 
 @contextmanager
-def timers(folder: Path, count: int) -> Iterator[Sidecar]:
+def asyncio_timers(folder: Path, count: int) -> Iterator[Sidecar]:
     """A server on asyncio's timers, of the same contract.
 
     Args:
         folder: For its files.
         count: How many users there may be.
     """
-    with _linked(Timers(folder), count) as it:
+    with _linked(AsyncioTimers(folder), count) as it:
         yield it
 
 
 @contextmanager
-def _linked(server: Server | Timers, count: int) -> Iterator[Sidecar]:
+def _linked(server: Server | AsyncioTimers, count: int) -> Iterator[Sidecar]:
     users = Users(count)
     with ended(server):
         server.start()

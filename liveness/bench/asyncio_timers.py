@@ -1,6 +1,6 @@
 """A timer per user on asyncio, as gateways have it: what the sidecar takes the place of.
 
-    python -m liveness.bench.timers SOCKET
+    python -m liveness.bench.asyncio_timers SOCKET
 
 It speaks as much of the wire contract as the load needs. Each sign of life cancels its
 user's timer and arms a new one; those who fall silent within one turn of the loop are
