@@ -136,6 +136,15 @@ class GiveUp(NamedTuple):
     at: int
 
 
+class LookLater(NamedTuple):
+    """That run is over, but its gateway was not handed the record yet: it goes on."""
+
+    gateway: str
+    key: str
+    seq: int
+    at: int
+
+
 class Again(NamedTuple):
     """An operator wants the timer of a key tried now, from the first attempt on."""
 
@@ -144,7 +153,7 @@ class Again(NamedTuple):
     at: int
 
 
-Order: TypeAlias = Schedule | Drop | Reply | Fire | GiveUp | Again
+Order: TypeAlias = Schedule | Drop | Reply | Fire | GiveUp | LookLater | Again
 
 
 def key_of(order: Order) -> tuple[str, str] | None:
@@ -205,8 +214,8 @@ class Settlement:
                 self._reply(order)
             case Fire():
                 self._fire(order)
-            case GiveUp():
-                self._give_up(order)
+            case GiveUp() | LookLater():
+                self._end_run(order)
             case Again():
                 self._try_again(order)
 
@@ -238,9 +247,13 @@ class Settlement:
                 )
             )
 
-    def _give_up(self, order: GiveUp) -> None:
+    def _end_run(self, order: GiveUp | LookLater) -> None:
         timer = self._live(order.gateway, order.key)
-        if timer is not None and timer.state == FIRED and timer.seq == order.seq:
+        if timer is None or timer.state != FIRED or timer.seq != order.seq:
+            return
+        if isinstance(order, LookLater):
+            self._set(timer._replace(next=order.at + self._ladder.run_ms))
+        else:
             self.results[UNANSWERED] += 1
             told = f"no answer within {self._ladder.run_ms / 1000:g} s"
             self._fail(timer, told, order.at, is_final=False)

@@ -48,6 +48,7 @@ from liveness.core.timers import (
     Fire,
     GiveUp,
     Ladder,
+    LookLater,
     Order,
     Reply,
     Schedule,
@@ -330,11 +331,8 @@ class Timetable:
             elif timer.state == PENDING:
                 lateness.append((exact - timer.next) / 1000)
                 self._fire(timer, payload, now, at.wall_ms)
-            elif timer.seq is not None and handed(timer.gateway) < timer.seq:
-                self._lay(timer.id, gateway, at.mono + self.ladder.run_ms / 1000)
             else:
-                assert timer.seq is not None  # it is fired
-                self._give(GiveUp(timer.gateway, timer.key, timer.seq, now))
+                self._end_run(timer, now, handed)
         return lateness
 
     # --- within ---------------------------------------------------------------
@@ -373,6 +371,14 @@ class Timetable:
         return (gateway, timer.key) in self._under_way or (
             timer.ext is not None and (gateway, timer.ext) in self._under_way_ext
         )
+
+    def _end_run(self, timer: Timer, now: int, handed: Callable[[str], int]) -> None:
+        assert timer.seq is not None  # it is fired
+        is_known = handed(timer.gateway) >= timer.seq
+        # Put off in the table too: in memory alone, many of them would fill the ring
+        # with what it says is earliest, and nobody else would be loaded.
+        order = GiveUp if is_known else LookLater
+        self._give(order(timer.gateway, timer.key, timer.seq, now))
 
     def _fire(self, timer: Timer, payload: str | None, now: int, wall_ms: int) -> None:
         seq = self._decided.next_seq
