@@ -28,6 +28,7 @@ HELLO_S: Final = 0.3
 FEW_REFUSED: Final = 3
 FEW_REPLIES: Final = 100
 FEW_LINKS: Final = 2
+FEW_TIMERS: Final = 2
 
 Test = Callable[..., None]
 shown: set[str] = set()
@@ -341,6 +342,28 @@ def test_a_link_beyond_the_limit_is_refused_until_another_one_ends(
     sidecar.line("link down", name="second")
     first.settle()
     sidecar.gateway("third").settle()
+
+
+@shows("too-many-timers")
+def test_a_timer_too_many_is_not_taken_until_another_has_ended(start: Start) -> None:
+    sidecar = start(timers_max_live=FEW_TIMERS, limits_max_refused=FEW_REFUSED)
+    link, other = sidecar.gateway("g"), sidecar.gateway("h")
+    for number in range(FEW_TIMERS):
+        link.send("after", f"k{number}", 600)
+    link.settle()
+    for gateway in (link, other):
+        for _ in range(FEW_REFUSED + 1):  # it is no fault, so it ends no link
+            gateway.send("after", "one more", 600)
+            refusal = gateway.refusal()
+            assert refusal["code"] == "too-many-timers"
+            assert (refusal["fatal"], refusal["frame"]) == (False, "after")
+            assert "timers.max_live" in refusal["message"]
+    link.send("cancel", {"key": "k0"})
+    link.settle()
+    other.send("after", "one more", 600)
+    other.settle()
+    rows = sidecar.rows("select gateway, key from timers where next is not null")
+    assert sorted(rows) == [("g", "k1"), ("h", "one more")]
 
 
 @pytest.fixture(scope="module")

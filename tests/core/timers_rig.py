@@ -1,0 +1,325 @@
+"""What the service does around the timetable, with time and order told by the test.
+
+A dictionary is the table. What was decided becomes a transaction in three steps, each of
+which may be late: it is *given* to the writer, *written*, and *told* to the timetable. A
+reading has three as well: it is *begun*, *read* (the snapshot), and *handed in*. They
+come in any order that the service allows: one transaction is written and told at a time,
+in the order in which they were given, and one reading is under way at a time.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from math import inf
+from typing import Final, NamedTuple
+
+from liveness.core.decisions import Decisions
+from liveness.core.records import After, Answer, Cancel, Instant, TimerRecord
+from liveness.core.timers import (
+    LADDER,
+    Drop,
+    Ladder,
+    Order,
+    Settlement,
+    Timer,
+    key_of,
+)
+from liveness.core.timetable import (
+    RING_S,
+    RING_SLOTS,
+    Coming,
+    Due,
+    Timetable,
+    Window,
+)
+from liveness.core.wheel import Wheel
+
+# An engine sleeps no shorter; and a ring that is begun must not keep it awake for ever.
+LEAST_S: Final = 0.0005
+MOST_READINGS: Final = 10_000
+PLENTY: Final = 10**9
+
+
+class Given(NamedTuple):
+    """What one transaction is to write."""
+
+    orders: list[Order]
+    records: list[TimerRecord]
+
+
+@dataclass
+class Reading:
+    """Of timers in hand, or of a window; `rows` once it was read."""
+
+    window: Window | None
+    numbers: list[int]
+    rows: list[Due] | list[Coming] | None = None
+
+
+class Rig:
+    """One timetable, its table, and whoever writes and reads it."""
+
+    def __init__(
+        self,
+        wheel_class: type[Wheel],
+        *,
+        ladder: Ladder = LADDER,
+        max_live: int = PLENTY,
+        max_loaded: int = PLENTY,
+        rows_at_once: int = PLENTY,
+        taken_at_once: int = 1_000,
+    ) -> None:
+        self.wheel_class = wheel_class
+        self.ladder = ladder
+        self.max_live, self.max_loaded = max_live, max_loaded
+        self.rows_at_once, self.taken_at_once = rows_at_once, taken_at_once
+        self.table: dict[int, Due] = {}
+        self.log: list[TimerRecord] = []
+        self.handed: dict[str, int] = {}  # up to which seq; a gateway that is not: all
+        self.mono, self.wall_ms = 5_000.123, 1_750_000_000_000
+        self.start()
+
+    # --- the process ------------------------------------------------------------
+
+    def start(self, *, wall_ms: int | None = None) -> None:
+        """Begin a process, at another wall clock if one is told; forget the last one."""
+        self.wall_ms = self.wall_ms if wall_ms is None else wall_ms
+        self.began = self.now
+        self.decided = Decisions(max((one.seq for one in self.log), default=0) + 1)
+        self.given: deque[Given] = deque()
+        self.written: tuple[list[Order], Settlement] | None = None
+        self.reading: Reading | None = None
+        self.timetable = Timetable(
+            lambda mono: self.wheel_class(timeout=RING_S, slots=RING_SLOTS, now=mono),
+            self.decided,
+            at=self.began,
+            next_id=max(self.table, default=0) + 1,
+            states=dict(self.states),
+            ladder=self.ladder,
+            max_live=self.max_live,
+            max_loaded=self.max_loaded,
+        )
+
+    @property
+    def now(self) -> Instant:
+        return Instant(self.mono, self.mono, self.wall_ms)
+
+    @property
+    def ms(self) -> float:
+        """The timers' clock, exactly."""
+        return self.began.wall_ms + (self.mono - self.began.mono) * 1000
+
+    @property
+    def states(self) -> Counter[str]:
+        """How many timers the table has in each state."""
+        return Counter(row.timer.state for row in self.table.values())
+
+    @property
+    def live(self) -> list[Timer]:
+        return [row.timer for row in self.table.values() if row.timer.is_live]
+
+    def timer(self, key: str, gateway: str = "g") -> Timer:
+        """The newest timer of a key, as the table has it."""
+        wanted = (gateway, key)
+        timers = (row.timer for row in self.table.values())
+        return max(it for it in timers if (it.gateway, it.key) == wanted)
+
+    # --- transactions -----------------------------------------------------------
+
+    def give(self) -> bool:
+        """Give the writer what was decided; return whether there was anything."""
+        changes = self.decided.take()
+        if not changes:
+            return False
+        records = [one for one in changes.records if isinstance(one, TimerRecord)]
+        assert len(records) == len(changes.records) == changes.ends
+        self.given.append(Given(changes.orders, records))
+        return True
+
+    def write(self, most: int = PLENTY) -> bool:
+        """Write what was given, so many lots of it; return whether there was any."""
+        if not self.given or self.written is not None:
+            return False
+        orders: list[Order] = []
+        for _ in range(min(most, len(self.given))):
+            lot = self.given.popleft()
+            orders += lot.orders
+            self.log += lot.records
+        done = Settlement(orders, self._found(orders), self.ladder)
+        new = {order.timer.id: order.payload for order in done.added}
+        for timer in done.changed:
+            former = self.table.get(timer.id)
+            payload = new[timer.id] if former is None else former.payload
+            self.table[timer.id] = Due(timer, payload)
+        self.written = orders, done
+        return True
+
+    def tell(self) -> bool:
+        """Tell the timetable what was written; return whether anything was."""
+        if self.written is None:
+            return False
+        self.timetable.settled(*self.written)
+        self.written = None
+        return True
+
+    def commit(self) -> None:
+        """Have everything that was decided on disk, and told."""
+        self.tell()
+        self.give()
+        while self.write():
+            self.tell()
+
+    def _found(self, orders: list[Order]) -> list[Timer]:
+        """Of each key the newest; and the live ones of each ext."""
+        keys = {key_of(order) for order in orders}
+        exts = {
+            (it.gateway, it.ext) for it in orders if isinstance(it, Drop) and it.ext
+        }
+        timers = [row.timer for row in self.table.values()]
+        newest = {
+            (it.gateway, it.key): it for it in timers if (it.gateway, it.key) in keys
+        }
+        found = {it.id: it for it in newest.values()}
+        found |= {
+            it.id: it for it in timers if it.is_live and (it.gateway, it.ext) in exts
+        }
+        return [*found.values()]
+
+    # --- readings ---------------------------------------------------------------
+
+    def begin_reading(self, *, of_due: bool) -> bool:
+        """Begin to read who is due, or for the ring; return whether there is a wish."""
+        if self.reading is not None:
+            return False
+        if of_due:
+            if numbers := self.timetable.take(self.taken_at_once):
+                self.reading = Reading(None, numbers)
+        elif window := self.timetable.window():
+            window = window._replace(limit=min(window.limit, self.rows_at_once))
+            self.reading = Reading(window, [])
+        return self.reading is not None
+
+    def read(self) -> None:
+        """Take the snapshot of the reading under way, if it was not taken."""
+        reading = self.reading
+        if reading is None or reading.rows is not None:
+            return
+        if reading.window is None:
+            rows = (self.table[it] for it in reading.numbers if it in self.table)
+            reading.rows = [row for row in rows if row.timer.is_live]
+            return
+        low, number, until, limit = reading.window
+        coming = sorted(
+            (it.next, it.id, it.gateway)
+            for it in self.live
+            if it.next is not None
+            and (low, number) < (it.next, it.id) <= (until, PLENTY)
+        )
+        reading.rows = [Coming(n, gateway, at) for at, n, gateway in coming[:limit]]
+
+    def hand_in(self) -> list[float]:
+        """Hand in what was read; return by how much each was late that fired."""
+        reading, self.reading = self.reading, None
+        if reading is None:
+            return []
+        assert reading.rows is not None
+        if reading.window is not None:
+            coming = [one for one in reading.rows if isinstance(one, Coming)]
+            self.timetable.fill(reading.window, coming)
+            return []
+        rows = [one for one in reading.rows if isinstance(one, Due)]
+        return self.timetable.judge(rows, self.now, self.was_handed)
+
+    def fail_reading(self) -> None:
+        """Have the reading under way fail."""
+        if self.reading is not None:
+            self.reading = None
+            self.timetable.leave()
+
+    def was_handed(self, gateway: str) -> int:
+        """As the engine tells it: up to which seq a gateway was handed its records."""
+        return self.handed.get(gateway, PLENTY)
+
+    # --- as the service runs ----------------------------------------------------
+
+    def turn(self) -> None:
+        """Do whatever there is to do at this moment."""
+        self.timetable.advance(self.mono)
+        for _ in range(MOST_READINGS):
+            self.commit()
+            begun = self.reading is not None
+            begun = begun or self.begin_reading(of_due=True)
+            begun = begun or self.begin_reading(of_due=False)
+            if not begun:
+                return
+            self.read()
+            self.hand_in()
+        raise AssertionError("it reads for ever")
+
+    def wait(self, seconds: float) -> list[TimerRecord]:
+        """Live through so many seconds; return the records of that time.
+
+        Stretches in which the table has nothing to come are passed in one step.
+        """
+        first, until = len(self.log), self.mono + seconds
+        self.turn()
+        while self.mono < until:
+            coming = (
+                it.next for it in self.live if it.next and it.next > self.ms - 1_000
+            )
+            nearest = min(coming, default=inf)
+            nearest_s = self.mono + (nearest - self.ms) / 1000 - 1
+            step = max(self.timetable.next_due(), nearest_s, self.mono + LEAST_S)
+            self.to(min(step, until))
+            self.turn()
+        return self.log[first:]
+
+    def to(self, mono: float) -> None:
+        """Move both clocks on."""
+        self.wall_ms += round((mono - self.mono) * 1000)
+        self.mono = mono
+
+    # --- what is asked ----------------------------------------------------------
+
+    def after(
+        self,
+        key: str,
+        seconds: float,
+        payload: str | None = None,
+        *,
+        ext: str | None = None,
+        gateway: str = "g",
+    ) -> bool:
+        return self.timetable.after(
+            gateway, After(key, seconds, payload, ext), self.now
+        )
+
+    def cancel(
+        self, key: str | None = None, *, ext: str | None = None, gateway: str = "g"
+    ) -> None:
+        self.timetable.cancel(gateway, Cancel(key, ext), self.now)
+
+    def done(
+        self,
+        key: str,
+        message: str | None = None,
+        *,
+        seq: int | None = None,
+        gateway: str = "g",
+    ) -> None:
+        answer = Answer(key, is_done=True, message=message, final=False, seq=seq)
+        self.timetable.answer(gateway, answer, self.now)
+
+    def fail(
+        self,
+        key: str,
+        message: str = "no",
+        *,
+        final: bool = False,
+        seq: int | None = None,
+        gateway: str = "g",
+    ) -> None:
+        answer = Answer(key, is_done=False, message=message, final=final, seq=seq)
+        self.timetable.answer(gateway, answer, self.now)
+
+    def try_again(self, key: str, *, gateway: str = "g") -> None:
+        self.timetable.try_again(gateway, key, self.now)
