@@ -149,6 +149,20 @@ update states set timers = timers + json_extract(:more, '$.' || state)
 where json_extract(:more, '$.' || state) is not null
 """
 
+# Of each state the oldest come from its index, and of these the oldest: a state of
+# which there are few is not emptied for one of which there are many.
+_OLDEST: Final = f"""
+select state, count(*), json_group_array(id) from (
+    select * from ({
+    " union all ".join(
+        "select * from (select id, state, changed from timers where next is null "
+        f"and state = '{state}' and changed < :before order by changed limit :limit)"
+        for state in _ENDED
+    )
+}) order by changed limit :limit) group by state
+"""
+_DELETE: Final = "delete from timers where id in (select value from json_each(?))"
+
 _DUE: Final = f"""
 select json_group_array(json_array({_TIMER}, timers.payload)) from timers
 where id in (select value from json_each(?)) and next is not null
@@ -305,30 +319,22 @@ class TimerTable:
 
     def _trim(self, oldest_ms: int, most: int) -> dict[str, int]:
         states = self.states()
-        oldest = {
-            state: first
-            for state in _ENDED
-            if (first := self._oldest(state)) is not None
-        }
-        if not oldest:
-            return {}
-        state = min(oldest, key=oldest.__getitem__)
         surplus = sum(states[state] for state in _ENDED) - most
-        if surplus <= 0 and oldest[state] >= oldest_ms:
-            return {}
-        deleted = self._db.execute(
-            "delete from timers where id in (select id from timers where next is null "
-            "and state = ? and changed < ? order by changed limit ?)",
-            [state, 2**62 if surplus > 0 else oldest_ms,
-             min(surplus, TRIM_ROWS) if surplus > 0 else TRIM_ROWS],
-        ).rowcount  # fmt: skip
-        self._db.execute(_COUNT, {"more": json.dumps({state: -deleted})})
-        return {state: deleted}
-
-    def _oldest(self, state: str) -> int | None:
-        query = "select min(changed) from timers where next is null and state = ?"
-        oldest: int | None = _one(self._db, query, [state])
-        return oldest
+        is_full = surplus > 0
+        picked = self._db.execute(
+            _OLDEST,
+            {
+                "before": 2**62 if is_full else oldest_ms,
+                "limit": min(surplus, TRIM_ROWS) if is_full else TRIM_ROWS,
+            },
+        ).fetchall()
+        for _, _, ids in picked:
+            self._db.execute(_DELETE, [ids])
+        gone = {state: count for state, count, _ in picked}
+        if gone:
+            less = {state: -count for state, count in gone.items()}
+            self._db.execute(_COUNT, {"more": json.dumps(less)})
+        return gone
 
 
 # --- reading, on connections of the reader's own ------------------------------
