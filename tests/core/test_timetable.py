@@ -112,7 +112,7 @@ class Modelled(Rig):
             self.results["late"] += 1
         elif how == "done" and (seq is None or seq in it.runs):
             self.results["done"] += 1
-            self.change(number, state="done")
+            self.change(number, state="done", message=None)
         elif how != "done" and it.state == "fired" and seq in (None, it.runs[-1]):
             self.results["fail"] += 1
             self.failed(number, "no", is_final=how == "final")
@@ -157,7 +157,13 @@ class Modelled(Rig):
         new = iter(self.decided.changes.records[records:])
         for order in self.decided.changes.orders[orders:]:
             assert isinstance(order, Fire | GiveUp | LookLater)
-            number, it = order.timer.id, self.model[order.timer.id]
+            named = (order.gateway, order.key)
+            number = max(
+                number
+                for number, it in self.model.items()
+                if (it.gateway, it.key) == named
+            )
+            it = self.model[number]
             if isinstance(order, Fire):
                 assert it.state == "pending"
                 assert self.mono >= it.not_before, "early"
