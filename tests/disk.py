@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 
-from liveness.core.records import Record
+from liveness.core.records import TIMER, Record, TimerRecord
 
 
 def rows(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -17,10 +17,15 @@ def rows(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
 
 
 def log(database: Path) -> list[Record]:
-    """Every record of the log, in its order."""
+    """Every record of the log that is about a user, in its order."""
+    return [Record(*one) for one in _records(database) if one[1] != TIMER]
+
+
+def runs(database: Path) -> list[TimerRecord]:
+    """Every record of the log that is about a timer, in its order."""
+    return [TimerRecord(*one) for one in _records(database) if one[1] == TIMER]
+
+
+def _records(database: Path) -> list[tuple[Any, ...]]:
     pages = rows(database, "select records from log order by last")
-    return [
-        Record(*one)
-        for (page,) in pages
-        for one in msgpack.unpackb(page, use_list=False)
-    ]
+    return [one for (page,) in pages for one in msgpack.unpackb(page, use_list=False)]

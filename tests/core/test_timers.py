@@ -6,7 +6,16 @@ from typing import Final
 
 import pytest
 
-from liveness.core.timers import CANCELLED, DONE, FAILED, FIRED, LADDER, PENDING
+from liveness.core.timers import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    FIRED,
+    LADDER,
+    PENDING,
+    Drop,
+    Settlement,
+)
 from liveness.core.wheel import Wheel
 from tests.core.timers_rig import Rig
 
@@ -225,6 +234,19 @@ def test_of_an_ext_all_are_cancelled_that_were_asked_for_before(rig: Rig) -> Non
     records = rig.wait(51)
     assert [it.key for it in records] == ["other", "none", "later", "pending"]
     assert rig.states == {"cancelled": 2, "fired": 4}
+
+
+def test_a_cancel_by_ext_that_is_given_again_leaves_those_asked_for_since(
+    rig: Rig,
+) -> None:
+    rig.after("before", 50, ext="x")
+    rig.cancel(ext="x")
+    rig.after("since", 50, ext="x")
+    rig.commit()
+    drop = Drop("g", None, "x", below=2, at=7)
+    timers = [row.timer._replace(state=PENDING, next=1) for row in rig.table.values()]
+    (changed,) = Settlement([drop], timers, LADDER).changed
+    assert (changed.key, changed.state) == ("before", CANCELLED)
 
 
 @pytest.mark.parametrize("key", ["never", "done"])

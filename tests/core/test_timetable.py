@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from liveness.core.timers import Fire, GiveUp, Ladder, LookLater
+from liveness.core.timers import Fire, GiveUp, Ladder, LookLater, Timer
 from liveness.core.wheel import Wheel
 from tests.core.timers_rig import Rig
 from tests.strategies import BOUNDED
@@ -262,6 +262,7 @@ class Modelled(Rig):
                 assert it.ends > self.ms - PROMPT_MS, it
 
 
+SAID: Final = ("after", "cancel", "cancel ext", "done", "fail", "final", "retry")
 names = st.sampled_from(("g", "h"))
 keys = st.sampled_from("abcd")
 exts = st.sampled_from("xy")
@@ -351,6 +352,53 @@ class Timers(RuleBasedStateMachine):
     @rule()
     def fail_reading(self) -> None:
         self.rig.fail_reading()
+
+    @rule(
+        of_due=st.booleans(),
+        is_read_first=st.booleans(),
+        said=st.lists(st.sampled_from(SAID), min_size=1, max_size=2),
+        steps=st.integers(0, 3),
+    )
+    def say_something_while_it_is_read(
+        self, of_due: bool, is_read_first: bool, said: list[str], steps: int
+    ) -> None:
+        """Of just the timers that the reading is about."""
+        rig = self.rig
+        self.hand_in()
+        rig.commit()
+        pending = [it for it in rig.live if it.next is not None]
+        if not pending:
+            return
+        nearest = min(pending, key=lambda it: it.next or 0)
+        if of_due:
+            rig.wait(max(0.0, (nearest.due - rig.ms) / 1000 - 0.2))
+            rig.to(rig.mono + 0.3)
+            rig.timetable.advance(rig.mono)
+        else:
+            rig.crash(wall_ms=rig.wall_ms)
+        rig.begin_reading(of_due=of_due)
+        if is_read_first:
+            rig.read()
+        for what in said:
+            self.say(what, nearest)
+        for step in (rig.give, rig.write, rig.tell)[:steps]:
+            step()
+        self.hand_in()
+
+    def say(self, what: str, timer: Timer) -> None:
+        """Ask something of a timer that is or was there."""
+        gateway, key = timer.gateway, timer.key
+        match what:
+            case "after":
+                self.rig.asked(key, 0.5, "again", timer.ext, gateway)
+            case "cancel ext" if timer.ext is not None:
+                self.rig.cancelled(None, timer.ext, gateway)
+            case "done" | "fail" | "final":
+                self.rig.answered(key, what, None, gateway)
+            case "retry":
+                self.rig.retried(key, gateway)
+            case _:
+                self.rig.cancelled(key, None, gateway)
 
     # --- time -----------------------------------------------------------------------
 
