@@ -455,6 +455,14 @@ class Engine:
     def _apply(self, link: SocketLink, request: Request, at: Instant) -> None:
         gateway = link.gateway
         match request:
+            # First, as they come one by one: to ask for the abstract class is slow.
+            case After():
+                if not self.timetable.after(self._name(link), request, at):
+                    self._refuse(link, self._one_timer_too_many(link))
+            case Cancel():
+                self.timetable.cancel(self._name(link), request, at)
+            case Answer():
+                self.timetable.answer(self._name(link), request, at)
             case SignsOfLife():
                 assert gateway is not None
                 for n, position, index in self.presence.heard(gateway, request, at):
@@ -478,13 +486,6 @@ class Engine:
                 self.presence.logout(gateway, request, at)
             case Ack():
                 self._acknowledge(link, request, at)
-            case After():
-                if not self.timetable.after(self._name(link), request, at):
-                    self._refuse(link, self._one_timer_too_many(link))
-            case Cancel():
-                self.timetable.cancel(self._name(link), request, at)
-            case Answer():
-                self.timetable.answer(self._name(link), request, at)
             case Ping():
                 link.outbox.reply(["pong", request.payload], mark=self._mark())
             case Where():

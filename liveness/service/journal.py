@@ -20,7 +20,7 @@ import structlog
 import trio
 
 from liveness.core.records import Changes
-from liveness.core.timers import Fire
+from liveness.core.timers import Fire, Order
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
 from liveness.service.store import Batch, CursorRow, Store
@@ -105,7 +105,7 @@ class Journal:
     def append(self, changes: Changes) -> None:
         """Queue what was decided. On disk once `durable_mark` reaches `mark`."""
         self.mark += 1
-        orders = [it for it in changes.orders if not isinstance(it, Fire)]
+        orders: list[Order] = [it for it in changes.orders if not isinstance(it, Fire)]
         if orders:
             self.timers.append(orders, mark=self.mark)
         if changes.records or changes.online or not orders:

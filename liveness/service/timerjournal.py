@@ -5,9 +5,8 @@ written at random places take longer than a thousand records at the end of a log
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from typing import Final, NamedTuple
 
 from liveness.core.timers import Order, Settlement
@@ -18,15 +17,15 @@ from liveness.service.writer import Writer
 
 # So many orders go into one transaction: some twentieth of a second of writing, the most
 # that a new order should wait for the ones before it.
-COMMIT_ORDERS: Final = 1_000
+COMMIT_ORDERS: Final = 2_000
 # While nothing fires the table follows the log in steps of so many records: what a start
 # after a crash has to look through at most, in some tenths of a second.
 FOLLOW_RECORDS: Final = 100_000
 
 
 class _Given(NamedTuple):
-    mark: int  # nobody is told of what came up to here before this is on disk
-    order: Order
+    mark: int  # nobody is told of what came up to here before these are on disk
+    orders: list[Order]
 
 
 class TimerJournal:
@@ -48,23 +47,20 @@ class TimerJournal:
         self.table = table
         self.writer = Writer(table.path, clock=clock)
         self._settled = settled
+        self.pending = 0  # orders that are not on disk
         self._waiting: deque[_Given] = deque()  # and those being written, in front
         self._wake = Wake()
-
-    @property
-    def pending(self) -> int:
-        """Orders that are not on disk."""
-        return len(self._waiting)
 
     @property
     def oldest(self) -> int | None:
         """The lowest mark that waits for an order; None if none does."""
         return self._waiting[0].mark if self._waiting else None
 
-    def append(self, orders: Iterable[Order], *, mark: int) -> None:
+    def append(self, orders: list[Order], *, mark: int) -> None:
         """Queue orders; whoever waits for *mark*, never lower, waits for these too."""
-        self._waiting.extend(_Given(mark, order) for order in orders)
-        if self._waiting:
+        if orders:
+            self._waiting.append(_Given(mark, orders))
+            self.pending += len(orders)
             self._wake.ring()
 
     async def run(self) -> None:
@@ -80,17 +76,22 @@ class TimerJournal:
             await self.writer.once(partial(self.table.follow, seq))
 
     async def _commit(self) -> None:
-        given = list(islice(self._waiting, COMMIT_ORDERS))
-        orders = [one.order for one in given]
-        write = partial(self.table.write, orders)
+        orders, taken, mark = list[Order](), 0, 0
+        for given in self._waiting:
+            if taken and len(orders) + len(given.orders) > COMMIT_ORDERS:
+                break
+            mark = mark or given.mark
+            orders += given.orders
+            taken += 1
         settlement, unfinished = await self.writer.write(
-            write, pending=lambda: self.pending
+            partial(self.table.write, orders), pending=lambda: self.pending
         )
-        for _ in given:
+        for _ in range(taken):
             self._waiting.popleft()
-        # They come first again, so that no mark is reached before they are over.
-        again = set(map(id, unfinished))
-        self._waiting.extendleft(
-            one for one in reversed(given) if id(one.order) in again
-        )
-        self._settled([it for it in orders if id(it) not in again], settlement)
+        if unfinished:
+            # First again, so that no mark is reached before they are over.
+            self._waiting.appendleft(_Given(mark, [*unfinished]))
+            again = set(map(id, unfinished))
+            orders = [order for order in orders if id(order) not in again]
+        self.pending -= len(orders)
+        self._settled(orders, settlement)
