@@ -14,9 +14,6 @@ from typing import Any, Final
 import structlog
 import trio
 import trio.lowlevel
-from hypercorn.config import Config as HypercornConfig
-from hypercorn.trio import serve as serve_http
-from hypercorn.typing import ASGIFramework
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -34,6 +31,7 @@ from liveness.errors import StartError
 from liveness.metrics import Collector, Counts, GatewayNow, Now
 from liveness.service import stopfile
 from liveness.service.clock import Clock
+from liveness.service.door import serve_door
 from liveness.service.engine import Engine, EngineLimits
 from liveness.service.feed import Feed
 from liveness.service.greeter import Greeter
@@ -325,14 +323,7 @@ class Sidecar:
             host = self.config.http.host
             own = [host, f"[{host}]", "127.0.0.1", "::1", "[::1]", "localhost"]
             app = TrustedHostMiddleware(app, allowed_hosts=own, www_redirect=False)
-        config = HypercornConfig()
-        config.bind = [f"fd://{os.dup(sock.fileno())}"]
-        config.accesslog = None
-        config.errorlog = None
-        config.graceful_timeout = STOP_HTTP_S
-        config.include_server_header = False
-        framework: ASGIFramework = app
-        await serve_http(framework, config, shutdown_trigger=stopped)
+        await serve_door(app, sock, stopped, grace_s=STOP_HTTP_S)
 
     def _why_ill(self) -> list[str]:
         lag = self._clock.mono() - self.engine.turned_at

@@ -219,6 +219,30 @@ def test_what_is_no_http_is_refused_and_the_door_stays_open(
     assert sidecar.ask("http", "GET", "/healthz")[0].status == 200
 
 
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        # Nothing may follow this before it is answered.
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\n"
+        b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"
+        b"sec-websocket-key: bKdPyn3u98cTfZJSh4TNeQ==\r\n\r\nx",
+        # A body that does not come: the refusal and the end cross each other.
+        b"POST /healthz HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{",
+        b"GET /metrics HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999\r\n\r\n{",
+    ],
+)
+def test_whatever_a_connection_comes_to_the_sidecar_and_the_others_go_on(
+    sidecar: Sidecar, request_bytes: bytes
+) -> None:
+    gateway = sidecar.gateway("beside faults")
+    host, port = sidecar.line("ready")["http"].rsplit(":", 1)
+    for _ in range(50):
+        with socket.create_connection((host, int(port)), SOON_S) as sock:
+            sock.sendall(request_bytes)
+    assert sidecar.ask("http", "GET", "/healthz")[0].status == 200
+    gateway.settle()
+
+
 # --- sockets -----------------------------------------------------------------------
 
 
