@@ -26,6 +26,7 @@ from liveness import __version__
 from liveness.bench import FULL, OTHERS, QUICK, SCENARIOS, full
 from liveness.config import SETTINGS
 from liveness.core.records import KINDS
+from liveness.core.timers import STATES
 from liveness.errors import ConfigError, LivenessError
 from liveness.sources import load, socket_path
 from liveness.streams import Output, OutputError, open_closed
@@ -176,6 +177,18 @@ ConfigFile = Annotated[
     ),
 ]
 Json = Annotated[bool, Parameter(help="JSON in place of text")]
+Key = Annotated[
+    str, Parameter(help="the timer's key", metavar="KEY", converter=_as_written)
+]
+GatewayName = Annotated[
+    str | None,
+    Parameter(
+        name="--gateway",
+        help="only of this gateway",
+        metavar="NAME",
+        converter=_as_written,
+    ),
+]
 
 app: Final = App(
     name="liveness",
@@ -285,6 +298,103 @@ def status(
         return 0 if readiness(path)[0] else 1
     except CommandError:
         return 1
+
+
+timers: Final = App(
+    name="timers",
+    help="List timers, show one, cancel it, or have it tried again.",
+    help_epilogue="Example: liveness timers list --state failed",
+    version_flags=[],
+)
+app.command(timers)
+
+
+@timers.command(
+    name="list",
+    help_epilogue="Example: liveness timers list --gateway gw-1 --state pending",
+)
+def list_timers(
+    *,
+    socket: Socket = None,
+    gateway: GatewayName = None,
+    state: Annotated[
+        str | None,
+        Parameter(help="only in this state", choices=STATES, metavar="STATE"),
+    ] = None,
+    ext: Annotated[
+        str | None,
+        Parameter(
+            help="only those that share this; found soonest with --state pending",
+            metavar="EXT",
+            converter=_as_written,
+        ),
+    ] = None,
+    limit: Annotated[
+        int, _number(int, "N", "at most N (default 100)", 1, 2**63 - 1)
+    ] = 100,
+    json: Json = False,
+) -> None:
+    """List timers, the newest first; with --json one a line."""
+    path = socket_path(socket)
+    wanted = {"gateway": gateway, "state": state, "ext": ext}
+
+    from liveness.commands.timers import list_timers
+
+    list_timers(
+        path,
+        {name: value for name, value in wanted.items() if value is not None},
+        limit=limit,
+        as_json=json,
+        out=sys.stdout,
+        tell=_tell,
+    )
+
+
+@timers.command(name="show", help_epilogue="Example: liveness timers show order:17")
+def show_timer(
+    key: Key,
+    /,
+    *,
+    socket: Socket = None,
+    gateway: GatewayName = None,
+    json: Json = False,
+) -> None:
+    """Show all that is kept of the newest timer with a key."""
+    path = socket_path(socket)
+
+    from liveness.commands.timers import show_timer
+
+    show_timer(path, key, gateway, as_json=json, out=sys.stdout)
+
+
+@timers.command(
+    name="cancel",
+    help_epilogue="Example: liveness timers cancel order:17 --gateway gw-1",
+)
+def cancel_timer(
+    key: Key, /, *, socket: Socket = None, gateway: GatewayName = None
+) -> None:
+    """Cancel a pending or fired timer."""
+    _change_timer("cancel", key, gateway, socket)
+
+
+@timers.command(
+    name="retry",
+    help_epilogue="Example: liveness timers retry order:17 --gateway gw-1",
+)
+def retry_timer(
+    key: Key, /, *, socket: Socket = None, gateway: GatewayName = None
+) -> None:
+    """Have a failed or pending timer tried now, from its first attempt on."""
+    _change_timer("retry", key, gateway, socket)
+
+
+def _change_timer(what: str, key: str, gateway: str | None, socket: str | None) -> None:
+    path = socket_path(socket)
+
+    from liveness.commands.timers import change_timer
+
+    change_timer(path, what, key, gateway, out=sys.stdout)
 
 
 @app.command(help_epilogue="Example: liveness demo --seconds 60 --users 500")

@@ -6,7 +6,7 @@ that reads like an integer so written is told apart by `str:` in front.
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 # The largest integer below which every double is exact: what JSON's readers can hold.
@@ -47,3 +47,20 @@ def local_time(at_ms: int) -> str:
     """A record's stamp as the reader's clock shows it, to the millisecond."""
     moment = datetime.fromtimestamp(at_ms / 1000).astimezone()
     return moment.isoformat(" ", "milliseconds")[:-6]
+
+
+def utc_time(at_ms: int) -> str:
+    """A moment as every clock's reader understands it, to the millisecond."""
+    moment = datetime.fromtimestamp(at_ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def relative(seconds: float) -> str:
+    """How far off a moment is, in the largest unit of which there are about two."""
+    distance = round(abs(seconds))
+    if not distance:
+        return "now"
+    units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+    unit, length = next(one for one in units if distance > 1.95 * one[1] or one[1] == 1)
+    many = f"{round(distance / length)} {unit}"
+    return f"in {many}" if seconds > 0 else f"{many} ago"

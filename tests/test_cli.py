@@ -13,9 +13,11 @@ import pytest
 from liveness import __version__, cli
 from liveness.config import SETTINGS
 from liveness.core.records import KINDS
+from liveness.core.timers import STATES
 from liveness.errors import ConfigError, LivenessError
 
 COMMANDS = sorted(name for name in cli.app if not name.startswith("-"))
+TIMERS = sorted(f"timers {name}" for name in cli.timers if not name.startswith("-"))
 FLAGS = [setting.flag for setting in SETTINGS if setting.flag]
 
 
@@ -49,7 +51,7 @@ def process(*arguments: str, stdout: int | IO[str]) -> subprocess.CompletedProce
 # --- help -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize("command", ["", *COMMANDS, *TIMERS])
 def test_every_help_ends_with_an_example_of_its_command(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +105,13 @@ def test_the_kinds_of_watch_are_those_of_the_records(
         ("watch --kind gone", 'Invalid value "gone" for --kind'),
         ("watch --no-json", "Unknown option: --no-json"),
         ("status --json=perhaps", 'unable to convert "perhaps" into bool'),
+        ("timers lst", 'Unknown command "lst". Did you mean "list"?'),
+        ("timers list --state gone", 'Invalid value "gone" for --state'),
+        ("timers list --limit 0", "--limit: '0' is not 1 to"),
+        ("timers show", '"timers show" parameter KEY requires an argument'),
+        ("timers show --json", "KEY requires an argument"),
+        ("timers show a b", "there is no argument here: b"),
+        ("timers cancel k --all", "Unknown option: --all"),
         ("demo --seconds nan", "'nan' is not 1 to 86400"),
         ("demo --users 1.5", "'1.5' is not 1 to 10000"),
         ("bench gone", 'Invalid value "gone" for SCENARIO. Choose from: "idle"'),
@@ -121,7 +130,7 @@ def test_a_wrong_command_line_is_one_line_and_2(
     assert line.startswith("liveness: ")
     assert line.count("\n") == 1
     assert told in line
-    assert re.search(r"; see `liveness ?\w* --help`\n$", line)
+    assert re.search(r"; see `liveness( \w+)* --help`\n$", line)
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -148,11 +157,28 @@ def test_a_missing_settings_file_is_one_line_and_78(
     assert line.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["watch", "status"])
+def test_timers_without_a_command_are_helped_with_all_of_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, shown, _ = ran(capsys, "timers")
+    assert code == 0
+    assert [f"timers {it}" for it in ("cancel", "list", "retry", "show")] == TIMERS
+    assert re.findall(r"^│ (\w+) ", shown, re.M) == ["cancel", "list", "retry", "show"]
+
+
+def test_the_states_of_timers_are_those_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, _, told = ran(capsys, "timers", "list", "--state", "?")
+    assert re.findall(r'"(\w+)"', told) == list(STATES)
+
+
+@pytest.mark.parametrize("command", ["watch", "status", "timers list"])
 def test_a_client_without_a_sidecar_is_one_line_and_1(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, shown, line = ran(capsys, command, "--socket", str(tmp_path / "s"))
+    place = ["--socket", str(tmp_path / "s")]
+    code, shown, line = ran(capsys, *command.split(), *place)
     assert (code, shown) == (1, "")
     assert line == (
         f"liveness: no sidecar at {tmp_path / 's'}: start it with `liveness serve`, "
@@ -272,9 +298,16 @@ def test_a_command_that_serves_nothing_loads_no_server(arguments: list[str]) -> 
     assert not heavy & imported_by(*arguments)
 
 
-def test_a_client_loads_no_server() -> None:
+@pytest.mark.parametrize("command", ["watch", "timers list"])
+def test_a_client_loads_no_server(command: str) -> None:
     served = {"hypercorn", "starlette", "structlog", "sqlite3"}
-    assert not served & imported_by("watch", "--socket", "/there/is/none")
+    place = ["--socket", "/there/is/none"]
+    assert not served & imported_by(*command.split(), *place)
+
+
+def test_who_lists_timers_loads_neither_a_loop_nor_what_reads_metrics() -> None:
+    place = ["--socket", "/there/is/none"]
+    assert not {"trio", "prometheus_client"} & imported_by("timers", "list", *place)
 
 
 def test_a_reader_who_goes_away_ends_it_quietly() -> None:

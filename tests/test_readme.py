@@ -259,6 +259,13 @@ def test_the_commands_of_the_readme_do_what_it_says(environ: dict[str, str]) -> 
             record = json.loads(stdout)
             assert (record["kind"], record["uid"]) == ("online", "ada")
             assert watch.process.returncode == 0
+        with linked(environ, "gw-1") as gateway:
+            gateway.sendall(msgpack.packb(["after", "order:17", 3_600]))
+            gateway.sendall(msgpack.packb(["ping"]))
+            assert gateway.recv(65_536)  # so it is on disk
+            for line in commands():
+                if line.startswith("liveness timers"):
+                    assert "order:17" in run(line, environ)
 
 
 def test_make_serve_runs_the_sidecar(environ: dict[str, str]) -> None:
@@ -352,13 +359,24 @@ def flags(text: str) -> set[str]:
     return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
 
 
+def words(line: str) -> str:
+    """The names of a command, and of its own command where it has some."""
+    return " ".join(line.split()[1 : 3 if line.split()[1] == "timers" else 2])
+
+
+def test_the_readme_names_every_command_of_timers(environ: dict[str, str]) -> None:
+    known = set(re.findall(r"^│ ([a-z]+) ", run("liveness timers", environ), re.M))
+    assert {line.split()[2] for line in commands() if "timers" in line} == known
+    assert set(re.findall(r"\btimers ([a-z]+)\b", inline())) <= known
+
+
 def test_every_flag_in_the_readme_exists(environ: dict[str, str]) -> None:
     known = {
         name: flags(run(f"liveness {name} --help", environ))
-        for name in {line.split()[1] for line in commands()}
+        for name in set(map(words, commands()))
     }
     for line in commands():
-        assert flags(line) <= known[line.split()[1]], line
+        assert flags(line) <= known[words(line)], line
     assert flags(inline()) <= {"--help"}.union(*known.values())
 
 

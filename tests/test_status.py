@@ -6,7 +6,6 @@ import re
 import socketserver
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from liveness.cli import main
 from liveness.commands import CommandError
 from liveness.commands.status import duration, quantile, readiness, status
 from liveness.metrics import Collector, Counts, GatewayNow, Now
+from tests.admin import Admin, answering
 
 READY = b'{"ready": true, "why": []}'
 
@@ -58,39 +58,11 @@ def scraped() -> bytes:
     return generate_latest(registry)
 
 
-class Admin(socketserver.ThreadingUnixStreamServer):
-    """`admin.sock`, with the pages that the command reads."""
-
-    def __init__(self, folder: Path) -> None:
-        self.pages = {"/readyz": (200, READY), "/metrics": (200, scraped())}
-        super().__init__(str(folder / "admin.sock"), Page)
-
-
-class Page(BaseHTTPRequestHandler):
-    server: Admin
-
-    def do_GET(self) -> None:
-        code, body = self.server.pages[self.path]
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def address_string(self) -> str:
-        return "-"  # a Unix socket's client has none
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Says nothing: a test's output is its failures."""
-
-
 @pytest.fixture
 def admin(tmp_path: Path) -> Iterator[Admin]:
-    with Admin(tmp_path) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    pages = {"/readyz": (200, READY), "/metrics": (200, scraped())}
+    with answering(tmp_path, pages) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -141,6 +113,21 @@ def test_of_many_gateways_the_largest_are_on_the_screen(
     assert "g57 57, and 57 more\n" in screen(socket_path)
 
 
+def test_timers_are_on_the_screen_if_there_are_any_to_look_at(
+    admin: Admin, socket_path: Path
+) -> None:
+    def scrape(**timers: int) -> bytes:
+        lines = [f'liveness_timers{{state="{it}"}} {n}\n' for it, n in timers.items()]
+        return "".join(lines).encode()
+
+    admin.pages["/metrics"] = (200, scrape(pending=7_000, fired=0, failed=2, done=9))
+    assert "\ntimers        pending 7,000, failed 2, fired 0\n" in screen(socket_path)
+    found = json.loads(screen(socket_path, as_json=True))["timers"]
+    assert found == {"pending": 7_000, "fired": 0, "failed": 2, "done": 9}
+    admin.pages["/metrics"] = (200, scrape(pending=0, fired=0, failed=0, done=9))
+    assert "\ntimers" not in screen(socket_path)
+
+
 def test_as_json_the_same_is_there_to_compute_with(
     admin: Admin, socket_path: Path
 ) -> None:
@@ -164,6 +151,7 @@ def test_as_json_the_same_is_there_to_compute_with(
             "sent": {"p50": None, "p99": None},
         },
         "early": 0,
+        "timers": {},
         "log_seq": 1_700,
         "log_pending": 2,
         "log_bytes": 3 * 2**19,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from liveness.text import escaped, json_ready, local_time, uid_text
+from liveness.text import escaped, json_ready, local_time, relative, uid_text, utc_time
 
 uids = st.one_of(
     st.integers(0, 2**63 - 1),
@@ -85,3 +85,26 @@ def test_a_time_is_shown_to_the_millisecond() -> None:
     assert re.fullmatch(
         r"2027-01-1\d \d\d:\d\d:\d\d\.007", local_time(1_800_000_000_007)
     )
+
+
+def test_a_moment_is_shown_in_utc_to_the_millisecond() -> None:
+    assert utc_time(1_800_000_000_007) == "2027-01-15T08:00:00.007Z"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "now"),
+        (-0.4, "now"),
+        (0.6, "in 1 s"),
+        (-3.2, "3 s ago"),
+        (115, "in 115 s"),
+        (119, "in 2 min"),
+        (7_199, "in 2 h"),
+        (-36 * 3_600, "36 h ago"),
+        (72 * 3_600 - 0.01, "in 3 d"),
+        (366 * 86_400, "in 366 d"),
+    ],
+)
+def test_how_far_off_a_moment_is_has_one_unit(seconds: float, shown: str) -> None:
+    assert relative(seconds) == shown

@@ -1,11 +1,7 @@
-"""`liveness status`: how the sidecar is, on one screen, from its own metrics.
-
-It asks `admin.sock`, which is there whatever address the metrics are served on.
-"""
+"""`liveness status`: how the sidecar is, on one screen, from its own metrics."""
 
 import http.client
 import json
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -14,14 +10,13 @@ from typing import Any, Final, TextIO
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from liveness.commands import CommandError, unreachable
-from liveness.config import ADMIN_SOCKET
+from liveness.commands.admin import ask, no_sidecar, read
+from liveness.core.timers import FAILED, FIRED, PENDING
 from liveness.text import escaped
 
-TIMEOUT_S: Final = 2.0
-# The number of series does not depend on the number of users: a few hundred KiB at most.
-MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 MOST_LISTED: Final = 8  # of at most 65 gateways; --json has them all
+# Timers that something may still become of, and those that an operator has to look at.
+TIMERS_SHOWN: Final = (PENDING, FIRED, FAILED)
 
 Labels = Mapping[str, str]
 
@@ -44,6 +39,7 @@ class Status:
     offlines: dict[str, float]
     lateness_s: dict[str, dict[str, float | None]]
     early: float | None
+    timers: dict[str, float]
     log_seq: float | None
     log_pending: float | None
     log_bytes: float | None
@@ -57,7 +53,7 @@ def status(socket_path: Path, *, as_json: bool, out: TextIO) -> bool:
         CommandError: It could not be asked.
     """
     ready, why = readiness(socket_path)
-    _code, body = _get(socket_path, "/metrics")
+    _code, body = ask(socket_path, "/metrics")
     found = _read(socket_path, body, ready=ready, why=why)
     out.write(f"{json.dumps(asdict(found), indent=2)}\n" if as_json else as_text(found))
     return ready
@@ -69,47 +65,12 @@ def readiness(socket_path: Path) -> tuple[bool, list[str]]:
     Raises:
         CommandError: It could not be asked.
     """
-    code, body = _get(socket_path, "/readyz")
+    code, body = ask(socket_path, "/readyz")
     try:
-        answer = json.loads(body)
-        why = [str(one) for one in answer["why"]]
-    except (ValueError, TypeError, KeyError):
-        raise _no_sidecar(socket_path) from None
+        why = [str(one) for one in read(socket_path, body)["why"]]
+    except (TypeError, KeyError):
+        raise no_sidecar(socket_path) from None
     return code == http.client.OK, why
-
-
-class _Admin(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(TIMEOUT_S)
-        self.sock.connect(str(self._path))
-
-
-def _get(socket_path: Path, page: str) -> tuple[int, bytes]:
-    connection = _Admin(socket_path.with_name(ADMIN_SOCKET))
-    try:
-        connection.request("GET", page)
-        answer = connection.getresponse()
-        return answer.status, answer.read(MAX_ANSWER_BYTES)
-    except OSError as error:
-        raise unreachable(socket_path, error) from None
-    except http.client.HTTPException:
-        raise _no_sidecar(socket_path) from None
-    finally:
-        connection.close()
-
-
-def _no_sidecar(socket_path: Path) -> CommandError:
-    told = (
-        f"what answers at {socket_path.with_name(ADMIN_SOCKET)} is no liveness sidecar"
-    )
-    return CommandError(f"{told}: name the right socket with --socket")
 
 
 class _Samples:
@@ -169,7 +130,7 @@ def _read(socket_path: Path, body: bytes, *, ready: bool, why: list[str]) -> Sta
     try:
         samples = _Samples(body.decode())
     except ValueError:
-        raise _no_sidecar(socket_path) from None
+        raise no_sidecar(socket_path) from None
     build: Any = next(iter(samples.labelled("liveness_build_info")), ({}, 1.0))[0]
     started = samples.one("process_start_time_seconds")
     now = datetime.now(UTC).timestamp()
@@ -188,6 +149,7 @@ def _read(socket_path: Path, body: bytes, *, ready: bool, why: list[str]) -> Sta
         offlines=samples.by("reason", "liveness_offline_total"),
         lateness_s=samples.quantiles("liveness_offline_lateness_seconds", by="stage"),
         early=samples.one("liveness_early_offline_total"),
+        timers=samples.by("state", "liveness_timers"),
         log_seq=samples.one("liveness_log_seq"),
         log_pending=samples.one("liveness_log_pending"),
         log_bytes=samples.one("liveness_log_bytes"),
@@ -198,6 +160,7 @@ def _read(socket_path: Path, body: bytes, *, ready: bool, why: list[str]) -> Sta
 def as_text(found: Status) -> str:
     """One screen for a person."""
     mib = None if found.log_bytes is None else found.log_bytes / 2**20
+    timers = {state: found.timers.get(state, 0) for state in TIMERS_SHOWN}
     log = f"seq {_number(found.log_seq)}, {_number(found.log_pending)} pending"
     rows = {
         "liveness": f"{found.version or '?'} (wheel: {found.wheel or '?'})",
@@ -215,6 +178,7 @@ def as_text(found: Status) -> str:
             for stage, both in found.lateness_s.items()
         },
         "early": f"{_number(found.early)} (must stay 0)",
+        **({"timers": _listed(timers)} if any(timers.values()) else {}),
         "log": f"{log}, {_number(mib, '.1f')} MiB",
         "unattended": f"{_number(found.unattended_s, '.1f')} s",
     }

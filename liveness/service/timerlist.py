@@ -75,27 +75,25 @@ def listed(
         before: Only ids below this, as the page before gave it.
         limit: At most this many.
     """
-    db.execute("begin")
-    try:
-        few = _few(db, wanted)
-        floor = _floor(db, before) if few is None else 0
-        where = ["id >= :floor" if few is None else _AMONG]
-        where += [f"{column} = :{column}" for column in wanted]
-        values = {
-            "before": before,
-            "floor": floor,
-            "few": few,
-            "limit": limit,
-            **wanted,
-        }
-        timers, count, last = db.execute(
-            f"select json_group_array({_AS_JSON}), count(*), min(id) from ("
-            f"select * from timers not indexed where id < :before and {' and '.join(where)} "
-            "order by id desc limit :limit)",
-            values,
-        ).fetchone()
-    finally:
-        db.execute("rollback")
+    db.execute("begin")  # one snapshot for all that follows
+    few = _few(db, wanted)
+    floor = _floor(db, before) if few is None else 0
+    where = ["id >= :floor" if few is None else _AMONG]
+    where += [f"{column} = :{column}" for column in wanted]
+    values = {
+        "before": before,
+        "floor": floor,
+        "few": few,
+        "limit": limit,
+        **wanted,
+    }
+    timers, count, last = db.execute(
+        f"select json_group_array({_AS_JSON}), count(*), min(id) from ("
+        f"select * from timers not indexed where id < :before and {' and '.join(where)} "
+        "order by id desc limit :limit)",
+        values,
+    ).fetchone()
+    db.execute("rollback")
     return Page(timers, last if count == limit else floor or None)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import socket
+import sqlite3
+from contextlib import closing
 from http.client import HTTPResponse
 from typing import Any
 from urllib.parse import urlencode
@@ -10,7 +12,7 @@ import pytest
 
 from tests.e2e.client import Client
 from tests.e2e.conftest import Start
-from tests.e2e.sidecar import SOON_S, Sidecar
+from tests.e2e.sidecar import SOON_S, Sidecar, eventually
 
 DOORS = ["http", "admin"]
 # Nothing here is a letter, a digit or ASCII alone.
@@ -19,7 +21,7 @@ ODD_KEYS = ["a key/with?odd&=#%+;", "заказ 17 🕒", "-", "'\"\\", "%2F", "
 Timer = dict[str, Any]
 
 
-def listed(sidecar: Sidecar, door: str = "http", **query: object) -> list[Timer]:
+def listed(sidecar: Sidecar, door: str = "http", **query: str) -> list[Timer]:
     """The timers of a listing that has no more."""
     response, body = sidecar.ask(door, "GET", f"/v1/timers?{urlencode(query)}")
     assert response.status == 200, body
@@ -124,7 +126,7 @@ def test_filters_hold_together_and_the_newest_come_first(
     gateway.send("cancel", {"key": "b"})
     gateway.settle()
 
-    def keys(**query: object) -> list[str]:
+    def keys(**query: str) -> list[str]:
         return [timer["key"] for timer in listed(sidecar, **query)]
 
     assert keys(gateway=name) == ["d", "c", "b", "a"]
@@ -133,7 +135,7 @@ def test_filters_hold_together_and_the_newest_come_first(
     assert keys(gateway=name, state="cancelled") == ["b"]
     assert keys(gateway=name, key="a") == ["a"]
     assert keys(gateway=name, key="a", ext="two") == []
-    assert keys(gateway=name, before=1) == []
+    assert keys(gateway=name, before="1") == []
     assert keys(gateway="nobody") == []
 
 
@@ -378,3 +380,26 @@ def test_what_an_operator_changed_is_so_after_a_crash(start: Start) -> None:
     sidecar.start()
     states = {timer["key"]: timer["state"] for timer in listed(sidecar)}
     assert states == {"cancelled": "cancelled", "kept": "pending"}
+
+
+def test_a_change_that_the_disk_does_not_take_is_told_and_made_once_it_does(
+    start: Start,
+) -> None:
+    sidecar = start()
+    after(sidecar.gateway("g"), "k")
+    with closing(sqlite3.connect(sidecar.database, isolation_level=None)) as other:
+        other.execute("begin immediate")
+        status, answer = order(sidecar, "cancel", "g", "k")
+        assert status == 503
+        assert "the log cannot be written: database is locked" in answer["error"]
+        assert (
+            "the timer 'k' of 'g' will be cancelled when it can be" in answer["error"]
+        )
+        # What is read needs no writer.
+        assert [timer["state"] for timer in listed(sidecar)] == ["pending"]
+        status, answer = order(sidecar, "cancel", "g", "k")
+        assert (status, answer["error"].endswith("nothing was changed, ask again")) == (
+            503,
+            True,
+        )
+    eventually(lambda: listed(sidecar)[0]["state"] == "cancelled")

@@ -1,0 +1,83 @@
+"""`admin.sock` as the commands ask it: one request, one answer.
+
+It is there whatever address the metrics are served on, beside the gateways' socket.
+"""
+
+import http.client
+import json
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+from liveness.commands import CommandError, unreachable
+from liveness.config import ADMIN_SOCKET
+
+# What is said from memory. What waits for the disk has longer.
+TIMEOUT_S: Final = 2.0
+# Of the metrics, whose number does not depend on the number of users, a few hundred KiB;
+# of a hundred timers, if all in them has to be escaped, 6 MiB.
+MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
+
+
+class _Admin(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def ask(
+    socket_path: Path,
+    page: str,
+    body: dict[str, str] | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> tuple[int, bytes]:
+    """Ask for a page, or with a body to have something done; its status and text.
+
+    Raises:
+        CommandError: There is no answer.
+    """
+    connection = _Admin(socket_path.with_name(ADMIN_SOCKET), timeout_s)
+    try:
+        if body is None:
+            connection.request("GET", page)
+        else:
+            connection.request("POST", page, json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, answer.read(MAX_ANSWER_BYTES)
+    except OSError as error:
+        raise unreachable(socket_path, error) from None
+    except http.client.HTTPException:
+        raise no_sidecar(socket_path) from None
+    finally:
+        connection.close()
+
+
+def read(socket_path: Path, body: bytes) -> dict[str, Any]:
+    """What an answer in JSON says.
+
+    Raises:
+        CommandError: It is none.
+    """
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise no_sidecar(socket_path)
+    return found
+
+
+def no_sidecar(socket_path: Path) -> CommandError:
+    """What answers is something else, or of another age."""
+    told = (
+        f"what answers at {socket_path.with_name(ADMIN_SOCKET)} is no liveness sidecar"
+    )
+    return CommandError(f"{told}: name the right socket with --socket")

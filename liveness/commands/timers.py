@@ -1,0 +1,186 @@
+"""`liveness timers`: what comes due and what became of it, and an operator's say in it.
+
+A key names a timer within its gateway. Where several gateways have one of that key,
+nothing is guessed: the person is told which, and says which one is meant.
+"""
+
+import http.client
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TextIO
+from urllib.parse import urlencode
+
+from liveness.commands import CommandError
+from liveness.commands.admin import ask, no_sidecar, read
+from liveness.core.timers import FIRED, PENDING
+from liveness.text import escaped, relative, utc_time
+
+PAGE: Final = 100
+# The sidecar waits 5 s for its disk before it says that it cannot write, twice at most.
+TIMEOUT_S: Final = 15.0
+MESSAGE_SHOWN: Final = 60  # characters of a message that are on one line with the rest
+MOST_NAMED: Final = 8  # gateways in one error
+
+TimerMap = dict[str, Any]
+
+
+def list_timers(
+    socket_path: Path,
+    wanted: Mapping[str, str],
+    *,
+    limit: int,
+    as_json: bool,
+    out: TextIO,
+    tell: Callable[[str], None],
+) -> None:
+    """Writes timers to *out*, the newest first, one a line.
+
+    Args:
+        socket_path: The sidecar's socket.
+        wanted: Of `gateway`, `state` and `ext` those that must be so.
+        limit: At most this many.
+        as_json: Whether a line is the timer as JSON, and not for a person.
+        out: Flushed after each page.
+        tell: Is told that there may be more.
+    Raises:
+        CommandError: They could not be had.
+    """
+    line = _json_line if as_json else text_line
+    left, query = limit, dict(wanted)
+    while left:
+        query["limit"] = str(min(left, PAGE))
+        timers, before = _page(socket_path, "/v1/timers", query)
+        out.writelines(f"{line(timer)}\n" for timer in timers)
+        out.flush()
+        if before is None:
+            return
+        left -= len(timers)
+        query["before"] = before
+    tell(f"there may be more than these {limit}: see them with a larger --limit")
+
+
+def show_timer(
+    socket_path: Path, key: str, gateway: str | None, *, as_json: bool, out: TextIO
+) -> None:
+    """Writes all that is kept of a timer.
+
+    Raises:
+        CommandError: There is none, or there are several.
+    """
+    timer = _only(socket_path, key, gateway)
+    out.write(f"{json.dumps(timer, indent=2)}\n" if as_json else as_text(timer))
+
+
+def change_timer(
+    socket_path: Path, what: str, key: str, gateway: str | None, *, out: TextIO
+) -> None:
+    """Has a timer cancelled or retried, and writes what it then is.
+
+    Args:
+        socket_path: The sidecar's socket.
+        what: `cancel` or `retry`.
+        key: The timer's.
+        gateway: None: the only one that has a timer of that key.
+        out: Where the timer is written, as one line.
+    Raises:
+        CommandError: It was refused, or there is none, or there are several.
+    """
+    if gateway is None:
+        gateway = _only(socket_path, key, None)["gateway"]
+    named = {"gateway": gateway, "key": key}
+    out.write(f"{text_line(_asked(socket_path, f'/v1/timers/{what}', named))}\n")
+
+
+# --- how a timer looks ----------------------------------------------------------------
+
+
+def text_line(timer: TimerMap) -> str:
+    """A timer as one line for a person."""
+    state = timer["state"]
+    at = {PENDING: "due", FIRED: "fired"}.get(state, "changed")
+    parts = [utc_time(timer[at]), f"{_ago(timer[at]):<10}", f"{state:<9}"]
+    parts += [escaped(timer["gateway"]), escaped(timer["key"])]
+    if "ext" in timer:
+        parts.append(f"ext {escaped(timer['ext'])}")
+    if timer["attempts"]:
+        parts.append(f"attempt {timer['attempts']}")
+    if "message" in timer:
+        message = timer["message"]
+        cut = "…" if len(message) > MESSAGE_SHOWN else ""
+        parts.append(escaped(message[:MESSAGE_SHOWN]) + cut)
+    return "  ".join(parts)
+
+
+def as_text(timer: TimerMap) -> str:
+    """All that is kept of a timer, a line each."""
+    names = ("key", "gateway", "ext", "state")
+    rows: dict[str, str] = {name: timer[name] for name in names if name in timer}
+    rows["attempts"] = str(timer["attempts"])
+    rows |= {
+        name: f"{utc_time(timer[name])}  {_ago(timer[name])}"
+        for name in ("created", "due", "fired", "changed")
+        if name in timer
+    }
+    if "seq" in timer:
+        rows["record"] = f"seq {timer['seq']}"
+    rows |= {name: timer[name] for name in ("message", "payload") if name in timer}
+    return "".join(f"{name:<9} {escaped(text)}\n" for name, text in rows.items())
+
+
+def _ago(at_ms: int) -> str:
+    return relative(at_ms / 1000 - datetime.now(UTC).timestamp())
+
+
+def _json_line(timer: TimerMap) -> str:
+    """A timer as one line of JSON, all ASCII: nothing in it can steer a terminal."""
+    return json.dumps(timer, separators=(",", ":"))
+
+
+# --- what the sidecar says ------------------------------------------------------------
+
+
+def _only(socket_path: Path, key: str, gateway: str | None) -> TimerMap:
+    """The newest timer with a key, of this gateway or of the only one that has it."""
+    query = {"key": key} if gateway is None else {"key": key, "gateway": gateway}
+    timers, _ = _page(socket_path, "/v1/timers/newest", query)
+    if len(timers) == 1:
+        return timers[0]
+    if timers:
+        named = [
+            f"{escaped(timer['gateway'])} ({timer['state']})"
+            for timer in timers[:MOST_NAMED]
+        ]
+        if len(timers) > MOST_NAMED:
+            named.append("and others")
+        told = f"several gateways have a timer {key!r}: {', '.join(named)}"
+        raise CommandError(f"{told}; say whose is meant with --gateway")
+    whose = "no gateway has a" if gateway is None else f"{gateway!r} has no"
+    raise CommandError(
+        f"{whose} timer {key!r}: `liveness timers list` shows those that there are"
+    )
+
+
+def _page(
+    socket_path: Path, page: str, query: Mapping[str, str]
+) -> tuple[list[TimerMap], str | None]:
+    # What is no UTF-8 on the command line goes as it is, to be refused by name.
+    told = urlencode(query, errors="surrogateescape")
+    found = _asked(socket_path, f"{page}?{told}")
+    if not isinstance(found.get("timers"), list):
+        raise no_sidecar(socket_path)
+    return found["timers"], found.get("next")
+
+
+def _asked(
+    socket_path: Path, page: str, body: dict[str, str] | None = None
+) -> dict[str, Any]:
+    status, answer = ask(socket_path, page, body, timeout_s=TIMEOUT_S)
+    found = read(socket_path, answer)
+    if status == http.client.OK:
+        return found
+    if "error" not in found:
+        raise no_sidecar(socket_path)
+    error = str(found["error"])
+    raise CommandError(error if error.isprintable() else escaped(error))
