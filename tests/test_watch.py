@@ -296,6 +296,18 @@ def test_two_watchers_never_have_the_same_name(tmp_path: Path) -> None:
             {"seq": 9, "kind": "gap", "first": 3, "until": 10, "at": MINUTE_MS},
             "gap      records 3 to 9 are no longer kept  seq 9",
         ),
+        (
+            {
+                "seq": 9,
+                "kind": "timer",
+                "gateway": "chat\x1b",
+                "key": "order:17\n",
+                "due": 1_800_000_000_000,
+                "attempt": 2,
+                "at": 1_800_000_000_004,
+            },
+            r"timer    order:17\n  chat\x1b  attempt 2  seq 9",
+        ),
     ],
 )
 def test_a_record_is_one_line_for_a_person(shown: Record, expected: str) -> None:

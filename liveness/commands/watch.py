@@ -20,7 +20,7 @@ import trio
 
 from liveness.commands import CommandError, unreachable
 from liveness.core.frames import PROTOCOL
-from liveness.core.records import GAP, MOVED, WATCHER
+from liveness.core.records import GAP, MOVED, TIMER, WATCHER
 from liveness.errors import Code
 from liveness.text import escaped, json_ready, local_time, uid_text
 
@@ -301,6 +301,9 @@ def text_line(record: RecordMap) -> str:
     if kind == GAP:
         first, last = record["first"], record["until"] - 1
         what = f"records {first} to {last} are no longer kept"
+    elif kind == TIMER:
+        what = f"{escaped(record['key'])}  {escaped(record['gateway'])}"
+        what += f"  attempt {record['attempt']}"
     else:
         what = f"{escaped(uid_text(record['uid']))}  {escaped(record['gateway'])}"
         if kind == MOVED:
