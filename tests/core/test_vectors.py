@@ -178,9 +178,9 @@ def meaning(request: records.Request) -> dict[str, Any]:
         case records.ListSessions():
             return {"frame": "list"}
         case records.After():
-            return {"frame": "after", **asdict(request)}
+            return {"frame": "after", **request._asdict()}
         case records.Cancel():
-            return {"frame": "cancel", **asdict(request)}
+            return {"frame": "cancel", **request._asdict()}
         case records.Answer(key, is_done=True):
             said = {"message": request.message, "seq": request.seq}
             return {"frame": "done", "key": key, **said}

@@ -43,7 +43,7 @@ def _small_bounds() -> Iterator[None]:
 
 def table(timers: list[Row]) -> sqlite3.Connection:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    db.executescript(timertable.TABLES)
+    db.executescript(timertable._TABLES)
     for number, timer in enumerate(timers, 1):
         following = number * 7 % 11 if timer["state"] in LIVE else None
         db.execute(
@@ -52,7 +52,7 @@ def table(timers: list[Row]) -> sqlite3.Connection:
             [number, timer["gateway"], timer["key"], timer["ext"], timer["state"],
              following, number],
         )  # fmt: skip
-        count = "update timer_states set timers = timers + 1 where state = ?"
+        count = "update states set timers = timers + 1 where state = ?"
         db.execute(count, [timer["state"]])
     return db
 
