@@ -196,31 +196,23 @@ def test_a_cancelled_timer_does_not_fire_nor_come_again(
     assert len(before) == (seconds > 5)
 
 
-def test_a_cancel_said_at_the_very_moment_it_is_read_wins(rig: Rig) -> None:
-    rig.after("k", 5)
-    rig.commit()
+@pytest.mark.parametrize("said", [{"key": "k"}, {"ext": "x"}])
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_a_cancel_said_while_the_timer_is_read_wins(
+    rig: Rig, said: dict[str, str], *, is_settled: bool
+) -> None:
+    rig.after("k", 5, ext="x")
     rig.wait(4)
     rig.to(rig.mono + 2)
     rig.timetable.advance(rig.mono)
     assert rig.begin_reading(of_due=True)
     rig.read()
-    rig.cancel("k")
+    rig.cancel(**said)
+    if is_settled:
+        rig.commit()
     assert rig.hand_in() == []
     assert rig.wait(1) == []
     assert state(rig) == CANCELLED
-
-
-def test_a_cancel_that_was_settled_since_the_snapshot_wins(rig: Rig) -> None:
-    rig.after("k", 5)
-    rig.wait(4)
-    rig.to(rig.mono + 2)
-    rig.timetable.advance(rig.mono)
-    assert rig.begin_reading(of_due=True)
-    rig.read()
-    rig.cancel("k")
-    rig.commit()
-    assert rig.hand_in() == []
-    assert rig.wait(1) == []
 
 
 def test_of_an_ext_all_are_cancelled_that_were_asked_for_before(rig: Rig) -> None:
