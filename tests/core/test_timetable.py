@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from liveness.core.timers import Fire, GiveUp, Ladder, LookLater, Timer
+from liveness.core.timers import Fire, GiveUp, Ladder, LookLater
 from liveness.core.wheel import Wheel
 from tests.core.timers_rig import Rig
 from tests.strategies import BOUNDED
@@ -298,13 +298,20 @@ class Timers(RuleBasedStateMachine):
     ) -> None:
         self.rig.asked(key, seconds, payload, ext, gateway)
 
-    @rule(gateway=names, key=keys)
-    def cancel(self, gateway: str, key: str) -> None:
-        self.rig.cancelled(key, None, gateway)
-
-    @rule(gateway=names, ext=exts)
-    def cancel_ext(self, gateway: str, ext: str) -> None:
-        self.rig.cancelled(None, ext, gateway)
+    @rule(what=st.sampled_from(SAID), gateway=names, key=keys, ext=exts)
+    def say(self, what: str, gateway: str, key: str, ext: str | None) -> None:
+        """Whatever may be said of a timer that there is, or is not."""
+        match what:
+            case "after":
+                self.rig.asked(key, 0.5, "again", ext, gateway)
+            case "cancel ext" if ext is not None:
+                self.rig.cancelled(None, ext, gateway)
+            case "done" | "fail" | "final":
+                self.rig.answered(key, what, None, gateway)
+            case "retry":
+                self.rig.retried(key, gateway)
+            case _:
+                self.rig.cancelled(key, None, gateway)
 
     @rule(how=st.sampled_from(("done", "fail", "final")), data=st.data())
     def answer_a_record(self, how: str, data: st.DataObject) -> None:
@@ -314,91 +321,63 @@ class Timers(RuleBasedStateMachine):
             seq = data.draw(st.sampled_from((None, record.seq)))
             self.rig.answered(record.key, how, seq, record.gateway)
 
-    @rule(gateway=names, key=keys, how=st.sampled_from(("done", "fail")))
-    def answer_unasked(self, gateway: str, key: str, how: str) -> None:
-        self.rig.answered(key, how, None, gateway)
-
-    @rule(gateway=names, key=keys)
-    def retry(self, gateway: str, key: str) -> None:
-        self.rig.retried(key, gateway)
-
     # --- what the service does, one thing at a time ---------------------------------
 
-    @rule()
-    def give(self) -> None:
-        self.rig.give()
+    @rule(
+        step=st.sampled_from(
+            ("give", "write", "tell", "begin", "begin", "read", "hand in", "fail")
+        ),
+        of_due=st.booleans(),
+        most=st.integers(1, 3),
+    )
+    def serve(self, step: str, of_due: bool, most: int) -> None:
+        rig = self.rig
+        match step:
+            case "give":
+                rig.give()
+            case "write":
+                rig.write(most)
+            case "tell":
+                rig.tell()
+            case "begin":
+                rig.begin_reading(of_due=of_due)
+            case "read":
+                rig.read()
+            case "hand in":
+                self.hand_in()
+            case _:
+                rig.fail_reading()
 
-    @rule(most=st.integers(1, 3))
-    def write(self, most: int) -> None:
-        self.rig.write(most)
-
-    @rule()
-    def tell(self) -> None:
-        self.rig.tell()
-
-    @rule(of_due=st.booleans())
-    def begin_reading(self, of_due: bool) -> None:
-        self.rig.begin_reading(of_due=of_due)
-
-    @rule()
-    def read(self) -> None:
-        self.rig.read()
-
-    @rule()
     def hand_in(self) -> None:
         self.rig.read()
         self.rig.hand_in()
 
-    @rule()
-    def fail_reading(self) -> None:
-        self.rig.fail_reading()
-
     @rule(
         of_due=st.booleans(),
-        is_read_first=st.booleans(),
         said=st.lists(st.sampled_from(SAID), min_size=1, max_size=2),
-        steps=st.integers(0, 3),
+        steps=st.sampled_from((0, 1, 2, 3, 3)),
     )
-    def say_something_while_it_is_read(
-        self, of_due: bool, is_read_first: bool, said: list[str], steps: int
+    def say_something_after_it_was_read(
+        self, of_due: bool, said: list[str], steps: int
     ) -> None:
-        """Of just the timers that the reading is about."""
+        """Of just the timer that a reading is about."""
         rig = self.rig
         self.hand_in()
+        rig.asked("e", 0.5, None, "x", "g")
         rig.commit()
-        pending = [it for it in rig.live if it.next is not None]
-        if not pending:
-            return
-        nearest = min(pending, key=lambda it: it.next or 0)
         if of_due:
-            rig.wait(max(0.0, (nearest.due - rig.ms) / 1000 - 0.2))
+            rig.wait(0.3)
             rig.to(rig.mono + 0.3)
             rig.timetable.advance(rig.mono)
         else:
             rig.crash(wall_ms=rig.wall_ms)
         rig.begin_reading(of_due=of_due)
-        if is_read_first:
-            rig.read()
+        rig.read()
         for what in said:
-            self.say(what, nearest)
+            self.say(what, "g", "e", "x")
         for step in (rig.give, rig.write, rig.tell)[:steps]:
             step()
         self.hand_in()
-
-    def say(self, what: str, timer: Timer) -> None:
-        """Ask something of a timer that is or was there."""
-        gateway, key = timer.gateway, timer.key
-        match what:
-            case "after":
-                self.rig.asked(key, 0.5, "again", timer.ext, gateway)
-            case "cancel ext" if timer.ext is not None:
-                self.rig.cancelled(None, timer.ext, gateway)
-            case "done" | "fail" | "final":
-                self.rig.answered(key, what, None, gateway)
-            case "retry":
-                self.rig.retried(key, gateway)
-            case _:
-                self.rig.cancelled(key, None, gateway)
 
     # --- time -----------------------------------------------------------------------
 
@@ -414,13 +393,12 @@ class Timers(RuleBasedStateMachine):
         self.rig.hand_in()
         self.rig.wait(seconds)
 
-    @rule(gateway=names)
-    def gateway_falls_behind(self, gateway: str) -> None:
-        self.rig.handed[gateway] = len(self.rig.log)
-
-    @rule(gateway=names)
-    def gateway_catches_up(self, gateway: str) -> None:
-        self.rig.handed.pop(gateway, None)
+    @rule(gateway=names, is_behind=st.booleans())
+    def gateway_falls_behind_or_catches_up(self, gateway: str, is_behind: bool) -> None:
+        if is_behind:
+            self.rig.handed[gateway] = len(self.rig.log)
+        else:
+            self.rig.handed.pop(gateway, None)
 
     @rule(away_ms=st.sampled_from((0, 1, 5_000, 70_000, 3_700_000, -5_000, -3_600_000)))
     def crash(self, away_ms: int) -> None:
