@@ -8,8 +8,8 @@
             async for end in sidecar.ended():
                 ...  # ada, for silence
 
-Who is online, what is refused and what is recorded is decided by the very code that the
-sidecar runs, and the gateway meets it on a Unix socket. Only time, disk and faults are
+Who is online, which timers fire, what is refused and what is recorded is decided by the
+very code that the sidecar runs, and the gateway meets it on a Unix socket. Only time, disk and faults are
 the script's. It runs under asyncio and trio, also with trio's `MockClock`. Tests without
 an event loop have one in a thread:
 
@@ -17,7 +17,9 @@ an event loop have one in a thread:
         with portal.wrap_async_context_manager(scripted_sidecar()) as script:
             portal.call(script.pass_time, 30)
 
-Time is the script's alone: it moves by `pass_time`, all at once. While it passes, gateways
+Time is the script's alone: it moves by `pass_time`, all at once. Timers fire at their
+moment, as long as the sidecar runs, and each fires anew if it is not answered: whoever
+is to answer needs a step of time that ends there. While it passes, gateways
 that are connected keep what they promised by `ping`, and say nothing. A gateway's own
 clock, by which it collects, connects again and tells ages, is that of its event loop.
 
@@ -26,6 +28,9 @@ What has no verb here is brought about as it comes about in earnest:
 - A `moved`: another gateway, `connect(script.path, name="gw-2")`, logs the user in.
 - A late record of an older connection: `with script.disk_full()`, let its time pass and
   log the user in again; the record comes afterwards.
+- A timer that comes again: answer `fail`, or let `run_timeout` pass; then its wait.
+- A timer that fires though it was cancelled: `with script.disk_full()`, let its time pass
+  and cancel it.
 - A pong that never comes: `with script.disk_full()`, report something; `drop` or `crash`.
 - A record that comes twice: `drop` before it is acknowledged; a gap, by `trim` as well.
 """
@@ -296,8 +301,9 @@ class ScriptedSidecar:
         """Let time pass, without waiting for it.
 
         What gateways have written counts as of before. Who falls silent is recorded at
-        its moment, and the records are on their way when this returns. While the
-        sidecar is stopped or does not read, time counts for nobody's silence.
+        its moment, as is a timer that fires, and the records are on their way when this
+        returns. While the sidecar is stopped or does not read, time counts for nobody's
+        silence; timers that come due meanwhile fire afterwards.
         """
         if not 0 <= seconds < math.inf:
             raise ValueError(f"{seconds!r} seconds cannot pass; time goes forward only")
@@ -595,7 +601,7 @@ class ScriptedSidecar:
         return self._at.mono - here - (began - there) * SLOWLY
 
     def _live_through(self, seconds: float) -> None:
-        """Judge everyone at its moment, to within a bucket, and at the end exactly."""
+        """Judge everyone at its moment: users to within a bucket, and at the end exactly."""
         until = self._now + seconds + ROUNDING_S
         while (step := min(self._next_of_users(), self._next_of_timers())) < until:
             self._judge(max(step, self._now), ahead=0)
@@ -611,17 +617,16 @@ class ScriptedSidecar:
         return self._now + wheel.bucket_s if is_waiting else wheel.next_due()
 
     def _next_of_timers(self) -> float:
-        timetable = self._timetable
-        if timetable.has_due:
-            return self._now + BUCKET_S
-        now_ms = timetable.ms(self._timers_at.mono)
+        """When there is next something to do: all at once between two such moments."""
+        timetable, now_ms = self._timetable, self._timetable.ms(self._timers_at.mono)
         moments = self._disk.moments()
-        if timetable.loaded and any(at <= now_ms for at in moments):
-            # It was looked at, and is to be looked at again: the ring knows when.
-            return timetable.next_due() - START_MONO_S - self._away
-        # Until the next one nothing happens, however far that is.
-        ahead_ms = [at - now_ms for at in moments if at > now_ms]
-        return self._now + min(ahead_ms) / 1_000 if ahead_ms else math.inf
+        ahead_ms = min((at - now_ms for at in moments if at > now_ms), default=math.inf)
+        is_looked_at_again = timetable.loaded and any(at <= now_ms for at in moments)
+        if not is_looked_at_again:
+            return self._now + ahead_ms / 1_000
+        ring = timetable.next_due() - START_MONO_S - self._away
+        again = self._now + BUCKET_S if timetable.has_due else ring
+        return min(again, self._now + ahead_ms / 1_000)
 
     def _judge(self, now: float, *, ahead: float) -> None:
         self._now = now
@@ -631,14 +636,14 @@ class ScriptedSidecar:
         self._presence.wheel.advance(now + ahead, ALL)
         while self._presence.fire(self._at, limit=ALL):
             pass
-        self._judge_timers(ahead=ahead)
+        self._judge_timers()
 
-    def _judge_timers(self, *, ahead: float) -> None:
+    def _judge_timers(self) -> None:
         """Fire timers that are due, or end their runs, until there are no more."""
         timetable, disk, mono = self._timetable, self._disk, self._at.mono
         while True:
             self._commit()
-            timetable.advance(mono, laid_until=mono + ahead)
+            timetable.advance(mono, laid_until=mono + AHEAD_S)
             while window := timetable.window():
                 timetable.fill(window, disk.coming(window))
             numbers = timetable.take(ALL)
@@ -716,7 +721,7 @@ class ScriptedSidecar:
 
     def _write_links(self) -> None:
         if self._listener is not None and self._is_reading:
-            self._judge_timers(ahead=AHEAD_S)
+            self._judge_timers()
         self._commit()
         for link in [*self._links]:
             self._write(link)
@@ -978,9 +983,10 @@ class ScriptedSidecar:
         """Have on disk what was decided."""
         if self._is_disk_full:
             return
-        changes = self._presence.decided.take()
-        settlement = self._disk.write(changes, self._cursors, LADDER)
-        self._timetable.settled(changes.orders, settlement)
+        self._disk.cursors = dict(self._cursors)
+        if changes := self._presence.decided.take():
+            settlement = self._disk.write(changes, LADDER)
+            self._timetable.settled(changes.orders, settlement)
 
     def _next_records(self, link: _Link) -> list[Logged | Gap]:
         """What to tell a link next: as many records as there is room for."""

@@ -5,7 +5,7 @@ and its readers, and the table of timers. What is decided is not decided here.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from secrets import token_hex
 
@@ -36,12 +36,9 @@ class Disk:
 
     # --- writing --------------------------------------------------------------
 
-    def write(
-        self, changes: Changes, cursors: Mapping[tuple[str, str], int], ladder: Ladder
-    ) -> Settlement:
+    def write(self, changes: Changes, ladder: Ladder) -> Settlement:
         """Take in what was decided; return what has become of timers."""
         self.records += changes.records
-        self.cursors = dict(cursors)
         for session, row in changes.online.items():
             if row is not None:
                 self.online[session] = row

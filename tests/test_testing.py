@@ -1,14 +1,20 @@
 """The scripted sidecar: it passes the tests of the real one, and does what it is told.
 
 The first half is tests of the real sidecar, imported from where they are and collected
-again here, where the `sidecar` they ask for is a scripted one: all of them in which no
-time has to pass and nobody looks at the process.
+again here, where the `sidecar` they ask for is a scripted one: all of them in which nobody
+falls silent and nobody looks at the process. What time they take passes there too.
 """
 
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -24,12 +30,14 @@ import liveness
 from liveness.core.link import LinkLimits
 from liveness.core.records import EVENTS
 from liveness.core.records import Record as Decided
+from liveness.core.timers import LADDER
 from liveness.testing import (
     MAX_REPLIES,
     START_WALL_MS,
     Event,
     ScriptedSidecar,
     Session,
+    Timer,
     scripted_sidecar,
 )
 from tests.core.test_vectors import BEFORE, TO_SIDECAR, exact, name_of, octets
@@ -82,8 +90,18 @@ from tests.e2e.test_restart import (  # noqa: F401
     test_after_a_crash_seq_and_cursors_go_on_without_a_gap_or_reuse,
     test_after_a_crash_users_sessions_and_conns_are_as_they_were,
 )
+from tests.e2e.test_timer_scenes import (  # noqa: F401
+    test_a_cancelled_timer_never_fires_nor_does_one_of_a_cancelled_ext,
+    test_a_run_that_was_not_acknowledged_comes_again_after_a_reconnect,
+    test_a_timer_fires_once_for_its_gateway_with_all_that_it_was_given,
+    test_a_watcher_has_no_timers,
+    test_others_are_told_of_timers_only_if_they_ask_for_everyones_and_for_that_kind,
+    test_the_same_key_again_replaces_and_fires_once_with_the_newer_payload,
+    test_timers_outlast_a_crash_and_what_came_due_meanwhile_fires_once,
+)
 
 SOON_S: Final = 10.0
+TICK_S: Final = 0.02
 
 
 # --- the tests of the real thing ----------------------------------------------------------
@@ -138,13 +156,33 @@ def sidecar(portal: BlockingPortal) -> Iterator[Scripted]:
     with (
         portal.wrap_async_context_manager(scripted_sidecar()) as script,
         Scripted(script, portal) as running,
+        ticking(script, portal),
     ):
         yield running
+
+
+@contextmanager
+def ticking(script: ScriptedSidecar, portal: BlockingPortal) -> Iterator[None]:
+    """Lets time pass there as it does here."""
+
+    async def tick() -> None:
+        while True:
+            await anyio.sleep(TICK_S)
+            await script.pass_time(TICK_S)
+
+    task = portal.start_task_soon(tick)
+    yield
+    task.cancel()
 
 
 @pytest.fixture
 def start(sidecar: Scripted) -> Start:
     return lambda: sidecar
+
+
+@pytest.fixture
+def name() -> str:
+    return "gw"
 
 
 @pytest.fixture
@@ -284,6 +322,13 @@ class Gateway:
     async def records(self) -> list[Record]:
         (records,) = await self.expect("notices")
         told: list[Record] = records
+        return told
+
+    async def records_of(self, count: int) -> list[Record]:
+        """The next records, at least so many: what came at its moment came by itself."""
+        told: list[Record] = []
+        while len(told) < count:
+            told += await self.records()
         return told
 
     async def settle(self) -> None:
@@ -817,6 +862,210 @@ async def test_what_runs_is_not_started_and_what_does_not_is_not_stopped(
         with pytest.raises(ValueError, match="not running"):
             end()
     script.start()
+
+
+# --- timers
+
+
+def fired(records: list[Record]) -> list[tuple[str, int, int]]:
+    """Key, attempt, and the seconds after the start at which it fired."""
+    return [(r["key"], r["attempt"], r["at"] - START_WALL_MS) for r in records]
+
+
+@everywhere
+async def test_a_timer_fires_at_its_moment_and_not_before(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw") as gateway:
+        await script.pass_time(0.3)
+        for _ in range(3):
+            await gateway.send(["after", "tea", 0.7, {"payload": "green"}])
+            await script.pass_time(0.1)
+        assert script.timers == {
+            ("gw", "tea"): Timer("pending", "green", None, 0, 0.6, None)
+        }
+        await script.pass_time(0.599)
+        assert await gateway.is_told_nothing()
+        await script.pass_time(0.001)
+        (record,) = await gateway.records()
+        assert fired([record]) == [("tea", 1, 1_200)]
+        assert record["due"] == record["at"]
+        assert script.timers["gw", "tea"].left == 60
+
+
+@everywhere
+async def test_timers_and_silences_come_in_the_order_of_their_moments(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw") as gateway:
+        await gateway.send(["login", 10, {"timeout": 10}], ["after", "20", 20])
+        await gateway.send(["login", 30, {"timeout": 30}], ["after", "5000", 5_000])
+        await script.pass_time(2 * 86_400)
+        seen = [r.get("uid") or r["key"] for r in await gateway.records_of(34)]
+        assert [*dict.fromkeys(seen)] == [10, "20", 30, "5000"]
+
+
+@everywhere
+async def test_what_is_not_answered_comes_again_until_the_ladder_ends(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw") as gateway:
+        await gateway.send(["after", "never", 1])
+        await script.pass_time(2 * 86_400)
+        attempts = fired(await gateway.records_of(16))
+        assert [attempt for _, attempt, _ in attempts] == [*range(1, 17)]
+        waits_ms = [
+            later - sooner - LADDER.run_ms
+            for (_, _, sooner), (_, _, later) in pairwise(attempts)
+        ]
+        assert waits_ms == [*LADDER.waits_ms]
+        timer = await script.timer("gw", "never", "failed")
+        assert (timer.attempts, timer.left) == (16, None)
+        assert timer.message == "no answer within 60 s"
+
+
+@everywhere
+async def test_a_timer_is_what_its_gateway_answers(script: ScriptedSidecar) -> None:
+    async with gateways(script, "gw") as gateway:
+        for key in ("done", "again", "failed", "cancelled"):
+            await gateway.send(["after", key, 1])
+        await script.pass_time(1)
+        await gateway.records_of(4)
+        await gateway.send(
+            ["done", "done", "well"],
+            ["fail", "again", "busy"],
+            ["fail", "failed", "hopeless", {"final": True}],
+            ["cancel", {"key": "cancelled"}],
+        )
+        assert (await script.timer("gw", "cancelled", "cancelled")).left is None
+        assert (await script.timer("gw", "done", "done")).message == "well"
+        assert (await script.timer("gw", "failed", "failed")).message == "hopeless"
+        assert await script.timer("gw", "again", "pending") == Timer(
+            "pending", None, None, 1, 15, "busy"
+        )
+        await script.pass_time(15)
+        assert fired(await gateway.records()) == [("again", 2, 16_000)]
+
+
+@everywhere
+async def test_a_run_that_its_gateway_was_not_told_of_goes_on(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw") as gateway:
+        await gateway.send(["after", "tea", 1])
+        await gateway.settle()
+    await script.until(lambda: not script.links)
+    await script.pass_time(3_600)
+    assert (await script.timer("gw", "tea", "fired")).attempts == 1
+    async with gateways(script, "gw") as gateway:
+        assert fired(await gateway.records()) == [("tea", 1, 1_000)]
+
+
+@everywhere
+async def test_what_came_due_while_the_sidecar_was_away_fires_once_when_it_is_back(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw") as gateway:
+        await gateway.send(["after", "soon", 10], ["after", "later", 100])
+        await gateway.settle()
+        script.stop()
+    await script.pass_time(60)
+    script.start()
+    async with gateways(script, "gw") as gateway:
+        (record,) = await gateway.records()
+        assert fired([record]) == [("soon", 1, 60_000)]
+        assert record["at"] - record["due"] == 50_000
+        with script.not_reading():
+            await script.pass_time(60)
+        assert fired(await gateway.records()) == [("later", 1, 120_000)]
+
+
+@everywhere
+async def test_a_full_disk_lets_timers_fire_and_settles_what_was_asked_afterwards(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw") as gateway:
+        await gateway.send(["after", "known", 1])
+        await gateway.settle()
+        with script.disk_full():
+            await gateway.send(["after", "asked", 1])
+            await script.pass_time(3_600)
+            await gateway.send(["cancel", {"key": "known"}])
+            assert script.records == []
+            assert list(script.timers) == [("gw", "known")]
+            assert script.timers["gw", "known"] == ("pending", None, None, 0, 0, None)
+        # The one had fired before it was cancelled, the other was not on disk.
+        assert fired(await gateway.records_of(2)) == [
+            ("known", 1, 1_000), ("asked", 1, 3_600_000),
+        ]  # fmt: skip
+        assert script.timers["gw", "known"].state == "cancelled"
+
+
+@everywhere
+async def test_a_crash_forgets_timers_that_no_pong_has_covered(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw") as gateway:
+        await gateway.send(["after", "kept", 1], ["after", "gone", 1])
+        await gateway.settle()
+        with script.disk_full():
+            await gateway.send(["cancel", {"key": "kept"}], ["after", "lost", 1])
+            script.crash()
+    script.start()
+    assert list(script.timers) == [("gw", "kept"), ("gw", "gone")]
+    script.crash()
+    script.start(new_log=True)
+    assert script.timers == {}
+
+
+@everywhere
+async def test_trimming_lets_go_of_timers_that_ended(script: ScriptedSidecar) -> None:
+    async with gateways(script, "gw") as gateway:
+        await gateway.send(["after", "ended", 1], ["after", "live", 1])
+        await gateway.send(["cancel", {"key": "ended"}])
+        script.trim()
+        assert list(script.timers) == [("gw", "live")]
+        await gateway.send(["after", "ended", 2])
+        await script.pass_time(2)
+        keys = [key for key, *_ in fired(await gateway.records_of(2))]
+        assert keys == ["live", "ended"]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_timer_too_many_is_refused_and_taken_once_there_is_room(loop: str) -> None:
+    async def main() -> None:
+        async with (
+            scripted_sidecar(max_timers=1) as script,
+            gateways(script, "gw") as gateway,
+        ):
+            await gateway.send(["after", "one", 1], ["after", "two", 1])
+            (error,) = await gateway.expect("error")
+            assert "there are 1 timers already" in error.pop("message")
+            assert error == {
+                "code": "too-many-timers", "fatal": False, "n": 3, "frame": "after",
+            }  # fmt: skip
+            await gateway.send(["cancel", {"key": "one"}])
+            await gateway.settle()
+            await gateway.send(["after", "two", 1])
+            await script.timer("gw", "two", "pending")
+
+    anyio.run(main, **LOOPS[loop]())
+
+
+@everywhere
+async def test_a_wait_for_a_timer_tells_what_is_known_of_it(
+    script: ScriptedSidecar,
+) -> None:
+    with pytest.raises(AssertionError, match=r"'tea' of gw is not done .*not known"):
+        await script.timer("gw", "tea", "done", within=0.01)
+    async with gateways(script, "gw") as gateway:
+        await gateway.send(["after", "tea", 10])
+        await script.timer("gw", "tea", "pending")
+        with pytest.raises(AssertionError, match=r"it is Timer\(state='pending'"):
+            await script.timer("gw", "tea", "done", within=0.01)
+    for state in ("replaced", "ready"):
+        with pytest.raises(ValueError, match=f"never '{state}'"):
+            await script.timer("gw", "tea", state)
 
 
 # --- the sidecar as a whole

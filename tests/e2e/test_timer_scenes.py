@@ -1,0 +1,142 @@
+"""Timers over the wire: what fires, for whom, and what does not.
+
+Nobody sleeps here: that something does not come is seen by what is due after it.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.client import Client, Record
+from tests.e2e.sidecar import Sidecar
+
+
+def runs(records: list[Record]) -> list[tuple[str, int]]:
+    """Keys and attempts of the timers among these records."""
+    return [(r["key"], r["attempt"]) for r in records if r["kind"] == "timer"]
+
+
+def until_fired(link: Client, key: str) -> list[Record]:
+    """Everything up to the record of this timer, forgotten here."""
+    link.until(lambda records: key in dict(runs(records)))
+    records, link.records = link.records, []
+    return records
+
+
+def test_a_timer_fires_once_for_its_gateway_with_all_that_it_was_given(
+    sidecar: Sidecar, name: str
+) -> None:
+    link = sidecar.gateway(name, kinds=[])
+    link.send("after", "tea", 0.1, {"payload": "green", "ext": "pots"})
+    link.send("after", "plain", 0.2)
+    link.send("after", "last", 0.4)
+    tea, plain, last = until_fired(link, "last")
+    assert tea.pop("seq") < plain.pop("seq") < last["seq"]
+    for record, due_s in ((tea, 0.1), (plain, 0.2)):
+        assert record["due"] <= record.pop("at")
+        assert record.pop("due") <= last["due"] - round((0.4 - due_s) * 1_000) + 1
+    assert tea == {
+        "kind": "timer", "gateway": name, "key": "tea", "attempt": 1,
+        "payload": "green", "ext": "pots",
+    }  # fmt: skip
+    assert plain == {"kind": "timer", "gateway": name, "key": "plain", "attempt": 1}
+
+
+def test_a_cancelled_timer_never_fires_nor_does_one_of_a_cancelled_ext(
+    sidecar: Sidecar, name: str
+) -> None:
+    link, other = sidecar.gateway(name), sidecar.gateway(f"{name}-other")
+    other.send("after", "theirs", 0.2, {"ext": "room"})
+    other.settle()
+    for key, ext in (("one", None), ("two", "room"), ("three", "room")):
+        link.send("after", key, 0.1, {"ext": ext} if ext else {})
+    link.send("cancel", {"key": "one"})
+    link.send("cancel", {"ext": "room"})
+    link.send("cancel", {"key": "nobody's"})
+    link.send("after", "three", 0.2, {"ext": "room"})
+    link.send("after", "last", 0.3)
+    assert runs(until_fired(link, "last")) == [("three", 1), ("last", 1)]
+    assert runs(until_fired(other, "theirs")) == [("theirs", 1)]
+
+
+def test_the_same_key_again_replaces_and_fires_once_with_the_newer_payload(
+    sidecar: Sidecar, name: str
+) -> None:
+    link = sidecar.gateway(name)
+    link.send("after", "key", 0.1, {"payload": "old"})
+    link.send("after", "key", 0.2, {"payload": "new"})
+    link.send("after", "last", 0.3)
+    first, last = until_fired(link, "last")
+    assert (first["key"], first["payload"], last["key"]) == ("key", "new", "last")
+
+
+def test_others_are_told_of_timers_only_if_they_ask_for_everyones_and_for_that_kind(
+    sidecar: Sidecar, name: str
+) -> None:
+    asked: dict[str, dict[str, Any]] = {
+        "everything": {"role": "watcher", "scope": "all"},
+        "sessions": {"role": "watcher", "scope": "all", "kinds": ["online"]},
+        "gateway": {"scope": "all", "kinds": ["timer"]},
+        "own": {"kinds": ["timer"]},
+    }
+    links = {}
+    for one, options in asked.items():
+        links[one] = sidecar.connect()
+        links[one].hello(f"{name}-{one}", **options)
+    link = sidecar.gateway(name)
+    link.send("after", "mine", 0.1)
+    until_fired(link, "mine")
+    seen = {}
+    for one, reader in links.items():
+        reader.settle()
+        reader.settle()
+        seen[one] = runs([r for r in reader.records if r["gateway"] == name])
+    mine = [("mine", 1)]
+    assert seen == {"everything": mine, "sessions": [], "gateway": mine, "own": []}
+
+
+def test_a_run_that_was_not_acknowledged_comes_again_after_a_reconnect(
+    sidecar: Sidecar, name: str
+) -> None:
+    link = sidecar.gateway(name)
+    link.send("after", "key", 0.1)
+    first = until_fired(link, "key")
+    link.close()
+    link = sidecar.gateway(name)
+    assert until_fired(link, "key") == first
+    link.send("ack", first[-1]["seq"])
+    link.send("done", "key", "well", {"seq": first[-1]["seq"]})
+    link.settle()
+    link.close()
+    link = sidecar.gateway(name)
+    link.send("after", "last", 0.1)
+    assert runs(until_fired(link, "last")) == [("last", 1)]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [["after", "key", 0.1], ["cancel", {"key": "k"}], ["done", "k"], ["fail", "k", ""]],
+    ids=lambda frame: str(frame[0]),
+)
+def test_a_watcher_has_no_timers(sidecar: Sidecar, name: str, frame: list[Any]) -> None:
+    link = sidecar.connect()
+    link.hello(name, role="watcher")
+    link.send(*frame)
+    assert link.refusal()["code"] == "bad-frame"
+    link.settle()
+
+
+def test_timers_outlast_a_crash_and_what_came_due_meanwhile_fires_once(
+    start: Any,
+) -> None:
+    sidecar = start()
+    link = sidecar.gateway("keeper")
+    link.send("after", "soon", 0.1)
+    link.send("after", "gone", 0.1)
+    link.send("after", "later", 0.5)
+    link.send("cancel", {"key": "gone"})
+    link.settle()
+    sidecar.kill()
+    sidecar.start()
+    link = sidecar.gateway("keeper")
+    assert runs(until_fired(link, "later")) == [("soon", 1), ("later", 1)]
