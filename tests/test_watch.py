@@ -293,6 +293,19 @@ def test_two_watchers_never_have_the_same_name(tmp_path: Path) -> None:
             r"online   a\nb\x1b[2J\u202e  chat-1  login  seq 8",
         ),
         (
+            {
+                "seq": 9,
+                "kind": "timer",
+                "gateway": "chat-1",
+                "key": "te\x1ba",
+                "payload": "p",
+                "due": MINUTE_MS - 7,
+                "attempt": 2,
+                "at": MINUTE_MS,
+            },
+            r"timer    te\x1ba  chat-1  attempt 2  0.007 s late  seq 9",
+        ),
+        (
             {"seq": 9, "kind": "gap", "first": 3, "until": 10, "at": MINUTE_MS},
             "gap      records 3 to 9 are no longer kept  seq 9",
         ),

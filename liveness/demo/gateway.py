@@ -5,7 +5,8 @@
 
 Copy this file and start from it. All that it does about silence is four calls, `login`,
 `keepalive`, `message` and `logout`, and one loop, over `ended`. It has no timer for any
-user and need not know the timeout. It runs whether the sidecar does or not: what it
+user and need not know the timeout. What somebody wants the room reminded of is a timer,
+which outlasts both processes: two calls, `after` and `cancel`, and a task. It runs whether the sidecar does or not: what it
 reports is collected until there is one, and sent again where that may have been lost.
 """
 
@@ -25,7 +26,8 @@ import liveness
 
 HOST: Final = "127.0.0.1"
 HOW_TO: Final = (
-    'log in with {"login": "ada"}; then {"say": "hi"}, {"ping": 1} or {"logout": 1}'
+    'log in with {"login": "ada"}; then {"say": "hi"}, {"remind": "tea", "in": 5}, '
+    '{"forget": "tea"}, {"ping": 1} or {"logout": 1}'
 )
 MAX_LINE_BYTES: Final = 4_096
 MAX_NAME: Final = 32
@@ -98,6 +100,7 @@ class Gateway:
         self._sidecar = sidecar
         self._most = most
         self._open = 0
+        sidecar.task("remind:")(self.remind)
 
     async def close_ended(self) -> None:
         """Closes the connection of whoever is silent, or has come back on another."""
@@ -106,6 +109,13 @@ class Gateway:
             if connection := self.room.get(end.conn):
                 self._leave(connection)
                 connection.end(end.reason)
+
+    async def remind(self, timer: liveness.Timer) -> None:
+        """Says what the room was to be reminded of; later, if nobody is here."""
+        if not self.room:
+            raise liveness.TaskFailed("nobody is in the room", final=False)
+        assert timer.payload is not None  # we give each one
+        self._say(timer.payload.encode())
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serves one connection until either side has enough."""
@@ -161,12 +171,26 @@ class Gateway:
         is_in = conn in self.room
         if is_in:
             self._sidecar.keepalive(uid, conn=conn)
-        match _parsed(line):
+        try:
+            self._do(connection, _parsed(line), is_in=is_in)
+        except liveness.ReportError as error:  # that cannot be a timer
+            connection.send(_line(error=str(error)))
+
+    def _do(self, connection: Connection, asked: object, *, is_in: bool) -> None:
+        conn, uid = connection.conn, connection.uid
+        match asked:
             case {"login": str(name)} if not uid and _is_name(name):
                 self._join(connection, name)
             case {"say": str(text)} if is_in:
                 self._sidecar.message(uid, conn=conn)
                 self._say(_line(uid=uid, say=text))
+            case {"remind": str(what), "in": int(seconds) | float(seconds)} if is_in:
+                line = _line(uid=uid, reminder=what).decode()
+                self._sidecar.after(f"remind:{uid}:{what}", seconds, line)
+                connection.send(_line(reminding=what))
+            case {"forget": str(what)} if is_in:
+                self._sidecar.cancel(f"remind:{uid}:{what}")
+                connection.send(_line(forgotten=what))
             case {"ping": _}:
                 connection.send(_line(pong=1))
             case {"logout": _}:

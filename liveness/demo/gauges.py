@@ -8,6 +8,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from liveness.config import ADMIN_SOCKET
+from liveness.core.timers import PENDING
 
 ANSWER_S: Final = 1.0  # it takes milliseconds, unless the sidecar is stopped
 # The number of series does not depend on the number of users: a few hundred KiB at most.
@@ -15,6 +16,7 @@ MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 REQUEST: Final = b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n"
 EVENTS: Final = "liveness_events_total"
 SLOT_USERS: Final = "liveness_wheel_slot_users"
+TIMERS: Final = "liveness_timers"
 UNATTENDED: Final = "liveness_unattended_seconds_total"
 
 
@@ -26,6 +28,7 @@ class Gauges:
     events: float  # since the start of the sidecar
     slots: tuple[float, ...]  # users due in each
     unattended_s: float
+    timers: float  # that are pending
 
     def hand(self, *, up_at: float, timeout_s: float) -> int:
         """The slot that the hand is in.
@@ -49,7 +52,7 @@ async def gauges(socket_path: Path) -> Gauges | None:
 
 def read(body: str, *, at: float) -> Gauges | None:
     """What the text of `/metrics` says; None if there is no wheel in it."""
-    wanted = (EVENTS, SLOT_USERS, UNATTENDED)
+    wanted = (EVENTS, SLOT_USERS, UNATTENDED, TIMERS + "{")
     lines = [line for line in body.splitlines() if line.startswith(wanted)]
     samples = [
         sample
@@ -59,11 +62,13 @@ def read(body: str, *, at: float) -> Gauges | None:
     slots = {int(s.labels["slot"]): s.value for s in samples if s.name == SLOT_USERS}
     if not slots:
         return None
+    pending = (s for s in samples if s.labels.get("state") == PENDING)
     return Gauges(
         at=at,
         events=sum(sample.value for sample in samples if sample.name == EVENTS),
         slots=tuple(slots[number] for number in sorted(slots)),
         unattended_s=sum(s.value for s in samples if s.name == UNATTENDED),
+        timers=sum(sample.value for sample in pending),
     )
 
 

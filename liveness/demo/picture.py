@@ -13,7 +13,7 @@ from liveness.commands.watch import text_line
 from liveness.demo.gateway import HOST
 from liveness.demo.gauges import Gauges, gauges
 from liveness.demo.referee import FAULTS, Record
-from liveness.demo.screen import COLUMNS, quantiles, table
+from liveness.demo.screen import COLUMNS, quantiles, reminders, table
 from liveness.demo.script import keys
 from liveness.demo.stage import Stage
 from liveness.demo.terminal import Terminal
@@ -45,10 +45,12 @@ class Scene:
     states: tuple[tuple[str, str], ...]  # of each process
     online: int
     events_s: float | None  # None: not known just now
+    timers: float | None
     slots: tuple[float, ...]
     hand: int
     rows: tuple[tuple[str, list[int]], ...]  # by behaviour, as in `screen.COLUMNS`
     lateness: str
+    reminders: str
     faults: Counter[str]
     told: tuple[str, ...]
     records: tuple[str, ...]  # the newest last
@@ -104,10 +106,12 @@ class Picture:
             states=tuple((it.name, it.state) for it in (stage.gateway, stage.sidecar)),
             online=referee.online,
             events_s=self._events_s,
+            timers=found.timers if found else None,
             slots=found.slots if found else (),
             hand=found.hand(up_at=up_at, timeout_s=timeout_s) if found else 0,
             rows=tuple(table(referee)),
             lateness=quantiles(referee),
+            reminders=reminders(referee),
             faults=referee.faults_of,
             told=tuple(self._told),
             records=tuple(self._records),
@@ -125,7 +129,13 @@ def drawn(scene: Scene, width: int, height: int) -> list[Text]:
         middle = _beside(strip, users)
     else:
         middle = [*strip, *users]
-    lines = [*_head(scene), *middle, Text(scene.lateness), _faults(scene.faults)]
+    lines = [
+        *_head(scene),
+        *middle,
+        Text(scene.lateness),
+        Text(scene.reminders),
+        _faults(scene.faults),
+    ]
     lines += [Text(line, style="bold") for line in scene.told]
     left = max(height - len(lines), 0)
     newest = list(scene.records)[-left:] if left else []
@@ -151,7 +161,9 @@ def _head(scene: Scene) -> Iterator[Text]:
         style = "green" if state == "up" else "bold red"
         states.append(f"{name} ").append(state, style=style).append("   ")
     events = "?" if scene.events_s is None else f"{scene.events_s:.0f}"
-    yield states.append(f"{scene.online} online   {events} events/s")
+    timers = "?" if scene.timers is None else f"{scene.timers:.0f}"
+    counts = f"{scene.online} online   {events} events/s   {timers} timers"
+    yield states.append(counts)
     yield Text(scene.doors, style="dim")
     if scene.has_keys:
         line = Text()

@@ -20,6 +20,11 @@ LAST_S: Final = 1.5
 MAX_ROOM_LINES_PER_S: Final = 2_500
 # Somebody there speaks at least every half timeout, as the protocol advises.
 LEAST_PAUSE, MOST_PAUSE = 0.3, 0.5
+# Of those who talk so many want the room reminded of something; every third cancels that.
+MOST_REMINDERS: Final = 30
+REMINDER_S: Final = 5.0
+AT_HOME_S: Final = 0.5  # from coming to asking for one
+REMINDERS: Final = ("tea", "lunch", "the bus", "a walk")
 
 
 class Behaviour(StrEnum):
@@ -41,6 +46,16 @@ EACH_TEN: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reminder:
+    """What somebody who talks wants the room reminded of, and when."""
+
+    what: str
+    asks_s: float
+    in_s: float
+    forgets_s: float = inf  # when it is cancelled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One user's; times are seconds after the gateway opened."""
 
@@ -48,6 +63,7 @@ class Plan:
     behaviour: Behaviour
     joins_s: float
     moment_s: float = inf  # of the logout, or of the last sign of life
+    reminder: Reminder | None = None
 
 
 def joining_s(count: int) -> float:
@@ -68,15 +84,38 @@ def planned(
     latest_s = {Behaviour.SILENT: silence_s, Behaviour.LOGOUT: seconds - LAST_S}
     pause_s = (LEAST_PAUSE + MOST_PAUSE) / 2 * timeout_s
     talkers_left = max(1, int(MAX_ROOM_LINES_PER_S * pause_s / count))
+    reminders = 0
     for number, behaviour in zip(range(count), cycle(EACH_TEN)):
         if behaviour is Behaviour.CHAT:
             if not talkers_left:
                 behaviour = Behaviour.KEEPALIVE
             else:
                 talkers_left -= 1
+        joins_s, reminder = joining_s(count) * number / count, None
+        if behaviour is Behaviour.CHAT and reminders < MOST_REMINDERS:
+            reminder = _reminder(reminders, number / count, joins_s, seconds)
+            reminders += 1
         yield Plan(
             uid=f"user-{number + 1:0{len(str(count))}}",
             behaviour=behaviour,
-            joins_s=joining_s(count) * number / count,
+            joins_s=joins_s,
             moment_s=latest_s.get(behaviour, inf) * number / count,
+            reminder=reminder,
         )
+
+
+def _reminder(
+    count: int, share: float, joins_s: float, seconds: float
+) -> Reminder | None:
+    """One that comes in time to be seen; None if there is no time for it."""
+    in_s = min(REMINDER_S, seconds / 5)
+    first_s, last_s = joins_s + AT_HOME_S, seconds - LAST_S - in_s
+    if last_s < first_s:
+        return None
+    asks_s = first_s + (last_s - first_s) * share
+    return Reminder(
+        what=REMINDERS[count % len(REMINDERS)],
+        asks_s=asks_s,
+        in_s=in_s,
+        forgets_s=asks_s + in_s / 2 if count % 3 == 2 else inf,
+    )

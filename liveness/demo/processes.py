@@ -26,6 +26,12 @@ LEASH: Final = Path(__file__).with_name("leash.py")
 GATEWAY: Final = ("-m", "liveness.demo.gateway")
 SIDECAR: Final = ("-m", "liveness", "serve")
 NAME: Final = "gw-1"
+# What was under way when the gateway was killed comes again before the demo is over.
+SETTINGS: Final = f"""
+[timers]
+run_timeout_s = 2
+retries = "{",".join(["1"] * 15)}"
+"""
 
 
 class ChildLost(LivenessError):
@@ -151,7 +157,7 @@ class Child:
 
 def sidecar_in(folder: Path, *, timeout_s: float) -> Child:
     """A sidecar with its state in *folder*; what it says is its HTTP address."""
-    options = {"--config": _no_file(folder), **_options(folder, timeout_s)}
+    options = {"--config": _file(folder), **_options(folder, timeout_s)}
     return Child(
         "sidecar",
         [*SIDECAR, *_flags(options)],
@@ -167,7 +173,7 @@ def settings_in(folder: Path, *, timeout_s: float) -> Config:
         ConfigError: It cannot be had there.
     """
     options = _options(folder, timeout_s)
-    return load(options, file=_no_file(folder), environ={}).config
+    return load(options, file=_file(folder), environ={}).config
 
 
 def gateway_in(folder: Path, *, port: int, most: int) -> Child:
@@ -200,10 +206,10 @@ def _options(folder: Path, timeout_s: float) -> dict[str, str]:
     }
 
 
-def _no_file(folder: Path) -> Path:
-    """An empty file of settings, or that of this machine's own sidecar would be read."""
+def _file(folder: Path) -> Path:
+    """A file of settings, or that of this machine's own sidecar would be read."""
     settings = folder / "liveness.toml"
-    settings.touch()
+    settings.write_text(SETTINGS)
     return settings
 
 

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final, NamedTuple
 
+from liveness.core.records import TIMER
 from liveness.demo.plans import Behaviour
+from liveness.demo.reminders import Reminders, key_of
 
 GUEST: Final = "guest"
 FAULTS: Final = ("early", "missed", "false")
@@ -95,6 +97,7 @@ class Referee:
         self.flush_s = flush_s
         self.users = {uid: Seen(behaviour) for uid, behaviour in plans.items()}
         self.guests: set[str] = set()  # those online
+        self.reminders = Reminders(self._fault, grace_s=flush_s + GRACE_S)
         self._named = set[tuple[str, str]]()  # faults, until a record of that user
         self._looked_at: float | None = None
         self._stood_still_at = -inf
@@ -115,6 +118,20 @@ class Referee:
     def wrote(self, uid: str, at: float) -> None:
         """Notes that it is about to write a line."""
         self.users[uid].wrote.append(at)
+
+    def asks(self, uid: str, line: Mapping[str, Any], at: float) -> None:
+        """Notes that it is about to ask for a reminder, or to cancel one."""
+        # What is said to a gateway that is being killed, nobody may have heard.
+        is_safe = (self.users[uid].called_at or -inf) > self._cut_at
+        if "remind" in line:
+            key = key_of(uid, line["remind"])
+            self.reminders.asks(key, line["in"], at=at, is_safe=is_safe)
+        else:
+            self.reminders.cancels(key_of(uid, line["forget"]), at=at, is_safe=is_safe)
+
+    def heard(self, uid: str, what: str) -> None:
+        """Notes that somebody has heard a reminder, and whose it was."""
+        self.reminders.heard(key_of(uid, what))
 
     def leaves(self, uid: str, at: float) -> None:
         """Notes that it is about to log out."""
@@ -155,6 +172,7 @@ class Referee:
     def cut(self, at: float) -> None:
         """Notes that the gateway is being killed, or has just been."""
         self._cut_at = at
+        self.reminders.cut()
 
     def disturbed(self) -> None:
         """Notes that something is being cut, stopped or restarted."""
@@ -176,6 +194,10 @@ class Referee:
             at: Now.
         """
         self._note_standstill(at)
+        if record["kind"] == TIMER:
+            calm_since = self._calm_since
+            self.reminders.told(record, decided=decided, at=at, calm_since=calm_since)
+            return
         kind, uid = record["kind"], record["uid"]
         seen = self.users.get(uid)
         if kind != "online":
@@ -200,6 +222,7 @@ class Referee:
         self._looked_at = at
         if self._disturbances:
             return
+        self.reminders.look(at, calm_since=self._calm_since)
         for uid, seen in self.users.items():
             if seen.online_since is None:
                 self._look_for_online(uid, seen, at)
@@ -220,6 +243,10 @@ class Referee:
         return len(self.guests) + sum(seen.online_since is not None for seen in users)
 
     # --- judging -----------------------------------------------------------------------
+
+    @property
+    def _calm_since(self) -> float:
+        return inf if self._disturbances else self._quiet_since
 
     def _behaviour(self, uid: str) -> str:
         return self.users[uid].behaviour if uid in self.users else GUEST

@@ -57,7 +57,7 @@ class Plain:
 
         The first silence is what everyone waits for: that is shown at once.
         """
-        if record["reason"] == "silence" and not self._has_silence:
+        if record.get("reason") == "silence" and not self._has_silence:
             self._has_silence = True
             self.tell(text_line(dict(record)))
         elif len(self._records) < MOST_RECORDS:
@@ -97,6 +97,7 @@ def status(seconds: float, *, said: int, referee: Referee) -> str:
     """How things are after so many *seconds*, on one line."""
     counts = [f"online {referee.online}", f"said {said}"]
     counts += [f"{how} {_ended(referee, how)}" for how in ("silence", "logout")]
+    counts.append(f"reminders {referee.reminders.came}")
     if lost := _ended(referee, "gateway_lost"):
         counts.append(f"gateway_lost {lost}")
     counts += [f"{kind} {count}" for kind, count in referee.faults_of.items()]
@@ -138,6 +139,7 @@ def summary(referee: Referee, done: Mapping[str, int]) -> Iterator[str]:
         times = (f"{name} {count}" for name, count in done.items())
         yield "done: " + ", ".join(times)
     yield from lateness(referee)
+    yield reminders(referee)
     yield faults(referee)
     for fault in referee.faults:
         yield f"    {fault.kind}: {escaped(fault.uid)} {fault.what}"
@@ -167,6 +169,17 @@ def quantiles(referee: Referee) -> str:
         return "lateness: none was measured"
     p50, p99, most = (_quantile(found, share) for share in (0.5, 0.99, 1))
     return f"lateness: p50 {p50:.3f} s, p99 {p99:.3f} s, max {most:.3f} s"
+
+
+def reminders(referee: Referee) -> str:
+    """What became of reminders, and how late they came."""
+    seen = referee.reminders
+    asked = len(seen.by_key)
+    line = f"reminders: {asked} asked, {seen.came} came, {seen.cancelled} cancelled"
+    line += f", {asked - seen.came - seen.cancelled} open"
+    if seen.lateness_s:
+        line += f"; at most {max(seen.lateness_s):.3f} s late"
+    return line
 
 
 def faults(referee: Referee) -> str:

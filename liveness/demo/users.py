@@ -6,6 +6,9 @@ moment, so that they do not all come at once. The referee hears from them what t
 """
 
 import json
+import re
+from collections import deque
+from math import inf
 from random import choice, uniform
 from typing import Final
 
@@ -16,9 +19,10 @@ from liveness.demo.plans import LEAST_PAUSE, MOST_PAUSE, Behaviour, Plan
 from liveness.demo.referee import Referee
 
 LEAST_BACK_S: Final = 0.05
+REMINDER: Final = re.compile(rb'"uid": "([^"]*)", "reminder": "([^"]*)"')
 SAYINGS: Final = ("hello", "who is there?", "nice weather", "what a day", "so long")
-# A user looks for two lines in what the gateway sends, that it is in and why it ends;
-# neither is longer than this.
+# A user looks for three lines in what the gateway sends: that it is in, why it ends, and
+# reminders. None is longer than this.
 MOST_OF_A_LINE: Final = 200
 
 
@@ -49,12 +53,20 @@ class User:
         self._back_s = back_s
         self._referee = referee
         self._moment = 0.0
+        self._errands = deque[tuple[float, dict[str, object]]]()  # moments, and lines
         self._is_done = False  # has left, or will never write again
         self._heard = b""  # the end of what the gateway sent
 
     async def live(self) -> None:
         """Lives through the plan; ends only when it is over and the gateway hung up."""
-        self._moment = trio.current_time() + self.plan.moment_s
+        began = trio.current_time()
+        self._moment = began + self.plan.moment_s
+        if reminder := self.plan.reminder:
+            asks: dict[str, object] = {"remind": reminder.what, "in": reminder.in_s}
+            self._errands.append((began + reminder.asks_s, asks))
+            if reminder.forgets_s < inf:
+                forgets: dict[str, object] = {"forget": reminder.what}
+                self._errands.append((began + reminder.forgets_s, forgets))
         await trio.sleep(self.plan.joins_s)
         while True:
             await self._visit()
@@ -90,14 +102,12 @@ class User:
         """Writes until the moment, and does what is planned for then."""
         while trio.current_time() < self._moment and not self._is_done:
             pause_s = uniform(LEAST_PAUSE, MOST_PAUSE) * self._timeout_s
-            await trio.sleep_until(min(trio.current_time() + pause_s, self._moment))
+            errand_at = self._errands[0][0] if self._errands else inf
+            speaks_at = trio.current_time() + pause_s
+            await trio.sleep_until(min(speaks_at, errand_at, self._moment))
             if self._is_done:
                 return
-            if self.plan.behaviour is Behaviour.CHAT:
-                self.lines_said += 1
-                await self._send(stream, say=choice(SAYINGS))
-            else:
-                await self._send(stream, ping=1)
+            await self._send(stream, **self._next_line())
         if self._is_done:
             return
         self._is_done = True
@@ -107,6 +117,18 @@ class User:
         else:
             self._referee.falls_silent(self.plan.uid)
 
+    def _next_line(self) -> dict[str, object]:
+        """What it writes now: what it has to, or else anything."""
+        now = trio.current_time()
+        if self._errands and self._errands[0][0] <= now:
+            _, line = self._errands.popleft()
+            self._referee.asks(self.plan.uid, line, now)
+            return line
+        if self.plan.behaviour is Behaviour.CHAT:
+            self.lines_said += 1
+            return {"say": choice(SAYINGS)}
+        return {"ping": 1}
+
     async def _listen(self, stream: trio.SocketStream, life: trio.CancelScope) -> None:
         """Reads what the gateway sends, and ends the *life* when it hangs up."""
         has_joined = False
@@ -115,6 +137,9 @@ class User:
             if not has_joined and b'{"joined"' in self._heard:
                 has_joined = True
                 self._referee.joined(self.plan.uid, trio.current_time())
+            if b'"reminder"' in self._heard:
+                for uid, what in REMINDER.findall(self._heard):
+                    self._referee.heard(uid.decode(), what.decode())
         life.cancel()
 
     def _last_word(self) -> str:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import IO, Any, Self
@@ -32,7 +33,7 @@ from liveness.demo import gateway as gateway_module
 from liveness.demo.gateway import MAX_LINE_BYTES, Connection, Gateway
 from liveness.demo.gauges import Gauges, read
 from liveness.demo.picture import Scene, drawn
-from liveness.demo.plans import Behaviour, planned
+from liveness.demo.plans import MOST_REMINDERS, Behaviour, planned
 from liveness.demo.referee import FAULTS, GRACE_S, SETTLING_S, Referee
 from liveness.demo.screen import Plain, summary
 from liveness.demo.script import ACTIONS, MOST_STEPS, ScriptError, Step, parsed
@@ -184,6 +185,14 @@ def runs() -> Iterator[Runs]:
 def test_the_demo_reports_everyone_when_due_and_ends_with_0(runs: Runs) -> None:
     assert (runs.plain.code, runs.plain.err) == (0, ""), runs.plain.out
     assert "faults: early 0, missed 0, false 0\n" in runs.plain.out
+
+
+def test_reminders_come_unless_they_were_cancelled(runs: Runs) -> None:
+    told = r"reminders: 12 asked, [1-9] came, [1-4] cancelled, \d open"
+    assert re.search(told, runs.plain.out)
+    assert re.search(
+        r"  timer    remind:user-\d\d:.+  gw-1  attempt 1  ", runs.plain.out
+    )
 
 
 def test_the_first_silence_is_reported_within_5_s_of_the_timeout(runs: Runs) -> None:
@@ -538,10 +547,12 @@ SCENE = Scene(
     states=(("gateway", "up"), ("sidecar", "stopped")),
     online=150,
     events_s=48.4,
+    timers=3,
     slots=(0.0, 8.0, *[4.0] * 27, 1_234.0),
     hand=29,
     rows=(("chat", [40, 39, 0, 1, 2, 3]), ("all", [200, 150, 30, 20, 2, 3])),
     lateness="lateness: p50 0.100 s, p99 0.200 s, max 0.300 s",
+    reminders="reminders: 9 asked, 6 came, 3 cancelled, 0 open",
     faults=Counter(missed=1),
     told=("  5.0 s   silence: 100 who talked write nothing any more",),
     records=tuple(f"record {number}" for number in range(50)),
@@ -561,7 +572,9 @@ def test_a_wide_terminal_shows_the_ring_with_its_hand_beside_the_users() -> None
     assert lines[0].startswith(
         "liveness demo   12 s of 40   whoever is silent for 10 s"
     )
-    assert lines[1] == "gateway up   sidecar stopped   150 online   48 events/s"
+    assert (
+        lines[1] == "gateway up   sidecar stopped   150 online   48 events/s   3 timers"
+    )
     assert lines[2] == "nc 127.0.0.1 7000"
     top, *sides, bottom = lines[4:10]
     assert top.startswith(" 0  ▁8  ▁4  ")
@@ -569,6 +582,7 @@ def test_a_wide_terminal_shows_the_ring_with_its_hand_beside_the_users() -> None
     assert bottom == "▁4  " * 10 + "▁4"
     assert top.endswith("users online silence logout lost")
     assert lines[5].endswith("40     39       0      1    3")
+    assert SCENE.reminders in lines
     assert "faults:  early 0  missed 1  false 0" in lines
 
 
@@ -589,8 +603,8 @@ def test_a_picture_never_outgrows_its_terminal(size: tuple[int, int]) -> None:
 
 
 def test_what_is_not_known_is_not_invented() -> None:
-    lines = shown(replace(SCENE, events_s=None, has_keys=False), 110, 30)
-    assert "150 online   ? events/s" in lines[1]
+    lines = shown(replace(SCENE, events_s=None, timers=None, has_keys=False), 110, 30)
+    assert "150 online   ? events/s   ? timers" in lines[1]
     assert lines[3] == "no keys, as stdin is not this terminal"
 
 
@@ -609,13 +623,18 @@ liveness_wheel_slot_users{slot="0"} 5.0
 liveness_wheel_slot_users{slot="2"} 7.0
 liveness_wheel_slot_users{slot="1"} 6.0
 liveness_unattended_seconds_total 1.5
+liveness_timers{state="pending"} 4.0
+liveness_timers{state="done"} 9.0
+liveness_timers_loaded 4.0
 liveness_log_seq 9.0
 """
 
 
 def test_the_hand_is_where_attended_time_has_got_to() -> None:
     found = read(METRICS, at=100.0)
-    assert found == Gauges(at=100.0, events=43, slots=(5, 6, 7), unattended_s=1.5)
+    assert found == Gauges(
+        at=100.0, events=43, slots=(5, 6, 7), unattended_s=1.5, timers=4
+    )
     assert found.hand(up_at=98.0, timeout_s=3) == 0
     assert found.hand(up_at=97.4, timeout_s=3) == 1
     assert found.hand(up_at=94.5, timeout_s=3) == 1
@@ -933,6 +952,109 @@ def test_the_first_silence_does_not_wait_its_turn() -> None:
     assert [line.split()[-1] for line in lines.records()] == ["1"]
 
 
+# --- reminders
+
+
+def judge_of(asked: float) -> Referee:
+    """One of ann, who has asked at that moment for a reminder in 5 s."""
+    judge = referee(ann=Behaviour.CHAT)
+    look_until(judge, asked, talking="ann")
+    judge.asks("ann", {"remind": "tea", "in": 5}, asked)
+    return judge
+
+
+def came(judge: Referee, at: float, attempt: int = 1) -> None:
+    judge.look(at)
+    fired = {"kind": "timer", "key": "remind:ann:tea", "attempt": attempt}
+    judge.told(fired, decided=at, at=at)
+
+
+TEA = "remind:ann:tea"
+
+
+def test_a_reminder_that_comes_when_due_and_is_heard_is_no_fault() -> None:
+    judge = judge_of(asked=100)
+    look_until(judge, 105, talking="ann")
+    came(judge, at=105.25)
+    judge.heard("ann", "tea")
+    look_until(judge, 120, since=105, talking="ann")
+    assert kinds(judge) == []
+    assert judge.reminders.came == 1
+    assert judge.reminders.lateness_s == [0.25]
+
+
+def test_a_reminder_that_comes_before_its_time_is_early() -> None:
+    judge = judge_of(asked=100)
+    came(judge, at=104.999)
+    assert kinds(judge) == [("early", TEA)]
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_reminder_that_comes_twice_is_false(attempt: int) -> None:
+    judge = judge_of(asked=100)
+    look_until(judge, 105, talking="ann")
+    came(judge, at=105)
+    came(judge, at=105.3, attempt=attempt)
+    assert kinds(judge) == [("false", TEA)]
+
+
+def test_a_reminder_that_does_not_come_or_is_not_heard_is_missed() -> None:
+    judge = judge_of(asked=100)
+    look_until(judge, 106.2, talking="ann")
+    assert kinds(judge) == []
+    look_until(judge, 107, since=106, talking="ann")
+    assert kinds(judge) == [("missed", TEA)]
+    silent = judge_of(asked=100)
+    came(silent, at=105)
+    look_until(silent, 107, since=105, talking="ann")
+    assert kinds(silent) == [("missed", TEA)]
+    assert silent.faults[0].what == "came, and nobody in the room has heard it"
+
+
+def test_a_cancelled_reminder_that_comes_all_the_same_is_false() -> None:
+    judge = judge_of(asked=100)
+    judge.asks("ann", {"forget": "tea"}, 102)
+    look_until(judge, 105, talking="ann")
+    assert judge.reminders.cancelled == 1
+    came(judge, at=105)
+    assert kinds(judge) == [("false", TEA)]
+
+
+def test_a_reminder_that_was_cancelled_at_the_last_moment_may_come_or_not() -> None:
+    for comes in (True, False):
+        judge = judge_of(asked=100)
+        judge.asks("ann", {"forget": "tea"}, 104.9)
+        look_until(judge, 105, talking="ann")
+        if comes:
+            came(judge, at=105)
+            judge.heard("ann", "tea")
+        look_until(judge, 120, since=105, talking="ann")
+        assert kinds(judge) == []
+
+
+@pytest.mark.parametrize("cut_at", [100.5, 103.0])
+def test_only_what_a_killed_gateway_had_passed_on_must_come(cut_at: float) -> None:
+    judge = judge_of(asked=100)
+    look_until(judge, cut_at, talking="ann")
+    judge.disturbed()
+    judge.cut(at=float("inf"))
+    come(judge, "ann", at=cut_at + 1)
+    judge.cut(at=cut_at + 1)
+    judge.settles(at=cut_at + 1)
+    look_until(judge, 120, since=cut_at + 1, talking="ann")
+    assert kinds(judge) == ([] if cut_at == 100.5 else [("missed", TEA)])
+
+
+def test_a_reminder_comes_again_only_if_something_was_cut_or_stopped() -> None:
+    judge = judge_of(asked=100)
+    look_until(judge, 105, talking="ann")
+    came(judge, at=105)
+    judge.disturbed()
+    judge.settles(at=106)
+    came(judge, at=108, attempt=2)
+    assert kinds(judge) == []
+
+
 # --- the plans ----------------------------------------------------------------------------
 
 
@@ -950,6 +1072,21 @@ def test_silence_is_spread_over_the_run_and_ends_where_it_can_still_be_seen() ->
     assert moments[0] == 0
     assert 25 < moments[-1] < 40 - 10 - 1 / 3 - 1
     assert max(plan.joins_s for plan in plans) < 1
+
+
+def test_some_who_talk_want_a_reminder_in_time_and_every_third_cancels_it() -> None:
+    plans = planned(200, seconds=40, timeout_s=10, flush_s=1 / 3)
+    asked = [plan.reminder for plan in plans if plan.reminder]
+    assert len(asked) == MOST_REMINDERS
+    assert sum(one.forgets_s < inf for one in asked) == MOST_REMINDERS // 3
+    for one in asked:
+        assert 0 < one.asks_s < one.asks_s + one.in_s < 40 - 1
+        assert one.asks_s < one.forgets_s
+
+
+def test_there_is_no_reminder_where_there_is_no_time_for_one() -> None:
+    plans = planned(500, seconds=2.5, timeout_s=1, flush_s=0)
+    assert not any(plan.reminder for plan in plans if plan.joins_s > 1)
 
 
 def test_a_room_of_many_users_has_few_who_talk() -> None:
@@ -1126,6 +1263,59 @@ class Room:
 async def room() -> AsyncIterator[Room]:
     async with scripted_sidecar() as script, Room(script).open() as room:
         yield room
+
+
+async def test_what_one_wants_to_be_reminded_of_everyone_in_the_room_hears(
+    room: Room,
+) -> None:
+    ann, _ = await room.enter("ann")
+    bob, _ = await room.enter("bob")
+    await ann.type('{"remind": "tea", "in": 5}', '{"remind": "lunch", "in": 5}')
+    assert [await ann.line(), await ann.line()] == [
+        {"reminding": "tea"}, {"reminding": "lunch"},
+    ]  # fmt: skip
+    await ann.type('{"forget": "lunch"}')
+    assert await ann.line() == {"forgotten": "lunch"}
+    await room.reported()
+    await room.script.pass_time(5)
+    said = {"uid": "ann", "reminder": "tea"}
+    assert [await ann.line(), await bob.line()] == [said, said]
+    await room.script.timer("chat", "remind:ann:tea", "done")
+    await room.script.timer("chat", "remind:ann:lunch", "cancelled")
+
+
+async def test_a_reminder_waits_until_somebody_is_in_the_room(room: Room) -> None:
+    ann, _ = await room.enter("ann")
+    await ann.type('{"remind": "tea", "in": 60}', '{"logout": 1}')
+    for _ in range(3):
+        await ann.line()
+    await room.reported()
+    await room.script.pass_time(60)
+    timer = await room.script.timer("chat", "remind:ann:tea", "pending")
+    assert timer.message == "nobody is in the room"
+    bob, _ = await room.enter("bob")
+    await bob.type('{"ping": 1}')
+    await bob.line()
+    await room.script.pass_time(15)
+    assert await bob.line() == {"uid": "ann", "reminder": "tea"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"remind": "tea", "in": 0}, {"remind": "", "in": True},
+        {"remind": "x" * 300, "in": 5}, {"remind": "\n", "in": float("nan")},
+        {"forget": "x" * 300},
+    ],
+)  # fmt: skip
+async def test_a_reminder_that_cannot_be_is_answered(
+    room: Room, line: dict[str, Any]
+) -> None:
+    ann, _ = await room.enter("ann")
+    await ann.type(json.dumps(line))
+    assert list(await ann.line()) == ["error"]
+    assert await room.reported()
+    assert room.script.timers == {}
 
 
 async def test_what_one_says_everyone_in_the_room_hears(room: Room) -> None:
