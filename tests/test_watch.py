@@ -319,7 +319,7 @@ def test_two_watchers_never_have_the_same_name(tmp_path: Path) -> None:
                 "attempt": 2,
                 "at": 1_800_000_000_004,
             },
-            r"timer    order:17\n  chat\x1b  attempt 2  seq 9",
+            r"timer    order:17\n  chat\x1b  attempt 2  0.004 s late  seq 9",
         ),
     ],
 )

@@ -302,8 +302,9 @@ def text_line(record: RecordMap) -> str:
         first, last = record["first"], record["until"] - 1
         what = f"records {first} to {last} are no longer kept"
     elif kind == TIMER:
+        late_s = (record["at"] - record["due"]) / 1_000
         what = f"{escaped(record['key'])}  {escaped(record['gateway'])}"
-        what += f"  attempt {record['attempt']}"
+        what += f"  attempt {record['attempt']}  {late_s:.3f} s late"
     else:
         what = f"{escaped(uid_text(record['uid']))}  {escaped(record['gateway'])}"
         if kind == MOVED:
