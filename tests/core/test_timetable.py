@@ -61,7 +61,8 @@ class Modelled(Rig):
         self.results: Counter[str] = Counter()
         self.on_disk: dict[int, Expected] = {}
         self.snapshots: deque[dict[int, Expected]] = deque()
-        super().__init__(wheel_class, ladder=SHORT, **limits)
+        # A ring of a minute: the reference is slow to make a large one.
+        super().__init__(wheel_class, ladder=SHORT, slots=60, **limits)
 
     # --- the model ----------------------------------------------------------------
 

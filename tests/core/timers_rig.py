@@ -24,7 +24,6 @@ from liveness.core.timers import (
     key_of,
 )
 from liveness.core.timetable import (
-    RING_S,
     RING_SLOTS,
     Coming,
     Due,
@@ -67,11 +66,13 @@ class Rig:
         max_loaded: int = PLENTY,
         rows_at_once: int = PLENTY,
         taken_at_once: int = 1_000,
+        slots: int = RING_SLOTS,
     ) -> None:
         self.wheel_class = wheel_class
         self.ladder = ladder
         self.max_live, self.max_loaded = max_live, max_loaded
         self.rows_at_once, self.taken_at_once = rows_at_once, taken_at_once
+        self.slots = slots  # of a second each
         self.table: dict[int, Due] = {}
         self.log: list[TimerRecord] = []
         self.handed: dict[str, int] = {}  # up to which seq; a gateway that is not: all
@@ -89,7 +90,9 @@ class Rig:
         self.written: tuple[list[Order], Settlement] | None = None
         self.reading: Reading | None = None
         self.timetable = Timetable(
-            lambda mono: self.wheel_class(timeout=RING_S, slots=RING_SLOTS, now=mono),
+            lambda mono: self.wheel_class(
+                timeout=self.slots, slots=self.slots, now=mono
+            ),
             self.decided,
             at=self.began,
             next_id=max(self.table, default=0) + 1,
