@@ -334,7 +334,7 @@ class Sidecar:
         if not self._listens:
             why.append("the socket is not listened on")
         if self.journal.failure is not None:
-            why.append(f"the log cannot be written: {self.journal.failure}")
+            why.append(self.journal.failure)
         return why
 
     def _now(self) -> Now:

@@ -79,7 +79,7 @@ class Journal:
         self._wake = Wake()
         self._is_urgent = False
         self._settled = trio.Event()
-        self._writer = Writer(store.path, clock=clock)
+        self._writer = Writer("the log", store.path, clock=clock)
 
     @property
     def failure(self) -> str | None:

@@ -45,7 +45,7 @@ class TimerJournal:
         settled: Callable[[list[Order], Settlement], None],
     ) -> None:
         self.table = table
-        self.writer = Writer(table.path, clock=clock)
+        self.writer = Writer("the timers' table", table.path, clock=clock)
         self._settled = settled
         self.pending = 0  # orders that are not on disk
         self._waiting: deque[_Given] = deque()  # and those being written, in front

@@ -176,8 +176,8 @@ class TimerPages:
         with trio.move_on_after(DISK_S) as waiting:
             await self._journal.settled()
         if waiting.cancelled_caught:
-            why = self._journal.failure or f"not within {DISK_S:g} s"
-            raise _Refusal(503, f"the log cannot be written: {why}; {otherwise}")
+            late = f"the timers' table was not written within {DISK_S:g} s"
+            raise _Refusal(503, f"{self._journal.failure or late}; {otherwise}")
 
 
 # --- what is asked, and what is answered --------------------------------------

@@ -24,12 +24,14 @@ class Writer:
     """Writes in a thread, one transaction at a time.
 
     Args:
-        path: The file, for the log.
+        what: Is written, in words.
+        path: The file.
         clock: When to say a failure again.
     """
 
-    def __init__(self, path: Path, *, clock: Clock) -> None:
-        self.failure: str | None = None
+    def __init__(self, what: str, path: Path, *, clock: Clock) -> None:
+        self.failure: str | None = None  # why it cannot be written, in words
+        self._what = what
         self._path = path
         self._clock = clock
         # One writer: the connection has one user at a time.
@@ -56,18 +58,18 @@ class Writer:
                 # was told, and the next start goes on from what is on disk.
                 raise
             except sqlite3.Error as error:
-                self.failure = str(error)
+                self.failure = f"{self._what} cannot be written: {error}"
                 if began - said_at >= SAY_AGAIN_S:
                     said_at = began
                     _log.error(
-                        "the log cannot be written; nothing is dropped, it is tried "
-                        "again every second: make room or mend the disk",
-                        error=self.failure,
+                        f"{self._what} cannot be written; nothing is dropped, it is "
+                        "tried again every second: make room or mend the disk",
+                        error=str(error),
                         path=str(self._path),
                         pending=pending(),
                     )
                 await trio.sleep(RETRY_S)
         if self.failure is not None:
-            _log.warning("the log is written again", pending=pending())
+            _log.warning(f"{self._what} is written again", pending=pending())
             self.failure = None
         return written

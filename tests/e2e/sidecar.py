@@ -52,6 +52,7 @@ class Sidecar:
         self.admin = folder / "admin.sock"
         self.state = folder / "state"
         self.database = self.state / "liveness.db"
+        self.timers = self.state / "timers.db"
         self.timeout_s = timeout_s
         self.settings = settings
         self.lines: list[Line] = []
@@ -266,6 +267,10 @@ class Sidecar:
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Reads the database over a connection of its own."""
         return disk.rows(self.database, sql, *values)
+
+    def timer_rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Reads the timers' table over a connection of its own."""
+        return disk.rows(self.timers, sql, *values)
 
     def log(self) -> list[Record]:
         """Reads its log over a connection of its own."""

@@ -238,7 +238,7 @@ def test_a_timer_that_was_cancelled_does_not_fire(
     after(gateway, "never", seconds=1.5)
     status, timer = order(sidecar, "cancel", name, "never")
     assert (status, timer["state"]) == (200, "cancelled")
-    ((state,),) = sidecar.rows("select state from timers where gateway = ?", name)
+    ((state,),) = sidecar.timer_rows("select state from timers where gateway = ?", name)
     assert state == "cancelled"  # on disk, when it was answered
     after(gateway, "later", seconds=2)
     assert [record["key"] for record in gateway.take(1)] == ["later"]
@@ -278,6 +278,7 @@ def test_what_has_ended_or_runs_is_refused_and_stays_as_it_is(
     after(gateway, "cancelled")
     gateway.send("cancel", {"key": "cancelled"})
     fired(gateway, "fired")
+    gateway.settle()  # the record is told before the table follows
     before = listed(sidecar, gateway=name)
     keys = ["done", "cancelled"] + ["fired"] * (what == "retry")
     for key in keys:
@@ -387,11 +388,13 @@ def test_a_change_that_the_disk_does_not_take_is_told_and_made_once_it_does(
 ) -> None:
     sidecar = start()
     after(sidecar.gateway("g"), "k")
-    with closing(sqlite3.connect(sidecar.database, isolation_level=None)) as other:
+    with closing(sqlite3.connect(sidecar.timers, isolation_level=None)) as other:
         other.execute("begin immediate")
         status, answer = order(sidecar, "cancel", "g", "k")
         assert status == 503
-        assert "the log cannot be written: database is locked" in answer["error"]
+        assert (
+            "the timers' table cannot be written: database is locked" in answer["error"]
+        )
         assert (
             "the timer 'k' of 'g' will be cancelled when it can be" in answer["error"]
         )

@@ -58,7 +58,9 @@ def row(sidecar: Sidecar, gateway: str, key: str) -> dict[str, Any]:
         f"select {columns} from timers where gateway = ? and key = ? order by id desc"
     )
     return dict(
-        zip(columns.split(", "), sidecar.rows(query, gateway, key)[0], strict=True)
+        zip(
+            columns.split(", "), sidecar.timer_rows(query, gateway, key)[0], strict=True
+        )
     )
 
 
@@ -92,6 +94,7 @@ def test_it_fires_at_its_time_and_not_before(sidecar: Sidecar, name: str) -> Non
         "at": record["at"],
     }
     assert record["at"] >= record["due"]
+    link.settle()  # the record is told before the table follows
     kept = row(sidecar, name, "remind")
     assert kept["fired"] - kept["created"] >= 400
     link.send("done", "remind", "called", {"seq": record["seq"]})
@@ -110,7 +113,7 @@ def test_a_pong_means_that_it_is_on_disk(sidecar: Sidecar, name: str) -> None:
     link.send("after", "k", 700)
     link.send("cancel", {"key": "k"})
     link.settle()
-    states = sidecar.rows(
+    states = sidecar.timer_rows(
         "select state from timers where gateway = ? order by id", name
     )
     assert states == [("replaced",), ("cancelled",)]
@@ -196,7 +199,8 @@ def test_a_payload_of_4096_odd_bytes_comes_as_it_was_given(
     assert link.refusal()["code"] == "bad-option"
     link.settle()
     assert (
-        sidecar.rows("select 1 from timers where gateway = ? and key = 'k'", name) == []
+        sidecar.timer_rows("select 1 from timers where gateway = ? and key = 'k'", name)
+        == []
     )
 
 
@@ -389,7 +393,7 @@ def test_what_came_due_while_nothing_ran_comes_once_after_the_start(
     for one in link.records:
         link.send("done", one["key"], None, {"seq": one["seq"]})
     link.settle()
-    assert sidecar.rows("select state, timers from timer_states where timers > 0") == [
+    assert sidecar.timer_rows("select state, timers from states where timers > 0") == [
         ("done", many)
     ]
 
@@ -468,14 +472,17 @@ def test_a_kill_at_any_moment_loses_nothing_and_fires_nothing_twice(
     def is_over() -> bool:
         link.settle()
         told.answer(link)
-        return sidecar.rows("select 1 from timers where next is not null limit 1") == []
+        return (
+            sidecar.timer_rows("select 1 from timers where next is not null limit 1")
+            == []
+        )
 
-    eventually(is_over, lambda: str(sidecar.rows("select * from timers")))
+    eventually(is_over, lambda: str(sidecar.timer_rows("select * from timers")))
     runs: dict[str, list[TimerRecord]] = {}
     for one in disk.runs(sidecar.database):
         runs.setdefault(one.key, []).append(one)
     assert told.sure - told.cancelled <= runs.keys(), "asked for, and did not come"
-    rows = sidecar.rows("select key, state, attempts, changed from timers")
+    rows = sidecar.timer_rows("select key, state, attempts, changed from timers")
     assert told.sure <= {key for key, *_ in rows} <= told.asked
     assert len({key for key, *_ in rows}) == len(rows)
     for key, state, attempts, changed in rows:
@@ -488,4 +495,4 @@ def test_a_kill_at_any_moment_loses_nothing_and_fires_nothing_twice(
         elif key in told.surely_cancelled:
             assert begun, "cancelled, and ponged, while it was pending"
     counted = Counter(state for _, state, *_ in rows)
-    assert dict(sidecar.rows("select * from timer_states where timers > 0")) == counted
+    assert dict(sidecar.timer_rows("select * from states where timers > 0")) == counted
