@@ -130,19 +130,30 @@ select json_extract(value, '$[0]'), json_extract(value, '$[1]'),
 from json_each(?)
 """
 
-_CHANGED: Final = (
+# What may change of a timer; and of one that ends, as nearly all do: half the work.
+_LIVE_COLUMNS: Final = (
     "id", "state", "due", "next", "attempts", "seq", "message", "fired", "changed",
 )  # fmt: skip
-_changed: Final = itemgetter(*map(Timer._fields.index, _CHANGED))
-_CHANGE: Final = f"""
-update timers set {", ".join(f"{column} = one.{column}" for column in _CHANGED[1:])}
-from (select {
-    ", ".join(
+_END_COLUMNS: Final = ("id", "state", "message", "changed")
+_of_live: Final = itemgetter(*map(Timer._fields.index, _LIVE_COLUMNS))
+_of_ended: Final = itemgetter(*map(Timer._fields.index, _END_COLUMNS))
+
+
+def _change(columns: tuple[str, ...], also: str) -> str:
+    """A statement that sets these columns of the rows it is given."""
+    sets = ", ".join(f"{column} = one.{column}" for column in columns[1:])
+    one = ", ".join(
         f"json_extract(value, '$[{at}]') as {column}"
-        for at, column in enumerate(_CHANGED)
+        for at, column in enumerate(columns)
     )
-} from json_each(?)) as one where timers.id = one.id
-"""
+    return (
+        f"update timers set {sets}{also} from (select {one} from json_each(?)) as one "
+        "where timers.id = one.id"
+    )
+
+
+_CHANGE: Final = _change(_LIVE_COLUMNS, "")
+_END: Final = _change(_END_COLUMNS, ", next = null")
 
 _COUNT: Final = """
 update states set timers = timers + json_extract(:more, '$.' || state)
@@ -296,12 +307,10 @@ class TimerTable:
             for it, payload in settlement.added
         ]
         new = {order.timer.id: order.timer for order in settlement.added}
-        changed = [
-            _changed(timer)
-            for timer in settlement.changed
-            if new.get(timer.id) is not timer
-        ]
-        for statement, rows in ((_ADD, added), (_CHANGE, changed)):
+        changed = [it for it in settlement.changed if new.get(it.id) is not it]
+        live = [_of_live(timer) for timer in changed if timer.is_live]
+        ended = [_of_ended(timer) for timer in changed if not timer.is_live]
+        for statement, rows in ((_ADD, added), (_CHANGE, live), (_END, ended)):
             for part in cut(rows, STATEMENT_ROWS):
                 self._db.execute(statement, [json.dumps(part, ensure_ascii=False)])
         states = {state: more for state, more in settlement.states.items() if more}
