@@ -200,6 +200,7 @@ class Sidecar:
                 )
             )
             nursery.start_soon(self.journal.timers.run)
+            nursery.start_soon(self.journal.timers.write_back)
             nursery.start_soon(keep_time, self.engine, self._table)
             for door, sock in doors.items():
                 nursery.start_soon(self._serve_http, door, sock, stop.wait)

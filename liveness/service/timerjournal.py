@@ -4,10 +4,14 @@ It is a journal of its own beside the log's, with a file of its own: a thousand 
 written at random places take longer than a thousand records at the end of a log.
 """
 
+import sqlite3
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
+
+import structlog
+import trio
 
 from liveness.core.timers import Order, Settlement
 from liveness.service.clock import Clock
@@ -21,6 +25,11 @@ COMMIT_ORDERS: Final = 2_000
 # While nothing fires the table follows the log in steps of so many records: what a start
 # after a crash has to look through at most, in some tenths of a second.
 FOLLOW_RECORDS: Final = 100_000
+# What was written is written back to its places after so long; a place that is written
+# several times meanwhile once.
+WRITE_BACK_S: Final = 5.0
+
+_log = structlog.get_logger("timers")
 
 
 class _Given(NamedTuple):
@@ -49,6 +58,7 @@ class TimerJournal:
         self._settled = settled
         self.pending = 0  # orders that are not on disk
         self._waiting: deque[_Given] = deque()  # and those being written, in front
+        self._is_written_back = True
         self._wake = Wake()
 
     @property
@@ -70,6 +80,21 @@ class TimerJournal:
             while self._waiting:
                 await self._commit()
 
+    async def write_back(self) -> None:
+        """Write back to the file what the WAL has, every now and then, for ever."""
+        while True:
+            await trio.sleep(WRITE_BACK_S)
+            if self._is_written_back:
+                continue
+            self._is_written_back = True
+            try:
+                if await trio.to_thread.run_sync(self.table.write_back):
+                    await self.writer.once(self.table.write_back_the_rest)
+            except sqlite3.Error as error:
+                # The writer meets the same fault and reports it; this is put off.
+                _log.warning("the WAL was not written back", error=str(error))
+                self._is_written_back = False
+
     async def follow(self, seq: int) -> None:
         """Note how far the table has followed the log, if it is worth a commit."""
         if not self._waiting and seq - self.table.seq >= FOLLOW_RECORDS:
@@ -86,6 +111,7 @@ class TimerJournal:
         settlement, unfinished = await self.writer.write(
             partial(self.table.write, orders), pending=lambda: self.pending
         )
+        self._is_written_back = False
         for _ in range(taken):
             self._waiting.popleft()
         if unfinished:

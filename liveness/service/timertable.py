@@ -21,7 +21,7 @@ for next lies at the end of most pages that are written.
 import json
 import sqlite3
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -60,10 +60,14 @@ DATABASE: Final = "timers.db"
 
 # A key is looked up and put in at a random place: small pages make for less to write.
 PAGE_BYTES: Final = 1_024
-# Pages kept in memory, and pages of the WAL after which those are written back: each time
-# a page is changed anew in between is one time less.
+# Pages kept in memory.
 CACHE_BYTES: Final = 64 * 2**20
-CHECKPOINT_PAGES: Final = 65_536
+# What is in the WAL is written back beside the writer, as that takes seconds when a
+# hundred thousand pages lie all over the file. Only from so many on, which it cannot
+# begin anew while it is written to, the writer does the last of it.
+RESTART_PAGES: Final = 262_144
+# Should that fail, a commit does it all.
+CHECKPOINT_PAGES: Final = 4 * RESTART_PAGES
 
 # A cancel by ext ends so many in one transaction, and goes on in the next: about 10 ms,
 # so that a million timers of one ext hold up no other commit.
@@ -268,6 +272,19 @@ class TimerTable:
         exts = [it for it in orders if isinstance(it, Drop) and it.ext is not None]
         return settlement, exts if is_cut else []
 
+    def write_back(self) -> bool:
+        """Write back what is in the WAL, beside the writer.
+
+        Returns:
+            Whether it has become so large that the writer should do the rest.
+        """
+        with closing(connect(self.path)) as db:
+            return _written_back(db) > RESTART_PAGES
+
+    def write_back_the_rest(self) -> None:
+        """Write back what is left, so that the next commit begins the WAL anew."""
+        _written_back(self._db)
+
     def follow(self, seq: int) -> None:
         """Note that nothing in the log up to *seq* is news to the table."""
         with transaction(self._db):
@@ -344,6 +361,12 @@ class TimerTable:
             less = {state: -count for state, count in gone.items()}
             self._db.execute(_COUNT, {"more": json.dumps(less)})
         return gone
+
+
+def _written_back(db: sqlite3.Connection) -> int:
+    """Write back what is in the WAL; how many pages that has."""
+    _, pages, _ = db.execute("pragma wal_checkpoint(passive)").fetchone()
+    return int(pages)
 
 
 # --- reading, on connections of the reader's own ------------------------------
