@@ -5,6 +5,7 @@ a dictionary and to a file, and both must hold the same ever after.
 """
 
 import sqlite3
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -20,25 +21,46 @@ from trio.testing import MockClock
 
 from liveness.build import Wheel
 from liveness.core.records import Changes, OnlineRow, Record
-from liveness.core.timers import CANCELLED, LADDER, Drop, Ladder, Order, Schedule, Timer
-from liveness.core.timetable import Coming, Window
-from liveness.metrics import Counts
+from liveness.core.timers import (
+    CANCELLED,
+    DONE,
+    FIRED,
+    LADDER,
+    Drop,
+    Fire,
+    Ladder,
+    Order,
+    Reply,
+    Schedule,
+    Settlement,
+    Timer,
+)
+from liveness.core.timetable import Coming, Due, Window
+from liveness.errors import StateError
+from liveness.service import store as log_file
 from liveness.service import timertable
-from liveness.service.clock import Clock
-from liveness.service.journal import Journal
-from liveness.service.store import DATABASE, Batch, CursorRow, Store
-from liveness.service.timertable import EXT_STEP
+from liveness.service.database import reading
+from liveness.service.store import Batch, CursorRow, Store
+from liveness.service.timertable import DATABASE, EXT_STEP, TimerTable
 from tests import disk
 from tests.core.timers_rig import Rig
+from tests.service.journals import journal_of
 from tests.strategies import BOUNDED
 
 PLENTY: Final = 2**40
 ALL_MS: Final = 2**62
+COLUMNS: Final = ", ".join((*Timer._fields, "payload"))
 
 # Everything that a table, JSON or a shell may take for something else.
 ODD: Final = (
     "'\";--\\\n\r\t\x01\x7f\u2028é\u0301👩‍🚀{}[]null $.x %s :name ?1 \ufeff\U0010ffff"
 )
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[TimerTable]:
+    with closing(TimerTable(tmp_path, log="a log")) as opened:
+        yield opened
 
 
 def timer(
@@ -57,35 +79,35 @@ def timer(
     )  # fmt: skip
 
 
-def settle(store: Store, *orders: Order) -> Batch:
-    batch = Batch(orders=list(orders))
-    store.write(batch)
-    return batch
-
-
-def fill(store: Store, count: int, *, ext: str | None = None, at: int = 1) -> None:
+def fill(table: TimerTable, count: int, *, ext: str | None = None, at: int = 1) -> None:
     """So many pending timers more."""
-    first = store.timers.next_id()
+    first = table.next_id()
     made = (
         timer(n, f"k{n}", ext=ext, due=n, created=at)
         for n in range(first, first + count)
     )
-    settle(store, *(Schedule(one, None) for one in made))
+    table.write([Schedule(one, None) for one in made])
 
 
-def end(store: Store, *keys: str, at: int) -> None:
-    settle(store, *(Drop("g", key, None, 2**40, at) for key in keys))
+def end(table: TimerTable, *keys: str, at: int) -> None:
+    table.write([Drop("g", key, None, PLENTY, at) for key in keys])
 
 
-def counted(store: Store) -> dict[str, int]:
+def rows(table: TimerTable) -> dict[int, Due]:
+    """Every timer that the file has, read past the product."""
+    found = disk.rows(table.path, f"select {COLUMNS} from timers")
+    return {row[0]: Due(Timer._make(row[:-1]), row[-1]) for row in found}
+
+
+def counted(table: TimerTable) -> dict[str, int]:
     """How many timers there are in each state, counted one by one."""
-    rows = disk.rows(store.path, "select state, count(*) from timers group by state")
-    return dict(rows)
+    query = "select state, count(*) from timers group by state"
+    return dict(disk.rows(table.path, query))
 
 
-def states(store: Store) -> dict[str, int]:
+def states(table: TimerTable) -> dict[str, int]:
     """The same, as the table keeps it."""
-    return {state: number for state, number in store.timers.states().items() if number}
+    return {state: number for state, number in table.states().items() if number}
 
 
 # --- a file and a dictionary --------------------------------------------------------------
@@ -115,19 +137,17 @@ SHORT: Final = Ladder(1_000, (500, 1_000))
 class OnDisk(Rig):
     """A rig of which every transaction goes to a file as well."""
 
-    def __init__(self, store: Store) -> None:
-        super().__init__(Wheel, ladder=SHORT)
-        self.store = store
+    def __init__(self, file: TimerTable) -> None:
+        super().__init__(Wheel, ladder=file.ladder)
+        self.file = file
 
     def write(self, most: int = 10**9) -> bool:
-        orders = [order for lot in self.given for order in lot.orders]
         was_written = super().write(most)
         if was_written:
-            batch = settle(self.store, *orders)
-            assert batch.unfinished == []
             assert self.written is not None
-            expected, done = self.written[1], batch.settlement
-            assert done is not None
+            orders, expected = self.written
+            done, unfinished = self.file.write(orders)
+            assert unfinished == []
             assert (done.results, +done.states) == (expected.results, +expected.states)
             assert sorted(done.changed) == sorted(expected.changed)
             self.compare()
@@ -135,31 +155,24 @@ class OnDisk(Rig):
 
     def compare(self) -> None:
         """What the file has is what the dictionary has, and is found as there."""
-        with self.store.reading() as db:
+        with reading(self.file.path) as db:
             live = timertable.due(db, [*self.table, 10**6])
             window = Window(-1, 0, int(self.ms) + 50_000, 3)
             coming = timertable.coming(db, window)
-            rows = timertable.listed(
-                db,
-                gateway=None,
-                state=None,
-                ext=None,
-                key=None,
-                before=None,
-                limit=10**6,
-            )[0]
+        assert rows(self.file) == self.table
         assert {row.timer.id: row for row in live} == {
             number: row for number, row in self.table.items() if row.timer.is_live
         }
-        assert {row.timer.id: tuple(row) for row in rows} == self.table
         expected = sorted(
             (it.next, it.id, it.gateway)
             for it in self.live
             if it.next is not None and it.next <= window.until
         )
         assert coming == [Coming(n, name, at) for at, n, name in expected[:3]]
-        assert states(self.store) == +self.states == counted(self.store)
-        assert self.store.timers.next_id() == max(self.table, default=0) + 1
+        assert states(self.file) == +self.states == counted(self.file)
+        assert self.file.has_live == bool(self.live)
+        assert self.file.next_id() == max(self.table, default=0) + 1
+        assert self.file.seq == max((one.seq for one in self.log), default=0)
 
 
 @BOUNDED
@@ -167,8 +180,9 @@ class OnDisk(Rig):
 def test_a_file_holds_what_a_dictionary_would(
     tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[object, ...]]
 ) -> None:
-    with closing(Store(tmp_path_factory.mktemp("state"), SHORT)) as store:
-        rig = OnDisk(store)
+    folder = tmp_path_factory.mktemp("state")
+    with closing(TimerTable(folder, log="a log", ladder=SHORT)) as table:
+        rig = OnDisk(table)
         for act in acts:
             match act:
                 case ("after", str(key), None | str() as ext, None | str() as payload):
@@ -190,25 +204,148 @@ def test_a_file_holds_what_a_dictionary_would(
         rig.commit()
 
 
-def test_a_payload_of_4096_odd_bytes_is_read_as_it_was_written(store: Store) -> None:
+def test_a_payload_of_4096_odd_bytes_is_read_as_it_was_written(
+    table: TimerTable,
+) -> None:
     payload = (ODD * 100).encode()[:4_096].decode(errors="ignore")
-    settle(store, Schedule(timer(1), payload))
-    with store.reading() as db:
+    table.write([Schedule(timer(1), payload)])
+    with reading(table.path) as db:
         assert [row.payload for row in timertable.due(db, [1])] == [payload]
 
 
-def test_of_orders_that_fail_nothing_is_left(store: Store) -> None:
-    fill(store, 1)
-    before = disk.rows(store.path, "select * from timers")
+def test_of_orders_that_fail_nothing_is_left(table: TimerTable) -> None:
+    fill(table, 1)
+    before = rows(table)
     with pytest.raises(sqlite3.IntegrityError):
-        settle(store, Drop("g", "k1", None, 9, 5), Schedule(timer(1, "again"), None))
-    assert disk.rows(store.path, "select * from timers") == before
-    assert states(store) == {"pending": 1} == counted(store)
+        table.write(
+            [
+                Drop("g", "k1", None, 9, 5),
+                Schedule(timer(1, "again"), None),
+                Fire("g", "k1", 1, 7, 5),
+            ]
+        )
+    assert rows(table) == before
+    assert states(table) == {"pending": 1} == counted(table)
+    assert table.seq == 0
 
 
-# --- of an older version --------------------------------------------------------------------
+def test_the_ladder_is_the_defaults_unless_another_is_told(table: TimerTable) -> None:
+    assert table.ladder == LADDER
 
 
+# --- whose file it is, and how far it has followed the log --------------------------------
+
+
+def test_how_far_it_has_followed_the_log_is_kept_and_never_goes_back(
+    tmp_path: Path,
+) -> None:
+    with closing(TimerTable(tmp_path, log="a log")) as table:
+        fill(table, 2)
+        table.write([Fire("g", "k1", 1, 7, 5), Fire("g", "nobody", 1, 9, 5)])
+        assert table.seq == 9
+        table.write([Fire("g", "k2", 1, 8, 5)])
+        table.follow(4)
+        assert table.seq == 9
+    with closing(TimerTable(tmp_path, log="a log")) as table:
+        assert table.seq == 9
+        table.follow(100)
+    with closing(TimerTable(tmp_path, log="a log")) as table:
+        assert table.seq == 100
+
+
+def test_beside_another_log_its_numbers_are_forgotten_and_no_timer_is(
+    tmp_path: Path,
+) -> None:
+    with closing(TimerTable(tmp_path, log="a log")) as table:
+        since = {
+            key: timer(n, key)._replace(since=40) for n, key in enumerate("abcd", 1)
+        }
+        table.write([Schedule(one, "p") for one in since.values()])
+        table.write([Fire("g", key, 1, seq, 5) for seq, key in enumerate("abc", 50)])
+        end(table, "c", at=6)
+        before = rows(table)
+    for _ in range(2):
+        with closing(TimerTable(tmp_path, log="another")) as table:
+            assert table.seq == 0
+            assert rows(table) == {
+                row.timer.id: row
+                if row.timer.key == "c"
+                else Due(
+                    row.timer._replace(
+                        since=0, seq=None if row.timer.key == "d" else 0
+                    ),
+                    "p",
+                )
+                for row in before.values()
+            }
+    with closing(TimerTable(tmp_path, log="another")) as table:
+        done, _ = table.write(
+            [
+                Reply("g", "a", None, True, None, False, 7),
+                Reply("g", "b", None, False, "no", False, 7),
+                Fire("g", "b", 2, 1, 8),
+                Fire("g", "d", 1, 2, 8),
+            ]
+        )
+        assert {it.key: it.state for it in done.changed} == {
+            "a": DONE,
+            "b": FIRED,
+            "d": FIRED,
+        }
+
+
+def test_nobody_else_may_look_into_the_timers(table: TimerTable) -> None:
+    fill(table, 1)
+    files = [*table.path.parent.glob(f"{DATABASE}*")]
+    assert len(files) == 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+def left_as_it_was(path: Path, match: str) -> None:
+    """Check that this file is refused by its name, and nothing of it touched."""
+    before = path.read_bytes()
+    with pytest.raises(StateError, match=f"{path} {match}"):
+        TimerTable(path.parent, log="a log")
+    assert path.read_bytes() == before
+
+
+def test_a_newer_schema_is_refused_by_number(tmp_path: Path) -> None:
+    TimerTable(tmp_path, log="a log").close()
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
+        db.execute("update meta set value = 99 where key = 'schema'")
+    left_as_it_was(tmp_path / DATABASE, "has schema 99, this version reads 1; use the")
+
+
+def test_a_file_that_is_no_table_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / DATABASE).write_bytes(b"not a database at all" * 500)
+    left_as_it_was(
+        tmp_path / DATABASE, "cannot be read .* move it away to start without timers"
+    )
+
+
+@pytest.mark.parametrize("part", ["timers", "timers_key"])
+def test_damage_among_the_timers_is_told_with_the_files_name_and_left(
+    tmp_path: Path, part: str
+) -> None:
+    with closing(TimerTable(tmp_path, log="a log")) as table:
+        fill(table, 1_000)
+        path = table.path
+    with closing(sqlite3.connect(path)) as db:
+        (size,) = db.execute("pragma page_size").fetchone()
+        query = "select rootpage from sqlite_schema where name = ?"
+        (root,) = db.execute(query, [part]).fetchone()
+    with path.open("r+b") as file:
+        file.seek((root - 1) * size)
+        file.write(b"\xff" * size)
+    before = path.read_bytes()
+    with closing(TimerTable(tmp_path, log="a log")) as table:
+        refused = pytest.raises(StateError, match=f"{path} cannot be read")
+        with refused, table.expecting_damage():
+            table.write([Fire("g", "k7", 1, 1, 1)])
+        assert path.read_bytes() == before
+
+
+# What the version without timers made.
 SCHEMA_2: Final = """
 pragma auto_vacuum = incremental;
 pragma journal_mode = wal;
@@ -232,22 +369,21 @@ insert into cursors values ('gateway', 'g', 2, 99, 30.0), ('watcher', 'w', 1, 98
 """
 
 
-@pytest.mark.parametrize("pages", [0, 3])
-def test_a_database_of_schema_2_is_taken_over_whole(tmp_path: Path, pages: int) -> None:
+def test_a_log_of_the_version_without_timers_is_used_as_it_is(tmp_path: Path) -> None:
     records = [
-        Record(seq, "online", seq, "g", seq, None, "login", 1_000)
-        for seq in range(1, 2 * pages + 1)
+        Record(seq, "online", seq, "g", seq, None, "login", 1_000) for seq in (1, 2)
     ]
-    with closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
+    path = tmp_path / log_file.DATABASE
+    with closing(sqlite3.connect(path)) as db, db:
         db.executescript(SCHEMA_2)
-        for first in range(0, len(records), 2):
-            page = msgpack.packb(records[first : first + 2])
-            db.execute(
-                "insert into log values (?, ?, 1000, ?)", [first + 2, first + 1, page]
-            )
-    for _ in range(2):  # what was migrated is opened as it is
+        page = msgpack.packb(records)
+        db.execute("insert into log values (2, 1, 1000, ?)", [page])
+    before = path.read_bytes()
+    for _ in range(2):
         with closing(Store(tmp_path)) as store:
             assert store.log == "0123456789abcdef"
+            with closing(TimerTable(tmp_path, log=store.log)) as table:
+                assert (table.seq, states(table)) == (0, {})
             assert disk.log(store.path) == records
             assert list(store.online()) == [
                 OnlineRow(1, 7, 1_000, None, "g", 2.5),
@@ -257,88 +393,75 @@ def test_a_database_of_schema_2_is_taken_over_whole(tmp_path: Path, pages: int) 
                 ("gateway", "g"): CursorRow(2, 99, 30.0),
                 ("watcher", "w"): CursorRow(1, 98, None),
             }
-            assert store.recorded_bytes() == len(
-                b"".join(
-                    msgpack.packb(records[at : at + 2])
-                    for at in range(0, len(records), 2)
-                )
-            )
-            assert states(store) == {}
-    with closing(Store(tmp_path)) as store:
-        fill(store, 1)
-        made = disk.rows(
-            store.path, "select name, sql from sqlite_schema where sql like '%timer%'"
-        )
-    with closing(Store(tmp_path / "new")) as new:
-        assert sorted(made) == sorted(
-            disk.rows(
-                new.path, "select name, sql from sqlite_schema where sql like '%timer%'"
-            )
-        ), "as a new one has it"
+    assert path.read_bytes() == before
 
 
 # --- retention ------------------------------------------------------------------------------
 
 
-def trim(store: Store, *, oldest_ms: int = 0, most: int = PLENTY) -> Counter[str]:
+def trim(table: TimerTable, *, oldest_ms: int = 0, most: int = PLENTY) -> Counter[str]:
     """Take small steps until there is nothing to do."""
     gone: Counter[str] = Counter()
-    while step := store.trim_timers(oldest_ms=oldest_ms, most=most):
+    while step := table.trim(oldest_ms=oldest_ms, most=most):
         gone.update(step)
-    assert states(store) == counted(store)
+    assert states(table) == counted(table)
     return gone
 
 
-def test_ended_timers_go_once_they_are_old_and_live_ones_stay(store: Store) -> None:
-    fill(store, 4)
-    end(store, "k1", at=100)
-    end(store, "k2", at=200)
-    assert trim(store, oldest_ms=100) == {}
-    assert trim(store, oldest_ms=200) == {CANCELLED: 1}
-    assert trim(store, oldest_ms=ALL_MS) == {CANCELLED: 1}
-    assert [key for (key,) in disk.rows(store.path, "select key from timers")] == [
+def test_ended_timers_go_once_they_are_old_and_live_ones_stay(
+    table: TimerTable,
+) -> None:
+    fill(table, 4)
+    end(table, "k1", at=100)
+    end(table, "k2", at=200)
+    assert trim(table, oldest_ms=100) == {}
+    assert trim(table, oldest_ms=200) == {CANCELLED: 1}
+    assert trim(table, oldest_ms=ALL_MS) == {CANCELLED: 1}
+    assert [key for (key,) in disk.rows(table.path, "select key from timers")] == [
         "k3",
         "k4",
     ]
 
 
 def test_of_too_many_ended_timers_the_oldest_go_whatever_their_state(
-    store: Store,
+    table: TimerTable,
 ) -> None:
-    fill(store, 6)
-    end(store, "k1", at=10)
-    settle(store, Schedule(timer(7, "k2", created=20), None))  # replaces it at 20
-    end(store, "k3", at=30)
-    settle(store, Schedule(timer(8, "k4", created=40), None))
-    assert trim(store, most=2) == {"cancelled": 1, "replaced": 1}
+    fill(table, 6)
+    end(table, "k1", at=10)
+    table.write([Schedule(timer(7, "k2", created=20), None)])  # replaces it at 20
+    end(table, "k3", at=30)
+    table.write([Schedule(timer(8, "k4", created=40), None)])
+    assert trim(table, most=2) == {"cancelled": 1, "replaced": 1}
     left = disk.rows(
-        store.path, "select key from timers where next is null order by id"
+        table.path, "select key from timers where next is null order by id"
     )
     assert left == [("k3",), ("k4",)]
-    assert trim(store, most=0) == {"cancelled": 1, "replaced": 1}
+    assert trim(table, most=0) == {"cancelled": 1, "replaced": 1}
 
 
-def test_many_ended_timers_go_in_small_steps(store: Store) -> None:
-    fill(store, 4_500)
-    end(store, *(f"k{n}" for n in range(1, 4_501)), at=10)
-    first = store.trim_timers(oldest_ms=ALL_MS, most=PLENTY)
+def test_many_ended_timers_go_in_small_steps(table: TimerTable) -> None:
+    fill(table, 4_500)
+    end(table, *(f"k{n}" for n in range(1, 4_501)), at=10)
+    first = table.trim(oldest_ms=ALL_MS, most=PLENTY)
     assert 0 < first[CANCELLED] < 4_500
-    trim(store, oldest_ms=ALL_MS)
-    assert states(store) == {}
+    trim(table, oldest_ms=ALL_MS)
+    assert states(table) == {}
 
 
-def test_timers_take_nothing_from_the_bytes_that_the_log_may_have(store: Store) -> None:
-    store.write(Batch(records=[Record(1, "online", "u", "g", 1, None, "login", 1)]))
-    store.write(Batch(records=[Record(2, "online", "v", "g", 2, None, "login", 1)]))
-    size = store.recorded_bytes()
-    settle(store, *(Schedule(timer(n, f"k{n}"), "x" * 4_096) for n in range(1, 501)))
-    assert store.recorded_bytes() == size
-    store.trim(oldest_ms=0, most_bytes=size, idle_ms=0)
-    assert len(disk.log(store.path)) == 2
-    store.trim(oldest_ms=0, most_bytes=size - 1, idle_ms=0)
-    assert [one.seq for one in disk.log(store.path)] == [2]
-    (kept,) = disk.rows(store.path, "select sum(length(records)) from log")
-    assert store.recorded_bytes() == kept[0]
+def test_the_retention_of_the_log_touches_no_timer_and_counts_none(
+    store: Store, tmp_path: Path
+) -> None:
+    for seq in (1, 2):
+        store.write(Batch([Record(seq, "online", "u", "g", seq, None, "login", 1)]))
+    size = store.log_bytes()
+    with closing(TimerTable(tmp_path, log=store.log)) as table:
+        table.write([Schedule(timer(n, f"k{n}"), "x" * 4_096) for n in range(1, 501)])
+        end(table, "k1", at=1)
+        before = rows(table)
+        assert store.log_bytes() == size
+        store.trim(oldest_ms=ALL_MS, most_bytes=0, idle_ms=ALL_MS)
+        assert [one.seq for one in disk.log(store.path)] == [2]
+        assert rows(table) == before
 
 
 # --- by which index ---------------------------------------------------------------------------
@@ -364,13 +487,15 @@ def plans(db: sqlite3.Connection, asked: list[str]) -> list[str]:
     ]
 
 
-def test_timers_are_found_by_key_and_ext_through_their_indexes(store: Store) -> None:
-    fill(store, 1_000, ext="x")
+def test_timers_are_found_by_key_and_ext_through_their_indexes(
+    table: TimerTable,
+) -> None:
+    fill(table, 1_000, ext="x")
     by_key, by_ext = Drop("g", "k7", None, PLENTY, 5), Drop("g", None, "x", PLENTY, 5)
     for order, index in ((by_key, "timers_key"), (by_ext, "timers_ext")):
-        with statements(store._db) as asked:
-            settle(store, order)
-        found = plans(store._db, asked)
+        with statements(table._db) as asked:
+            table.write([order])
+        found = plans(table._db, asked)
         assert any(f"INDEX {index} " in plan for plan in found), found
         assert not any(plan.startswith("SCAN timers") for plan in found), found
         assert any("INTEGER PRIMARY KEY" in plan for plan in found), (
@@ -378,9 +503,9 @@ def test_timers_are_found_by_key_and_ext_through_their_indexes(store: Store) -> 
         )
 
 
-def test_who_is_due_and_who_comes_is_found_through_an_index(store: Store) -> None:
-    fill(store, 1_000)
-    with store.reading() as db:
+def test_who_is_due_and_who_comes_is_found_through_an_index(table: TimerTable) -> None:
+    fill(table, 1_000)
+    with reading(table.path) as db:
         with statements(db) as asked:
             timertable.due(db, [1, 2, 3])
         assert [plan.split(" USING ")[1] for plan in plans(db, asked)] == [
@@ -398,12 +523,14 @@ def test_who_is_due_and_who_comes_is_found_through_an_index(store: Store) -> Non
         assert not any("TEMP B-TREE" in step for step in steps), "nothing is sorted"
 
 
-def test_what_is_too_old_is_found_through_an_index(store: Store) -> None:
-    fill(store, 10)
-    end(store, "k1", at=5)
-    with statements(store._db) as asked:
-        assert store.trim_timers(oldest_ms=ALL_MS, most=PLENTY)
-    assert not any(plan.startswith("SCAN timers") for plan in plans(store._db, asked))
+def test_what_is_too_old_is_found_through_an_index(table: TimerTable) -> None:
+    fill(table, 10)
+    end(table, "k1", at=5)
+    with statements(table._db) as asked:
+        assert table.trim(oldest_ms=ALL_MS, most=PLENTY)
+    found = plans(table._db, asked)
+    assert any("INDEX timers_ended " in plan for plan in found), found
+    assert not any(plan.startswith("SCAN timers") for plan in found), found
 
 
 # --- an ext of many -----------------------------------------------------------------------------
@@ -413,28 +540,26 @@ async def test_an_ext_of_many_goes_in_steps_and_no_mark_is_reached_before_its_en
     store: Store, jumping: MockClock
 ) -> None:
     many = 5 * EXT_STEP // 2
-    fill(store, many, ext="x")
-    steps: list[tuple[bool, int]] = []
+    steps: list[tuple[bool, int, int]] = []
 
-    def published(batch: Batch) -> None:
-        left = counted(store).get("pending", 0)
-        steps.append((journal.durable_mark >= mark, left))
-        assert (left == 1) == (not batch.unfinished)
+    def settled(orders: list[Order], _: Settlement) -> None:
+        left = counted(table).get("pending", 0)
+        steps.append((journal.durable_mark >= mark, left, len(orders)))
+        journal.is_settled()
 
-    journal = Journal(store, clock=Clock(), counts=Counts(), published=published)
-    journal.append(Changes(orders=[Drop("g", None, "x", many + 1, 5)]))
-    later = Schedule(timer(many + 1, "later", ext="x"), None)
-    journal.append(Changes(orders=[later]))
-    mark = journal.flush()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(journal.run)
-        await journal.settled()
-        nursery.cancel_scope.cancel()
-    left = [many - EXT_STEP + 1, many - 2 * EXT_STEP + 1, 1]
-    assert steps == [(False, left[0]), (False, left[1]), (True, left[2])]
-    assert states(store) == counted(store) == {"cancelled": many, "pending": 1}
-
-
-def test_the_ladder_is_the_defaults_unless_another_is_told(tmp_path: Path) -> None:
-    with closing(Store(tmp_path)) as store:
-        assert store.ladder == LADDER
+    with journal_of(store, published=lambda _: None, settled=settled) as journal:
+        table = journal.timers.table
+        fill(table, many, ext="x")
+        journal.append(Changes(orders=[Drop("g", None, "x", many + 1, 5)]))
+        later = Schedule(timer(many + 1, "later", ext="x"), None)
+        journal.append(Changes(orders=[later]))
+        mark = journal.flush()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(journal.run)
+            nursery.start_soon(journal.timers.run)
+            await journal.settled()
+            nursery.cancel_scope.cancel()
+        # What came behind the cancel is over first, the cancel itself in the last step.
+        left = [many - EXT_STEP + 1, many - 2 * EXT_STEP + 1, 1]
+        assert steps == [(False, left[0], 1), (False, left[1], 0), (True, left[2], 1)]
+        assert states(table) == counted(table) == {"cancelled": many, "pending": 1}
