@@ -41,7 +41,7 @@ from liveness.service import store as log_file
 from liveness.service import timertable
 from liveness.service.database import reading
 from liveness.service.store import Batch, CursorRow, Store
-from liveness.service.timertable import DATABASE, EXT_STEP, TimerTable
+from liveness.service.timertable import DATABASE, EXT_STEP, STATEMENT_ROWS, TimerTable
 from tests import disk
 from tests.core.timers_rig import Rig
 from tests.service.journals import journal_of
@@ -216,12 +216,14 @@ def test_a_payload_of_4096_odd_bytes_is_read_as_it_was_written(
 def test_of_orders_that_fail_nothing_is_left(table: TimerTable) -> None:
     fill(table, 1)
     before = rows(table)
+    # Enough for a statement that succeeds before the one that does not.
+    new = [timer(n, f"k{n}") for n in range(2, STATEMENT_ROWS + 2)]
     with pytest.raises(sqlite3.IntegrityError):
         table.write(
             [
-                Drop("g", "k1", None, 9, 5),
-                Schedule(timer(1, "again"), None),
                 Fire("g", "k1", 1, 7, 5),
+                *(Schedule(one, None) for one in new),
+                Schedule(timer(1, "again"), None),
             ]
         )
     assert rows(table) == before
@@ -521,6 +523,25 @@ def test_who_is_due_and_who_comes_is_found_through_an_index(table: TimerTable) -
             for row in db.execute(f"explain query plan {query}")
         ]
         assert not any("TEMP B-TREE" in step for step in steps), "nothing is sorted"
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_who_comes_is_read_in_pages_wherever_they_end(
+    table: TimerTable, limit: int
+) -> None:
+    due = (9, 7, 7, 3, 7, 9, 8, 7)
+    table.write(
+        [Schedule(timer(n, f"k{n}", due=at), None) for n, at in enumerate(due, 1)]
+    )
+    window, read = Window(-1, 0, 8, limit), list[Coming]()
+    with reading(table.path) as db:
+        while page := timertable.coming(db, window):
+            assert len(page) <= limit
+            read += page
+            window = window._replace(next=page[-1].next, id=page[-1].id)
+    assert [(one.next, one.id) for one in read] == sorted(
+        (at, n) for n, at in enumerate(due, 1) if at <= 8
+    )
 
 
 def test_what_is_too_old_is_found_through_an_index(table: TimerTable) -> None:
