@@ -1,0 +1,430 @@
+"""Orders on their way to the table, beside records on their way to the log.
+
+Two files, each with a writer of its own. In the property a transaction of either ends
+only when the test lets it, so that every order in which they may end is one that can be
+drawn; whatever is told is compared with what is on disk at that moment.
+"""
+
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+import structlog
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from liveness.core.records import TIMER, Changes, Logged, Record, TimerRecord
+from liveness.core.timers import Drop, Fire, Order, Schedule, Settlement, Timer
+from liveness.metrics import Counts
+from liveness.service import journal, timerjournal, timertable
+from liveness.service.clock import Clock
+from liveness.service.journal import TRIM_EVERY_S, Journal
+from liveness.service.store import Batch, Store
+from liveness.service.timerjournal import COMMIT_ORDERS, FOLLOW_RECORDS, TimerJournal
+from liveness.service.timertable import TimerTable
+from tests import disk
+from tests.strategies import BOUNDED
+
+AT_MS: Final = 1_000
+
+
+class Told:
+    """A journal over two files, and what it told."""
+
+    def __init__(self, store: Store, table: TimerTable) -> None:
+        clock = Clock()
+        self.store, self.table = store, table
+        self.published: list[Logged] = []
+        self.settled: list[list[Order]] = []  # by transaction
+        self.wrote_log, self.wrote_table = trio.Event(), trio.Event()
+        self.journal = Journal(
+            store,
+            TimerJournal(table, clock=clock, settled=self._settled),
+            clock=clock,
+            counts=Counts(),
+            published=self._published,
+        )
+
+    def _published(self, batch: Batch) -> None:
+        self.published += batch.records
+        self.wrote_log.set()
+        self.wrote_log = trio.Event()
+
+    def _settled(self, orders: list[Order], settlement: Settlement) -> None:
+        self.settled.append(orders)
+        self.journal.is_settled()
+        self.wrote_table.set()
+        self.wrote_table = trio.Event()
+
+    @property
+    def sizes(self) -> list[int]:
+        """Orders by transaction."""
+        return [len(orders) for orders in self.settled]
+
+    def states(self) -> dict[str, int]:
+        """How many timers there are in each state, as it is on disk."""
+        query = "select state, count(*) from timers group by state"
+        return dict(disk.rows(self.table.path, query))
+
+
+@asynccontextmanager
+async def writing(store: Store, table: TimerTable) -> AsyncIterator[Told]:
+    told = Told(store, table)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(told.journal.run)
+        nursery.start_soon(told.journal.timers.run)
+        yield told
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def table(store: Store) -> Iterator[TimerTable]:
+    with closing(TimerTable(store.folder, log=store.log)) as opened:
+        yield opened
+
+
+def after(number: int, *, ext: str | None = None) -> Schedule:
+    """A timer asked for, with a key of its own."""
+    timer = Timer(
+        number, "g", f"k{number}", ext, "pending", AT_MS, AT_MS, 0, None, 0, None,
+        AT_MS, None, AT_MS,
+    )  # fmt: skip
+    return Schedule(timer, None)
+
+
+def asked(first: int, count: int = 1) -> Changes:
+    return Changes(orders=[after(n) for n in range(first, first + count)])
+
+
+def login(seq: int) -> Changes:
+    record = Record(seq, "online", f"u{seq}", "g", seq, None, "login", AT_MS)
+    return Changes([record], [0.0])
+
+
+def run(seq: int, number: int) -> Changes:
+    """The first run of a timer: its record, and what the table is told of it."""
+    key = f"k{number}"
+    record = TimerRecord(seq, TIMER, "g", key, None, None, AT_MS, 1, AT_MS)
+    return Changes([record], [0.0], orders=[Fire("g", key, 1, seq, AT_MS)], ends=1)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process holds the file, as a backup does: a commit has to wait."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("begin immediate")
+        yield
+        db.execute("rollback")
+
+
+@contextmanager
+def disk_full(table: TimerTable) -> Iterator[None]:
+    (pages,) = table._db.execute("pragma page_count").fetchone()
+    table._db.execute(f"pragma max_page_count = {pages}")
+    yield
+    table._db.execute("pragma max_page_count = 1000000")
+
+
+# --- commits ------------------------------------------------------------------------
+
+
+async def test_lots_of_orders_go_together_up_to_a_number_and_none_is_cut(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    part = COMMIT_ORDERS * 2 // 5
+    async with writing(store, table) as told:
+        with locked(table.path):
+            told.journal.append(asked(1))
+            await wait_all_tasks_blocked()
+            for n in range(4):
+                told.journal.append(asked(2 + n * part, part))
+            told.journal.append(asked(2 + 4 * part, COMMIT_ORDERS + 1))
+            assert told.journal.pending == 4 * part + COMMIT_ORDERS + 2
+        await told.journal.settled()
+        assert told.sizes == [1, 2 * part, 2 * part, COMMIT_ORDERS + 1]
+        assert told.journal.pending == 0
+        assert told.states() == {"pending": 4 * part + COMMIT_ORDERS + 2}
+
+
+async def test_a_run_is_told_to_the_table_only_once_its_record_is_on_disk(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    async with writing(store, table) as told:
+        journal = told.journal
+        journal.append(asked(1, 2))
+        await journal.settled()
+        with locked(store.path):
+            journal.append(run(1, 1))
+            journal.append(asked(3))
+            await told.wrote_table.wait()
+            # What was asked since does not wait for the log.
+            assert told.states() == {"pending": 3}
+            assert (journal.durable_mark, disk.runs(store.path)) == (1, [])
+        await journal.settled()
+        assert told.states() == {"fired": 1, "pending": 2}
+        assert [one.seq for one in disk.runs(store.path)] == [1] == [table.seq]
+
+
+async def test_who_is_told_of_a_run_finds_it_among_the_orders_before_its_answer(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    async with writing(store, table) as told:
+        journal = told.journal
+        journal.append(asked(1))
+        await journal.settled()
+        journal.append(run(1, 1))
+        await told.wrote_log.wait()
+        cancel = Drop("g", "k1", None, 2, AT_MS)
+        journal.append(Changes(orders=[cancel]))
+        await journal.settled()
+    orders = [order for orders in told.settled for order in orders]
+    assert orders[1:] == [Fire("g", "k1", 1, 1, AT_MS), cancel]
+
+
+async def test_an_id_given_twice_ends_the_journal_rather_than_be_retried(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    table.write([after(1)])
+    told = Told(store, table)
+    again = after(1)
+    told.journal.append(Changes(orders=[Schedule(again.timer._replace(key="k"), None)]))
+    with trio.fail_after(60), pytest.raises(sqlite3.IntegrityError):
+        await told.journal.timers.run()
+    assert told.settled == []
+
+
+# --- in every order -----------------------------------------------------------------
+
+
+class HeldStore(Store):
+    """A log whose commits begin at once and end when they are let through."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gate = threading.Semaphore(0)
+        super().__init__(folder)
+
+    def write(self, batch: Batch) -> None:
+        self.gate.acquire()
+        super().write(batch)
+
+
+class HeldTable(TimerTable):
+    """A table of which the same holds."""
+
+    def __init__(self, folder: Path, *, log: str) -> None:
+        self.gate = threading.Semaphore(0)
+        super().__init__(folder, log=log)
+
+    def write(self, orders: Sequence[Order]) -> tuple[Settlement, list[Drop]]:
+        self.gate.acquire()
+        return super().write(orders)
+
+
+class Engine:
+    """Says this and that to a journal, and knows what it may tell in return."""
+
+    def __init__(self, store: HeldStore, table: HeldTable, told: Told) -> None:
+        self.store, self.table, self.told = store, table, told
+        self.journal = told.journal
+        self.given: list[Order] = []
+        self.timers, self.seq = 0, 0  # the newest of each
+        self.cancelled_below = 0
+        self.to_fire: deque[int] = deque()
+        self.marks: list[tuple[int, int, int]] = []  # what was the newest at each
+        self.durable_mark = 0
+
+    async def act(self, act: str) -> None:
+        match act:
+            case "write log":
+                if self.journal.records_pending:
+                    self.store.gate.release()
+                    await self.told.wrote_log.wait()
+            case "write table":
+                if self.journal.timers.pending:
+                    self.table.gate.release()
+                    await self.told.wrote_table.wait()
+            case _:
+                changes = self.decide(act)
+                self.given += changes.orders
+                self.journal.append(changes)
+                self.marks.append((self.journal.mark, self.timers, self.seq))
+        await wait_all_tasks_blocked()  # a transaction that can begin has begun
+
+    def decide(self, act: str) -> Changes:
+        changes = Changes()
+        if act == "login" or ("fire" in act and self.to_fire):
+            self.seq += 1
+            is_run = act != "login"
+            changes = (
+                run(self.seq, self.to_fire.popleft()) if is_run else login(self.seq)
+            )
+        if "after" in act:
+            self.timers += 1
+            self.to_fire.append(self.timers)
+            changes.orders.append(after(self.timers, ext="x"))
+        if act == "cancel":
+            self.cancelled_below = self.timers + 1
+            changes.orders.append(Drop("g", None, "x", self.cancelled_below, AT_MS))
+        return changes
+
+    def check(self) -> None:
+        """What was told is on disk, and the table knows of nothing that is not."""
+        query = "select count(*), coalesce(max(seq), 0) from timers"
+        ((timers, seq),) = disk.rows(self.table.path, query)
+        query = "select coalesce(max(last), 0) from log"
+        ((last,),) = disk.rows(self.store.path, query)
+        assert max(seq, self.table.seq) <= last
+        assert self.durable_mark <= self.journal.durable_mark <= self.journal.mark
+        self.durable_mark = self.journal.durable_mark
+        for mark, newest_timer, newest_record in self.marks:
+            if mark <= self.durable_mark:
+                assert newest_timer <= timers
+                assert newest_record <= last
+
+    async def settle(self) -> None:
+        """Let everything through."""
+        while self.journal.pending:
+            await self.act("write log")
+            await self.act("write table")
+            self.check()
+        assert self.durable_mark == self.journal.mark
+        settled = [order for orders in self.told.settled for order in orders]
+        assert sorted(map(id, settled)) == sorted(map(id, self.given)), "each once"
+        query = "select count(*) from timers where next is not null and id < ?"
+        assert disk.rows(self.table.path, query, self.cancelled_below) == [(0,)]
+
+
+ACTS: Final = (
+    "after", "cancel", "login", "fire", "fire and after", "write log", "write table",
+)  # fmt: skip
+
+
+@BOUNDED
+@given(st.lists(st.sampled_from(ACTS), max_size=30))
+def test_no_mark_is_reached_too_soon_or_left_again_and_no_run_is_known_too_soon(
+    tmp_path_factory: pytest.TempPathFactory, acts: list[str]
+) -> None:
+    async def live() -> None:
+        with (
+            closing(HeldStore(tmp_path_factory.mktemp("state"))) as store,
+            closing(HeldTable(store.folder, log=store.log)) as table,
+        ):
+            async with writing(store, table) as told:
+                engine = Engine(store, table, told)
+                try:
+                    for act in acts:
+                        await engine.act(act)
+                        engine.check()
+                    await engine.settle()
+                finally:  # a thread that is held would be waited for
+                    store.gate.release()
+                    table.gate.release()
+
+    with pytest.MonkeyPatch.context() as few:
+        few.setattr(timertable, "EXT_STEP", 2)
+        few.setattr(timerjournal, "COMMIT_ORDERS", 3)
+        few.setattr(journal, "COMMIT_RECORDS", 2)
+        trio.run(live)
+
+
+# --- a bad disk ---------------------------------------------------------------------
+
+
+async def test_a_table_that_cannot_be_written_is_told_and_loses_nothing(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    async with writing(store, table) as told:
+        journal = told.journal
+        with structlog.testing.capture_logs() as said:
+            with disk_full(table):
+                journal.append(asked(1, 500))
+                journal.append(asked(501, 500))
+                await trio.sleep(65.5)
+                assert journal.failure is not None
+                assert "full" in journal.failure
+                assert (journal.pending, journal.durable_mark) == (1_000, 0)
+                assert (told.settled, told.states()) == ([], {})
+            began = trio.current_time()
+            await journal.settled()
+        assert trio.current_time() - began <= 1.0
+        assert journal.failure is None
+        assert (journal.pending, journal.durable_mark) == (0, journal.mark)
+        assert told.states() == {"pending": 1_000}
+    assert [line["event"][:20] for line in said] == [
+        *["the log cannot be wr"] * 2,
+        "the log is written a",
+    ]
+    assert {line.get("path", str(table.path)) for line in said} == {str(table.path)}
+
+
+async def test_the_log_goes_on_while_the_table_cannot_be_written(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    async with writing(store, table) as told:
+        journal = told.journal
+        journal.append(asked(1))
+        await journal.settled()
+        with disk_full(table):
+            journal.append(asked(2, 500))
+            journal.append(run(1, 1))
+            journal.append(login(2))
+            await trio.sleep(3.5)
+            assert [one.seq for one in told.published] == [1, 2]
+            assert (journal.durable_seq, journal.records_pending) == (2, 0)
+            assert (journal.durable_mark, journal.timers.pending) == (1, 501)
+            assert journal.failure is not None
+        await journal.settled()
+        assert told.states() == {"fired": 1, "pending": 500}
+
+
+# --- retention, and how far the table has followed -------------------------------------
+
+
+async def test_the_table_follows_in_large_steps_and_never_past_what_waits(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    async with writing(store, table) as told:
+        timers = told.journal.timers
+        await timers.follow(FOLLOW_RECORDS - 1)
+        assert table.seq == 0
+        with locked(table.path):
+            timers.append([after(1)], mark=0)
+            await timers.follow(FOLLOW_RECORDS)
+            assert table.seq == 0
+        await told.wrote_table.wait()
+        await timers.follow(FOLLOW_RECORDS)
+        assert table.seq == FOLLOW_RECORDS
+
+
+async def test_ended_timers_go_with_the_log_and_it_is_said_how_many(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    gone: list[dict[str, int]] = []
+    many = 5_000
+    table.write([after(n, ext="x") for n in range(1, many + 1)])
+    while table.write([Drop("g", None, "x", many, AT_MS)])[1]:
+        pass
+    async with writing(store, table) as told:
+        async with trio.open_nursery() as nursery:
+
+            async def trim() -> None:
+                await told.journal.trim(
+                    retention_s=60,
+                    most_bytes=2**40,
+                    most_ended=2**40,
+                    forgot=gone.append,
+                )
+
+            nursery.start_soon(trim)
+            await trio.sleep(TRIM_EVERY_S / 2)
+            nursery.cancel_scope.cancel()
+        assert told.states() == {"pending": 1}
+    assert sum(step.get("cancelled", 0) for step in gone) == many - 1
+    assert gone[-1] == {}
