@@ -1,8 +1,9 @@
 """Timers: very many that wait, thousands a second that come and go, and those that fire.
 
 Those that wait are put into the table's file beforehand, as the sidecar would write them:
-to ask for ten million takes a quarter of an hour, and is not what is measured. Keys are
-random, as message ids are, which is the worst that a table's index can be given.
+to ask for ten million takes a quarter of an hour, and is not what is measured. Their keys
+are random. Keys that are asked for meanwhile grow with time; how much random ones cost,
+each of which is put in at another place of the table's index, is measured beside that.
 """
 
 import random
@@ -49,6 +50,7 @@ ASKED_PER_S: Final = 10_500
 # Each of them is cancelled so much later.
 CANCELLED_AFTER_S: Final = 2.0
 PING_EVERY_S: Final = 0.2
+SOON_S: Final = 3.0  # until the first of the others is due
 FIRING_PER_S: Final = 1_000
 FIRING_AFTER_S: Final = 5.0
 # Those that come due at one moment are asked for within this, and a second for so many.
@@ -147,18 +149,6 @@ class _Asked(NamedTuple):
 def _come_and_go(server: Server, options: Options, stage: Stage) -> list[Figure]:
     """As many are asked for as are cancelled, while users speak and fall silent."""
     users, seconds = Users(options.users), options.seconds
-    ahead = round(CANCELLED_AFTER_S * ASKED_PER_S)
-    keys = _keys(round(seconds * ASKED_PER_S) + ahead)
-    asking = [
-        _packed("after", key, AFTER_S[number % len(AFTER_S)], {"payload": PAYLOAD})
-        for number, key in enumerate(keys)
-    ]
-    cancelling = [_packed("cancel", {"key": key}) for key in keys]
-    both = [
-        frame
-        for asked, cancelled in zip(asking[ahead:], cancelling, strict=False)
-        for frame in (asked, cancelled)
-    ]
     with (
         Gateway(server.socket, timeout=LONG_S) as speakers,
         Gateway(server.socket, name="timers") as gateway,
@@ -166,40 +156,102 @@ def _come_and_go(server: Server, options: Options, stage: Stage) -> list[Figure]
         stage("everyone logs in", None)
         speakers.send(users.logins(range(len(users))))
         speakers.ping()
-        gateway.send(b"".join(asking[:ahead]))
-        gateway.ping()
-        pace = Pace(gateway, rate=2 * ASKED_PER_S)
-        stage("timers come and go", lambda: pace.count / len(both))
+        flow = _Flow(gateway, _keys(_Flow.count(seconds)))
+        stage("timers come and go", flow.share)
+        first_due = time.perf_counter() + SOON_S
         with (
-            Stragglers(server.socket, first_s=3.0, seconds=seconds) as others,
+            Stragglers(server.socket, first_s=SOON_S, seconds=seconds) as others,
             _speaking(speakers, users, options),
-            _pinging(gateway) as waits_s,
-            Window(server) as window,
         ):
-            began = pace.began = now()
-            pace.run(both)
-        gateway.ping()
-        took_s = time.perf_counter() - began.mono
-        beside = others.figures(
-            "timers", began.mono, decided_ms=DECIDED_MS, delivered_ms=None
-        )
-        gateway.send(b"".join(cancelling[-ahead:]))
-        gateway.ping()
+            time.sleep(max(0.0, first_due - time.perf_counter()))
+            with Window(server) as window:
+                began = time.perf_counter()
+                asked = flow.run()
+            beside = others.figures(
+                "timers", began, decided_ms=DECIDED_MS, delivered_ms=None
+            )
+        flow.cancel_the_rest()
+        scattered = _Flow(gateway, _random_keys(_Flow.count(seconds / 3)))
+        stage("timers with random keys come and go", scattered.share)
+        scattered_asked = scattered.run()
+        scattered.cancel_the_rest()
         # Until the last of those that were cancelled would have fired.
         time.sleep(AFTER_S[1])
         fired = gateway.count
-    asked = len(both) / 2 / took_s
     return [
         Figure("timers", "asked for a second", asked, "", least=SUSTAINED_PER_S),
         Figure("timers", "and cancelled a second", asked, "", least=SUSTAINED_PER_S),
-        Figure("timers", "on disk p99", p99_ms(waits_s), "ms"),
-        Figure("timers", "cancelled that fired", fired, "", NONE),
+        Figure("timers", "on disk p99", p99_ms(flow.waits_s), "ms"),
         *beside,
         Figure("timers", "server CPU meanwhile", window.server_percent, "%"),
-        Figure("timers", "server CPU an order", window.server_ns(len(both)), "ns"),
+        Figure("timers", "server CPU an order", window.server_ns(flow.orders), "ns"),
         Figure("timers", "load CPU meanwhile", window.load_percent, "%"),
-        Figure("timers", "load behind its pace p99", p99_ms(pace.lags_s), "ms"),
+        Figure("timers", "load behind its pace p99", p99_ms(flow.lags_s), "ms"),
+        Figure("timers", "both a second, random keys", scattered_asked, ""),
+        Figure("timers", "on disk p99, random keys", p99_ms(scattered.waits_s), "ms"),
+        Figure("timers", "cancelled that fired", fired, "", NONE),
     ]
+
+
+class _Flow:
+    """Timers that are asked for, each cancelled a little later, at a steady pace.
+
+    Args:
+        gateway: Who asks.
+        keys: Of all of them; `count` says how many.
+    """
+
+    def __init__(self, gateway: Gateway, keys: Sequence[str]) -> None:
+        self.waits_s: Sequence[float] = ()  # for the pongs meanwhile
+        self._gateway = gateway
+        asking = [
+            _packed("after", key, AFTER_S[number % len(AFTER_S)], {"payload": PAYLOAD})
+            for number, key in enumerate(keys)
+        ]
+        cancelling = [_packed("cancel", {"key": key}) for key in keys]
+        self._ahead = round(CANCELLED_AFTER_S * ASKED_PER_S)
+        self._first = asking[: self._ahead]
+        self._last = cancelling[-self._ahead :]
+        self._both = [
+            frame
+            for pair in zip(asking[self._ahead :], cancelling, strict=False)
+            for frame in pair
+        ]
+        self._pace = Pace(gateway, rate=2 * ASKED_PER_S)
+
+    @staticmethod
+    def count(seconds: float) -> int:
+        """How many keys so many seconds take."""
+        return round((seconds + CANCELLED_AFTER_S) * ASKED_PER_S)
+
+    @property
+    def orders(self) -> int:
+        """How many frames are written at the pace."""
+        return len(self._both)
+
+    @property
+    def lags_s(self) -> Sequence[float]:
+        """How late each was written against the pace."""
+        return self._pace.lags_s
+
+    def share(self) -> float:
+        """How much of it is done."""
+        return self._pace.count / len(self._both)
+
+    def run(self) -> float:
+        """Write them; return how many a second were asked for, until all is on disk."""
+        self._gateway.send(b"".join(self._first))
+        self._gateway.ping()
+        self._pace.began = began = now()
+        with _pinging(self._gateway) as self.waits_s:
+            self._pace.run(self._both)
+        self._gateway.ping()
+        return len(self._both) / 2 / (time.perf_counter() - began.mono)
+
+    def cancel_the_rest(self) -> None:
+        """Leave nothing behind."""
+        self._gateway.send(b"".join(self._last))
+        self._gateway.ping()
 
 
 def _fire_steadily(server: Server, options: Options, stage: Stage) -> list[Figure]:
@@ -286,7 +338,13 @@ def _judge(
 
 
 def _keys(count: int) -> list[str]:
-    """Random, as message ids are: the worst that the table's index can be given."""
+    """Growing with time, as order numbers are, and ids of messages."""
+    first = time.time_ns()
+    return [f"{first + number:016x}" for number in range(count)]
+
+
+def _random_keys(count: int) -> list[str]:
+    """The worst that the table's index can be given."""
     return [f"{random.getrandbits(64):016x}" for _ in range(count)]
 
 

@@ -155,6 +155,7 @@ class Engine:
         self._asked = 0.0
         self._is_deaf = False
         self._is_behind = False  # the disk, with what was read
+        self._owes_orders = False  # with what is asked of timers
         self._waits_for_disk = False
         self._every = Every(REFUSALS_LOG_S, clock=clock.mono)
 
@@ -244,11 +245,14 @@ class Engine:
         )
         journal, limits = self._journal, self._limits
         self._waits_for_disk = journal.pending_ends >= limits.pause_firing
-        self._is_deaf = journal.pending >= limits.pause_reading
+        self._is_deaf = journal.records_pending >= limits.pause_reading
         # From half of that bound on a link is read no further than a small piece a pass: a
         # storm of logins fills what waits for the disk no faster than the disk empties
         # it, and the links that say little are read as ever.
-        self._is_behind = 2 * journal.pending >= limits.pause_reading
+        self._is_behind = 2 * journal.records_pending >= limits.pause_reading
+        # Orders come to disk by themselves: too many of them hold up whoever gives them,
+        # and neither the others nor their users' time.
+        self._owes_orders = 2 * journal.timers.pending >= limits.pause_reading
         self.turned_at = mono
         presence = self.presence
         presence.wheel.advance(now, presence.wheel.steps)
@@ -275,7 +279,7 @@ class Engine:
 
     def written(self) -> None:
         """Note that a commit is done; go on, if that was waited for."""
-        if self._waits_for_disk or self._is_behind:
+        if self._waits_for_disk or self._is_behind or self._owes_orders:
             self.wanted.ring()
 
     # --- timers ---------------------------------------------------------------
@@ -392,8 +396,15 @@ class Engine:
             self._attended.caught_up(
                 mono=self._clock.mono(), all_read_empty=not self._ready
             )
-        has_more = not all(link.outbox.is_full for link in self._ready.values())
-        return has_more and not self._is_behind
+        may_go_on = any(
+            not link.outbox.is_full and not self._holds_back(link)
+            for link in self._ready.values()
+        )
+        return may_go_on and not self._is_behind
+
+    def _holds_back(self, link: SocketLink) -> bool:
+        """Whether a link is not read, as what it asks of timers has to be written."""
+        return self._owes_orders and link.gives_orders
 
     def _read(self, link: SocketLink, now: float, *, until: float) -> bool:
         """Read one link, until the budget is used up; return whether it is empty."""
@@ -402,6 +413,8 @@ class Engine:
         while mono < until and not (taken and self._is_behind):
             if not link.is_open or link.number in self._losing:
                 return True
+            if self._holds_back(link):
+                return False
             if link.outbox.is_full:
                 # Its answers first. Who reads them will be read again.
                 if not link.outbox.is_unread:
@@ -457,11 +470,14 @@ class Engine:
         match request:
             # First, as they come one by one: to ask for the abstract class is slow.
             case After():
+                link.gives_orders = True
                 if not self.timetable.after(self._name(link), request, at):
                     self._refuse(link, self._one_timer_too_many(link))
             case Cancel():
+                link.gives_orders = True
                 self.timetable.cancel(self._name(link), request, at)
             case Answer():
+                link.gives_orders = True
                 self.timetable.answer(self._name(link), request, at)
             case SignsOfLife():
                 assert gateway is not None

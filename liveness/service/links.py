@@ -46,6 +46,7 @@ class SocketLink:
         self.opened_at = opened_at
         self.gateway: Gateway | None = None
         self.is_open = True  # bytes are taken from it
+        self.gives_orders = False  # about timers
         self.piece_bytes = PIECE_BYTES
         self.read_at = 0.0  # when it last gave something, in monotonic seconds
         self.why_closed = "closed by the other side"
