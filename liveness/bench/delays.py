@@ -67,8 +67,11 @@ class Runner(Gateway):
     """A gateway whose timers are done as soon as they come."""
 
     def _take(self, notices: Notices) -> None:
-        for one in notices.records:
-            self.tell("done", one["key"], None, {"seq": one["seq"]})
+        done = (
+            _packed("done", one["key"], None, {"seq": one["seq"]})
+            for one in notices.records
+        )
+        self.send(b"".join(done))
         super()._take(notices)
 
 

@@ -5,7 +5,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
@@ -71,10 +70,6 @@ OTHER_FILES: Final = 200
 # Nearly all that a storm makes is let go by counting. Walked as often as by default, it
 # would cost a sixth of the CPU, and pauses of 20 ms.
 COLLECT_EVERY: Final = (10_000, 20, 50)
-
-# A writer's thread wants the interpreter back after each statement, some ten a commit. By
-# default it would wait for 5 ms each time that somebody else is at work.
-SWITCH_S: Final = 0.001
 
 _log = structlog.get_logger("sidecar")
 
@@ -409,7 +404,6 @@ async def serve(config: Config) -> None:
         listener = stack.enter_context(listening(config.socket.path, name="gateway"))
         admin = stack.enter_context(listening(config.socket.admin_path, name="admin"))
         http = stack.enter_context(_listening_on(config.http.host, config.http.port))
-        sys.setswitchinterval(SWITCH_S)
         # Nothing of what is loaded is garbage; looking for some takes half the time.
         gc.disable()
         with store.expecting_damage(), table.expecting_damage():

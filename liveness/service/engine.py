@@ -287,8 +287,11 @@ class Engine:
     @property
     def may_fire_timers(self) -> bool:
         """Whether the disk keeps up with what has been decided already."""
-        journal, pause = self._journal, self._limits.pause_firing
-        return journal.pending_ends < pause and journal.timers.pending < pause
+        journal, limits = self._journal, self._limits
+        return (
+            journal.pending_ends < limits.pause_firing
+            and journal.timers.pending < limits.pause_reading
+        )
 
     def loaded_timers(self) -> None:
         """Note that there are others on the ring: one may come before the next turn."""

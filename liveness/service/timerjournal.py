@@ -21,7 +21,7 @@ from liveness.service.writer import Writer
 
 # So many orders go into one transaction: some twentieth of a second of writing, the most
 # that a new order should wait for the ones before it.
-COMMIT_ORDERS: Final = 2_000
+COMMIT_ORDERS: Final = 4_000
 # While nothing fires the table follows the log in steps of so many records: what a start
 # after a crash has to look through at most, in some tenths of a second.
 FOLLOW_RECORDS: Final = 100_000
