@@ -1,0 +1,284 @@
+"""A start after a crash between the log and the table of timers.
+
+The log has runs of which the table was not told. They are told to it last, after
+whatever was said since; the table must then be as if it had been told in time, and what
+it knows already must stay as it is.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.build import Wheel
+from liveness.core.records import TIMER, Logged, Record, TimerRecord
+from liveness.core.timers import (
+    LADDER,
+    Again,
+    Drop,
+    Fire,
+    Ladder,
+    Order,
+    Reply,
+    Schedule,
+    Settlement,
+    Timer,
+    key_of,
+)
+from liveness.service import app, store
+from liveness.service.app import _catch_up
+from liveness.service.store import Batch, Store
+from liveness.service.timertable import TimerTable
+from tests import disk
+from tests.core.timers_rig import Rig
+from tests.strategies import BOUNDED
+
+AT_MS: Final = 1_000
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store(tmp_path)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def table(log: Store) -> Iterator[TimerTable]:
+    with closing(TimerTable(log.folder, log=log.log)) as opened:
+        yield opened
+
+
+def rows(table: TimerTable) -> dict[int, Timer]:
+    """Every timer that the file has."""
+    found = disk.rows(table.path, f"select {', '.join(Timer._fields)} from timers")
+    return {row[0]: Timer._make(row) for row in found}
+
+
+def after(number: int, key: str, *, since: int) -> Schedule:
+    timer = Timer(
+        number, "g", key, None, "pending", AT_MS, AT_MS, 0, None, since, None, AT_MS,
+        None, AT_MS,
+    )  # fmt: skip
+    return Schedule(timer, None)
+
+
+def fire(seq: int, key: str, attempt: int = 1) -> Fire:
+    return Fire("g", key, attempt, seq, AT_MS + seq)
+
+
+def fail(key: str) -> Reply:
+    return Reply("g", key, None, False, "no", False, AT_MS)
+
+
+def again(key: str) -> Again:
+    return Again("g", key, AT_MS)
+
+
+def login(seq: int) -> Record:
+    return Record(seq, "online", seq, "g", seq, None, "login", AT_MS)
+
+
+def as_record(order: Fire) -> TimerRecord:
+    gateway, key, attempt, seq, at = order
+    return TimerRecord(seq, TIMER, gateway, key, None, None, AT_MS, attempt, at)
+
+
+def write(log: Store, records: Iterable[Logged]) -> None:
+    """Write records in their order, each as a commit of its own."""
+    for record in sorted(records, key=lambda one: one.seq):
+        log.write(Batch([record]))
+
+
+# --- what the table lacks, and what it has ------------------------------------------
+
+
+def replay(table: TimerTable, log: Store) -> None:
+    """Tell the table of all runs, from the first on, as if it knew of none."""
+    table.seq = 0
+    _catch_up(table, log)
+
+
+def damage(log: Store, *, below: int) -> None:
+    """Have older pages of the log such that nobody can read them."""
+    with closing(sqlite3.connect(log.path)) as db, db:
+        db.execute("update log set records = x'c1' where last < ?", [below])
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+def test_runs_that_the_table_lacks_are_told_to_it_and_all_others_change_nothing(
+    log: Store, table: TimerTable, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(app, "REPLAYED_AT_ONCE", at_once)
+    monkeypatch.setattr(store, "SCAN_RECORDS", 2 * at_once)
+    keys = ("known", "second", "anew", "missed", "replaced", "cancelled", "overtaken")
+    known = [fire(seq, key) for seq, key in enumerate((*keys[:3], "overtaken"), 1)]
+    missed = [
+        fire(5, "missed"),
+        fire(6, "second", 2),
+        fire(7, "replaced"),
+        fire(8, "cancelled"),
+        fire(9, "anew"),
+        fire(10, "overtaken", 2),
+        fire(12, "unheard of"),
+    ]
+    table.write([after(n, key, since=1) for n, key in enumerate(keys, 1)])
+    table.write([*known, *map(fail, ("second", "anew", "overtaken"))])
+    table.write([again("anew")])
+    # These were said after the runs, and written before them.
+    table.write(
+        [after(8, "replaced", since=11), Drop("g", "cancelled", None, 9, AT_MS)]
+    )
+    table.write([again("overtaken")])
+    write(
+        log, [*map(as_record, (*known, *missed)), login(11), *map(login, (13, 14, 15))]
+    )
+
+    before = rows(table)
+    _catch_up(table, log)
+    told = {it.key: it for number, it in rows(table).items() if it != before[number]}
+    assert {key: (it.state, it.attempts, it.seq) for key, it in told.items()} == {
+        "missed": ("fired", 1, 5),
+        "second": ("fired", 2, 6),
+        "anew": ("fired", 1, 9),
+    }
+    for it in told.values():
+        assert it.seq is not None
+        at = AT_MS + it.seq
+        assert (it.fired, it.changed, it.next) == (at, at, at + LADDER.run_ms)
+    assert table.seq == 15
+    told_once = rows(table)
+    replay(table, log)
+    assert rows(table) == told_once
+
+
+def test_of_a_log_that_was_trimmed_what_is_left_is_told(
+    log: Store, table: TimerTable
+) -> None:
+    table.write([after(1, "a", since=1), after(2, "b", since=1)])
+    write(log, [as_record(fire(1, "a")), *map(login, (2, 3)), as_record(fire(4, "b"))])
+    log.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)
+    _catch_up(table, log)
+    assert [it.state for it in rows(table).values()] == ["pending", "fired"]
+    assert table.seq == 4
+
+
+def test_the_log_is_read_from_where_the_table_has_followed_to(
+    log: Store, table: TimerTable
+) -> None:
+    table.write([after(1, "a", since=1), after(2, "b", since=1), fire(2, "a")])
+    write(log, [login(1), *map(as_record, (fire(2, "a"), fire(3, "b")))])
+    damage(log, below=3)
+    _catch_up(table, log)
+    assert [it.state for it in rows(table).values()] == ["fired", "fired"]
+
+
+def test_without_live_timers_the_log_is_not_read(log: Store, table: TimerTable) -> None:
+    table.write([after(1, "a", since=1), Drop("g", "a", None, 2, AT_MS)])
+    write(log, map(login, (1, 2, 3)))
+    damage(log, below=4)
+    _catch_up(table, log)
+    assert table.seq == 3
+
+
+# --- in any order -------------------------------------------------------------------
+
+
+SHORT: Final = Ladder(1_000, (500, 1_000))
+said = st.lists(
+    st.tuples(
+        st.sampled_from(("after", "after", "cancel", "done", "fail", "retry", "wait")),
+        st.sampled_from("abc"),
+    ),
+    max_size=40,
+)
+
+
+class Decided(Rig):
+    """A rig that keeps every order, as it was decided."""
+
+    def __init__(self, said: list[tuple[str, str]]) -> None:
+        self.orders: list[Order] = []
+        super().__init__(Wheel, ladder=SHORT)
+        for what, key in said:
+            self.say(what, key)
+        self.commit()
+
+    def say(self, what: str, key: str) -> None:
+        match what:
+            case "after":
+                self.after(key, 0.2)
+            case "cancel":
+                self.cancel(key)
+            case "done":
+                self.done(key)
+            case "fail":
+                self.fail(key)
+            case "retry":
+                self.try_again(key)
+            case _:
+                self.wait(0.6)
+
+    def write(self, most: int = 10**9) -> bool:
+        was_written = super().write(most)
+        if was_written:
+            assert self.written is not None
+            self.orders += self.written[0]
+        return was_written
+
+
+def settled(orders: Iterable[Order]) -> dict[int, Timer]:
+    """What becomes of timers if this is said of them, in this order."""
+    return {it.id: it for it in Settlement(orders, [], SHORT).changed}
+
+
+def left_alone(orders: list[Order], since: int) -> set[object]:
+    """The keys of which, from a run on that is later than *since*, only runs follow."""
+    fired, left = set[object](), set[object](map(key_of, orders))
+    for order in orders:
+        if isinstance(order, Fire):
+            if order.seq > since:
+                fired.add(key_of(order))
+        elif key_of(order) in fired:
+            left.discard(key_of(order))
+    return left
+
+
+@BOUNDED
+@given(said, st.integers(0, 8), st.integers(1, 4))
+def test_runs_that_are_told_last_have_the_effect_they_had_in_time(
+    tmp_path_factory: pytest.TempPathFactory,
+    said: list[tuple[str, str]],
+    known: int,
+    page: int,
+) -> None:
+    rig = Decided(said)
+    fires = {
+        it.seq: Fire(it.gateway, it.key, it.attempt, it.seq, it.at) for it in rig.log
+    }
+    orders = [fires[it.seq] if isinstance(it, Fire) else it for it in rig.orders]
+    late = [it for seq, it in fires.items() if seq > known]
+    in_time = [it for it in orders if it not in late]
+    with (
+        pytest.MonkeyPatch.context() as few,
+        closing(Store(tmp_path_factory.mktemp("state"))) as log,
+        closing(TimerTable(log.folder, log=log.log, ladder=SHORT)) as table,
+    ):
+        few.setattr(app, "REPLAYED_AT_ONCE", 2)
+        table.write(in_time)
+        for at in range(0, len(rig.log), page):
+            log.write(Batch([*rig.log[at : at + page]]))
+        _catch_up(table, log)
+        caught_up = rows(table)
+        assert caught_up == settled([*in_time, *late])
+        alone = left_alone(orders, known)
+        for number, timer in settled(orders).items():
+            if (timer.gateway, timer.key) in alone:
+                assert caught_up[number] == timer
+        assert table.seq == len(rig.log)
+        replay(table, log)
+        assert rows(table) == caught_up
