@@ -6,10 +6,13 @@ nothing came too early, or twice, is told by the records themselves and by the t
 
 import json
 import random
+import sqlite3
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import count, pairwise
 from time import perf_counter
 from typing import Any, Final
@@ -18,7 +21,7 @@ import pytest
 
 from liveness.core.records import TimerRecord
 from tests import disk
-from tests.e2e.client import Client, Record
+from tests.e2e.client import Client, Record, packed
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import ROOT, SOON_S, Sidecar, eventually
 
@@ -496,3 +499,27 @@ def test_a_kill_at_any_moment_loses_nothing_and_fires_nothing_twice(
             assert begun, "cancelled, and ponged, while it was pending"
     counted = Counter(state for _, state, *_ in rows)
     assert dict(sidecar.timer_rows("select * from states where timers > 0")) == counted
+
+
+# --- more than the disk takes -----------------------------------------------------------------
+
+
+def test_who_asks_faster_than_the_disk_takes_it_waits_and_nobody_else(
+    start: Start,
+) -> None:
+    sidecar = start(limits_pause_reading=1_000)
+    many, few = sidecar.gateway("many"), sidecar.gateway("few")
+    with closing(sqlite3.connect(sidecar.timers, isolation_level=None)) as other:
+        other.execute("begin immediate")
+        frames = [["after", f"k{number}", 86_400] for number in range(5_000)]
+        asking = threading.Thread(target=many.send_bytes, args=[packed(*frames)])
+        asking.start()
+        few.send("login", "ada", {"timeout": 1})
+        few.send("login", "bob", {"timeout": 60})
+        (record,) = few.take(1)
+        assert (record["uid"], record["reason"]) == ("ada", "silence")
+        assert sidecar.metric("liveness_log_pending") < 2_000
+        other.execute("rollback")
+    asking.join()
+    many.settle()
+    assert sidecar.timer_rows("select count(*) from timers") == [(5_000,)]
