@@ -401,12 +401,12 @@ def _pinging(gateway: Gateway) -> Iterator[Sequence[float]]:
 @contextmanager
 def _meanwhile(work: Callable[[Callable[[], bool]], None]) -> Iterator[None]:
     """Have a thread at work until left; what it fails of is raised there."""
-    over, failures = threading.Event(), list[BaseException]()
+    over, failures = threading.Event(), list[Exception]()
 
     def at_work() -> None:
         try:
             work(over.is_set)
-        except BaseException as error:
+        except Exception as error:
             failures.append(error)
 
     thread = threading.Thread(target=at_work)
