@@ -41,6 +41,7 @@ class Gateway:
     timeout: float | None = None
     users: int = 0
     is_linked: bool = False
+    is_held_back: bool = False  # by us, who do not read its link
     ping: float | None = None
     heard_at: float = NEVER
     empty_at: float = NEVER
@@ -58,7 +59,7 @@ class Gateway:
 
     def unlinked(self, now: float) -> None:
         """The link ended."""
-        self.is_linked = False
+        self.is_linked = self.is_held_back = False
         self.settles_at = now + self.settle
 
     def heard(self, now: float) -> None:
@@ -72,8 +73,17 @@ class Gateway:
             self.settles_at = now + self.settle
         self.heard_at = now
 
+    def let_go(self, now: float) -> None:
+        """We read its link again, if we did not: as after a mute stretch."""
+        if self.is_held_back:
+            self.is_held_back = False
+            self.renew_until = now
+            self.settles_at = now + self.settle
+
     def clearance(self, now: float, *, hold: float) -> Clearance:
         """Say which due users may be judged at *now*."""
+        if self.is_held_back:
+            return Clearance(NEVER, NEVER, NEVER, UNREAD)
         given_up = now - hold
         if self.is_linked and self._is_mute(now):
             return Clearance(NEVER, given_up, NEVER, MUTE)

@@ -221,7 +221,7 @@ class Changes:
     @property
     def weight(self) -> int:
         """How much this adds to what waits for the disk: in records, at least one."""
-        return max(len(self.records), len(self.online), len(self.orders), 1)
+        return max(len(self.records), len(self.online), 1)
 
     def __bool__(self) -> bool:
         """Whether there is anything to write."""

@@ -179,11 +179,11 @@ class Settlement:
         self.added: list[Schedule] = []
         self.results: Counter[str] = Counter()  # of attempts
         self._ladder = ladder
-        self._before: dict[int, Timer] = {timer.id: timer for timer in found}
-        self._after = dict(self._before)
+        self.before: dict[int, Timer] = {timer.id: timer for timer in found}
+        self._after = dict(self.before)
         self._newest: dict[tuple[str, str], int] = {}
         self._by_ext: dict[tuple[str, str], list[int]] = {}
-        for timer in self._before.values():
+        for timer in self.before.values():
             self._note(timer)
         for order in orders:
             self._apply(order)
@@ -191,14 +191,14 @@ class Settlement:
         self.changed = [
             timer
             for number, timer in self._after.items()
-            if self._before.get(number) is not timer
+            if self.before.get(number) is not timer
         ]
         # How many more, or fewer, there now are in each state.
         self.states: Counter[str] = Counter()
         for timer in self.changed:
             self.states[timer.state] += 1
-            if timer.id in self._before:
-                self.states[self._before[timer.id].state] -= 1
+            if timer.id in self.before:
+                self.states[self.before[timer.id].state] -= 1
 
     # --- orders ---------------------------------------------------------------
 
@@ -229,23 +229,20 @@ class Settlement:
         self._note(timer)
 
     def _fire(self, order: Fire) -> None:
-        timer = self._live(order.gateway, order.key)
+        number = self._newest.get((order.gateway, order.key))
+        timer = None if number is None else self._after[number]
         if (
-            timer is not None
-            and timer.state == PENDING
-            and timer.attempts == order.attempt - 1
-            and max(timer.since, (timer.seq or 0) + 1) <= order.seq
+            timer is None
+            or timer.attempts != order.attempt - 1
+            or order.seq < max(timer.since, (timer.seq or 0) + 1)
         ):
-            self._set(
-                timer._replace(
-                    state=FIRED,
-                    next=order.at + self._ladder.run_ms,
-                    attempts=order.attempt,
-                    seq=order.seq,
-                    fired=order.at,
-                    changed=order.at,
-                )
-            )
+            return
+        fired = timer._replace(attempts=order.attempt, seq=order.seq, fired=order.at)
+        if timer.state == PENDING:
+            run_over = order.at + self._ladder.run_ms
+            fired = fired._replace(state=FIRED, next=run_over, changed=order.at)
+        # Else it was cancelled after that was decided, and before the table heard of it.
+        self._set(fired)
 
     def _end_run(self, order: GiveUp | LookLater) -> None:
         timer = self._live(order.gateway, order.key)

@@ -196,7 +196,9 @@ class Sidecar:
             )
             nursery.start_soon(self.journal.timers.run)
             nursery.start_soon(self.journal.timers.write_back)
-            nursery.start_soon(keep_time, self.engine, self._table)
+            timekeeping = trio.CancelScope()
+            keep = partial(keep_time, table=self._table)
+            nursery.start_soon(_within, timekeeping, keep, self.engine)
             for door, sock in doors.items():
                 nursery.start_soon(self._serve_http, door, sock, stop.wait)
             async with trio.open_nursery() as links:
@@ -217,6 +219,7 @@ class Sidecar:
                 _log.info("stopping", reason=signal.Signals(number).name)
                 nursery.start_soon(_take_no_more, signals)
                 hand.cancel()
+                timekeeping.cancel()  # or runs would come behind the clocks of the stop
                 await self._stop_links(links)
             await self._write_stopfile()
             stop.set()
@@ -329,8 +332,8 @@ class Sidecar:
         why = self._why_ill()
         if not self._listens:
             why.append("the socket is not listened on")
-        if self.journal.failure is not None:
-            why.append(self.journal.failure)
+        failures = (self.journal.failure, self.engine.timers_unread)
+        why += [failure for failure in failures if failure is not None]
         return why
 
     def _now(self) -> Now:
@@ -415,7 +418,9 @@ async def serve(config: Config) -> None:
 
 def _catch_up(table: TimerTable, store: Store) -> None:
     """Tell the table of the runs that it had not noted when the last process ended."""
-    reached, newest = table.seq, store.bounds()[1] - 1
+    newest = store.bounds()[1] - 1
+    table.fit(newest)
+    reached = table.seq
     if not table.has_live:
         reached = newest
     while reached < newest:

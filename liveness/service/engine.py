@@ -134,6 +134,7 @@ class Engine:
         self.links: dict[int, SocketLink] = {}
         self.wanted = Wake()  # rung when a turn is wanted before it is due
         self.timers_wanted = Wake()  # rung when some came due, or are to be loaded
+        self.timers_unread: str | None = None  # why the table cannot be read
         self.turned_at = clock.mono()
         self._turns_at = self.turned_at  # the next turn, unless one is wanted before
         self.all_closed = trio.Event()  # after the farewell
@@ -252,7 +253,7 @@ class Engine:
         self._is_behind = 2 * journal.records_pending >= limits.pause_reading
         # Orders come to disk by themselves: too many of them hold up whoever gives them,
         # and neither the others nor their users' time.
-        self._owes_orders = 2 * journal.timers.pending >= limits.pause_reading
+        self._hold_back(now, owes_orders=journal.timers.pending >= limits.pause_reading)
         self.turned_at = mono
         presence = self.presence
         presence.wheel.advance(now, presence.wheel.steps)
@@ -290,7 +291,7 @@ class Engine:
         journal, limits = self._journal, self._limits
         return (
             journal.pending_ends < limits.pause_firing
-            and journal.timers.pending < limits.pause_reading
+            and 2 * journal.timers.pending < limits.pause_reading
         )
 
     def loaded_timers(self) -> None:
@@ -404,6 +405,21 @@ class Engine:
             for link in self._ready.values()
         )
         return may_go_on and not self._is_behind
+
+    def _hold_back(self, now: float, *, owes_orders: bool) -> None:
+        """Leave links that give orders unread, or let them go on.
+
+        That they are not heard meanwhile is no fault of theirs, nor of their users.
+        """
+        if owes_orders or self._owes_orders:
+            for link in self._named.values():
+                if link.gateway is None or not link.gives_orders:
+                    continue
+                if owes_orders:
+                    link.gateway.is_held_back = True
+                else:
+                    link.gateway.let_go(now)
+        self._owes_orders = owes_orders
 
     def _holds_back(self, link: SocketLink) -> bool:
         """Whether a link is not read, as what it asks of timers has to be written."""

@@ -259,6 +259,8 @@ class Journal:
         # Before anyone is told of a run, so that its answer comes behind it. With the
         # newest mark: none that was given out before waits for it.
         self.timers.append(batch.fires, mark=self.mark)
+        if batch.records:
+            self.timers.told_until = batch.records[-1].seq
         self.records_pending -= batch.weight
         self.pending_ends -= batch.ends
         if batch.records:

@@ -38,9 +38,10 @@ async def keep_time(engine: Engine, table: TimerTable) -> None:
                 while True:
                     await engine.timers_wanted.wait()
                     while await _read_due(engine, db) | await _fill(engine, db):
-                        pass
+                        engine.timers_unread = None
         except sqlite3.Error as error:
             engine.timetable.leave()
+            engine.timers_unread = f"the timers' table cannot be read: {error}"
             _log.warning("timers cannot be read; it is tried again", error=str(error))
             await trio.sleep(RETRY_S)
             engine.timers_wanted.ring()

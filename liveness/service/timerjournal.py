@@ -57,6 +57,7 @@ class TimerJournal:
         self.writer = Writer("the timers' table", table.path, clock=clock)
         self._settled = settled
         self.pending = 0  # orders that are not on disk
+        self.told_until = 0  # of the log all runs up to here were given
         self._waiting: deque[_Given] = deque()  # and those being written, in front
         self._is_written_back = True
         self._wake = Wake()
@@ -108,8 +109,10 @@ class TimerJournal:
             mark = mark or given.mark
             orders += given.orders
             taken += 1
+        is_all = taken == len(self._waiting)
+        seq = self.told_until if is_all else 0
         settlement, unfinished = await self.writer.write(
-            partial(self.table.write, orders), pending=lambda: self.pending
+            partial(self.table.write, orders, seq=seq), pending=lambda: self.pending
         )
         self._is_written_back = False
         for _ in range(taken):

@@ -99,7 +99,15 @@ insert into meta values ('schema', {SCHEMA}), ('seq', 0);
 
 # Numbers of another log say nothing here. Whatever was fired counts as fired by record 0.
 _FORGET_LOG: Final = """
-update timers set since = 0, seq = iif(seq is null, null, 0) where next is not null
+update timers set since = 0, seq = iif(seq is null, null, 0)
+where next is not null or state = 'failed'
+"""
+
+# A crash may leave the table ahead of the log, by what one pass asked for. Ids and
+# `since` grow together.
+_AHEAD: Final = """
+update timers set since = :next where id > coalesce(
+    (select id from timers where since <= :next order by id desc limit 1), 0)
 """
 
 _TIMER: Final = ", ".join(f"timers.{column}" for column in Timer._fields)
@@ -134,13 +142,19 @@ select json_extract(value, '$[0]'), json_extract(value, '$[1]'),
 from json_each(?)
 """
 
-# What may change of a timer; and of one that ends, as nearly all do: half the work.
-_LIVE_COLUMNS: Final = (
+# What may change of a timer; and of one that just ends, as nearly all do: half the work.
+_COLUMNS: Final = (
     "id", "state", "due", "next", "attempts", "seq", "message", "fired", "changed",
 )  # fmt: skip
 _END_COLUMNS: Final = ("id", "state", "message", "changed")
-_of_live: Final = itemgetter(*map(Timer._fields.index, _LIVE_COLUMNS))
-_of_ended: Final = itemgetter(*map(Timer._fields.index, _END_COLUMNS))
+_RUN_COLUMNS: Final = ("due", "attempts", "seq", "fired")
+
+
+def _columns(names: tuple[str, ...]) -> "itemgetter[Any]":
+    return itemgetter(*map(Timer._fields.index, names))
+
+
+_of_any, _of_ended, _of_runs = map(_columns, (_COLUMNS, _END_COLUMNS, _RUN_COLUMNS))
 
 
 def _change(columns: tuple[str, ...], also: str) -> str:
@@ -156,7 +170,7 @@ def _change(columns: tuple[str, ...], also: str) -> str:
     )
 
 
-_CHANGE: Final = _change(_LIVE_COLUMNS, "")
+_CHANGE: Final = _change(_COLUMNS, "")
 _END: Final = _change(_END_COLUMNS, ", next = null")
 
 _COUNT: Final = """
@@ -255,14 +269,34 @@ class TimerTable:
         """How many timers there are in each state."""
         return dict(self._db.execute("select state, timers from states"))
 
-    def write(self, orders: Sequence[Order]) -> tuple[Settlement, list[Drop]]:
+    def fit(self, newest: int) -> None:
+        """At the start: let no timer count on a record that the log does not have.
+
+        Args:
+            newest: The log's last record.
+        """
+        with transaction(self._db):
+            is_older = self.seq > newest
+            if is_older:
+                # An older log, from a backup: its numbers say nothing here either.
+                self._db.execute(_FORGET_LOG)
+                self._db.execute("update meta set value = 0 where key = 'seq'")
+            self._db.execute(_AHEAD, {"next": newest + 1})
+        self.seq = 0 if is_older else self.seq
+
+    def write(
+        self, orders: Sequence[Order], *, seq: int = 0
+    ) -> tuple[Settlement, list[Drop]]:
         """Apply orders in one transaction; all of them, or on an error none.
 
+        Args:
+            orders: In the order in which they came.
+            seq: With these nothing in the log up to here is news to the table.
         Returns:
             What became of them, and those that are to be given again with the next
             transaction, as there was too much to cancel for this one.
         """
-        seq = max((it.seq for it in orders if isinstance(it, Fire)), default=0)
+        seq = max((it.seq for it in orders if isinstance(it, Fire)), default=seq)
         with transaction(self._db):
             found, is_cut = self._find(orders)
             settlement = Settlement(orders, found, self.ladder)
@@ -325,9 +359,14 @@ class TimerTable:
         ]
         new = {order.timer.id: order.timer for order in settlement.added}
         changed = [it for it in settlement.changed if new.get(it.id) is not it]
-        live = [_of_live(timer) for timer in changed if timer.is_live]
-        ended = [_of_ended(timer) for timer in changed if not timer.is_live]
-        for statement, rows in ((_ADD, added), (_CHANGE, live), (_END, ended)):
+        more, ended = list[Any](), list[Any]()
+        for timer in changed:
+            was = new.get(timer.id) or settlement.before[timer.id]
+            if timer.is_live or _of_runs(timer) != _of_runs(was):
+                more.append(_of_any(timer))
+            else:
+                ended.append(_of_ended(timer))
+        for statement, rows in ((_ADD, added), (_CHANGE, more), (_END, ended)):
             for part in cut(rows, STATEMENT_ROWS):
                 self._db.execute(statement, [json.dumps(part, ensure_ascii=False)])
         states = {state: more for state, more in settlement.states.items() if more}

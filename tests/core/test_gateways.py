@@ -255,3 +255,25 @@ def test_a_gateway_that_stays_away_loses_its_users_as_they_come_due(
     scene.unlink("g")
     assert reasons(scene.wait(1.75, "h")) == [("user of h", "silence")]
     assert reasons(scene.wait(0.25)) == [("user of g", "gateway_lost")]
+
+
+# --- a link that we leave unread -------------------------------------------------------
+
+
+def test_users_of_a_link_that_we_do_not_read_are_not_given_up(gateway: Gateway) -> None:
+    gateway.is_held_back = True
+    assert gateway.clearance(1_000.0, hold=HOLD_S) == (NEVER, NEVER, NEVER, UNREAD)
+
+
+def test_when_we_read_it_again_they_get_a_fresh_timeout(gateway: Gateway) -> None:
+    gateway.is_held_back = True
+    gateway.let_go(1_000.0)
+    assert gateway.clearance(1_001.0, hold=HOLD_S) == (NEVER, 941.0, 1_000.0, UNREAD)
+    gateway.empty_at = 1_003.0
+    assert gateway.clearance(1_003.0, hold=HOLD_S).silence == 1_003.0
+
+
+def test_one_that_was_read_all_along_is_not_changed_by_that(gateway: Gateway) -> None:
+    gateway.empty_at = 150.0
+    gateway.let_go(150.0)
+    assert gateway.clearance(150.0, hold=HOLD_S) == (150.0, 90.0, NEVER, None)

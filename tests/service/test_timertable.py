@@ -584,3 +584,30 @@ async def test_an_ext_of_many_goes_in_steps_and_no_mark_is_reached_before_its_en
         left = [many - EXT_STEP + 1, many - 2 * EXT_STEP + 1, 1]
         assert steps == [(False, left[0], 1), (False, left[1], 0), (True, left[2], 1)]
         assert states(table) == counted(table) == {"cancelled": many, "pending": 1}
+
+
+# --- a log that is behind ---------------------------------------------------------------
+
+
+def test_after_a_crash_nobody_counts_on_a_record_that_the_log_does_not_have(
+    table: TimerTable,
+) -> None:
+    fill(table, 3)
+    ahead = timer(4, "ahead")._replace(since=12)
+    table.write([Schedule(ahead, None)])
+    table.fit(10)
+    assert [rows(table)[number].timer.since for number in (1, 4)] == [1, 11]
+    table.write([Fire("g", "ahead", 1, 11, 2_000)])
+    assert rows(table)[4].timer.state == FIRED
+
+
+def test_a_log_restored_from_an_older_backup_keeps_no_timer_from_firing(
+    table: TimerTable,
+) -> None:
+    fill(table, 1)
+    table.write([Fire("g", "k1", 1, 900, 2_000)])
+    table.fit(10)
+    assert table.seq == 0
+    assert rows(table)[1].timer[8:10] == (0, 0)  # its record, and since
+    table.write([Reply("g", "k1", 11, True, None, False, 3_000)])
+    assert rows(table)[1].timer.state == DONE
