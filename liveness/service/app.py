@@ -409,7 +409,7 @@ async def serve(config: Config) -> None:
         http = stack.enter_context(_listening_on(config.http.host, config.http.port))
         # Nothing of what is loaded is garbage; looking for some takes half the time.
         gc.disable()
-        with store.expecting_damage(), table.expecting_damage():
+        with store.expecting_damage():
             _catch_up(table, store)
             sidecar = Sidecar(config, store, table, Clock())
             sidecar.restore()
@@ -419,22 +419,26 @@ async def serve(config: Config) -> None:
 def _catch_up(table: TimerTable, store: Store) -> None:
     """Tell the table of the runs that it had not noted when the last process ended."""
     newest = store.bounds()[1] - 1
-    table.fit(newest)
+    with table.expecting_damage():
+        table.fit(newest)
+        has_live = table.has_live
     reached = table.seq
-    if not table.has_live:
+    if not has_live:
         reached = newest
     while reached < newest:
         records, reached, _ = store.read(
             after=reached, until=newest, wanted=RUNS, limit=REPLAYED_AT_ONCE
         )
-        table.write(
-            [
-                Fire(one.gateway, one.key, one.attempt, one.seq, one.at)
-                for one in records
-                if isinstance(one, TimerRecord)
-            ]
-        )
-    table.follow(newest)
+        with table.expecting_damage():
+            table.write(
+                [
+                    Fire(one.gateway, one.key, one.attempt, one.seq, one.at)
+                    for one in records
+                    if isinstance(one, TimerRecord)
+                ]
+            )
+    with table.expecting_damage():
+        table.follow(newest)
 
 
 def _ring(mono: float) -> Wheel:

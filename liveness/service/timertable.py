@@ -225,6 +225,9 @@ class TimerTable:
             self._db = connect(self.path)
             self._prepare(log)
             self.seq = self._number("select value from meta where key = 'seq'")
+            # Read once here, where damage is told by this file's name.
+            self.next_id()
+            self.states()
 
     def expecting_damage(self) -> AbstractContextManager[None]:
         """At the start: what cannot be read is told, and left as it is."""

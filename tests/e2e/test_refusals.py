@@ -362,7 +362,7 @@ def test_a_timer_too_many_is_not_taken_until_another_has_ended(start: Start) -> 
     link.settle()
     other.send("after", "one more", 600)
     other.settle()
-    rows = sidecar.rows("select gateway, key from timers where next is not null")
+    rows = sidecar.timer_rows("select gateway, key from timers where next is not null")
     assert sorted(rows) == [("g", "k1"), ("h", "one more")]
 
 
