@@ -3,13 +3,14 @@
 import json
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from liveness.cli import main
+from liveness.commands import timers as commands
 from tests.admin import Admin, answering
 
 NOW_MS = int(datetime.now(UTC).timestamp() * 1_000)
@@ -29,6 +30,18 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 def page(*timers: dict[str, Any], **more: object) -> tuple[int, bytes]:
     return 200, json.dumps({"timers": timers, **more}).encode()
+
+
+@pytest.fixture(autouse=True)
+def _standing_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite takes minutes: what is shown counts from when this was imported."""
+
+    class Standing(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return cls.fromtimestamp(NOW_MS / 1_000, tz)
+
+    monkeypatch.setattr(commands, "datetime", Standing)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ limits = resource.getrlimit(resource.RLIMIT_AS)
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), limits[1]))
 taken = [uid for uid in range(700, 1_400) if opened(uid)]
 assert 700 + len(taken) == len(wheel) == 960, len(wheel)
-assert all([wheel.find(uid) for uid in (*range(700), *taken)])
+assert all(wheel.find(uid) for uid in (*range(700), *taken))
 assert wheel.find(1_399) is None
 wheel.advance(31.0, 10_000)
 gone = wheel.fire(0, until=31.0, limit=100)
