@@ -340,11 +340,12 @@ def test_damage_among_the_timers_is_told_with_the_files_name_and_left(
         file.seek((root - 1) * size)
         file.write(b"\xff" * size)
     before = path.read_bytes()
-    with closing(TimerTable(tmp_path, log="a log")) as table:
-        refused = pytest.raises(StateError, match=f"{path} cannot be read")
-        with refused, table.expecting_damage():
-            table.write([Fire("g", "k7", 1, 1, 1)])
-        assert path.read_bytes() == before
+    with pytest.raises(StateError, match=f"{path} cannot be read"):  # noqa: SIM117
+        with closing(TimerTable(tmp_path, log="a log")) as table:
+            # An index is first read by who looks for a key, at a start that catches up.
+            with table.expecting_damage():
+                table.write([Fire("g", "k7", 1, 1, 1)])
+    assert path.read_bytes() == before
 
 
 # What the version without timers made.
