@@ -121,8 +121,20 @@ class TimerRecord(NamedTuple):
 
     def as_map(self) -> dict[str, object]:
         """The record as the wire and every outlet show it: absent keys left out."""
-        shown: dict[str, object] = self._asdict()
-        return {key: value for key, value in shown.items() if value is not None}
+        shown: dict[str, object] = {
+            "seq": self.seq,
+            "kind": self.kind,
+            "gateway": self.gateway,
+            "key": self.key,
+            "due": self.due,
+            "attempt": self.attempt,
+            "at": self.at,
+        }
+        if self.payload is not None:
+            shown["payload"] = self.payload
+        if self.ext is not None:
+            shown["ext"] = self.ext
+        return shown
 
 
 class Gap(NamedTuple):
@@ -386,6 +398,7 @@ class Refusal:
     fatal: bool
     frame: str | None = None
     index: int | None = None
+    key: str | None = None  # of a timer that was not taken
 
     def as_frame(self) -> list[object]:
         """The `error` frame that says so."""
@@ -399,6 +412,8 @@ class Refusal:
             shown["frame"] = self.frame
         if self.index is not None:
             shown["index"] = self.index
+        if self.key is not None:
+            shown["key"] = self.key
         return ["error", shown]
 
 

@@ -66,6 +66,9 @@ RING_SLOTS: Final = 3_600
 FILL_EVERY_MS: Final = 60_000
 # Timers laid on the ring in one step; some milliseconds of reading.
 FILL_STEP: Final = 2_000
+# A run whose gateway was not handed its record is looked at again after so many times
+# the time that it has: a gateway that is away for long may have a million of them.
+AWAY_RUNS: Final = 10
 # One whose key has an order under way is looked at again after this long.
 LOOK_AGAIN_S: Final = 0.05
 
@@ -134,11 +137,13 @@ class Timetable:
         self._gateways: dict[str, int] = {}
         self._wheel = make_wheel(at.mono)
         self._now = at.mono
+        self._heard_since = at.mono  # whatever was said from then on was heard
         self._horizon = (_NEVER, 0)  # `next` and id: all up to there is on the ring
         self._reading_until: int | None = None  # a reading for the ring is under way
         self._in_hand: dict[int, int] = {}  # taken to be judged: number of the gateway
-        self._under_way: Counter[tuple[str, str]] = Counter()  # by gateway and key
-        self._under_way_ext: Counter[tuple[str, str]] = Counter()
+        # How many, by gateway and key or ext. No counters, which are slow at both ends.
+        self._under_way: dict[tuple[str, str], int] = {}
+        self._under_way_ext: dict[tuple[str, str], int] = {}
         self._asked = 0  # of the orders under way those that ask for a timer
         # Settled since a reading began.
         self._touched: set[int] = set()
@@ -215,6 +220,14 @@ class Timetable:
     def forgot(self, ended: dict[str, int]) -> None:
         """Note how many ended timers of each state are not kept any more."""
         self.states.subtract(ended)
+
+    def was_absent(self, until: float) -> None:
+        """Note that not everyone was listened to up to this monotonic moment.
+
+        A run that nobody answered is over only if an answer would have been heard: from
+        here on each gets all of its time once more.
+        """
+        self._heard_since = until
 
     # --- the ring -------------------------------------------------------------
 
@@ -332,7 +345,7 @@ class Timetable:
                 lateness.append((exact - timer.next) / 1000)
                 self._fire(timer, payload, now, at.wall_ms)
             else:
-                self._end_run(timer, now, handed)
+                self._end_run(timer, at.mono, handed)
         return lateness
 
     # --- within ---------------------------------------------------------------
@@ -350,20 +363,21 @@ class Timetable:
     def _give(self, order: Order) -> None:
         self._decided.changes.orders.append(order)
         key = key_of(order)
-        if key is not None:
-            self._under_way[key] += 1
-        elif isinstance(order, Drop) and order.ext is not None:
-            self._under_way_ext[order.gateway, order.ext] += 1
+        under_way = self._under_way
+        if key is None:
+            key, under_way = _ext_of(order), self._under_way_ext
+        under_way[key] = under_way.get(key, 0) + 1
 
     def _is_over(self, order: Order) -> None:
         key, under_way = key_of(order), self._under_way
-        if isinstance(order, Schedule):
+        if key is None:
+            key, under_way = _ext_of(order), self._under_way_ext
+        elif isinstance(order, Schedule):
             self._asked -= 1
-        elif isinstance(order, Drop) and order.ext is not None:
-            key, under_way = (order.gateway, order.ext), self._under_way_ext
-        assert key is not None
-        under_way[key] -= 1
-        if not under_way[key]:
+        left = under_way[key] - 1
+        if left:
+            under_way[key] = left
+        else:
             del under_way[key]
 
     def _is_under_way(self, timer: Timer) -> bool:
@@ -372,13 +386,19 @@ class Timetable:
             timer.ext is not None and (gateway, timer.ext) in self._under_way_ext
         )
 
-    def _end_run(self, timer: Timer, now: int, handed: Callable[[str], int]) -> None:
+    def _end_run(self, timer: Timer, mono: float, handed: Callable[[str], int]) -> None:
         assert timer.seq is not None  # it is fired
-        is_known = handed(timer.gateway) >= timer.seq
+        gateway, key, seq, now = timer.gateway, timer.key, timer.seq, self.ms(mono)
+        run_ms = self.ladder.run_ms
+        heard_ms = ceil(self._exact_ms(self._heard_since)) + run_ms
         # Put off in the table too: in memory alone, many of them would fill the ring
         # with what it says is earliest, and nobody else would be loaded.
-        order = GiveUp if is_known else LookLater
-        self._give(order(timer.gateway, timer.key, timer.seq, now))
+        if now < heard_ms:
+            self._give(LookLater(gateway, key, seq, heard_ms))
+        elif handed(gateway) < seq:
+            self._give(LookLater(gateway, key, seq, now + AWAY_RUNS * run_ms))
+        else:
+            self._give(GiveUp(gateway, key, seq, now))
 
     def _fire(self, timer: Timer, payload: str | None, now: int, wall_ms: int) -> None:
         seq = self._decided.next_seq
@@ -417,3 +437,10 @@ class Timetable:
         for _ in self._gateways:
             self._wheel.add_gateway()
         self._horizon, self._reading_until = (_NEVER, 0), None
+
+
+def _ext_of(order: Order) -> tuple[str, str]:
+    """Gateway and ext of those that a cancel without a key is about."""
+    assert isinstance(order, Drop)
+    assert order.ext is not None
+    return order.gateway, order.ext

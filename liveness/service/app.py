@@ -121,7 +121,7 @@ class Sidecar:
             _ring,
             decided,
             at=clock.instant(attended.now, clock.mono()),
-            next_id=table.next_id(),
+            next_id=table.next_id,
             states=table.states(),
             ladder=config.timers.ladder,
             max_live=config.timers.max_live,
@@ -435,7 +435,8 @@ def _catch_up(table: TimerTable, store: Store) -> None:
                     Fire(one.gateway, one.key, one.attempt, one.seq, one.at)
                     for one in records
                     if isinstance(one, TimerRecord)
-                ]
+                ],
+                seq=reached,
             )
     with table.expecting_damage():
         table.follow(newest)

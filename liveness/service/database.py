@@ -125,10 +125,9 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
         db.execute("commit")
-    except BaseException:
+    finally:
         if db.in_transaction:
             db.execute("rollback")
-        raise
 
 
 def cut(rows: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:

@@ -254,6 +254,8 @@ class Engine:
         # Orders come to disk by themselves: too many of them hold up whoever gives them,
         # and neither the others nor their users' time.
         self._hold_back(now, owes_orders=journal.timers.pending >= limits.pause_reading)
+        if self._attended.stands or self._is_deaf or self._owes_orders:
+            self.timetable.was_absent(mono)
         self.turned_at = mono
         presence = self.presence
         presence.wheel.advance(now, presence.wheel.steps)
@@ -491,7 +493,7 @@ class Engine:
             case After():
                 link.gives_orders = True
                 if not self.timetable.after(self._name(link), request, at):
-                    self._refuse(link, self._one_timer_too_many(link))
+                    self._refuse(link, self._one_timer_too_many(link, request.key))
             case Cancel():
                 link.gives_orders = True
                 self.timetable.cancel(self._name(link), request, at)
@@ -546,7 +548,7 @@ class Engine:
         return link.gateway.name
 
     @staticmethod
-    def _one_timer_too_many(link: SocketLink) -> Refusal:
+    def _one_timer_too_many(link: SocketLink, key: str) -> Refusal:
         # Not counted with the refusals for which a link is closed: it is no fault of the
         # gateway, whose users need the link.
         return Refusal(
@@ -556,6 +558,7 @@ class Engine:
             link.conversation.n,
             fatal=False,
             frame="after",
+            key=key,
         )
 
     def _mark(self) -> int:

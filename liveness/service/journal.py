@@ -95,10 +95,13 @@ class Journal:
     def durable_mark(self) -> int:
         """Everything up to this mark is on disk."""
         oldest = self.timers.oldest
-        if self._waiting:
-            first = self._waiting[0][0]
-            oldest = first if oldest is None else min(first, oldest)
-        return self.mark if oldest is None else oldest - 1
+        reached = self.log_mark
+        return reached if oldest is None else min(reached, oldest - 1)
+
+    @property
+    def log_mark(self) -> int:
+        """Everything up to this mark is on disk, but for what is asked of timers."""
+        return self._waiting[0][0] - 1 if self._waiting else self.mark
 
     # --- what the engine says -------------------------------------------------
 
@@ -235,7 +238,7 @@ class Journal:
                 break
             batch.changes += 1
             batch.records += changes.records
-            batch.fires += [it for it in changes.orders if isinstance(it, Fire)]
+            batch.runs += [it for it in changes.orders if isinstance(it, Fire)]
             batch.due += changes.due
             batch.weight += changes.weight
             batch.ends += changes.ends
@@ -256,11 +259,9 @@ class Journal:
     def _is_written(self, batch: Batch) -> None:
         for _ in range(batch.changes):
             self._waiting.popleft()
-        # Before anyone is told of a run, so that its answer comes behind it. With the
-        # newest mark: none that was given out before waits for it.
-        self.timers.append(batch.fires, mark=self.mark)
         if batch.records:
-            self.timers.told_until = batch.records[-1].seq
+            # Before anyone is told of a run, so that its answer comes behind it.
+            self.timers.begun(batch.runs, until=batch.records[-1].seq)
         self.records_pending -= batch.weight
         self.pending_ends -= batch.ends
         if batch.records:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from liveness.core.records import GATEWAY, Logged, OnlineRow, Wanted, logged
-from liveness.core.timers import Order
+from liveness.core.timers import Fire
 from liveness.core.wire import decode, encode
 from liveness.errors import StartError
 from liveness.service.database import (
@@ -118,7 +118,7 @@ class Batch:
     due: list[float] = field(default_factory=list)
     online: dict[int, OnlineRow | None] = field(default_factory=dict)
     cursors: dict[tuple[str, str], CursorRow] = field(default_factory=dict)
-    fires: list[Order] = field(default_factory=list)  # for the timers' table, after it
+    runs: list[Fire] = field(default_factory=list)  # for the timers' table, after it
     changes: int = 0
     weight: int = 0
     ends: int = 0

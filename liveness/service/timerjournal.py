@@ -2,18 +2,23 @@
 
 It is a journal of its own beside the log's, with a file of its own: a thousand timers
 written at random places take longer than a thousand records at the end of a log.
+
+Runs are not in a hurry. Each is in the log already, from which a crash has them given
+anew. So a run waits a moment for its answer, and with most of them the timer's row is
+read and written once and not twice. An order about the same timer takes it along.
 """
 
 import sqlite3
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Final, NamedTuple
 
 import structlog
 import trio
 
-from liveness.core.timers import Order, Settlement
+from liveness.core.timers import Drop, Fire, Order, Settlement, key_of
 from liveness.service.clock import Clock
 from liveness.service.timertable import TimerTable
 from liveness.service.wake import Wake
@@ -22,6 +27,8 @@ from liveness.service.writer import Writer
 # So many orders go into one transaction: some twentieth of a second of writing, the most
 # that a new order should wait for the ones before it.
 COMMIT_ORDERS: Final = 4_000
+# A run waits so long for its answer: what an operator may see of it lags no more.
+RUN_WAIT_S: Final = 1.0
 # While nothing fires the table follows the log in steps of so many records: what a start
 # after a crash has to look through at most, in some tenths of a second.
 FOLLOW_RECORDS: Final = 100_000
@@ -35,6 +42,11 @@ _log = structlog.get_logger("timers")
 class _Given(NamedTuple):
     mark: int  # nobody is told of what came up to here before these are on disk
     orders: list[Order]
+
+
+class _Run(NamedTuple):
+    fire: Fire
+    late_at: float  # when it waits no more
 
 
 class TimerJournal:
@@ -55,10 +67,14 @@ class TimerJournal:
     ) -> None:
         self.table = table
         self.writer = Writer("the timers' table", table.path, clock=clock)
+        self._clock = clock
         self._settled = settled
         self.pending = 0  # orders that are not on disk
-        self.told_until = 0  # of the log all runs up to here were given
         self._waiting: deque[_Given] = deque()  # and those being written, in front
+        # By gateway and key, the oldest first. Of each at most one: it is not fired again
+        # before an order has said what became of that run.
+        self._runs: OrderedDict[tuple[str, str], _Run] = OrderedDict()
+        self._told_until = 0  # of the log all runs up to here were given
         self._is_written_back = True
         self._wake = Wake()
 
@@ -69,16 +85,28 @@ class TimerJournal:
 
     def append(self, orders: list[Order], *, mark: int) -> None:
         """Queue orders; whoever waits for *mark*, never lower, waits for these too."""
-        if orders:
-            self._waiting.append(_Given(mark, orders))
-            self.pending += len(orders)
+        self.pending += len(orders)
+        if self._runs:
+            orders = self._behind_their_runs(orders)
+        self._waiting.append(_Given(mark, orders))
+        self._wake.ring()
+
+    def begun(self, runs: list[Fire], *, until: int) -> None:
+        """Take what began by the log up to *until*, which is on disk."""
+        self._told_until = until
+        self.pending += len(runs)
+        if runs and not self._runs:
             self._wake.ring()
+        late_at = self._clock.mono() + RUN_WAIT_S
+        for fire in runs:
+            self._runs[fire.gateway, fire.key] = _Run(fire, late_at)
 
     async def run(self) -> None:
         """Write for ever. Failures are retried, never dropped."""
         while True:
-            await self._wake.wait()
-            while self._waiting:
+            with trio.move_on_at(self._late_at):
+                await self._wake.wait()
+            while self._waiting or self._late_at <= self._clock.mono():
                 await self._commit()
 
     async def write_back(self) -> None:
@@ -98,8 +126,34 @@ class TimerJournal:
 
     async def follow(self, seq: int) -> None:
         """Note how far the table has followed the log, if it is worth a commit."""
-        if not self._waiting and seq - self.table.seq >= FOLLOW_RECORDS:
+        if not self.pending and seq - self.table.seq >= FOLLOW_RECORDS:
             await self.writer.once(partial(self.table.follow, seq))
+
+    @property
+    def _late_at(self) -> float:
+        """When the oldest run waits no more."""
+        return next(iter(self._runs.values())).late_at if self._runs else inf
+
+    def _behind_their_runs(self, orders: list[Order]) -> list[Order]:
+        """The same orders, each behind the run of its timer."""
+        if any(isinstance(it, Drop) and it.ext is not None for it in orders):
+            runs, self._runs = self._runs, OrderedDict()
+            return [*(run.fire for run in runs.values()), *orders]
+        both: list[Order] = []
+        for order in orders:
+            key = key_of(order)
+            run = None if key is None else self._runs.pop(key, None)
+            if run is not None:
+                both.append(run.fire)
+            both.append(order)
+        return both
+
+    def _late_runs(self, most: int) -> list[Fire]:
+        """Take runs that have waited for long enough; nothing is behind them."""
+        late, now = list[Fire](), self._clock.mono()
+        while len(late) < most and self._late_at <= now:
+            late.append(self._runs.popitem(last=False)[1].fire)
+        return late
 
     async def _commit(self) -> None:
         orders, taken, mark = list[Order](), 0, 0
@@ -109,8 +163,11 @@ class TimerJournal:
             mark = mark or given.mark
             orders += given.orders
             taken += 1
-        is_all = taken == len(self._waiting)
-        seq = self.told_until if is_all else 0
+        orders += self._late_runs(COMMIT_ORDERS - len(orders))
+        seq = 0
+        if taken == len(self._waiting):
+            waits = next(iter(self._runs.values()), None)
+            seq = self._told_until if waits is None else waits.fire.seq - 1
         settlement, unfinished = await self.writer.write(
             partial(self.table.write, orders, seq=seq), pending=lambda: self.pending
         )

@@ -2,12 +2,14 @@
 
     timers   every live timer, and the ended ones that are still kept
     states   how many there are in each state
-    meta     the log it belongs to and how far it has followed that, the schema's version
+    meta     the log it belongs to, how far it has followed that (seq) and the newest
+             record that it knows of; the schema's version
 
 A file of its own: ten million timers are written at random places, which costs some
 hundred milliseconds a commit when there are many, and no offline is to wait for that.
-A timer that fires is recorded in the log first. Where the table has followed to (`seq`)
-is written with it, and what it lacks after a crash is read from the log.
+A timer that fires is recorded in the log first. Where the table has followed to, which
+knows of some runs beyond, is written with it; what it lacks after a crash is read from
+the log.
 
 What becomes of a timer is not decided here (`core.timers`): rows are found, settled in
 memory and written back. Each step is one statement through JSON, for the rows that come
@@ -94,7 +96,7 @@ create index timers_ended on timers (state, changed) where next is null;
 create table states (state text primary key, timers integer not null)
     strict, without rowid;
 insert into states values {", ".join(f"('{state}', 0)" for state in STATES)};
-insert into meta values ('schema', {SCHEMA}), ('seq', 0);
+insert into meta values ('schema', {SCHEMA}), ('seq', 0), ('newest', 0);
 """
 
 # Numbers of another log say nothing here. Whatever was fired counts as fired by record 0.
@@ -108,6 +110,13 @@ where next is not null or state = 'failed'
 _AHEAD: Final = """
 update timers set since = :next where id > coalesce(
     (select id from timers where since <= :next order by id desc limit 1), 0)
+"""
+
+_NEXT_ID: Final = "select coalesce(max(id), 0) + 1 from timers"
+
+_NOTE: Final = """
+update meta set value = max(meta.value, one.value) from json_each(:both) as one
+where meta.key = one.key
 """
 
 _TIMER: Final = ", ".join(f"timers.{column}" for column in Timer._fields)
@@ -224,10 +233,9 @@ class TimerTable:
             make_private(self.path)
             self._db = connect(self.path)
             self._prepare(log)
-            self.seq = self._number("select value from meta where key = 'seq'")
-            # Read once here, where damage is told by this file's name.
-            self.next_id()
-            self.states()
+            known = dict(self._db.execute("select key, value from meta"))
+            self.seq, self.newest = known["seq"], known["newest"]
+            self.next_id: int = _one(self._db, _NEXT_ID)  # for the next timer
 
     def expecting_damage(self) -> AbstractContextManager[None]:
         """At the start: what cannot be read is told, and left as it is."""
@@ -248,20 +256,13 @@ class TimerTable:
         if known != log:
             with transaction(db):
                 db.execute("insert or replace into meta values ('log', ?)", [log])
-                db.execute("update meta set value = 0 where key = 'seq'")
+                self._begin_anew()
                 if known is not None:
                     db.execute(_FORGET_LOG)
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
-
-    def _number(self, query: str) -> int:
-        return int(_one(self._db, query))
-
-    def next_id(self) -> int:
-        """The next number to be given to a timer."""
-        return self._number("select coalesce(max(id), 0) + 1 from timers")
 
     @property
     def has_live(self) -> bool:
@@ -279,13 +280,17 @@ class TimerTable:
             newest: The log's last record.
         """
         with transaction(self._db):
-            is_older = self.seq > newest
+            is_older = self.newest > newest
             if is_older:
                 # An older log, from a backup: its numbers say nothing here either.
                 self._db.execute(_FORGET_LOG)
-                self._db.execute("update meta set value = 0 where key = 'seq'")
+                self._begin_anew()
             self._db.execute(_AHEAD, {"next": newest + 1})
-        self.seq = 0 if is_older else self.seq
+        if is_older:
+            self.seq = self.newest = 0
+
+    def _begin_anew(self) -> None:
+        self._db.execute("update meta set value = 0 where key in ('seq', 'newest')")
 
     def write(
         self, orders: Sequence[Order], *, seq: int = 0
@@ -294,18 +299,19 @@ class TimerTable:
 
         Args:
             orders: In the order in which they came.
-            seq: With these nothing in the log up to here is news to the table.
+            seq: With these nothing in the log up to here is news to the table; 0: as
+                before.
         Returns:
             What became of them, and those that are to be given again with the next
             transaction, as there was too much to cancel for this one.
         """
-        seq = max((it.seq for it in orders if isinstance(it, Fire)), default=seq)
+        newest = max((it.seq for it in orders if isinstance(it, Fire)), default=0)
         with transaction(self._db):
             found, is_cut = self._find(orders)
             settlement = Settlement(orders, found, self.ladder)
             self._store(settlement)
-            self._note(seq)
-        self.seq = max(self.seq, seq)
+            self._note(seq, newest)
+        self._noted(seq, newest)
         exts = [it for it in orders if isinstance(it, Drop) and it.ext is not None]
         return settlement, exts if is_cut else []
 
@@ -325,12 +331,16 @@ class TimerTable:
     def follow(self, seq: int) -> None:
         """Note that nothing in the log up to *seq* is news to the table."""
         with transaction(self._db):
-            self._note(seq)
-        self.seq = max(self.seq, seq)
+            self._note(seq, seq)
+        self._noted(seq, seq)
 
-    def _note(self, seq: int) -> None:
-        if seq > self.seq:
-            self._db.execute("update meta set value = ? where key = 'seq'", [seq])
+    def _note(self, seq: int, newest: int) -> None:
+        if seq > self.seq or newest > self.newest:
+            both = {"seq": seq, "newest": newest}
+            self._db.execute(_NOTE, {"both": json.dumps(both)})
+
+    def _noted(self, seq: int, newest: int) -> None:
+        self.seq, self.newest = max(self.seq, seq), max(self.newest, newest)
 
     def _find(self, orders: Sequence[Order]) -> tuple[list[Timer], bool]:
         """The timers that orders are about; and whether an ext has still more."""

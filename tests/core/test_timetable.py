@@ -19,7 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from liveness.core.timers import Fire, GiveUp, Ladder, LookLater
+from liveness.core.timers import LADDER, Fire, GiveUp, Ladder, LookLater
+from liveness.core.timetable import AWAY_RUNS
 from liveness.core.wheel import Wheel
 from tests.core.timers_rig import Rig
 from tests.strategies import BOUNDED
@@ -191,13 +192,18 @@ class Modelled(Rig):
                 continue
             assert it.state == "fired"
             assert self.ms >= it.ends, "the run was over too soon"
+            heard_ms = ceil(self.ms_at(self.heard_since)) + SHORT.run_ms
             was_handed = self.was_handed(it.gateway) >= it.runs[-1]
-            assert was_handed == isinstance(order, GiveUp)
-            if was_handed:
+            if isinstance(order, LookLater):
+                away_ms = int(self.ms) + AWAY_RUNS * SHORT.run_ms
+                assert self.ms < heard_ms or not was_handed
+                assert order.until == (heard_ms if self.ms < heard_ms else away_ms)
+                self.change(number, ends=order.until)
+            else:
+                assert was_handed
+                assert self.ms >= heard_ms
                 self.results["unanswered"] += 1
                 self.failed(number, "no answer within 2 s", is_final=False)
-            else:
-                self.change(number, ends=int(self.ms) + SHORT.run_ms)
         assert next(new, None) is None
         assert len(lateness) == len(self.decided.changes.records) - records
         assert all(seconds >= 0 for seconds in lateness)
@@ -401,6 +407,11 @@ class Timers(RuleBasedStateMachine):
         else:
             self.rig.handed.pop(gateway, None)
 
+    @rule()
+    def was_absent(self) -> None:
+        self.rig.heard_since = self.rig.mono
+        self.rig.timetable.was_absent(self.rig.mono)
+
     @rule(away_ms=st.sampled_from((0, 1, 5_000, 70_000, 3_700_000, -5_000, -3_600_000)))
     def crash(self, away_ms: int) -> None:
         self.rig.crash(wall_ms=self.rig.wall_ms + away_ms)
@@ -415,7 +426,8 @@ class Timers(RuleBasedStateMachine):
         rig.handed.clear()
         rig.read()
         rig.hand_in()
-        rig.wait(SHORT.run_ms / 1000)  # the runs that were not handed are looked at
+        # The runs that were not handed are looked at.
+        rig.wait(AWAY_RUNS * SHORT.run_ms / 1000)
         while rig.live:
             rig.wait(PROMPT_MS / 1000)
             rig.check_prompt()
@@ -597,5 +609,54 @@ def test_runs_that_cannot_be_handed_over_keep_nobody_else_from_the_ring(
     assert record.gateway == "here"
     del rig.handed["away"]
     rig.done("k", gateway="here")
-    again = rig.wait((SHORT.run_ms + SHORT.waits_ms[0]) / 1000 + 0.5)
+    again = rig.wait((AWAY_RUNS * SHORT.run_ms + SHORT.waits_ms[0]) / 1000 + 0.5)
     assert Counter(it.attempt for it in again) == {2: 30}
+
+
+def test_a_run_gets_all_of_its_time_again_after_nobody_was_listened_to(
+    wheel_class: WheelClass,
+) -> None:
+    rig = Rig(wheel_class, ladder=LADDER)
+    rig.after("k", 1)
+    rig.wait(1.1)
+    assert len(rig.log) == 1
+    rig.wait(50)
+    rig.timetable.was_absent(rig.mono)
+    rig.wait(59.9)
+    assert rig.timer("k").state == "fired"
+    rig.wait(0.3)
+    assert (rig.timer("k").state, rig.timer("k").attempts) == ("pending", 1)
+    # What is fired later has no more time than any other.
+    rig.wait(15)
+    assert len(rig.log) == 2
+    rig.wait(60.2)
+    assert (rig.timer("k").state, rig.timer("k").attempts) == ("pending", 2)
+
+
+def test_a_run_gets_all_of_its_time_again_after_a_restart(
+    wheel_class: WheelClass,
+) -> None:
+    rig = Rig(wheel_class, ladder=LADDER)
+    rig.after("k", 1)
+    rig.wait(1.1)
+    rig.start(wall_ms=rig.wall_ms + 3_600_000)  # an hour later
+    rig.wait(59)
+    rig.done("k")
+    rig.wait(1.2)
+    assert (rig.timer("k").state, rig.timer("k").attempts) == ("done", 1)
+
+
+def test_a_run_that_its_gateway_was_not_handed_is_seldom_looked_at(
+    wheel_class: WheelClass,
+) -> None:
+    rig = Rig(wheel_class, ladder=LADDER)
+    rig.handed["g"] = 0
+    rig.after("k", 1)
+    rig.wait(1.1)
+    fired_ms = rig.timer("k").fired
+    assert fired_ms is not None
+    rig.wait(3_600)
+    timer = rig.timer("k")
+    assert (timer.state, timer.attempts, len(rig.log)) == ("fired", 1, 1)
+    looked = (timer.next or 0) - fired_ms - 60_000
+    assert looked == pytest.approx(6 * AWAY_RUNS * 60_000, abs=6 * PROMPT_MS)

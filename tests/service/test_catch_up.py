@@ -172,7 +172,8 @@ def test_of_a_log_that_was_trimmed_what_is_left_is_told(
 def test_the_log_is_read_from_where_the_table_has_followed_to(
     log: Store, table: TimerTable
 ) -> None:
-    table.write([after(1, "a", since=1), after(2, "b", since=1), fire(2, "a")])
+    known: list[Order] = [after(1, "a", since=1), after(2, "b", since=1), fire(2, "a")]
+    table.write(known, seq=2)
     write(log, [login(1), *map(as_record, (fire(2, "a"), fire(3, "b")))])
     damage(log, below=3)
     _catch_up(table, log)

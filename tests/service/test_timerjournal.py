@@ -21,13 +21,26 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from liveness.core.records import TIMER, Changes, Logged, Record, TimerRecord
-from liveness.core.timers import Drop, Fire, Order, Schedule, Settlement, Timer
+from liveness.core.timers import (
+    Drop,
+    Fire,
+    Order,
+    Reply,
+    Schedule,
+    Settlement,
+    Timer,
+)
 from liveness.metrics import Counts
 from liveness.service import journal, timerjournal, timertable
 from liveness.service.clock import Clock
 from liveness.service.journal import TRIM_EVERY_S, Journal
 from liveness.service.store import Batch, Store
-from liveness.service.timerjournal import COMMIT_ORDERS, FOLLOW_RECORDS, TimerJournal
+from liveness.service.timerjournal import (
+    COMMIT_ORDERS,
+    FOLLOW_RECORDS,
+    RUN_WAIT_S,
+    TimerJournal,
+)
 from liveness.service.timertable import TimerTable
 from tests import disk
 from tests.strategies import BOUNDED
@@ -115,6 +128,12 @@ def run(seq: int, number: int) -> Changes:
     return Changes([record], [0.0], orders=[Fire("g", key, 1, seq, AT_MS)], ends=1)
 
 
+def done(number: int) -> Changes:
+    """Its gateway did what a timer was for."""
+    reply = Reply("g", f"k{number}", None, True, None, False, AT_MS)
+    return Changes(orders=[reply])
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Another process holds the file, as a backup does: a commit has to wait."""
@@ -168,8 +187,84 @@ async def test_a_run_is_told_to_the_table_only_once_its_record_is_on_disk(
             assert told.states() == {"pending": 3}
             assert (journal.durable_mark, disk.runs(store.path)) == (1, [])
         await journal.settled()
+        assert [one.seq for one in disk.runs(store.path)] == [1]
+        await trio.sleep(RUN_WAIT_S + 1)
         assert told.states() == {"fired": 1, "pending": 2}
-        assert [one.seq for one in disk.runs(store.path)] == [1] == [table.seq]
+        assert table.seq == 1
+
+
+async def test_a_run_waits_for_its_answer_and_holds_up_nobody_meanwhile(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    async with writing(store, table) as told:
+        journal = told.journal
+        journal.append(asked(1, 3))
+        await journal.settled()
+        for seq in (1, 2, 3):
+            journal.append(run(seq, seq))
+        await journal.settled()
+        assert (journal.durable_mark, journal.timers.pending) == (journal.mark, 3)
+        journal.append(done(2))
+        await journal.settled()
+        assert told.settled[1:] == [[*run(2, 2).orders, *done(2).orders]]
+        assert told.states() == {"pending": 2, "done": 1}
+        # The table has not followed the log beyond the first that it lacks.
+        assert (table.seq, table.newest) == (0, 2)
+        journal.append(done(1))
+        await journal.settled()
+        assert (table.seq, table.newest) == (2, 2)
+        await trio.sleep(RUN_WAIT_S + 1)
+        assert told.settled[3:] == [run(3, 3).orders]
+        assert told.states() == {"fired": 1, "done": 2}
+        assert (table.seq, journal.timers.pending) == (3, 0)
+
+
+async def test_runs_that_nobody_answers_are_written_though_the_orders_never_cease(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    async with writing(store, table) as told:
+        journal = told.journal
+        journal.append(asked(1))
+        await journal.settled()
+        journal.append(run(1, 1))
+        for number in range(2, 100):
+            await trio.sleep(RUN_WAIT_S / 20)
+            journal.append(asked(number))
+        assert told.states()["fired"] == 1
+
+
+async def test_runs_go_in_no_larger_pieces_than_other_orders(
+    store: Store,
+    table: TimerTable,
+    jumping: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timerjournal, "COMMIT_ORDERS", 3)
+    async with writing(store, table) as told:
+        journal = told.journal
+        journal.append(asked(1, 8))
+        for seq in range(1, 9):
+            journal.append(run(seq, seq))
+        await journal.settled()
+        await trio.sleep(RUN_WAIT_S + 1)
+        assert told.sizes == [8, 3, 3, 2]
+        assert told.states() == {"fired": 8}
+
+
+async def test_a_cancel_by_ext_finds_every_run_before_it(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    async with writing(store, table) as told:
+        journal = told.journal
+        journal.append(Changes(orders=[after(1, ext="x"), after(2, ext="x")]))
+        await journal.settled()
+        journal.append(run(1, 2))
+        await journal.settled()
+        cancel = Drop("g", None, "x", 3, AT_MS)
+        journal.append(Changes(orders=[cancel]))
+        await journal.settled()
+        assert told.settled[1:] == [[*run(1, 2).orders, cancel]]
+        assert told.states() == {"cancelled": 2}
 
 
 async def test_who_is_told_of_a_run_finds_it_among_the_orders_before_its_answer(
@@ -232,8 +327,11 @@ class HeldTable(TimerTable):
 class Engine:
     """Says this and that to a journal, and knows what it may tell in return."""
 
-    def __init__(self, store: HeldStore, table: HeldTable, told: Told) -> None:
+    def __init__(
+        self, store: HeldStore, table: HeldTable, told: Told, clock: MockClock
+    ) -> None:
         self.store, self.table, self.told = store, table, told
+        self.clock = clock  # that stands still
         self.journal = told.journal
         self.given: list[Order] = []
         self.timers, self.seq = 0, 0  # the newest of each
@@ -249,7 +347,10 @@ class Engine:
                     self.store.gate.release()
                     await self.told.wrote_log.wait()
             case "write table":
-                if self.journal.timers.pending:
+                timers = self.journal.timers
+                if timers.pending:
+                    if timers.oldest is None:  # all that is left are runs
+                        self.clock.jump(RUN_WAIT_S)
                     self.table.gate.release()
                     await self.told.wrote_table.wait()
             case _:
@@ -272,6 +373,8 @@ class Engine:
             self.timers += 1
             self.to_fire.append(self.timers)
             changes.orders.append(after(self.timers, ext="x"))
+        if act == "done" and self.seq:
+            changes.orders += [*done(self.timers - len(self.to_fire)).orders]
         if act == "cancel":
             self.cancelled_below = self.timers + 1
             changes.orders.append(Drop("g", None, "x", self.cancelled_below, AT_MS))
@@ -306,7 +409,8 @@ class Engine:
 
 
 ACTS: Final = (
-    "after", "cancel", "login", "fire", "fire and after", "write log", "write table",
+    "after", "cancel", "login", "fire", "done", "fire and after", "write log",
+    "write table",
 )  # fmt: skip
 
 
@@ -315,13 +419,15 @@ ACTS: Final = (
 def test_no_mark_is_reached_too_soon_or_left_again_and_no_run_is_known_too_soon(
     tmp_path_factory: pytest.TempPathFactory, acts: list[str]
 ) -> None:
+    clock = MockClock()
+
     async def live() -> None:
         with (
             closing(HeldStore(tmp_path_factory.mktemp("state"))) as store,
             closing(HeldTable(store.folder, log=store.log)) as table,
         ):
             async with writing(store, table) as told:
-                engine = Engine(store, table, told)
+                engine = Engine(store, table, told, clock)
                 try:
                     for act in acts:
                         await engine.act(act)
@@ -335,7 +441,7 @@ def test_no_mark_is_reached_too_soon_or_left_again_and_no_run_is_known_too_soon(
         few.setattr(timertable, "EXT_STEP", 2)
         few.setattr(timerjournal, "COMMIT_ORDERS", 3)
         few.setattr(journal, "COMMIT_RECORDS", 2)
-        trio.run(live)
+        trio.run(live, clock=clock)
 
 
 # --- a bad disk ---------------------------------------------------------------------
@@ -385,6 +491,7 @@ async def test_the_log_goes_on_while_the_table_cannot_be_written(
             assert (journal.durable_mark, journal.timers.pending) == (1, 501)
             assert journal.failure is not None
         await journal.settled()
+        await trio.sleep(RUN_WAIT_S + 1)
         assert told.states() == {"fired": 1, "pending": 500}
 
 
