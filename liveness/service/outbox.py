@@ -67,6 +67,7 @@ class _Unreadable(Exception):
 class _Reply:
     mark: int
     frame: bytes
+    is_of_log: bool  # it says nothing of timers, and waits for the log alone
 
 
 @dataclass(slots=True)
@@ -123,13 +124,19 @@ class Outbox:
             or self._reply_bytes > limits.max_reply_bytes
         )
 
-    def reply(self, frame: object, *, mark: int = 0) -> None:
-        """Queue a frame, to be sent once everything up to *mark* is on disk."""
+    def reply(self, frame: object, *, mark: int = 0, is_of_log: bool = False) -> None:
+        """Queue a frame, to be sent once everything up to *mark* is on disk.
+
+        Args:
+            frame: The frame.
+            mark: As `Journal.mark` was when all it tells of had been given.
+            is_of_log: It does not tell of timers, whose table may be in trouble.
+        """
         if self._is_broken:
             return
         encoded = encode(frame)
         self._reply_bytes += len(encoded)
-        self._replies.append(_Reply(mark, encoded))
+        self._replies.append(_Reply(mark, encoded, is_of_log))
         self.wake.ring()
 
     def reply_list(self, gateway: str | None, *, mark: int) -> None:
@@ -141,7 +148,7 @@ class Outbox:
         self, frame: object, *, hello: Hello, cursor: Cursor, mark: int
     ) -> None:
         """Queue `welcome`; records follow it, from where *cursor* is."""
-        self.reply(frame, mark=mark)
+        self.reply(frame, mark=mark, is_of_log=True)
         self._hello, self._cursor, self._notices_from = hello, cursor, mark
         self._delivery.feed.follow(cursor, self.wake.ring)
 
@@ -199,18 +206,23 @@ class Outbox:
     # --- within ---------------------------------------------------------------
 
     async def _wait(self) -> None:
-        if self._replies or self._notices_from > self._delivery.journal.durable_mark:
+        if self._replies or self._notices_from > self._delivery.journal.log_mark:
             self._delivery.feed.ring_at_commit(self.wake.ring)
         await self.wake.wait()
 
+    def _next_reply(self) -> _Reply | _List | None:
+        """The first reply, if it may be sent by now."""
+        if not self._replies:
+            return None
+        reply, journal = self._replies[0], self._delivery.journal
+        is_of_log = isinstance(reply, _Reply) and reply.is_of_log
+        reached = journal.log_mark if is_of_log else journal.durable_mark
+        return reply if reply.mark <= reached else None
+
     async def _write_replies(self) -> bool:
         """Write the replies that may be sent by now; return whether there were any."""
-        durable = self._delivery.journal.durable_mark
         frames: list[bytes] = []
-        while self._replies and self._replies[0].mark <= durable:
-            reply = self._replies[0]
-            if isinstance(reply, _List):
-                break
+        while isinstance(reply := self._next_reply(), _Reply):
             self._replies.popleft()
             frames.append(reply.frame)
         if frames:
@@ -220,9 +232,8 @@ class Outbox:
             self._sending = 0
             self._reply_bytes = max(0, self._reply_bytes - len(data))
             return True
-        if self._replies and self._replies[0].mark <= durable:
-            reply = self._replies.popleft()
-            assert isinstance(reply, _List)
+        if reply is not None:
+            self._replies.popleft()
             await self._write_list(reply.gateway)
             return True
         return False
@@ -257,7 +268,7 @@ class Outbox:
         delivery = self._delivery
         if cursor is None or hello is None:
             return False
-        if self._notices_from > delivery.journal.durable_mark:
+        if self._notices_from > delivery.journal.log_mark:
             return False
         room = delivery.limits.window - len(self._unacked)
         if room <= 0 or not cursor.is_behind:

@@ -5,8 +5,14 @@ is virtual (see `jumping`), so that an hour passes as soon as nobody has anythin
 do, and whatever hangs runs into a deadline at once.
 """
 
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+)
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,10 +150,17 @@ class Rig:
                 await trio.sleep(0.01)
         return trio.current_time() - began
 
+    def disk_full(self) -> AbstractContextManager[None]:
+        """SQLite itself finds no room for another page of the log."""
+        return self._full(self.store._db)
+
+    def no_room_for_timers(self) -> AbstractContextManager[None]:
+        """Nor for one of the timers' table."""
+        return self._full(self.journal.timers.table._db)
+
+    @staticmethod
     @contextmanager
-    def disk_full(self) -> Iterator[None]:
-        """SQLite itself finds no room for another page."""
-        db = self.store._db
+    def _full(db: sqlite3.Connection) -> Iterator[None]:
         (pages,) = db.execute("pragma page_count").fetchone()
         (most,) = db.execute("pragma max_page_count").fetchone()
         db.execute(f"pragma max_page_count = {pages}")
