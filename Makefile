@@ -61,7 +61,7 @@ test: $(call READY,test)  ## The tests, without the slow ones (ARGS="-k wheel")
 	@exec $(VENV)/bin/python -m pytest -m "not slow" $(ARGS)
 
 slow: $(call READY,test)  ## The slow tests
-	@exec $(VENV)/bin/python -m pytest -m slow $(ARGS)
+	@exec $(VENV)/bin/python -m pytest -m slow -o faulthandler_timeout=900 $(ARGS)
 
 check: $(call READY,dev)  ## Lint, format, types
 	@$(VENV)/bin/ruff check

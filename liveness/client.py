@@ -385,7 +385,7 @@ class Sidecar:
 
         Raises:
             anyio.ClosedResourceError: `connect` was left meanwhile.
-            ReportError: Timers were asked for, and the sidecar has none.
+            ReportError: Timers were asked for, and the sidecar has none, or no room.
         """
         with self._lock:
             number = self._client.want_pong()
@@ -485,7 +485,7 @@ class Sidecar:
         except Exception as error:
             self._log_task(timer, "failed", error)
             timer._answer(fail="".join(format_exception_only(error)).strip())
-        except BaseException:  # cancelled, unless something worse
+        except BaseException:  # cancelled, or ended by what ends the program
             self._log_task(timer, "was cut short: its gateway stops")
             timer._answer(fail="its gateway stopped meanwhile")
             raise

@@ -904,6 +904,7 @@ class ScriptedSidecar:
                     link.conversation.n,
                     fatal=False,
                     frame="after",
+                    key=after.key,
                 ),
             )
 

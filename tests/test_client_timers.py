@@ -13,6 +13,7 @@ import pytest
 
 import liveness
 from liveness.client import LAST_S
+from liveness.core import schedule
 from tests.peer import SOON_S, Link, Peer, listening, timer
 
 Main = Callable[[Peer], Awaitable[None]]
@@ -96,6 +97,35 @@ def test_what_no_pong_covered_is_told_on_the_next_link(run: Run) -> None:
     run(main)
 
 
+def test_a_timer_that_there_is_no_room_for_waits_and_whoever_flushes_is_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(schedule, "AGAIN_S", SHORT_S)
+    no_room = {"code": "too-many-timers", "message": "full", "fatal": False, "n": 2}
+
+    async def main(peer: Peer) -> None:
+        async with linked(peer) as (sidecar, link):
+            sidecar.after("a", 60)
+            link.is_answering = False
+            await link.next("after")
+            await link.send("error", no_room | {"frame": "after", "key": "a"})
+            link.is_answering = True
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(link.next, "after")
+                with pytest.raises(liveness.ReportError, match="no room for 1 timers"):
+                    await sidecar.flush()
+            # Told again, and taken by now.
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(link.next, "login")
+                await sidecar.flush()
+                sidecar.login("u")
+            assert sidecar.stats().refused == 0
+
+    run(main)
+    assert "timers wait until the sidecar has room for them: full" in caplog.text
+
+
+# Some of it mypy would not let anyone ask for: those who do not use it still may.
 BAD: Final[dict[str, Callable[[liveness.Sidecar], object]]] = {
     "no key": lambda it: it.after("", 1),
     "a number for a key": lambda it: it.after(7, 1),  # type: ignore[arg-type]

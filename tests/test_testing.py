@@ -1042,8 +1042,12 @@ def test_a_timer_too_many_is_refused_and_taken_once_there_is_room(loop: str) -> 
             (error,) = await gateway.expect("error")
             assert "there are 1 timers already" in error.pop("message")
             assert error == {
-                "code": "too-many-timers", "fatal": False, "n": 3, "frame": "after",
-            }  # fmt: skip
+                "code": "too-many-timers",
+                "fatal": False,
+                "n": 3,
+                "frame": "after",
+                "key": "two",
+            }
             await gateway.send(["cancel", {"key": "one"}])
             await gateway.settle()
             await gateway.send(["after", "two", 1])

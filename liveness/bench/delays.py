@@ -166,6 +166,7 @@ def _come_and_go(server: Server, options: Options, stage: Stage) -> list[Figure]
             Stragglers(server.socket, first_s=SOON_S, seconds=seconds) as others,
             _speaking(speakers, users, options),
         ):
+            # What is measured begins with the first of those who fall silent.
             time.sleep(max(0.0, first_due - time.perf_counter()))
             with Window(server) as window:
                 began = time.perf_counter()
@@ -361,7 +362,7 @@ def _settled_mb(server: Server) -> float:
     until, memory_mb, before_mb = time.perf_counter() + LOADED_S, 0.0, -1.0
     while memory_mb > before_mb and time.perf_counter() < until:
         before_mb = memory_mb
-        time.sleep(STABLE_S)
+        time.sleep(STABLE_S)  # nothing tells when a server has loaded all it will
         memory_mb = server.memory_mb()
     return memory_mb
 
@@ -392,7 +393,7 @@ def _pinging(gateway: Gateway) -> Iterator[Sequence[float]]:
             began = time.perf_counter()
             gateway.ping()
             waits_s.append(time.perf_counter() - began)
-            time.sleep(PING_EVERY_S)
+            time.sleep(PING_EVERY_S)  # a sample, which must not be load itself
 
     with _meanwhile(ping):
         yield waits_s

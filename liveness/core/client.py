@@ -237,7 +237,14 @@ class Client:
         schedule = self.reports.schedule
         if self.is_linked and schedule.pending and not schedule.is_understood:
             raise ReportError(self._no_timers())
-        return self.pongs >= number
+        if self.pongs < number:
+            return False
+        if schedule.refused:
+            raise ReportError(
+                f"the sidecar has no room for {schedule.refused} timers, which are asked "
+                "for again; cancel what is not needed, or raise timers.max_live"
+            )
+        return True
 
     # --- what is read ------------------------------------------------------------
 
@@ -258,7 +265,7 @@ class Client:
                 case ("welcome", dict(options), *_):
                     return self._take_welcome(options)
                 case ("error", {"code": str(code), "message": str(message)}, *_):
-                    return self._take_error(code, message, frame[1].get("fatal", True))
+                    return self._take_error(code, message, frame[1])
                 case ("bye", {"reason": str(reason)}, *_):
                     return f"the sidecar says bye: {reason}"
                 case ("notices" | "pong" | "welcome" | "error" | "bye", *_):
@@ -331,15 +338,18 @@ class Client:
             self._is_pinging = False
             self.reports.confirmed()
 
-    def _take_error(self, code: str, message: str, fatal: object) -> str:
+    def _take_error(self, code: str, message: str, told: dict[str, Any]) -> str:
         if code == Code.REPLACED:
             raise Replaced(
                 code,
                 f"another process said hello as {self.name!r}, and has the link now; "
                 "give each gateway a name of its own",
             )
-        if fatal:
+        if told.get("fatal", True):
             raise Refused(code, message)
+        if code == Code.TOO_MANY_TIMERS and isinstance(key := told.get("key"), str):
+            self.reports.schedule.no_room(key)
+            return f"timers wait until the sidecar has room for them: {message}"
         self.refused += 1
         return f"the sidecar refused a frame: {message} ({code})"
 

@@ -7,7 +7,8 @@ told in the order in which they were said, however often each was.
 
 What was told and is not covered by a pong yet is kept in the same way, and told again
 on the next link, an `after` with the seconds that are left by then. A timer that fired
-in just that moment therefore fires once more: that, sooner than never.
+in just that moment therefore fires once more: that, sooner than never. An `after` that
+the sidecar has no room for is told again later.
 """
 
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ MAX_CONTENT_BYTES: Final = 4_096  # of a payload, and of an answer's message
 # While the sidecar is away, words wait here: ten seconds of 10,000 timers and as many
 # cancels a second, longer than a restart takes, in some 100 MB.
 MOST_WORDS: Final = 200_000
+# Timers that there was no room for are asked for again after so long, all together.
+AGAIN_S: Final = 5.0
 # As `reports.CHANGES_AT_ONCE`, and for the same reason.
 WORDS_AT_ONCE: Final = 4_096
 
@@ -45,9 +48,17 @@ class After(NamedTuple):
     key: str
     due: float
     options: dict[str, str]
+    number: int  # of what was asked, in its order
 
 
-Word: TypeAlias = After | bytes  # all but `after` is told as it stands
+class Cancel(NamedTuple):
+    """A timer, or all with an ext, is not to be: as it is told."""
+
+    frame: bytes
+    number: int
+
+
+Word: TypeAlias = After | Cancel | bytes  # an answer is told as it stands
 Words: TypeAlias = dict[tuple[str, str | int], Word]  # by what it is about
 
 
@@ -61,6 +72,9 @@ class Schedule:
         self._untold: Words = {}
         self._told: Words = {}  # since the last ping
         self._pinged: Words = {}  # before it, and not covered by a pong yet
+        self._refused: dict[str, After] = {}  # by key: those that there was no room for
+        self._again_at: float | None = None  # when they are told again
+        self._number = 0  # of the latest that was asked
 
     # --- what the gateway says ----------------------------------------------------
 
@@ -89,7 +103,8 @@ class Schedule:
         if ext is not None:
             _check_name(EXT, ext)
             options["ext"] = ext
-        self._ask((KEY, key), After(key, now + seconds, options))
+        self._number += 1
+        self._ask((KEY, key), After(key, now + seconds, options, self._number))
 
     def cancel(self, key: str | None, ext: str | None) -> None:
         """Ask for a timer, or all with an ext, not to be; see `Sidecar.cancel`.
@@ -101,7 +116,15 @@ class Schedule:
             raise ReportError("cancel takes a key or an ext: exactly one of both")
         what, name = (KEY, key) if key is not None else (EXT, ext or "")
         _check_name(what, name)
-        self._ask((what, name), encode([CANCEL, {what: name}]))
+        self._number += 1
+        frame = encode([CANCEL, {what: name}])
+        self._ask((what, name), Cancel(frame, self._number))
+        if what == EXT:
+            self._refused = {
+                key: asked
+                for key, asked in self._refused.items()
+                if asked.options.get(EXT) != ext
+            }
 
     def done(self, key: str, seq: int, message: str | None) -> None:
         """Answer that the run of this record went well.
@@ -140,6 +163,8 @@ class Schedule:
                 "more are kept; see whether it runs and can write"
             )
         self.has_spoken = True
+        if about[0] == KEY:
+            self._refused.pop(about[1], None)
         _put(self._untold, about, word)
 
     def _answer(self, seq: int, word: bytes) -> None:
@@ -149,7 +174,7 @@ class Schedule:
             self.unkept += 1
 
     def _has_room(self, about: tuple[str, str | int]) -> bool:
-        kept = len(self._untold) + self.unconfirmed
+        kept = self.pending + self.unconfirmed
         return kept < MOST_WORDS or about in self._untold
 
     # --- what is told ---------------------------------------------------------------
@@ -162,7 +187,12 @@ class Schedule:
     @property
     def pending(self) -> int:
         """How many words wait to be told."""
-        return len(self._untold)
+        return len(self._untold) + len(self._refused)
+
+    @property
+    def refused(self) -> int:
+        """Of these those that the sidecar had no room for when it was told."""
+        return len(self._refused)
 
     @property
     def unconfirmed(self) -> int:
@@ -171,12 +201,47 @@ class Schedule:
 
     def frames(self, now: float) -> Iterator[bytes]:
         """Give the first words that wait, encoded; they count as told from this call on."""
+        self._ask_again(now)
         words = []
         if self.is_understood:
             for about in list(islice(self._untold, WORDS_AT_ONCE)):
                 words.append(word := self._untold.pop(about))
                 _put(self._told, about, word)
         return (_encoded(word, now) for word in words)
+
+    def no_room(self, key: str) -> None:
+        """Note that a timer was not taken, as there are too many; it is told again.
+
+        Unless a newer word about it was said since, or about all with its ext.
+        """
+        about = (KEY, key)
+        generations = (self._pinged, self._told, self._untold)
+        told = next((words for words in generations if about in words), {})
+        asked = told.get(about)
+        if not isinstance(asked, After) or told is self._untold:
+            return
+        del told[about]
+        ext = asked.options.get(EXT)
+        newer = [words.get(about) for words in generations]
+        if ext is not None:
+            newer += [words.get((EXT, ext)) for words in generations]
+        if not any(
+            isinstance(word, After | Cancel) and word.number > asked.number
+            for word in newer
+        ):
+            self._refused[key] = asked
+
+    def _ask_again(self, now: float) -> None:
+        """Have those that there was no room for told again, if it is time to."""
+        if not self._refused:
+            self._again_at = None
+        elif self._again_at is None:
+            self._again_at = now + AGAIN_S
+        elif now >= self._again_at:
+            self._again_at = None
+            for key, asked in self._refused.items():
+                _put(self._untold, (KEY, key), asked)
+            self._refused = {}
 
     # --- what is known to have arrived, as in `reports` -----------------------------
 
@@ -190,8 +255,9 @@ class Schedule:
 
     def lost(self) -> None:
         """Note that the link has ended: what no pong covered is to be told again."""
-        words, self._pinged = self._pinged, {}
-        told, self._told = self._told, {}
+        words: Words = {(KEY, key): asked for key, asked in self._refused.items()}
+        words |= self._pinged
+        told, self._told, self._pinged, self._refused = self._told, {}, {}, {}
         for newer in (told, self._untold):
             for about, word in newer.items():
                 _put(words, about, word)
@@ -233,6 +299,8 @@ def _put(words: Words, about: tuple[str, str | int], word: Word) -> None:
 def _encoded(word: Word, now: float) -> bytes:
     if isinstance(word, bytes):
         return word
+    if isinstance(word, Cancel):
+        return word.frame
     left = min(max(word.due - now, MIN_AFTER_S), MAX_AFTER_S)
     frame = [AFTER, word.key, left]
     return encode([*frame, word.options] if word.options else frame)

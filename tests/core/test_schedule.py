@@ -1,5 +1,6 @@
 """What is said of timers: the newest word only, in order, until a pong has covered it."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liveness.core.schedule import (
+    AGAIN_S,
     MAX_AFTER_S,
     MAX_CONTENT_BYTES,
     MIN_AFTER_S,
@@ -260,6 +262,8 @@ OPS: Final = st.lists(
         st.tuples(st.just("cancel"), st.none(), st.sampled_from("ef")),
         st.tuples(st.sampled_from(["tell", "ping", "pong"]), st.none(), st.none()),
         st.tuples(st.just("lose"), st.integers(0, 9), st.none()),
+        st.tuples(st.just("room"), st.integers(0, 3), st.none()),
+        st.tuples(st.just("wait"), st.none(), st.none()),
     ),
     max_size=40,
 )
@@ -270,9 +274,13 @@ class Timers:
 
     def __init__(self) -> None:
         self.live: dict[str, tuple[str | None, str]] = {}
+        self.room = 9
 
-    def apply(self, frame: Any) -> None:
+    def apply(self, frame: Any) -> str | None:
+        """Take a frame, or return the key of the timer that there is no room for."""
         match frame:
+            case ("after", key, *_) if len(self.live) >= self.room:
+                return str(key)
             case ("after", key, _left, options):
                 self.live[key] = options.get("ext"), options["payload"]
             case ("cancel", {"key": key}):
@@ -281,6 +289,7 @@ class Timers:
                 self.live = {key: it for key, it in self.live.items() if it[0] != ext}
             case _:
                 raise AssertionError(frame)
+        return None
 
 
 @BOUNDED
@@ -290,6 +299,13 @@ def test_whatever_is_lost_the_sidecar_has_at_last_what_was_said(
 ) -> None:
     schedule, sidecar, meant = Schedule(), Timers(), Timers()
     on_the_way, pinged = list[Any](), 0  # so many of them are before the ping
+    now = 0.0
+
+    def arrive(frames: list[Any]) -> None:
+        for frame in frames:
+            if (key := sidecar.apply(frame)) is not None:
+                schedule.no_room(key)
+
     for number, (what, one, other) in enumerate(ops):
         if what == "after":
             payload = str(number)
@@ -305,18 +321,99 @@ def test_whatever_is_lost_the_sidecar_has_at_last_what_was_said(
             on_the_way, pinged = [], 0
             schedule.lost()
         elif what == "tell":
-            on_the_way += told(schedule)
+            on_the_way += told(schedule, now)
         elif what == "ping" and not pinged:
             pinged = len(on_the_way)
             schedule.pinged()
         elif what == "pong":
-            for frame in on_the_way[:pinged]:
-                sidecar.apply(frame)
+            arrive(on_the_way[:pinged])
             on_the_way, pinged = on_the_way[pinged:], 0
             schedule.confirmed()
-    for frame in [*on_the_way, *told(schedule)]:
-        sidecar.apply(frame)
+        elif what == "room":
+            sidecar.room = one
+        elif what == "wait":
+            now += AGAIN_S
+    sidecar.room = 9
+    arrive(on_the_way)
+    for _ in range(3):
+        arrive(told(schedule, now))
+        now += AGAIN_S
+    assert (schedule.pending, schedule.refused) == (0, 0)
     assert sidecar.live == meant.live
+
+
+# --- no room -------------------------------------------------------------------------
+
+
+def test_a_timer_that_there_was_no_room_for_is_told_again_with_what_is_left() -> None:
+    schedule = Schedule()
+    after(schedule, "a", 60, payload="p")
+    after(schedule, "b", 60)
+    assert len(told(schedule)) == 2
+    schedule.no_room("a")
+    settle(schedule)
+    assert (schedule.pending, schedule.refused, schedule.unconfirmed) == (1, 1, 0)
+    assert not schedule.has_words  # it is in no hurry
+    assert told(schedule, 1.0) == []
+    assert told(schedule, 1.0 + AGAIN_S - 0.01) == []
+    assert told(schedule, 1.0 + AGAIN_S) == [
+        ("after", "a", 59.0 - AGAIN_S, {"payload": "p"})
+    ]
+    schedule.no_room("a")  # as often as need be
+    assert told(schedule, 20.0) == []
+    assert keys(told(schedule, 20.0 + AGAIN_S)) == [("after", "a")]
+    settle(schedule)
+    assert (schedule.pending, schedule.unconfirmed) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        lambda it: it.cancel("a", None),
+        lambda it: it.cancel(None, "e"),
+        lambda it: after(it, "a", 5),
+    ],
+    ids=["a cancel", "a cancel by ext", "another timer"],
+)
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_newer_word_is_what_counts_also_where_there_was_no_room(
+    word: Callable[[Schedule], None], is_told: bool, is_before: bool
+) -> None:
+    schedule = Schedule()
+    after(schedule, "a", 60, ext="e")
+    told(schedule)
+    schedule.pinged()
+    if is_before:
+        word(schedule)
+        if is_told:
+            told(schedule)
+        schedule.no_room("a")
+    else:
+        schedule.no_room("a")
+        word(schedule)
+    assert schedule.refused == 0
+
+
+def test_a_cancel_of_an_ext_concerns_no_key_of_that_name_nor_what_came_later() -> None:
+    schedule = Schedule()
+    schedule.cancel(None, "e")
+    after(schedule, "e", 60, ext="e")
+    after(schedule, "a", 60)
+    told(schedule)
+    schedule.no_room("e")
+    schedule.no_room("a")
+    schedule.cancel(None, "a")
+    assert schedule.refused == 2
+
+
+def test_what_is_not_known_can_have_had_no_room() -> None:
+    schedule = Schedule()
+    schedule.cancel("b", None)
+    told(schedule)
+    schedule.no_room("a")
+    schedule.no_room("b")
+    assert (schedule.refused, schedule.unconfirmed) == (0, 1)
 
 
 # --- bounds --------------------------------------------------------------------------

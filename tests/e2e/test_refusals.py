@@ -357,6 +357,7 @@ def test_a_timer_too_many_is_not_taken_until_another_has_ended(start: Start) -> 
             refusal = gateway.refusal()
             assert refusal["code"] == "too-many-timers"
             assert (refusal["fatal"], refusal["frame"]) == (False, "after")
+            assert refusal["key"] == "one more"
             assert "timers.max_live" in refusal["message"]
     link.send("cancel", {"key": "k0"})
     link.settle()
