@@ -37,6 +37,7 @@ from liveness.service.greeter import Greeter
 from liveness.service.hand import turn_for_ever
 from liveness.service.http import build_app
 from liveness.service.journal import Journal
+from liveness.service.linkbook import LinkBook, LinkBookLimits
 from liveness.service.listener import accept_links
 from liveness.service.outbox import Delivery, OutboxLimits
 from liveness.service.sockets import listening
@@ -139,10 +140,18 @@ class Sidecar:
             clock=clock,
             journal=self.journal,
             counts=self.counts,
+            book=LinkBook(
+                attended=attended,
+                clock=clock,
+                journal=self.journal,
+                counts=self.counts,
+                limits=LinkBookLimits(
+                    hello_s=limits.hello_s,
+                    max_links=limits.max_links,
+                    max_names=limits.max_names,
+                ),
+            ),
             limits=EngineLimits(
-                hello_s=limits.hello_s,
-                max_links=limits.max_links,
-                max_names=limits.max_names,
                 pause_firing=limits.pause_firing,
                 pause_reading=limits.pause_reading,
             ),
@@ -261,9 +270,9 @@ class Sidecar:
                 pending=self.journal.pending,
                 error=self.journal.failure,
             )
-        self.engine.bid_farewell("the sidecar stops")
+        self.engine.book.bid_farewell("the sidecar stops")
         with trio.move_on_after(STOP_LINKS_S):
-            await self.engine.all_closed.wait()
+            await self.engine.book.all_closed.wait()
         links.cancel_scope.cancel()
 
     async def _write_stopfile(self) -> None:
@@ -352,12 +361,12 @@ class Sidecar:
             hand_lag_s=engine.hand_lag,
             unattended_s=engine.unattended,
             held=presence.held(now),
-            links={role: engine.linked(role) for role in (GATEWAY, WATCHER)},
+            links={role: engine.book.linked(role) for role in (GATEWAY, WATCHER)},
             gateways=[
                 GatewayNow(
                     name=gateway.name,
                     users=gateway.users,
-                    unacked=engine.unacked(gateway.name),
+                    unacked=engine.book.unacked(gateway.name),
                 )
                 for gateway in presence.gateways.values()
                 if gateway.users or gateway.is_linked
@@ -365,7 +374,7 @@ class Sidecar:
             log_seq=journal.durable_seq,
             log_pending=journal.pending,
             log_bytes=journal.log_bytes,
-            feed_watchers=engine.linked(WATCHER),
+            feed_watchers=engine.book.linked(WATCHER),
             timers=dict(self.timetable.states),
             timers_loaded=self.timetable.loaded,
             timer_attempts=dict(self.timetable.results),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, assert_never
 
 import structlog
-import trio
 
 from liveness.build import Reader
 from liveness.core.clock import AttendedClock
@@ -42,8 +41,8 @@ from liveness.metrics import Counts
 from liveness.service.clock import Clock
 from liveness.service.greeter import Greeter
 from liveness.service.journal import Journal
+from liveness.service.linkbook import LinkBook
 from liveness.service.links import PIECE_BYTES, SocketLink
-from liveness.service.logs import Every
 from liveness.service.wake import Wake
 
 # One pass reads no longer than this; who was not reached comes first in the next one.
@@ -72,25 +71,17 @@ HELD_SLEEP_S: Final = 0.05
 # Longest sleep: of a longer one, time away from the machine could not be told.
 MOST_SLEEP_S: Final = 1.0
 
-# Links over the limit that are being told so; more are closed without a word.
-REFUSED_ROOM: Final = 64
-
 # Cursors of readers that nothing concerned are stored this often; until then a crash
 # costs them a longer look at the log.
 FOLLOW_EVERY_S: Final = 10.0
-
-REFUSALS_LOG_S: Final = 10.0
 
 _log = structlog.get_logger("link")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What the engine may take on."""
+    """Decisions and records that wait for the disk, beyond which it waits too."""
 
-    hello_s: float
-    max_links: int
-    max_names: int
     pause_firing: int
     pause_reading: int
 
@@ -112,8 +103,9 @@ class Engine:
         attended: Its clock.
         clock: The real clocks.
         journal: Where decisions go.
-        counts: Where refusals are counted.
-        limits: What it may take on.
+        book: Who is connected.
+        counts: Where lateness is counted.
+        limits: How far it may be ahead of the disk.
         greeter: Says welcome.
     """
 
@@ -125,28 +117,25 @@ class Engine:
         attended: AttendedClock,
         clock: Clock,
         journal: Journal,
+        book: LinkBook,
         counts: Counts,
         limits: EngineLimits,
         greeter: Greeter,
     ) -> None:
         self.presence = presence
         self.timetable = timetable
-        self.links: dict[int, SocketLink] = {}
+        self.book = book
         self.wanted = Wake()  # rung when a turn is wanted before it is due
         self.timers_wanted = Wake()  # rung when some came due, or are to be loaded
         self.timers_unread: str | None = None  # why the table cannot be read
         self.turned_at = clock.mono()
         self._turns_at = self.turned_at  # the next turn, unless one is wanted before
-        self.all_closed = trio.Event()  # after the farewell
-        self._is_stopping = False
         self._attended = attended
         self._clock = clock
         self._journal = journal
         self._counts = counts
         self._limits = limits
         self._greeter = greeter
-        self._named: dict[tuple[str, str], SocketLink] = {}
-        self._strangers: dict[int, SocketLink] = {}  # before their hello
         self._ready: dict[int, SocketLink] = {}
         # Gave something in the last pass, so they are read in the next one without
         # being watched in between.
@@ -158,7 +147,6 @@ class Engine:
         self._is_behind = False  # the disk, with what was read
         self._owes_orders = False  # with what is asked of timers
         self._waits_for_disk = False
-        self._every = Every(REFUSALS_LOG_S, clock=clock.mono)
 
     # --- links come and go ----------------------------------------------------
 
@@ -181,29 +169,6 @@ class Engine:
         """Make the state machine of a new link."""
         return Link(self._greeter.limits, Reader)
 
-    def opened(self, link: SocketLink) -> None:
-        """Take on a link that was accepted, if there is room."""
-        is_full = len(self.links) >= self._limits.max_links
-        self.links[link.number] = link
-        if self._is_stopping:
-            self._end(link, why="the sidecar stops")
-        elif is_full:
-            self._refuse(
-                link,
-                link.conversation.close(
-                    Code.OVERLOADED,
-                    f"there are {self._limits.max_links} links already; connect later, "
-                    "or raise limits.max_links",
-                ),
-            )
-        else:
-            self._strangers[link.number] = link
-
-    @property
-    def is_overrun(self) -> bool:
-        """Whether there is no room even to tell a link that there is no room."""
-        return len(self.links) >= self._limits.max_links + REFUSED_ROOM
-
     def begin(self) -> None:
         """Start to listen. A restart is an absence: where there are users already,
         their gateways get time to connect before anyone is judged.
@@ -218,23 +183,10 @@ class Engine:
 
     def closed(self, link: SocketLink) -> None:
         """Forget a link whose socket is closed."""
-        self._part(link)
-        del self.links[link.number]
-        if self._is_stopping and not self.links:
-            self.all_closed.set()
-        self._strangers.pop(link.number, None)
+        self.book.closed(link)
         self._ready.pop(link.number, None)
         self._lively.pop(link.number, None)
         self.wanted.ring()
-
-    def linked(self, role: str) -> int:
-        """How many links of this role have said hello."""
-        return sum(key[0] == role for key in self._named)
-
-    def unacked(self, gateway: str) -> int:
-        """Records that a gateway was sent and has not acknowledged."""
-        link = self._named.get((GATEWAY, gateway))
-        return 0 if link is None else link.outbox.unacked
 
     # --- the pass -------------------------------------------------------------
 
@@ -272,10 +224,10 @@ class Engine:
             judged = presence.fire(self._instant(now), limit=self._fire_limit())
         if not self._waits_for_disk:
             has_more |= judged > 0 and bool(presence.due_gateways())
-        self._send_away_the_slow(now)
+        self.book.send_away_the_slow(now)
         if mono >= self._follow_at:
             self._follow_at = mono + FOLLOW_EVERY_S
-            for link in self._named.values():
+            for link in self.book.named.values():
                 link.outbox.follow()
         self._hand_over()
         return self._next_turn(mono, now, has_more, judged > 0)
@@ -323,7 +275,7 @@ class Engine:
 
     def _handed(self, gateway: str) -> int:
         """The seq up to which a gateway was handed its records."""
-        link = self._named.get((GATEWAY, gateway))
+        link = self.book.named.get((GATEWAY, gateway))
         cursor = self._journal.cursors.get((GATEWAY, gateway))
         if link is not None and link.outbox.position is not None:
             position = link.outbox.position
@@ -345,7 +297,7 @@ class Engine:
         self._end_lost_sessions(now)
         until = self._clock.mono() + READING_S
         is_empty = [
-            self._read(link, now, until=until) for link in [*self.links.values()]
+            self._read(link, now, until=until) for link in [*self.book.links.values()]
         ]
         self._hand_over()
         return all(is_empty) and not self._losing
@@ -384,11 +336,11 @@ class Engine:
     def _read_links(self, now: float) -> bool:
         """Read those that are ready or wanted; return whether one has more."""
         if self._attended.stands:
-            links = dict(self.links)
+            links = dict(self.book.links)
         else:
             links = self._ready | self._lively
             for gateway in self.presence.due_gateways():
-                link = self._named.get((GATEWAY, gateway.name))
+                link = self.book.named.get((GATEWAY, gateway.name))
                 if link is not None:
                     links[link.number] = link
         self._ready, self._lively = {}, {}
@@ -414,7 +366,7 @@ class Engine:
         That they are not heard meanwhile is no fault of theirs, nor of their users.
         """
         if owes_orders or self._owes_orders:
-            for link in self._named.values():
+            for link in self.book.named.values():
                 if link.gateway is None or not link.gives_orders:
                     continue
                 if owes_orders:
@@ -440,7 +392,7 @@ class Engine:
                 # Its answers first. Who reads them will be read again.
                 if not link.outbox.is_unread:
                     return False
-                self._refuse(
+                self.book.refuse(
                     link,
                     link.conversation.close(
                         Code.OVERLOADED,
@@ -461,7 +413,7 @@ class Engine:
             link.read_at = mono = self._clock.mono()
             at = self._clock.instant(self._attended.at(mono), mono)
             if not data:
-                self._end(link, why="closed by the other side")
+                self.book.end(link, why="closed by the other side")
                 return True
             if link.gateway is not None:
                 link.gateway.heard(at.now)
@@ -477,7 +429,7 @@ class Engine:
             # Ours, whatever it is. The link is told and ends; the others go on.
             _log.exception("a fault of the sidecar", link=link.number)
             message = "a fault of the sidecar, see its log; connect anew"
-            self._refuse(link, link.conversation.close(Code.INTERNAL, message))
+            self.book.refuse(link, link.conversation.close(Code.INTERNAL, message))
 
     def _take(self, link: SocketLink, request: Request, at: Instant) -> None:
         losing = self._losing.get(link.number)
@@ -493,7 +445,7 @@ class Engine:
             case After():
                 link.gives_orders = True
                 if not self.timetable.after(self._name(link), request, at):
-                    self._refuse(link, self._one_timer_too_many(link, request.key))
+                    self.book.refuse(link, self._one_timer_too_many(link, request.key))
             case Cancel():
                 link.gives_orders = True
                 self.timetable.cancel(self._name(link), request, at)
@@ -504,7 +456,7 @@ class Engine:
                 assert gateway is not None
                 for n, position, index in self.presence.heard(gateway, request, at):
                     uid, _conn, event = request.at(position)
-                    self._refuse(
+                    self.book.refuse(
                         link,
                         link.conversation.refuse(
                             Code.BAD_UID,
@@ -538,7 +490,7 @@ class Engine:
             case Hello():
                 self._introduce(link, request, at)
             case Refusal():
-                self._refuse(link, request)
+                self.book.refuse(link, request)
             case never:
                 assert_never(never)
 
@@ -581,21 +533,17 @@ class Engine:
     # --- hello ----------------------------------------------------------------
 
     def _introduce(self, link: SocketLink, hello: Hello, at: Instant) -> None:
-        key = (hello.role, hello.name)
-        if self._is_one_name_too_many(hello):
+        if not self.book.has_room_for(hello):
             message = (
-                f"{self._limits.max_names} names are known and kept for the retention; "
-                "use one of them, or raise limits.max_names"
+                f"{len(self._journal.cursors)} names are known and kept for the "
+                "retention; use one of them, or raise limits.max_names"
             )
-            self._refuse(link, link.conversation.close(Code.OVERLOADED, message))
+            self.book.refuse(link, link.conversation.close(Code.OVERLOADED, message))
             return
-        older = self._named.get(key)
+        older = self.book.named.get((hello.role, hello.name))
         if older is not None:
             self._replace(older, at)
-        self._named[key] = link
-        self._strangers.pop(link.number, None)
-        self._journal.linked.add(key)
-        _log.info("link up", role=hello.role, name=hello.name, link=link.number)
+        self.book.name(link, hello)
         if hello.role == GATEWAY:
             gateway = self.presence.gateway(hello.name)
             link.gateway = gateway
@@ -605,12 +553,6 @@ class Engine:
                 self._losing[link.number] = (_Losing(link, hello, []), 0)
                 return
         self._greet(link, hello)
-
-    def _is_one_name_too_many(self, hello: Hello) -> bool:
-        cursors = self._journal.cursors
-        is_kept = hello.role == GATEWAY or hello.ack
-        is_new = (hello.role, hello.name) not in cursors
-        return is_kept and is_new and len(cursors) >= self._limits.max_names
 
     def _was_losing(self, gateway: Gateway) -> bool:
         """Stop ending a gateway's sessions for an older link, if that was under way."""
@@ -626,7 +568,7 @@ class Engine:
         """
         self._read(older, at.now, until=at.mono + REPLACED_READING_S)
         if older.is_open:
-            self._refuse(
+            self.book.refuse(
                 older,
                 older.conversation.close(
                     Code.REPLACED,
@@ -668,68 +610,9 @@ class Engine:
                 n=ack.n,
                 frame="ack",
             )
-            self._refuse(link, refusal)
+            self.book.refuse(link, refusal)
         else:
             link.outbox.acknowledge(ack.seq)
-
-    def _refuse(self, link: SocketLink, refusal: Refusal) -> None:
-        self._counts.refused[refusal.code.value] += 1
-        hello = link.hello
-        name = None if hello is None else hello.name
-        self._every(
-            _log.warning,
-            "link refused" if refusal.fatal else "frame refused",
-            key=(name, refusal.code),
-            name=name,
-            link=link.number,
-            code=refusal.code.value,
-            detail=refusal.message,
-        )
-        if refusal.fatal:
-            self._end(link, refusal.as_frame(), why=refusal.code.value)
-        elif link.is_open:
-            link.outbox.reply(refusal.as_frame())
-
-    def bid_farewell(self, reason: str) -> None:
-        """End all links with `bye`, once what they asked for is answered."""
-        self._is_stopping = True
-        if not self.links:
-            self.all_closed.set()
-        for link in [*self.links.values()]:
-            if link.hello is None:
-                self._end(link, why=reason)
-            else:
-                self._end(link, ["bye", {"reason": reason}], why=reason)
-
-    def _end(self, link: SocketLink, frame: object | None = None, *, why: str) -> None:
-        """Take no more bytes of a link; it closes once its outbox is written."""
-        link.end(frame, why=why)
-        self._part(link)
-
-    def _part(self, link: SocketLink) -> None:
-        """Let go of the name of a link that has ended."""
-        hello = link.hello
-        if hello is None or self._named.get((hello.role, hello.name)) is not link:
-            return
-        del self._named[hello.role, hello.name]
-        self._journal.linked.discard((hello.role, hello.name))
-        if link.gateway is not None:
-            link.gateway.unlinked(self._attended.now)
-        _log.info(
-            "link down", role=hello.role, name=hello.name, link=link.number,
-            why=link.why_closed,
-        )  # fmt: skip
-
-    def _send_away_the_slow(self, now: float) -> None:
-        for link in [*self._strangers.values()]:
-            if now - link.opened_at > self._limits.hello_s and link.is_open:
-                self._refuse(
-                    link,
-                    link.conversation.close(
-                        Code.TOO_SLOW,
-                        f"no hello within {self._limits.hello_s:g} s; it comes first",
-                    ),
-                )
 
     def _instant(self, now: float) -> Instant:
         return self._clock.instant(now, self._clock.mono())

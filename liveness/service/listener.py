@@ -46,7 +46,7 @@ async def accept_links(
                 _log.warning("no link can be accepted now", error=error.strerror)
                 await trio.sleep(ACCEPT_PAUSE_S)
                 continue
-            if engine.is_overrun:
+            if engine.book.is_overrun:
                 sock.close()
                 continue
             sock.setblocking(False)
@@ -62,7 +62,7 @@ async def accept_links(
 
 
 async def _serve(link: SocketLink, engine: Engine) -> None:
-    engine.opened(link)
+    engine.book.opened(link)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch, link, engine)

@@ -163,7 +163,7 @@ async def test_who_never_reads_at_all_does_not_keep_its_place(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rude.send, *(["ping", LARGE] for _ in range(60)))
             await rig.until(lambda: rig.counts.refused["overloaded"], 5)
-            took = await rig.until(lambda: not rig.engine.links)
+            took = await rig.until(lambda: not rig.engine.book.links)
             nursery.cancel_scope.cancel()
         assert took <= 2 * LINGER_S + 0.1
 
@@ -215,7 +215,7 @@ async def test_no_more_is_in_flight_than_the_window_and_each_ack_makes_room(
         await gateway.send(["login", crowd(25)])
         assert seqs(await gateway.records(10)) == list(range(1, 11))
         assert await gateway.is_told_nothing(10)
-        assert rig.engine.unacked("g") == 10
+        assert rig.engine.book.unacked("g") == 10
         await gateway.send(["ack", 4])
         assert seqs(await gateway.records(4)) == [11, 12, 13, 14]
         await gateway.send(["ack", 3], ["ack", 4], ["ack", 0])
@@ -232,7 +232,7 @@ async def test_without_acks_there_is_no_window(
         gateway = await rig.gateway("g", kinds=["online"], ack=False)
         await gateway.send(["login", crowd(25)])
         assert seqs(await gateway.records(25)) == list(range(1, 26))
-        assert rig.engine.unacked("g") == 0
+        assert rig.engine.book.unacked("g") == 0
 
 
 async def test_what_was_not_acknowledged_comes_again_to_the_next_link(
@@ -288,10 +288,10 @@ async def test_an_ack_of_what_was_not_given_yet_is_refused_and_moves_nothing(
         await gateway.send(["ack", 4])
         (error,) = await gateway.expect("error")
         assert (error["code"], error["frame"], error["n"]) == ("bad-option", "ack", 3)
-        assert rig.engine.unacked("g") == 3
+        assert rig.engine.book.unacked("g") == 3
         await gateway.send(["ack", 3])
         await gateway.settle()
-        assert rig.engine.unacked("g") == 0
+        assert rig.engine.book.unacked("g") == 0
 
 
 async def test_a_watcher_without_acks_leaves_no_cursor(
@@ -324,7 +324,7 @@ async def test_the_same_name_replaces_and_what_the_older_link_had_sent_still_cou
         assert welcome["next"] == 2
         await newer.send(["where", ["u"]])
         assert await newer.expect("where") == [[["u", "g", 1, 1]]]
-        assert rig.engine.linked("gateway") == 1
+        assert rig.engine.book.linked("gateway") == 1
 
 
 async def test_a_gateway_and_a_watcher_of_one_name_do_not_replace_each_other(
@@ -334,7 +334,10 @@ async def test_a_gateway_and_a_watcher_of_one_name_do_not_replace_each_other(
         gateway, watcher = await rig.gateway("g"), await rig.watcher("g")
         await gateway.settle()
         await watcher.settle()
-        assert (rig.engine.linked("gateway"), rig.engine.linked("watcher")) == (1, 1)
+        assert (
+            rig.engine.book.linked("gateway"),
+            rig.engine.book.linked("watcher"),
+        ) == (1, 1)
 
 
 async def test_a_link_that_ends_while_nobody_reads_is_closed_within_the_linger(
@@ -343,9 +346,9 @@ async def test_a_link_that_ends_while_nobody_reads_is_closed_within_the_linger(
     async with running(tmp_path) as rig:
         stuck = await rig.gateway("g")
         await stuck.send(*(["ping", LARGE] for _ in range(10)))
-        await rig.until(lambda: rig.engine.links[1].outbox._is_blocked)
+        await rig.until(lambda: rig.engine.book.links[1].outbox._is_blocked)
         await rig.gateway("g")
-        took = await rig.until(lambda: 1 not in rig.engine.links)
+        took = await rig.until(lambda: 1 not in rig.engine.book.links)
         assert took <= 2 * LINGER_S + 0.1
 
 
@@ -361,8 +364,8 @@ async def test_whoever_waits_for_the_disk_is_still_told_why_this_is_the_end(
             await trio.sleep(1)
             second = await rig.connect()
             await second.send(["hello", {"protocol": 1, "name": "g"}])
-            await rig.until(lambda: not rig.engine.links[1].is_open)
-            rig.engine.bid_farewell("testing")
+            await rig.until(lambda: not rig.engine.book.links[1].is_open)
+            rig.engine.book.bid_farewell("testing")
             (error,) = await gateway.expect("error")
             assert error["code"] == "replaced"
             assert await gateway.receive() is None
@@ -386,7 +389,7 @@ async def test_one_who_keeps_sending_after_the_end_is_closed_within_the_linger(
                     pass
 
             nursery.start_soon(send_on)
-            assert await rig.until(lambda: not rig.engine.links) <= LINGER_S + 0.2
+            assert await rig.until(lambda: not rig.engine.book.links) <= LINGER_S + 0.2
         last = await end_of(caller)
         assert last is not None
         assert last[1]["code"] == "not-hello"
@@ -418,7 +421,7 @@ async def test_over_the_limit_links_are_told_so_and_far_over_it_closed_without_a
         await first.settle()
         await second.settle()
         second.close()
-        await rig.until(lambda: len(rig.engine.links) == 1)
+        await rig.until(lambda: len(rig.engine.book.links) == 1)
         await (await rig.gateway("c")).settle()
 
 
@@ -467,7 +470,7 @@ async def test_a_fault_while_writing_ends_its_link_and_no_other(
             last = await end_of(unlucky)
         assert last is not None
         assert (last[1]["code"], last[1]["fatal"]) == ("internal", True)
-        assert rig.engine.linked("gateway") == 1
+        assert rig.engine.book.linked("gateway") == 1
         assert not rig.presence.gateways["unlucky"].is_linked
         await other.send(["list"])
         assert await other.expect("list") == [[], 0]
@@ -480,12 +483,12 @@ async def test_a_farewell_answers_first_says_bye_and_takes_nobody_in(
     async with running(tmp_path) as rig:
         gateway, watcher = await rig.gateway("g"), await rig.watcher()
         stranger = await rig.connect()
-        await rig.until(lambda: len(rig.engine.links) == 3)
+        await rig.until(lambda: len(rig.engine.book.links) == 3)
         await gateway.send(["login", "u"], ["ping", 1], ["where", ["u"]])
         while not rig.engine.drain():
             await trio.lowlevel.checkpoint()
         await rig.journal.settled()
-        rig.engine.bid_farewell("testing")
+        rig.engine.book.bid_farewell("testing")
         assert await gateway.expect("pong") == [1]
         assert await gateway.expect("where") == [[["u", "g", 1, None]]]
         assert await gateway.receive() == ["bye", {"reason": "testing"}]
@@ -495,7 +498,7 @@ async def test_a_farewell_answers_first_says_bye_and_takes_nobody_in(
         for caller in (gateway, watcher, stranger):
             caller.close()
         with trio.fail_after(3):
-            await rig.engine.all_closed.wait()
+            await rig.engine.book.all_closed.wait()
         assert await (await rig.connect()).receive() is None
 
 
