@@ -22,7 +22,7 @@ moves nothing while the process runs, and over a restart the wall clock counts.
 Source: Varghese & Lauck, SOSP 1987, and the ring rebuilt from a database at the start.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from typing import Final, NamedTuple
@@ -67,8 +67,14 @@ FILL_EVERY_MS: Final = 60_000
 # Timers laid on the ring in one step; some milliseconds of reading.
 FILL_STEP: Final = 2_000
 # A run whose gateway was not handed its record is looked at again after so many times
-# the time that it has: a gateway that is away for long may have a million of them.
+# the time that it has: a gateway that is away for long may have a million of them. Not
+# after more than ten minutes, unless it has more itself.
 AWAY_RUNS: Final = 10
+MOST_AWAY_MS: Final = 600_000
+# Absences that are told apart; of more the oldest counts as a part of the next.
+MOST_ABSENCES: Final = 100
+# Moments in whole milliseconds and in seconds differ by less than this.
+ROUNDING_MS: Final = 1.0
 # One whose key has an order under way is looked at again after this long.
 LOOK_AGAIN_S: Final = 0.05
 
@@ -137,7 +143,8 @@ class Timetable:
         self._gateways: dict[str, int] = {}
         self._wheel = make_wheel(at.mono)
         self._now = at.mono
-        self._heard_since = at.mono  # whatever was said from then on was heard
+        # When not everyone was listened to: from and until, the latest last.
+        self._absences: deque[tuple[float, float]] = deque()
         self._horizon = (_NEVER, 0)  # `next` and id: all up to there is on the ring
         self._reading_until: int | None = None  # a reading for the ring is under way
         self._in_hand: dict[int, int] = {}  # taken to be judged: number of the gateway
@@ -221,13 +228,27 @@ class Timetable:
         """Note how many ended timers of each state are not kept any more."""
         self.states.subtract(ended)
 
-    def was_absent(self, until: float) -> None:
-        """Note that not everyone was listened to up to this monotonic moment.
+    def was_absent(self, since: float, until: float) -> None:
+        """Note that not everyone was listened to between these monotonic moments.
 
-        A run that nobody answered is over only if an answer would have been heard: from
-        here on each gets all of its time once more.
+        A run is over only once it was listened for an answer as long as it may take.
         """
-        self._heard_since = until
+        absences = self._absences
+        if absences and absences[-1][1] >= since:
+            absences[-1] = (absences[-1][0], until)
+            return
+        absences.append((since, until))
+        if len(absences) > MOST_ABSENCES:
+            (first, last), (later, end) = absences.popleft(), absences.popleft()
+            absences.appendleft((later - (last - first), end))
+
+    def _listened(self, since: float, until: float) -> float:
+        """Seconds between these moments in which everyone was listened to."""
+        since = max(since, self._anchor.mono)  # before that nobody was
+        listened = until - since
+        for first, last in self._absences:
+            listened -= max(0.0, min(until, last) - max(since, first))
+        return listened
 
     # --- the ring -------------------------------------------------------------
 
@@ -318,7 +339,11 @@ class Timetable:
         self._in_hand.clear()
 
     def judge(
-        self, rows: Iterable[Due], at: Instant, handed: Callable[[str], int]
+        self,
+        rows: Iterable[Due],
+        at: Instant,
+        handed: Callable[[str], int],
+        hurry: Callable[[str, str], object] = lambda _gateway, _key: None,
     ) -> list[float]:
         """Fire those in hand that are due, or end their run.
 
@@ -327,6 +352,7 @@ class Timetable:
             at: Now.
             handed: Up to which seq a gateway was handed its records. A run of which it
                 knows nothing yet uses up no attempt.
+            hurry: Told of gateway and key of those that wait for what is under way.
         Returns:
             By how many seconds each was late that fired.
         """
@@ -338,6 +364,7 @@ class Timetable:
             if gateway is None or timer.id in self._touched or timer.next is None:
                 continue
             if self._is_under_way(timer):
+                hurry(timer.gateway, timer.key)
                 self._lay(timer.id, gateway, at.mono + LOOK_AGAIN_S)
             elif timer.next > now:
                 self._lay(timer.id, gateway, self._mono(timer.next))
@@ -388,15 +415,17 @@ class Timetable:
 
     def _end_run(self, timer: Timer, mono: float, handed: Callable[[str], int]) -> None:
         assert timer.seq is not None  # it is fired
+        assert timer.fired is not None
         gateway, key, seq, now = timer.gateway, timer.key, timer.seq, self.ms(mono)
         run_ms = self.ladder.run_ms
-        heard_ms = ceil(self._exact_ms(self._heard_since)) + run_ms
+        left_ms = run_ms - 1000 * self._listened(self._mono(timer.fired), mono)
         # Put off in the table too: in memory alone, many of them would fill the ring
         # with what it says is earliest, and nobody else would be loaded.
-        if now < heard_ms:
-            self._give(LookLater(gateway, key, seq, heard_ms))
+        if left_ms > ROUNDING_MS:
+            self._give(LookLater(gateway, key, seq, now + ceil(left_ms)))
         elif handed(gateway) < seq:
-            self._give(LookLater(gateway, key, seq, now + AWAY_RUNS * run_ms))
+            away_ms = max(run_ms, min(AWAY_RUNS * run_ms, MOST_AWAY_MS))
+            self._give(LookLater(gateway, key, seq, now + away_ms))
         else:
             self._give(GiveUp(gateway, key, seq, now))
 

@@ -207,7 +207,7 @@ class Engine:
         # and neither the others nor their users' time.
         self._hold_back(now, owes_orders=journal.timers.pending >= limits.pause_reading)
         if self._attended.stands or self._is_deaf or self._owes_orders:
-            self.timetable.was_absent(mono)
+            self.timetable.was_absent(self.turned_at, mono)
         self.turned_at = mono
         presence = self.presence
         presence.wheel.advance(now, presence.wheel.steps)
@@ -256,7 +256,7 @@ class Engine:
     def judge_timers(self, rows: list[Due]) -> None:
         """Fire those in hand, or end their runs, as the table has them."""
         at = self._instant(self._attended.now)
-        lateness = self.timetable.judge(rows, at, self._handed)
+        lateness = self.timetable.judge(rows, at, self._handed, self._hurry)
         for seconds in lateness:
             self._counts.timer_lateness.observe(seconds)
         self._hand_over()
@@ -285,6 +285,10 @@ class Engine:
             return self._journal.durable_seq  # a name that is not known any more
         # What is not kept any more will not be handed to anybody.
         return max(position, self._journal.first - 1)
+
+    def _hurry(self, gateway: str, key: str) -> None:
+        """Have the table told of a run now that a later timer of its key waits for."""
+        self._journal.timers.hurry(gateway, key, mark=self._journal.mark)
 
     def _call_timers(self, mono: float) -> None:
         self.timetable.advance(mono)

@@ -198,7 +198,11 @@ class Journal:
                     most_bytes=most_bytes,
                     idle_ms=oldest_ms,
                 )
-                is_behind = await self._writer.once(step)
+                # What the table lacks after a crash is read from the log: that stays as
+                # it is while the table cannot be written.
+                is_behind = False
+                if self.timers.writer.failure is None:
+                    is_behind = await self._writer.once(step)
                 await self._after_trim(idle_ms=oldest_ms)
                 gone = await self.timers.writer.once(
                     partial(

@@ -105,6 +105,11 @@ update timers set since = 0, seq = iif(seq is null, null, 0)
 where next is not null or state = 'failed'
 """
 
+# Of a log that ends before, as one from a backup does, nobody knows the later numbers.
+_FORGET_LATER: Final = """
+update timers set seq = 0 where seq > :newest and (next is not null or state = 'failed')
+"""
+
 # A crash may leave the table ahead of the log, by what one pass asked for. Ids and
 # `since` grow together.
 _AHEAD: Final = """
@@ -256,7 +261,7 @@ class TimerTable:
         if known != log:
             with transaction(db):
                 db.execute("insert or replace into meta values ('log', ?)", [log])
-                self._begin_anew()
+                self._lower(0)
                 if known is not None:
                     db.execute(_FORGET_LOG)
 
@@ -280,17 +285,17 @@ class TimerTable:
             newest: The log's last record.
         """
         with transaction(self._db):
-            is_older = self.newest > newest
-            if is_older:
-                # An older log, from a backup: its numbers say nothing here either.
-                self._db.execute(_FORGET_LOG)
-                self._begin_anew()
+            if max(self.seq, self.newest) > newest:
+                self._db.execute(_FORGET_LATER, {"newest": newest})
+                self._lower(newest)
             self._db.execute(_AHEAD, {"next": newest + 1})
-        if is_older:
-            self.seq = self.newest = 0
+        self.seq, self.newest = min(self.seq, newest), min(self.newest, newest)
 
-    def _begin_anew(self) -> None:
-        self._db.execute("update meta set value = 0 where key in ('seq', 'newest')")
+    def _lower(self, newest: int) -> None:
+        self._db.execute(
+            "update meta set value = min(value, ?) where key in ('seq', 'newest')",
+            [newest],
+        )
 
     def write(
         self, orders: Sequence[Order], *, seq: int = 0

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from liveness.core.timers import LADDER, Fire, GiveUp, Ladder, LookLater
-from liveness.core.timetable import AWAY_RUNS
+from liveness.core.timetable import AWAY_RUNS, MOST_ABSENCES
 from liveness.core.wheel import Wheel
 from tests.core.timers_rig import Rig
 from tests.strategies import BOUNDED
@@ -47,6 +47,7 @@ class Expected(NamedTuple):
     attempts: int = 0
     runs: tuple[int, ...] = ()  # their records
     ends: int = 0  # the run, in ms
+    fired: int = 0
     message: str | None = None
 
     @property
@@ -177,6 +178,7 @@ class Modelled(Rig):
                     attempts=it.attempts + 1,
                     runs=(*it.runs, order.seq),
                     ends=int(self.ms) + SHORT.run_ms,
+                    fired=int(self.ms),
                 )
                 assert record._asdict() == {
                     "seq": order.seq,
@@ -192,16 +194,17 @@ class Modelled(Rig):
                 continue
             assert it.state == "fired"
             assert self.ms >= it.ends, "the run was over too soon"
-            heard_ms = ceil(self.ms_at(self.heard_since)) + SHORT.run_ms
+            left_ms = SHORT.run_ms - self.listened_ms(it.fired)
             was_handed = self.was_handed(it.gateway) >= it.runs[-1]
             if isinstance(order, LookLater):
-                away_ms = int(self.ms) + AWAY_RUNS * SHORT.run_ms
-                assert self.ms < heard_ms or not was_handed
-                assert order.until == (heard_ms if self.ms < heard_ms else away_ms)
+                assert left_ms > 0 or not was_handed
+                wait_ms = order.until - int(self.ms)
+                if wait_ms != AWAY_RUNS * SHORT.run_ms or was_handed:
+                    assert wait_ms == pytest.approx(left_ms, abs=2)
                 self.change(number, ends=order.until)
             else:
                 assert was_handed
-                assert self.ms >= heard_ms
+                assert left_ms <= 2
                 self.results["unanswered"] += 1
                 self.failed(number, "no answer within 2 s", is_final=False)
         assert next(new, None) is None
@@ -232,6 +235,14 @@ class Modelled(Rig):
         self.results.clear()
         self.snapshots.clear()
         self.start(wall_ms=wall_ms)
+
+    def listened_ms(self, fired_ms: int) -> float:
+        """How long everyone was listened to since."""
+        listened = self.ms - fired_ms
+        for since, until in self.absences:
+            since_ms, until_ms = self.ms_at(since), self.ms_at(until)
+            listened -= max(0.0, until_ms - max(since_ms, fired_ms))
+        return listened
 
     def ms_at(self, mono: float) -> float:
         return self.began.wall_ms + (mono - self.began.mono) * 1000
@@ -407,10 +418,13 @@ class Timers(RuleBasedStateMachine):
         else:
             self.rig.handed.pop(gateway, None)
 
-    @rule()
-    def was_absent(self) -> None:
-        self.rig.heard_since = self.rig.mono
-        self.rig.timetable.was_absent(self.rig.mono)
+    @rule(seconds=whiles)
+    def is_absent(self, seconds: float) -> None:
+        since = self.rig.mono
+        self.rig.to(since + seconds)
+        self.rig.absences.append((since, self.rig.mono))
+        self.rig.timetable.was_absent(since, self.rig.mono)
+        self.rig.timetable.advance(self.rig.mono)
 
     @rule(away_ms=st.sampled_from((0, 1, 5_000, 70_000, 3_700_000, -5_000, -3_600_000)))
     def crash(self, away_ms: int) -> None:
@@ -613,18 +627,24 @@ def test_runs_that_cannot_be_handed_over_keep_nobody_else_from_the_ring(
     assert Counter(it.attempt for it in again) == {2: 30}
 
 
-def test_a_run_gets_all_of_its_time_again_after_nobody_was_listened_to(
+def absent(rig: Rig, seconds: float) -> None:
+    since = rig.mono
+    rig.to(since + seconds)
+    rig.timetable.was_absent(since, rig.mono)
+
+
+def test_time_in_which_nobody_was_listened_to_is_none_of_a_runs(
     wheel_class: WheelClass,
 ) -> None:
     rig = Rig(wheel_class, ladder=LADDER)
     rig.after("k", 1)
     rig.wait(1.1)
     assert len(rig.log) == 1
-    rig.wait(50)
-    rig.timetable.was_absent(rig.mono)
-    rig.wait(59.9)
+    rig.wait(10)
+    absent(rig, 100)
+    rig.wait(49)
     assert rig.timer("k").state == "fired"
-    rig.wait(0.3)
+    rig.wait(1.2)
     assert (rig.timer("k").state, rig.timer("k").attempts) == ("pending", 1)
     # What is fired later has no more time than any other.
     rig.wait(15)
@@ -644,6 +664,18 @@ def test_a_run_gets_all_of_its_time_again_after_a_restart(
     rig.done("k")
     rig.wait(1.2)
     assert (rig.timer("k").state, rig.timer("k").attempts) == ("done", 1)
+
+
+def test_however_often_nobody_is_listened_to_a_run_is_over_in_the_end(
+    wheel_class: WheelClass,
+) -> None:
+    rig = Rig(wheel_class, ladder=LADDER)
+    rig.after("k", 1)
+    rig.wait(1.1)
+    for _ in range(3 * MOST_ABSENCES):
+        rig.wait(0.5)
+        absent(rig, 0.5)
+    assert rig.timer("k").attempts == 2
 
 
 def test_a_run_that_its_gateway_was_not_handed_is_seldom_looked_at(

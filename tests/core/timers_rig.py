@@ -85,7 +85,7 @@ class Rig:
         """Begin a process, at another wall clock if one is told; forget the last one."""
         self.wall_ms = self.wall_ms if wall_ms is None else wall_ms
         self.began = self.now
-        self.heard_since = self.mono
+        self.absences = [(-inf, self.mono)]
         self.decided = Decisions(max((one.seq for one in self.log), default=0) + 1)
         self.given: deque[Given] = deque()
         self.written: tuple[list[Order], Settlement] | None = None

@@ -188,6 +188,43 @@ def test_without_live_timers_the_log_is_not_read(log: Store, table: TimerTable) 
     assert table.seq == 3
 
 
+# --- beside a log from a backup -------------------------------------------------------
+
+
+def test_a_run_after_a_restored_log_is_known_after_a_crash(
+    log: Store, table: TimerTable
+) -> None:
+    table.write([after(1, "a", since=1), after(2, "b", since=1)])
+    # What came between the last run and where the table had followed to is lost.
+    table.write([fire(50, "a")], seq=100)
+    write(log, [as_record(fire(50, "a")), *map(login, range(51, 71))])
+    _catch_up(table, log)
+    write(log, [as_record(fire(71, "b"))])
+    _catch_up(table, log)
+    assert [(it.state, it.seq) for it in rows(table).values()] == [
+        ("fired", 50),
+        ("fired", 71),
+    ]
+
+
+def test_a_restored_log_does_not_begin_later_timers_of_its_keys(
+    log: Store, table: TimerTable
+) -> None:
+    table.write([after(1, "a", since=1)])
+    done = Reply("g", "a", None, True, None, False, AT_MS)
+    table.write([fire(30, "a"), done], seq=30)
+    table.write([after(2, "a", since=80), after(3, "b", since=80)], seq=90)
+    table.write([fire(100, "b")], seq=100)
+    write(log, [as_record(fire(30, "a")), *map(login, range(31, 71))])
+    _catch_up(table, log)
+    assert [it.state for it in rows(table).values()] == ["done", "pending", "fired"]
+    # Nobody has the record of the last: whatever is answered from now on counts.
+    assert [(it.seq, it.since) for it in rows(table).values()][1:] == [
+        (None, 71),
+        (0, 71),
+    ]
+
+
 # --- in any order -------------------------------------------------------------------
 
 

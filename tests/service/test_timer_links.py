@@ -1,7 +1,9 @@
 """Timers of real links on virtual time, where the disk is in the way."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -60,3 +62,25 @@ async def test_a_run_is_not_over_while_its_answer_is_left_unread(
         await trio.sleep(10)
         assert states(rig) == {"done": 1, "pending": 1}
         assert rig.sidecar.timetable.results[UNANSWERED] == 1
+
+
+async def test_a_timer_asked_for_again_while_the_log_is_written_is_not_late(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as rig:
+        writer = rig.journal._writer
+        write = writer.write
+
+        async def slow(call: Callable[[], None], *, pending: Callable[[], int]) -> None:
+            await trio.sleep(0.1)
+            await write(call, pending=pending)
+
+        gateway = await rig.gateway("g")
+        await gateway.send(["after", "k", 1])
+        await gateway.settle()
+        monkeypatch.setattr(writer, "write", slow)
+        await rig.until(lambda: rig.journal.records_pending)
+        await gateway.send(["after", "k", 0.1])
+        first, second = await gateway.records(2)
+        assert second["seq"] == first["seq"] + 1
+        assert rig.counts.timer_lateness.sum < 0.3

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -203,7 +204,8 @@ async def test_a_run_waits_for_its_answer_and_holds_up_nobody_meanwhile(
         for seq in (1, 2, 3):
             journal.append(run(seq, seq))
         await journal.settled()
-        assert (journal.durable_mark, journal.timers.pending) == (journal.mark, 3)
+        assert (journal.durable_mark, journal.timers.runs) == (journal.mark, 3)
+        assert journal.pending == 0  # nothing is owed to the disk
         journal.append(done(2))
         await journal.settled()
         assert told.settled[1:] == [[*run(2, 2).orders, *done(2).orders]]
@@ -216,7 +218,26 @@ async def test_a_run_waits_for_its_answer_and_holds_up_nobody_meanwhile(
         await trio.sleep(RUN_WAIT_S + 1)
         assert told.settled[3:] == [run(3, 3).orders]
         assert told.states() == {"fired": 1, "done": 2}
-        assert (table.seq, journal.timers.pending) == (3, 0)
+        assert (table.seq, journal.timers.runs) == (3, 0)
+
+
+async def test_a_run_that_somebody_asks_about_is_written_at_once(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    async with writing(store, table) as told:
+        journal = told.journal
+        journal.append(asked(1, 2))
+        journal.append(run(1, 1))
+        journal.append(run(2, 2))
+        await journal.settled()
+        began = trio.current_time()
+        for key in ("k2", "k2", "unknown"):
+            journal.timers.hurry("g", key, mark=journal.mark)
+            await journal.settled()
+            assert told.states() == {"pending": 1, "fired": 1}
+        assert trio.current_time() == began
+        assert told.settled[1:] == [run(2, 2).orders]
+        assert journal.timers.runs == 1
 
 
 async def test_runs_that_nobody_answers_are_written_though_the_orders_never_cease(
@@ -240,6 +261,7 @@ async def test_runs_go_in_no_larger_pieces_than_other_orders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(timerjournal, "COMMIT_ORDERS", 3)
+    monkeypatch.setattr(timerjournal, "LATE_RUNS", 1)
     async with writing(store, table) as told:
         journal = told.journal
         journal.append(asked(1, 8))
@@ -249,6 +271,67 @@ async def test_runs_go_in_no_larger_pieces_than_other_orders(
         await trio.sleep(RUN_WAIT_S + 1)
         assert told.sizes == [8, 3, 3, 2]
         assert told.states() == {"fired": 8}
+
+
+async def test_no_more_runs_wait_than_may(
+    store: Store,
+    table: TimerTable,
+    jumping: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timerjournal, "MOST_RUNS", 5)
+    async with writing(store, table) as told:
+        journal = told.journal
+        journal.append(asked(1, 8))
+        for seq in range(1, 9):
+            journal.append(run(seq, seq))
+        await journal.settled()
+        began = trio.current_time()
+        while len(told.settled) < 2:
+            await told.wrote_table.wait()
+        assert trio.current_time() == began
+        first = [order for seq in (1, 2, 3) for order in run(seq, seq).orders]
+        assert told.settled[1:] == [first]
+
+
+async def test_late_runs_go_with_orders_that_leave_no_room(
+    store: Store,
+    table: TimerTable,
+    jumping: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timerjournal, "COMMIT_ORDERS", 3)
+    monkeypatch.setattr(timerjournal, "LATE_RUNS", 1)
+    async with writing(store, table) as told:
+        journal = told.journal
+        journal.append(asked(1, 3))
+        for seq in (1, 2):
+            journal.append(run(seq, seq))
+        await journal.settled()
+        with locked(table.path):
+            for lot in range(4):
+                journal.append(asked(4 + 3 * lot, 3))
+            await trio.sleep(RUN_WAIT_S + 1)
+        await journal.settled()
+        assert told.sizes == [3, 3, 4, 4, 3]
+
+
+async def test_a_cancel_by_ext_with_many_runs_before_it_is_no_large_transaction(
+    store: Store,
+    table: TimerTable,
+    jumping: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timerjournal, "COMMIT_ORDERS", 3)
+    async with writing(store, table) as told:
+        journal = told.journal
+        journal.append(asked(1, 7))
+        for seq in range(1, 8):
+            journal.append(run(seq, seq))
+        await journal.settled()
+        journal.append(Changes(orders=[Drop("g", None, "x", 8, AT_MS)]))
+        await journal.settled()
+        assert told.sizes == [7, 3, 3, 2]
 
 
 async def test_a_cancel_by_ext_finds_every_run_before_it(
@@ -348,7 +431,7 @@ class Engine:
                     await self.told.wrote_log.wait()
             case "write table":
                 timers = self.journal.timers
-                if timers.pending:
+                if timers.pending or timers.runs:
                     if timers.oldest is None:  # all that is left are runs
                         self.clock.jump(RUN_WAIT_S)
                     self.table.gate.release()
@@ -399,7 +482,7 @@ class Engine:
 
     async def settle(self) -> None:
         """Let everything through."""
-        while self.journal.pending:
+        while self.journal.pending or self.journal.timers.runs:
             await self.act("write log")
             await self.act("write table")
             self.check()
@@ -440,6 +523,8 @@ def test_no_mark_is_reached_too_soon_or_left_again_and_no_run_is_known_too_soon(
     with pytest.MonkeyPatch.context() as few:
         few.setattr(timertable, "EXT_STEP", 2)
         few.setattr(timerjournal, "COMMIT_ORDERS", 3)
+        few.setattr(timerjournal, "LATE_RUNS", 1)
+        few.setattr(timerjournal, "MOST_RUNS", 4)
         few.setattr(journal, "COMMIT_RECORDS", 2)
         trio.run(live, clock=clock)
 
@@ -488,7 +573,8 @@ async def test_the_log_goes_on_while_the_table_cannot_be_written(
             await trio.sleep(3.5)
             assert [one.seq for one in told.published] == [1, 2]
             assert (journal.durable_seq, journal.records_pending) == (2, 0)
-            assert (journal.durable_mark, journal.timers.pending) == (1, 501)
+            assert (journal.durable_mark, journal.timers.pending) == (1, 500)
+            assert journal.timers.runs == 1
             assert journal.failure is not None
         await journal.settled()
         await trio.sleep(RUN_WAIT_S + 1)
@@ -512,6 +598,33 @@ async def test_the_table_follows_in_large_steps_and_never_past_what_waits(
         await told.wrote_table.wait()
         await timers.follow(FOLLOW_RECORDS)
         assert table.seq == FOLLOW_RECORDS
+
+
+async def test_the_log_stays_as_it_is_while_the_table_cannot_follow_it(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    async with writing(store, table) as told, trio.open_nursery() as nursery:
+        journal = told.journal
+        journal.append(asked(1))
+        await journal.settled()
+        forgotten = partial(
+            journal.trim,
+            retention_s=60,
+            most_bytes=0,
+            most_ended=2**40,
+            forgot=lambda _: None,
+        )
+        with disk_full(table):
+            journal.append(asked(2, 500))
+            await trio.sleep(3)
+            nursery.start_soon(forgotten)
+            for seq in range(1, 20):
+                journal.append(login(seq))
+                await trio.sleep(TRIM_EVERY_S)
+            assert journal.first == 1
+        await trio.sleep(3 * TRIM_EVERY_S)
+        assert journal.first > 1
+        nursery.cancel_scope.cancel()
 
 
 async def test_ended_timers_go_with_the_log_and_it_is_said_how_many(

@@ -613,7 +613,7 @@ def test_a_log_restored_from_an_older_backup_keeps_no_timer_from_firing(
     # The run is known of, though what came before it was not all noted yet.
     table.write([Fire("g", "k1", 1, 900, 2_000)], seq=5)
     table.fit(10)
-    assert (table.seq, table.newest) == (0, 0)
-    assert rows(table)[1].timer[8:10] == (0, 0)  # its record, and since
+    assert (table.seq, table.newest) == (5, 10)
+    assert rows(table)[1].timer[8:10] == (0, 1)  # its record, and since
     table.write([Reply("g", "k1", 11, True, None, False, 3_000)])
     assert rows(table)[1].timer.state == DONE
