@@ -91,9 +91,11 @@ def timers(options: Options, stage: Stage) -> list[Figure]:
             Figure("timers", "pending", pending, ""),
             Figure("timers", "ready with them", ready_s, "s", PENDING_READY_S),
             Figure("timers", "memory growth with them", growth_mb, "MB", PENDING_MB),
-            *_come_and_go(sidecar, options, stage),
             *_fire_steadily(sidecar, options, stage),
             *_fire_at_once(sidecar, options, stage),
+            *_come_and_go(sidecar, options, stage),
+            # Again while the disk still puts what came and went in its places.
+            *_fire_steadily(sidecar, options, stage, when=" right after"),
         ]
         sidecar.check()
         growth_mb = sidecar.peak_memory_mb() - empty_mb
@@ -258,8 +260,10 @@ class _Flow:
         self._gateway.ping()
 
 
-def _fire_steadily(server: Server, options: Options, stage: Stage) -> list[Figure]:
-    """A thousand a second fire."""
+def _fire_steadily(
+    server: Server, options: Options, stage: Stage, *, when: str = ""
+) -> list[Figure]:
+    """A thousand a second fire; what is promised of that holds of any but one *when*."""
     keys = _keys(round(FIRING_PER_S * options.seconds))
     frames = [_packed("after", key, FIRING_AFTER_S) for key in keys]
     with Runner(server.socket, name="timers") as gateway:
@@ -275,15 +279,15 @@ def _fire_steadily(server: Server, options: Options, stage: Stage) -> list[Figur
         for key, (mono, wall_ms) in zip(keys, pace.moments(), strict=True)
     ]
     decided_s, delivered_s, mistakes = _judge(
-        gateway.notices, asked, "of a steady flow"
+        gateway.notices, asked, f"of a steady flow{when}"
     )
+    which = f"1,000 a second{when}"
+    most_ms = None if when else DECIDED_MS
     return [
-        Figure(
-            "timers", "fired p99, 1,000 a second", p99_ms(decided_s), "ms", DECIDED_MS
-        ),
-        Figure("timers", "delivered p99, 1,000 a second", p99_ms(delivered_s), "ms"),
+        Figure("timers", f"fired p99, {which}", p99_ms(decided_s), "ms", most_ms),
+        Figure("timers", f"delivered p99, {which}", p99_ms(delivered_s), "ms"),
         *mistakes,
-        Figure("timers", "server CPU a run", window.server_ns(len(keys)), "ns"),
+        Figure("timers", f"server CPU a run{when}", window.server_ns(len(keys)), "ns"),
     ]
 
 
