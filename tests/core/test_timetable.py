@@ -678,17 +678,21 @@ def test_however_often_nobody_is_listened_to_a_run_is_over_in_the_end(
     assert rig.timer("k").attempts == 2
 
 
+@pytest.mark.parametrize(
+    ("run_s", "again_s"), [(6, 60), (60, 600), (300, 600), (900, 900)]
+)
 def test_a_run_that_its_gateway_was_not_handed_is_seldom_looked_at(
-    wheel_class: WheelClass,
+    wheel_class: WheelClass, run_s: int, again_s: int
 ) -> None:
-    rig = Rig(wheel_class, ladder=LADDER)
+    rig = Rig(wheel_class, ladder=Ladder(run_s * 1_000, LADDER.waits_ms))
     rig.handed["g"] = 0
     rig.after("k", 1)
     rig.wait(1.1)
     fired_ms = rig.timer("k").fired
     assert fired_ms is not None
-    rig.wait(3_600)
+    rig.wait(3_000)
     timer = rig.timer("k")
     assert (timer.state, timer.attempts, len(rig.log)) == ("fired", 1, 1)
-    looked = (timer.next or 0) - fired_ms - 60_000
-    assert looked == pytest.approx(6 * AWAY_RUNS * 60_000, abs=6 * PROMPT_MS)
+    times = (3_000 - run_s) // again_s + 1
+    next_ms = 1_000 * (run_s + times * again_s)
+    assert (timer.next or 0) - fired_ms == pytest.approx(next_ms, abs=times * PROMPT_MS)
