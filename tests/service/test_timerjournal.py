@@ -77,6 +77,13 @@ class Told:
         self.wrote_table.set()
         self.wrote_table = trio.Event()
 
+    async def runs(self, count: int) -> None:
+        """So many timers that have fired, with nobody's answer; their log is on disk."""
+        self.journal.append(asked(1, count))
+        for number in range(1, count + 1):
+            self.journal.append(run(number, number))
+        await self.journal.settled()
+
     @property
     def sizes(self) -> list[int]:
         """Orders by transaction."""
@@ -199,11 +206,7 @@ async def test_a_run_waits_for_its_answer_and_holds_up_nobody_meanwhile(
 ) -> None:
     async with writing(store, table) as told:
         journal = told.journal
-        journal.append(asked(1, 3))
-        await journal.settled()
-        for seq in (1, 2, 3):
-            journal.append(run(seq, seq))
-        await journal.settled()
+        await told.runs(3)
         assert (journal.durable_mark, journal.timers.runs) == (journal.mark, 3)
         assert journal.pending == 0  # nothing is owed to the disk
         journal.append(done(2))
@@ -226,10 +229,7 @@ async def test_a_run_that_somebody_asks_about_is_written_at_once(
 ) -> None:
     async with writing(store, table) as told:
         journal = told.journal
-        journal.append(asked(1, 2))
-        journal.append(run(1, 1))
-        journal.append(run(2, 2))
-        await journal.settled()
+        await told.runs(2)
         began = trio.current_time()
         for key in ("k2", "k2", "unknown"):
             journal.timers.hurry("g", key, mark=journal.mark)
@@ -263,11 +263,7 @@ async def test_runs_go_in_no_larger_pieces_than_other_orders(
     monkeypatch.setattr(timerjournal, "COMMIT_ORDERS", 3)
     monkeypatch.setattr(timerjournal, "LATE_RUNS", 1)
     async with writing(store, table) as told:
-        journal = told.journal
-        journal.append(asked(1, 8))
-        for seq in range(1, 9):
-            journal.append(run(seq, seq))
-        await journal.settled()
+        await told.runs(8)
         await trio.sleep(RUN_WAIT_S + 1)
         assert told.sizes == [8, 3, 3, 2]
         assert told.states() == {"fired": 8}
@@ -281,11 +277,7 @@ async def test_no_more_runs_wait_than_may(
 ) -> None:
     monkeypatch.setattr(timerjournal, "MOST_RUNS", 5)
     async with writing(store, table) as told:
-        journal = told.journal
-        journal.append(asked(1, 8))
-        for seq in range(1, 9):
-            journal.append(run(seq, seq))
-        await journal.settled()
+        await told.runs(8)
         began = trio.current_time()
         while len(told.settled) < 2:
             await told.wrote_table.wait()
@@ -303,17 +295,13 @@ async def test_late_runs_go_with_orders_that_leave_no_room(
     monkeypatch.setattr(timerjournal, "COMMIT_ORDERS", 3)
     monkeypatch.setattr(timerjournal, "LATE_RUNS", 1)
     async with writing(store, table) as told:
-        journal = told.journal
-        journal.append(asked(1, 3))
-        for seq in (1, 2):
-            journal.append(run(seq, seq))
-        await journal.settled()
+        await told.runs(2)
         with locked(table.path):
             for lot in range(4):
-                journal.append(asked(4 + 3 * lot, 3))
+                told.journal.append(asked(3 + 3 * lot, 3))
             await trio.sleep(RUN_WAIT_S + 1)
-        await journal.settled()
-        assert told.sizes == [3, 3, 4, 4, 3]
+        await told.journal.settled()
+        assert told.sizes == [2, 3, 4, 4, 3]
 
 
 async def test_a_cancel_by_ext_with_many_runs_before_it_is_no_large_transaction(
@@ -324,13 +312,9 @@ async def test_a_cancel_by_ext_with_many_runs_before_it_is_no_large_transaction(
 ) -> None:
     monkeypatch.setattr(timerjournal, "COMMIT_ORDERS", 3)
     async with writing(store, table) as told:
-        journal = told.journal
-        journal.append(asked(1, 7))
-        for seq in range(1, 8):
-            journal.append(run(seq, seq))
-        await journal.settled()
-        journal.append(Changes(orders=[Drop("g", None, "x", 8, AT_MS)]))
-        await journal.settled()
+        await told.runs(7)
+        told.journal.append(Changes(orders=[Drop("g", None, "x", 8, AT_MS)]))
+        await told.journal.settled()
         assert told.sizes == [7, 3, 3, 2]
 
 
