@@ -180,14 +180,16 @@ class Sidecar:
 
     async def run(
         self,
-        signals: AsyncIterator[int],
+        asked_to_stop: Callable[[], Awaitable[object]],
         listener: socket.socket,
         doors: dict[str, socket.socket],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve until a signal comes, then stop in order.
+        """Serve until asked to stop, then stop in order; started once links are taken.
 
         Args:
-            signals: The signals that mean stop.
+            asked_to_stop: Returns when it is to stop.
             listener: Where gateways and watchers connect.
             doors: The HTTP sockets, `http` and `admin`.
         """
@@ -216,17 +218,9 @@ class Sidecar:
                 nursery.start_soon(_within, hand, turn_for_ever, self.engine)
                 links.start_soon(accept_links, listener, self.engine, self._delivery)
                 self._listens = True
-                # What was loaded stays: the collector need not walk it ever again.
-                gc.freeze()
-                gc.set_threshold(*COLLECT_EVERY)
-                gc.enable()
-                address, port = doors["http"].getsockname()[:2]
-                address = f"[{address}]" if ":" in address else address
-                _log.info("ready", http=f"{address}:{port}", users=len(self.presence))
-                number = await anext(signals)
+                task_status.started()
+                await asked_to_stop()
                 self._listens = False
-                _log.info("stopping", reason=signal.Signals(number).name)
-                nursery.start_soon(_take_no_more, signals)
                 hand.cancel()
                 timekeeping.cancel()  # or runs would come behind the clocks of the stop
                 await self._stop_links(links)
@@ -422,7 +416,24 @@ async def serve(config: Config) -> None:
             _catch_up(table, store)
             sidecar = Sidecar(config, store, table, Clock())
             sidecar.restore()
-        await sidecar.run(signals, listener, {"http": http, "admin": admin})
+        # What was loaded stays: the collector need not walk it ever again.
+        gc.freeze()
+        gc.set_threshold(*COLLECT_EVERY)
+        gc.enable()
+        stop = trio.Event()
+        run = partial(sidecar.run, stop.wait, listener, {"http": http, "admin": admin})
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as running:
+                await running.start(run)
+                address, port = http.getsockname()[:2]
+                address = f"[{address}]" if ":" in address else address
+                users = len(sidecar.presence)
+                _log.info("ready", http=f"{address}:{port}", users=users)
+                number = await anext(signals)
+                _log.info("stopping", reason=signal.Signals(number).name)
+                nursery.start_soon(_take_no_more, signals)
+                stop.set()
+            nursery.cancel_scope.cancel()
 
 
 def _catch_up(table: TimerTable, store: Store) -> None:

@@ -23,12 +23,8 @@ from liveness.config import Config, LimitSettings, SocketSettings, StateSettings
 from liveness.core.records import Record
 from liveness.service.app import Sidecar
 from liveness.service.clock import Clock
-from liveness.service.hand import turn_for_ever
-from liveness.service.listener import accept_links
-from liveness.service.outbox import Delivery, OutboxLimits
 from liveness.service.sockets import listening
 from liveness.service.store import Store
-from liveness.service.timekeeper import keep_time
 from liveness.service.timertable import TimerTable
 from tests import disk
 
@@ -194,27 +190,11 @@ async def running(
         closing(TimerTable(config.state.dir, log=store.log)) as table,
         listening(config.socket.path, name="gateway") as listener,
     ):
-        clock = Clock()
-        sidecar = Sidecar(config, store, table, clock)
-        delivery = Delivery(
-            journal=sidecar.journal,
-            feed=sidecar.feed,
-            clock=clock,
-            counts=sidecar.counts,
-            limits=OutboxLimits(
-                window=config.limits.window,
-                max_replies=config.limits.max_replies,
-                max_reply_bytes=config.limits.max_reply_bytes,
-            ),
-        )
+        sidecar = Sidecar(config, store, table, Clock())
         rig = Rig(sidecar, store, config.socket.path)
         rig.engine.turn = rig.turn  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(rig.journal.run)
-            nursery.start_soon(rig.journal.timers.run)
-            nursery.start_soon(keep_time, rig.engine, table)
-            nursery.start_soon(turn_for_ever, rig.engine)
-            nursery.start_soon(accept_links, listener, rig.engine, delivery)
+            await nursery.start(sidecar.run, trio.sleep_forever, listener, {})
             try:
                 yield rig
             finally:
