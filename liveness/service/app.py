@@ -412,10 +412,7 @@ async def serve(config: Config) -> None:
         http = stack.enter_context(_listening_on(config.http.host, config.http.port))
         # Nothing of what is loaded is garbage; looking for some takes half the time.
         gc.disable()
-        with store.expecting_damage():
-            _catch_up(table, store)
-            sidecar = Sidecar(config, store, table, Clock())
-            sidecar.restore()
+        sidecar = load(config, store, table, Clock())
         # What was loaded stays: the collector need not walk it ever again.
         gc.freeze()
         gc.set_threshold(*COLLECT_EVERY)
@@ -434,6 +431,19 @@ async def serve(config: Config) -> None:
                 nursery.start_soon(_take_no_more, signals)
                 stop.set()
             nursery.cancel_scope.cancel()
+
+
+def load(config: Config, store: Store, table: TimerTable, clock: Clock) -> Sidecar:
+    """Make a sidecar that goes on where the last process ended.
+
+    Raises:
+        StateError: What lies in the state directory is damaged.
+    """
+    with store.expecting_damage():
+        _catch_up(table, store)
+        sidecar = Sidecar(config, store, table, clock)
+        sidecar.restore()
+    return sidecar
 
 
 def _catch_up(table: TimerTable, store: Store) -> None:

@@ -21,7 +21,7 @@ import trio
 
 from liveness.config import Config, LimitSettings, SocketSettings, StateSettings
 from liveness.core.records import Record
-from liveness.service.app import Sidecar
+from liveness.service.app import Sidecar, load
 from liveness.service.clock import Clock
 from liveness.service.sockets import listening
 from liveness.service.store import Store
@@ -190,7 +190,7 @@ async def running(
         closing(TimerTable(config.state.dir, log=store.log)) as table,
         listening(config.socket.path, name="gateway") as listener,
     ):
-        sidecar = Sidecar(config, store, table, Clock())
+        sidecar = load(config, store, table, Clock())
         rig = Rig(sidecar, store, config.socket.path)
         rig.engine.turn = rig.turn  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:

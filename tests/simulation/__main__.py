@@ -1,0 +1,52 @@
+"""Runs the simulation by hand: one seed again, or new ones for a while."""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator
+from random import SystemRandom
+from time import perf_counter
+
+from tests.simulation.search import outcomes
+
+
+def main() -> int:
+    """Run until the first breach; 1 if there was one."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--seed", type=int, help="run this seed only")
+    what.add_argument(
+        "--minutes", type=float, default=1.0, help="run new seeds so long"
+    )
+    parser.add_argument("--first", type=int, help="the first of the new seeds")
+    asked = parser.parse_args()
+    if asked.seed is not None:
+        return tell(iter([asked.seed]))
+    first = SystemRandom().randrange(10**9) if asked.first is None else asked.first
+    return tell(seeds_for(asked.minutes * 60, first))
+
+
+def seeds_for(seconds: float, first: int) -> Iterator[int]:
+    """Seeds from *first* on, as long as there is time."""
+    until = perf_counter() + seconds
+    return itertools.takewhile(lambda _: perf_counter() < until, itertools.count(first))
+
+
+def tell(seeds: Iterator[int]) -> int:
+    """Run them, and say how it went."""
+    done, virtual_s = list[int](), 0.0
+    for outcome in outcomes(seeds):
+        done.append(outcome.plan.seed)
+        virtual_s += outcome.lasted_s
+        if outcome.breaches:
+            print(outcome)
+            return 1
+    hours = virtual_s / 3600
+    print(
+        f"seeds {done[0]} to {done[-1]}: {hours:.2f} virtual hours, all promises kept"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,493 @@
+"""Was every promise kept? Asked of what was sent and seen, and of nothing else.
+
+Nothing of the product is used here: not its wheel, not its rules of sessions. Where the
+moment at which the sidecar read a frame matters, it lies between that at which the frame
+was in the socket and that of the record.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from tests.simulation.history import Conn, History, Link, Record, Sent, Uid
+from tests.simulation.plan import Plan
+
+# Stamps are whole milliseconds.
+STAMP_S: Final = 0.002
+# Reads are gathered for 20 ms, and then it has 50.
+PROMPT_S: Final = 0.020 + 0.050
+# Two commits of the log, as long as the disk takes for one in a quiet hour, and a page
+# of it read by one that is behind.
+DELIVERED_S: Final = 0.050
+# So long after its link began or ended a gateway may still be taken for there, or away.
+LINK_S: Final = 0.1
+
+# The shortest wait before a timer is tried again.
+FIRST_RETRY_S: Final = 1.0
+
+_SIGNS: Final = frozenset({"login", "keepalive", "message"})
+_ORDERS: Final = frozenset({"after", "cancel", "done", "fail"})
+
+
+def broken_promises(plan: Plan, history: History) -> list[str]:
+    """Every breach that can be found, in words; none if all promises were kept."""
+    return [*Checker(plan, history).check()]
+
+
+class _Event(NamedTuple):
+    at: float
+    link: Link
+    frame: list[object]
+
+
+class _Order(NamedTuple):
+    at: float
+    covered_at: float
+    frame: list[Any]
+
+
+class _Timer(NamedTuple):
+    asked: list[_Order]
+    cancelled: list[_Order]
+    done: list[_Order]
+    runs: list[Record]
+
+
+class Checker:
+    """Holds one run against the promises.
+
+    Args:
+        plan: What the run was to be.
+        history: What it was.
+    """
+
+    def __init__(self, plan: Plan, history: History) -> None:
+        self.plan = plan
+        self.history = history
+        self.log: dict[int, Record] = {}
+        self.at: dict[int, float] = {}  # of each record, the moment of its decision
+        # By conn and by frame's name: when each was in a socket.
+        self.events: dict[int, dict[str, list[_Event]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+
+    def check(self) -> Iterator[str]:
+        """Look for breaches, the plainest first."""
+        for fault in self.history.faults:
+            yield f"the sidecar tells of a fault of its own: {fault}"
+        for link in self.history.links:
+            for error in link.errors:
+                if error["code"] != "replaced":
+                    yield f"{link.name} was refused: {error}"
+        yield from self._one_log()
+        if len(self.log) != max(self.log, default=0):
+            return  # all else would only repeat it
+        self._gather_events()
+        yield from self._sessions_end_once()
+        for record in self.log.values():
+            if record["kind"] == "offline":
+                yield from self._end(record)
+            elif record["kind"] == "moved":
+                yield from self._newer_wins(record)
+        for link in self.history.links:
+            yield from self._delivered(link)
+            yield from self._covered(link)
+        yield from self._all_delivered()
+        yield from self._timers()
+
+    # --- the log (3, 4) -------------------------------------------------------
+
+    def _one_log(self) -> Iterator[str]:
+        """There is one record for each seq, whoever tells it, whenever."""
+        history = self.history
+        readers = [link for link in history.links if link.name == "reader"]
+        if not readers or readers[-1].welcomed_at == inf:
+            yield "nobody could read the log at the end"
+            return
+        self.log = {it.record["seq"]: it.record for it in readers[-1].told}
+        if [*self.log] != [*range(1, len(self.log) + 1)]:
+            yield f"4: the log has gaps: {[*self.log]}"
+        for link in history.links:
+            for told in link.told:
+                kept = self.log.get(told.record["seq"])
+                if kept != told.record:
+                    yield (
+                        f"4: {told.record} was told to {link.name} at {told.at:.3f}, "
+                        f"and the log has {kept}"
+                    )
+        self.at = {seq: history.virtual(it["at"]) for seq, it in self.log.items()}
+        moments = [self.at[seq] for seq in sorted(self.at)]
+        for before, after in pairwise(moments):
+            if after < before - STAMP_S:
+                yield f"4: decided at {before:.3f} and then at {after:.3f}"
+
+    def _sessions_end_once(self) -> Iterator[str]:
+        """Every session ends once, and only the user's current one does."""
+        current: dict[tuple[str, Uid], int] = {}
+        for seq, record in self.log.items():
+            if record["kind"] == "timer":
+                continue
+            user = (type(record["uid"]).__name__, record["uid"])
+            open_session = current.get(user)
+            ends = {"moved": "from_session", "offline": "session"}.get(record["kind"])
+            if (None if ends is None else record[ends]) != open_session:
+                yield f"3: {record} while session {open_session} is open"
+            current[user] = seq
+            if record["kind"] == "offline":
+                del current[user]
+        for user, session in current.items():
+            yield f"3: session {session} of {user[1]!r} never ended"
+
+    # --- ends (1, 2, 5, 6) ----------------------------------------------------
+
+    def _gather_events(self) -> None:
+        for link in self.history.links:
+            if link.role != "gateway":
+                continue
+            for at, frame in link.sent:
+                if frame[0] not in _SIGNS | {"logout"}:
+                    continue
+                options = frame[2]
+                conns = options["conn"]
+                for conn in conns if isinstance(conns, list) else [conns]:
+                    self.events[conn][str(frame[0])].append(_Event(at, link, frame))
+
+    def _end(self, record: Record) -> Iterator[str]:
+        conn = self.history.conns[record["conn"]]
+        at = self.at[record["seq"]]
+        if record["reason"] == "logout":
+            if not any(it.at <= at + STAMP_S for it in self._sent(conn, "logout")):
+                yield f"6: {record}, and nobody said so"
+            return
+        if record["reason"] == "gateway_lost" and self._came_back_fresh(conn, at):
+            return
+        least = min(self._timeouts(conn))
+        if record["silence"] < least - STAMP_S:
+            yield f"1: {record}, and its timeout is {least:g}"
+        signs = self._heard_by(conn, at)
+        yield from self._never_early(record, signs, at, least)
+        yield from self._whose_fault(record, conn, signs, at, least)
+        yield from self._prompt(record, conn, signs, at)
+
+    def _never_early(
+        self, record: Record, signs: list[float], at: float, least: float
+    ) -> Iterator[str]:
+        """A whole timeout that the sidecar ran passed since everything heard."""
+        ran, before = self.history.ran, -inf
+        for sign in signs:
+            # What came when the user was due already need not be waited for.
+            was_due = before > -inf and ran(before, sign) >= least
+            if not was_due and ran(sign, at) < least - STAMP_S:
+                yield (
+                    f"1, 5: {record} at {at:.3f}, and of its connection something was "
+                    f"in the socket at {sign:.3f}, {ran(sign, at):.3f} s before"
+                )
+            before = sign
+        for process in self.history.crashes():
+            since = process.began_at
+            is_restored = self.at[record["session"]] < since <= at
+            if is_restored and ran(since, at) < least - STAMP_S:
+                yield f"5: {record} at {at:.3f}, and a crash was at {since:.3f}"
+
+    def _whose_fault(
+        self, record: Record, conn: Conn, signs: list[float], at: float, least: float
+    ) -> Iterator[str]:
+        """Silence is said of who has a link and talks, `gateway_lost` of others."""
+        links = self.history.gateway_links(conn.gateway)
+        if record["reason"] == "gateway_lost":
+            is_there = any(
+                it.welcomed_at <= at - LINK_S and at <= it.ended_at for it in links
+            )
+            since = signs[-1] if signs else -inf
+            hold = least + self.plan.hold_s - STAMP_S
+            if is_there and self.history.ran(since, at) < hold:
+                yield f"5: {record} at {at:.3f}, and its gateway was there"
+            return
+        if not any(it.opened_at <= at and at - LINK_S <= it.ended_at for it in links):
+            yield f"5: {record} at {at:.3f}, and its gateway was not there"
+        (gateway,) = [it for it in self.plan.gateways if it.name == conn.gateway]
+        for name, began, ended in self.history.hangs:
+            mute_from = began + (gateway.ping or inf) + LINK_S
+            if name != gateway.name or not self._host_is_calm(began - 1, at):
+                continue
+            if mute_from < at < ended:
+                yield f"5: {record} at {at:.3f}, and its gateway hung from {began:.3f}"
+            due = (signs[-1] if signs else -inf) + max(self._timeouts(conn))
+            was_held = mute_from < due < ended - LINK_S
+            if was_held and ended <= at < ended + least - STAMP_S:
+                yield f"5: {record} at {at:.3f}, and it was held until {ended:.3f}"
+
+    def _prompt(
+        self, record: Record, conn: Conn, signs: list[float], at: float
+    ) -> Iterator[str]:
+        if not signs:
+            return
+        began, ended = signs[-1] - LINK_S, at + DELIVERED_S + LINK_S
+        if not self.history.is_calm(began, ended):
+            return
+        late = at - signs[-1] - max(self._timeouts(conn))
+        if late > PROMPT_S:
+            yield f"2: {record} at {at:.3f}, {late:.3f} s late"
+        for link in self.history.gateway_links(conn.gateway):
+            if link.welcomed_at > began or link.ended_at < ended:
+                continue
+            told = [it.at for it in link.told if it.record["seq"] == record["seq"]]
+            if not told or told[0] - at > DELIVERED_S:
+                yield f"2: {record} at {at:.3f} was told at {told}"
+
+    def _newer_wins(self, record: Record) -> Iterator[str]:
+        """A session is displaced by a connection that may be newer, and by no other."""
+        conns, at = self.history.conns, self.at[record["seq"]]
+        new, old = conns[record["conn"]], conns[record["from_conn"]]
+        logins = [it.at for it in self._sent(new, "login") if it.at <= at + STAMP_S]
+        if not logins:
+            yield f"6: {record}, and nobody logged in"
+            return
+        # The wall clock's steps reach the starts of sessions over a restart.
+        if len(self.history.wall) > 1:
+            return
+        if old.opened_at > new.opened_at + (at - min(logins)) + STAMP_S:
+            yield f"6: {record}, and {old} is newer than {new}"
+
+    # --- delivery (4) ---------------------------------------------------------
+
+    def _delivered(self, link: Link) -> Iterator[str]:
+        """On each link all that concerns it follows, from where it had acknowledged."""
+        if link.welcomed_at == inf or link.name == "reader":
+            return
+        concerning = self._concerning(link)
+        told = [it.record["seq"] for it in link.told]
+        known = self.seen_before(link.opened_at)
+        if link.welcome["next"] <= known:
+            yield f"4: {link.name} is welcomed at {link.welcome['next']} after {known}"
+        if not told:
+            return
+        first = bisect_left(concerning, told[0])
+        if told != concerning[first : first + len(told)]:
+            yield f"4: {link.name} was told {told} of {concerning}"
+        base = self._position(link)
+        if first > bisect_right(concerning, base):
+            yield f"4: {link.name} had everything up to {base} and was told {told[0]}"
+
+    def _all_delivered(self) -> Iterator[str]:
+        """At the end everyone has been told everything."""
+        last = {link.name_and_role: link for link in self.history.links}
+        for link in last.values():
+            if link.name == "reader":
+                continue
+            concerning = self._concerning(link)
+            due = [seq for seq in concerning if seq > self._position(link)]
+            told = [it.record["seq"] for it in link.told]
+            if due and (not told or told[-1] != due[-1]):
+                yield f"4: at the end {link.name} lacks {due[-1]}, has {told[-3:]}"
+
+    def seen_before(self, at: float) -> int:
+        """The newest seq that anybody had been told before a moment."""
+        seen = 0
+        for link in self.history.links:
+            upto = bisect_left(link.told, at, key=lambda it: it.at)
+            if upto:
+                seen = max(seen, link.told[upto - 1].record["seq"])
+        return seen
+
+    def _concerning(self, link: Link) -> list[int]:
+        if link.role == "watcher":
+            return [*self.log]
+        return [
+            seq
+            for seq, it in self.log.items()
+            if link.name in (it["gateway"], it.get("from")) and it["kind"] != "online"
+        ]
+
+    def _position(self, link: Link) -> int:
+        """The highest seq at which a link may begin without losing anything."""
+        position = -1
+        for it in self.history.links:
+            if it.name_and_role != link.name_and_role or it.number > link.number:
+                continue
+            is_first = position < 0
+            if it.welcomed_at < inf and (is_first or it.hello.get("fresh")):
+                position = max(position, it.welcome["next"] - 1)
+            if it is not link:
+                acks = [int(frame[1]) for _, frame in it.sent if frame[0] == "ack"]
+                position = max([position, *acks])
+        return position
+
+    def _covered(self, link: Link) -> Iterator[str]:
+        """What a pong covers is in the log, and stays there."""
+        reached = 0
+        asked = [n for n, it in enumerate(link.sent) if it.frame[0] == "ping"]
+        for (at, number), place in zip(link.pongs, asked, strict=False):
+            if link.sent[place].frame[1] != number:
+                yield f"4: {link.name} was answered {number} out of its turn"
+            for sent in link.sent[reached:place]:
+                yield from self._took_effect(link, sent, at)
+            reached = place
+
+    def _took_effect(self, link: Link, sent: Sent, covered_at: float) -> Iterator[str]:
+        kind = sent.frame[0]
+        if kind not in ("login", "logout") or not isinstance(sent.frame[1], str | int):
+            return
+        conn = self.history.conns[sent.frame[2]["conn"]]
+        sessions = [
+            it
+            for it in self.log.values()
+            if it["kind"] in ("online", "moved")
+            and it["uid"] == conn.uid
+            and type(it["uid"]) is type(conn.uid)
+        ]
+        own = [it for it in sessions if it["conn"] == conn.conn]
+        if kind == "login":
+            if any(self.at[it["seq"]] <= covered_at for it in own):
+                return
+            # Or one that may be newer was there.
+            for it in sessions:
+                other = self.history.conns[it["conn"]]
+                delay = self.at[it["seq"]] - other.opened_at
+                if other.opened_at + delay >= conn.opened_at - STAMP_S:
+                    return
+            if len(self.history.wall) == 1:
+                yield f"4: login of {conn} was covered at {covered_at:.3f}, and lost"
+            return
+        for it in own:
+            if it["gateway"] != link.name or self.at[it["seq"]] > sent.at:
+                continue
+            ends = [
+                self.at[seq]
+                for seq, end in self.log.items()
+                if (end["kind"] == "offline" and end["session"] == it["seq"])
+                or (end["kind"] == "moved" and end["from_session"] == it["seq"])
+            ]
+            if not ends or ends[0] > covered_at + STAMP_S:
+                yield f"4: logout of {conn} covered at {covered_at:.3f}, ends {ends}"
+
+    # --- timers ---------------------------------------------------------------
+
+    def _timers(self) -> Iterator[str]:
+        timers: dict[tuple[str, str], _Timer] = defaultdict(
+            lambda: _Timer([], [], [], [])
+        )
+        for link in self.history.links:
+            for sent in link.sent:
+                kind, what = sent.frame[0], sent.frame[1]
+                if kind == "cancel":
+                    what = what["key"]
+                of = timers[link.name, what] if kind in _ORDERS else None
+                if of is None:
+                    continue
+                order = _Order(sent.at, self._covered_at(link, sent), sent.frame)
+                if kind == "after":
+                    of.asked.append(order)
+                elif kind == "cancel":
+                    of.cancelled.append(order)
+                elif kind == "done":
+                    of.done.append(order)
+        for record in self.log.values():
+            if record["kind"] == "timer":
+                timers[record["gateway"], record["key"]].runs.append(record)
+        for name, timer in timers.items():
+            yield from self._runs(timer)
+            is_kept = any(it.covered_at < inf for it in timer.asked)
+            excused = timer.cancelled or len(self.history.wall) > 1
+            if is_kept and not timer.runs and not excused:
+                yield f"7: timer {name} never fired"
+
+    def _runs(self, timer: "_Timer") -> Iterator[str]:
+        asked, at = timer.asked, self.at
+        firsts = [it for it in timer.runs if it["attempt"] == 1]
+        if len(firsts) > len(asked):
+            yield f"7: asked for {len(asked)} times, and fired as new: {firsts}"
+        for record in firsts:
+            now = at[record["seq"]]
+            is_due = any(it.at + it.frame[2] <= now + STAMP_S for it in asked)
+            if not is_due and not self._wall_clock_counts(asked[0].at, now):
+                yield f"7: {record} at {now:.3f} is early: {asked}"
+        for before, record in pairwise(timer.runs):
+            began, now = at[before["seq"]], at[record["seq"]]
+            is_anew = any(it.at > began - it.frame[2] for it in asked[1:])
+            if record["attempt"] not in (1, before["attempt"] + 1):
+                yield f"7: {record} follows attempt {before['attempt']}"
+            waited = now - began > FIRST_RETRY_S - STAMP_S
+            if not (is_anew or waited or self._wall_clock_counts(began, now)):
+                yield f"7: {record} at {now:.3f} follows {before} at {began:.3f}"
+        for order in timer.cancelled + timer.done:
+            since = order.at
+            if order.frame[0] == "done":
+                since = at[order.frame[3]["seq"]]
+            is_anew = any(it.at > since for it in asked)
+            for record in timer.runs:
+                now = at[record["seq"]]
+                if order.covered_at < now - STAMP_S and not is_anew:
+                    yield f"7: {record} at {now:.3f}, and {order}"
+
+    def _wall_clock_counts(self, since: float, until: float) -> bool:
+        """Whether a restart had nothing but a wall clock that was stepped to go by."""
+        stepped = any(at <= until for at, _ in self.history.wall[1:])
+        began = any(since < it.began_at <= until for it in self.history.processes)
+        return stepped and began
+
+    def _covered_at(self, link: Link, sent: Sent) -> float:
+        place = link.sent.index(sent)
+        pings = [n for n, it in enumerate(link.sent) if it.frame[0] == "ping"]
+        for (at, _), ping in zip(link.pongs, pings, strict=False):
+            if ping > place:
+                return at
+        return inf
+
+    # --- what is asked of the history -----------------------------------------
+
+    def _sent(self, conn: Conn, *kinds: str) -> list[_Event]:
+        return [it for kind in kinds for it in self.events[conn.conn][kind]]
+
+    def _timeouts(self, conn: Conn) -> list[float]:
+        """Its own, and the one that holds after a sign of life began its session."""
+        of = self.plan.timeout_of
+        return [of(conn.gateway, conn.timeout), of(conn.gateway, None)]
+
+    def _heard_by(self, conn: Conn, at: float) -> list[float]:
+        """When signs of life were in a socket that has been read since, until *at*."""
+        now = self.history.process_at(at)
+        return sorted(
+            it.at
+            for it in self._sent(conn, *_SIGNS)
+            if it.at <= at and self._was_read(it, now)
+        )
+
+    def _was_read(self, event: _Event, now: int) -> bool:
+        link, processes = event.link, self.history.processes
+        if link.ended_by_sidecar and not self._is_before_replacement(event):
+            return False
+        # By a process that has ended only if it took its time to end.
+        then = link.sidecar
+        return all(
+            it.is_planned and event.at < it.asked_at for it in processes[then:now]
+        )
+
+    def _is_before_replacement(self, event: _Event) -> bool:
+        """Whether a link was ended only as a newer one said hello, after that."""
+        later = [
+            it.opened_at
+            for it in self.history.gateway_links(event.link.name)
+            if it.number > event.link.number
+        ]
+        codes = {error["code"] for error in event.link.errors}
+        return codes == {"replaced"} and bool(later) and event.at < later[0]
+
+    def _came_back_fresh(self, conn: Conn, at: float) -> bool:
+        return any(
+            it.hello.get("fresh")
+            and it.life > conn.life
+            and it.opened_at <= at + STAMP_S
+            for it in self.history.gateway_links(conn.gateway)
+        )
+
+    def _host_is_calm(self, since: float, until: float) -> bool:
+        return not any(
+            what.startswith(("sidecar", "disk", "gateway floods"))
+            and began < until
+            and since < ended
+            for began, ended, what in self.history.troubles
+        )

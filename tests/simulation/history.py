@@ -1,0 +1,137 @@
+"""What a gateway could know of a run, and what no gateway can: when the host ran it.
+
+The checker sees only this. Times are virtual seconds since the run began.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Final, NamedTuple
+
+# A pause as short as the sleep that it falls into is not noticed, and does no harm: what
+# came meanwhile is read first. It sleeps no longer than a second, and a little may be late.
+ASLEEP_S: Final = 1.05
+
+Record = dict[str, Any]
+Uid = str | int
+
+
+class Sent(NamedTuple):
+    """A frame, and when the last byte of it was in the socket."""
+
+    at: float
+    frame: list[Any]
+
+
+class Told(NamedTuple):
+    """A record, and when it was read from the socket."""
+
+    at: float
+    record: Record
+
+
+@dataclass(slots=True)
+class Link:
+    """One link of a gateway or watcher, from its own end."""
+
+    number: int
+    role: str
+    name: str
+    life: int  # of that gateway: one more whenever its process starts anew
+    opened_at: float
+    sidecar: int  # which process of the sidecar was there, or came next
+    hello: dict[str, Any]
+    welcomed_at: float = inf
+    welcome: dict[str, Any] = field(default_factory=dict)
+    sent: list[Sent] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    pongs: list[tuple[float, int]] = field(default_factory=list)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    ended_at: float = inf
+    ended_by_sidecar: bool = False
+
+    @property
+    def name_and_role(self) -> tuple[str, str]:
+        return self.role, self.name
+
+
+class Conn(NamedTuple):
+    """One connection of a user to a gateway."""
+
+    conn: int
+    uid: Uid
+    gateway: str
+    life: int
+    opened_at: float
+    timeout: float | None  # of its own
+
+
+@dataclass(slots=True)
+class Process:
+    """One process of the sidecar."""
+
+    began_at: float
+    asked_at: float = inf  # to stop
+    ended_at: float = inf
+    is_planned: bool = False  # its end
+
+
+@dataclass(slots=True)
+class History:
+    """Everything that was sent, told and done in one run."""
+
+    links: list[Link] = field(default_factory=list)
+    conns: dict[int, Conn] = field(default_factory=dict)
+    processes: list[Process] = field(default_factory=list)
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    hangs: list[tuple[str, float, float]] = field(default_factory=list)  # of gateways
+    # Whatever may make it late, from and until; the pauses are among them.
+    troubles: list[tuple[float, float, str]] = field(default_factory=list)
+    wall: list[tuple[float, int]] = field(default_factory=list)  # from when, ms at 0
+    faults: list[str] = field(default_factory=list)  # the sidecar's own, as it logged
+    calm_from: float = inf  # from here on nothing is done to anybody
+    ended_at: float = 0.0
+
+    def ran(self, since: float, until: float) -> float:
+        """Seconds between two moments in which the sidecar ran, or slept as it meant to."""
+        seconds = 0.0
+        for process in self.processes:
+            seconds += _overlap(since, until, process.began_at, process.ended_at)
+        for began, ended in self.pauses:
+            seconds -= max(0.0, _overlap(since, until, began, ended) - ASLEEP_S)
+        return seconds
+
+    def crashes(self) -> Iterator[Process]:
+        """The processes that took up what a crash had left."""
+        for before, process in zip(self.processes, self.processes[1:], strict=False):
+            if not before.is_planned:
+                yield process
+
+    def virtual(self, wall_ms: int) -> float:
+        """The moment of a stamp: of those that the wall clock's steps allow, the one."""
+        fits = []
+        for index, (since, zero_ms) in enumerate(self.wall):
+            is_last = index + 1 == len(self.wall)
+            until = self.ended_at if is_last else self.wall[index + 1][0]
+            at = (wall_ms - zero_ms) / 1000
+            if since - 0.002 <= at <= until + 0.002:
+                fits.append(at)
+        assert fits, f"{wall_ms} was never shown by the wall clock"
+        return fits[-1]
+
+    def is_calm(self, since: float, until: float) -> bool:
+        """Whether nothing made it late between two moments."""
+        return not any(_overlap(since, until, a, b) for a, b, _ in self.troubles)
+
+    def gateway_links(self, name: str) -> list[Link]:
+        """All links of a gateway, in order."""
+        return [it for it in self.links if (it.role, it.name) == ("gateway", name)]
+
+    def process_at(self, at: float) -> int:
+        """Which process ran then."""
+        return bisect_right([it.began_at for it in self.processes], at) - 1
+
+
+def _overlap(a: float, b: float, c: float, d: float) -> float:
+    return max(0.0, min(b, d) - max(a, c))

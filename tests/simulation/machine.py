@@ -1,0 +1,300 @@
+"""The host that the sidecar runs on: it is started, paused and crashes; its disk fails.
+
+The sidecar is the product's own, wired by it, on real SQLite files and real sockets. In
+place of threads its work on the disk is done where it is called, with a delay before and
+after it that is drawn: so a run has one order of things, and a seed gives it again.
+
+A crash leaves what a loss of power may leave: of a write that was under way any part, in
+the order in which SQLite writes. What was synced before stays.
+"""
+
+import resource
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import trio
+
+from liveness.config import Config
+from liveness.core.records import Instant
+from liveness.service.app import Sidecar, load
+from liveness.service.clock import Clock
+from liveness.service.sockets import listening
+from liveness.service.store import Store
+from liveness.service.timertable import TimerTable
+from tests.simulation.history import History, Process
+
+PAGE_BYTES: Final = 512  # no file has smaller pages, and all have multiples of it
+# What a call on the disk takes before it does anything, and before it is known of.
+QUICK_S: Final = (0.0002, 0.003)
+ZERO_MS: Final = 1_700_000_000_000
+
+Files = dict[str, bytes]
+
+
+class HostClock(Clock):
+    """Virtual time; the wall clock is set by hand, and so is the CPU's."""
+
+    def __init__(self) -> None:
+        self.zero_ms = ZERO_MS
+        self.cpu_s = 0.0
+
+    def wall_ms(self) -> int:
+        return self.zero_ms + int(trio.current_time() * 1000)
+
+    def cpu(self) -> float:
+        return self.cpu_s
+
+    def instant(self, now: float, mono: float) -> Instant:
+        return Instant(now, mono, self.wall_ms())
+
+
+class Machine:
+    """Runs one sidecar after the other.
+
+    Args:
+        folder: An empty folder.
+        config: Makes the settings for a state directory and a socket.
+        random: Draws what the disk does.
+        history: Told when the sidecar runs.
+        nursery: Where it runs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Callable[[Path, Path], Config],
+        *,
+        random: Random,
+        history: History,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.socket = folder / "gateway.sock"
+        self.clock = HostClock()
+        self.stall_s = 0.0  # what each call on the disk takes at most, if it stalls
+        self.is_failing = False  # the disk, at any byte
+        self.is_full = False
+        self.sidecar: Sidecar | None = None
+        self._folder = folder
+        self._config = config
+        self._random = random
+        self._history = history
+        self._nursery = nursery
+        self._life: _Life | None = None
+        self._image: Files = {}
+        history.wall.append((0.0, self.clock.zero_ms))
+
+    # --- what is done to it ---------------------------------------------------
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a sidecar runs and was not told to stop."""
+        return self._life is not None and not self._life.is_ending
+
+    async def start(self) -> None:
+        """Start a sidecar on what the last one left."""
+        assert self._life is None
+        number = len(self._history.processes)
+        folder = self._folder / f"state-{number}"
+        folder.mkdir(mode=0o700)
+        for name, data in self._image.items():
+            (folder / name).write_bytes(data)
+        self._life = _Life(folder)
+        self._history.processes.append(Process(trio.current_time()))
+        await self._nursery.start(self._run, self._life)
+
+    async def stop(self) -> None:
+        """Have it stop in order, and wait for that."""
+        life = self._life
+        assert life is not None
+        life.is_ending = True
+        self._history.processes[-1].asked_at = trio.current_time()
+        life.asked_to_stop.set()
+        await life.over.wait()
+
+    async def crash(self, *, in_a_write: bool) -> None:
+        """End it with nothing said: now, or within the next call on the disk."""
+        life = self._life
+        assert life is not None
+        if not in_a_write:
+            self._die(life, files(life.folder))
+        else:
+            life.dies_in_write = True
+            with trio.move_on_after(5):
+                await life.over.wait()
+            if not life.over.is_set():
+                self._die(life, files(life.folder))
+        await life.over.wait()
+
+    def step_wall_clock(self, by_ms: int) -> None:
+        """Set the wall clock forward or back."""
+        self.clock.zero_ms += by_ms
+        self._history.wall.append((trio.current_time(), self.clock.zero_ms))
+
+    # --- its life -------------------------------------------------------------
+
+    async def _run(
+        self,
+        life: "_Life",
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        process = self._history.processes[-1]
+        config = self._config(life.folder, self.socket)
+        with ExitStack() as stack:
+            store = stack.enter_context(closing(Store(life.folder)))
+            ladder = config.timers.ladder
+            table = TimerTable(life.folder, log=store.log, ladder=ladder)
+            stack.enter_context(closing(table))
+            listener = stack.enter_context(listening(self.socket, name="gateway"))
+            self.sidecar = load(config, store, table, self.clock)
+            task_status.started()
+            with life.scope:
+                await self.sidecar.run(life.asked_to_stop.wait, listener, {})
+                process.is_planned = True
+            self.sidecar = None
+        if process.is_planned:
+            self._image = files(life.folder)
+        process.ended_at = trio.current_time()
+        self._life = None
+        life.over.set()
+
+    def _die(self, life: "_Life", image: Files) -> None:
+        if life.scope.cancel_called:
+            return
+        self._image = image
+        life.is_ending = True
+        life.scope.cancel()
+        for shield in life.at_work:
+            shield.cancel()
+
+    # --- its disk -------------------------------------------------------------
+
+    async def run_sync(
+        self,
+        work: Callable[..., Any],
+        *args: object,
+        limiter: trio.CapacityLimiter | None = None,
+    ) -> Any:
+        """Do in this thread what the sidecar has a thread do, at a moment of its own."""
+        if limiter is None:
+            return await self._at_work(work, *args)
+        async with limiter:
+            return await self._at_work(work, *args)
+
+    async def _at_work(self, work: Callable[..., Any], *args: object) -> Any:
+        life = self._life
+        assert life is not None
+        # A thread is not ended by a cancellation, only by the end of the process.
+        with trio.CancelScope(shield=True) as shield:
+            life.at_work.append(shield)
+            try:
+                await trio.sleep(self._delay())
+                done = self._on_disk(life, work, *args)
+                if life.dies_in_write:
+                    await trio.sleep_forever()
+                await trio.sleep(self._delay())
+            finally:
+                life.at_work.remove(shield)
+            return done
+        await trio.lowlevel.checkpoint_if_cancelled()
+        raise AssertionError("the process has ended, and its work goes on")
+
+    def _delay(self) -> float:
+        seconds = self._random.uniform(*QUICK_S)
+        if self.stall_s:
+            seconds += self._random.uniform(0, self.stall_s)
+        return seconds
+
+    def _on_disk(
+        self, life: "_Life", work: Callable[..., Any], *args: object
+    ) -> object:
+        if life.dies_in_write:
+            before = files(life.folder)
+            work(*args)
+            self._die(life, torn(before, files(life.folder), self._random))
+            return None
+        if not (self.is_failing or self.is_full):
+            return work(*args)
+        # The kernel refuses each write behind that byte, to whatever file.
+        most = max(len(data) for data in files(life.folder).values())
+        limit = 0 if self.is_full else self._random.randrange(2 * most)
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            return work(*args)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+class _Life:
+    """One process of the sidecar."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.scope = trio.CancelScope()
+        self.asked_to_stop = trio.Event()
+        self.over = trio.Event()
+        self.at_work: list[trio.CancelScope] = []
+        self.dies_in_write = False
+        self.is_ending = False
+
+
+def files(folder: Path) -> Files:
+    """What is on disk, but for what a process only shares with itself."""
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(folder.iterdir())
+        if path.name != "lock" and not path.name.endswith("-shm")
+    }
+
+
+def torn(before: Files, after: Files, random: Random) -> Files:
+    """What a loss of power may leave of a call that made *after* out of *before*.
+
+    SQLite appends to the WAL and syncs it before it writes back to the database, syncs
+    that, and only then empties or begins the WAL anew. Other files are renamed into
+    place, or removed, whole.
+    """
+    image = dict(before)
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name, b""), after.get(name, b"")
+        if old == new:
+            continue
+        if name.endswith("-wal"):
+            database = name.removesuffix("-wal")
+            is_written_back = before.get(database) != after.get(database)
+            if is_written_back and random.random() < 0.5:
+                # In the middle of writing back: the WAL has everything already.
+                image[name] = new if len(new) >= len(old) else old
+                pages = _some_pages(before[database], after[database], random)
+                image[database] = pages
+            elif new:
+                cut = random.randrange(len(new) + 1)
+                image[name] = new[:cut] + old[cut:]
+        elif name.endswith(".db"):
+            if f"{name}-wal" not in after or before.get(f"{name}-wal") == after.get(
+                f"{name}-wal"
+            ):
+                image[name] = _some_pages(old, new, random)
+        elif random.random() < 0.5:
+            if name in after:
+                image[name] = new
+            else:
+                del image[name]
+        elif name in after:
+            image[f"{name}.new"] = new[: random.randrange(len(new) + 1)]
+    return image
+
+
+def _some_pages(old: bytes, new: bytes, random: Random) -> bytes:
+    """A file of which some pages were written and others not yet."""
+    size = max(len(old), len(new))
+    pages = []
+    for at in range(0, size, PAGE_BYTES):
+        one = new if random.random() < 0.5 else old
+        other = old if one is new else new
+        pages.append(one[at : at + PAGE_BYTES] or other[at : at + PAGE_BYTES])
+    return b"".join(pages)

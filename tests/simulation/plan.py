@@ -1,0 +1,217 @@
+"""What is going to happen in a run, drawn from a seed before it begins.
+
+A plan is a list of steps, each a plain value with a moment. So a run can be told as text,
+and a shorter one found by leaving steps out.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple, TypeAlias
+
+from liveness.config import (
+    Config,
+    LimitSettings,
+    SocketSettings,
+    StateSettings,
+    TimerSettings,
+)
+from tests.simulation.history import Uid
+
+# Beside plain ones those that are easily taken for each other.
+UIDS: Final[list[Uid]] = [7, "7", "user:phone", "user:desk", "é", "E\u0301", 0]
+DAY_MS: Final = 86_400_000
+
+
+class Visit(NamedTuple):
+    """A user connects through a gateway, talks, and goes or falls silent."""
+
+    at: float
+    gateway: int
+    uid: Uid
+    talks_for_s: float  # 0: says nothing after its login
+    every_s: float
+    logs_out: bool
+    timeout: float | None
+
+
+class Remind(NamedTuple):
+    """A gateway asks for a timer, and may cancel it."""
+
+    at: float
+    gateway: int
+    key: str
+    seconds: float
+    cancelled_after_s: float | None
+
+
+class Fault(NamedTuple):
+    """Something is done to somebody."""
+
+    at: float
+    what: str
+    whom: int  # which gateway or watcher, if it is done to one
+    lasts_s: float
+
+
+Step: TypeAlias = Visit | Remind | Fault
+
+# With how often each is drawn.
+FAULTS: Final = {
+    "sidecar crashes": 4,
+    "sidecar crashes in a write": 5,
+    "sidecar restarts": 3,
+    "sidecar paused": 4,
+    "sidecar busy": 3,
+    "disk full": 2,
+    "disk fails": 2,
+    "disk stalls": 3,
+    "wall clock stepped": 2,
+    "gateway crashes": 3,
+    "gateway crashes, back fresh": 3,
+    "gateway hangs": 4,
+    "gateway loses its link": 4,
+    "gateway connects anew": 3,
+    "gateway floods": 2,
+    "gateway repeats itself": 2,
+    "watcher slow": 2,
+    "watcher lost": 3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPlan:
+    """One gateway, as it is throughout a run."""
+
+    name: str
+    timeout: float | None
+    ping: float | None
+    flush_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything about a run that is settled beforehand."""
+
+    seed: int
+    timeout_s: float
+    hold_s: float
+    run_timeout_s: float
+    window: int
+    pause_firing: int
+    pause_reading: int
+    tail: int
+    gateways: tuple[GatewayPlan, ...]
+    watchers: int
+    lasts_s: float
+    steps: tuple[Step, ...]
+
+    def timeout_of(self, gateway: str, own: float | None) -> float:
+        """The whole timeout of a user."""
+        (plan,) = [it for it in self.gateways if it.name == gateway]
+        return own or plan.timeout or self.timeout_s
+
+    def config(self, state: Path, socket: Path) -> Config:
+        """The sidecar's settings."""
+        config = Config(
+            timeout_s=self.timeout_s,
+            socket=SocketSettings(path=socket),
+            state=StateSettings(dir=state),
+            timers=TimerSettings(run_timeout_s=self.run_timeout_s, retries="1,2,3"),
+        )
+        limits = LimitSettings(
+            gateway_hold_s=self.hold_s,
+            window=self.window,
+            pause_firing=self.pause_firing,
+            pause_reading=self.pause_reading,
+            tail=self.tail,
+        )
+        # Lower bounds than an operator may set, so that a few users meet them.
+        object.__setattr__(config, "limits", limits)
+        return config
+
+
+def plan_of(seed: int) -> Plan:
+    """Draw a plan."""
+    random = Random(seed)
+    timeout_s = random.choice([2.0, 3.0, 5.0, 10.0])
+    gateways = tuple(
+        GatewayPlan(
+            name=f"gw-{number}",
+            timeout=random.choice([None, None, 4.0, 8.0]),
+            ping=random.choice([None, None, 0.5, 1.5]),
+            flush_s=random.choice([0.0, 0.0, 0.2]),
+        )
+        for number in range(random.randint(1, 4))
+    )
+    lasts_s = random.uniform(60, 240)
+    uids = UIDS + [f"u-{n}" for n in range(random.choice([0, 5, 30]))]
+    visits = random.randint(10, 30 + 4 * len(uids))
+    steps: list[Step] = [
+        *(_visit(random, uids, gateways, lasts_s, timeout_s) for _ in range(visits)),
+        *(
+            _reminder(random, n, gateways, lasts_s)
+            for n in range(random.randint(0, 20))
+        ),
+        *(_fault(random, lasts_s, timeout_s) for _ in range(random.randint(1, 25))),
+    ]
+    return Plan(
+        seed=seed,
+        timeout_s=timeout_s,
+        hold_s=random.choice([4.0, 15.0]),
+        run_timeout_s=random.choice([2.0, 6.0]),
+        window=random.choice([2, 10, 10_000]),
+        pause_firing=random.choice([2, 10_000]),
+        pause_reading=random.choice([6, 30_000]),
+        tail=random.choice([1, 20, 20_000]),
+        gateways=gateways,
+        watchers=random.randint(0, 3),
+        lasts_s=lasts_s,
+        steps=tuple(sorted(steps, key=lambda step: step.at)),
+    )
+
+
+def _visit(
+    random: Random,
+    uids: list[Uid],
+    gateways: tuple[GatewayPlan, ...],
+    lasts_s: float,
+    timeout_s: float,
+) -> Visit:
+    gateway = random.randrange(len(gateways))
+    own = random.choice([None, None, None, 1.0, 6.0])
+    whole = own or gateways[gateway].timeout or timeout_s
+    return Visit(
+        at=random.uniform(0, lasts_s - 5),
+        gateway=gateway,
+        uid=random.choice(uids),
+        talks_for_s=random.choice([0.0, random.uniform(0, 4), random.uniform(0, 10)])
+        * whole,
+        every_s=random.uniform(0.15, 0.45) * whole,
+        logs_out=random.random() < 0.4,
+        timeout=own,
+    )
+
+
+def _reminder(
+    random: Random, number: int, gateways: tuple[GatewayPlan, ...], lasts_s: float
+) -> Remind:
+    seconds = random.choice([0.1, random.uniform(0.1, 3), random.uniform(1, 40)])
+    return Remind(
+        at=random.uniform(0, lasts_s - 5),
+        gateway=random.randrange(len(gateways)),
+        key=f"key-{number}",
+        seconds=seconds,
+        cancelled_after_s=random.choice([None, None, random.uniform(0, 1.5 * seconds)]),
+    )
+
+
+def _fault(random: Random, lasts_s: float, timeout_s: float) -> Fault:
+    what = random.choices([*FAULTS], [*FAULTS.values()])[0]
+    return Fault(
+        at=random.uniform(0, lasts_s - 5),
+        what=what,
+        whom=random.randrange(12),
+        lasts_s=random.choice([0.05, random.uniform(0, 1.5), random.uniform(0, 4)])
+        * timeout_s,
+    )

@@ -1,0 +1,85 @@
+"""One run of a plan, from an empty disk to the end, in an order that its seed settles."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import trio
+from structlog.testing import capture_logs
+from trio._core import _run as scheduler
+from trio.testing import MockClock
+
+from tests.simulation.history import History
+from tests.simulation.machine import Machine
+from tests.simulation.plan import Plan
+from tests.simulation.world import World
+
+# Every commit is synced, to a disk that is memory if there is one: nobody pulls a plug
+# but the simulation, which keeps books of what was synced.
+MEMORY: Final = Path("/dev/shm")
+
+
+def run(plan: Plan) -> History:
+    """Play a plan; return what was sent, seen and done."""
+    history = History()
+    clock = MockClock(autojump_threshold=0)
+    memory = MEMORY if MEMORY.is_dir() else None
+    with (
+        tempfile.TemporaryDirectory(dir=memory) as folder,
+        _one_order(plan.seed),
+        capture_logs() as logs,
+    ):
+        trio.run(_play, plan, Path(folder), clock, history, clock=clock)
+    history.faults = [
+        f"{line['event']}: {line.get('exc_info', '')}"
+        for line in logs
+        if "a fault of the sidecar" in line["event"]
+    ]
+    return history
+
+
+async def _play(plan: Plan, folder: Path, time: MockClock, history: History) -> None:
+    threads = trio.to_thread.run_sync
+    async with trio.open_nursery() as nursery:
+        machine = Machine(
+            folder,
+            plan.config,
+            random=Random(f"disk {plan.seed}"),
+            history=history,
+            nursery=nursery,
+        )
+        world = World(
+            plan,
+            machine,
+            random=Random(f"world {plan.seed}"),
+            time=time,
+            history=history,
+            nursery=nursery,
+        )
+        trio.to_thread.run_sync = machine.run_sync  # type: ignore[assignment]
+        try:
+            await world.play()
+        finally:
+            trio.to_thread.run_sync = threads
+        nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def _one_order(seed: int) -> Iterator[None]:
+    """Have trio run tasks in an order that is drawn, and drawn again the same.
+
+    As pytest-trio does for hypothesis; trio has no public name for it.
+    """
+    name = "_ALLOW_DETERMINISTIC_SCHEDULING"
+    was = getattr(scheduler, name)
+    setattr(scheduler, name, True)
+    state = scheduler._r.getstate()
+    scheduler._r.seed(seed)
+    try:
+        yield
+    finally:
+        scheduler._r.setstate(state)
+        setattr(scheduler, name, was)

@@ -1,0 +1,726 @@
+"""The world around the sidecar: users, gateways, watchers, and what befalls them.
+
+Gateways keep to the protocol, as far as they live: they send again what no pong covered,
+declare their connections to a new log, acknowledge, answer timers, and close a connection
+on a record only if its conn is equal. What they do they do at a moment of virtual time, in
+code that does not wait: so they can go on while the sidecar is paused.
+"""
+
+import errno
+import heapq
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from math import inf
+from random import Random
+from typing import Any, Final
+
+import msgpack
+import trio
+from trio.testing import MockClock
+
+from tests.simulation.history import Conn, History, Link, Record, Sent, Told, Uid
+from tests.simulation.machine import Machine
+from tests.simulation.plan import DAY_MS, Fault, GatewayPlan, Plan, Remind, Visit
+
+# A gateway that is asked nothing pings this often, if something is not covered yet.
+PING_S: Final = 0.4
+RETRY_S: Final = 0.3  # to connect
+FULL_S: Final = 0.05  # a full socket is tried again after this long
+# Frames of a flood: several times what a socket's buffer holds.
+FLOOD_FRAMES: Final = 20
+FLOOD_UIDS: Final = 3_000
+
+_REPEATED: Final = ("keepalive", "message", "logout")
+
+Act = Callable[[], Awaitable[None] | None]
+
+
+class World:
+    """Everything but the sidecar, and the one who makes things happen.
+
+    Args:
+        plan: What is going to happen.
+        machine: The sidecar's host.
+        random: Draws what the plan leaves open.
+        time: The loop's.
+        history: Told what is sent and seen.
+        nursery: Where links are read.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        machine: Machine,
+        *,
+        random: Random,
+        time: MockClock,
+        history: History,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.plan = plan
+        self.machine = machine
+        self.random = random
+        self.history = history
+        self.nursery = nursery
+        self._time = time
+        self._paused_at: float | None = None
+        self._agenda: list[tuple[float, int, Act]] = []
+        self._numbers = 0
+        self._conns = 0
+        self._is_restarting = False
+        self.gateways = [Gateway(self, it) for it in plan.gateways]
+        self.watchers = [Watcher(self, f"w-{n}") for n in range(plan.watchers)]
+        self.witness = Watcher(self, "witness")
+
+    # --- time -----------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """The moment it is, also where the sidecar is paused."""
+        return trio.current_time() if self._paused_at is None else self._paused_at
+
+    def at(self, when: float, act: Act) -> None:
+        """Have something done at a moment."""
+        self._numbers += 1
+        heapq.heappush(self._agenda, (when, self._numbers, act))
+
+    def after(self, seconds: float, act: Act) -> None:
+        """Have something done in a while."""
+        self.at(self.now + seconds, act)
+
+    async def go_on_until(self, until: float) -> None:
+        """Let things happen up to a moment."""
+        while self._agenda and self._agenda[0][0] <= until:
+            at, _, act = heapq.heappop(self._agenda)
+            if at > trio.current_time():
+                await trio.sleep_until(at)
+            waited = act()
+            if waited is not None:
+                await waited
+        await trio.sleep_until(until)
+
+    # --- the plan -------------------------------------------------------------
+
+    async def play(self) -> None:
+        """Play the plan, then let everything come to rest."""
+        await self.machine.start()
+        for one in [self.witness, *self.watchers, *self.gateways]:
+            one.connect()
+        for step in self.plan.steps:
+            match step:
+                case Visit():
+                    self.at(step.at, partial(self._visit, step))
+                case Remind():
+                    self.at(step.at, partial(self._remind, step))
+                case Fault():
+                    self.at(step.at, partial(self._befall, step))
+        await self.go_on_until(self.plan.lasts_s)
+        for gateway in self.gateways:
+            gateway.all_fall_silent()
+        while not self.machine.is_up or self.trouble():
+            await self.go_on_until(self.now + 1)
+        self.history.calm_from = self.now
+        longest = max(
+            self.plan.timeout_of(it.name, own)
+            for it in self.plan.gateways
+            for own in (None, 6.0)
+        )
+        # After that the longest wait of all: a run's, three attempts more of it, and a
+        # second within which the table follows.
+        rest = longest + self.plan.hold_s + 4 * self.plan.run_timeout_s + 60
+        await self.go_on_until(self.now + rest)
+        reader = Watcher(self, "reader", after=0)
+        reader.connect()
+        await self.go_on_until(self.now + 5)
+        await self.machine.stop()
+        self.history.ended_at = self.now
+
+    def trouble(self) -> bool:
+        """Whether something still ails anybody."""
+        machine = self.machine
+        return (
+            self._is_restarting
+            or machine.is_failing
+            or machine.is_full
+            or bool(machine.stall_s)
+            or any(it.is_hung or not it.is_alive for it in self.gateways)
+            or any(it.is_slow for it in self.watchers)
+        )
+
+    def new_conn(self) -> int:
+        """An id that was not given before."""
+        self._conns += 1
+        return self._conns
+
+    def _visit(self, visit: Visit) -> None:
+        self.gateways[visit.gateway].accept(visit)
+
+    def _remind(self, remind: Remind) -> None:
+        gateway = self.gateways[remind.gateway]
+        gateway.report(["after", remind.key, remind.seconds])
+        if remind.cancelled_after_s is not None:
+            self.after(
+                remind.cancelled_after_s,
+                lambda: gateway.report(["cancel", {"key": remind.key}]),
+            )
+
+    # --- faults ---------------------------------------------------------------
+
+    def _befall(self, fault: Fault) -> Awaitable[None] | None:
+        whom, seconds = fault.whom, fault.lasts_s
+        kind, _, does = fault.what.partition(" ")
+        if kind in ("sidecar", "disk", "wall"):
+            is_busy = self._is_restarting or not self.machine.is_up
+            if self._paused_at is not None or is_busy:
+                self.after(0.5, partial(self._befall, fault))
+                return None
+            return self._befall_host(fault.what, seconds)
+        self.note(seconds + 1, fault.what)
+        if kind == "gateway":
+            self.gateways[whom % len(self.gateways)].suffer(does, seconds)
+        elif self.watchers:
+            self.watchers[whom % len(self.watchers)].suffer(does, seconds)
+        return None
+
+    def note(self, seconds: float, what: str) -> None:
+        """Note that somebody may be late for a while."""
+        self.history.troubles.append((self.now, self.now + seconds, what))
+
+    def _befall_host(self, what: str, seconds: float) -> Awaitable[None] | None:
+        machine = self.machine
+        match what:
+            case "sidecar crashes" | "sidecar crashes in a write" | "sidecar restarts":
+                self._is_restarting = True
+                self.nursery.start_soon(self._restart, what, seconds)
+            case "sidecar paused":
+                self._pause(seconds)
+            case "sidecar busy":
+                machine.clock.cpu_s += seconds
+                self._pass(seconds)
+                self.note(2, what)
+            case "disk full":
+                self._for_a_while("is_full", True, False, seconds, what)
+            case "disk fails":
+                self._for_a_while("is_failing", True, False, seconds, what)
+            case "disk stalls":
+                self._for_a_while("stall_s", seconds / 3, 0.0, seconds, what)
+            case "wall clock stepped":
+                by_ms = self.random.choice([-DAY_MS, DAY_MS])
+                machine.step_wall_clock(by_ms)
+            case _:
+                raise AssertionError(what)
+        return None
+
+    def _for_a_while(
+        self, name: str, ill: object, well: object, seconds: float, what: str
+    ) -> None:
+        self.note(seconds + 3, what)
+        setattr(self.machine, name, ill)
+        self.after(seconds, lambda: setattr(self.machine, name, well))
+
+    async def _restart(self, what: str, seconds: float) -> None:
+        began = self.now
+        if what == "sidecar restarts":
+            await self.machine.stop()
+        else:
+            await self.machine.crash(in_a_write=what.endswith("write"))
+        if seconds > 0.1:
+            await trio.sleep(seconds)
+        await self.machine.start()
+        self.history.troubles.append((began - 0.1, self.now + 3, what))
+        self._is_restarting = False
+
+    def _pause(self, seconds: float) -> None:
+        began = self.now
+        self._pass(seconds)
+        self.history.pauses.append((began, began + seconds))
+        self.history.troubles.append((began, began + seconds + 3, "sidecar paused"))
+
+    def _pass(self, seconds: float) -> None:
+        """Let time pass for everybody but the sidecar."""
+        began = trio.current_time()
+        until = began + seconds
+        while self._agenda and self._agenda[0][0] <= until:
+            at, _, act = heapq.heappop(self._agenda)
+            self._paused_at = max(at, began)
+            assert act() is None
+        self._paused_at = None
+        self._time.jump(seconds)
+
+
+class Wire:
+    """One socket to the sidecar: frames go in as far as it takes them."""
+
+    def __init__(self, world: World, sock: socket.socket, link: Link) -> None:
+        self.link = link
+        self.is_welcomed = False
+        self._world = world
+        self._sock = sock
+        self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26)
+        self._out: deque[tuple[memoryview, list[Any]]] = deque()
+        self._is_full = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.link.ended_at == inf
+
+    @property
+    def is_backed_up(self) -> bool:
+        """Whether frames wait for room in the socket."""
+        return bool(self._out)
+
+    def send(self, frame: list[Any]) -> None:
+        """Put a frame into the socket, or behind those that wait for room in it."""
+        self._out.append((memoryview(msgpack.packb(frame)), frame))
+        if not self._is_full:
+            self.flush()
+
+    def flush(self) -> None:
+        self._is_full = False
+        while self._out and self.is_open:
+            data, frame = self._out[0]
+            try:
+                left = data[self._sock.send(data) :]
+            except BlockingIOError:
+                self._is_full = True
+                self._world.after(FULL_S, self.flush)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                    raise
+                self._out.clear()  # its end is about to be read
+                return
+            if left:
+                self._out[0] = (left, frame)
+            else:
+                self._out.popleft()
+                self.link.sent.append(Sent(self._world.now, frame))
+
+    def close(self) -> None:
+        """End it from here."""
+        if self.is_open:
+            self.link.ended_at = self._world.now
+            self._out.clear()
+            trio.lowlevel.notify_closing(self._sock)
+            self._sock.close()
+
+    async def listen(self, party: "Party") -> None:
+        """Read until it ends, whenever the party does read."""
+        while self.is_open:
+            try:
+                await trio.lowlevel.wait_readable(self._sock)
+                await party.is_reading()
+                data = self._sock.recv(party.piece_bytes)
+            except (OSError, trio.ClosedResourceError):
+                data = b""
+            if not data:
+                break
+            self._unpacker.feed(data)
+            for frame in self._unpacker:
+                if self.is_open:
+                    party.hear(self, frame)
+        if self.is_open:
+            self.link.ended_by_sidecar = True
+            self.close()
+            party.lose(self)
+
+
+class Party:
+    """A gateway or watcher: connects, is told records, and comes back.
+
+    Args:
+        world: Where it lives.
+        name: Its name.
+    """
+
+    role: str
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.life = 0
+        self.wire: Wire | None = None
+        self.piece_bytes = 65_536
+        self.is_alive = True
+        self._may_read = trio.Event()
+        self._may_read.set()
+
+    # --- links ----------------------------------------------------------------
+
+    def options(self) -> dict[str, Any]:
+        """What it says in its hello."""
+        raise NotImplementedError
+
+    def connect(self) -> None:
+        """Connect and say hello, or try again later."""
+        world = self.world
+        if not self.is_alive or (self.wire is not None and self.wire.is_open):
+            return
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            sock.connect(str(world.machine.socket))
+        except OSError:
+            sock.close()
+            world.after(RETRY_S, self.connect)
+            return
+        hello = {"protocol": 1, "name": self.name, "role": self.role, **self.options()}
+        link = Link(
+            number=len(world.history.links),
+            role=self.role,
+            name=self.name,
+            life=self.life,
+            opened_at=world.now,
+            sidecar=len(world.history.processes) - 1,
+            hello=hello,
+        )
+        world.history.links.append(link)
+        self.wire = Wire(world, sock, link)
+        self.wire.send(["hello", hello])
+        world.nursery.start_soon(self.wire.listen, self)
+
+    def drop(self) -> None:
+        """End the link from here."""
+        if self.wire is not None:
+            self.wire.close()
+            self.wire = None
+
+    def lose(self, wire: Wire) -> None:
+        """Take note that the sidecar ended a link."""
+        if wire is self.wire:
+            self.wire = None
+            self.world.after(self.world.random.uniform(0, 1), self.connect)
+
+    async def is_reading(self) -> None:
+        """Return once it reads."""
+        while not self._may_read.is_set():
+            await self._may_read.wait()
+
+    def stop_reading(self) -> None:
+        if self._may_read.is_set():
+            self._may_read = trio.Event()
+
+    def read_again(self) -> None:
+        self._may_read.set()
+
+    # --- frames ---------------------------------------------------------------
+
+    def hear(self, wire: Wire, frame: list[Any]) -> None:
+        """Take a frame from the sidecar."""
+        link, now = wire.link, self.world.now
+        match frame:
+            case ["welcome", welcome]:
+                link.welcomed_at, link.welcome = now, welcome
+                wire.is_welcomed = True
+                self.welcomed(wire)
+            case ["notices", records]:
+                for record in records:
+                    link.told.append(Told(now, record))
+                    self.told(record)
+                if link.hello.get("ack", True):
+                    wire.send(["ack", records[-1]["seq"]])
+            case ["pong", number]:
+                link.pongs.append((now, number))
+                self.covered(number)
+            case ["error", error]:
+                link.errors.append(error)
+            case ["bye", _]:
+                pass
+            case _:
+                raise AssertionError(f"{frame} was not asked for")
+
+    def welcomed(self, wire: Wire) -> None:
+        """Go on where the last link ended."""
+
+    def told(self, record: Record) -> None:
+        """Take a record."""
+
+    def covered(self, number: int) -> None:
+        """Take note that what came before a ping is on disk."""
+
+
+class Watcher(Party):
+    """Watches everything."""
+
+    role = "watcher"
+
+    def __init__(self, world: World, name: str, after: int | None = None) -> None:
+        super().__init__(world, name)
+        self._after = after
+        self.is_slow = False
+
+    def options(self) -> dict[str, Any]:
+        said: dict[str, Any] = {"scope": "all"}
+        return said if self._after is None else said | {"after": 0, "ack": False}
+
+    def suffer(self, does: str, seconds: float) -> None:
+        """Have something happen to it."""
+        if does == "lost":
+            self.drop()
+            self.world.after(seconds, self.connect)
+        else:
+            assert does == "slow", does
+            self.is_slow, self.piece_bytes = True, 100
+            self.stop_reading()
+            self.world.after(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        self.is_slow, self.piece_bytes = False, 65_536
+        self.read_again()
+
+
+class Gateway(Party):
+    """Holds users' connections, and reports what they do."""
+
+    role = "gateway"
+
+    def __init__(self, world: World, plan: GatewayPlan) -> None:
+        super().__init__(world, plan.name)
+        self.plan = plan
+        self.is_hung = False
+        self._open: dict[int, Conn] = {}
+        self._of: dict[Uid, int] = {}  # the newest connection of each user
+        # What no pong has covered, by its number; and up to which it is on this link.
+        self._owed: dict[int, list[Any]] = {}
+        self._number = 0
+        self._is_on_wire = 0
+        self._is_fresh = False
+        self._log = ""
+        self._pinged = 0
+
+    # --- what its users do ----------------------------------------------------
+
+    def accept(self, visit: Visit) -> None:
+        """Take a connection of a user; one that hangs does so later."""
+        world = self.world
+        if not self.is_alive:
+            return
+        if self.is_hung:
+            world.after(0.1, partial(self.accept, visit))
+            return
+        conn = Conn(
+            world.new_conn(), visit.uid, self.name, self.life, world.now, visit.timeout
+        )
+        world.history.conns[conn.conn] = self._open[conn.conn] = conn
+        self._of[visit.uid] = conn.conn
+        self.report(["login", conn.conn])
+        ends_at = world.now + visit.talks_for_s
+        self._talk_again(conn, visit, ends_at)
+
+    def _talk_again(self, conn: Conn, visit: Visit, ends_at: float) -> None:
+        world = self.world
+        at = world.now + visit.every_s
+        if at < ends_at:
+            world.at(at, partial(self._talk, conn, visit, ends_at))
+        elif visit.logs_out:
+            world.at(ends_at, partial(self._leave, conn))
+
+    def _talk(self, conn: Conn, visit: Visit, ends_at: float) -> None:
+        if conn.conn not in self._open:
+            return
+        if self.is_hung:
+            # What a user said meanwhile is read when the gateway goes on.
+            self.world.after(0.1, partial(self._talk, conn, visit, ends_at))
+            return
+        kind = "message" if conn.conn % 3 == 0 else "keepalive"
+        self.report([kind, conn.conn])
+        self._talk_again(conn, visit, ends_at)
+
+    def _leave(self, conn: Conn) -> None:
+        if self.is_hung:
+            self.world.after(0.1, partial(self._leave, conn))
+        elif conn.conn in self._open:
+            self._forget(conn.conn)
+            self.report(["logout", conn.conn])
+
+    def _forget(self, conn: int) -> None:
+        """Let a connection go, and what was collected of it and is not sent yet."""
+        del self._open[conn]
+        for number, (kind, what, *_) in list(self._owed.items()):
+            if what == conn and kind in ("keepalive", "message"):
+                del self._owed[number]
+
+    def all_fall_silent(self) -> None:
+        """Have nobody say anything any more."""
+        self._open.clear()
+
+    # --- what it reports ------------------------------------------------------
+
+    def report(self, what: list[Any]) -> None:
+        """Send something, and again until a pong covers it."""
+        if not self.is_alive:
+            return
+        if what[0] in ("keepalive", "message"):
+            unsent = range(self._is_on_wire + 1, self._number + 1)
+            if any(self._owed.get(number) == what for number in unsent):
+                return
+        self._number += 1
+        self._owed[self._number] = what
+        if self.plan.flush_s and what[0] in ("keepalive", "message"):
+            self.world.after(self.plan.flush_s, self._flush)
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Put what is owed onto the link, as long as the socket takes it."""
+        wire = self.wire
+        if self.is_hung or wire is None or not wire.is_welcomed or wire.is_backed_up:
+            return
+        batch: list[list[Any]] = []
+        for number in range(self._is_on_wire + 1, self._number + 1):
+            what = self._owed.get(number)
+            self._is_on_wire = number
+            if what is None:
+                continue
+            if batch and (what[0] != batch[0][0] or what[0] not in ("keepalive",)):
+                wire.send(self._frame(batch))
+                batch = []
+            batch.append(what)
+        if batch:
+            wire.send(self._frame(batch))
+        self._ask_for_pong(wire)
+
+    def _frame(self, batch: list[list[Any]]) -> list[Any]:
+        kind, what, *rest = batch[0]
+        conns = self.world.history.conns
+        if kind in ("after", "cancel", "done", "fail"):
+            return [kind, what, *rest]
+        if len(batch) > 1:
+            uids = [conns[number].uid for _, number in batch]
+            return [kind, uids, {"conn": [number for _, number in batch]}]
+        conn = conns[what]
+        options: dict[str, Any] = {"conn": what}
+        if kind == "login":
+            options["age"] = self.world.now - conn.opened_at
+            if conn.timeout is not None:
+                options["timeout"] = conn.timeout
+        return [kind, conn.uid, options]
+
+    def _ask_for_pong(self, wire: Wire) -> None:
+        if self._pinged < self._is_on_wire:
+            self._pinged = self._is_on_wire
+            wire.send(["ping", self._is_on_wire])
+
+    def _keep_talking(self, wire: Wire) -> None:
+        """Ping now and then: by promise, and for what is still not sent."""
+        if wire is not self.wire or not wire.is_open:
+            return
+        promised = self.plan.ping
+        if not self.is_hung and not wire.is_backed_up:
+            self._flush()
+            if promised is not None:
+                wire.send(["ping", self._is_on_wire])
+        self.world.after(
+            PING_S if promised is None else promised / 3,
+            partial(self._keep_talking, wire),
+        )
+
+    # --- what it hears --------------------------------------------------------
+
+    def options(self) -> dict[str, Any]:
+        said: dict[str, Any] = {}
+        if self.plan.timeout is not None:
+            said["timeout"] = self.plan.timeout
+        if self.plan.ping is not None:
+            said["ping"] = self.plan.ping
+        if self._is_fresh:
+            said["fresh"] = True
+        return said
+
+    def welcomed(self, wire: Wire) -> None:
+        self._is_fresh = False
+        self._is_on_wire = min(self._owed, default=self._number + 1) - 1
+        self._pinged = 0
+        log = wire.link.welcome["log"]
+        if log != self._log:
+            for conn in self._open:
+                self._number += 1
+                self._owed[self._number] = ["login", conn]
+            self._log = log
+        self._flush()
+        self._keep_talking(wire)
+
+    def told(self, record: Record) -> None:
+        if record["kind"] == "timer":
+            self._run(record["key"], {"seq": record["seq"]})
+            return
+        ended = {"offline": "conn", "moved": "from_conn"}.get(record["kind"])
+        if ended is not None and record.get(ended) in self._open:
+            self._forget(record[ended])
+
+    def _run(self, key: str, of: dict[str, int]) -> None:
+        drawn = self.world.random.random()
+        if drawn < 0.7:
+            self.report(["done", key, None, of])
+        elif drawn < 0.85:
+            self.report(["fail", key, "not now", of])
+
+    def covered(self, number: int) -> None:
+        for owed in [it for it in self._owed if it <= number]:
+            del self._owed[owed]
+
+    # --- what happens to it ---------------------------------------------------
+
+    def suffer(self, does: str, seconds: float) -> None:
+        """Have something happen to it."""
+        if not self.is_alive or self.is_hung:
+            return
+        world = self.world
+        match does:
+            case "crashes" | "crashes, back fresh":
+                self.drop()
+                self.is_alive = False
+                self._open.clear()
+                self._owed.clear()
+                world.after(seconds, partial(self._start_anew, does != "crashes"))
+            case "hangs":
+                self.is_hung = True
+                self.stop_reading()
+                world.after(seconds, partial(self._go_on, world.now))
+            case "loses its link":
+                self.drop()
+                world.after(seconds / 4, self.connect)
+            case "connects anew":
+                # The old link stays open until the sidecar ends it.
+                if self.wire is not None and self.wire.is_welcomed:
+                    self.wire = None
+                    self.connect()
+            case "floods":
+                self._flood()
+            case "repeats itself":
+                self._repeat()
+            case _:
+                raise AssertionError(does)
+
+    def _start_anew(self, is_fresh: bool) -> None:
+        self.is_alive, self._is_fresh, self._log = True, is_fresh, ""
+        self.life += 1
+        self.connect()
+
+    def _go_on(self, since: float) -> None:
+        self.world.history.hangs.append((self.name, since, self.world.now))
+        self.is_hung = False
+        self.read_again()
+        self._flush()
+
+    def _flood(self) -> None:
+        wire = self.wire
+        if wire is not None and wire.is_welcomed:
+            crowd = [f"flood-{n}" for n in range(FLOOD_UIDS)]
+            for n in range(FLOOD_FRAMES):
+                wire.send(["logout", crowd, {"conn": [n] * FLOOD_UIDS}])
+
+    def _repeat(self) -> None:
+        """Say the last things of each connection a second time."""
+        for conn in self._open:
+            self._number += 1
+            self._owed[self._number] = ["login", conn]
+        self._flush()
+        wire = self.wire
+        if wire is not None and wire.is_welcomed:
+            # Not a login, whose `age` was true when it was written.
+            signs = [it.frame for it in wire.link.sent if it.frame[0] in _REPEATED]
+            for frame in signs[-3:]:
+                wire.send(frame)
