@@ -18,7 +18,7 @@ Uid = str | int
 
 
 class Sent(NamedTuple):
-    """A frame, and when the last byte of it was in the socket."""
+    """A frame, and when the last byte of it was put into the socket."""
 
     at: float
     frame: list[Any]
@@ -49,7 +49,6 @@ class Link:
     pongs: list[tuple[float, int]] = field(default_factory=list)
     errors: list[dict[str, Any]] = field(default_factory=list)
     ended_at: float = inf
-    ended_by_sidecar: bool = False
 
     @property
     def name_and_role(self) -> tuple[str, str]:

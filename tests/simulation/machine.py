@@ -26,6 +26,9 @@ from liveness.service.store import Store
 from liveness.service.timertable import TimerTable
 from tests.simulation.history import History, Process
 
+# From one look at the clock to the next the sidecar computes so long.
+STEP_S: Final = 20e-6
+
 PAGE_BYTES: Final = 512  # no file has smaller pages, and all have multiples of it
 # What a call on the disk takes before it does anything, and before it is known of.
 QUICK_S: Final = (0.0002, 0.003)
@@ -35,11 +38,21 @@ Files = dict[str, bytes]
 
 
 class HostClock(Clock):
-    """Virtual time; the wall clock is set by hand, and so is the CPU's."""
+    """Virtual time; the wall clock is set by hand, and so is the CPU's.
 
-    def __init__(self) -> None:
+    Work takes time, too: a little passes from one look at the clock to the next.
+    """
+
+    def __init__(self, jump: Callable[[float], None]) -> None:
         self.zero_ms = ZERO_MS
         self.cpu_s = 0.0
+        self.step_s = STEP_S
+        self._jump = jump
+
+    def mono(self) -> float:
+        self._jump(self.step_s)
+        self.cpu_s += self.step_s
+        return trio.current_time()
 
     def wall_ms(self) -> int:
         return self.zero_ms + int(trio.current_time() * 1000)
@@ -58,6 +71,7 @@ class Machine:
         folder: An empty folder.
         config: Makes the settings for a state directory and a socket.
         random: Draws what the disk does.
+        jump: Has time pass while nothing runs.
         history: Told when the sidecar runs.
         nursery: Where it runs.
     """
@@ -68,11 +82,12 @@ class Machine:
         config: Callable[[Path, Path], Config],
         *,
         random: Random,
+        jump: Callable[[float], None],
         history: History,
         nursery: trio.Nursery,
     ) -> None:
         self.socket = folder / "gateway.sock"
-        self.clock = HostClock()
+        self.clock = HostClock(jump)
         self.stall_s = 0.0  # what each call on the disk takes at most, if it stalls
         self.is_failing = False  # the disk, at any byte
         self.is_full = False

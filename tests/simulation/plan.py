@@ -21,6 +21,9 @@ from tests.simulation.history import Uid
 # Beside plain ones those that are easily taken for each other.
 UIDS: Final[list[Uid]] = [7, "7", "user:phone", "user:desk", "é", "E\u0301", 0]
 DAY_MS: Final = 86_400_000
+RETRIES_S: Final = (1, 2, 3)
+# Everybody has connected by then, and what the disk owed is written.
+SETTLE_S: Final = 5.0
 
 
 class Visit(NamedTuple):
@@ -63,6 +66,7 @@ FAULTS: Final = {
     "sidecar restarts": 3,
     "sidecar paused": 4,
     "sidecar busy": 3,
+    "sidecar slow": 3,
     "disk full": 2,
     "disk fails": 2,
     "disk stalls": 3,
@@ -106,6 +110,20 @@ class Plan:
     lasts_s: float
     steps: tuple[Step, ...]
 
+    @property
+    def rest_s(self) -> float:
+        """How long after all was done to anybody the last consequence may take."""
+        visits = [it for it in self.steps if isinstance(it, Visit)]
+        own = {None, *(visit.timeout for visit in visits)}
+        names = [gateway.name for gateway in self.gateways]
+        timeouts = [self.timeout_of(name, it) for name in names for it in own]
+        rest_s = max(timeouts) + self.hold_s + SETTLE_S
+        asked = [it.seconds for it in self.steps if isinstance(it, Remind)]
+        if asked:
+            # Four runs, and what is waited in between.
+            rest_s += max(asked) + 4 * self.run_timeout_s + sum(RETRIES_S)
+        return rest_s
+
     def timeout_of(self, gateway: str, own: float | None) -> float:
         """The whole timeout of a user."""
         (plan,) = [it for it in self.gateways if it.name == gateway]
@@ -113,11 +131,12 @@ class Plan:
 
     def config(self, state: Path, socket: Path) -> Config:
         """The sidecar's settings."""
+        retries = ",".join(map(str, RETRIES_S))
         config = Config(
             timeout_s=self.timeout_s,
             socket=SocketSettings(path=socket),
             state=StateSettings(dir=state),
-            timers=TimerSettings(run_timeout_s=self.run_timeout_s, retries="1,2,3"),
+            timers=TimerSettings(run_timeout_s=self.run_timeout_s, retries=retries),
         )
         limits = LimitSettings(
             gateway_hold_s=self.hold_s,

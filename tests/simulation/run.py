@@ -48,6 +48,7 @@ async def _play(plan: Plan, folder: Path, time: MockClock, history: History) -> 
             folder,
             plan.config,
             random=Random(f"disk {plan.seed}"),
+            jump=time.jump,
             history=history,
             nursery=nursery,
         )
@@ -55,7 +56,7 @@ async def _play(plan: Plan, folder: Path, time: MockClock, history: History) -> 
             plan,
             machine,
             random=Random(f"world {plan.seed}"),
-            time=time,
+            jump=time.jump,
             history=history,
             nursery=nursery,
         )

@@ -1,0 +1,242 @@
+"""The checker itself: a kept promise passes, and each kind of breach is told."""
+
+from copy import deepcopy
+from math import inf
+from typing import Any, Final
+
+import pytest
+
+from tests.simulation.checker import broken_promises
+from tests.simulation.history import History, Link, Told
+from tests.simulation.plan import GatewayPlan, Plan, Remind, Visit
+from tests.simulation.run import run
+
+
+def quiet_plan() -> Plan:
+    """A world in which nobody is hurt, so that all is as prompt as it can be."""
+    steps = (
+        Visit(1.0, 0, "silent", 0.0, 1.0, False, None),
+        Visit(1.5, 0, "polite", 3.0, 0.5, True, None),
+        Visit(2.0, 0, "moving", 30.0, 0.5, False, None),
+        Visit(6.0, 0, "moving", 9.0, 0.5, False, None),
+        Remind(2.0, 0, "kept", 1.0, None),
+        Remind(2.0, 0, "cancelled", 5.0, 1.0),
+    )
+    return Plan(
+        seed=1,
+        timeout_s=3.0,
+        hold_s=4.0,
+        run_timeout_s=2.0,
+        window=10,
+        pause_firing=100,
+        pause_reading=1_000,
+        tail=20,
+        gateways=(GatewayPlan("gw-0", None, None, 0.0),),
+        watchers=1,
+        lasts_s=20.0,
+        steps=steps,
+    )
+
+
+PLAN: Final = quiet_plan()
+
+
+@pytest.fixture(scope="module")
+def kept() -> History:
+    return run(PLAN)
+
+
+@pytest.fixture
+def history(kept: History) -> History:
+    return deepcopy(kept)
+
+
+def everywhere(history: History, seq: int, **changes: Any) -> None:
+    """Change a record wherever it was told."""
+    for link in history.links:
+        for told in link.told:
+            if told.record["seq"] == seq:
+                told.record.update(changes)
+
+
+def nowhere(history: History, seq: int) -> None:
+    """Have a record told to nobody."""
+    for link in history.links:
+        link.told = [it for it in link.told if it.record["seq"] != seq]
+
+
+def seq_of(history: History, **fields: Any) -> int:
+    """The seq of the first record like this."""
+    for told in reader(history).told:
+        if told.record.items() >= fields.items():
+            return int(told.record["seq"])
+    raise AssertionError(f"no record like {fields}")
+
+
+def reader(history: History) -> Link:
+    return history.links[-1]
+
+
+def gateway(history: History) -> Link:
+    return next(link for link in history.links if link.role == "gateway")
+
+
+def breaches(history: History) -> set[str]:
+    """Which promises it is told were broken."""
+    return {it.partition(":")[0] for it in broken_promises(PLAN, history)}
+
+
+def test_a_run_that_keeps_every_promise_passes(history: History) -> None:
+    assert broken_promises(PLAN, history) == []
+    kinds = [told.record["kind"] for told in reader(history).told]
+    assert sorted(set(kinds)) == ["moved", "offline", "online", "timer"]
+
+
+def test_an_early_offline_is_told(history: History) -> None:
+    seq = seq_of(history, uid="silent", kind="offline")
+    told = next(it for it in reader(history).told if it.record["seq"] == seq)
+    everywhere(history, seq, at=told.record["at"] - 100, silence=2.9)
+    assert {"1", "1, 5"} <= breaches(history)
+
+
+def test_an_offline_of_one_who_was_heard_is_told(history: History) -> None:
+    link, seq = gateway(history), seq_of(history, uid="silent", kind="offline")
+    at = history.virtual(
+        next(it for it in link.told if it.record["seq"] == seq)[1]["at"]
+    )
+    login = next(it for it in link.sent if it.frame[1] == "silent")
+    frame = ["keepalive", "silent", {"conn": login.frame[2]["conn"]}]
+    link.sent.insert(link.sent.index(login) + 1, login._replace(at=at - 1, frame=frame))
+    assert "1, 5" in breaches(history)
+
+
+def test_time_in_which_nobody_ran_is_not_counted_as_silence(history: History) -> None:
+    seq = seq_of(history, uid="silent", kind="offline")
+    at = history.virtual(
+        next(it for it in reader(history).told if it.record["seq"] == seq)[1]["at"]
+    )
+    history.pauses.append((at - 2.5, at - 0.5))
+    assert "1, 5" in breaches(history)
+
+
+def test_a_late_offline_is_told_and_late_delivery_too(history: History) -> None:
+    seq = seq_of(history, uid="silent", kind="offline")
+    late = deepcopy(history)
+    told = next(it for it in reader(late).told if it.record["seq"] == seq)
+    everywhere(late, seq, at=told.record["at"] + 150)
+    assert breaches(late) == {"2"}
+    link = gateway(history)
+    link.told = [
+        Told(it.at + (0.1 if it.record["seq"] == seq else 0), it.record)
+        for it in link.told
+    ]
+    assert breaches(history) == {"2"}
+
+
+def test_an_end_that_is_missing_is_told(history: History) -> None:
+    last = reader(history).told[-1].record["seq"]
+    nowhere(history, last)
+    assert "3" in breaches(history)
+
+
+def test_an_end_that_comes_twice_is_told(history: History) -> None:
+    seq = seq_of(history, uid="silent", kind="offline")
+    again = dict(next(it for it in reader(history).told if it.record["seq"] == seq)[1])
+    again["seq"] = reader(history).told[-1].record["seq"] + 1
+    again["at"] = reader(history).told[-1].record["at"]
+    for link in history.links:
+        if link.role == "watcher" or link.name == again["gateway"]:
+            link.told.append(Told(link.told[-1].at, again))
+    assert "3" in breaches(history)
+
+
+def test_a_record_that_is_not_in_the_log_is_told(history: History) -> None:
+    seq = seq_of(history, uid="silent", kind="offline")
+    told = next(it for it in gateway(history).told if it.record["seq"] == seq)
+    gateway(history).told[gateway(history).told.index(told)] = Told(
+        told.at, told.record | {"reason": "logout"}
+    )
+    assert "4" in breaches(history)
+
+
+def test_a_gap_in_the_log_is_told(history: History) -> None:
+    nowhere(history, 2)
+    assert breaches(history) == {"4"}
+
+
+def test_what_one_reader_was_not_told_is_told(history: History) -> None:
+    link = gateway(history)
+    first, last = deepcopy(history), deepcopy(history)
+    del gateway(first).told[0]
+    del gateway(last).told[-1]
+    assert breaches(first) == {"4"}
+    assert breaches(last) == {"4", "2"}
+    link.told[0], link.told[1] = link.told[1], link.told[0]
+    assert "4" in breaches(history)
+
+
+def test_what_a_pong_covered_and_the_log_lacks_is_told(history: History) -> None:
+    link = gateway(history)
+    at = link.sent[2].at
+    conn = next(iter(history.conns.values()))._replace(
+        conn=99, uid="lost", opened_at=at
+    )
+    history.conns[99] = conn
+    login = link.sent[2]._replace(frame=["login", "lost", {"conn": 99, "age": 0.0}])
+    link.sent.insert(2, login)
+    assert breaches(history) == {"4"}
+
+
+def test_a_logout_that_nobody_sent_is_told(history: History) -> None:
+    link = gateway(history)
+    link.sent = [it for it in link.sent if it.frame[0] != "logout"]
+    assert "6" in breaches(history)
+
+
+def test_an_older_connection_that_displaces_a_newer_one_is_told(
+    history: History,
+) -> None:
+    seq = seq_of(history, uid="moving", kind="moved")
+    told = next(it for it in reader(history).told if it.record["seq"] == seq)
+    conn = told.record["conn"]
+    history.conns[conn] = history.conns[conn]._replace(opened_at=1.0)
+    assert "6" in breaches(history)
+
+
+def test_silence_of_a_gateway_that_was_not_there_is_told(history: History) -> None:
+    link = gateway(history)
+    link.ended_at = 3.5
+    assert "5" in breaches(history)
+
+
+def test_a_gateway_that_was_there_and_is_blamed_is_told(history: History) -> None:
+    everywhere(
+        history, seq_of(history, uid="silent", kind="offline"), reason="gateway_lost"
+    )
+    assert "5" in breaches(history)
+
+
+def test_a_timer_that_is_early_or_was_cancelled_or_never_fires_is_told(
+    history: History,
+) -> None:
+    seq = seq_of(history, key="kept")
+    early, cancelled = deepcopy(history), deepcopy(history)
+    told = next(it for it in reader(early).told if it.record["seq"] == seq)
+    everywhere(early, seq, at=told.record["at"] - 500)
+    assert "7" in breaches(early)
+    everywhere(cancelled, seq, key="cancelled", at=told.record["at"] + 4_500)
+    assert "7" in breaches(cancelled)
+    # As asked for, and a record about somebody else in its place.
+    everywhere(history, seq, key="another")
+    assert "7" in breaches(history)
+
+
+def test_a_log_that_nobody_could_read_is_told(history: History) -> None:
+    reader(history).welcomed_at = inf
+    assert broken_promises(PLAN, history) == ["nobody could read the log at the end"]
+
+
+def test_a_refusal_and_a_fault_of_the_sidecar_are_told(history: History) -> None:
+    gateway(history).errors.append({"code": "bad-frame"})
+    history.faults.append("a fault of the sidecar")
+    assert len(broken_promises(PLAN, history)) == 2
