@@ -11,6 +11,7 @@ the order in which SQLite writes. What was synced before stays.
 import resource
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -25,7 +26,10 @@ from liveness.service.sockets import listening
 from liveness.service.store import Store
 from liveness.service.timertable import TimerTable
 from tests.simulation.history import History, Process
+from tests.simulation.plan import DAY_MS
 
+# A pass over all links is over after two looks at the clock where the sidecar is slow.
+SLOW_STEP_S: Final = 0.001
 # From one look at the clock to the next the sidecar computes so long.
 STEP_S: Final = 20e-6
 
@@ -108,6 +112,11 @@ class Machine:
         """Whether a sidecar runs and was not told to stop."""
         return self._life is not None and not self._life.is_ending
 
+    @property
+    def is_ailing(self) -> bool:
+        """Whether the disk is not what it should be."""
+        return self.is_failing or self.is_full or bool(self.stall_s)
+
     async def start(self) -> None:
         """Start a sidecar on what the last one left."""
         assert self._life is None
@@ -143,10 +152,29 @@ class Machine:
                 self._die(life, files(life.folder))
         await life.over.wait()
 
-    def step_wall_clock(self, by_ms: int) -> None:
-        """Set the wall clock forward or back."""
-        self.clock.zero_ms += by_ms
-        self._history.wall.append((trio.current_time(), self.clock.zero_ms))
+    def suffer(self, what: str, seconds: float) -> Callable[[], None]:
+        """Begin a fault that lasts so long; return what ends it."""
+        match what:
+            case "sidecar slow" | "sidecar busy":
+                if what == "sidecar busy":
+                    self.clock.cpu_s += seconds
+                self.clock.step_s = SLOW_STEP_S
+                return partial(setattr, self.clock, "step_s", STEP_S)
+            case "disk full":
+                self.is_full = True
+                return partial(setattr, self, "is_full", False)
+            case "disk fails":
+                self.is_failing = True
+                return partial(setattr, self, "is_failing", False)
+            case "disk stalls":
+                self.stall_s = seconds / 3
+                return partial(setattr, self, "stall_s", 0.0)
+            case "wall clock stepped":
+                self.clock.zero_ms += self._random.choice([-DAY_MS, DAY_MS])
+                self._history.wall.append((trio.current_time(), self.clock.zero_ms))
+                return lambda: None  # it stays
+            case _:
+                raise AssertionError(f"{what} is not known here")
 
     # --- its life -------------------------------------------------------------
 

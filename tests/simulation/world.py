@@ -13,22 +13,19 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from math import inf
+from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgpack
 import trio
 
 from tests.simulation.history import Conn, History, Link, Record, Sent, Told, Uid
-from tests.simulation.machine import Machine
-from tests.simulation.plan import DAY_MS, Fault, GatewayPlan, Plan, Remind, Visit
+from tests.simulation.plan import Fault, GatewayPlan, Plan, Remind, Visit
 
 # A gateway that is asked nothing pings this often, if something is not covered yet.
 PING_S: Final = 0.4
 RETRY_S: Final = 0.3  # to connect
-# What a look at the clock takes while the sidecar is slow: a pass over all links is over
-# after two of them.
-SLOW_STEP_S: Final = 0.001
 FULL_S: Final = 0.05  # a full socket is tried again after this long
 # Frames of a flood: several times what a socket's buffer holds.
 FLOOD_FRAMES: Final = 20
@@ -37,6 +34,32 @@ FLOOD_UIDS: Final = 3_000
 _REPEATED: Final = ("keepalive", "message", "logout")
 
 Act = Callable[[], Awaitable[None] | None]
+
+
+class Host(Protocol):
+    """What the sidecar runs on: simulated, or this one."""
+
+    socket: Path
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a sidecar runs and was not told to stop."""
+
+    @property
+    def is_ailing(self) -> bool:
+        """Whether something that it suffers from has not ended."""
+
+    async def start(self) -> None:
+        """Start a sidecar on what the last one left."""
+
+    async def stop(self) -> None:
+        """Have it stop in order, and wait for that."""
+
+    async def crash(self, *, in_a_write: bool) -> None:
+        """End it with nothing said: now, or within the next call on the disk."""
+
+    def suffer(self, what: str, seconds: float) -> Callable[[], None]:
+        """Begin a fault that lasts so long; return what ends it."""
 
 
 class World:
@@ -54,7 +77,7 @@ class World:
     def __init__(
         self,
         plan: Plan,
-        machine: Machine,
+        machine: Host,
         *,
         random: Random,
         jump: Callable[[float], None],
@@ -72,7 +95,6 @@ class World:
         self._numbers = 0
         self._conns = 0
         self._is_restarting = False
-        self._well: dict[str, Any] = {}  # what the machine is like without a fault
         self.gateways = [Gateway(self, it) for it in plan.gateways]
         self.watchers = [Watcher(self, f"w-{n}") for n in range(plan.watchers)]
         self.witness = Watcher(self, "witness")
@@ -133,12 +155,9 @@ class World:
 
     def trouble(self) -> bool:
         """Whether something still ails anybody."""
-        machine = self.machine
         return (
             self._is_restarting
-            or machine.is_failing
-            or machine.is_full
-            or bool(machine.stall_s)
+            or self.machine.is_ailing
             or any(it.is_hung or not it.is_alive for it in self.gateways)
             or any(it.is_slow for it in self.watchers)
         )
@@ -183,7 +202,6 @@ class World:
         self.history.troubles.append((self.now, self.now + seconds, what))
 
     def _befall_host(self, what: str, seconds: float) -> Awaitable[None] | None:
-        machine = self.machine
         match what:
             case "sidecar crashes" | "sidecar crashes in a write" | "sidecar restarts":
                 self._is_restarting = True
@@ -191,32 +209,19 @@ class World:
             case "sidecar paused":
                 self._pause(seconds)
             case "sidecar busy":
-                machine.clock.cpu_s += seconds
+                ends = self.machine.suffer(what, seconds)
                 self._pass(seconds)
                 # And what has gathered meanwhile is read slowly.
-                self._for_a_while(machine.clock, "step_s", SLOW_STEP_S, 0.5, what)
-            case "sidecar slow":
-                self._for_a_while(machine.clock, "step_s", SLOW_STEP_S, seconds, what)
-            case "disk full":
-                self._for_a_while(machine, "is_full", True, seconds, what)
-            case "disk fails":
-                self._for_a_while(machine, "is_failing", True, seconds, what)
-            case "disk stalls":
-                self._for_a_while(machine, "stall_s", seconds / 3, seconds, what)
-            case "wall clock stepped":
-                by_ms = self.random.choice([-DAY_MS, DAY_MS])
-                machine.step_wall_clock(by_ms)
+                self.note(3, what)
+                self.after(0.5, ends)
             case _:
-                raise AssertionError(what)
+                self._for_a_while(what, seconds)
         return None
 
-    def _for_a_while(
-        self, whose: object, name: str, ill: object, seconds: float, what: str
-    ) -> None:
-        well = self._well.setdefault(name, getattr(whose, name))
-        self.note(seconds + 3, what)
-        setattr(whose, name, ill)
-        self.after(seconds, lambda: setattr(whose, name, well))
+    def _for_a_while(self, what: str, seconds: float) -> None:
+        if what != "wall clock stepped":
+            self.note(seconds + 3, what)
+        self.after(seconds, self.machine.suffer(what, seconds))
 
     async def _restart(self, what: str, seconds: float) -> None:
         began = self.now
