@@ -1,0 +1,105 @@
+"""The parts of the simulation that decide how hard it is: plans, crashes, shortening."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.simulation.machine import Files, files, torn
+from tests.simulation.plan import FAULTS, Fault, Step, Visit, plan_of
+from tests.simulation.search import reduced
+
+
+def write(db: sqlite3.Connection, row: int) -> None:
+    db.execute("begin immediate")
+    db.executemany("insert into rows values (?, ?)", [(row, "x" * 900)] * 20)
+    db.execute("commit")
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "a.db", isolation_level=None)) as db:
+        db.execute("pragma journal_mode = wal")
+        db.execute("pragma wal_autocheckpoint = 15")
+        db.execute("create table rows (row, text)")
+        yield db
+
+
+def rows_in(image: Files, folder: Path) -> list[tuple[int, int]]:
+    """What a start finds on a disk that was left like this."""
+    folder.mkdir()
+    for name, data in image.items():
+        (folder / name).write_bytes(data)
+    with closing(sqlite3.connect(folder / "a.db")) as db:
+        assert db.execute("pragma integrity_check").fetchall() == [("ok",)]
+        return db.execute("select row, count(*) from rows group by row").fetchall()
+
+
+def test_a_torn_write_leaves_all_of_a_transaction_or_nothing(
+    tmp_path: Path, database: sqlite3.Connection
+) -> None:
+    random, folder = Random(1), tmp_path / "disk"
+    kept = {False: 0, True: 0}
+    for row in range(12):
+        before = files(folder)
+        write(database, row)
+        after = files(folder)
+        for number in range(8):
+            image = torn(before, after, random)
+            found = rows_in(image, tmp_path / f"image-{row}-{number}")
+            assert found[:row] == [(it, 20) for it in range(row)]
+            assert found[row:] in ([], [(row, 20)])
+            kept[len(found) > row] += 1
+    assert min(kept.values()) > 10
+
+
+def test_a_file_renamed_into_place_is_there_or_not_and_never_in_part() -> None:
+    random = Random(1)
+    images = [torn({}, {"stopped": b"whole"}, random) for _ in range(50)]
+    assert {image.get("stopped") for image in images} == {None, b"whole"}
+    assert {len(image.get("stopped.new", b"")) for image in images} >= {0, 3, 5}
+    removals = [torn({"stopped": b"whole"}, {}, random) for _ in range(50)]
+    assert [it for it in removals if it] != removals
+    assert {it.get("stopped") for it in removals} == {None, b"whole"}
+
+
+def test_plans_hold_every_fault_and_every_kind_of_user() -> None:
+    steps = [step for seed in range(1, 40) for step in plan_of(seed).steps]
+    assert {step.what for step in steps if isinstance(step, Fault)} == set(FAULTS)
+    visits = [step for step in steps if isinstance(step, Visit)]
+    assert any(not visit.talks_for_s and not visit.logs_out for visit in visits)
+    assert {7, "7"} <= {visit.uid for visit in visits}
+    assert plan_of(5) == plan_of(5) != plan_of(6)
+
+
+def test_what_breaks_is_shortened_to_the_steps_that_it_takes() -> None:
+    steps: tuple[Step, ...] = tuple(Fault(n, f"step {n}", 0, 0.0) for n in range(100))
+    asked = 0
+
+    def breaks(some: tuple[Step, ...]) -> bool:
+        nonlocal asked
+        asked += 1
+        return {steps[17], steps[18], steps[80]} <= {*some}
+
+    assert reduced(steps, breaks, most=1_000) == (steps[17], steps[18], steps[80])
+    assert asked < 200
+
+
+def test_shortening_ends_when_it_was_asked_often_enough() -> None:
+    steps: tuple[Step, ...] = tuple(Fault(n, f"step {n}", 0, 0.0) for n in range(100))
+    asked = 0
+
+    def breaks(some: tuple[Step, ...]) -> bool:
+        nonlocal asked
+        asked += 1
+        return steps[50] in some
+
+    shorter = reduced(steps, breaks, most=5)
+    assert asked == 5
+    assert steps[50] in shorter
+    assert 1 < len(shorter) < 100
