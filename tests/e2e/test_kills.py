@@ -19,7 +19,7 @@ from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar
 from tests.simulation.checker import broken_promises
 from tests.simulation.history import History, Process
-from tests.simulation.plan import Fault, GatewayPlan, Plan, Step, Visit
+from tests.simulation.plan import WEEK_S, Fault, GatewayPlan, Plan, Step, Visit
 from tests.simulation.world import World
 
 TIMEOUT_S: Final = 1.0
@@ -134,6 +134,7 @@ def plan_of_kills(kills: int, seed: int) -> Plan:
         pause_firing=10_000,
         pause_reading=30_000,
         tail=20_000,
+        retention_s=WEEK_S,
         gateways=tuple(gateways),
         watchers=2,
         lasts_s=lasts_s,

@@ -12,8 +12,17 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from tests.simulation.history import Conn, History, Link, Record, Sent, Uid
-from tests.simulation.plan import Plan
+from tests.simulation.history import (
+    Conn,
+    History,
+    Link,
+    Record,
+    Sent,
+    Session,
+    Told,
+    Uid,
+)
+from tests.simulation.plan import WEEK_S, Plan
 
 # Stamps are whole milliseconds.
 STAMP_S: Final = 0.002
@@ -44,6 +53,11 @@ def broken_promises(
             been noted. Whether anything was prompt is not asked of such a run.
     """
     return [*Checker(plan, history, real_s).check()]
+
+
+def _records(link: Link) -> list[Told]:
+    """What a link was told that is in the log."""
+    return [told for told in link.told if told.record["kind"] != "gap"]
 
 
 class _Event(NamedTuple):
@@ -109,6 +123,7 @@ class Checker:
         for link in self.history.links:
             yield from self._delivered(link)
             yield from self._covered(link)
+            yield from self._listed(link)
         yield from self._all_delivered()
         yield from self._timers()
 
@@ -121,17 +136,22 @@ class Checker:
         if not readers or readers[-1].welcomed_at == inf:
             yield "nobody could read the log at the end"
             return
-        self.log = {it.record["seq"]: it.record for it in readers[-1].told}
-        if [*self.log] != [*range(1, len(self.log) + 1)]:
-            yield f"4: the log has gaps: {[*self.log]}"
+        kept = {it.record["seq"]: it.record for it in _records(readers[-1])}
+        if [*kept] != [*range(min(kept, default=1), max(kept, default=0) + 1)]:
+            yield f"4: the log has gaps: {[*kept]}"
+        seen = dict(kept)
         for link in history.links:
-            for told in link.told:
-                kept = self.log.get(told.record["seq"])
-                if kept != told.record:
+            for at, record in _records(link):
+                seq = record["seq"]
+                # What the retention has let go is as whoever was told first has it.
+                is_kept = not kept or seq >= min(kept)
+                there = kept.get(seq) if is_kept else seen.setdefault(seq, record)
+                if there != record:
                     yield (
-                        f"4: {told.record} was told to {link.name} at {told.at:.3f}, "
-                        f"and the log has {kept}"
+                        f"4: {record} was told to {link.name} at {at:.3f}, "
+                        f"and the log has {there}"
                     )
+        self.log = {seq: seen[seq] for seq in sorted(seen)}
         self.at = {seq: history.virtual(it["at"]) for seq, it in self.log.items()}
         moments = [self.at[seq] for seq in sorted(self.at)]
         for before, after in pairwise(moments):
@@ -275,8 +295,9 @@ class Checker:
         """On each link all that concerns it follows, from where it had acknowledged."""
         if link.welcomed_at == inf or link.name == "reader":
             return
+        yield from self._gaps(link)
         concerning = self._concerning(link)
-        told = [it.record["seq"] for it in link.told]
+        told = [it.record["seq"] for it in _records(link)]
         known = self.seen_before(link.opened_at)
         if link.welcome["next"] <= known:
             yield f"4: {link.name} is welcomed at {link.welcome['next']} after {known}"
@@ -286,8 +307,58 @@ class Checker:
         if told != concerning[first : first + len(told)]:
             yield f"4: {link.name} was told {told} of {concerning}"
         base = self._position(link)
-        if first > bisect_right(concerning, base):
+        if first > bisect_right(concerning, base) and not self._is_forgotten(link):
             yield f"4: {link.name} had everything up to {base} and was told {told[0]}"
+
+    def _gaps(self, link: Link) -> Iterator[str]:
+        """A gap is told of what concerned the reader and is no longer kept."""
+        for at, gap in link.told:
+            if gap["kind"] != "gap":
+                continue
+            lost = [
+                seq
+                for seq in self._of_interest(link)
+                if gap["first"] <= seq < gap["until"]
+            ]
+            if not lost:
+                yield f"4: {link.name} was told {gap}, which hides nothing from it"
+            age = at - self.at[lost[-1]] if lost else inf
+            if age < self.plan.retention_s and len(self.history.wall) == 1:
+                yield f"4: {link.name} was told {gap} {age:.3f} s after its last record"
+
+    def _is_forgotten(self, link: Link) -> bool:
+        """Whether a name was away for so long that it is taken for a new one."""
+        if self.plan.retention_s == WEEK_S:
+            return False
+        before = [
+            min(it.ended_at, self.history.processes[it.sidecar].ended_at)
+            for it in self.history.links
+            if it.name_and_role == link.name_and_role and it.number < link.number
+        ]
+        away_s = link.welcomed_at - max(before, default=0.0)
+        return away_s >= self.plan.retention_s / 2 or len(self.history.wall) > 1
+
+    def _listed(self, link: Link) -> Iterator[str]:
+        """Whoever is listed is whom the log has online at that seq."""
+        for seq, listed in link.lists:
+            there = set(self._online_at(seq))
+            if link.role == "gateway":
+                there = {it for it in there if it.gateway == link.name}
+            told = set(listed)
+            if told != there or len(told) != len(listed):
+                yield f"4: {link.name} was listed {told ^ there} wrong at {seq}"
+
+    def _online_at(self, until: int) -> Iterator[Session]:
+        sessions = dict[int, Session]()
+        for seq, it in self.log.items():
+            if seq > until:
+                break
+            if it["kind"] == "offline":
+                del sessions[it["session"]]
+            elif it["kind"] != "timer":
+                sessions.pop(it.get("from_session", 0), None)
+                sessions[seq] = Session(it["uid"], it["gateway"], seq, it["conn"])
+        yield from sessions.values()
 
     def _all_delivered(self) -> Iterator[str]:
         """At the end everyone has been told everything."""
@@ -297,7 +368,7 @@ class Checker:
                 continue
             concerning = self._concerning(link)
             due = [seq for seq in concerning if seq > self._position(link)]
-            told = [it.record["seq"] for it in link.told]
+            told = [it.record["seq"] for it in _records(link)]
             if due and (not told or told[-1] != due[-1]):
                 yield f"4: at the end {link.name} lacks {due[-1]}, has {told[-3:]}"
 
@@ -311,6 +382,15 @@ class Checker:
         return seen
 
     def _concerning(self, link: Link) -> list[int]:
+        """What a link is to be told: what its reader asked for, but for gaps."""
+        gaps = [it.record for it in link.told if it.record["kind"] == "gap"]
+        return [
+            seq
+            for seq in self._of_interest(link)
+            if not any(gap["first"] <= seq < gap["until"] for gap in gaps)
+        ]
+
+    def _of_interest(self, link: Link) -> list[int]:
         if link.role == "watcher":
             return [*self.log]
         return [
@@ -389,12 +469,11 @@ class Checker:
         )
         for link in self.history.links:
             for sent in link.sent:
-                kind, what = sent.frame[0], sent.frame[1]
-                if kind == "cancel":
-                    what = what["key"]
-                of = timers[link.name, what] if kind in _ORDERS else None
-                if of is None:
+                kind = sent.frame[0]
+                if kind not in _ORDERS:
                     continue
+                key = sent.frame[1]["key"] if kind == "cancel" else sent.frame[1]
+                of = timers[link.name, key]
                 order = _Order(sent.at, self._covered_at(link, sent), sent.frame)
                 if kind == "after":
                     of.asked.append(order)

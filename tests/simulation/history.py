@@ -17,6 +17,15 @@ Record = dict[str, Any]
 Uid = str | int
 
 
+class Session(NamedTuple):
+    """One that is open, as `list` tells it."""
+
+    uid: Uid
+    gateway: str
+    session: int
+    conn: int | None
+
+
 class Sent(NamedTuple):
     """A frame, and when the last byte of it was put into the socket."""
 
@@ -47,6 +56,7 @@ class Link:
     sent: list[Sent] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
     pongs: list[tuple[float, int]] = field(default_factory=list)
+    lists: list[tuple[int, list[Session]]] = field(default_factory=list)  # by seq
     errors: list[dict[str, Any]] = field(default_factory=list)
     ended_at: float = inf
 

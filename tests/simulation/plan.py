@@ -21,6 +21,7 @@ from tests.simulation.history import Uid
 # Beside plain ones those that are easily taken for each other.
 UIDS: Final[list[Uid]] = [7, "7", "user:phone", "user:desk", "é", "E\u0301", 0]
 DAY_MS: Final = 86_400_000
+WEEK_S: Final = 604_800.0
 RETRIES_S: Final = (1, 2, 3)
 # Everybody has connected by then, and what the disk owed is written.
 SETTLE_S: Final = 5.0
@@ -105,6 +106,7 @@ class Plan:
     pause_firing: int
     pause_reading: int
     tail: int
+    retention_s: float
     gateways: tuple[GatewayPlan, ...]
     watchers: int
     lasts_s: float
@@ -147,6 +149,7 @@ class Plan:
         )
         # Lower bounds than an operator may set, so that a few users meet them.
         object.__setattr__(config, "limits", limits)
+        object.__setattr__(config.state, "retention_s", self.retention_s)
         return config
 
 
@@ -183,6 +186,7 @@ def plan_of(seed: int) -> Plan:
         pause_firing=random.choice([2, 10_000]),
         pause_reading=random.choice([6, 30_000]),
         tail=random.choice([1, 20, 20_000]),
+        retention_s=random.choice([WEEK_S, WEEK_S, 20.0]),
         gateways=gateways,
         watchers=random.randint(0, 3),
         lasts_s=lasts_s,

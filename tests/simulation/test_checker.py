@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.checker import broken_promises
 from tests.simulation.history import History, Link, Told
-from tests.simulation.plan import GatewayPlan, Plan, Remind, Visit
+from tests.simulation.plan import WEEK_S, GatewayPlan, Plan, Remind, Visit
 from tests.simulation.run import run
 
 
@@ -31,6 +31,7 @@ def quiet_plan() -> Plan:
         pause_firing=100,
         pause_reading=1_000,
         tail=20,
+        retention_s=WEEK_S,
         gateways=(GatewayPlan("gw-0", None, None, 0.0),),
         watchers=1,
         lasts_s=20.0,
@@ -104,7 +105,7 @@ def test_an_offline_of_one_who_was_heard_is_told(history: History) -> None:
     at = history.virtual(
         next(it for it in link.told if it.record["seq"] == seq)[1]["at"]
     )
-    login = next(it for it in link.sent if it.frame[1] == "silent")
+    login = next(it for it in link.sent if it.frame[1:2] == ["silent"])
     frame = ["keepalive", "silent", {"conn": login.frame[2]["conn"]}]
     link.sent.insert(link.sent.index(login) + 1, login._replace(at=at - 1, frame=frame))
     assert "1, 5" in breaches(history)
@@ -229,6 +230,27 @@ def test_a_timer_that_is_early_or_was_cancelled_or_never_fires_is_told(
     # As asked for, and a record about somebody else in its place.
     everywhere(history, seq, key="another")
     assert "7" in breaches(history)
+
+
+def test_a_session_that_is_listed_wrongly_is_told(history: History) -> None:
+    (seq, listed) = next(it for it in gateway(history).lists if it[1])
+    gateway(history).lists.append((seq, listed[1:]))
+    assert breaches(history) == {"4"}
+
+
+def test_a_gap_that_hides_nothing_or_what_is_still_kept_is_told(
+    history: History,
+) -> None:
+    link = gateway(history)
+    gap = {"kind": "gap", "first": 10_000, "until": 10_001, "seq": 10_000}
+    nothing = deepcopy(history)
+    gateway(nothing).told.append(Told(link.told[-1].at, gap))
+    assert breaches(nothing) == {"4"}
+    last = link.told.pop()
+    seq = last.record["seq"]
+    gap = {"kind": "gap", "first": seq, "until": seq + 1, "seq": seq}
+    link.told.append(Told(last.at, gap))
+    assert "4" in breaches(history)
 
 
 def test_a_log_that_nobody_could_read_is_told(history: History) -> None:

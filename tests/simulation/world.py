@@ -20,7 +20,16 @@ from typing import Any, Final, Protocol
 import msgpack
 import trio
 
-from tests.simulation.history import Conn, History, Link, Record, Sent, Told, Uid
+from tests.simulation.history import (
+    Conn,
+    History,
+    Link,
+    Record,
+    Sent,
+    Session,
+    Told,
+    Uid,
+)
 from tests.simulation.plan import Fault, GatewayPlan, Plan, Remind, Visit
 
 # A gateway that is asked nothing pings this often, if something is not covered yet.
@@ -346,6 +355,7 @@ class Party:
         self.life = 0
         self.wire: Wire | None = None
         self.piece_bytes = 65_536
+        self.listed: list[Session] = []  # of an answer that is not whole yet
         self.is_alive = True
         self._may_read = trio.Event()
         self._may_read.set()
@@ -429,6 +439,11 @@ class Party:
                 self.covered(number)
             case ["error", error]:
                 link.errors.append(error)
+            case ["list", sessions, *seq]:
+                self.listed += [Session(*it) for it in sessions]
+                if seq:
+                    link.lists.append((seq[0], self.listed))
+                    self.listed = []
             case ["bye", _]:
                 pass
             case _:
@@ -436,6 +451,13 @@ class Party:
 
     def welcomed(self, wire: Wire) -> None:
         """Go on where the last link ended."""
+        self.listed = []
+        self._ask(wire)
+
+    def _ask(self, wire: Wire) -> None:
+        if wire is self.wire and wire.is_open:
+            wire.send(["list"])
+            self.world.after(self.world.random.uniform(2, 20), partial(self._ask, wire))
 
     def told(self, record: Record) -> None:
         """Take a record."""
@@ -633,6 +655,7 @@ class Gateway(Party):
         return said
 
     def welcomed(self, wire: Wire) -> None:
+        super().welcomed(wire)
         self._is_fresh = False
         self._is_on_wire = min(self._owed, default=self._number + 1) - 1
         self._pinged = 0
