@@ -42,7 +42,7 @@ APT := apt install git make python3-venv gcc python3-dev
 ASYNC := ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC112,ASYNC113,ASYNC120,ASYNC121
 ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231,ASYNC232,ASYNC400
 
-.PHONY: help setup demo serve test slow check bench performance lock clean
+.PHONY: help setup demo serve test slow simulate check bench performance lock clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -61,7 +61,10 @@ test: $(call READY,test)  ## The tests, without the slow ones (ARGS="-k wheel")
 	@exec $(VENV)/bin/python -m pytest -m "not slow" $(ARGS)
 
 slow: $(call READY,test)  ## The slow tests
-	@exec $(VENV)/bin/python -m pytest -m slow -o faulthandler_timeout=900 $(ARGS)
+	@exec $(VENV)/bin/python -m pytest -m slow -o faulthandler_timeout=5400 $(ARGS)
+
+simulate: $(call READY,test)  ## New simulated worlds for a minute (ARGS="--seed 17")
+	@exec $(VENV)/bin/python -m tests.simulation $(ARGS)
 
 check: $(call READY,dev)  ## Lint, format, types
 	@$(VENV)/bin/ruff check

@@ -12,7 +12,7 @@ from tests.simulation.search import outcomes
 
 def main() -> int:
     """Run until the first breach; 1 if there was one."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    parser = argparse.ArgumentParser(prog="make simulate")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--seed", type=int, help="run this seed only")
     what.add_argument(

@@ -36,7 +36,7 @@ class Outcome:
                 "the shortest history found that does:",
                 repr(plan),
                 *map(repr, self.plan.steps),
-                f"again: python -m tests.simulation --seed {self.plan.seed}",
+                f'again: make simulate ARGS="--seed {self.plan.seed}"',
             ]
         )
 
