@@ -48,9 +48,6 @@ from liveness.service.wake import Wake
 # One pass reads no longer than this; who was not reached comes first in the next one.
 # A flooding gateway delays others by no more than that, and by one receive.
 READING_S: Final = 0.002
-# What a replaced link had sent is read for so long: much more than a socket's buffer
-# can hold.
-REPLACED_READING_S: Final = 0.5
 # Places of the table looked at in one pass for a gateway that came back fresh: some
 # milliseconds.
 LOSE_STEPS: Final = 2_000
@@ -383,14 +380,19 @@ class Engine:
         """Whether a link is not read, as what it asks of timers has to be written."""
         return self._owes_orders and link.gives_orders
 
-    def _read(self, link: SocketLink, now: float, *, until: float) -> bool:
-        """Read one link, until the budget is used up; return whether it is empty."""
+    def _read(
+        self, link: SocketLink, now: float, *, until: float = 0.0, owed: int = 0
+    ) -> bool:
+        """Read one link, until the budget is used up; return whether it is empty.
+
+        So many bytes are *owed*: they are read whatever the budget, and the disk.
+        """
         taken = 0
         mono = self._clock.mono()
-        while mono < until and not (taken and self._is_behind):
+        while taken < owed or (mono < until and not (taken and self._is_behind)):
             if not link.is_open or link.number in self._losing:
                 return True
-            if self._holds_back(link):
+            if taken >= owed and self._holds_back(link):
                 return False
             if link.outbox.is_full:
                 # Its answers first. Who reads them will be read again.
@@ -568,9 +570,10 @@ class Engine:
     def _replace(self, older: SocketLink, at: Instant) -> None:
         """End the link that a newer one of the same name replaces.
 
-        What it had sent before is applied first: those signs of life were given.
+        What it had sent before is applied first: those signs of life were given. But
+        not what it goes on to write, which might never end.
         """
-        self._read(older, at.now, until=at.mono + REPLACED_READING_S)
+        self._read(older, at.now, owed=older.unread())
         if older.is_open:
             self.book.refuse(
                 older,

@@ -1,7 +1,10 @@
 """A link: the socket of one gateway or watcher, its conversation, its outbox."""
 
 import socket
+from array import array
 from contextlib import suppress
+from fcntl import ioctl
+from termios import FIONREAD
 from typing import Final
 
 from liveness.core.gateways import Gateway
@@ -65,6 +68,12 @@ class SocketLink:
             return None
         except OSError:
             return b""
+
+    def unread(self) -> int:
+        """Bytes that have come and were not taken yet."""
+        count = array("i", [0])
+        ioctl(self.sock, FIONREAD, count)
+        return count[0]
 
     def measure(self, took_s: float) -> None:
         """Choose the size of the next piece by how long the last one took."""

@@ -327,6 +327,23 @@ async def test_the_same_name_replaces_and_what_the_older_link_had_sent_still_cou
         assert rig.engine.book.linked("gateway") == 1
 
 
+async def test_all_that_a_replaced_link_had_sent_counts_also_while_the_disk_is_behind(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    # By then a link is read a small piece a pass, of which this is more than ten.
+    sent = [f"{n}{'x' * 200}" for n in range(300)]
+    async with running(tmp_path, pause_reading=1_200) as rig:
+        older, other = await rig.gateway("g"), await rig.gateway("other")
+        with rig.disk_full():
+            await other.send(["login", crowd(800)])
+            await rig.until(lambda: rig.journal.failure)
+            newer = await rig.connect()
+            await older.send(*(["login", uid] for uid in sent))
+            await newer.send(["hello", {"protocol": 1, "name": "g"}])
+            await end_of(older)
+            assert len(rig.presence) == 800 + len(sent)
+
+
 async def test_a_gateway_and_a_watcher_of_one_name_do_not_replace_each_other(
     tmp_path: Path, jumping: MockClock
 ) -> None:
