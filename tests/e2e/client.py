@@ -61,6 +61,14 @@ class Client:
         self._sock.settimeout(SOON_S)
         self._sock.sendall(data)
 
+    def offer(self, data: bytes | memoryview) -> int:
+        """Writes what the socket takes without waiting; how many bytes that was."""
+        self._sock.settimeout(0)
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+
     def say_hello(self, name: str, **options: Any) -> None:
         self.send("hello", {"protocol": 1, "name": name, **options})
 
@@ -100,6 +108,19 @@ class Client:
             if not data:
                 return None
             self._unpacker.feed(data)
+
+    def nibble(self, count: int = 1) -> int:
+        """Takes so many bytes, if they have come; how many. `receive` has the frames."""
+        self._sock.settimeout(0)
+        try:
+            data = self._sock.recv(count)
+        except BlockingIOError:
+            return 0
+        self._unpacker.feed(data)
+        return len(data)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
 
     def expect(self, name: str, within_s: float = SOON_S) -> list[Any]:
         """What the next frame of this name says; notices before it are collected.
