@@ -23,7 +23,7 @@ ROOT: Final = Path(__file__).parents[2]
 EVERY_S: Final = 0.05
 # What is offered to the socket at once by one who does not pause.
 FLOOD_BYTES: Final = 1 << 18
-# Being full is told no more often than this.
+# That its socket is full is told so often, as long as it is.
 TELL_FULL_S: Final = 0.1
 
 Line = dict[str, Any]
@@ -191,15 +191,15 @@ class _Link:
             if perf_counter() > self._full_at + TELL_FULL_S:
                 self._full_at = perf_counter()
                 _tell("full", whole=self._whole)
-            self._listen(select.POLLIN | select.POLLOUT, None)
+            self._listen(select.POLLIN | select.POLLOUT, TELL_FULL_S)
 
     def listen_until(self, moment: float) -> None:
         while (left_s := moment - perf_counter()) > 0:
             self._listen(select.POLLIN, left_s)
 
-    def _listen(self, events: int, within_s: float | None) -> None:
+    def _listen(self, events: int, within_s: float) -> None:
         self._poll.register(self._client, events)
-        for _, event in self._poll.poll(within_s and within_s * 1_000):
+        for _, event in self._poll.poll(within_s * 1_000):
             if event & ~select.POLLOUT:
                 self._take()
 

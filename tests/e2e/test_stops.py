@@ -5,7 +5,8 @@ taken for silent by it, and whoever is silent is told of once.
 """
 
 import signal
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any, Final
 
@@ -25,6 +26,16 @@ SLEEP_S: Final = 1.1
 USERS: Final = [(f"user-{n}", n) for n in range(100)]
 # Frames that fill a socket within a second of nobody reading them.
 OFTEN_S: Final = 0.002
+
+
+@contextmanager
+def standing_still(it: Sidecar | Talker) -> Iterator[float]:
+    """Has a process stand still; the moment from which on it does."""
+    it.signal(signal.SIGSTOP)
+    try:
+        yield perf_counter()
+    finally:
+        it.signal(signal.SIGCONT)
 
 
 def sit_out_a_timeout(sidecar: Sidecar) -> None:
@@ -83,15 +94,13 @@ def test_a_sidecar_that_stands_still_for_four_timeouts_takes_nobody_for_silent_w
         quiet.send("login", ["silent before", "silent during"], {"conn": [1, 2]})
         quiet.settle()
         before = sidecar.metric("liveness_unattended_seconds_total")
-        stopped_at = perf_counter()
-        sidecar.signal(signal.SIGSTOP)
-        # While nobody reads: one more sign of life, and all others until none fits.
-        quiet.send("keepalive", "silent during", {"conn": 2})
-        for gateway in gateways:
-            gateway.told("full", lambda line: line["at"] > stopped_at)
-        eventually(lambda: perf_counter() - stopped_at >= 4 * TIMEOUT_S)
-        sidecar.signal(signal.SIGCONT)
-        stood_s = perf_counter() - stopped_at
+        with standing_still(sidecar) as stopped_at:
+            # While nobody reads: one more sign of life, and all others until none fits.
+            quiet.send("keepalive", "silent during", {"conn": 2})
+            for gateway in gateways:
+                gateway.told("full", lambda line: line["at"] > stopped_at)
+            eventually(lambda: perf_counter() - stopped_at >= 4 * TIMEOUT_S)
+            stood_s = perf_counter() - stopped_at
         sit_out_a_timeout(sidecar)
         assert facts(watcher.take(3)) == [
             ("marker", "silence"),
@@ -118,14 +127,13 @@ def test_users_of_a_stopped_gateway_are_held_and_get_a_fresh_timeout_on_its_retu
     with Talker(
         sidecar.socket, "g", logins([*USERS, silent]), alive(USERS), ping=PING_S
     ) as gateway:
-        gateway.signal(signal.SIGSTOP)
-        held(sidecar, "mute", len(USERS) + 1)
-        sit_out_a_timeout(sidecar)
-        # None of them was let go meanwhile, and they are shown for what they are.
-        assert sidecar.metric("liveness_users_held", why="mute") == len(USERS) + 1
-        assert online(watcher, [silent]) == dict([silent])
-        woken_at = perf_counter()
-        gateway.signal(signal.SIGCONT)
+        with standing_still(gateway):
+            held(sidecar, "mute", len(USERS) + 1)
+            sit_out_a_timeout(sidecar)
+            # None was let go meanwhile, and they are shown for what they are.
+            assert sidecar.metric("liveness_users_held", why="mute") == len(USERS) + 1
+            assert online(watcher, [silent]) == dict([silent])
+            woken_at = perf_counter()
         (record,) = of(watcher.until(lambda them: of(them, "silent")), "silent")
         assert perf_counter() - woken_at >= TIMEOUT_S
         assert (record["reason"], record["conn"]) == ("silence", 1_000)
@@ -143,15 +151,14 @@ def test_the_hold_of_a_stopped_gateway_ends_by_itself_and_its_users_come_back_wi
     watcher = sidecar.watcher()
     logged_in = logins(USERS)
     with Talker(sidecar.socket, "g", logged_in, alive(USERS), ping=PING_S) as gateway:
-        gateway.signal(signal.SIGSTOP)
-        lost = watcher.take(2 * len(USERS))[len(USERS) :]
-        assert {one["uid"]: one["conn"] for one in lost} == dict(USERS)
-        assert {(one["kind"], one["reason"]) for one in lost} == {
-            ("offline", "gateway_lost")
-        }
-        assert all(one["silence"] >= TIMEOUT_S + HOLD_S for one in lost)
-        held(sidecar, "mute", 0)
-        gateway.signal(signal.SIGCONT)
+        with standing_still(gateway):
+            lost = watcher.take(2 * len(USERS))[len(USERS) :]
+            assert {one["uid"]: one["conn"] for one in lost} == dict(USERS)
+            assert {(one["kind"], one["reason"]) for one in lost} == {
+                ("offline", "gateway_lost")
+            }
+            assert all(one["silence"] >= TIMEOUT_S + HOLD_S for one in lost)
+            held(sidecar, "mute", 0)
         # It was the gateway's silence: each of them is there again as soon as it is.
         back = watcher.take(len(USERS))
         assert {one["uid"]: one["conn"] for one in back} == dict(USERS)
@@ -207,12 +214,10 @@ def test_all_that_a_replaced_gateway_had_sent_is_applied_though_its_socket_was_f
     sidecar: Sidecar, name: str
 ) -> None:
     with Talker(sidecar.socket, name, every_s=0, counted=name) as old:
-        stopped_at = perf_counter()
-        sidecar.signal(signal.SIGSTOP)
-        full = old.told("full", lambda line: line["at"] > stopped_at)
-        new = sidecar.connect()
-        new.say_hello(name)
-        sidecar.signal(signal.SIGCONT)
+        with standing_still(sidecar) as stopped_at:
+            full = old.told("full", lambda line: line["at"] > stopped_at)
+            new = sidecar.connect()
+            new.say_hello(name)
         new.expect("welcome")
         assert old.told("error")["code"] == "replaced"
         # The last one that went in whole, and those before it.
