@@ -1,6 +1,7 @@
 """Sidecars for the tests of this folder: real processes on real sockets."""
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Final
@@ -10,6 +11,7 @@ import pytest
 from tests.e2e.sidecar import Sidecar
 
 Start = Callable[..., Sidecar]
+Say = Callable[[str], object]
 
 QUICK_FLUSH_S: Final = 0.1
 _numbers = itertools.count(1)
@@ -52,3 +54,17 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 def start(make: Start) -> Start:
     """Starts sidecars of one test, by `start(timeout_s, limits_window=100, …)`."""
     return lambda timeout_s=60, **settings: make(timeout_s, **settings).start()
+
+
+@pytest.fixture
+def say(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Say]:
+    """Tells what was measured; of a slow test also where nothing is asked for.
+
+    No assertion can hold a figure that depends on the machine, but a person can.
+    """
+    with ExitStack() as stack:
+        if request.node.get_closest_marker("slow"):
+            stack.enter_context(capsys.disabled())
+        yield lambda text: sys.stdout.write(f"\n{text}\n")

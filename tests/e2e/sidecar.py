@@ -157,6 +157,28 @@ class Sidecar:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
+    # --- what it takes of the machine ------------------------------------------
+
+    @property
+    def rss_bytes(self) -> int:
+        """Its memory."""
+        return self._status("VmRSS") * 1024
+
+    @property
+    def threads(self) -> int:
+        return self._status("Threads")
+
+    @property
+    def open_files(self) -> int:
+        """Its descriptors, sockets among them."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    def _status(self, name: str) -> int:
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+        raise AssertionError(f"no {name}")
+
     # --- its log --------------------------------------------------------------
 
     def line(self, event: str, within_s: float = SOON_S, **fields: object) -> Line:

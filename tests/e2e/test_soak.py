@@ -1,0 +1,170 @@
+"""An hour of everything at once: what a sidecar takes of its machine stays as it is.
+
+Each round users log in, speak, move, log out and fall silent, timers are asked for,
+cancelled and answered, watchers come and go, and gateways connect anew. The log is cut
+back by its retention all the while. Nothing here is about how fast that goes.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from time import perf_counter
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from tests.e2e.client import Client, Record
+from tests.e2e.conftest import Say, Start
+from tests.e2e.sidecar import Sidecar, eventually
+
+SOAK_S: Final = 3_600
+SHORT_S: Final = 6
+ROUND_S: Final = 0.1
+SAMPLES: Final = 40
+
+USERS: Final = 40  # who log in each round, four sorts of them
+TIMERS: Final = 10
+TIMEOUT_S: Final = 1.0
+AGAIN: Final = 7  # rounds after which a gateway connects anew
+FRESH: Final = 5  # and of those the one that says it is fresh
+# Cut back from some minutes on.
+SETTINGS: Final[dict[str, Any]] = {
+    "state_retention_bytes": 16 << 20,
+    "timers_max_ended": 2_000,
+    "limits_tail": 1_000,
+}
+
+
+class Sample(NamedTuple):
+    """What it takes of the machine at a moment."""
+
+    rss: int
+    files: int
+    threads: int
+    log_wal: int
+    timers_wal: int
+
+
+# What the last quarter may be above the second, in which all is warm. A record that left
+# 20 bytes behind, or a watcher in a hundred its socket, is above it after an hour.
+MARGIN: Final = Sample(8 << 20, 6, 3, 4 << 20, 4 << 20)
+
+
+class Load:
+    """Two gateways, and those who watch them.
+
+    Args:
+        sidecar: Whom they talk to.
+    """
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self._sidecar = sidecar
+        self._one, self._other = sidecar.gateway("one"), sidecar.gateway("other")
+
+    def round(self, number: int) -> None:
+        """One round of everything."""
+        part = USERS // 4
+        users = [f"{number}-{n}" for n in range(USERS)]
+        conns = [number * USERS + n for n in range(USERS)]
+        told: dict[str, Any] = {"timeout": TIMEOUT_S}
+        self._one.send("login", users, {"conn": conns, **told})
+        # A quarter leaves, one moves and leaves there, one speaks, and one is silent.
+        self._one.send("logout", users[:part], {"conn": conns[:part]})
+        self._other.send("login", users[part : 2 * part], told)
+        self._other.send("message", users[part : 2 * part])
+        for uid, conn in zip(users[2 * part :], conns[2 * part :], strict=True):
+            self._one.send("keepalive", uid, {"conn": conn})
+        self._other.send("logout", users[part : 2 * part : 2])
+        for n in range(TIMERS):
+            self._one.send("after", f"{number}-{n}", 0.1, {"payload": "x" * 100})
+        self._one.send("cancel", {"key": f"{number}-0"})
+        with Client(self._sidecar.socket) as watcher:
+            watcher.hello("w", role="watcher", scope="all", ack=False)
+            watcher.listed()
+            watcher.settle()
+        if number % AGAIN == 0:
+            self._other.close()
+            self._other = self._sidecar.gateway(
+                "other", fresh=number % (AGAIN * FRESH) == 0
+            )
+        for link in (self._one, self._other):
+            link.settle()
+            self._answer(link)
+
+    def wait(self, until: float) -> None:
+        """Answers timers until a monotonic moment."""
+        while (left_s := until - perf_counter()) > 0:
+            with suppress(TimeoutError):
+                self._one.receive(left_s)
+            self._answer(self._one)
+
+    def is_over(self, sidecar: Sidecar) -> bool:
+        """Whether nobody is online any more, and no timer is left; answers some."""
+        self.wait(perf_counter() + ROUND_S)
+        left = [
+            sidecar.metric("liveness_timers", state=it) for it in ("pending", "fired")
+        ]
+        return not any([*left, sidecar.metric("liveness_users_online")])
+
+    def _answer(self, link: Client) -> None:
+        records: list[Record]
+        records, link.records = link.records, []
+        for record in records:
+            if record["kind"] == "timer":
+                link.send("done", record["key"], None, {"seq": record["seq"]})
+        if records:
+            link.send("ack", records[-1]["seq"])
+
+
+def samples(sidecar: Sidecar, seconds: float) -> Iterator[Sample]:
+    """Runs the load for so long."""
+    load, began = Load(sidecar), perf_counter()
+    numbers = count()
+    for n in range(1, SAMPLES + 1):
+        while perf_counter() < began + n * seconds / SAMPLES:
+            at = perf_counter()
+            load.round(next(numbers))
+            load.wait(at + ROUND_S)
+        yield Sample(
+            sidecar.rss_bytes,
+            sidecar.open_files,
+            sidecar.threads,
+            sidecar.database.with_name("liveness.db-wal").stat().st_size,
+            sidecar.timers.with_name("timers.db-wal").stat().st_size,
+        )
+    eventually(lambda: load.is_over(sidecar))
+
+
+def worst(samples: list[Sample]) -> Sample:
+    return Sample(*map(max, zip(*samples, strict=True)))
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        SHORT_S,
+        pytest.param(
+            SOAK_S, marks=[pytest.mark.slow, pytest.mark.timeout(SOAK_S + 600)]
+        ),
+    ],
+)
+def test_memory_descriptors_threads_and_journals_stay_as_they_are(
+    start: Start, say: Say, seconds: float
+) -> None:
+    sidecar = start(**SETTINGS)
+    taken = [*samples(sidecar, seconds)]
+    rows = [
+        f"{(n + 1) * seconds / SAMPLES:>6.0f} s  " + "  ".join(f"{it:>9}" for it in one)
+        for n, one in enumerate(taken)
+    ]
+    heads = "  ".join(f"{name:>9}" for name in Sample._fields)
+    say("\n".join([f"{'':>8}  {heads}", *rows]))
+    say(f"{sidecar.metric('liveness_log_seq'):.0f} records")
+    quarter = SAMPLES // 4
+    second, last = worst(taken[quarter : 2 * quarter]), worst(taken[-quarter:])
+    grown = Sample(*(b - a for a, b in zip(second, last, strict=True)))
+    assert all(more <= most for more, most in zip(grown, MARGIN, strict=True)), grown
+    assert sidecar.metric("liveness_early_offline_total") == 0
+    assert sidecar.metric("liveness_offline_total", reason="silence") > 0
+    ended = sidecar.timer_rows("select distinct state from timers")
+    assert {state for (state,) in ended} == {"done", "cancelled"}
