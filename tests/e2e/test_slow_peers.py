@@ -1,0 +1,189 @@
+"""Peers that read nothing, or a byte at a time, or acknowledge nothing.
+
+What they leave unread costs them, and nobody else: the others are served as ever, no
+memory is kept for it, and once they read they are told all, or of a gap.
+"""
+
+from contextlib import suppress
+from itertools import count
+from time import perf_counter
+from typing import Any, Final
+
+import pytest
+
+from liveness.bench.verdict import quantile
+from tests.e2e.client import Client, Record
+from tests.e2e.conftest import Say, Start
+from tests.e2e.sidecar import SOON_S, eventually
+
+WINDOW: Final = 500
+EVERYTHING: Final[dict[str, Any]] = {
+    "scope": "all",
+    "kinds": ["online", "offline", "moved"],
+}
+# Of each sort there are so many. Kept for them in memory, what they leave unread would
+# be five times as much as the bound, and kept once, with all that is known of it, twice.
+PEERS: Final = 3
+CROWD: Final = 500  # in a round: as many logins, and as many logouts
+GROWTH_BYTES: Final = 20 << 20
+# Of the log, and a record beyond what any of them can have been told by then.
+LEAST_RETENTION_BYTES: Final = 16 << 20
+FAR: Final = 15_000
+# Long uids, so that there is much to leave unread.
+FILLING: Final = "x" * 200
+
+READING_S: Final = 60.0  # all that was left unread, on a slow machine
+# Whoever waited for one who reads so slowly would take longer than this. What is measured
+# is a twentieth of it, on a machine with other things to do.
+BYTE_EVERY_S: Final = 1
+
+
+def crowd(number: int) -> list[str]:
+    return [f"{number}-{n}-{FILLING}" for n in range(CROWD)]
+
+
+def come_and_go(link: Client, number: int) -> None:
+    """Twice as many records as there are in a crowd, all on disk."""
+    link.send("login", crowd(number))
+    link.send("logout", crowd(number))
+    link.settle()
+
+
+def told_in(link: Client, uid: str) -> float:
+    """How long it takes until a gateway is told what it has just reported."""
+    link.send("login", uid)
+    began = perf_counter()
+    link.send("logout", uid)
+    (record,) = link.take(1)
+    took = perf_counter() - began
+    assert record["uid"] == uid
+    link.send("ack", record["seq"])
+    return took
+
+
+def is_whole(records: list[Record], first: int, last: int) -> bool:
+    """Whether these are all records from one to another."""
+    return [record["seq"] for record in records] == list(range(first, last + 1))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every_s"),
+    [(20, 0), pytest.param(60, BYTE_EVERY_S, marks=pytest.mark.slow)],
+)
+def test_who_does_not_read_delays_nobody_takes_no_memory_and_is_told_all_when_it_reads(
+    start: Start, say: Say, rounds: int, every_s: float
+) -> None:
+    sidecar = start(limits_window=WINDOW, limits_tail=1_000)
+    busy = sidecar.gateway("busy", kinds=["moved"])
+    others = sidecar.gateway("others")
+    come_and_go(busy, -1)  # whatever is taken once
+    first = sidecar.watcher().next
+    sorts: dict[str, dict[str, Any]] = {
+        "gateway": {"ack": False},
+        "gateway with a window": {},
+        "watcher": {"role": "watcher", "ack": False},
+        "watcher a byte at a time": {"role": "watcher", "ack": False},
+    }
+    peers = {
+        sort: [sidecar.gateway(f"{sort} {n}", **EVERYTHING, **it) for n in range(PEERS)]
+        for sort, it in sorts.items()
+    }
+    speaking = peers["gateway"][0]
+    speaking.send("login", "of a deaf gateway", {"conn": 1, "timeout": SOON_S})
+    speaking.send("keepalive", "of a deaf gateway", {"conn": 1})
+    unacking = sidecar.gateway("unacking", **EVERYTHING)
+    taken_s, nibbled = list[float](), 0
+    before = sidecar.rss_bytes
+    for number in range(rounds):
+        until = perf_counter() + every_s
+        nibbled += sum(one.nibble() for one in peers["watcher a byte at a time"])
+        speaking.send("keepalive", "of a deaf gateway", {"conn": 1})
+        come_and_go(busy, number)
+        taken_s.append(told_in(others, "other"))
+        while perf_counter() < until:
+            taken_s.append(told_in(others, "other"))
+    assert 0 < nibbled <= PEERS * rounds
+    grown = sidecar.rss_bytes - before
+    # A deaf gateway is heard all the same: its user is there, on its first session.
+    assert [row[1:] for row in others.where("of a deaf gateway")] == [
+        ["gateway 0", first, 1]
+    ]
+    speaking.send("logout", "of a deaf gateway", {"conn": 1})
+    eventually(lambda: not others.where("of a deaf gateway"))
+    last = sidecar.watcher().next - 1
+    say(
+        f"{last - first + 1} records, {4 * PEERS} slow peers: others are told within "
+        f"{1000 * quantile(taken_s, 0.5):.1f} ms (p50), "
+        f"{1000 * quantile(taken_s, 0.99):.1f} ms (p99); memory {grown >> 10:+} KiB"
+    )
+    assert grown < GROWTH_BYTES
+    if every_s:
+        assert quantile(taken_s, 0.99) < BYTE_EVERY_S
+    # Whoever has a window is told as much as fits, and on with each ack.
+    for peer in (unacking, *peers["gateway with a window"]):
+        told = peer.take(WINDOW)
+        for _ in range(2):
+            peer.settle()
+        assert not peer.records
+        while told[-1]["seq"] < last:
+            peer.send("ack", told[-1]["seq"])
+            told += peer.take(1, READING_S)
+        assert is_whole(told, told[0]["seq"], last)
+    for sort in ("gateway", "watcher", "watcher a byte at a time"):
+        for peer in peers[sort]:
+            assert is_whole(peer.take(last - first + 1, READING_S), first, last)
+
+
+def test_a_watcher_that_leaves_its_answers_unread_is_sent_away_and_may_come_back(
+    start: Start,
+) -> None:
+    sidecar = start(limits_max_replies=10)
+    link, watcher = sidecar.gateway("g"), sidecar.watcher()
+    before = sidecar.rss_bytes
+    with suppress(ConnectionError):  # it may be closed by then
+        for _ in range(100):  # far more than its socket takes, and ten times the limit
+            watcher.send("ping", "x" * 100_000)
+    watcher.wait_closed()
+    assert sidecar.line("link down", name="watcher")["why"] == "overloaded"
+    assert sidecar.rss_bytes - before < GROWTH_BYTES
+    told_in(link, "u")
+    sidecar.watcher().settle()
+
+
+@pytest.mark.slow
+def test_who_reads_only_after_the_retention_has_passed_it_is_told_of_the_gap(
+    start: Start,
+) -> None:
+    sidecar = start(state_retention_bytes=LEAST_RETENTION_BYTES, limits_tail=1_000)
+    busy = sidecar.gateway("busy", kinds=["moved"])
+    others = sidecar.gateway("others")  # whom nothing that goes concerns
+    peers = [
+        (sidecar.gateway(f"{role}, {acks}", **EVERYTHING, role=role, ack=acks), acks)
+        for role in ("gateway", "watcher")
+        for acks in (False, True)
+    ]
+    before = sidecar.rss_bytes
+    oldest = 1
+    for number in count():  # until what is gone is more than a socket and a window hold
+        come_and_go(busy, number)
+        if oldest > FAR:
+            break
+        ((oldest,),) = sidecar.rows("select min(first) from log")
+    assert sidecar.rss_bytes - before < GROWTH_BYTES
+    last = sidecar.watcher().next - 1
+    for peer, acks in peers:
+        told = list[Record]()
+        while not told or told[-1]["seq"] < last:
+            told += peer.take(1, READING_S)
+            if acks:
+                peer.send("ack", told[-1]["seq"])
+        (gap,) = (one for one in told if one["kind"] == "gap")
+        place = told.index(gap)
+        assert (gap["first"], gap["seq"]) == (
+            told[place - 1]["seq"] + 1,
+            gap["until"] - 1,
+        )
+        assert is_whole(told[:place], 1, gap["first"] - 1)
+        assert is_whole(told[place + 1 :], gap["until"], last)
+    told_in(others, "u")
+    assert [one["kind"] for one in others.records] == []
