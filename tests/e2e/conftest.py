@@ -3,7 +3,7 @@
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Final
 
 import pytest
@@ -57,14 +57,15 @@ def start(make: Start) -> Start:
 
 
 @pytest.fixture
-def say(
-    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Say]:
+def say(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Say:
     """Tells what was measured; of a slow test also where nothing is asked for.
 
     No assertion can hold a figure that depends on the machine, but a person can.
     """
-    with ExitStack() as stack:
-        if request.node.get_closest_marker("slow"):
-            stack.enter_context(capsys.disabled())
-        yield lambda text: sys.stdout.write(f"\n{text}\n")
+
+    def told(text: str) -> None:
+        is_slow = request.node.get_closest_marker("slow")
+        with capsys.disabled() if is_slow else nullcontext():
+            sys.stdout.write(f"\n{text}\n")
+
+    return told
