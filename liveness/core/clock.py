@@ -7,7 +7,7 @@ and a little for the scheduler. Load counts; absence (SIGSTOP, a frozen machine,
 starvation) does not.
 
 After a longer absence the gateways may have been away too. The clock then stands
-still until every link has been read empty and the gateways have had time to send
+still until what lay in every link has been read and the gateways have had time to send
 what they collected.
 """
 
@@ -28,7 +28,7 @@ class AttendedClock:
         mono: Monotonic seconds now.
         cpu: CPU seconds this process has used so far.
         settle: Seconds to stand still after a long absence.
-        patience: Longest that a link which cannot be read empty may keep it still.
+        patience: Longest that a link which cannot be read may keep it still.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class AttendedClock:
         self._cpu = cpu
         self._settle = settle
         self._patience = patience
-        self._stands_since: float | None = None
+        self.stands_since: float | None = None  # monotonic; None if it does not
 
     def stand(self, mono: float) -> None:
         """Stand still from *mono* on, as after a long absence, until `caught_up`."""
-        self._stands_since = mono
+        self.stands_since = mono
 
     @property
     def stands(self) -> bool:
         """Whether the clock stands still, waiting for the gateways to catch up."""
-        return self._stands_since is not None
+        return self.stands_since is not None
 
     def turn(
         self, *, mono: float, cpu: float, asked: float, deaf: bool = False
@@ -81,10 +81,15 @@ class AttendedClock:
         """
         return self.now + max(0.0, mono - self._mono)
 
-    def caught_up(self, *, mono: float, all_read_empty: bool) -> None:
-        """Let the clock go on, once the gateways have been listened to."""
-        if self._stands_since is None:
+    def caught_up(self, *, mono: float, all_read: bool) -> None:
+        """Let the clock go on, once the gateways have been listened to.
+
+        Args:
+            mono: Monotonic seconds now.
+            all_read: All that lay in their sockets when it stopped has been read.
+        """
+        if self.stands_since is None:
             return
-        stood = mono - self._stands_since
-        if stood >= (self._settle if all_read_empty else self._patience):
-            self._stands_since = None
+        stood = mono - self.stands_since
+        if stood >= (self._settle if all_read else self._patience):
+            self.stands_since = None

@@ -190,9 +190,15 @@ class Engine:
     def turn(self) -> float:
         """Make one pass; return the monotonic second at which to make the next."""
         mono = self._clock.mono()
+        stood_since = self._attended.stands_since
         now = self._attended.turn(
             mono=mono, cpu=self._clock.cpu(), asked=self._asked, deaf=self._is_deaf
         )
+        if self._attended.stands_since != stood_since:
+            # That much was sent before. A link that floods is never read empty, and is not
+            # to keep the clock from going on for the others.
+            for link in self.book.links.values():
+                link.owed = link.unread()
         journal, limits = self._journal, self._limits
         self._waits_for_disk = journal.pending_ends >= limits.pause_firing
         self._is_deaf = journal.records_pending >= limits.pause_reading
@@ -353,7 +359,10 @@ class Engine:
                 self._ready[link.number] = link
         if self._attended.stands:
             self._attended.caught_up(
-                mono=self._clock.mono(), all_read_empty=not self._ready
+                mono=self._clock.mono(),
+                all_read=not any(
+                    link.owed and link.is_open for link in self.book.links.values()
+                ),
             )
         may_go_on = any(
             not link.outbox.is_full and not self._holds_back(link)
@@ -408,6 +417,7 @@ class Engine:
                 return True
             data = link.receive(PIECE_BYTES if self._is_behind else link.piece_bytes)
             if data is None:
+                link.owed = 0
                 if link.gateway is not None:
                     link.gateway.empty_at = now
                 if taken:
@@ -416,6 +426,7 @@ class Engine:
                     link.drained.ring()
                 return True
             taken += len(data)
+            link.owed = max(0, link.owed - len(data))
             link.read_at = mono = self._clock.mono()
             at = self._clock.instant(self._attended.at(mono), mono)
             if not data:

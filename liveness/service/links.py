@@ -51,6 +51,7 @@ class SocketLink:
         self.is_open = True  # bytes are taken from it
         self.gives_orders = False  # about timers
         self.piece_bytes = PIECE_BYTES
+        self.owed = 0  # bytes that lay there after an absence and were not read yet
         self.read_at = 0.0  # when it last gave something, in monotonic seconds
         self.why_closed = "closed by the other side"
         self.drained = Wake()

@@ -202,7 +202,7 @@ class Sidecar:
             name = None if link.hello is None else link.hello.name
             unread |= not self.read(link, mono, budgets.get(name or "", ALL))
         if self.clock.stands:
-            self.clock.caught_up(mono=mono, all_read_empty=not unread)
+            self.clock.caught_up(mono=mono, all_read=not unread)
         else:
             while self.presence.fire(self.at(mono), limit=ALL):
                 pass

@@ -73,10 +73,10 @@ def test_a_clock_that_stands_goes_on_when_all_are_read_and_settled(
 ) -> None:
     clock.turn(mono=160.0, cpu=5.0, asked=0.5)
     clock.turn(mono=161.75, cpu=5.0, asked=2.0)
-    clock.caught_up(mono=161.75, all_read_empty=True)
+    clock.caught_up(mono=161.75, all_read=True)
     assert clock.stands, "the gateways had no time yet to send what they collected"
     clock.turn(mono=162.0, cpu=5.0, asked=0.25)
-    clock.caught_up(mono=162.0, all_read_empty=True)
+    clock.caught_up(mono=162.0, all_read=True)
     assert (clock.stands, clock.now, clock.unattended) == (False, 0.0, 62.0)
     assert clock.turn(mono=162.5, cpu=5.0, asked=0.5) == 0.5
 
@@ -85,27 +85,27 @@ def test_a_link_that_cannot_be_read_empty_stops_the_clock_no_longer_than_patienc
     clock: AttendedClock,
 ) -> None:
     clock.stand(100.0)
-    clock.caught_up(mono=100.0 + SETTLE_S, all_read_empty=False)
+    clock.caught_up(mono=100.0 + SETTLE_S, all_read=False)
     assert clock.stands
-    clock.caught_up(mono=99.875 + PATIENCE_S, all_read_empty=False)
+    clock.caught_up(mono=99.875 + PATIENCE_S, all_read=False)
     assert clock.stands
-    clock.caught_up(mono=100.0 + PATIENCE_S, all_read_empty=False)
+    clock.caught_up(mono=100.0 + PATIENCE_S, all_read=False)
     assert not clock.stands
 
 
 def test_another_absence_makes_a_standing_clock_wait_anew(clock: AttendedClock) -> None:
     clock.stand(100.0)
     clock.turn(mono=110.0, cpu=5.0, asked=0.0)
-    clock.caught_up(mono=111.0, all_read_empty=True)
+    clock.caught_up(mono=111.0, all_read=True)
     assert clock.stands
-    clock.caught_up(mono=112.0, all_read_empty=True)
+    clock.caught_up(mono=112.0, all_read=True)
     assert not clock.stands
 
 
 def test_a_clock_that_goes_is_not_stopped_by_having_caught_up(
     clock: AttendedClock,
 ) -> None:
-    clock.caught_up(mono=100.0, all_read_empty=False)
+    clock.caught_up(mono=100.0, all_read=False)
     assert not clock.stands
 
 
@@ -138,11 +138,11 @@ def test_attended_time_is_a_part_of_monotonic_time_and_the_rest_is_counted(
     turns: list[tuple[float, float, float, bool, bool]],
 ) -> None:
     clock, mono, cpu = clock_at(0.0), 0.0, 0.0
-    for elapsed, used, asked, deaf, all_read_empty in turns:
+    for elapsed, used, asked, deaf, all_read in turns:
         mono, cpu, before = mono + elapsed, cpu + used, clock.now
         latest = clock.at(mono)
         now = clock.turn(mono=mono, cpu=cpu, asked=asked, deaf=deaf)
         assert before <= now <= latest + 1e-9, "a deadline counted from `at` was early"
         assert now - before <= asked + used + SLACK_S + 1e-9
         assert now + clock.unattended == pytest.approx(mono)
-        clock.caught_up(mono=mono, all_read_empty=all_read_empty)
+        clock.caught_up(mono=mono, all_read=all_read)

@@ -9,13 +9,15 @@ to it. It does not reconnect.
 import itertools
 import json
 import select
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from tests.e2e.client import SOON_S, Client, Record, packed
 
@@ -28,6 +30,23 @@ TELL_FULL_S: Final = 0.1
 
 Line = dict[str, Any]
 Frame = list[Any]
+
+
+class Process(Protocol):
+    """One of ours."""
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal."""
+
+
+@contextmanager
+def standing_still(process: Process) -> Iterator[float]:
+    """Has a process stand still; the moment from which on it does."""
+    process.signal(signal.SIGSTOP)
+    try:
+        yield perf_counter()
+    finally:
+        process.signal(signal.SIGCONT)
 
 
 def alive(users: Iterable[tuple[str, int]], batch: int = 1_000) -> list[Frame]:

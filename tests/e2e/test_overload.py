@@ -17,8 +17,8 @@ from liveness.core.records import EVENTS
 from liveness.errors import Code
 from tests.e2e.client import Client, Record
 from tests.e2e.conftest import QUICK_FLUSH_S, Say, Start
-from tests.e2e.sidecar import Sidecar
-from tests.e2e.talker import Talker, alive, logins
+from tests.e2e.sidecar import Sidecar, eventually
+from tests.e2e.talker import Talker, alive, logins, standing_still
 
 OVERLOAD_S: Final = 60
 SHORT_S: Final = 4
@@ -32,12 +32,18 @@ MANY: Final = [(f"many-{n}", n) for n in range(20_000)]
 FEW: Final = [(f"few-{n}", n) for n in range(100)]
 CHURN: Final = [(f"churn-{n}", n) for n in range(2_000)]
 SILENT: Final = 20  # who log in at once, again and again
+# Records that wait for the disk, at which links are not read any more (the default).
+MOST_PENDING: Final = 30_000
 # Of all samples after the first quarter, in which it gets there, above the least. What
-# may wait for the disk is 30,000 records; each second brings more than that.
+# waits for the disk is bounded; each second brings more than that.
 GROWTH_BYTES: Final = 32 << 20
 # Stamps are milliseconds, of a wall clock that may be slewed meanwhile.
 ROUNDING_MS: Final = 20
 ROUNDING_S: Final = 0.001
+
+
+ABSENCE_S: Final = 2.0  # after which gateways are waited for
+HOLD_S: Final = 60.0  # `limits.gateway_hold_s`, as it is by default
 
 
 class Moment(NamedTuple):
@@ -117,7 +123,7 @@ def test_overload_holds_back_who_floods_and_judges_the_others_as_ever(
     start: Start, say: Say, seconds: float
 ) -> None:
     sidecar = start(TIMEOUT_S, flush_s=QUICK_FLUSH_S)
-    rss, lags_s = list[int](), list[float]()
+    rss, lags_s, pending = list[int](), list[float](), list[float]()
     with ExitStack() as stack:
         speaking = stack.enter_context(
             Talker(
@@ -134,6 +140,7 @@ def test_overload_holds_back_who_floods_and_judges_the_others_as_ever(
             # There was a turn for the login, so it cannot be later than this.
             assert lags_s[-1] <= perf_counter() - at
             rss.append(sidecar.rss_bytes)
+            pending.append(sidecar.metric("liveness_log_pending"))
         silent.wait()
         for writer in writers:
             writer.told("full", lambda line: line["at"] > began)
@@ -156,19 +163,36 @@ def test_overload_holds_back_who_floods_and_judges_the_others_as_ever(
         f"{1000 * quantile(told_s, 0.99):.1f} ms (p99); hand lag at most "
         f"{1000 * max(lags_s):.1f} ms; "
         f"{sidecar.metric('liveness_unattended_seconds_total'):.2f} s unattended; "
-        f"memory {min(rss) >> 20} to {max(rss) >> 20} MiB"
+        f"memory {min(rss) >> 20} to {max(rss) >> 20} MiB; at most "
+        f"{max(pending):,.0f} records waited for the disk"
     )
     # The metric is what the records say, and the records are what was seen from here.
     (decided, count), (sent, sent_count) = shown
     assert count == sent_count == len(late_s)
     assert abs(decided - sum(late_s)) <= ROUNDING_S * count
     assert decided <= sent <= sum(told_s)
+    assert max(pending) < MOST_PENDING
     later = rss[len(rss) // 4 :]
     assert max(later) - min(later) < GROWTH_BYTES
     assert sidecar.metric("liveness_early_offline_total") == 0
     for code in Code:
         refused = sidecar.metric("liveness_frames_refused_total", code=code.value)
         assert refused == 0, code
+
+
+def test_after_an_absence_no_flood_keeps_the_others_from_being_judged(
+    start: Start,
+) -> None:
+    sidecar = start(1, flush_s=QUICK_FLUSH_S)
+    with ExitStack() as stack:
+        floods(sidecar, stack)
+        link = sidecar.gateway("silent")
+        with standing_still(sidecar) as stopped_at:
+            link.send("login", "silent")
+            eventually(lambda: perf_counter() - stopped_at >= ABSENCE_S)
+        # Without a word of when, but that it is before patience with the floods is over.
+        (record,) = link.take(1, within_s=HOLD_S / 2)
+        assert (record["uid"], record["reason"]) == ("silent", "silence")
 
 
 def lateness(sidecar: Sidecar, stage: str) -> tuple[float, float]:

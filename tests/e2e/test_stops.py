@@ -4,9 +4,7 @@ Each of them is a real one, and so is what happens to it. Nobody who was reporte
 taken for silent by it, and whoever is silent is told of once.
 """
 
-import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from time import perf_counter
 from typing import Any, Final
 
@@ -14,7 +12,7 @@ from liveness.core.records import Record as Logged
 from tests.e2e.client import Client, Record
 from tests.e2e.conftest import QUICK_FLUSH_S, Start
 from tests.e2e.sidecar import SOON_S, Sidecar, eventually
-from tests.e2e.talker import Talker, alive, logins
+from tests.e2e.talker import Talker, alive, logins, standing_still
 
 PING_S: Final = 0.2
 HOLD_S: Final = 1
@@ -26,16 +24,6 @@ SLEEP_S: Final = 1.1
 USERS: Final = [(f"user-{n}", n) for n in range(100)]
 # Frames that fill a socket within a second of nobody reading them.
 OFTEN_S: Final = 0.002
-
-
-@contextmanager
-def standing_still(it: Sidecar | Talker) -> Iterator[float]:
-    """Has a process stand still; the moment from which on it does."""
-    it.signal(signal.SIGSTOP)
-    try:
-        yield perf_counter()
-    finally:
-        it.signal(signal.SIGCONT)
 
 
 def sit_out_a_timeout(sidecar: Sidecar) -> None:
