@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from liveness.errors import StartError, StateError
+from liveness.service import wal
 
 _T = TypeVar("_T")
 
@@ -44,7 +45,8 @@ def expecting_damage(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        if error.sqlite_errorcode & 0xFF in _DISK_TROUBLE:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        if code & 0xFF in _DISK_TROUBLE:
             raise StartError(
                 f"{path}: {error}; make room or mend the disk, nothing of it is lost"
             ) from error
@@ -77,10 +79,35 @@ def connect(path: Path) -> sqlite3.Connection:
     return db
 
 
-def is_new(db: sqlite3.Connection) -> bool:
-    """Whether a file has nothing in it yet."""
-    (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
-    return bool(tables == 0)
+def schema_of(path: Path) -> int | None:
+    """Which schema a file says it has; None if there is nothing in it yet.
+
+    It is only read, and closed as one who only reads does: what is not for us, or
+    damaged, stays as it is, with its WAL.
+
+    Raises:
+        StateError: It says none.
+        sqlite3.Error: It cannot be read.
+    """
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+        (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
+        (page_bytes,) = db.execute("pragma page_size").fetchone()
+        found = meta(db, "schema") if tables else None
+        # Last: whoever closes the index takes this process's locks on it along.
+        log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
+        if log.exists() and log.stat().st_size:
+            read = wal.frames_read(index.read_bytes())
+            if wal.hides_commits(log, read=read, page_bytes=page_bytes):
+                raise sqlite3.DatabaseError(f"commits lie behind damage in {log.name}")
+    if not tables:
+        return None
+    if not isinstance(found, int) or found < 1:
+        raise StateError(
+            f"{path} says {found!r} for its schema, which is none of ours; it was left "
+            "as it is: name another --state"
+        )
+    return found
 
 
 def write_ahead(db: sqlite3.Connection) -> None:
@@ -94,20 +121,6 @@ def meta(db: sqlite3.Connection, key: str) -> object:
     """What a file says of itself."""
     row = db.execute("select value from meta where key = ?", [key]).fetchone()
     return row[0] if row else None
-
-
-def check_schema(db: sqlite3.Connection, path: Path, schema: int) -> None:
-    """Refuse a file of another version than *schema*.
-
-    Raises:
-        StateError: It is.
-    """
-    found = meta(db, "schema")
-    if found != schema:
-        raise StateError(
-            f"{path} has schema {found}, this version reads {schema}; use the version "
-            "that wrote it, or another --state"
-        )
 
 
 @contextmanager

@@ -32,12 +32,11 @@ from liveness.core.records import GATEWAY, Logged, OnlineRow, Wanted, logged
 from liveness.core.timers import Fire
 from liveness.core.wire import decode, encode
 from liveness.errors import StartError
+from liveness.service import migrations
 from liveness.service.database import (
-    check_schema,
     connect,
     cut,
     expecting_damage,
-    is_new,
     make_private,
     meta,
     reading,
@@ -156,8 +155,9 @@ class Store:
         try:
             with self.expecting_damage():
                 make_private(self.path)
+                has = migrations.found(self.path, SCHEMA, migrations.LOG)
                 self._db = connect(self.path)
-                self._prepare()
+                self._prepare(has)
         except BaseException:
             os.close(self._lock)
             raise
@@ -166,17 +166,17 @@ class Store:
         """At the start: what cannot be read is told, and left as it is."""
         return expecting_damage(self.path, "start with an empty log")
 
-    def _prepare(self) -> None:
+    def _prepare(self, has: int | None) -> None:
         db = self._db
-        has_nothing = is_new(db)
-        if has_nothing:
+        if has is None:
             db.execute("pragma auto_vacuum = incremental")
         write_ahead(db)
-        if has_nothing:
+        if has is None:
             db.executescript(f"begin immediate; {_TABLES}")
             db.execute("insert into meta values ('log', ?)", [secrets.token_hex(8)])
             db.execute("commit")
-        check_schema(db, self.path, SCHEMA)
+        else:
+            migrations.migrate(db, self.path, has, SCHEMA, migrations.LOG)
         self.log = str(meta(db, "log"))
 
     def close(self) -> None:

@@ -45,12 +45,11 @@ from liveness.core.timers import (
     key_of,
 )
 from liveness.core.timetable import Coming, Due, Window
+from liveness.service import migrations
 from liveness.service.database import (
-    check_schema,
     connect,
     cut,
     expecting_damage,
-    is_new,
     make_private,
     meta,
     transaction,
@@ -236,8 +235,9 @@ class TimerTable:
         self.ladder = ladder
         with self.expecting_damage():
             make_private(self.path)
+            has = migrations.found(self.path, SCHEMA, migrations.TIMERS)
             self._db = connect(self.path)
-            self._prepare(log)
+            self._prepare(has, log)
             known = dict(self._db.execute("select key, value from meta"))
             self.seq, self.newest = known["seq"], known["newest"]
             self.next_id: int = _one(self._db, _NEXT_ID)  # for the next timer
@@ -246,17 +246,17 @@ class TimerTable:
         """At the start: what cannot be read is told, and left as it is."""
         return expecting_damage(self.path, "start without timers")
 
-    def _prepare(self, log: str) -> None:
+    def _prepare(self, has: int | None, log: str) -> None:
         db = self._db
-        has_nothing = is_new(db)
-        if has_nothing:
+        if has is None:
             db.execute(f"pragma page_size = {PAGE_BYTES}")
         write_ahead(db)
         db.execute(f"pragma cache_size = -{CACHE_BYTES // 1024}")
         db.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
-        if has_nothing:
+        if has is None:
             db.executescript(f"begin immediate; {_TABLES} commit;")
-        check_schema(db, self.path, SCHEMA)
+        else:
+            migrations.migrate(db, self.path, has, SCHEMA, migrations.TIMERS)
         known = meta(db, "log")
         if known != log:
             with transaction(db):

@@ -5,7 +5,7 @@ import sqlite3
 from array import array
 from contextlib import closing
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time_ns
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ import pytest
 from liveness.core.records import OnlineRow, Record
 from liveness.core.wheel import Snapshot
 from liveness.service import stopfile
-from liveness.service.store import DATABASE, Batch, Store
+from liveness.service.store import DATABASE, Batch, CursorRow, Store
+from tests import older
 from tests.e2e.client import Uid, packed
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar
@@ -372,17 +373,145 @@ def test_a_damaged_database_is_refused_and_left_byte_for_byte(
     assert not sidecar.socket.exists()
 
 
-@pytest.mark.parametrize("schema", [1, 99], ids=["older", "newer"])
-def test_a_database_of_another_schema_is_refused_and_left_alone(
-    make: Start, schema: int
+def with_timers(sidecar: Sidecar) -> None:
+    """Leaves a table of timers in which pages are not read before they are asked for."""
+    link = sidecar.start().gateway("a")
+    for n in range(2_000):
+        link.send("after", f"key-{n}", 86_400)
+    link.settle()
+    assert sidecar.stop() == 0
+
+
+@pytest.mark.parametrize("damage", [with_garbage_for_a_database, without_its_end])
+def test_a_damaged_table_of_timers_is_refused_and_left_byte_for_byte(
+    make: Start, damage: Any
 ) -> None:
     sidecar = make()
-    database = filled(sidecar.state)
-    with closing(sqlite3.connect(database)) as db, db:
-        db.execute("update meta set value = ? where key = 'schema'", [schema])
-    before = database.read_bytes()
-    refusal_of(sidecar, str(database), f"schema {schema}, this version", "--state")
-    assert database.read_bytes() == before
+    with_timers(sidecar)
+    damage(sidecar.timers)
+    before = sidecar.timers.read_bytes()
+    refusal_of(sidecar, str(sidecar.timers), "cannot be read", "without timers")
+    assert sidecar.timers.read_bytes() == before
+    assert not sidecar.socket.exists()
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["liveness.db", "timers.db"])
+def test_a_damaged_wal_is_refused_with_the_commits_that_lie_behind(
+    start: Start, name: str
+) -> None:
+    sidecar = start()
+    link = sidecar.gateway("a")
+    for n in range(20):
+        link.send("login", f"user-{n}")
+        link.send("after", f"key-{n}", 86_400)
+        link.settle()
+    sidecar.kill()
+    log = sidecar.state / f"{name}-wal"
+    before = log.read_bytes()
+    middle = len(before) // 2
+    flip(log, middle)
+    files = {one: one.read_bytes() for one in sidecar.state.glob(f"{name}*")}
+    refusal_of(sidecar, str(sidecar.state / name), "cannot be read", log.name)
+    for one, data in files.items():
+        assert one.name.endswith("-shm") or one.read_bytes() == data
+    # A backup of the file helps: nothing else was touched.
+    flip(log, middle)
+    assert log.read_bytes() == before
+    sidecar.start()
+    assert len(sidecar.watcher().listed()[0]) == 20
+    assert sidecar.timer_rows("select count(*) from timers") == [(20,)]
+
+
+@pytest.mark.parametrize("name", ["liveness.db", "timers.db"])
+def test_a_file_of_a_newer_version_is_refused_and_left_alone(
+    make: Start, name: str
+) -> None:
+    sidecar = make()
+    with_timers(sidecar)
+    path = sidecar.state / name
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("update meta set value = 99 where key = 'schema'")
+    before = path.read_bytes()
+    refusal_of(sidecar, f"{path} has schema 99, this version", "--state")
+    assert path.read_bytes() == before
+
+
+def test_the_log_of_an_older_version_goes_on_where_it_ended(make: Start) -> None:
+    sidecar = make()
+    now = time_ns() // 1_000_000  # or it is past the retention
+    records = [
+        Record(seq, "online", f"user-{seq}", "a", seq, seq, "login", now)
+        for seq in range(1, 2_001)
+    ]
+    end = Record(
+        2_001, "offline", "user-1", "a", 1, 1, "logout", now, now, "logout", 0.5
+    )
+    rows = [OnlineRow(one.seq, one.uid, one.at, one.conn, "a", None) for one in records]
+    cursors = {("gateway", "a"): CursorRow(1_990, now, 45.0)}
+    sidecar.state.mkdir()
+    older.schema_1(sidecar.database, [*records, end], rows[1:], cursors)
+    sidecar.start()
+    line = sidecar.line("an older file was migrated")
+    assert (
+        line.items() >= {"path": str(sidecar.database), "was": 1, "schema": 2}.items()
+    )
+    assert sidecar.line("restored")["users"] == 1_999
+    link = sidecar.gateway("a")
+    assert (link.log, link.next) == (older.LOG_ID, 2_002)
+    (told,) = link.take(1)
+    assert told.items() >= {"seq": 2_001, "uid": "user-1", "session": 1}.items()
+    link.send("logout", "user-2", {"conn": 2})
+    link.settle()
+    (told,) = link.take(1)
+    assert told.items() >= {"seq": 2_002, "uid": "user-2", "session": 2}.items()
+    assert [one.seq for one in sidecar.log()] == [*range(1, 2_003)]
+
+
+def test_a_damaged_table_of_timers_met_while_running_is_said_and_not_overwritten(
+    start: Start,
+) -> None:
+    sidecar = start()
+    sidecar.stop()
+    with_timers(sidecar)
+    whole = sidecar.timers.read_bytes()
+    with closing(sqlite3.connect(sidecar.timers)) as db:
+        (size,) = db.execute("pragma page_size").fetchone()
+        query = "select rootpage from sqlite_schema where name = 'timers_key'"
+        (root,) = db.execute(query).fetchone()
+    page = slice((root - 1) * size, root * size)
+    damaged = bytearray(whole)
+    damaged[page] = b"\xff" * size
+    sidecar.timers.write_bytes(damaged)
+    sidecar.start()
+    link, watcher = sidecar.gateway("a"), sidecar.watcher()
+    link.send("after", "another", 86_400)
+    line = sidecar.line(
+        "the timers' table cannot be written; nothing is dropped, it is tried again "
+        "every second: make room or mend the disk"
+    )
+    assert line.items() >= {"level": "error", "path": str(sidecar.timers)}.items()
+    assert "malformed" in line["error"]
+    status, body = sidecar.get("/readyz")
+    assert status == 503
+    assert "the timers' table cannot be written" in body
+    # Who is online is another file.
+    link.send("login", "user")
+    assert watcher.take(1)[0]["uid"] == "user"
+    sidecar.kill()
+    assert sidecar.timers.read_bytes()[page] == b"\xff" * size
+    # What the operator is told to do.
+    sidecar.timers.write_bytes(whole)
+    for suffix in ("-wal", "-shm"):
+        (sidecar.state / f"timers.db{suffix}").unlink(missing_ok=True)
+    link = sidecar.start().gateway("a")
+    link.send("after", "another", 86_400)
+    link.settle()
 
 
 def test_a_damaged_file_of_the_last_stop_costs_the_clocks_and_no_user(

@@ -582,46 +582,15 @@ def test_a_database_without_our_tables_is_left_as_it_is(tmp_path: Path) -> None:
     left_as_it_was(tmp_path / DATABASE, "cannot be read .*no such table")
 
 
-def test_a_newer_schema_is_refused_by_number(tmp_path: Path) -> None:
-    Store(tmp_path).close()
-    with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
-        db.execute("update meta set value = 99 where key = 'schema'")
-        db.commit()
-    left_as_it_was(tmp_path / DATABASE, "has schema 99, this version reads 2; use the")
-
-
-def test_a_database_with_a_row_a_record_is_refused_by_number(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
-        db.executescript(
-            """
-            pragma auto_vacuum = incremental;
-            pragma journal_mode = wal;
-            create table meta (key text primary key, value any) strict, without rowid;
-            create table log (
-                seq integer primary key, kind text not null, uid any not null,
-                gateway text not null, session integer not null, conn integer,
-                reason text not null, at integer not null, seen integer, last text,
-                silence real, restored integer not null, from_gateway text,
-                from_session integer, from_conn integer) strict;
-            create table online (
-                uid any primary key, session integer not null, start integer not null,
-                conn integer, gateway text not null, timeout real) strict,
-                without rowid;
-            create table cursors (
-                role text not null, name text not null, seq integer not null,
-                used integer not null, timeout real, primary key (role, name)
-                ) strict, without rowid;
-            insert into meta values ('schema', 1), ('log', '0123456789abcdef');
-            insert into log values (1, 'online', 'u', 'g', 1, null, 'login', 1000,
-                null, null, null, 0, null, null, null);
-            insert into online values ('u', 1, 1000, null, 'g', null);
-            """
-        )
-    left_as_it_was(
-        tmp_path / DATABASE,
-        "has schema 1, this version reads 2; use the version that wrote it, or another "
-        "--state",
-    )
+def test_a_damaged_page_of_the_log_is_told_at_a_start_that_reads_it(
+    tmp_path: Path,
+) -> None:
+    with closing(Store(tmp_path)) as store:
+        fill(store, 5)
+        store._db.execute("update log set records = x'c1'")
+        refused = pytest.raises(StateError, match=r"cannot be read .a page of the log")
+        with refused, store.expecting_damage():
+            page(store)
 
 
 def test_damage_among_the_users_online_is_told_and_left(tmp_path: Path) -> None:

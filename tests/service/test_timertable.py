@@ -313,13 +313,6 @@ def left_as_it_was(path: Path, match: str) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_newer_schema_is_refused_by_number(tmp_path: Path) -> None:
-    TimerTable(tmp_path, log="a log").close()
-    with closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
-        db.execute("update meta set value = 99 where key = 'schema'")
-    left_as_it_was(tmp_path / DATABASE, "has schema 99, this version reads 1; use the")
-
-
 def test_a_file_that_is_no_table_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / DATABASE).write_bytes(b"not a database at all" * 500)
     left_as_it_was(

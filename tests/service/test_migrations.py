@@ -1,0 +1,401 @@
+"""What an older version left is taken over whole, or left whole; a newer one's is left."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import structlog
+
+from liveness.core.records import GATEWAY, WATCHER, OnlineRow, Record
+from liveness.errors import StateError
+from liveness.service import migrations, store, timertable
+from liveness.service.store import CursorRow, Store
+from liveness.service.timertable import TimerTable
+from tests import disk, older
+from tests.strategies import HARD_UIDS
+
+MIGRATED: Final = "an older file was migrated"
+# Far less than what is copied, were it ever in memory at once.
+MOST_MEMORY_BYTES: Final = 24 * 2**20
+
+
+def online(seq: int, uid: str | int = "u") -> Record:
+    return Record(seq, "online", uid, "g", seq, seq, "login", 1_000 + seq)
+
+
+def log_ins(count: int) -> Iterator[Record]:
+    return (online(seq, f"user-{seq}") for seq in range(1, count + 1))
+
+
+def sessions(count: int) -> Iterator[OnlineRow]:
+    # From the last: they did not lie in the order of their sessions.
+    for seq in range(count, 0, -1):
+        yield OnlineRow(seq, f"user-{seq}", 1_000 + seq, seq, "g", None)
+
+
+def tables(path: Path) -> list[tuple[Any, ...]]:
+    """What a file is made of, however its statements are laid out."""
+    rows = disk.rows(path, "select type, name, sql from sqlite_schema order by name")
+    return [
+        (kind, name, sql and sql.replace('"', "").split()) for kind, name, sql in rows
+    ]
+
+
+def test_every_record_session_and_cursor_of_schema_1_is_taken_over(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / store.DATABASE
+    seqs = count(7)  # what was before is past the retention
+    records = [online(next(seqs), uid) for uid in HARD_UIDS]
+    first = records[0]
+    silent = Record(
+        next(seqs), "offline", 7, "g", 7, None, "silence", 5_000, 2_000, "message", 3.25
+    )
+    records += [
+        silent,
+        silent._replace(seq=next(seqs), seen=None, last=None, restored=True),
+        Record(next(seqs), "moved", "7", "h", 9, None, "login", 3_000)._replace(
+            from_gateway="g", from_session=8, from_conn=2**63 - 1
+        ),
+    ]
+    records += [online(next(seqs)) for _ in range(2_500)]
+    rows = [
+        OnlineRow(one.seq, one.uid, one.at, one.conn, "g", 2.5 if one.seq % 2 else None)
+        for one in records[: len(HARD_UIDS)]
+    ]
+    cursors = {
+        (GATEWAY, "g"): CursorRow(2_000, 99, 30.0),
+        (WATCHER, "w"): CursorRow(8, 98, None),
+    }
+    older.schema_1(path, records, reversed(rows), cursors)
+    with structlog.testing.capture_logs() as said, closing(Store(tmp_path)) as migrated:
+        assert migrated.log == older.LOG_ID
+        assert migrated.bounds() == (first.seq, records[-1].seq + 1)
+        kept = disk.log(path)
+        assert kept == records
+        for one, other in zip(kept, records, strict=True):
+            assert [*map(type, one)] == [*map(type, other)]
+        assert list(migrated.online()) == rows
+        assert migrated.cursors() == cursors
+    assert said == [
+        {
+            "event": MIGRATED,
+            "log_level": "info",
+            "path": str(path),
+            "was": 1,
+            "schema": store.SCHEMA,
+        }
+    ]
+    with structlog.testing.capture_logs() as said:
+        Store(tmp_path).close()
+    assert said == []
+
+
+def test_a_migrated_file_is_made_of_what_a_new_one_is(tmp_path: Path) -> None:
+    for folder in ("old", "new"):
+        (tmp_path / folder).mkdir()
+    older.schema_1(tmp_path / "old" / store.DATABASE, log_ins(3))
+    old, new = (tmp_path / folder / store.DATABASE for folder in ("old", "new"))
+    for path in (old, new):
+        Store(path.parent).close()
+    assert tables(old) == tables(new)
+    assert disk.rows(old, "pragma auto_vacuum") == disk.rows(new, "pragma auto_vacuum")
+    assert disk.rows(old, "pragma integrity_check") == [("ok",)]
+
+
+def test_an_empty_log_of_schema_1_begins_at_one(tmp_path: Path) -> None:
+    older.schema_1(tmp_path / store.DATABASE, [])
+    with closing(Store(tmp_path)) as migrated:
+        assert migrated.bounds() == (1, 1)
+        assert migrated.log == older.LOG_ID
+
+
+# --- a crash in between -------------------------------------------------------------------
+
+
+def child(program: str, folder: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+
+
+OPENED: Final = """
+import sys
+from pathlib import Path
+from liveness.service.store import Store
+Store(Path(sys.argv[1])).close()
+"""
+
+KILLED_BEFORE_THE_COMMIT: Final = """
+import os, signal, sys
+from pathlib import Path
+from liveness.service import migrations, store
+to_pages = migrations.LOG[1]
+def killed(db):
+    to_pages(db)
+    os.kill(os.getpid(), signal.SIGKILL)
+migrations.LOG[1] = killed
+store.Store(Path(sys.argv[1]))
+"""
+
+
+def is_whole(path: Path, size: int) -> int:
+    """Checks that all is there, in whichever schema; which it is."""
+    ((schema,),) = disk.rows(path, "select value from meta where key = 'schema'")
+    if schema == 1:
+        found = disk.rows(path, "select seq, uid from log order by seq")
+    else:
+        found = [(one.seq, one.uid) for one in disk.log(path)]
+    assert found == [(seq, f"user-{seq}") for seq in range(1, size + 1)]
+    assert disk.rows(path, "select count(*) from online") == [(size,)]
+    assert isinstance(schema, int)
+    return schema
+
+
+def test_a_crash_right_before_the_commit_leaves_the_old_file_whole(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / store.DATABASE
+    # More than the cache holds: most of what is new is in the WAL by then.
+    older.schema_1(path, log_ins(30_000), sessions(30_000))
+    with child(KILLED_BEFORE_THE_COMMIT, tmp_path) as killed:
+        assert killed.wait(60) == -signal.SIGKILL
+    assert path.with_name(f"{path.name}-wal").stat().st_size > 1_000_000
+    assert is_whole(path, 30_000) == 1
+    with closing(Store(tmp_path)):
+        assert is_whole(path, 30_000) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", range(10))
+def test_a_crash_at_any_moment_leaves_the_old_file_whole_or_the_new_one(
+    tmp_path: Path, turn: int
+) -> None:
+    path = tmp_path / store.DATABASE
+    older.schema_1(path, log_ins(100_000), sessions(100_000))
+    log = path.with_name(f"{path.name}-wal")
+    with child(OPENED, tmp_path) as killed:
+        while killed.poll() is None:
+            if log.exists() and log.stat().st_size > turn * 2_000_000:
+                killed.kill()
+    is_whole(path, 100_000)
+    with closing(Store(tmp_path)):
+        assert is_whole(path, 100_000) == 2
+
+
+# --- how much memory it takes -------------------------------------------------------------
+
+MEASURED: Final = """
+import sys
+from pathlib import Path
+from liveness.service.store import Store
+def most_bytes():
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+before = most_bytes()
+Store(Path(sys.argv[1])).close()
+print(most_bytes() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    "size", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
+)
+def test_the_memory_that_a_migration_takes_does_not_grow_with_the_file(
+    tmp_path: Path, size: int
+) -> None:
+    older.schema_1(tmp_path / store.DATABASE, log_ins(size), sessions(size))
+    with child(MEASURED, tmp_path) as measured:
+        taken, _ = measured.communicate()
+    assert int(taken.splitlines()[-1]) < MOST_MEMORY_BYTES, taken
+    with closing(Store(tmp_path)) as migrated:
+        assert migrated.bounds() == (1, size + 1)
+
+
+# --- what is not for us -------------------------------------------------------------------
+
+
+def opened(path: Path) -> None:
+    if path.name == store.DATABASE:
+        Store(path.parent).close()
+    else:
+        TimerTable(path.parent, log="a log").close()
+
+
+@pytest.fixture(params=[store.DATABASE, timertable.DATABASE])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A file of this version."""
+    path: Path = tmp_path / request.param
+    opened(path)
+    return path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """A database and its WAL, byte for byte; the index of that is nobody's data."""
+    return {
+        one.name: one.read_bytes()
+        for one in sorted(folder.glob("*.db*"))
+        if not one.name.endswith("-shm") and one.stat().st_size
+    }
+
+
+def crashed_with(path: Path, *statements: str) -> None:
+    """Leaves a WAL behind, as a crash does: a process that ends without closing."""
+    program = f"""
+import os, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+for statement in {[*statements]!r}:
+    db.execute(statement)
+os._exit(0)
+"""
+    with child(program, path) as crashed:
+        assert crashed.wait(60) == 0
+    assert path.with_name(f"{path.name}-wal").stat().st_size
+
+
+def is_refused_and_left(path: Path, match: str) -> None:
+    before = files(path.parent)
+    for _ in range(2):
+        with pytest.raises(StateError, match=match):
+            opened(path)
+    assert files(path.parent) == before
+
+
+def test_a_newer_file_is_left_byte_for_byte_with_what_its_crash_left_in_the_wal(
+    path: Path,
+) -> None:
+    crashed_with(path, "update meta set value = 99 where key = 'schema'")
+    is_refused_and_left(path, "has schema 99, this version reads")
+
+
+def test_a_newer_file_that_keeps_no_wal_is_not_given_one(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("update meta set value = 99 where key = 'schema'")
+        db.commit()
+        db.execute("pragma journal_mode = delete")
+    is_refused_and_left(path, "has schema 99, this version reads")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "delete from meta where key = 'schema'",
+        "update meta set value = 0 where key = 'schema'",
+        "update meta set value = -1 where key = 'schema'",
+        "update meta set value = 'x' where key = 'schema'",
+        "update meta set value = '1' where key = 'schema'",
+        "update meta set value = 1.5 where key = 'schema'",
+        "update meta set value = null where key = 'schema'",
+    ],
+)
+def test_what_says_no_schema_of_ours_is_refused_and_left(
+    path: Path, change: str
+) -> None:
+    crashed_with(path, change)
+    is_refused_and_left(path, f"{path} says .* for its schema, which is none of ours")
+
+
+def test_an_older_file_that_no_step_leads_on_from_is_refused_and_left(
+    path: Path,
+) -> None:
+    crashed_with(path, "update meta set value = 5 where key = 'schema'")
+    with pytest.raises(StateError, match="has schema 5, this version reads 7"):
+        migrations.found(path, 7, {6: lambda _: None, 4: lambda _: None})
+
+
+def test_steps_are_taken_in_order_and_together(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db, db:
+        (now,) = db.execute("select value from meta where key = 'schema'").fetchone()
+
+        def noted(step: int, db: sqlite3.Connection) -> None:
+            if step == now + 3:
+                raise sqlite3.OperationalError("no more")
+            db.execute("insert into meta values (?, ?)", [f"step {step}", step])
+
+        steps = {step: partial(noted, step) for step in range(now, now + 4)}
+        with pytest.raises(sqlite3.OperationalError):
+            migrations.migrate(db, path, now, now + 4, steps)
+        assert disk.rows(path, "select * from meta where key like 'step %'") == []
+        migrations.migrate(db, path, now, now + 3, steps)
+    assert migrations.found(path, now + 3, {}) == now + 3
+    taken = disk.rows(path, "select value from meta where key like 'step %' order by 1")
+    assert taken == [(step,) for step in range(now, now + 3)]
+
+
+# --- a damaged WAL ------------------------------------------------------------------------
+
+_HEADER_BYTES: Final = 32
+_FRAME_BYTES: Final = 24
+
+
+def frames_of(path: Path) -> tuple[Path, int, int]:
+    """The WAL of a file that crashed; the size of a frame, and how many there are."""
+    log = path.with_name(f"{path.name}-wal")
+    frame = _FRAME_BYTES + int.from_bytes(log.read_bytes()[8:12], "big")
+    return log, frame, (log.stat().st_size - _HEADER_BYTES) // frame
+
+
+def with_commits(path: Path, commits: int) -> None:
+    crashed_with(
+        path,
+        *(f"insert into meta values ('k{n}', randomblob(500))" for n in range(commits)),
+    )
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+# In the page, its number, the checksum; and in the header the salt and its checksum.
+@pytest.mark.parametrize("at", [_FRAME_BYTES + 100, 3, 17, -_HEADER_BYTES + 17, -1])
+def test_commits_behind_a_damaged_part_of_the_wal_are_not_dropped_silently(
+    path: Path, at: int
+) -> None:
+    with_commits(path, 20)
+    log, _, _ = frames_of(path)
+    flip(log, _HEADER_BYTES + at)
+    is_refused_and_left(path, f"{path} cannot be read .commits lie behind damage in")
+
+
+def test_the_end_of_a_wal_that_was_torn_is_no_damage(path: Path) -> None:
+    with_commits(path, 20)
+    log, frame, count = frames_of(path)
+    whole = files(path.parent)
+    last = _HEADER_BYTES + (count - 1) * frame
+    # By a crash: the last transaction is there in part, or was not written in order.
+    for torn in (
+        partial(os.truncate, log, last + frame // 2),
+        partial(flip, log, last + _FRAME_BYTES + 9),
+    ):
+        for name, data in whole.items():
+            (path.parent / name).write_bytes(data)
+        torn()
+        opened(path)
+        keys = disk.rows(path, "select count(*) from meta where key like 'k%'")
+        assert keys == [(19,)]
+
+
+def test_frames_of_an_earlier_use_of_the_wal_are_no_damage(path: Path) -> None:
+    crashed_with(
+        path,
+        *(f"insert into meta values ('k{n}', randomblob(500))" for n in range(50)),
+        "pragma wal_checkpoint(restart)",
+        "insert into meta values ('one more', 1)",
+    )
+    _, _, count = frames_of(path)
+    assert count > 20
+    opened(path)
+    assert disk.rows(path, "select count(*) from meta where key like 'k%'") == [(50,)]
