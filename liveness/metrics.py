@@ -27,6 +27,7 @@ Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
 MOST_GATEWAYS: Final = 64
 OTHER: Final = "other"
 
+SOCKETS: Final = ("gateway", "http", "admin")
 LATENESS_STAGES: Final = ("decided", "durable", "sent")
 # Around the promises: 50 ms decided, 100 ms delivered; above, how bad it was.
 LATENESS_S: Final = (
@@ -75,6 +76,9 @@ class Counts:
     refused: Counter[str] = field(
         default_factory=lambda: Counter(dict.fromkeys((code.value for code in Code), 0))
     )
+    accepts_put_off: Counter[str] = field(
+        default_factory=lambda: Counter(dict.fromkeys(SOCKETS, 0))
+    )
     notices_sent: int = 0
     notices_acked: int = 0
 
@@ -107,6 +111,7 @@ class Now:
     gateways: list[GatewayNow]
     log_seq: int
     log_pending: int
+    write_failures: dict[str, int]
     log_bytes: int
     feed_watchers: int
     timers: dict[str, int]
@@ -167,6 +172,12 @@ class Collector:
             "users_held", "Due users that wait for their gateway.", "why", now.held
         )
         yield _gauge("links", "Connected gateways and watchers.", "role", now.links)
+        yield _counter(
+            "accepts_put_off",
+            "Tries to accept a connection for which there was no descriptor or memory.",
+            "socket",
+            counts.accepts_put_off,
+        )
         yield self._by_gateway(
             "link_unacked",
             "Records sent and not acknowledged.",
@@ -191,6 +202,12 @@ class Collector:
         )
         yield GaugeMetricFamily(
             "liveness_log_pending", "Records waiting to be written.", now.log_pending
+        )
+        yield _counter(
+            "write_failures",
+            "Tries to write to the disk that failed.",
+            "what",
+            now.write_failures,
         )
         commits = HistogramMetricFamily(
             "liveness_log_commit_seconds", "Time a commit of the log takes."

@@ -44,6 +44,7 @@ def scraped() -> bytes:
         ],
         log_seq=1_700,
         log_pending=2,
+        write_failures={},
         log_bytes=3 * 2**19,
         feed_watchers=0,
         timers={},

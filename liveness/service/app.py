@@ -29,6 +29,7 @@ from liveness.core.timetable import RING_S, RING_SLOTS, Timetable
 from liveness.errors import StartError
 from liveness.metrics import Collector, Counts, GatewayNow, Now
 from liveness.service import stopfile
+from liveness.service.accepting import Acceptor
 from liveness.service.clock import Clock
 from liveness.service.door import serve_door
 from liveness.service.engine import Engine, EngineLimits
@@ -325,7 +326,8 @@ class Sidecar:
             host = self.config.http.host
             own = [host, f"[{host}]", "127.0.0.1", "::1", "[::1]", "localhost"]
             app = TrustedHostMiddleware(app, allowed_hosts=own, www_redirect=False)
-        await serve_door(app, sock, stopped, grace_s=STOP_HTTP_S)
+        acceptor = Acceptor(sock, door, self.counts.accepts_put_off)
+        await serve_door(app, acceptor, stopped, grace_s=STOP_HTTP_S)
 
     def _why_ill(self) -> list[str]:
         lag = self._clock.mono() - self.engine.turned_at
@@ -367,6 +369,7 @@ class Sidecar:
             ],
             log_seq=journal.durable_seq,
             log_pending=journal.pending,
+            write_failures=journal.write_failures,
             log_bytes=journal.log_bytes,
             feed_watchers=engine.book.linked(WATCHER),
             timers=dict(self.timetable.states),

@@ -7,7 +7,6 @@ a client that goes while its body is refused. Here such a fault ends that connec
 
 import socket
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -18,6 +17,7 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
+from liveness.service.accepting import Acceptor
 from liveness.service.logs import Every
 
 LOG_S: Final = 10.0
@@ -25,9 +25,21 @@ LOG_S: Final = 10.0
 _log = structlog.get_logger("http")
 
 
+class _Server(TCPServer):
+    """One connection, which ends when its client goes.
+
+    hypercorn's own waits on until a client that has gone would have been idle for too
+    long: where descriptors are scarce, those have them all.
+    """
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
+
+
 async def serve_door(
     app: Any,
-    sock: socket.socket,
+    acceptor: Acceptor,
     stopped: Callable[[], Awaitable[object]],
     *,
     grace_s: float,
@@ -36,7 +48,7 @@ async def serve_door(
 
     Args:
         app: An ASGI application.
-        sock: Where it listens; it stays open.
+        acceptor: Of the socket where it listens; that stays open.
         stopped: Returns when no more is to be accepted.
         grace_s: How long connections have from then on.
     """
@@ -48,28 +60,27 @@ async def serve_door(
     context = WorkerContext(None)
     every = Every(LOG_S, clock=trio.current_time)
 
-    async def converse(stream: trio.SocketStream) -> None:
+    async def converse(sock: socket.socket) -> None:
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         try:
             state = ConnectionState({})
-            await TCPServer(ASGIWrapper(app), config, context, state, stream)  # type: ignore[arg-type]  # no TLS here
+            await _Server(ASGIWrapper(app), config, context, state, stream)  # type: ignore[arg-type]  # no TLS here
         except* Exception as group:
             error = group.exceptions[0]
             while isinstance(error, ExceptionGroup):
                 error = error.exceptions[0]
             say = "an HTTP connection ended with a fault; the others go on"
             every(_log.warning, say, key=type(error).__name__, error=repr(error))
+        finally:
+            stream.socket.close()
 
-    listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock.dup()))
-    async with trio.open_nursery() as connections, listener:
+    async def accept(connections: trio.Nursery) -> None:
+        while True:
+            connections.start_soon(converse, await acceptor.accept())
+
+    async with trio.open_nursery() as connections:
         async with trio.open_nursery() as accepting:
-            accepting.start_soon(
-                partial(
-                    trio.serve_listeners,
-                    converse,
-                    [listener],
-                    handler_nursery=connections,
-                )
-            )
+            accepting.start_soon(accept, connections)
             await stopped()
             accepting.cancel_scope.cancel()
         await context.terminated.set()

@@ -23,10 +23,11 @@ from liveness.core.records import Changes
 from liveness.core.timers import Fire, Order
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
+from liveness.service.logs import Every
 from liveness.service.store import Batch, CursorRow, Store
 from liveness.service.timerjournal import TimerJournal
 from liveness.service.wake import Wake
-from liveness.service.writer import Writer
+from liveness.service.writer import SAY_AGAIN_S, Writer
 
 # So many records go into one transaction: some fortieth of a second of writing, the
 # most that a new record should wait for the ones before it.
@@ -76,6 +77,7 @@ class Journal:
         # With the mark of each; those of the batch that is being written in front.
         self._waiting: deque[tuple[int, Changes]] = deque()
         self._dirty: set[tuple[str, str]] = set()
+        self._every = Every(SAY_AGAIN_S, clock=clock.mono)
         self._wake = Wake()
         self._is_urgent = False
         self._settled = trio.Event()
@@ -85,6 +87,11 @@ class Journal:
     def failure(self) -> str | None:
         """Why nothing can be written at present; None if it can."""
         return self._writer.failure or self.timers.writer.failure
+
+    @property
+    def write_failures(self) -> dict[str, int]:
+        """How often writing failed, by what was to be written."""
+        return {"log": self._writer.failures, "timers": self.timers.writer.failures}
 
     @property
     def pending(self) -> int:
@@ -215,7 +222,8 @@ class Journal:
             except sqlite3.Error as error:
                 # The writer meets the same fault at its next commit and reports it;
                 # here only the step is put off.
-                _log.warning("the log was not trimmed", error=str(error))
+                say = "the log was not trimmed"
+                self._every(_log.warning, say, key=say, error=str(error))
                 is_behind = False
             await trio.sleep(TRIM_PAUSE_S if is_behind else TRIM_EVERY_S)
 

@@ -5,19 +5,15 @@ that no byte sits read and unapplied while somebody is judged. A link's own two 
 say when there is something to read, and write what its outbox holds.
 """
 
-import errno
 import socket
-from typing import Final
 
 import structlog
 import trio
 
+from liveness.service.accepting import Acceptor
 from liveness.service.engine import Engine
 from liveness.service.links import PIECE_BYTES, SocketLink
 from liveness.service.outbox import LINGER_S, Delivery, Outbox
-
-ACCEPT_PAUSE_S: Final = 0.1
-_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 _log = structlog.get_logger("link")
 
@@ -33,23 +29,13 @@ async def accept_links(
         delivery: What their outboxes share.
     """
     number = 0
+    acceptor = Acceptor(listener, "gateway", delivery.counts.accepts_put_off)
     async with trio.open_nursery() as nursery:
         while True:
-            await trio.lowlevel.wait_readable(listener)
-            try:
-                sock, _ = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                continue
-            except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    raise
-                _log.warning("no link can be accepted now", error=error.strerror)
-                await trio.sleep(ACCEPT_PAUSE_S)
-                continue
+            sock = await acceptor.accept()
             if engine.book.is_overrun:
                 sock.close()
                 continue
-            sock.setblocking(False)
             number += 1
             link = SocketLink(
                 sock,

@@ -22,7 +22,9 @@ from liveness.metrics import Counts
 from liveness.service.clock import Clock
 from liveness.service.feed import Cursor, Entry, Feed
 from liveness.service.journal import Journal
+from liveness.service.logs import Every
 from liveness.service.wake import Wake
+from liveness.service.writer import SAY_AGAIN_S
 
 NOTICES_PER_FRAME: Final = 1_000
 # Answers to `list` that are put together at the same time, over all links.
@@ -56,6 +58,10 @@ class Delivery:
     limits: OutboxLimits
     lists: trio.CapacityLimiter = field(
         default_factory=lambda: trio.CapacityLimiter(LISTS_AT_ONCE)
+    )
+    # What troubles one reader of the disk troubles all.
+    every: Every = field(
+        default_factory=lambda: Every(SAY_AGAIN_S, clock=trio.current_time)
     )
 
 
@@ -255,7 +261,8 @@ class Outbox:
                         )
                     break
                 except (sqlite3.Error, OSError) as error:
-                    _log.warning("a list is put off", error=str(error))
+                    say = "a list is put off"
+                    self._delivery.every(_log.warning, say, key=say, error=str(error))
                     stack.close()
                     await trio.sleep(RETRY_S)
             spool.seek(0)
@@ -278,7 +285,8 @@ class Outbox:
                 min(room, NOTICES_PER_FRAME), wall_ms=delivery.clock.wall_ms()
             )
         except (sqlite3.Error, OSError) as error:
-            _log.warning("the log cannot be read; it is tried again", error=str(error))
+            say = "the log cannot be read; it is tried again"
+            delivery.every(_log.warning, say, key=say, error=str(error))
             await trio.sleep(RETRY_S)
             return True
         if entries:

@@ -15,7 +15,9 @@ from liveness.core.timetable import Timetable
 from liveness.service import timertable
 from liveness.service.database import reading
 from liveness.service.engine import Engine
+from liveness.service.logs import Every
 from liveness.service.timertable import TimerTable
+from liveness.service.writer import SAY_AGAIN_S
 
 # Timers judged at once: some milliseconds of reading, and a page of the log.
 JUDGED_AT_ONCE: Final = 1_000
@@ -31,6 +33,7 @@ async def keep_time(engine: Engine, table: TimerTable) -> None:
         engine: Judges them.
         table: Where they are read.
     """
+    every = Every(SAY_AGAIN_S, clock=trio.current_time)
     while True:
         try:
             with ExitStack() as stack:
@@ -42,7 +45,8 @@ async def keep_time(engine: Engine, table: TimerTable) -> None:
         except sqlite3.Error as error:
             engine.timetable.leave()
             engine.timers_unread = f"the timers' table cannot be read: {error}"
-            _log.warning("timers cannot be read; it is tried again", error=str(error))
+            say = "timers cannot be read; it is tried again"
+            every(_log.warning, say, key=say, error=str(error))
             await trio.sleep(RETRY_S)
             engine.timers_wanted.ring()
 

@@ -22,9 +22,10 @@ import trio
 from liveness.core.timers import Drop, Fire, Order, Settlement, key_of
 from liveness.service.clock import Clock
 from liveness.service.database import cut
+from liveness.service.logs import Every
 from liveness.service.timertable import TimerTable
 from liveness.service.wake import Wake
-from liveness.service.writer import Writer
+from liveness.service.writer import SAY_AGAIN_S, Writer
 
 # So many orders go into one transaction: some twentieth of a second of writing, the most
 # that a new order should wait for the ones before it.
@@ -82,6 +83,7 @@ class TimerJournal:
         self._runs: OrderedDict[tuple[str, str], _Run] = OrderedDict()
         self._told_until = 0  # of the log all runs up to here were given
         self._is_written_back = True
+        self._every = Every(SAY_AGAIN_S, clock=clock.mono)
         self._wake = Wake()
 
     @property
@@ -138,7 +140,8 @@ class TimerJournal:
                     await self.writer.once(self.table.write_back_the_rest)
             except sqlite3.Error as error:
                 # The writer meets the same fault and reports it; this is put off.
-                _log.warning("the WAL was not written back", error=str(error))
+                say = "the WAL was not written back"
+                self._every(_log.warning, say, key=say, error=str(error))
                 self._is_written_back = False
 
     async def follow(self, seq: int) -> None:

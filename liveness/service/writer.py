@@ -31,6 +31,7 @@ class Writer:
 
     def __init__(self, what: str, path: Path, *, clock: Clock) -> None:
         self.failure: str | None = None  # why it cannot be written, in words
+        self.failures = 0  # how often it could not
         self._what = what
         self._path = path
         self._clock = clock
@@ -58,6 +59,7 @@ class Writer:
                 # was told, and the next start goes on from what is on disk.
                 raise
             except sqlite3.Error as error:
+                self.failures += 1
                 self.failure = f"{self._what} cannot be written: {error}"
                 if began - said_at >= SAY_AGAIN_S:
                     said_at = began

@@ -18,6 +18,7 @@ from liveness.service.journal import (
     Journal,
 )
 from liveness.service.store import Batch, CursorRow, Store
+from liveness.service.writer import SAY_AGAIN_S
 from tests.service.journals import journal_of
 
 KEY = ("gateway", "g")
@@ -262,6 +263,9 @@ async def test_a_full_disk_drops_nothing_says_so_once_a_minute_and_recovers(
                 assert "full" in journal.failure
                 assert (journal.pending, journal.durable_seq) == (6_000, 0)
                 assert told.batches == []
+                # One try a second; the timers' table was not troubled.
+                assert 64 <= journal.write_failures["log"] <= 66
+                assert journal.write_failures["timers"] == 0
             began = trio.current_time()
             await journal.settled()
         assert trio.current_time() - began <= 1.0
@@ -322,6 +326,23 @@ async def test_what_is_past_the_retention_goes_step_by_step_until_it_is_gone(
             assert store.bounds() == (9_001, 9_003)
             assert journal.log_bytes == store.log_bytes()
             nursery.cancel_scope.cancel()
+
+
+async def test_that_nothing_can_be_trimmed_is_said_once_a_minute(
+    store: Store, jumping: MockClock
+) -> None:
+    async with writing(store) as told:
+        for first, count in ((1, 9_000), (9_001, 2)):
+            told.journal.append(changes(first, count))
+            await told.journal.settled()
+        store._db.execute("update log set records = x'c1' where last = 1000")
+        with structlog.testing.capture_logs() as said:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_trim, told.journal)
+                await trio.sleep(3 * SAY_AGAIN_S - TRIM_EVERY_S / 2)
+                nursery.cancel_scope.cancel()
+    assert [line["event"] for line in said] == ["the log was not trimmed"] * 3
+    assert store.bounds() == (1, 9_003)
 
 
 async def test_a_linked_name_is_never_forgotten_and_an_idle_one_is(

@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from liveness.core.records import Uid
 from liveness.service.outbox import LINGER_S, NOTICES_PER_FRAME
+from liveness.service.writer import SAY_AGAIN_S
 from tests.service.rig import WAITING_PER_S, Caller, Rig, running
 
 # Together more than a socket's buffer takes, so that whoever does not read them blocks.
@@ -423,6 +424,27 @@ async def test_whoever_says_no_hello_is_told_why_and_closed(
         assert last is not None
         assert last[1]["code"] == "too-slow"
         assert 5 <= trio.current_time() - began <= 6.1
+
+
+async def test_that_the_log_cannot_be_read_is_said_once_a_minute_however_many_want_it(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, timeout_s=3_600, tail=1_000) as rig:
+        gateway = await rig.gateway("g")
+        for part in range(3):
+            await gateway.send(["login", [f"u{part}-{n}" for n in range(1_000)]])
+            await gateway.settle()
+        damage = "update log set records = x'c1' where last = 1000"
+        rig.store._db.execute(damage)
+        with structlog.testing.capture_logs() as said:
+            for number in range(5):
+                await rig.watcher(f"w{number}", after=0)
+            await trio.sleep(2.5 * SAY_AGAIN_S)
+            await gateway.settle()
+    lines = [one for one in said if one["event"].startswith("the log cannot be read")]
+    assert len(lines) == 3
+    # A try a second of each.
+    assert 5 * 50 <= lines[1]["suppressed"] <= 5 * 61
 
 
 async def test_over_the_limit_links_are_told_so_and_far_over_it_closed_without_a_word(

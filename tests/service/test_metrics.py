@@ -37,6 +37,7 @@ NOW = Now(
     gateways=[],
     log_seq=9,
     log_pending=0,
+    write_failures={"log": 7, "timers": 0},
     log_bytes=4_096,
     feed_watchers=1,
     timers={"pending": 5},

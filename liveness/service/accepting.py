@@ -1,0 +1,66 @@
+"""Accepts connections, whatever the process is short of.
+
+Where there is no descriptor or no memory for another connection, those who wait stay in
+the backlog, and those who are there go on. It is tried again ten times a second, as
+nothing tells when there is room, and said once a minute.
+"""
+
+import errno
+import socket
+from collections import Counter
+from typing import Final
+
+import structlog
+import trio
+
+from liveness.service.logs import Every
+
+PAUSE_S: Final = 0.1
+SAY_AGAIN_S: Final = 60.0
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+_log = structlog.get_logger("socket")
+
+
+class Acceptor:
+    """Accepts what comes at one socket.
+
+    Args:
+        listener: Listening; it is made non-blocking, and stays open.
+        name: What it is called in the log and in the metrics.
+        put_off: Counts by that name how often there was no room.
+    """
+
+    def __init__(
+        self, listener: socket.socket, name: str, put_off: Counter[str]
+    ) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._name = name
+        self._put_off = put_off
+        self._every = Every(SAY_AGAIN_S, clock=trio.current_time)
+
+    async def accept(self) -> socket.socket:
+        """Wait for the next connection; it is non-blocking."""
+        while True:
+            await trio.lowlevel.wait_readable(self._listener)
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                continue
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self._put_off[self._name] += 1
+                self._every(
+                    _log.warning,
+                    "no connection can be accepted now; those that are there go on, the "
+                    "others wait: raise the limit of open files, or end some",
+                    key=error.errno,
+                    socket=self._name,
+                    error=error.strerror,
+                )
+                await trio.sleep(PAUSE_S)
+                continue
+            sock.setblocking(False)
+            return sock
