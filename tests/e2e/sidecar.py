@@ -55,6 +55,7 @@ class Sidecar:
         self.timers = self.state / "timers.db"
         self.timeout_s = timeout_s
         self.settings = settings
+        self.under: list[str] = []  # a command that runs it, and becomes it
         self.lines: list[Line] = []
         self._said = threading.Condition()
         self._reader: threading.Thread | None = None
@@ -105,7 +106,15 @@ class Sidecar:
         return self
 
     def command(self) -> list[str]:
-        serve = [sys.executable, "-m", "liveness", "serve", "--http", "127.0.0.1:0"]
+        serve = [
+            *self.under,
+            sys.executable,
+            "-m",
+            "liveness",
+            "serve",
+            "--http",
+            "127.0.0.1:0",
+        ]
         serve += ["--socket", str(self.socket), "--state", str(self.state)]
         return [*serve, "--timeout", str(self.timeout_s)]
 

@@ -1,0 +1,238 @@
+"""A disk that is really full, and one whose writes and syncs fail: both heal."""
+
+import errno
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+import pytest
+
+from liveness.service.writer import SAY_AGAIN_S
+from tests.e2e.client import Client
+from tests.e2e.conftest import Start
+from tests.e2e.sidecar import Sidecar
+from tests.e2e.test_disk import crowd, is_told_nothing, readiness_until, uids
+
+DISK_MIB: Final = 16
+# Of these a commit finds no room in the WAL that there is, nor in what the table has.
+LATE: Final = 4_000
+TIMERS: Final = 200
+PAYLOAD: Final = {"payload": "x" * 4_000}
+
+LOG_FAILS: Final = (
+    "the log cannot be written; nothing is dropped, it is tried again every second: "
+    "make room or mend the disk"
+)
+TIMERS_FAIL: Final = LOG_FAILS.replace("the log", "the timers' table")
+
+Trouble = Callable[[], AbstractContextManager[None]]
+
+
+# --- a small filesystem, full -------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of few MiB, which is nobody else's."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = f"size={DISK_MIB}m,mode=0700"
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"no filesystem can be mounted here: {mounted.stderr}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """Has another file take all the room that is left."""
+    other = folder / "other"
+    with other.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4_096))
+        except OSError:
+            assert shutil.disk_usage(folder).free == 0
+    try:
+        yield
+    finally:
+        other.unlink()
+
+
+# --- a disk that fails --------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_failing_disk(make: Start) -> Sidecar:
+    """One whose system calls can be made to fail while it runs; it is not started yet."""
+    if shutil.which("fiu-run") is None:
+        pytest.skip("fiu-run is missing: apt install fiu-utils")
+    sidecar = make()
+    sidecar.under = ["fiu-run", "-x", "-f", str(sidecar.folder / "fiu")]
+    return sidecar
+
+
+def tell(sidecar: Sidecar, *orders: str) -> None:
+    """Says which calls fail from now on."""
+    command = ["fiu-ctrl", "-f", str(sidecar.folder / "fiu")]
+    for order in orders:
+        command += ["-c", order]
+    told = subprocess.run(
+        [*command, str(sidecar.pid)], capture_output=True, text=True, check=True
+    )
+    assert "rror" not in told.stdout + told.stderr
+
+
+POINTS: Final = {"write": "posix/io/rw/pwrite", "sync": "posix/io/sync/fdatasync"}
+
+
+def fail(sidecar: Sidecar, **calls: float) -> None:
+    """From now on these calls fail, each with its probability, with EIO."""
+    how = f"failinfo={errno.EIO}"
+    tell(
+        sidecar,
+        *(
+            f"enable_random name={POINTS[call]},probability={chance},{how}"
+            for call, chance in calls.items()
+        ),
+    )
+
+
+@contextmanager
+def failing(sidecar: Sidecar, call: str) -> Iterator[None]:
+    """Has one call fail for a while, always."""
+    fail(sidecar, **{call: 1.0})
+    try:
+        yield
+    finally:
+        tell(sidecar, f"disable name={POINTS[call]}")
+
+
+# --- what holds of both -------------------------------------------------------------------
+
+
+def is_survived(sidecar: Sidecar, trouble: Trouble) -> None:
+    """Checks that a trouble is said and counted, loses nothing, and is over by itself."""
+    gateway, watcher = sidecar.gateway("g"), sidecar.watcher()
+    early, late = crowd("early", 100), crowd("late", LATE)
+    gateway.send("login", early)
+    gateway.send("after", "early", 86_400)
+    gateway.settle()
+    watcher.take(100)
+    began = perf_counter()
+    with trouble():
+        for number in range(TIMERS):
+            gateway.send("after", f"late-{number}", 86_400, PAYLOAD)
+        gateway.send("login", late)
+        gateway.send("ping", "after all that")
+        why = readiness_until(sidecar, 503)
+        assert "cannot be written: " in why[0]
+        for what, path in (("log", sidecar.database), ("timers", sidecar.timers)):
+            sidecar.metric_until(
+                lambda failures: failures >= 3,
+                "liveness_write_failures_total",
+                what=what,
+            )
+            line = sidecar.line(LOG_FAILS if what == "log" else TIMERS_FAIL)
+            assert line.items() >= {"level": "error", "path": str(path)}.items()
+        assert sidecar.get("/healthz")[0] == 200
+        pending = sidecar.metric("liveness_log_pending")
+        assert pending >= LATE + TIMERS - 1  # a cursor may go alone
+        assert sidecar.metric("liveness_log_seq") == 100
+        assert is_told_nothing(watcher, 0.2)
+    assert readiness_until(sidecar, 200) == []
+    # Said once a minute, however often it was tried.
+    most = 1 + (perf_counter() - began) // SAY_AGAIN_S
+    for event in (LOG_FAILS, TIMERS_FAIL):
+        assert len([one for one in sidecar.lines if one["event"] == event]) <= most
+    assert gateway.expect("pong") == ["after all that"]
+    sidecar.line("the log is written again")
+    sidecar.line("the timers' table is written again")
+    is_all_there(sidecar, watcher, early + late)
+
+
+def is_all_there(sidecar: Sidecar, watcher: Client, users: list[str]) -> None:
+    """Checks that all was told in order, and is on disk, also after a crash."""
+    told = watcher.until(
+        lambda records: not records or records[-1]["seq"] >= len(users)
+    )
+    if len(told) < len(users):
+        told = watcher.take(len(users) - 100)
+        assert [one["seq"] for one in told] == [*range(101, len(users) + 1)]
+        assert uids(told, "online") == users[100:]
+    sidecar.kill()
+    sidecar.under = []
+    sidecar.start()
+    log = sidecar.log()
+    assert [one.seq for one in log] == [*range(1, len(users) + 1)]
+    assert [one.uid for one in log] == users
+    assert sidecar.line("ready")["users"] == len(users)
+    assert sidecar.timer_rows("select count(*) from timers") == [(TIMERS + 1,)]
+    assert sidecar.timer_rows("pragma integrity_check") == [("ok",)]
+    assert sidecar.rows("pragma integrity_check") == [("ok",)]
+
+
+def test_a_full_filesystem_is_said_loses_nothing_and_heals_by_itself(
+    small_disk: Path,
+) -> None:
+    with Sidecar(small_disk) as sidecar:
+        sidecar.start()
+        is_survived(sidecar, lambda: filled(small_disk))
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_a_disk_that_fails_is_said_loses_nothing_and_heals_by_itself(
+    on_failing_disk: Sidecar, call: str
+) -> None:
+    sidecar = on_failing_disk.start()
+    is_survived(sidecar, lambda: failing(sidecar, call))
+
+
+def test_with_a_disk_that_fails_now_and_then_each_pong_is_true(
+    on_failing_disk: Sidecar,
+) -> None:
+    sidecar = on_failing_disk.start()
+    gateway, watcher = sidecar.gateway("g"), sidecar.watcher()
+    ponged = 0
+    fail(sidecar, write=0.02, sync=0.25)
+    failures = 0.0
+    while failures < 3 or ponged < 5:
+        gateway.send("login", f"user-{ponged}")
+        gateway.send("after", f"key-{ponged}", 86_400)
+        gateway.settle()
+        # It is on disk, whoever looks.
+        assert sidecar.rows("select max(last) from log") == [(ponged + 1,)]
+        ponged += 1
+        failures = sum(
+            sidecar.metric("liveness_write_failures_total", what=what)
+            for what in ("log", "timers")
+        )
+    sidecar.kill()
+    assert [one["seq"] for one in watcher.take(ponged)] == [*range(1, ponged + 1)]
+    sidecar.under = []
+    sidecar.start()
+    assert [one.uid for one in sidecar.log()] == [f"user-{n}" for n in range(ponged)]
+    assert sidecar.timer_rows("select count(*) from timers") == [(ponged,)]
+
+
+def test_a_full_filesystem_at_the_start_is_told_and_nothing_is_touched(
+    small_disk: Path,
+) -> None:
+    with Sidecar(small_disk) as sidecar, filled(small_disk):
+        sidecar.state.mkdir()
+        code, line = sidecar.refused_start()
+        assert code == 1
+        assert f"{sidecar.database}: " in line
+        assert "make room" in line
