@@ -138,6 +138,15 @@ def test_who_comes_due_just_after_a_hold_waits_for_what_its_gateway_collected() 
     assert gateway.clearance(now, hold=HOLD_S).silence == now
 
 
+def test_a_link_has_to_be_read_empty_once_its_gateway_has_settled() -> None:
+    gateway = Gateway("g", 0, SETTLE_S)
+    gateway.linked(ping=5.0, now=100.0)
+    gateway.heard(110.25)
+    for empty_at, silence in ((112.0, NEVER), (112.25, 112.25)):
+        gateway.empty_at = empty_at
+        assert gateway.clearance(113.0, hold=HOLD_S).silence == silence
+
+
 def test_a_promise_ends_with_its_link() -> None:
     gateway = Gateway("g", 0, SETTLE_S)
     gateway.linked(ping=5.0, now=100.0)

@@ -466,6 +466,17 @@ def test_each_gateway_gets_its_turn_whoever_has_more(scene: Scene) -> None:
     assert "only" in [shown["uid"] for shown in scene.written()]
 
 
+def test_each_gateway_has_an_equal_share_of_a_pass(scene: Scene) -> None:
+    scene.login("g", range(1_000))
+    scene.login("h", range(1_000, 2_000))
+    scene.pass_time(31)
+    scene.read("g", "h")
+    scene.presence.wheel.advance(scene.now, ALL)
+    scene.presence.fire(scene.at, limit=10)
+    judged = Counter(shown["gateway"] for shown in scene.written())
+    assert judged == {"g": 5, "h": 5}
+
+
 def test_three_gateways_take_turns_even_if_only_one_is_judged_at_a_time(
     scene: Scene,
 ) -> None:

@@ -194,6 +194,25 @@ async def test_nobody_is_told_a_record_before_it_is_on_disk(
         assert seqs(await watcher.records(3_000)) == list(range(1, 3_001))
 
 
+async def test_no_record_comes_before_welcome(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway, other = await rig.gateway("g"), await rig.gateway("other")
+        await gateway.send(["login", "u"], ["logout", "u"])
+        await gateway.records(1)  # and not acknowledged
+        gateway.close()
+        await rig.until(lambda: rig.engine.book.linked("gateway") == 1)
+        again = await rig.connect()
+        with rig.disk_full():
+            await other.send(["login", crowd(3_000)])
+            await rig.until(lambda: rig.journal.failure)
+            await again.send(["hello", {"protocol": 1, "name": "g"}])
+            assert await again.is_told_nothing(5)
+        await again.expect("welcome")
+        assert seqs(await again.records(1)) == [2]
+
+
 async def test_records_come_in_frames_of_at_most_a_thousand(
     tmp_path: Path, jumping: MockClock
 ) -> None:
@@ -684,6 +703,27 @@ async def test_time_in_which_the_disk_kept_us_from_reading_is_nobodys_silence(
         await other.settle()
         assert rig.presence.events["keepalive"] == 60
         assert rig.presence.ended == {"silence": 0, "logout": 0, "gateway_lost": 0}
+
+
+async def test_a_socket_that_was_read_in_part_is_not_empty(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, pause_reading=4_000) as rig:
+        gateway, other = await rig.gateway("g"), await rig.gateway("other")
+        await gateway.send(["login", ["still there", "silent"]])
+        await gateway.settle()
+        with rig.disk_full():
+            await other.send(["login", crowd(3_000)])
+            await rig.until(lambda: rig.journal.failure)
+            await trio.sleep(29.8)
+            # So much waits for the disk that a link is read a piece a pass: this lasts
+            # until both have been due for long, and only its end speaks for one of them.
+            await gateway.send(*[["keepalive", "x" * 250]] * 400)
+            await gateway.send(["keepalive", "still there"])
+            await rig.until(lambda: rig.presence.ended["silence"])
+        (record,) = await gateway.records(1)
+        assert record["uid"] == "silent"
+        assert record["silence"] > 30.2  # it was held until all was read
 
 
 # --- gateways that are not there -----------------------------------------------------------

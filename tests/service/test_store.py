@@ -546,6 +546,11 @@ def test_nobody_else_may_look_into_the_state(tmp_path: Path) -> None:
     assert modes == [0o700, 0o600]
 
 
+def test_every_commit_is_synced(store: Store) -> None:
+    assert store._db.execute("pragma journal_mode").fetchone() == ("wal",)
+    assert store._db.execute("pragma synchronous").fetchone() == (2,)  # full
+
+
 def test_a_second_owner_is_refused_and_may_follow_the_first(tmp_path: Path) -> None:
     with (
         closing(Store(tmp_path)),

@@ -64,6 +64,26 @@ async def test_a_run_is_not_over_while_its_answer_is_left_unread(
         assert rig.sidecar.timetable.results[UNANSWERED] == 1
 
 
+async def test_a_run_is_not_over_while_its_link_is_left_unread_for_what_it_asked(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, pause_reading=1_000) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["after", "k", 1], ["after", "nobody answers", 1])
+        await gateway.records(2)
+        with rig.no_room_for_timers():
+            await gateway.send(*(["after", f"{n}", 1_000] for n in range(1_000)))
+            await rig.until(lambda: rig.journal.failure)
+            await gateway.send(["done", "k"])
+            await trio.sleep(200)
+        await gateway.settle()
+        assert states(rig) == {"done": 1, "fired": 1, "pending": 1_000}
+        await trio.sleep(55)
+        assert rig.sidecar.timetable.results[UNANSWERED] == 0
+        await trio.sleep(10)
+        assert rig.sidecar.timetable.results[UNANSWERED] == 1
+
+
 async def test_a_timer_asked_for_again_while_the_log_is_written_is_not_late(
     tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,6 +201,27 @@ async def test_a_run_is_told_to_the_table_only_once_its_record_is_on_disk(
         assert table.seq == 1
 
 
+async def test_no_order_takes_a_run_along_whose_record_is_not_on_disk(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    async with writing(store, table) as told:
+        journal = told.journal
+        journal.append(asked(1))
+        await journal.settled()
+        with locked(store.path):
+            journal.append(run(1, 1))
+            await wait_all_tasks_blocked()
+            journal.append(Changes(orders=[Drop("g", "k1", None, 2, AT_MS)]))
+            while told.states() != {"cancelled": 1}:
+                await told.wrote_table.wait()
+            assert disk.rows(table.path, "select seq from timers") == [(None,)]
+        await journal.settled()
+        await trio.sleep(RUN_WAIT_S + 1)
+        assert disk.rows(table.path, "select state, seq from timers") == [
+            ("cancelled", 1)
+        ]
+
+
 async def test_a_run_waits_for_its_answer_and_holds_up_nobody_meanwhile(
     store: Store, table: TimerTable, jumping: MockClock
 ) -> None:
