@@ -43,6 +43,7 @@ ASYNC := ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC112,ASYNC113,ASYNC120
 ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231,ASYNC232,ASYNC400
 
 .PHONY: help setup demo serve test slow simulate check bench performance lock clean
+.PHONY: help setup demo serve test slow mutants check bench performance lock clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -65,6 +66,9 @@ slow: $(call READY,test)  ## The slow tests
 
 simulate: $(call READY,test)  ## New simulated worlds for a minute (ARGS="--seed 17")
 	@exec $(VENV)/bin/python -m tests.simulation $(ARGS)
+
+mutants: $(call READY,test)  ## The tests notice each protection taken out (ARGS="read-before-fire")
+	@exec $(VENV)/bin/python -m tests.mutants $(ARGS)
 
 check: $(call READY,dev)  ## Lint, format, types
 	@$(VENV)/bin/ruff check

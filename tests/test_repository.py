@@ -31,7 +31,8 @@ WANTED = {
     "requirements-test.lock": GROUPS["test"],
     "requirements-dev.lock": GROUPS["dev"],
 }
-TARGETS = "bench check clean demo help lock performance serve setup slow test"
+TARGETS = "bench check clean demo help lock mutants performance serve setup slow test"
+STEPS = ("check", "test", "mutants")
 
 # One entry: a pin, perhaps for some Pythons only, and nothing but hashes after it.
 ENTRY = re.compile(
@@ -351,12 +352,12 @@ def gate(copy: Copy) -> Copy:
     return copy
 
 
-def test_the_gate_checks_then_tests_without_standard_input(gate: Copy) -> None:
+def test_the_gate_takes_its_steps_without_standard_input(gate: Copy) -> None:
     assert gate.run(".ci/run").returncode == 0
-    assert gate.traced() == ["make check CI=true stdin=", "make test CI=true stdin="]
+    assert gate.traced() == [f"make {step} CI=true stdin=" for step in STEPS]
 
 
-@pytest.mark.parametrize("step", ["check", "test"])
+@pytest.mark.parametrize("step", STEPS)
 def test_the_gate_fails_with_each_of_its_steps(gate: Copy, step: str) -> None:
     assert gate.run(".ci/run", FAIL=step).returncode != 0
     assert gate.traced()[-1].startswith(f"make {step} ")

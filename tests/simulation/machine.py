@@ -34,6 +34,8 @@ SLOW_STEP_S: Final = 0.001
 STEP_S: Final = 20e-6
 
 PAGE_BYTES: Final = 512  # no file has smaller pages, and all have multiples of it
+# At the beginning of a sector, which a disk writes whole or not.
+WAL_HEADER_BYTES: Final = 32
 # What a call on the disk takes before it does anything, and before it is known of.
 QUICK_S: Final = (0.0002, 0.003)
 ZERO_MS: Final = 1_700_000_000_000
@@ -233,6 +235,8 @@ class Machine:
         # A thread is not ended by a cancellation, only by the end of the process.
         with trio.CancelScope(shield=True) as shield:
             life.at_work.append(shield)
+            if life.scope.cancel_called:
+                shield.cancel()
             try:
                 await trio.sleep(self._delay())
                 done = self._on_disk(life, work, *args)
@@ -316,6 +320,8 @@ def torn(before: Files, after: Files, random: Random) -> Files:
                 image[database] = pages
             elif new:
                 cut = random.randrange(len(new) + 1)
+                if cut < WAL_HEADER_BYTES:
+                    cut = 0
                 image[name] = new[:cut] + old[cut:]
         elif name.endswith(".db"):
             if f"{name}-wal" not in after or before.get(f"{name}-wal") == after.get(

@@ -1,0 +1,309 @@
+"""Takes the product's protections out, one at a time, and sees the tests notice.
+
+A patch in this folder is a *mutant*: the project without one protection. Its head says in
+a sentence which, and what breaks; then it names tests, each of which must fail with it:
+
+    Users are judged though nobody has read what their gateway says: false silence.
+
+    Test: tests/core/test_gateways.py::test_a_link_never_read_empty_clears_nobody
+
+Any test will do, a whole simulation as well as one of a function. Named without its
+parameters it stands for all its cases.
+
+Each mutant is a copy of its own, in a temporary folder. It is *killed* if the tests that
+it names fail by themselves, in their call. Whatever else becomes of it, it has survived: a
+patch that does not apply, an import that breaks, a run that hangs or crashes show nothing.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+from xml.etree import ElementTree
+
+import trio
+
+PATCHES: Final = Path("tests", "mutants")
+# What tests need of the project, and a build.
+COPIED: Final = ("liveness", "tests", "proto", "pyproject.toml", "setup.py")
+WITHOUT: Final = shutil.ignore_patterns("__pycache__")
+SAID: Final = "said"  # a file, in a copy
+
+# Tests by the second are named, and one may be preceded by a build of ten: in time even
+# on a machine ten times as slow. Less than pytest's own limit for a test, which would be
+# taken for a failure.
+LIMIT_S: Final = 150.0
+# As many as there are processors where this usually runs. Tests of time keep to virtual
+# time or to what holds on a busy machine, so two do not disturb each other.
+AT_ONCE: Final = 2
+# Of what a run said, so much tells why it was no good.
+TOLD_LINES: Final = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A patch, what it takes out, and the tests that must fail with it."""
+
+    path: Path
+    what: str
+    tests: tuple[str, ...]
+    is_compiled: bool  # what it changes
+
+    @classmethod
+    def read(cls, path: Path) -> "Mutant":
+        head, _, diff = path.read_text().partition("\ndiff --git ")
+        lines = head.splitlines()
+        tests = [line[5:].strip() for line in lines if line.startswith("Test:")]
+        what = " ".join(line for line in lines if not line.startswith("Test:"))
+        files = [line for line in diff.splitlines() if line.startswith("+++ ")]
+        return cls(
+            path,
+            " ".join(what.split()),
+            tuple(tests),
+            any(file.endswith((".pyx", ".pxd")) for file in files),
+        )
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    def apply(self, folder: Path, *options: str) -> str:
+        """Apply the patch to *folder*; why it could not be, or nothing."""
+        git = ["git", "apply", *options, str(self.path)]
+        # Not to a repository that the folder may lie in.
+        known = {key: it for key, it in os.environ.items() if key[:4] != "GIT_"}
+        known["GIT_CEILING_DIRECTORIES"] = str(folder.parent)
+        done = subprocess.run(
+            git, cwd=folder, env=known, capture_output=True, text=True, check=False
+        )
+        if not done.returncode:
+            return ""
+        return (
+            f"the patch does not apply ({done.stderr.strip()}): make it anew, by git "
+            f"diff -U1, or remove it with what it took out"
+        )
+
+
+class Survived(Exception):
+    """A mutant that the tests it names do not kill, or a run that shows nothing."""
+
+
+def mutants_of(root: Path) -> list[Mutant]:
+    """Every mutant of a project, by name."""
+    return [Mutant.read(path) for path in sorted((root / PATCHES).glob("*.patch"))]
+
+
+def faults_of(mutants: Sequence[Mutant]) -> list[str]:
+    """What is wrong with patches before any is tried."""
+    faults, heads = list[str](), dict[str, str]()
+    for mutant in mutants:
+        if not mutant.what:
+            faults.append(f"{mutant.name}: its head does not say what is taken out")
+        elif mutant.what in heads:
+            faults.append(f"{mutant.name}: has the head of {heads[mutant.what]}")
+        heads.setdefault(mutant.what, mutant.name)
+        if not mutant.tests:
+            faults.append(f"{mutant.name}: names no test (Test: tests/…::name)")
+    return faults
+
+
+async def run(
+    root: Path, names: Sequence[str] = (), *, limit_s: float = LIMIT_S
+) -> int:
+    """Try a project's mutants, or those of these names; the exit code."""
+    mutants = mutants_of(root)
+    faults = faults_of(mutants)
+    known = {mutant.name for mutant in mutants}
+    faults += [
+        f"{name}: there is no such mutant" for name in names if name not in known
+    ]
+    if faults:
+        print(*faults, sep="\n")
+        return 1
+    mutants = [mutant for mutant in mutants if not names or mutant.name in names]
+    with TemporaryDirectory(prefix="mutants-") as scratch:
+        return await _Attempts(root, Path(scratch), limit_s).all_of(mutants)
+
+
+class _Attempts:
+    """Tries mutants.
+
+    Args:
+        root: The project.
+        scratch: Where their copies go.
+        limit_s: The longest that one may take, in seconds.
+    """
+
+    def __init__(self, root: Path, scratch: Path, limit_s: float) -> None:
+        self._root = root
+        self._scratch = scratch
+        self._limit_s = limit_s
+        self._survivors = 0
+
+    async def all_of(self, mutants: Sequence[Mutant]) -> int:
+        began = trio.current_time()
+        if faults := await self._without(mutants):
+            print(*faults, sep="\n")
+            return 1
+        took = trio.current_time() - began
+        print(f"{len(mutants)} mutants; without them their tests pass, {took:.1f} s")
+        room = trio.CapacityLimiter(AT_ONCE)
+        async with trio.open_nursery() as nursery:
+            for mutant in mutants:
+                nursery.start_soon(self._attempt, mutant, room)
+        killed = len(mutants) - self._survivors
+        print(f"{killed} killed, {self._survivors} survived")
+        return 1 if self._survivors else 0
+
+    async def _without(self, mutants: Sequence[Mutant]) -> list[str]:
+        """Run all named tests on the project as it is: what is wrong with them."""
+        tests = sorted({test for mutant in mutants for test in mutant.tests})
+        async with self._copy() as copy:
+            with trio.move_on_after(LIMIT_S * len(tests)) as limit:
+                report = await copy.test(tests)
+            if limit.cancelled_caught:
+                return ["without any mutant the tests hang", copy.said()]
+            faults = [
+                f"{test}: is named by a mutant, and does not pass without it"
+                for test in tests
+                if report.code == 1 and any(report.of(test))
+            ]
+            return [*faults, copy.said()] if report.code else []
+
+    async def _attempt(self, mutant: Mutant, room: trio.CapacityLimiter) -> None:
+        async with room:
+            began = trio.current_time()
+            try:
+                await self._kill(mutant)
+                verdict, why = f"killed by {', '.join(mutant.tests)}", ""
+            except Survived as survived:
+                self._survivors += 1
+                verdict, why = "SURVIVED", f": {mutant.what}\n  {survived}"
+            took = trio.current_time() - began
+        print(f"{mutant.name}: {verdict}, {took:.1f} s{why}", flush=True)
+
+    async def _kill(self, mutant: Mutant) -> None:
+        """Try one.
+
+        Raises:
+            Survived: One of its tests does not fail, or none could be run.
+        """
+        async with self._copy() as copy:
+            with trio.move_on_after(self._limit_s) as limit:
+                if why := await trio.to_thread.run_sync(mutant.apply, copy.folder):
+                    raise Survived(why)
+                if mutant.is_compiled and await copy.compile():
+                    raise Survived(f"it does not compile\n{copy.said()}")
+                report = await copy.test(mutant.tests)
+            if limit.cancelled_caught:
+                why = f"it was ended after {self._limit_s:g} s"
+                raise Survived(f"{why}\n{copy.said()}")
+            for test in mutant.tests:
+                if not (cases := report.of(test)):
+                    raise Survived(f"{test} was not run\n{copy.said()}")
+                if not all("failure" in kinds for kinds in cases):
+                    how = "passes"
+                    if any(cases):
+                        how = "fails in some of its cases"
+                    if any("error" in kinds for kinds in cases):
+                        how = "fails, but not in its call"
+                    raise Survived(f"{test} {how}\n{copy.said()}")
+            if report.code != 1:
+                raise Survived(f"pytest ended with {report.code}\n{copy.said()}")
+
+    @asynccontextmanager
+    async def _copy(self) -> AsyncIterator["_Copy"]:
+        """A copy of the project, until left."""
+        with TemporaryDirectory(dir=self._scratch) as folder:
+            await trio.to_thread.run_sync(_copy, self._root, Path(folder))
+            yield _Copy(Path(folder))
+
+
+def _copy(root: Path, folder: Path) -> None:
+    (folder / SAID).touch()
+    for name in COPIED:
+        if (root / name).is_dir():
+            shutil.copytree(root / name, folder / name, ignore=WITHOUT)
+        elif (root / name).exists():
+            shutil.copy2(root / name, folder / name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What pytest said: its exit code, and of each case what else than that it passed."""
+
+    code: int
+    cases: dict[tuple[str, str], set[str]]
+
+    def of(self, test: str) -> list[set[str]]:
+        """Of each case of a test what became of it: nothing if it passed."""
+        file, _, name = test.partition("::")
+        module = file.removesuffix(".py").replace("/", ".")
+        return [
+            kinds
+            for (of, case), kinds in self.cases.items()
+            if of == module and name in (case, case.partition("[")[0])
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A copy of the project, and what is run in it."""
+
+    folder: Path
+
+    async def compile(self) -> int:
+        # For what it does, not for its speed; and a failure is one (CI).
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+        return await self._run(command, CFLAGS="-O0", CI="true")
+
+    async def test(self, tests: Sequence[str]) -> _Report:
+        path = self.folder / "report.xml"
+        options = ["-q", "-p", "no:cacheprovider", f"--junitxml={path}"]
+        code = await self._run([sys.executable, "-m", "pytest", *options, *tests])
+        cases = dict[tuple[str, str], set[str]]()
+        if path.exists():
+            for case in ElementTree.parse(path).iter("testcase"):
+                key = case.get("classname", ""), case.get("name", "")
+                # One that fails in its call and again at its end is there twice.
+                kinds = {child.tag for child in case} & {"failure", "error", "skipped"}
+                cases.setdefault(key, set()).update(kinds)
+        return _Report(code, cases)
+
+    async def _run(self, command: Sequence[str], **more: str) -> int:
+        """Run to the end, or until cancelled, with all that it has started."""
+        environ = os.environ | {
+            "PYTHONPATH": str(self.folder),
+            # Half of the time would go into compiling, again and again, what pytest is
+            # made of: that may be kept, in the environment.
+            "PYTHONDONTWRITEBYTECODE": "",
+        }
+        with (self.folder / SAID).open("ab") as said:
+            done = await trio.run_process(
+                command,
+                cwd=self.folder,
+                env=environ | more,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                check=False,
+                start_new_session=True,
+                deliver_cancel=_end,
+            )
+        return done.returncode
+
+    def said(self) -> str:
+        """The last lines of what was said."""
+        lines = (self.folder / SAID).read_text(errors="replace").splitlines()
+        return "\n".join(f"  | {line}" for line in lines[-TOLD_LINES:])
+
+
+async def _end(process: trio.Process) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
