@@ -42,8 +42,7 @@ APT := apt install git make python3-venv gcc python3-dev
 ASYNC := ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC112,ASYNC113,ASYNC120,ASYNC121
 ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231,ASYNC232,ASYNC400
 
-.PHONY: help setup demo serve test slow simulate check bench performance lock clean
-.PHONY: help setup demo serve test slow mutants check bench performance lock clean
+.PHONY: help setup demo serve test slow simulate mutants check bench performance lock clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13

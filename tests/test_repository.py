@@ -31,7 +31,7 @@ WANTED = {
     "requirements-test.lock": GROUPS["test"],
     "requirements-dev.lock": GROUPS["dev"],
 }
-TARGETS = "bench check clean demo help lock mutants performance serve setup slow test"
+TARGETS = "bench check clean demo help lock mutants performance serve setup simulate slow test"
 STEPS = ("check", "test", "mutants")
 
 # One entry: a pin, perhaps for some Pythons only, and nothing but hashes after it.
