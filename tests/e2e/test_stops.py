@@ -185,17 +185,19 @@ def test_nobody_ends_when_a_gateway_is_replaced_while_it_still_writes(
     path, said = sidecar.socket, alive(USERS)
     with (
         Talker(path, "g", logins(USERS), said, every_s=0) as old,
-        Talker(path, "g", (), said, ping=PING_S) as new,
+        Talker(path, "g", logins([("silent", 1_000)]), said, ping=PING_S) as new,
     ):
         refusal = old.told("error")
         assert (refusal["code"], refusal["fatal"]) == ("replaced", True)
         old.told("end")
+        # The end of the older one is not taken for that of their gateway.
+        (record,) = new.told("notices")["records"]
+        assert (record["uid"], record["reason"]) == ("silent", "silence")
         sit_out_a_timeout(sidecar)
-        watcher = sidecar.watcher()
-        assert online(watcher, USERS) == dict(USERS)
-        assert not ends(sidecar)
+        assert online(sidecar.watcher(), USERS) == dict(USERS)
+        assert len(ends(sidecar)) == 1
         assert not new.lines("error")
-        assert not old.records + new.records
+        assert not old.records
 
 
 def test_all_that_a_replaced_gateway_had_sent_is_applied_though_its_socket_was_full(
