@@ -166,11 +166,11 @@ def test_overload_holds_back_who_floods_and_judges_the_others_as_ever(
         f"memory {min(rss) >> 20} to {max(rss) >> 20} MiB; at most "
         f"{max(pending):,.0f} records waited for the disk"
     )
-    # The metric is what the records say, and the records are what was seen from here.
+    # The metric is no less than the records say, which is no more than was seen from here.
+    # It is stamped once a pass is over, so it may be some ms more.
     (decided, count), (sent, sent_count) = shown
     assert count == sent_count == len(late_s)
-    assert abs(decided - sum(late_s)) <= ROUNDING_S * count
-    assert decided <= sent <= sum(told_s)
+    assert sum(late_s) - ROUNDING_S * count <= decided <= sent <= sum(told_s)
     assert max(pending) < MOST_PENDING
     later = rss[len(rss) // 4 :]
     assert max(later) - min(later) < GROWTH_BYTES
