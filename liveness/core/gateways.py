@@ -84,7 +84,10 @@ class Gateway:
         """Say which due users may be judged at *now*."""
         if self.is_held_back:
             return Clearance(NEVER, NEVER, NEVER, UNREAD)
-        given_up = now - hold
+        # Whoever had no turn to be read for some time, as after a long computation of
+        # ours, may have spoken: for such a link that time is not part of the hold.
+        looked_at = max(self.heard_at, self.empty_at) if self.is_linked else now
+        given_up = looked_at - hold
         if self.is_linked and self._is_mute(now):
             return Clearance(NEVER, given_up, NEVER, MUTE)
         if not self.is_linked:

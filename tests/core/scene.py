@@ -142,6 +142,10 @@ class Scene:
             self.gateway(name).heard(self.now)
             self.gateway(name).empty_at = self.now
 
+    def look_at(self, name: str) -> None:
+        """Find nothing in the socket of a gateway."""
+        self.gateway(name).empty_at = self.now
+
     def judge(self, *, limit: int = ALL) -> list[Shown]:
         """Judge until nobody is left who may be judged."""
         self.presence.wheel.advance(self.now, ALL)

@@ -50,10 +50,11 @@ def test_a_gateway_just_read_empty_is_cleared_up_to_now(gateway: Gateway) -> Non
 
 def test_a_gateway_read_empty_before_is_cleared_up_to_then(gateway: Gateway) -> None:
     gateway.empty_at = 149.0
-    assert gateway.clearance(150.0, hold=HOLD_S) == (149.0, 90.0, NEVER, UNREAD)
+    assert gateway.clearance(150.0, hold=HOLD_S) == (149.0, 89.0, NEVER, UNREAD)
 
 
 def test_a_link_never_read_empty_clears_nobody(gateway: Gateway) -> None:
+    gateway.heard(150.0)
     assert gateway.clearance(150.0, hold=HOLD_S) == (NEVER, 90.0, NEVER, UNREAD)
 
 
@@ -164,6 +165,10 @@ def test_no_hold_is_without_end(state: str) -> None:
         gateway.empty_at = now
     if state == "away":
         gateway.unlinked(now)
+    if state == "mute":
+        gateway.empty_at = now
+    if state in ("unread", "settling"):
+        gateway.heard(now)
     assert gateway.clearance(now, hold=HOLD_S).lost == now - HOLD_S
 
 
@@ -207,7 +212,26 @@ def test_users_of_a_gateway_that_stays_mute_are_lost_with_it_after_the_hold(
 ) -> None:
     live(scene, 30.25, "h")
     assert live(scene, 59.5, "h") == []
-    assert reasons(live(scene, 0.5, "h")) == [("user of g", "gateway_lost")]
+    scene.look_at("g")
+    assert scene.judge() == []
+    scene.pass_time(0.5)
+    assert scene.judge() == []
+    scene.look_at("g")
+    assert reasons(scene.judge()) == [("user of g", "gateway_lost")]
+
+
+def test_nobody_is_given_up_while_there_was_no_turn_to_read_a_link(
+    gateway: Gateway,
+) -> None:
+    gateway.ping = 5.0
+    for moment in (1_000.0, 1_030.0):
+        gateway.heard(moment)
+        gateway.empty_at = moment
+        late = moment + 2 * HOLD_S
+        # As after a long computation: whatever it said meanwhile is not read yet.
+        assert gateway.clearance(late, hold=HOLD_S).lost == moment - HOLD_S
+        gateway.empty_at = late
+        assert gateway.clearance(late, hold=HOLD_S).lost == late - HOLD_S
 
 
 def test_users_wait_until_their_gateway_is_read_empty_after_their_deadline(
@@ -230,11 +254,13 @@ def test_users_of_a_gateway_never_read_empty_are_lost_with_it_after_the_hold(
     for _ in range(359):
         scene.pass_time(0.25)
         scene.gateway("g").heard(scene.now)
+        scene.look_at("h")
         assert scene.judge() == []
     assert scene.presence.held(scene.now)[UNREAD] == 1
     assert scene.presence.held(scene.now)[MUTE] == 1
     scene.pass_time(0.25)
     scene.gateway("g").heard(scene.now)
+    scene.look_at("h")
     assert sorted(reasons(scene.judge())) == [
         ("user of g", "gateway_lost"),
         ("user of h", "gateway_lost"),
@@ -277,6 +303,7 @@ def test_users_of_a_link_that_we_do_not_read_are_not_given_up(gateway: Gateway) 
 def test_when_we_read_it_again_they_get_a_fresh_timeout(gateway: Gateway) -> None:
     gateway.is_held_back = True
     gateway.let_go(1_000.0)
+    gateway.heard(1_001.0)
     assert gateway.clearance(1_001.0, hold=HOLD_S) == (NEVER, 941.0, 1_000.0, UNREAD)
     gateway.empty_at = 1_003.0
     assert gateway.clearance(1_003.0, hold=HOLD_S).silence == 1_003.0
