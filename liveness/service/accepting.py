@@ -17,6 +17,22 @@ from liveness.service.logs import Every
 
 PAUSE_S: Final = 0.1
 SAY_AGAIN_S: Final = 60.0
+# Linux passes on what befell the new connection meanwhile; the next one is taken. The list
+# is that of accept(2), and what a firewall says.
+_OVER: Final = frozenset(
+    {
+        errno.ECONNABORTED,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENONET,
+        errno.ENOPROTOOPT,
+        errno.EOPNOTSUPP,
+        errno.EPERM,
+        errno.EPROTO,
+    }
+)
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 _log = structlog.get_logger("socket")
@@ -46,9 +62,11 @@ class Acceptor:
             await trio.lowlevel.wait_readable(self._listener)
             try:
                 sock, _ = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
+            except BlockingIOError:
                 continue
             except OSError as error:
+                if error.errno in _OVER:
+                    continue
                 if error.errno not in _EXHAUSTED:
                     raise
                 self._put_off[self._name] += 1

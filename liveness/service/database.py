@@ -89,13 +89,20 @@ def schema_of(path: Path) -> int | None:
         StateError: It says none.
         sqlite3.Error: It cannot be read.
     """
-    uri = f"{path.absolute().as_uri()}?mode=ro"
+    log, index, journal = (
+        path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal")
+    )
+    if not path.stat().st_size and log.exists() and log.stat().st_size:
+        # SQLite would take it for new, and what is in the WAL for rubbish.
+        raise sqlite3.DatabaseError(f"it is empty, and {log.name} is not")
+    # A start that was killed as it made the file has left a journal to roll back.
+    mode = "rw" if journal.exists() else "ro"
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
     with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
         (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
         (page_bytes,) = db.execute("pragma page_size").fetchone()
         found = meta(db, "schema") if tables else None
         # Last: whoever closes the index takes this process's locks on it along.
-        log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
         if log.exists() and log.stat().st_size:
             read = wal.frames_read(index.read_bytes())
             if wal.hides_commits(log, read=read, page_bytes=page_bytes):

@@ -52,6 +52,7 @@ def migrate(
     """Bring a file to *schema* from what was `found`."""
     if has == schema:
         return
+    _log.info("an older file is migrated", path=str(path), was=has, schema=schema)
     with transaction(db):
         for older in range(has, schema):
             steps[older](db)

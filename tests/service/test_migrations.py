@@ -86,14 +86,10 @@ def test_every_record_session_and_cursor_of_schema_1_is_taken_over(
             assert [*map(type, one)] == [*map(type, other)]
         assert list(migrated.online()) == rows
         assert migrated.cursors() == cursors
+    about = {"log_level": "info", "path": str(path), "was": 1, "schema": store.SCHEMA}
     assert said == [
-        {
-            "event": MIGRATED,
-            "log_level": "info",
-            "path": str(path),
-            "was": 1,
-            "schema": store.SCHEMA,
-        }
+        {"event": "an older file is migrated", **about},
+        {"event": MIGRATED, **about},
     ]
     with structlog.testing.capture_logs() as said:
         Store(tmp_path).close()
@@ -399,3 +395,32 @@ def test_frames_of_an_earlier_use_of_the_wal_are_no_damage(path: Path) -> None:
     assert count > 20
     opened(path)
     assert disk.rows(path, "select count(*) from meta where key like 'k%'") == [(50,)]
+
+
+# --- what an interrupted beginning leaves -------------------------------------------------
+
+
+def test_a_start_that_was_killed_as_it_made_the_file_keeps_no_later_one_from_it(
+    path: Path,
+) -> None:
+    program = """
+import os, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("pragma cache_size = 1")
+db.execute("begin immediate")
+db.execute("create table half (made)")
+db.executemany("insert into half values (?)", [("x" * 4_000,)] * 50)
+os._exit(0)
+"""
+    path.unlink()
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
+    assert path.with_name(f"{path.name}-journal").stat().st_size
+    opened(path)
+    assert ("half",) not in tables(path)
+    opened(path)
+
+
+def test_an_empty_file_beside_a_wal_is_refused_and_the_wal_is_left(path: Path) -> None:
+    with_commits(path, 3)
+    path.write_bytes(b"")
+    is_refused_and_left(path, "it is empty, and ")

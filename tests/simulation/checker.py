@@ -37,6 +37,9 @@ LINK_S: Final = 0.1
 # The shortest wait before a timer is tried again.
 FIRST_RETRY_S: Final = 1.0
 
+# A timer may have been late by so much, and been cancelled before it fired.
+LATE_TIMER_S: Final = 5.0
+
 _SIGNS: Final = frozenset({"login", "keepalive", "message"})
 _ORDERS: Final = frozenset({"after", "cancel", "done", "fail"})
 
@@ -94,9 +97,12 @@ class Checker:
         self.plan = plan
         self.history = history
         self._is_virtual = real_s is None
+        self._ended_at = history.ended_at
         self._late_s = real_s or 0.0
         self.log: dict[int, Record] = {}
         self.at: dict[int, float] = {}  # of each record, the moment of its decision
+        self._ends: dict[int, float] = {}  # of sessions
+        self._sessions: dict[tuple[str, Uid], list[Record]] = defaultdict(list)
         # By conn and by frame's name: when each was in a socket.
         self.events: dict[int, dict[str, list[_Event]]] = defaultdict(
             lambda: defaultdict(list)
@@ -166,6 +172,10 @@ class Checker:
                 continue
             user = (type(record["uid"]).__name__, record["uid"])
             open_session = current.get(user)
+            if record["kind"] != "online":
+                self._ends.setdefault(open_session or 0, self.at[seq])
+            if record["kind"] != "offline":
+                self._sessions[user].append(record)
             ends = {"moved": "from_session", "offline": "session"}.get(record["kind"])
             if (None if ends is None else record[ends]) != open_session:
                 yield f"3: {record} while session {open_session} is open"
@@ -296,6 +306,7 @@ class Checker:
         if link.welcomed_at == inf or link.name == "reader":
             return
         yield from self._gaps(link)
+        yield from self._ended_by_fresh(link)
         concerning = self._concerning(link)
         told = [it.record["seq"] for it in _records(link)]
         known = self.seen_before(link.opened_at)
@@ -325,6 +336,15 @@ class Checker:
             age = at - self.at[lost[-1]] if lost else inf
             if age < self.plan.retention_s and len(self.history.wall) == 1:
                 yield f"4: {link.name} was told {gap} {age:.3f} s after its last record"
+
+    def _ended_by_fresh(self, link: Link) -> Iterator[str]:
+        """A gateway that comes back fresh holds nothing once it is welcomed."""
+        if not link.hello.get("fresh"):
+            return
+        for session in self._online_at(link.welcome["next"] - 1):
+            conn = self.history.conns[session.conn or 0]
+            if session.gateway == link.name and conn.life < link.life:
+                yield f"4: {link.name} is welcomed fresh, and {session} is open"
 
     def _is_forgotten(self, link: Link) -> bool:
         """Whether a name was away for so long that it is taken for a new one."""
@@ -429,37 +449,32 @@ class Checker:
         if kind not in ("login", "logout") or not isinstance(sent.frame[1], str | int):
             return
         conn = self.history.conns[sent.frame[2]["conn"]]
-        sessions = [
+        open_then = [
             it
-            for it in self.log.values()
-            if it["kind"] in ("online", "moved")
-            and it["uid"] == conn.uid
-            and type(it["uid"]) is type(conn.uid)
+            for it in self._sessions[type(conn.uid).__name__, conn.uid]
+            if self.at[it["seq"]] <= covered_at + STAMP_S
+            and self._ends.get(it["seq"], inf) >= sent.at - STAMP_S - self._late_s
         ]
-        own = [it for it in sessions if it["conn"] == conn.conn]
+        own = [it for it in open_then if it["conn"] == conn.conn]
         if kind == "login":
-            if any(self.at[it["seq"]] <= covered_at + STAMP_S for it in own):
-                return
-            # Or one that may be newer was there.
-            for it in sessions:
-                other = self.history.conns[it["conn"]]
-                delay = self.at[it["seq"]] - other.opened_at
-                if other.opened_at + delay >= conn.opened_at - STAMP_S:
-                    return
-            if len(self.history.wall) == 1:
+            # If it changed nothing, a connection that may be newer was there.
+            is_newer = any(self._starts(it) >= conn.opened_at for it in open_then)
+            if not (own or is_newer or self._wall_clock_counts(0.0, covered_at)):
                 yield f"4: login of {conn} was covered at {covered_at:.3f}, and lost"
             return
         for it in own:
-            if it["gateway"] != link.name or self.at[it["seq"]] > sent.at:
-                continue
-            ends = [
-                self.at[seq]
-                for seq, end in self.log.items()
-                if (end["kind"] == "offline" and end["session"] == it["seq"])
-                or (end["kind"] == "moved" and end["from_session"] == it["seq"])
-            ]
-            if not ends or ends[0] > covered_at + STAMP_S:
-                yield f"4: logout of {conn} covered at {covered_at:.3f}, ends {ends}"
+            ended_at = self._ends.get(it["seq"], inf)
+            is_earlier = self.at[it["seq"]] <= sent.at and it["gateway"] == link.name
+            if is_earlier and ended_at > covered_at + STAMP_S:
+                yield f"4: logout of {conn} covered at {covered_at:.3f}, ends {ended_at}"
+
+    def _starts(self, session: Record) -> float:
+        """The latest that the connection of a session may be taken to have begun."""
+        at, conn = self.at[session["seq"]], self.history.conns[session["conn"]]
+        logins = [it.at for it in self._sent(conn, "login") if it.at <= at + STAMP_S]
+        if session["reason"] != "login" or not logins:
+            return at + STAMP_S
+        return conn.opened_at + (at - min(logins)) + 2 * STAMP_S
 
     # --- timers ---------------------------------------------------------------
 
@@ -486,9 +501,12 @@ class Checker:
                 timers[record["gateway"], record["key"]].runs.append(record)
         for name, timer in timers.items():
             yield from self._runs(timer)
-            is_kept = any(it.covered_at < inf for it in timer.asked)
-            excused = timer.cancelled or len(self.history.wall) > 1
-            if is_kept and not timer.runs and not excused:
+            kept = [it for it in timer.asked if it.covered_at < inf]
+            if not kept or timer.runs:
+                continue
+            due = kept[0].at + kept[0].frame[2]
+            excused = any(it.at <= due + LATE_TIMER_S for it in timer.cancelled)
+            if not (excused or self._wall_clock_counts(kept[0].at, self._ended_at)):
                 yield f"7: timer {name} never fired"
 
     def _runs(self, timer: "_Timer") -> Iterator[str]:

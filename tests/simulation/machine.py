@@ -36,6 +36,8 @@ STEP_S: Final = 20e-6
 PAGE_BYTES: Final = 512  # no file has smaller pages, and all have multiples of it
 # At the beginning of a sector, which a disk writes whole or not.
 WAL_HEADER_BYTES: Final = 32
+# Of the starts on a disk that is not empty so many are cut off before the one that lasts.
+HALF_STARTS: Final = 0.2
 # What a call on the disk takes before it does anything, and before it is known of.
 QUICK_S: Final = (0.0002, 0.003)
 ZERO_MS: Final = 1_700_000_000_000
@@ -105,6 +107,7 @@ class Machine:
         self._nursery = nursery
         self._life: _Life | None = None
         self._image: Files = {}
+        self._folders = 0
         history.wall.append((0.0, self.clock.zero_ms))
 
     # --- what is done to it ---------------------------------------------------
@@ -122,12 +125,9 @@ class Machine:
     async def start(self) -> None:
         """Start a sidecar on what the last one left."""
         assert self._life is None
-        number = len(self._history.processes)
-        folder = self._folder / f"state-{number}"
-        folder.mkdir(mode=0o700)
-        for name, data in self._image.items():
-            (folder / name).write_bytes(data)
-        self._life = _Life(folder)
+        if self._image and self._random.random() < HALF_STARTS:
+            self._image = self._after_half_a_start()
+        self._life = _Life(self._laid_out())
         self._history.processes.append(Process(trio.current_time()))
         await self._nursery.start(self._run, self._life)
 
@@ -179,6 +179,26 @@ class Machine:
                 raise AssertionError(f"{what} is not known here")
 
     # --- its life -------------------------------------------------------------
+
+    def _laid_out(self) -> Path:
+        """A folder with what the last process has left."""
+        self._folders += 1
+        folder = self._folder / f"state-{self._folders}"
+        folder.mkdir(mode=0o700)
+        for name, data in self._image.items():
+            (folder / name).write_bytes(data)
+        return folder
+
+    def _after_half_a_start(self) -> Files:
+        """What is left of a start that is cut off at any of its writes."""
+        folder = self._laid_out()
+        config = self._config(folder, self.socket)
+        with closing(Store(folder)) as store:
+            before = files(folder)
+            ladder = config.timers.ladder
+            with closing(TimerTable(folder, log=store.log, ladder=ladder)) as table:
+                load(config, store, table, self.clock)
+                return torn(before, files(folder), self._random)
 
     async def _run(
         self,

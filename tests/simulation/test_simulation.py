@@ -26,7 +26,7 @@ def trace(history: History) -> list[object]:
 
 
 def test_a_seed_reproduces_a_run_exactly() -> None:
-    plan = plan_of(3)
+    plan = plan_of(5)
     first, second = run(plan), run(plan)
     assert first.faults == []
     assert len(first.processes) > 1

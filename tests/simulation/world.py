@@ -39,6 +39,7 @@ FULL_S: Final = 0.05  # a full socket is tried again after this long
 # Frames of a flood: several times what a socket's buffer holds.
 FLOOD_FRAMES: Final = 20
 FLOOD_UIDS: Final = 3_000
+NOBODYS_CONN: Final = 10**9
 
 _REPEATED: Final = ("keepalive", "message", "logout")
 
@@ -736,7 +737,8 @@ class Gateway(Party):
         if wire is not None and wire.is_welcomed:
             crowd = [f"flood-{n}" for n in range(FLOOD_UIDS)]
             for n in range(FLOOD_FRAMES):
-                wire.send(["logout", crowd, {"conn": [n] * FLOOD_UIDS}])
+                conns = [NOBODYS_CONN + n] * FLOOD_UIDS
+                wire.send(["logout", crowd, {"conn": conns}])
 
     def _repeat(self) -> None:
         """Say the last things of each connection a second time."""
