@@ -227,7 +227,11 @@ class Engine:
             judged = presence.fire(self._instant(now), limit=self._fire_limit())
         if not self._waits_for_disk:
             has_more |= judged > 0 and bool(presence.due_gateways())
-        self.book.send_away_the_slow(now)
+        if not self._is_deaf:
+            for link in self.book.slow(now):
+                # What it said may lie unread, as after a long computation.
+                self._read(link, now, owed=link.unread())
+                self.book.send_away(link)
         if mono >= self._follow_at:
             self._follow_at = mono + FOLLOW_EVERY_S
             for link in self.book.named.values():

@@ -148,17 +148,24 @@ class LinkBook:
         if self._is_stopping and not self.links:
             self.all_closed.set()
 
-    def send_away_the_slow(self, now: float) -> None:
-        """End those that have said no hello for too long, in attended seconds."""
-        for link in [*self._strangers.values()]:
-            if now - link.opened_at > self._limits.hello_s and link.is_open:
-                self.refuse(
-                    link,
-                    link.conversation.close(
-                        Code.TOO_SLOW,
-                        f"no hello within {self._limits.hello_s:g} s; it comes first",
-                    ),
-                )
+    def slow(self, now: float) -> list[SocketLink]:
+        """Those that have said no hello for too long, in attended seconds."""
+        return [
+            link
+            for link in self._strangers.values()
+            if now - link.opened_at > self._limits.hello_s and link.is_open
+        ]
+
+    def send_away(self, link: SocketLink) -> None:
+        """End one of the slow, unless it has said hello by now."""
+        if link.is_open and link.hello is None:
+            self.refuse(
+                link,
+                link.conversation.close(
+                    Code.TOO_SLOW,
+                    f"no hello within {self._limits.hello_s:g} s; it comes first",
+                ),
+            )
 
     def bid_farewell(self, reason: str) -> None:
         """End all links with `bye`, once what they asked for is answered."""

@@ -1,15 +1,18 @@
 """Links over real sockets: what is told, in which order, when, and how one ends."""
 
+import socket
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+import msgpack
 import pytest
 import structlog
 import trio
 from trio.testing import MockClock
 
 from liveness.core.records import Uid
+from liveness.service.clock import Clock
 from liveness.service.outbox import LINGER_S, NOTICES_PER_FRAME
 from liveness.service.writer import SAY_AGAIN_S
 from tests.service.rig import WAITING_PER_S, Caller, Rig, running
@@ -724,6 +727,23 @@ async def test_a_socket_that_was_read_in_part_is_not_empty(
         (record,) = await gateway.records(1)
         assert record["uid"] == "silent"
         assert record["silence"] > 30.2  # it was held until all was read
+
+
+async def test_a_hello_that_lay_unread_during_a_long_computation_is_not_too_late(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed_s = 0.0
+    monkeypatch.setattr(Clock, "cpu", lambda _clock: computed_s)
+    async with running(tmp_path) as rig:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(rig.sidecar.config.socket.path))
+            await rig.until(lambda: rig.engine.book.links)
+            sock.sendall(msgpack.packb(["hello", {"protocol": 1, "name": "g"}]))
+            computed_s = 6.0
+            jumping.jump(computed_s)
+            rig.engine.turn()
+            await rig.until(lambda: rig.engine.book.named)
+    assert rig.counts.refused["too-slow"] == 0
 
 
 # --- gateways that are not there -----------------------------------------------------------

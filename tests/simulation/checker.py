@@ -347,7 +347,14 @@ class Checker:
                 yield f"4: {link.name} is welcomed fresh, and {session} is open"
 
     def _is_forgotten(self, link: Link) -> bool:
-        """Whether a name was away for so long that it is taken for a new one."""
+        """Whether a name was away for so long that it is taken for a new one.
+
+        Or came back fresh on a link of which it never heard anything.
+        """
+        for it in self.history.links:
+            is_earlier = it.name_and_role == link.name_and_role and it is not link
+            if is_earlier and it.hello.get("fresh") and it.welcomed_at == inf:
+                return True
         if self.plan.retention_s == WEEK_S:
             return False
         before = [

@@ -356,6 +356,7 @@ class Party:
         self.life = 0
         self.wire: Wire | None = None
         self.piece_bytes = 65_536
+        self.is_hung = False
         self.listed: list[Session] = []  # of an answer that is not whole yet
         self.is_alive = True
         self._may_read = trio.Event()
@@ -457,7 +458,8 @@ class Party:
 
     def _ask(self, wire: Wire) -> None:
         if wire is self.wire and wire.is_open:
-            wire.send(["list"])
+            if not self.is_hung:
+                wire.send(["list"])
             self.world.after(self.world.random.uniform(2, 20), partial(self._ask, wire))
 
     def told(self, record: Record) -> None:
@@ -505,7 +507,6 @@ class Gateway(Party):
     def __init__(self, world: World, plan: GatewayPlan) -> None:
         super().__init__(world, plan.name)
         self.plan = plan
-        self.is_hung = False
         self._open: dict[int, Conn] = {}
         self._of: dict[Uid, int] = {}  # the newest connection of each user
         # What no pong has covered, by its number; and up to which it is on this link.
