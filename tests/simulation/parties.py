@@ -1,0 +1,534 @@
+"""Gateways and watchers, as the sidecar meets them: processes at the other ends of links.
+
+Gateways keep to the protocol, as far as they live: they send again what no pong covered,
+declare their connections to a new log, acknowledge, answer timers, and close a connection
+on a record only if its conn is equal. What they do they do at a moment of virtual time, in
+code that does not wait: so they can go on while the sidecar is paused.
+"""
+
+import errno
+import socket
+from collections import deque
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+import msgpack
+import trio
+
+from tests.simulation.history import (
+    Conn,
+    Link,
+    Record,
+    Sent,
+    Session,
+    Told,
+    Uid,
+)
+from tests.simulation.plan import GatewayPlan, Visit
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+# A gateway that is asked nothing pings this often, if something is not covered yet.
+PING_S: Final = 0.4
+RETRY_S: Final = 0.3  # to connect
+FULL_S: Final = 0.05  # a full socket is tried again after this long
+# Frames of a flood: several times what a socket's buffer holds.
+FLOOD_FRAMES: Final = 20
+FLOOD_UIDS: Final = 3_000
+NOBODYS_CONN: Final = 10**9
+
+_REPEATED: Final = ("keepalive", "message", "logout")
+
+
+class Wire:
+    """One socket to the sidecar: frames go in as far as it takes them."""
+
+    def __init__(self, world: "World", sock: socket.socket, link: Link) -> None:
+        self.link = link
+        self.is_welcomed = False
+        self._world = world
+        self._sock = sock
+        self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26)
+        self._out: deque[tuple[memoryview, list[Any]]] = deque()
+        self._is_full = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.link.ended_at == inf
+
+    @property
+    def is_backed_up(self) -> bool:
+        """Whether frames wait for room in the socket."""
+        return bool(self._out)
+
+    def send(self, frame: list[Any]) -> None:
+        """Put a frame into the socket, or behind those that wait for room in it."""
+        self._out.append((memoryview(msgpack.packb(frame)), frame))
+        if not self._is_full:
+            self.flush()
+
+    def flush(self) -> None:
+        self._is_full = False
+        while self._out and self.is_open:
+            data, frame = self._out[0]
+            now = self._world.now
+            try:
+                left = data[self._sock.send(data) :]
+            except BlockingIOError:
+                self._is_full = True
+                self._world.after(FULL_S, self.flush)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                    raise
+                self._out.clear()  # its end is about to be read
+                return
+            if left:
+                self._out[0] = (left, frame)
+            else:
+                self._out.popleft()
+                self.link.sent.append(Sent(now, frame))
+
+    def close(self) -> None:
+        """End it from here."""
+        if self.is_open:
+            self.link.ended_at = self._world.now
+            self._out.clear()
+            trio.lowlevel.notify_closing(self._sock)
+            self._sock.close()
+
+    async def listen(self, party: "Party") -> None:
+        """Read until it ends, whenever the party does read."""
+        while self.is_open:
+            try:
+                await trio.lowlevel.wait_readable(self._sock)
+                await party.is_reading()
+                data = self._sock.recv(party.piece_bytes)
+            except (OSError, trio.ClosedResourceError):
+                data = b""
+            if not data:
+                break
+            self._unpacker.feed(data)
+            for frame in self._unpacker:
+                if self.is_open:
+                    party.hear(self, frame)
+        if self.is_open:
+            self.close()
+            party.lose(self)
+
+
+class Party:
+    """A gateway or watcher: connects, is told records, and comes back.
+
+    Args:
+        world: Where it lives.
+        name: Its name.
+    """
+
+    role: str
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world = world
+        self.name = name
+        self.life = 0
+        self.wire: Wire | None = None
+        self.piece_bytes = 65_536
+        self.is_hung = False
+        self.listed: list[Session] = []  # of an answer that is not whole yet
+        self.is_alive = True
+        self._may_read = trio.Event()
+        self._may_read.set()
+
+    # --- links ----------------------------------------------------------------
+
+    def options(self) -> dict[str, Any]:
+        """What it says in its hello."""
+        raise NotImplementedError
+
+    def connect(self) -> None:
+        """Connect and say hello, or try again later."""
+        world = self.world
+        if not self.is_alive or (self.wire is not None and self.wire.is_open):
+            return
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            sock.connect(str(world.machine.socket))
+        except OSError:
+            sock.close()
+            world.after(RETRY_S, self.connect)
+            return
+        hello = {"protocol": 1, "name": self.name, "role": self.role, **self.options()}
+        link = Link(
+            number=len(world.history.links),
+            role=self.role,
+            name=self.name,
+            life=self.life,
+            opened_at=world.now,
+            sidecar=len(world.history.processes) - 1,
+            hello=hello,
+        )
+        world.history.links.append(link)
+        self.wire = Wire(world, sock, link)
+        self.wire.send(["hello", hello])
+        world.nursery.start_soon(self.wire.listen, self)
+
+    def drop(self) -> None:
+        """End the link from here."""
+        if self.wire is not None:
+            self.wire.close()
+            self.wire = None
+
+    def lose(self, wire: Wire) -> None:
+        """Take note that the sidecar ended a link."""
+        if wire is self.wire:
+            self.wire = None
+            self.world.after(self.world.random.uniform(0, 1), self.connect)
+
+    async def is_reading(self) -> None:
+        """Return once it reads."""
+        while not self._may_read.is_set():
+            await self._may_read.wait()
+
+    def stop_reading(self) -> None:
+        if self._may_read.is_set():
+            self._may_read = trio.Event()
+
+    def read_again(self) -> None:
+        self._may_read.set()
+
+    # --- frames ---------------------------------------------------------------
+
+    def hear(self, wire: Wire, frame: list[Any]) -> None:
+        """Take a frame from the sidecar."""
+        link, now = wire.link, self.world.now
+        match frame:
+            case ["welcome", welcome]:
+                link.welcomed_at, link.welcome = now, welcome
+                wire.is_welcomed = True
+                self.welcomed(wire)
+            case ["notices", records]:
+                for record in records:
+                    link.told.append(Told(now, record))
+                    self.told(record)
+                if link.hello.get("ack", True):
+                    wire.send(["ack", records[-1]["seq"]])
+            case ["pong", number]:
+                link.pongs.append((now, number))
+                self.covered(number)
+            case ["error", error]:
+                link.errors.append(error)
+            case ["list", sessions, *seq]:
+                self.listed += [Session(*it) for it in sessions]
+                if seq:
+                    link.lists.append((seq[0], self.listed))
+                    self.listed = []
+            case ["bye", _]:
+                pass
+            case _:
+                raise AssertionError(f"{frame} was not asked for")
+
+    def welcomed(self, wire: Wire) -> None:
+        """Go on where the last link ended."""
+        self.listed = []
+        self._ask(wire)
+
+    def _ask(self, wire: Wire) -> None:
+        if wire is self.wire and wire.is_open:
+            if not self.is_hung:
+                wire.send(["list"])
+            self.world.after(self.world.random.uniform(2, 20), partial(self._ask, wire))
+
+    def told(self, record: Record) -> None:
+        """Take a record."""
+
+    def covered(self, number: int) -> None:
+        """Take note that what came before a ping is on disk."""
+
+
+class Watcher(Party):
+    """Watches everything."""
+
+    role = "watcher"
+
+    def __init__(self, world: "World", name: str, after: int | None = None) -> None:
+        super().__init__(world, name)
+        self._after = after
+        self.is_slow = False
+
+    def options(self) -> dict[str, Any]:
+        said: dict[str, Any] = {"scope": "all"}
+        return said if self._after is None else said | {"after": 0, "ack": False}
+
+    def suffer(self, does: str, seconds: float) -> None:
+        """Have something happen to it."""
+        if does == "lost":
+            self.drop()
+            self.world.after(seconds, self.connect)
+        else:
+            assert does == "slow", does
+            self.is_slow, self.piece_bytes = True, 100
+            self.stop_reading()
+            self.world.after(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        self.is_slow, self.piece_bytes = False, 65_536
+        self.read_again()
+
+
+class Gateway(Party):
+    """Holds users' connections, and reports what they do."""
+
+    role = "gateway"
+
+    def __init__(self, world: "World", plan: GatewayPlan) -> None:
+        super().__init__(world, plan.name)
+        self.plan = plan
+        self._open: dict[int, Conn] = {}
+        self._of: dict[Uid, int] = {}  # the newest connection of each user
+        # What no pong has covered, by its number; and up to which it is on this link.
+        self._owed: dict[int, list[Any]] = {}
+        self._number = 0
+        self._is_on_wire = 0
+        self._is_fresh = False
+        self._log = ""
+        self._pinged = 0
+
+    # --- what its users do ----------------------------------------------------
+
+    def accept(self, visit: Visit) -> None:
+        """Take a connection of a user; one that hangs does so later."""
+        world = self.world
+        if not self.is_alive:
+            return
+        if self.is_hung:
+            world.after(0.1, partial(self.accept, visit))
+            return
+        conn = Conn(
+            world.new_conn(), visit.uid, self.name, self.life, world.now, visit.timeout
+        )
+        world.history.conns[conn.conn] = self._open[conn.conn] = conn
+        self._of[visit.uid] = conn.conn
+        self.report(["login", conn.conn])
+        ends_at = world.now + visit.talks_for_s
+        self._talk_again(conn, visit, ends_at)
+
+    def _talk_again(self, conn: Conn, visit: Visit, ends_at: float) -> None:
+        world = self.world
+        at = world.now + visit.every_s
+        if at < ends_at:
+            world.at(at, partial(self._talk, conn, visit, ends_at))
+        elif visit.logs_out:
+            world.at(ends_at, partial(self._leave, conn))
+
+    def _talk(self, conn: Conn, visit: Visit, ends_at: float) -> None:
+        if conn.conn not in self._open:
+            return
+        if self.is_hung:
+            # What a user said meanwhile is read when the gateway goes on.
+            self.world.after(0.1, partial(self._talk, conn, visit, ends_at))
+            return
+        kind = "message" if conn.conn % 3 == 0 else "keepalive"
+        self.report([kind, conn.conn])
+        self._talk_again(conn, visit, ends_at)
+
+    def _leave(self, conn: Conn) -> None:
+        if self.is_hung:
+            self.world.after(0.1, partial(self._leave, conn))
+        elif conn.conn in self._open:
+            self._forget(conn.conn)
+            self.report(["logout", conn.conn])
+
+    def _forget(self, conn: int) -> None:
+        """Let a connection go, and what was collected of it and is not sent yet."""
+        del self._open[conn]
+        for number, (kind, what, *_) in list(self._owed.items()):
+            if what == conn and kind in ("keepalive", "message"):
+                del self._owed[number]
+
+    def all_fall_silent(self) -> None:
+        """Have nobody say anything any more."""
+        self._open.clear()
+
+    # --- what it reports ------------------------------------------------------
+
+    def report(self, what: list[Any]) -> None:
+        """Send something, and again until a pong covers it."""
+        if not self.is_alive:
+            return
+        if what[0] in ("keepalive", "message"):
+            unsent = range(self._is_on_wire + 1, self._number + 1)
+            if any(self._owed.get(number) == what for number in unsent):
+                return
+        self._number += 1
+        self._owed[self._number] = what
+        if self.plan.flush_s and what[0] in ("keepalive", "message"):
+            self.world.after(self.plan.flush_s, self._flush)
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Put what is owed onto the link, as long as the socket takes it."""
+        wire = self.wire
+        if self.is_hung or wire is None or not wire.is_welcomed or wire.is_backed_up:
+            return
+        batch: list[list[Any]] = []
+        for number in range(self._is_on_wire + 1, self._number + 1):
+            what = self._owed.get(number)
+            self._is_on_wire = number
+            if what is None:
+                continue
+            if batch and (what[0] != batch[0][0] or what[0] not in ("keepalive",)):
+                wire.send(self._frame(batch))
+                batch = []
+            batch.append(what)
+        if batch:
+            wire.send(self._frame(batch))
+        self._ask_for_pong(wire)
+
+    def _frame(self, batch: list[list[Any]]) -> list[Any]:
+        kind, what, *rest = batch[0]
+        conns = self.world.history.conns
+        if kind in ("after", "cancel", "done", "fail"):
+            return [kind, what, *rest]
+        if len(batch) > 1:
+            uids = [conns[number].uid for _, number in batch]
+            return [kind, uids, {"conn": [number for _, number in batch]}]
+        conn = conns[what]
+        options: dict[str, Any] = {"conn": what}
+        if kind == "login":
+            options["age"] = self.world.now - conn.opened_at
+            if conn.timeout is not None:
+                options["timeout"] = conn.timeout
+        return [kind, conn.uid, options]
+
+    def _ask_for_pong(self, wire: Wire) -> None:
+        if self._pinged < self._is_on_wire:
+            self._pinged = self._is_on_wire
+            wire.send(["ping", self._is_on_wire])
+
+    def _keep_talking(self, wire: Wire) -> None:
+        """Ping now and then: by promise, and for what is still not sent."""
+        if wire is not self.wire or not wire.is_open:
+            return
+        promised = self.plan.ping
+        if not self.is_hung and not wire.is_backed_up:
+            self._flush()
+            if promised is not None:
+                wire.send(["ping", self._is_on_wire])
+        self.world.after(
+            PING_S if promised is None else promised / 3,
+            partial(self._keep_talking, wire),
+        )
+
+    # --- what it hears --------------------------------------------------------
+
+    def options(self) -> dict[str, Any]:
+        said: dict[str, Any] = {}
+        if self.plan.timeout is not None:
+            said["timeout"] = self.plan.timeout
+        if self.plan.ping is not None:
+            said["ping"] = self.plan.ping
+        if self._is_fresh:
+            said["fresh"] = True
+        return said
+
+    def welcomed(self, wire: Wire) -> None:
+        super().welcomed(wire)
+        self._is_fresh = False
+        self._is_on_wire = min(self._owed, default=self._number + 1) - 1
+        self._pinged = 0
+        log = wire.link.welcome["log"]
+        if log != self._log:
+            for conn in self._open:
+                self._number += 1
+                self._owed[self._number] = ["login", conn]
+            self._log = log
+        self._flush()
+        self._keep_talking(wire)
+
+    def told(self, record: Record) -> None:
+        if record["kind"] == "timer":
+            self._run(record["key"], {"seq": record["seq"]})
+            return
+        ended = {"offline": "conn", "moved": "from_conn"}.get(record["kind"])
+        if ended is not None and record.get(ended) in self._open:
+            self._forget(record[ended])
+
+    def _run(self, key: str, of: dict[str, int]) -> None:
+        drawn = self.world.random.random()
+        if drawn < 0.7:
+            self.report(["done", key, None, of])
+        elif drawn < 0.85:
+            self.report(["fail", key, "not now", of])
+
+    def covered(self, number: int) -> None:
+        for owed in [it for it in self._owed if it <= number]:
+            del self._owed[owed]
+
+    # --- what happens to it ---------------------------------------------------
+
+    def suffer(self, does: str, seconds: float) -> None:
+        """Have something happen to it."""
+        if not self.is_alive or self.is_hung:
+            return
+        world = self.world
+        match does:
+            case "crashes" | "crashes, back fresh":
+                self.drop()
+                self.is_alive = False
+                self._open.clear()
+                self._owed.clear()
+                world.after(seconds, partial(self._start_anew, does != "crashes"))
+            case "hangs":
+                self.is_hung = True
+                self.stop_reading()
+                world.after(seconds, partial(self._go_on, world.now))
+            case "loses its link":
+                self.drop()
+                world.after(seconds / 4, self.connect)
+            case "connects anew":
+                # The old link stays open until the sidecar ends it.
+                if self.wire is not None and self.wire.is_welcomed:
+                    self.wire = None
+                    self.connect()
+            case "floods":
+                self._flood()
+            case "repeats itself":
+                self._repeat()
+            case _:
+                raise AssertionError(does)
+
+    def _start_anew(self, is_fresh: bool) -> None:
+        self.is_alive, self._is_fresh, self._log = True, is_fresh, ""
+        self.life += 1
+        self.connect()
+
+    def _go_on(self, since: float) -> None:
+        self.world.history.hangs.append((self.name, since, self.world.now))
+        self.is_hung = False
+        self.read_again()
+        self._flush()
+
+    def _flood(self) -> None:
+        wire = self.wire
+        if wire is not None and wire.is_welcomed:
+            crowd = [f"flood-{n}" for n in range(FLOOD_UIDS)]
+            for n in range(FLOOD_FRAMES):
+                conns = [NOBODYS_CONN + n] * FLOOD_UIDS
+                wire.send(["logout", crowd, {"conn": conns}])
+
+    def _repeat(self) -> None:
+        """Say the last things of each connection a second time."""
+        for conn in self._open:
+            self._number += 1
+            self._owed[self._number] = ["login", conn]
+        self._flush()
+        wire = self.wire
+        if wire is not None and wire.is_welcomed:
+            # Not a login, whose `age` was true when it was written.
+            signs = [it.frame for it in wire.link.sent if it.frame[0] in _REPEATED]
+            for frame in signs[-3:]:
+                wire.send(frame)
