@@ -240,7 +240,11 @@ class Checker:
         self, record: Record, conn: Conn, signs: list[float], at: float, least: float
     ) -> Iterator[str]:
         """Silence is said of who has a link and talks, `gateway_lost` of others."""
-        links = self.history.gateway_links(conn.gateway)
+        # One that hangs may not have noticed that the process at the other end is gone.
+        now = self.history.process_at(at)
+        links = [
+            it for it in self.history.gateway_links(conn.gateway) if it.sidecar == now
+        ]
         if record["reason"] == "gateway_lost":
             slack = LINK_S + self._late_s
             is_there = any(
