@@ -301,7 +301,7 @@ class Gateway(Party):
     def accept(self, visit: Visit) -> None:
         """Take a connection of a user; one that hangs does so later."""
         world = self.world
-        if not self.is_alive:
+        if not self.is_alive or world.now >= world.plan.lasts_s:
             return
         if self.is_hung:
             world.after(0.1, partial(self.accept, visit))

@@ -163,6 +163,8 @@ class World:
 
     def _befall(self, fault: Fault) -> Awaitable[None] | None:
         whom, seconds = fault.whom, fault.lasts_s
+        if self.now >= self.plan.lasts_s:
+            return None  # it was put off for so long that all is to come to rest
         kind, _, does = fault.what.partition(" ")
         if kind in ("sidecar", "disk", "wall"):
             is_busy = self._is_restarting or not self.machine.is_up
