@@ -202,7 +202,7 @@ async def test_whoever_interrupts_it_leaves_nothing_behind(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run, project)
         with trio.fail_after(60):
-            while not path.exists() or not path.read_text():  # noqa: ASYNC110
+            while not path.exists() or not path.read_text():  # noqa: ASYNC110 - another process's
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
     with pytest.raises(ProcessLookupError):

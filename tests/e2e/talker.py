@@ -119,7 +119,7 @@ class Talker:
         self._reader.start()
         try:
             self.told("up")
-        except BaseException:
+        except BaseException:  # or its process would outlive the test
             self.kill()
             raise
 

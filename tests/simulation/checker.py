@@ -37,7 +37,8 @@ LINK_S: Final = 0.1
 # The shortest wait before a timer is tried again.
 FIRST_RETRY_S: Final = 1.0
 
-# A timer may have been late by so much, and been cancelled before it fired.
+# A timer may have been late by so much that the sidecar ran, and been cancelled before it
+# fired.
 LATE_TIMER_S: Final = 5.0
 
 _SIGNS: Final = frozenset({"login", "keepalive", "message"})
@@ -324,7 +325,7 @@ class Checker:
         if told != concerning[first : first + len(told)]:
             yield f"4: {link.name} was told {told} of {concerning}"
         base = self._position(link)
-        if first > bisect_right(concerning, base) and not self._is_forgotten(link):
+        if first > bisect_right(concerning, base):
             yield f"4: {link.name} had everything up to {base} and was told {told[0]}"
 
     def _gaps(self, link: Link) -> Iterator[str]:
@@ -439,7 +440,8 @@ class Checker:
             if it.name_and_role != link.name_and_role or it.number > link.number:
                 continue
             is_first = position < 0
-            if it.welcomed_at < inf and (is_first or it.hello.get("fresh")):
+            is_anew = is_first or it.hello.get("fresh") or self._is_forgotten(it)
+            if it.welcomed_at < inf and is_anew:
                 position = max(position, it.welcome["next"] - 1)
             if it is not link:
                 acks = [int(frame[1]) for _, frame in it.sent if frame[0] == "ack"]
@@ -518,7 +520,10 @@ class Checker:
             if not kept or timer.runs:
                 continue
             due = kept[0].at + kept[0].frame[2]
-            excused = any(it.at <= due + LATE_TIMER_S for it in timer.cancelled)
+            excused = any(
+                it.at <= due or self.history.ran(due, it.at) <= LATE_TIMER_S
+                for it in timer.cancelled
+            )
             if not (excused or self._wall_clock_counts(kept[0].at, self._ended_at)):
                 yield f"7: timer {name} never fired"
 

@@ -144,8 +144,8 @@ class Party:
     # --- links ----------------------------------------------------------------
 
     def options(self) -> dict[str, Any]:
-        """What it says in its hello."""
-        raise NotImplementedError
+        """What it says in its hello besides its name."""
+        return {}
 
     def connect(self) -> None:
         """Connect and say hello, or try again later."""

@@ -60,6 +60,7 @@ async def _play(plan: Plan, folder: Path, time: MockClock, history: History) -> 
             history=history,
             nursery=nursery,
         )
+        # It takes what the product gives it, and no more.
         trio.to_thread.run_sync = machine.run_sync  # type: ignore[assignment]
         try:
             await world.play()

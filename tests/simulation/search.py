@@ -45,7 +45,7 @@ def outcome_of(plan: Plan) -> Outcome:
     """Run a plan, and check it; whatever is raised is a breach too."""
     try:
         history = run(plan)
-    except Exception:
+    except Exception:  # of whatever kind: the run is told of, not ended by it
         return Outcome(plan, [f"raised: {traceback.format_exc()}"], 0.0)
     return Outcome(plan, broken_promises(plan, history), history.ended_at)
 
