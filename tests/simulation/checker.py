@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tests.simulation.history import (
+    STAMP_S,
     Conn,
     History,
     Link,
@@ -23,9 +24,8 @@ from tests.simulation.history import (
     Uid,
 )
 from tests.simulation.plan import WEEK_S, Plan
+from tests.simulation.timers import broken_timers
 
-# Stamps are whole milliseconds.
-STAMP_S: Final = 0.002
 # Reads are gathered for 20 ms, and then it has 50.
 PROMPT_S: Final = 0.020 + 0.050
 # Two commits of the log, as long as the disk takes for one in a quiet hour, and a page
@@ -34,15 +34,7 @@ DELIVERED_S: Final = 0.050
 # So long after its link began or ended a gateway may still be taken for there, or away.
 LINK_S: Final = 0.1
 
-# The shortest wait before a timer is tried again.
-FIRST_RETRY_S: Final = 1.0
-
-# A timer may have been late by so much that the sidecar ran, and been cancelled before it
-# fired.
-LATE_TIMER_S: Final = 5.0
-
 _SIGNS: Final = frozenset({"login", "keepalive", "message"})
-_ORDERS: Final = frozenset({"after", "cancel", "done", "fail"})
 
 
 def broken_promises(
@@ -70,19 +62,6 @@ class _Event(NamedTuple):
     frame: list[object]
 
 
-class _Order(NamedTuple):
-    at: float
-    covered_at: float
-    frame: list[Any]
-
-
-class _Timer(NamedTuple):
-    asked: list[_Order]
-    cancelled: list[_Order]
-    done: list[_Order]
-    runs: list[Record]
-
-
 class Checker:
     """Holds one run against the promises.
 
@@ -98,7 +77,6 @@ class Checker:
         self.plan = plan
         self.history = history
         self._is_virtual = real_s is None
-        self._ended_at = history.ended_at
         self._late_s = real_s or 0.0
         self.log: dict[int, Record] = {}
         self.at: dict[int, float] = {}  # of each record, the moment of its decision
@@ -132,7 +110,7 @@ class Checker:
             yield from self._covered(link)
             yield from self._listed(link)
         yield from self._all_delivered()
-        yield from self._timers()
+        yield from broken_timers(self.history, self.log, self.at)
 
     # --- the log (3, 4) -------------------------------------------------------
 
@@ -474,7 +452,7 @@ class Checker:
         if kind == "login":
             # If it changed nothing, a connection that may be newer was there.
             is_newer = any(self._starts(it) >= conn.opened_at for it in open_then)
-            if not (own or is_newer or self._wall_clock_counts(0.0, covered_at)):
+            if not (own or is_newer or self.history.wall_clock_counts(0.0, covered_at)):
                 yield f"4: login of {conn} was covered at {covered_at:.3f}, and lost"
             return
         for it in own:
@@ -490,84 +468,6 @@ class Checker:
         if session["reason"] != "login" or not logins:
             return at + STAMP_S
         return conn.opened_at + (at - min(logins)) + 2 * STAMP_S
-
-    # --- timers ---------------------------------------------------------------
-
-    def _timers(self) -> Iterator[str]:
-        timers: dict[tuple[str, str], _Timer] = defaultdict(
-            lambda: _Timer([], [], [], [])
-        )
-        for link in self.history.links:
-            for sent in link.sent:
-                kind = sent.frame[0]
-                if kind not in _ORDERS:
-                    continue
-                key = sent.frame[1]["key"] if kind == "cancel" else sent.frame[1]
-                of = timers[link.name, key]
-                order = _Order(sent.at, self._covered_at(link, sent), sent.frame)
-                if kind == "after":
-                    of.asked.append(order)
-                elif kind == "cancel":
-                    of.cancelled.append(order)
-                elif kind == "done":
-                    of.done.append(order)
-        for record in self.log.values():
-            if record["kind"] == "timer":
-                timers[record["gateway"], record["key"]].runs.append(record)
-        for name, timer in timers.items():
-            yield from self._runs(timer)
-            kept = [it for it in timer.asked if it.covered_at < inf]
-            if not kept or timer.runs:
-                continue
-            due = kept[0].at + kept[0].frame[2]
-            excused = any(
-                it.at <= due or self.history.ran(due, it.at) <= LATE_TIMER_S
-                for it in timer.cancelled
-            )
-            if not (excused or self._wall_clock_counts(kept[0].at, self._ended_at)):
-                yield f"7: timer {name} never fired"
-
-    def _runs(self, timer: "_Timer") -> Iterator[str]:
-        asked, at = timer.asked, self.at
-        firsts = [it for it in timer.runs if it["attempt"] == 1]
-        if len(firsts) > len(asked):
-            yield f"7: asked for {len(asked)} times, and fired as new: {firsts}"
-        for record in firsts:
-            now = at[record["seq"]]
-            is_due = any(it.at + it.frame[2] <= now + STAMP_S for it in asked)
-            if not (is_due or self._wall_clock_counts(0.0, now)):
-                yield f"7: {record} at {now:.3f} is early: {asked}"
-        for before, record in pairwise(timer.runs):
-            began, now = at[before["seq"]], at[record["seq"]]
-            is_anew = any(it.at > began - it.frame[2] for it in asked[1:])
-            if record["attempt"] not in (1, before["attempt"] + 1):
-                yield f"7: {record} follows attempt {before['attempt']}"
-            waited = now - began > FIRST_RETRY_S - STAMP_S
-            if not (is_anew or waited or self._wall_clock_counts(began, now)):
-                yield f"7: {record} at {now:.3f} follows {before} at {began:.3f}"
-        for order in timer.cancelled + timer.done:
-            since = order.at
-            if order.frame[0] == "done":
-                since = at.get(order.frame[3]["seq"], since)
-            is_anew = any(it.at > since for it in asked)
-            for record in timer.runs:
-                now = at[record["seq"]]
-                if order.covered_at < now - STAMP_S and not is_anew:
-                    yield f"7: {record} at {now:.3f}, and {order}"
-
-    def _wall_clock_counts(self, since: float, until: float) -> bool:
-        """Whether a restart had nothing but a wall clock that was stepped to go by."""
-        stepped = any(at <= until for at, _ in self.history.wall[1:])
-        began = any(since < it.began_at <= until for it in self.history.processes)
-        return stepped and began
-
-    def _covered_at(self, link: Link, sent: Sent) -> float:
-        place = link.sent.index(sent)
-        pings = [n for n, it in enumerate(link.sent) if it.frame[0] == "ping"]
-        for (at, _), ping in zip(link.pongs, pings, strict=False):
-            if ping > place:
-                return at
-        return inf
 
     # --- what is asked of the history -----------------------------------------
 

@@ -13,6 +13,9 @@ from typing import Any, Final, NamedTuple
 # came meanwhile is read first. It sleeps no longer than a second, and a little may be late.
 ASLEEP_S: Final = 1.05
 
+# Stamps are whole milliseconds.
+STAMP_S: Final = 0.002
+
 Record = dict[str, Any]
 Uid = str | int
 
@@ -124,10 +127,16 @@ class History:
             is_last = index + 1 == len(self.wall)
             until = self.ended_at if is_last else self.wall[index + 1][0]
             at = (wall_ms - zero_ms) / 1000
-            if since - 0.002 <= at <= until + 0.002:
+            if since - STAMP_S <= at <= until + STAMP_S:
                 fits.append(at)
         assert fits, f"{wall_ms} was never shown by the wall clock"
         return fits[-1]
+
+    def wall_clock_counts(self, since: float, until: float) -> bool:
+        """Whether a restart had nothing but a wall clock that was stepped to go by."""
+        stepped = any(at <= until for at, _ in self.wall[1:])
+        began = any(since < it.began_at <= until for it in self.processes)
+        return stepped and began
 
     def is_calm(self, since: float, until: float) -> bool:
         """Whether nothing made it late between two moments."""

@@ -20,8 +20,9 @@ import trio
 
 from liveness.config import Config
 from liveness.core.records import Instant
-from liveness.service.app import Sidecar, load
+from liveness.service.app import load
 from liveness.service.clock import Clock
+from liveness.service.sidecar import Sidecar
 from liveness.service.sockets import listening
 from liveness.service.store import Store
 from liveness.service.timertable import TimerTable

@@ -1,0 +1,374 @@
+"""One sidecar: all its parts, wired, started in order and stopped in reverse."""
+
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+import structlog
+import trio
+import trio.lowlevel
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from liveness import __version__
+from liveness.build import WHEEL, Wheel
+from liveness.config import Config
+from liveness.core.clock import AttendedClock
+from liveness.core.decisions import Decisions
+from liveness.core.link import LinkLimits
+from liveness.core.presence import Presence
+from liveness.core.records import GATEWAY, WATCHER
+from liveness.core.timers import Order, Settlement
+from liveness.core.timetable import RING_S, RING_SLOTS, Timetable
+from liveness.metrics import Collector, Counts, GatewayNow, Now
+from liveness.service import stopfile
+from liveness.service.accepting import Acceptor
+from liveness.service.clock import Clock
+from liveness.service.door import serve_door
+from liveness.service.engine import Engine, EngineLimits
+from liveness.service.feed import Feed
+from liveness.service.greeter import Greeter
+from liveness.service.hand import turn_for_ever
+from liveness.service.http import build_app
+from liveness.service.journal import Journal
+from liveness.service.linkbook import LinkBook, LinkBookLimits
+from liveness.service.listener import accept_links
+from liveness.service.outbox import Delivery, OutboxLimits
+from liveness.service.store import Batch, Store
+from liveness.service.timekeeper import keep_time
+from liveness.service.timerjournal import TimerJournal
+from liveness.service.timerpages import TimerPages
+from liveness.service.timertable import TimerTable
+
+# After a long absence, a restart or a lost link a gateway gets time to send what it
+# collected: a second within which it reconnects, and a flush interval, itself at most
+# a second where gateways are judged.
+RECONNECT_S: Final = 1.0
+MOST_FLUSH_S: Final = 1.0
+# The whole stop takes no longer than five seconds: this for reading what has been
+# sent, this for the disk; the rest is for links and HTTP.
+STOP_READING_S: Final = 0.5
+STOP_WRITING_S: Final = 1.5
+STOP_LINKS_S: Final = 1.5
+STOP_HTTP_S: Final = 0.5
+# The hand moves at least once a second; this much later it is not alive.
+HAND_DEAD_S: Final = 5.0
+
+_log = structlog.get_logger("sidecar")
+
+
+class Sidecar:
+    """All the parts of one sidecar, wired: first `restore`, then `run`.
+
+    Args:
+        config: The settings.
+        store: The open state directory.
+        table: The timers in it.
+        clock: The clocks.
+    """
+
+    def __init__(
+        self, config: Config, store: Store, table: TimerTable, clock: Clock
+    ) -> None:
+        self.config = config
+        self.counts = Counts()
+        self._store = store
+        self._table = table
+        self._clock = clock
+        self._listens = False
+        limits = config.limits
+        self.feed = Feed(keep=limits.tail)
+        self.journal = Journal(
+            store,
+            TimerJournal(table, clock=clock, settled=self._settled),
+            clock=clock,
+            counts=self.counts,
+            published=self._published,
+        )
+        settle = RECONNECT_S + min(config.flush, MOST_FLUSH_S)
+        decided = Decisions(self.journal.durable_seq + 1)
+        self.presence = Presence(
+            Wheel(timeout=config.timeout_s, slots=config.slots),
+            decided=decided,
+            timeout=config.timeout_s,
+            gateway_hold=limits.gateway_hold_s,
+            settle=settle,
+        )
+        attended = AttendedClock(
+            mono=clock.mono(),
+            cpu=clock.cpu(),
+            settle=settle,
+            patience=limits.gateway_hold_s,
+        )
+        self.timetable = Timetable(
+            _ring,
+            decided,
+            at=clock.instant(attended.now, clock.mono()),
+            next_id=table.next_id,
+            states=table.states(),
+            ladder=config.timers.ladder,
+            max_live=config.timers.max_live,
+            max_loaded=config.timers.max_loaded,
+        )
+        link_limits = LinkLimits(
+            max_frame_bytes=limits.max_frame_bytes,
+            max_batch=limits.max_batch,
+            max_refused=limits.max_refused,
+        )
+        self.engine = Engine(
+            self.presence,
+            self.timetable,
+            attended=attended,
+            clock=clock,
+            journal=self.journal,
+            counts=self.counts,
+            book=LinkBook(
+                attended=attended,
+                clock=clock,
+                journal=self.journal,
+                counts=self.counts,
+                limits=LinkBookLimits(
+                    hello_s=limits.hello_s,
+                    max_links=limits.max_links,
+                    max_names=limits.max_names,
+                ),
+            ),
+            limits=EngineLimits(
+                pause_firing=limits.pause_firing,
+                pause_reading=limits.pause_reading,
+            ),
+            greeter=Greeter(
+                self.journal,
+                self.feed,
+                timeout=config.timeout_s,
+                flush=config.flush,
+                window=limits.window,
+                run_timeout=config.timers.run_timeout_s,
+                limits=link_limits,
+            ),
+        )
+        self._timer_pages = TimerPages(self.engine, self.journal)
+        self._delivery = Delivery(
+            journal=self.journal,
+            feed=self.feed,
+            clock=clock,
+            counts=self.counts,
+            limits=OutboxLimits(
+                window=limits.window,
+                max_replies=limits.max_replies,
+                max_reply_bytes=limits.max_reply_bytes,
+            ),
+        )
+
+    async def run(
+        self,
+        asked_to_stop: Callable[[], Awaitable[object]],
+        listener: socket.socket,
+        doors: dict[str, socket.socket],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until asked to stop, then stop in order; started once links are taken.
+
+        Args:
+            asked_to_stop: Returns when it is to stop.
+            listener: Where gateways and watchers connect.
+            doors: The HTTP sockets, `http` and `admin`.
+        """
+        stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.journal.run)
+            nursery.start_soon(
+                partial(
+                    self.journal.trim,
+                    retention_s=self.config.state.retention_s,
+                    most_bytes=self.config.state.retention_bytes,
+                    most_ended=self.config.timers.max_ended,
+                    forgot=self.timetable.forgot,
+                )
+            )
+            nursery.start_soon(self.journal.timers.run)
+            nursery.start_soon(self.journal.timers.write_back)
+            timekeeping = trio.CancelScope()
+            keep = partial(keep_time, table=self._table)
+            nursery.start_soon(_within, timekeeping, keep, self.engine)
+            for door, sock in doors.items():
+                nursery.start_soon(self._serve_http, door, sock, stop.wait)
+            async with trio.open_nursery() as links:
+                self.engine.begin()
+                hand = trio.CancelScope()
+                nursery.start_soon(_within, hand, turn_for_ever, self.engine)
+                links.start_soon(accept_links, listener, self.engine, self._delivery)
+                self._listens = True
+                task_status.started()
+                await asked_to_stop()
+                self._listens = False
+                hand.cancel()
+                timekeeping.cancel()  # or runs would come behind the clocks of the stop
+                await self._stop_links(links)
+            await self._write_stopfile()
+            stop.set()
+            await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.deadline = trio.current_time() + STOP_HTTP_S
+        _log.info("stopped", users=len(self.presence), log_seq=self.journal.durable_seq)
+
+    # --- start and stop -------------------------------------------------------
+
+    def restore(self) -> None:
+        """Take up every session that was open when the last process ended."""
+        mono, wall_ms = self._clock.mono(), self._clock.wall_ms()
+        at = self._clock.instant(self.engine.attended, mono)
+        stopped = stopfile.take(
+            self._store.folder,
+            log=self._store.log,
+            seq=self.journal.durable_seq,
+            wall_ms=wall_ms,
+        )
+        for (role, name), cursor in self.journal.cursors.items():
+            if role == GATEWAY and cursor.timeout is not None:
+                gateway = self.presence.gateway(name)
+                self.presence.set_timeout(gateway, cursor.timeout)
+        self.presence.restore(self._store.online(), at, stopped)
+        if len(self.presence):
+            _log.info("restored", users=len(self.presence), clocks=len(stopped))
+
+    async def _stop_links(self, links: trio.Nursery) -> None:
+        """Read what has been sent, have it on disk, answer, and say bye."""
+        with trio.move_on_after(STOP_READING_S):
+            while not self.engine.drain():
+                await trio.lowlevel.checkpoint()
+        with trio.move_on_after(STOP_WRITING_S) as writing:
+            await self.journal.settled()
+        if writing.cancelled_caught:
+            _log.error(
+                "stopped before the log could be written; gateways send again what no "
+                "pong covered",
+                pending=self.journal.pending,
+                error=self.journal.failure,
+            )
+        self.engine.book.bid_farewell("the sidecar stops")
+        with trio.move_on_after(STOP_LINKS_S):
+            await self.engine.book.all_closed.wait()
+        links.cancel_scope.cancel()
+
+    async def _write_stopfile(self) -> None:
+        if self.journal.failure is not None:
+            return  # the file would belong to an end of the log that is not there
+        with trio.move_on_after(STOP_WRITING_S) as writing:
+            await self.journal.settled()
+        if writing.cancelled_caught:
+            return
+        write = partial(
+            stopfile.write,
+            self._store.folder,
+            log=self._store.log,
+            seq=self.journal.durable_seq,
+            mono=self._clock.mono(),
+            wall_ms=self._clock.wall_ms(),
+            everyone=self.presence.wheel.snapshot(self.engine.attended),
+        )
+        try:
+            await trio.to_thread.run_sync(write)
+        except OSError as error:
+            _log.error(
+                "everyone's clock could not be written; at the next start they get a "
+                "fresh timeout",
+                error=str(error),
+            )
+
+    def _published(self, batch: Batch) -> None:
+        self.feed.publish(batch)
+        self.engine.written()
+
+    def _settled(self, orders: list[Order], settlement: Settlement) -> None:
+        self.timetable.settled(orders, settlement)
+        self.engine.loaded_timers()
+        self.engine.written()
+        self.feed.ring_waiting()
+        self.journal.is_settled()
+
+    # --- HTTP -----------------------------------------------------------------
+
+    async def _serve_http(
+        self, door: str, sock: socket.socket, stopped: Callable[[], Awaitable[None]]
+    ) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(Collector(self.counts, self._now))
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        app: Any = build_app(
+            registry,
+            self._timer_pages.routes(may_change=door == "admin"),
+            why_ill=self._why_ill,
+            why_not_ready=self._why_not_ready,
+        )
+        if door == "http":
+            # Names are what a rebinding attack needs, and none but these is known.
+            host = self.config.http.host
+            own = [host, f"[{host}]", "127.0.0.1", "::1", "[::1]", "localhost"]
+            app = TrustedHostMiddleware(app, allowed_hosts=own, www_redirect=False)
+        acceptor = Acceptor(sock, door, self.counts.accepts_put_off)
+        await serve_door(app, acceptor, stopped, grace_s=STOP_HTTP_S)
+
+    def _why_ill(self) -> list[str]:
+        lag = self._clock.mono() - self.engine.turned_at
+        return [f"the hand stands still for {lag:.0f} s"] if lag > HAND_DEAD_S else []
+
+    def _why_not_ready(self) -> list[str]:
+        why = self._why_ill()
+        if not self._listens:
+            why.append("the socket is not listened on")
+        failures = (self.journal.failure, self.engine.timers_unread)
+        why += [failure for failure in failures if failure is not None]
+        return why
+
+    def _now(self) -> Now:
+        presence, engine, journal = self.presence, self.engine, self.journal
+        now = engine.attended
+        wheel = presence.wheel
+        return Now(
+            events=presence.events,
+            ignored=presence.ignored,
+            users=len(presence),
+            opened=presence.opened,
+            ended=presence.ended,
+            moved=presence.moved,
+            early=presence.early,
+            slot_users=wheel.slot_users(),
+            hand_lag_s=engine.hand_lag,
+            unattended_s=engine.unattended,
+            held=presence.held(now),
+            links={role: engine.book.linked(role) for role in (GATEWAY, WATCHER)},
+            gateways=[
+                GatewayNow(
+                    name=gateway.name,
+                    users=gateway.users,
+                    unacked=engine.book.unacked(gateway.name),
+                )
+                for gateway in presence.gateways.values()
+                if gateway.users or gateway.is_linked
+            ],
+            log_seq=journal.durable_seq,
+            log_pending=journal.pending,
+            write_failures=journal.write_failures,
+            log_bytes=journal.log_bytes,
+            feed_watchers=engine.book.linked(WATCHER),
+            timers=dict(self.timetable.states),
+            timers_loaded=self.timetable.loaded,
+            timer_attempts=dict(self.timetable.results),
+            version=__version__,
+            wheel=WHEEL,
+        )
+
+
+def _ring(mono: float) -> Wheel:
+    """The wheel that timers are on."""
+    return Wheel(timeout=RING_S, slots=RING_SLOTS, now=mono)
+
+
+async def _within(
+    scope: trio.CancelScope, run: Callable[[Engine], Awaitable[object]], engine: Engine
+) -> None:
+    with scope:
+        await run(engine)

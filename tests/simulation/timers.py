@@ -1,0 +1,113 @@
+"""Were timers early, twice, late for ever, or run although they were cancelled?"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from tests.simulation.history import STAMP_S, History, Link, Record, Sent
+
+# The shortest wait before a timer is tried again.
+FIRST_RETRY_S: Final = 1.0
+
+# A timer may have been late by so much that the sidecar ran, and been cancelled before it
+# fired.
+LATE_TIMER_S: Final = 5.0
+
+_ORDERS: Final = frozenset({"after", "cancel", "done", "fail"})
+
+
+class _Order(NamedTuple):
+    at: float
+    covered_at: float
+    frame: list[Any]
+
+
+class _Timer(NamedTuple):
+    asked: list[_Order]
+    cancelled: list[_Order]
+    done: list[_Order]
+    runs: list[Record]
+
+
+def broken_timers(
+    history: History, log: dict[int, Record], at: dict[int, float]
+) -> Iterator[str]:
+    """Every breach of what is promised of timers, in words.
+
+    Args:
+        history: What was sent and done.
+        log: Every record, by its seq.
+        at: When each was decided.
+    """
+    timers: dict[tuple[str, str], _Timer] = defaultdict(lambda: _Timer([], [], [], []))
+    for link in history.links:
+        for sent in link.sent:
+            kind = sent.frame[0]
+            if kind not in _ORDERS:
+                continue
+            key = sent.frame[1]["key"] if kind == "cancel" else sent.frame[1]
+            of = timers[link.name, key]
+            order = _Order(sent.at, _covered_at(link, sent), sent.frame)
+            if kind == "after":
+                of.asked.append(order)
+            elif kind == "cancel":
+                of.cancelled.append(order)
+            elif kind == "done":
+                of.done.append(order)
+    for record in log.values():
+        if record["kind"] == "timer":
+            timers[record["gateway"], record["key"]].runs.append(record)
+    for name, timer in timers.items():
+        yield from _broken_runs(timer, history, at)
+        kept = [it for it in timer.asked if it.covered_at < inf]
+        if not kept or timer.runs:
+            continue
+        due = kept[0].at + kept[0].frame[2]
+        excused = any(
+            it.at <= due or history.ran(due, it.at) <= LATE_TIMER_S
+            for it in timer.cancelled
+        )
+        if not (excused or history.wall_clock_counts(kept[0].at, history.ended_at)):
+            yield f"7: timer {name} never fired"
+
+
+def _broken_runs(
+    timer: _Timer, history: History, at: dict[int, float]
+) -> Iterator[str]:
+    asked = timer.asked
+    firsts = [it for it in timer.runs if it["attempt"] == 1]
+    if len(firsts) > len(asked):
+        yield f"7: asked for {len(asked)} times, and fired as new: {firsts}"
+    for record in firsts:
+        now = at[record["seq"]]
+        is_due = any(it.at + it.frame[2] <= now + STAMP_S for it in asked)
+        if not (is_due or history.wall_clock_counts(0.0, now)):
+            yield f"7: {record} at {now:.3f} is early: {asked}"
+    for before, record in pairwise(timer.runs):
+        began, now = at[before["seq"]], at[record["seq"]]
+        is_anew = any(it.at > began - it.frame[2] for it in asked[1:])
+        if record["attempt"] not in (1, before["attempt"] + 1):
+            yield f"7: {record} follows attempt {before['attempt']}"
+        waited = now - began > FIRST_RETRY_S - STAMP_S
+        if not (is_anew or waited or history.wall_clock_counts(began, now)):
+            yield f"7: {record} at {now:.3f} follows {before} at {began:.3f}"
+    for order in timer.cancelled + timer.done:
+        since = order.at
+        if order.frame[0] == "done":
+            since = at.get(order.frame[3]["seq"], since)
+        is_anew = any(it.at > since for it in asked)
+        for record in timer.runs:
+            now = at[record["seq"]]
+            if order.covered_at < now - STAMP_S and not is_anew:
+                yield f"7: {record} at {now:.3f}, and {order}"
+
+
+def _covered_at(link: Link, sent: Sent) -> float:
+    place = link.sent.index(sent)
+    pings = [n for n, it in enumerate(link.sent) if it.frame[0] == "ping"]
+    for (at, _), ping in zip(link.pongs, pings, strict=False):
+        if ping > place:
+            return at
+    return inf
