@@ -44,6 +44,7 @@ EVENT_NUMBER: Final = {name: number for number, name in enumerate(EVENTS)}
 
 GATEWAY: Final = "gateway"
 WATCHER: Final = "watcher"
+ROLES: Final = (GATEWAY, WATCHER)
 
 
 class Instant(NamedTuple):

@@ -1,0 +1,154 @@
+"""What questions over HTTP have in common: how they are asked, and how refused.
+
+A query has each of its names at most once and no others; a body is JSON with exactly
+the names that are wanted. What cannot be done is told as
+`{"error": "what, where, and what to do"}`.
+"""
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final
+from urllib.parse import parse_qsl
+
+import trio
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from liveness.core.frames import MAX_KEY_BYTES, MAX_NAME_BYTES
+from liveness.core.records import ROLES
+from liveness.core.timers import STATES
+from liveness.core.uids import is_text
+from liveness.errors import LivenessError
+from liveness.service.journal import Journal
+
+DEFAULT_LIMIT: Final = 100
+MAX_LIMIT: Final = 1_000
+# Two names, with every character of theirs escaped, are 2 KiB.
+MAX_BODY_BYTES: Final = 16_384
+# A disk that writes at all has done so by then.
+DISK_S: Final = 5.0
+
+_TEXTS: Final = {
+    "gateway": MAX_NAME_BYTES,
+    "name": MAX_NAME_BYTES,
+    "key": MAX_KEY_BYTES,
+    "ext": MAX_KEY_BYTES,
+}
+_CHOICES: Final = {"state": STATES, "role": ROLES}
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class NotDone(LivenessError):
+    """What was asked for is not done; *status* is HTTP's word for why."""
+
+    def __init__(self, status: int, told: str) -> None:
+        super().__init__(told)
+        self.status = status
+
+
+def answering(endpoint: Endpoint) -> Endpoint:
+    """The endpoint, with what it refuses told as JSON."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except NotDone as refusal:
+            return JSONResponse({"error": str(refusal)}, refusal.status)
+
+    return answer
+
+
+async def written(journal: Journal, otherwise: str) -> None:
+    """Wait until all that was ordered so far is on disk.
+
+    Raises:
+        NotDone: That takes too long; *otherwise* is what is then to be done.
+    """
+    with trio.move_on_after(DISK_S) as waiting:
+        await journal.settled()
+    if waiting.cancelled_caught:
+        late = f"nothing was written within {DISK_S:g} s"
+        raise NotDone(503, f"{journal.failure or late}; {otherwise}")
+
+
+def json_text(text: str) -> Response:
+    """An answer that is JSON already."""
+    return Response(text, media_type="application/json")
+
+
+def query_of(request: Request, *names: str) -> dict[str, str]:
+    """What the query says, each of *names* at most once and nothing else.
+
+    Raises:
+        NotDone: It says anything else.
+    """
+    text = request.scope["query_string"].decode("latin-1")
+    try:
+        pairs = parse_qsl(
+            text, keep_blank_values=True, strict_parsing=bool(text), errors="strict"
+        )
+    except ValueError:
+        told = "the query cannot be read; write name=value&name=value, UTF-8 as %XX"
+        raise NotDone(400, told) from None
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in names:
+            known = ", ".join(names)
+            raise NotDone(400, f"the query has {name!r:.80}; it may have {known}")
+        if name in found:
+            raise NotDone(400, f"the query has {name} twice; give it once")
+        found[name] = _checked(name, value, "query")
+    return found
+
+
+async def body_of(request: Request, *names: str) -> dict[str, str]:
+    """What a body says, which must be each of *names* and nothing else.
+
+    Raises:
+        NotDone: It says anything else.
+    """
+    wanted = "{" + ", ".join(f'"{name}": "…"' for name in names) + "}"
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            told = f"the body has more than {MAX_BODY_BYTES} bytes; it must be {wanted}"
+            raise NotDone(413, told)
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or found.keys() != {*names}:
+        told = f"the body must be JSON with these and no more: {wanted}"
+        raise NotDone(400, told)
+    return {name: _checked(name, found[name], "body") for name in names}
+
+
+def _checked(name: str, value: object, where: str) -> str:
+    """A value that may be what it is said to be."""
+    told = f"{name} is {value!r:.80} in the {where}; it must be"
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise NotDone(400, f"{told} one of {', '.join(_CHOICES[name])}")
+    if name in _TEXTS and not is_text(value, _TEXTS[name]):
+        told += f" a string of 1 to {_TEXTS[name]} bytes of UTF-8"
+        raise NotDone(400, f"{told} without control characters")
+    return str(value)
+
+
+def number_in(query: dict[str, str], name: str, default: int, most: int) -> int:
+    """Take a number out of the query: from 1 to *most*.
+
+    Raises:
+        NotDone: It is none.
+    """
+    text = query.pop(name, None)
+    if text is None:
+        return default
+    if re.fullmatch("[0-9]{1,19}", text) and 1 <= int(text) <= most:
+        return int(text)
+    told = (
+        f"{name} is {text!r:.80} in the query; it must be a whole number, 1 to {most}"
+    )
+    raise NotDone(400, told)
