@@ -25,7 +25,7 @@ from cyclopts import (
 from liveness import __version__
 from liveness.bench import FULL, OTHERS, QUICK, SCENARIOS, full
 from liveness.config import SETTINGS
-from liveness.core.records import KINDS
+from liveness.core.records import GATEWAY, KINDS, ROLES
 from liveness.core.timers import STATES
 from liveness.errors import ConfigError, LivenessError
 from liveness.sources import load, socket_path
@@ -187,6 +187,15 @@ GatewayName = Annotated[
         help="only of this gateway",
         metavar="NAME",
         converter=_as_written,
+    ),
+]
+
+Role = Annotated[
+    str,
+    Parameter(
+        help="whether it is of a gateway (as if not given) or of a watcher",
+        choices=ROLES,
+        metavar="ROLE",
     ),
 ]
 
@@ -395,6 +404,47 @@ def _change_timer(what: str, key: str, gateway: str | None, socket: str | None) 
     from liveness.commands.timers import change_timer
 
     change_timer(path, what, key, gateway, out=sys.stdout)
+
+
+gateways: Final = App(
+    name="gateways",
+    help="List the names that are known, or have one forgotten.",
+    help_epilogue="Example: liveness gateways list",
+    version_flags=[],
+)
+app.command(gateways)
+
+
+@gateways.command(
+    name="list", help_epilogue="Example: liveness gateways list --role watcher"
+)
+def list_gateways(
+    *, socket: Socket = None, role: Role = GATEWAY, json: Json = False
+) -> None:
+    """List who is connected, and who was within the retention; with --json one a line."""
+    path = socket_path(socket)
+
+    from liveness.commands.gateways import list_gateways
+
+    list_gateways(path, role, as_json=json, out=sys.stdout)
+
+
+@gateways.command(name="forget", help_epilogue="Example: liveness gateways forget gw-7")
+def forget_gateway(
+    name: Annotated[
+        str, Parameter(help="the name", metavar="NAME", converter=_as_written)
+    ],
+    /,
+    *,
+    socket: Socket = None,
+    role: Role = GATEWAY,
+) -> None:
+    """Give up a name that will not come back, and its place in the log."""
+    path = socket_path(socket)
+
+    from liveness.commands.gateways import forget_gateway
+
+    forget_gateway(path, role, name, out=sys.stdout)
 
 
 @app.command(help_epilogue="Example: liveness demo --seconds 60 --users 500")

@@ -7,18 +7,31 @@ the business of `liveness.sources`.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from liveness.core.frames import MAX_NAME_BYTES
 from liveness.core.timers import LADDER, Ladder
+from liveness.core.uids import is_text
 from liveness.errors import ConfigError
 
 # `sockaddr_un.sun_path` is 108 bytes on Linux, the last of them a NUL.
 MAX_SOCKET_PATH_BYTES: Final = 107
 ADMIN_SOCKET: Final = "admin.sock"
+
+# Of what a setting lists.
+MOST_LISTED: Final = 1_000
+ALLOWED: Final = (
+    "users and @groups by name or number, separated by commas; own: the sidecar's user, "
+    "@own: the socket's group, *: anyone"
+)
+TIES: Final = "NAME=USER, separated by commas"
+_USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?")
+_ALLOWED: Final = re.compile(rf"\*|@?{_USER.pattern}")
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -81,6 +94,34 @@ def _are_waits(text: str) -> None:
         )
 
 
+def as_list(text: str) -> list[str]:
+    """What a setting lists, separated by commas."""
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _are_allowed(text: str) -> None:
+    items = as_list(text)
+    if len(items) > MOST_LISTED or not all(map(_ALLOWED.fullmatch, items)):
+        raise ValueError(f"it must be {ALLOWED}")
+
+
+def _are_ties(text: str) -> None:
+    ties = [item.rpartition("=") for item in as_list(text)]
+    is_good = all(
+        is_text(name, MAX_NAME_BYTES) and _USER.fullmatch(user)
+        for name, _, user in ties
+    )
+    if not is_good or len(ties) > MOST_LISTED:
+        raise ValueError(f"it must be {TIES}")
+    if len({name for name, _, _ in ties}) < len(ties):
+        raise ValueError("it ties a name twice; one name is one user's")
+
+
+def _is_group(text: str) -> None:
+    if text and not _USER.fullmatch(text):
+        raise ValueError("it must be a group's name or number, or empty")
+
+
 def _is_on_loopback(address: str) -> None:
     host, _port = _split_address(address)
     try:
@@ -107,10 +148,51 @@ class SocketSettings:
         )
     )
 
+    group: str = field(
+        default="",
+        metadata=_about(
+            "group of both sockets; empty: the one that files here get",
+            unit="a group's name or number",
+            check=_is_group,
+        ),
+    )
+    mode: Literal["0600", "0660", "0666"] = field(
+        default="0660",
+        metadata=_about("who may connect to both sockets, before access is looked at"),
+    )
+
     @property
     def admin_path(self) -> Path:
         """The socket of the command line, beside the gateways'."""
         return self.path.with_name(ADMIN_SOCKET)
+
+
+def _right(meaning: str) -> str:
+    right: str = field(
+        default="own,root,@own",
+        metadata=_about(
+            meaning, unit="users and @groups, separated by commas", check=_are_allowed
+        ),
+    )
+    return right
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessSettings:
+    """Which users of this host may do what, once they can connect."""
+
+    gateways: str = _right("who may be a gateway")
+    watchers: str = _right("who may be a watcher")
+    everyone: str = _right("who may see everyone: scope all, and list of all gateways")
+    admin: str = _right("who may use admin.sock, and so the command line")
+    names: str = field(
+        default="",
+        metadata=_about(
+            "names of gateways and watchers that only one user may use",
+            unit=TIES,
+            check=_are_ties,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +313,28 @@ class LimitSettings:
     max_links: int = field(
         default=1_000, metadata=_about("most links at a time", (1, 100_000), "links")
     )
+    max_gateways: int = field(
+        default=500,
+        metadata=_about("most gateways connected at a time", (1, 100_000), "gateways"),
+    )
+    max_handshakes: int = field(
+        default=200,
+        metadata=_about(
+            "most links at a time that have not said hello; of more the oldest end",
+            (1, 10_000),
+            "links",
+        ),
+    )
+    max_gateway_users: int = field(
+        default=2_000_000,
+        metadata=_about(
+            "most users online through one gateway", (1, 100_000_000), "users"
+        ),
+    )
+    max_users: int = field(
+        default=5_000_000,
+        metadata=_about("most users online", (1, 100_000_000), "users"),
+    )
     max_names: int = field(
         default=10_000,
         metadata=_about(
@@ -342,6 +446,7 @@ class Config:
         ),
     )
     socket: SocketSettings
+    access: AccessSettings = AccessSettings()
     http: HttpSettings = HttpSettings()
     state: StateSettings
     logging: LoggingSettings = LoggingSettings()

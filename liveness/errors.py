@@ -48,6 +48,7 @@ class Code(StrEnum):
     BAD_OPTION = "bad-option"
     BAD_UID = "bad-uid"
     TOO_MANY_TIMERS = "too-many-timers"
+    TOO_MANY_USERS = "too-many-users"
     INTERNAL = "internal"
 
 
@@ -58,6 +59,7 @@ NOT_FATAL = frozenset(
         Code.BAD_OPTION,
         Code.BAD_UID,
         Code.TOO_MANY_TIMERS,
+        Code.TOO_MANY_USERS,
     }
 )
 

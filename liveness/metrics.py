@@ -28,6 +28,15 @@ MOST_GATEWAYS: Final = 64
 OTHER: Final = "other"
 
 SOCKETS: Final = ("gateway", "http", "admin")
+# The bounds that are counted here when they are met. What is missing is no refusal: a
+# full window and an old record are a reader's own affair.
+LIMITS: Final = (
+    "limits.hello_s", "limits.max_frame_bytes", "limits.max_batch", "limits.max_replies",
+    "limits.max_reply_bytes", "limits.max_refused", "limits.max_links",
+    "limits.max_handshakes", "limits.max_gateways", "limits.max_names",
+    "limits.max_gateway_users", "limits.max_users", "limits.pause_firing",
+    "limits.pause_reading", "timers.max_live",
+)  # fmt: skip
 LATENESS_STAGES: Final = ("decided", "durable", "sent")
 # Around the promises: 50 ms decided, 100 ms delivered; above, how bad it was.
 LATENESS_S: Final = (
@@ -75,6 +84,9 @@ class Counts:
     commits: Histogram = field(default_factory=lambda: Histogram(COMMIT_S))
     refused: Counter[str] = field(
         default_factory=lambda: Counter(dict.fromkeys((code.value for code in Code), 0))
+    )
+    limits_met: Counter[str] = field(
+        default_factory=lambda: Counter(dict.fromkeys(LIMITS, 0))
     )
     accepts_put_off: Counter[str] = field(
         default_factory=lambda: Counter(dict.fromkeys(SOCKETS, 0))
@@ -196,6 +208,12 @@ class Collector:
         )
         yield _counter(
             "frames_refused", "Frames and links refused.", "code", counts.refused
+        )
+        yield _counter(
+            "limits_met",
+            "How often a limit was met.",
+            "limit",
+            counts.limits_met,
         )
         yield GaugeMetricFamily(
             "liveness_log_seq", "The newest record on disk.", now.log_seq

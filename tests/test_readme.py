@@ -28,7 +28,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from liveness.build import PURE_WHEEL
-from liveness.config import SETTINGS
+from liveness.config import SETTINGS, Setting
 from liveness.sources import FILE_VARIABLE
 from tests.peer import listening, timer
 
@@ -329,12 +329,18 @@ def test_the_metrics_table_names_exactly_what_is_exposed(
     assert mentioned == {re.sub(r"\{.*", "", name) for name in documented}
 
 
+def shown(setting: Setting) -> str:
+    if setting.default is MISSING:
+        return "see below"
+    return "none" if setting.default in (None, "") else f"`{setting.default}`"
+
+
 def test_the_settings_table_is_the_settings() -> None:
     expected = [
         [
             f"`{setting.name}`",
             f"`{setting.variable}`",
-            "see below" if setting.default is MISSING else f"`{setting.default}`",
+            shown(setting),
             setting.allowed,
             setting.meaning + (f" (`{setting.flag}`)" if setting.flag else ""),
         ]

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from liveness.commands import CommandError, unreachable
 from liveness.config import ADMIN_SOCKET
+from liveness.text import escaped
 
 # What is said from memory. What waits for the disk has longer.
 TIMEOUT_S: Final = 2.0
@@ -58,6 +59,28 @@ def ask(
         raise no_sidecar(socket_path) from None
     finally:
         connection.close()
+
+
+def asked(
+    socket_path: Path,
+    page: str,
+    body: dict[str, str] | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> dict[str, Any]:
+    """What a page says, or what became of what a body asks for.
+
+    Raises:
+        CommandError: There is no answer, or it is a refusal.
+    """
+    status, answer = ask(socket_path, page, body, timeout_s=timeout_s)
+    found = read(socket_path, answer)
+    if status == http.client.OK:
+        return found
+    if "error" not in found:
+        raise no_sidecar(socket_path)
+    error = str(found["error"])
+    raise CommandError(error if error.isprintable() else escaped(error))
 
 
 def read(socket_path: Path, body: bytes) -> dict[str, Any]:

@@ -4,7 +4,6 @@ A key names a timer within its gateway. Where several gateways have one of that 
 nothing is guessed: the person is told which, and says which one is meant.
 """
 
-import http.client
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ from typing import Any, Final, TextIO
 from urllib.parse import urlencode
 
 from liveness.commands import CommandError
-from liveness.commands.admin import ask, no_sidecar, read
+from liveness.commands.admin import asked, no_sidecar
 from liveness.core.timers import FIRED, PENDING
 from liveness.text import escaped, relative, utc_time
 
@@ -90,7 +89,8 @@ def change_timer(
     if gateway is None:
         gateway = _only(socket_path, key, None)["gateway"]
     named = {"gateway": gateway, "key": key}
-    out.write(f"{text_line(_asked(socket_path, f'/v1/timers/{what}', named))}\n")
+    timer = asked(socket_path, f"/v1/timers/{what}", named, timeout_s=TIMEOUT_S)
+    out.write(f"{text_line(timer)}\n")
 
 
 # --- how a timer looks ----------------------------------------------------------------
@@ -167,20 +167,7 @@ def _page(
 ) -> tuple[list[TimerMap], str | None]:
     # What is no UTF-8 on the command line goes as it is, to be refused by name.
     told = urlencode(query, errors="surrogateescape")
-    found = _asked(socket_path, f"{page}?{told}")
+    found = asked(socket_path, f"{page}?{told}", timeout_s=TIMEOUT_S)
     if not isinstance(found.get("timers"), list):
         raise no_sidecar(socket_path)
     return found["timers"], found.get("next")
-
-
-def _asked(
-    socket_path: Path, page: str, body: dict[str, str] | None = None
-) -> dict[str, Any]:
-    status, answer = ask(socket_path, page, body, timeout_s=TIMEOUT_S)
-    found = read(socket_path, answer)
-    if status == http.client.OK:
-        return found
-    if "error" not in found:
-        raise no_sidecar(socket_path)
-    error = str(found["error"])
-    raise CommandError(error if error.isprintable() else escaped(error))

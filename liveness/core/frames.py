@@ -56,9 +56,15 @@ FEATURES: Final = (
 class BadFrame(Exception):
     """A frame cannot be used; `link` makes a refusal of it."""
 
-    def __init__(self, code: Code, message: str, index: int | None = None) -> None:
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        index: int | None = None,
+        limit: str | None = None,
+    ) -> None:
         super().__init__(message)
-        self.code, self.index = code, index
+        self.code, self.index, self.limit = code, index, limit
 
 
 def parse_hello(frame: Frame) -> Hello:
@@ -266,6 +272,7 @@ def check_batch(uids: Sequence[object], max_batch: int) -> None:
         raise BadFrame(
             Code.BAD_FRAME,
             f"{len(uids)} uids in one frame; welcome.max_batch is {max_batch}",
+            limit="limits.max_batch",
         )
 
 

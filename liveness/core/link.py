@@ -52,6 +52,8 @@ from liveness.errors import NOT_FATAL, Code, WireError
 # Refusals are counted over this long; how many are too many is a setting.
 REFUSED_WINDOW_S: Final = 10.0
 
+MAX_FRAME: Final = "limits.max_frame_bytes"
+
 _SIGNS: Final = {KEEPALIVE: EVENT_NUMBER[KEEPALIVE], MESSAGE: EVENT_NUMBER[MESSAGE]}
 _EVENTS: Final = frozenset({LOGIN, LOGOUT, KEEPALIVE, MESSAGE})
 _TIMERS: Final = frozenset({"after", "cancel", "done", "fail"})
@@ -122,13 +124,20 @@ class Link:
         except WireError as error:
             self.n += 1
             yield from self._flush()
-            yield self.close(error.code, str(error))
+            limit = MAX_FRAME if error.code is Code.TOO_LARGE else None
+            yield self.close(error.code, str(error), limit=limit)
         yield from self._flush()
 
-    def close(self, code: Code, message: str) -> Refusal:
-        """End the link for *code*; return the refusal to send before closing."""
+    def close(self, code: Code, message: str, *, limit: str | None = None) -> Refusal:
+        """End the link for *code*; return the refusal to send before closing.
+
+        Args:
+            code: Why.
+            message: The same for a person.
+            limit: The setting whose bound was met.
+        """
         self.is_closed = True
-        return Refusal(code, message, self.n, fatal=True)
+        return Refusal(code, message, self.n, fatal=True, limit=limit)
 
     def refuse(
         self,
@@ -156,7 +165,9 @@ class Link:
             self.is_closed = True
         elif self._counted(now) > self._limits.max_refused:
             return self._too_many()
-        return Refusal(bad.code, str(bad), self.n, fatal, name, bad.index)
+        return Refusal(
+            bad.code, str(bad), self.n, fatal, name, bad.index, limit=bad.limit
+        )
 
     def _counted(self, now: float) -> int:
         if now - self._window_began > REFUSED_WINDOW_S:
@@ -168,7 +179,9 @@ class Link:
         return self.close(
             Code.OVERLOADED,
             f"more than {self._limits.max_refused} frames were refused within "
-            f"{REFUSED_WINDOW_S:.0f} s; mend the sender, then connect anew",
+            f"{REFUSED_WINDOW_S:.0f} s (limits.max_refused); mend the sender, then "
+            "connect anew",
+            limit="limits.max_refused",
         )
 
     # --- frames ---------------------------------------------------------------

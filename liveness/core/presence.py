@@ -7,6 +7,7 @@ They gather, with their effect on the online set, in `Decisions`.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from liveness.core import wheel as wheels
@@ -42,13 +43,30 @@ WHY_OTHER_GATEWAY: Final = "other_gateway"
 WHY_OTHER_CONN: Final = "other_conn"
 WHY_OLDER: Final = "older"
 WHY_OFFLINE: Final = "offline"
-WHY_IGNORED: Final = (WHY_OTHER_GATEWAY, WHY_OTHER_CONN, WHY_OLDER, WHY_OFFLINE)
+WHY_NO_ROOM: Final = "no_room"
+WHY_IGNORED: Final = (
+    WHY_OTHER_GATEWAY,
+    WHY_OTHER_CONN,
+    WHY_OLDER,
+    WHY_OFFLINE,
+    WHY_NO_ROOM,
+)
 
 # The early counter compares two readings of one clock with a sum of them; anything
 # below a microsecond is the rounding of that sum.
 EARLY_S: Final = 1e-6
 
+NO_LIMIT: Final = 2**63
+
 _NO_CLOCK: Final[Stopped] = (2**63, 0.0, 0.0, 0.0, 0)  # behind every session
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """Users of a login that were left out, as there are too many."""
+
+    limit: str  # the bound that was met
+    indices: list[int]
 
 
 class Presence:
@@ -60,6 +78,8 @@ class Presence:
         timeout: The server's silence timeout, in seconds.
         gateway_hold: Longest that a due user waits for its gateway, in seconds.
         settle: Seconds a gateway has to catch up after its link began or ended.
+        max_users: Users online above which no session is opened.
+        max_gateway_users: The same, of one gateway.
     """
 
     def __init__(
@@ -70,6 +90,8 @@ class Presence:
         timeout: float,
         gateway_hold: float,
         settle: float,
+        max_users: int = NO_LIMIT,
+        max_gateway_users: int = NO_LIMIT,
     ) -> None:
         self.wheel = wheel
         self.decided = decided
@@ -83,7 +105,10 @@ class Presence:
         self.early = 0
         self._hold = gateway_hold
         self._settle = settle
+        self._max_users = max_users
+        self._max_gateway_users = max_gateway_users
         self._by_number: list[Gateway] = []
+        self._free: list[int] = []  # numbers of gateways that were forgotten
         self._turn = 0  # whose turn it is to fire first
 
     def __len__(self) -> int:
@@ -93,10 +118,23 @@ class Presence:
         """Return the gateway of this name; one that is new has no users."""
         known = self.gateways.get(name)
         if known is None:
-            known = Gateway(name, self.wheel.add_gateway(), self._settle)
+            if self._free:
+                number = self._free.pop()
+                self.wheel.set_timeout(number, self.timeout)
+            else:
+                number = self.wheel.add_gateway()
+            known = Gateway(name, number, self._settle)
             self.gateways[name] = known
-            self._by_number.append(known)
+            self._by_number[number : number + 1] = [known]
         return known
+
+    def forget(self, name: str) -> None:
+        """Forget a gateway, which has neither users nor a link."""
+        gateway = self.gateways.pop(name, None)
+        if gateway is not None:
+            assert not gateway.users
+            assert not gateway.is_linked
+            self._free.append(gateway.number)
 
     def set_timeout(self, gateway: Gateway, timeout: float | None) -> None:
         """Set a gateway's silence timeout, or the server's again with None."""
@@ -131,24 +169,41 @@ class Presence:
                 self._heard_unknown(gateway, signs, position, at)
         return bad
 
-    def login(self, gateway: Gateway, login: Login, at: Instant) -> None:
-        """Apply a login of any number of users."""
+    def login(self, gateway: Gateway, login: Login, at: Instant) -> NoRoom | None:
+        """Apply a login of any number of users.
+
+        Returns:
+            Who was left out because there is no room; None if nobody was.
+        """
         self.events[LOGIN] += len(login.uids)
         start = at.mono - login.age
-        for uid, conn in zip(login.uids, login.conns, strict=True):
+        left_out: list[int] = []
+        full = ""
+        for index, (uid, conn) in enumerate(zip(login.uids, login.conns, strict=True)):
             entry = self.wheel.find(uid)
             if entry is None:
+                if limit := self._limit_met(gateway, is_new=True):
+                    full = limit
+                    left_out.append(index)
+                    continue
                 self._open(ONLINE, gateway, uid, conn, LOGIN, at, start, login.timeout)
             elif entry.gateway == gateway.number and entry.conn in (conn, None):
                 self._login_again(gateway, entry, conn, login.timeout, at)
             elif start < entry.start:
                 self.ignored[WHY_OLDER] += 1
+            elif entry.gateway != gateway.number and (
+                limit := self._limit_met(gateway, is_new=False)
+            ):
+                full = limit
+                left_out.append(index)
             else:
                 self._leave(self.wheel.close(uid))
                 self.decided.changes.online[entry.session] = None
                 self._open(
                     MOVED, gateway, uid, conn, LOGIN, at, start, login.timeout, entry
                 )
+        self.ignored[WHY_NO_ROOM] += len(left_out)
+        return NoRoom(full, left_out) if left_out else None
 
     def logout(self, gateway: Gateway, logout: Logout, at: Instant) -> None:
         """Apply a logout of any number of users."""
@@ -272,6 +327,9 @@ class Presence:
     ) -> None:
         uid, conn, event = signs.at(position)
         if self.wheel.find(uid) is None:
+            if self._limit_met(gateway, is_new=True):
+                self.ignored[WHY_NO_ROOM] += 1
+                return
             self._open(ONLINE, gateway, uid, conn, EVENTS[event], at, at.mono, None)
             return
         # Twice in one list: the first of them has just opened the session.
@@ -280,6 +338,14 @@ class Presence:
         ):
             assert why == wheels.OTHER_CONN
             self.ignored[WHY_OTHER_CONN] += 1
+
+    def _limit_met(self, gateway: Gateway, *, is_new: bool) -> str:
+        """The bound that forbids a gateway one more user, new or moved; else ""."""
+        if gateway.users >= self._max_gateway_users:
+            return "max_gateway_users"
+        if is_new and len(self.wheel) >= self._max_users:
+            return "max_users"
+        return ""
 
     def _open(
         self,

@@ -400,6 +400,7 @@ class Refusal:
     frame: str | None = None
     index: int | None = None
     key: str | None = None  # of a timer that was not taken
+    limit: str | None = None  # the setting whose bound was met, for the metrics
 
     def as_frame(self) -> list[object]:
         """The `error` frame that says so."""

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -16,10 +17,12 @@ import trio
 from liveness import __version__
 from liveness.build import WHEEL, WHY_REFERENCE
 from liveness.config import SETTINGS, Config
+from liveness.core.access import Access
 from liveness.core.records import TIMER, TimerRecord, Wanted
 from liveness.core.timers import Fire
 from liveness.errors import StartError
 from liveness.service.clock import Clock
+from liveness.service.peers import access_to, gid_of
 from liveness.service.sidecar import Sidecar
 from liveness.service.sockets import listening
 from liveness.service.store import Store
@@ -69,18 +72,27 @@ async def serve(config: Config) -> None:
         stack.callback(store.close)
         table = TimerTable(config.state.dir, log=store.log, ladder=config.timers.ladder)
         stack.callback(table.close)
-        listener = stack.enter_context(listening(config.socket.path, name="gateway"))
-        admin = stack.enter_context(listening(config.socket.admin_path, name="admin"))
+        listens = partial(
+            listening,
+            mode=int(config.socket.mode, 8),
+            group=gid_of(config.socket.group, "socket.group")
+            if config.socket.group
+            else None,
+        )
+        listener = stack.enter_context(listens(config.socket.path, name="gateway"))
+        admin = stack.enter_context(listens(config.socket.admin_path, name="admin"))
+        access = access_to(config.access, group=_group_of(listener))
         http = stack.enter_context(_listening_on(config.http.host, config.http.port))
         # Nothing of what is loaded is garbage; looking for some takes half the time.
         gc.disable()
-        sidecar = load(config, store, table, Clock())
+        sidecar = load(config, store, table, Clock(), access)
         # What was loaded stays: the collector need not walk it ever again.
         gc.freeze()
         gc.set_threshold(*COLLECT_EVERY)
         gc.enable()
         stop = trio.Event()
-        run = partial(sidecar.run, stop.wait, listener, {"http": http, "admin": admin})
+        doors = {"http": http, "admin": admin}
+        run = partial(sidecar.run, stop.wait, listener, doors)
         async with trio.open_nursery() as nursery:
             async with trio.open_nursery() as running:
                 await running.start(run)
@@ -95,7 +107,9 @@ async def serve(config: Config) -> None:
             nursery.cancel_scope.cancel()
 
 
-def load(config: Config, store: Store, table: TimerTable, clock: Clock) -> Sidecar:
+def load(
+    config: Config, store: Store, table: TimerTable, clock: Clock, access: Access
+) -> Sidecar:
     """Make a sidecar that goes on where the last process ended.
 
     Raises:
@@ -103,7 +117,7 @@ def load(config: Config, store: Store, table: TimerTable, clock: Clock) -> Sidec
     """
     with store.expecting_damage():
         _catch_up(table, store)
-        sidecar = Sidecar(config, store, table, clock)
+        sidecar = Sidecar(config, store, table, clock, access)
         sidecar.restore()
     return sidecar
 
@@ -143,6 +157,11 @@ def _listening_on(host: str, port: int) -> socket.socket:
             f"HTTP address {host}:{port}: {error.strerror or error}; stop what uses it "
             "or name another with --http"
         ) from error
+
+
+def _group_of(listener: socket.socket) -> int:
+    """The group of a socket's file."""
+    return Path(listener.getsockname()).stat().st_gid
 
 
 async def _take_no_more(signals: AsyncIterator[int]) -> None:

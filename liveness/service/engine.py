@@ -16,7 +16,7 @@ from liveness.core.clock import AttendedClock
 from liveness.core.frames import bad_uid_text
 from liveness.core.gateways import Gateway
 from liveness.core.link import Link
-from liveness.core.presence import Presence
+from liveness.core.presence import NoRoom, Presence
 from liveness.core.records import (
     EVENTS,
     GATEWAY,
@@ -200,8 +200,12 @@ class Engine:
             for link in self.book.links.values():
                 link.owed = link.unread()
         journal, limits = self._journal, self._limits
+        waited, was_deaf = self._waits_for_disk, self._is_deaf
         self._waits_for_disk = journal.pending_ends >= limits.pause_firing
         self._is_deaf = journal.records_pending >= limits.pause_reading
+        met = self._counts.limits_met
+        met["limits.pause_firing"] += self._waits_for_disk and not waited
+        met["limits.pause_reading"] += self._is_deaf and not was_deaf
         # From half of that bound on a link is read no further than a small piece a pass: a
         # storm of logins fills what waits for the disk no faster than the disk empties
         # it, and the links that say little are read as ever.
@@ -231,11 +235,13 @@ class Engine:
             for link in self.book.slow(now):
                 # What it said may lie unread, as after a long computation.
                 self._read(link, now, owed=link.unread())
-                self.book.send_away(link)
+                self.book.send_away(link, now)
+            self.book.thinned.ring()
         if mono >= self._follow_at:
             self._follow_at = mono + FOLLOW_EVERY_S
             for link in self.book.named.values():
                 link.outbox.follow()
+            self._forget_gateways()
         self._hand_over()
         return self._next_turn(mono, now, has_more, judged > 0)
 
@@ -279,6 +285,34 @@ class Engine:
         at = self._instant(self._attended.now)
         self.timetable.try_again(gateway, key, at)
         self._hand_over()
+
+    # --- names ----------------------------------------------------------------
+
+    def why_kept(self, role: str, name: str) -> str | None:
+        """Why a name cannot be forgotten by now; None if it can."""
+        if (role, name) in self.book.named:
+            return "is connected; stop it first"
+        gateway = self.presence.gateways.get(name) if role == GATEWAY else None
+        if gateway is not None and gateway.users:
+            return (
+                f"has {gateway.users} users online; they go offline by themselves if it "
+                "does not come back"
+            )
+        return None
+
+    def forget(self, role: str, name: str) -> None:
+        """Give up a name, and its place in the log."""
+        assert self.why_kept(role, name) is None
+        self._journal.forget(role, name)
+        _log.info("name forgotten", role=role, name=name)
+
+    def _forget_gateways(self) -> None:
+        """Let go of gateways whose name is kept no more, and of whom nothing is left."""
+        for gateway in [*self.presence.gateways.values()]:
+            if (GATEWAY, gateway.name) not in self._journal.cursors and not (
+                gateway.users or gateway.is_linked
+            ):
+                self.presence.forget(gateway.name)
 
     def _handed(self, gateway: str) -> int:
         """The seq up to which a gateway was handed its records."""
@@ -415,7 +449,9 @@ class Engine:
                     link,
                     link.conversation.close(
                         Code.OVERLOADED,
-                        "too many replies are left unread; read while you write",
+                        f"more replies are left unread than {link.outbox.limit} allows; "
+                        "read while you write",
+                        limit=link.outbox.limit,
                     ),
                 )
                 return True
@@ -490,7 +526,9 @@ class Engine:
                     )
             case Login():
                 assert gateway is not None
-                self.presence.login(gateway, request, at)
+                full = self.presence.login(gateway, request, at)
+                if full is not None:
+                    self.book.refuse(link, self._users_too_many(link, full))
             case Logout():
                 assert gateway is not None
                 self.presence.logout(gateway, request, at)
@@ -532,6 +570,22 @@ class Engine:
             fatal=False,
             frame="after",
             key=key,
+            limit="timers.max_live",
+        )
+
+    @staticmethod
+    def _users_too_many(link: SocketLink, full: NoRoom) -> Refusal:
+        # Nor is this: it goes on for those that there is room for.
+        return Refusal(
+            Code.TOO_MANY_USERS,
+            f"there is no room for {len(full.indices)} of these users, the first at index "
+            f"{full.indices[0]}: as many are online as limits.{full.limit} allows; they "
+            "are watched from the first sign of life on for which there is room",
+            link.conversation.n,
+            fatal=False,
+            frame="login",
+            index=full.indices[0],
+            limit=f"limits.{full.limit}",
         )
 
     def _mark(self) -> int:
@@ -554,12 +608,9 @@ class Engine:
     # --- hello ----------------------------------------------------------------
 
     def _introduce(self, link: SocketLink, hello: Hello, at: Instant) -> None:
-        if not self.book.has_room_for(hello):
-            message = (
-                f"{len(self._journal.cursors)} names are known and kept for the "
-                "retention; use one of them, or raise limits.max_names"
-            )
-            self.book.refuse(link, link.conversation.close(Code.OVERLOADED, message))
+        objection = self.book.objection(link, hello)
+        if objection is not None:
+            self.book.refuse(link, objection)
             return
         older = self.book.named.get((hello.role, hello.name))
         if older is not None:

@@ -21,7 +21,7 @@ Why = Callable[[], list[str]]
 
 def build_app(
     registry: CollectorRegistry,
-    timers: Sequence[Route],
+    pages: Sequence[Route],
     *,
     why_ill: Why,
     why_not_ready: Why,
@@ -30,7 +30,7 @@ def build_app(
 
     Args:
         registry: What `/metrics` shows.
-        timers: The pages about timers that this door has.
+        pages: The questions that this door answers.
         why_ill: What is wrong with the process; empty if it lives.
         why_not_ready: Why it should not be given work; empty if it is ready.
     """
@@ -44,7 +44,7 @@ def build_app(
             Route("/metrics", metrics),
             Route("/healthz", _health("healthy", why_ill)),
             Route("/readyz", _health("ready", why_not_ready)),
-            *timers,
+            *pages,
         ]
     )
 

@@ -145,6 +145,12 @@ class Journal:
         self._dirty.add((role, name))
         return self.flush()
 
+    def forget(self, role: str, name: str) -> None:
+        """Forget a name and its place in the log."""
+        if self.cursors.pop((role, name), None) is not None:
+            self._dirty.add((role, name))
+            self.flush()
+
     def flush(self) -> int:
         """Have everything so far written soon; return the mark to wait for."""
         if self._dirty:
@@ -255,7 +261,7 @@ class Journal:
             batch.weight += changes.weight
             batch.ends += changes.ends
             batch.online.update(changes.online)
-        batch.cursors = {key: self.cursors[key] for key in self._dirty}
+        batch.cursors = {key: self.cursors.get(key) for key in self._dirty}
         self._dirty.clear()
         return batch
 

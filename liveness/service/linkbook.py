@@ -6,6 +6,7 @@ from typing import Final
 import structlog
 import trio
 
+from liveness.core.access import Access
 from liveness.core.clock import AttendedClock
 from liveness.core.records import GATEWAY, Hello, Refusal
 from liveness.errors import Code
@@ -14,9 +15,10 @@ from liveness.service.clock import Clock
 from liveness.service.journal import Journal
 from liveness.service.links import SocketLink
 from liveness.service.logs import Every
+from liveness.service.wake import Wake
 
-# Links over the limit that are being told so; more are closed without a word.
-REFUSED_ROOM: Final = 64
+# Of those that may be without a hello, the newest that stay when there are too many.
+SPARED: Final = 0.75
 
 REFUSALS_LOG_S: Final = 10.0
 
@@ -29,6 +31,8 @@ class LinkBookLimits:
 
     hello_s: float
     max_links: int
+    max_handshakes: int
+    max_gateways: int
     max_names: int
 
 
@@ -40,6 +44,7 @@ class LinkBook:
         clock: For the log.
         journal: Told which names are linked; knows those that were.
         counts: Where refusals are counted.
+        access: Who may be what.
         limits: How many there may be.
     """
 
@@ -50,25 +55,28 @@ class LinkBook:
         clock: Clock,
         journal: Journal,
         counts: Counts,
+        access: Access,
         limits: LinkBookLimits,
     ) -> None:
         self.links: dict[int, SocketLink] = {}  # by number
         self.named: dict[tuple[str, str], SocketLink] = {}  # by role and name
         self.all_closed = trio.Event()  # after the farewell
+        self.thinned = Wake()  # rung when those that say no hello were looked at
         self._is_stopping = False
         self._strangers: dict[int, SocketLink] = {}  # before their hello
         self._attended = attended
         self._journal = journal
         self._counts = counts
+        self._access = access
         self._limits = limits
         self._every = Every(REFUSALS_LOG_S, clock=clock.mono)
 
     # --- who there is ---------------------------------------------------------
 
     @property
-    def is_overrun(self) -> bool:
-        """Whether there is no room even to tell a link that there is no room."""
-        return len(self.links) >= self._limits.max_links + REFUSED_ROOM
+    def is_crowded(self) -> bool:
+        """Whether more links than may have not said hello yet."""
+        return len(self._strangers) > self._limits.max_handshakes
 
     def linked(self, role: str) -> int:
         """How many links of this role have said hello."""
@@ -87,6 +95,8 @@ class LinkBook:
         self.links[link.number] = link
         if self._is_stopping:
             self.end(link, why="the sidecar stops")
+        elif (why := self._access.why_no_link(link.peer)) is not None:
+            self.refuse(link, link.conversation.close(Code.NOT_ALLOWED, why))
         elif is_full:
             self.refuse(
                 link,
@@ -94,17 +104,40 @@ class LinkBook:
                     Code.OVERLOADED,
                     f"there are {self._limits.max_links} links already; connect later, "
                     "or raise limits.max_links",
+                    limit="limits.max_links",
                 ),
             )
         else:
             self._strangers[link.number] = link
 
-    def has_room_for(self, hello: Hello) -> bool:
-        """Whether one more name may be known, if this is one to be kept."""
+    def objection(self, link: SocketLink, hello: Hello) -> Refusal | None:
+        """Why a link cannot be welcomed, in the order in which a person would mend it."""
+        close = link.conversation.close
+        if (why := self._access.why_not(link.peer, hello)) is not None:
+            return close(Code.NOT_ALLOWED, why)
+        key, limits = (hello.role, hello.name), self._limits
+        if (
+            hello.role == GATEWAY
+            and key not in self.named
+            and self.linked(GATEWAY) >= limits.max_gateways
+        ):
+            return close(
+                Code.OVERLOADED,
+                f"there are {limits.max_gateways} gateways already; connect later, or "
+                "raise limits.max_gateways",
+                limit="limits.max_gateways",
+            )
         cursors = self._journal.cursors
         is_kept = hello.role == GATEWAY or hello.ack
-        is_new = (hello.role, hello.name) not in cursors
-        return not (is_kept and is_new and len(cursors) >= self._limits.max_names)
+        if is_kept and key not in cursors and len(cursors) >= limits.max_names:
+            return close(
+                Code.OVERLOADED,
+                f"{len(cursors)} names are known and kept for the retention; use one of "
+                "them, forget one with `liveness gateways forget`, or raise "
+                "limits.max_names",
+                limit="limits.max_names",
+            )
+        return None
 
     def name(self, link: SocketLink, hello: Hello) -> None:
         """Have *link* found by the name that it said."""
@@ -112,21 +145,28 @@ class LinkBook:
         self.named[key] = link
         self._strangers.pop(link.number, None)
         self._journal.linked.add(key)
-        _log.info("link up", role=hello.role, name=hello.name, link=link.number)
+        _log.info(
+            "link up", role=hello.role, name=hello.name, link=link.number,
+            pid=link.peer.pid, uid=link.peer.uid,
+        )  # fmt: skip
 
     # --- they go --------------------------------------------------------------
 
     def refuse(self, link: SocketLink, refusal: Refusal) -> None:
         """Tell a link that a frame is refused, or that this is its end, and why."""
         self._counts.refused[refusal.code.value] += 1
+        if refusal.limit is not None:
+            self._counts.limits_met[refusal.limit] += 1
         hello = link.hello
         name = None if hello is None else hello.name
         self._every(
             _log.warning,
             "link refused" if refusal.fatal else "frame refused",
-            key=(name, refusal.code),
+            key=(name, refusal.code, link.peer.uid),
             name=name,
             link=link.number,
+            pid=link.peer.pid,
+            uid=link.peer.uid,
             code=refusal.code.value,
             detail=refusal.message,
         )
@@ -144,28 +184,50 @@ class LinkBook:
         """Forget a link whose socket is closed."""
         self._part(link)
         del self.links[link.number]
-        self._strangers.pop(link.number, None)
         if self._is_stopping and not self.links:
             self.all_closed.set()
 
     def slow(self, now: float) -> list[SocketLink]:
-        """Those that have said no hello for too long, in attended seconds."""
+        """Those that have said no hello for too long, in attended seconds.
+
+        Of too many, the oldest: whoever means it says hello as soon as it is connected,
+        so that a crowd of others cannot keep it out.
+        """
+        if not self._strangers:
+            return []
+        spared = len(self._strangers)
+        if self.is_crowded:
+            spared = max(1, round(self._limits.max_handshakes * SPARED))
+        newest = len(self._strangers) - spared
         return [
             link
-            for link in self._strangers.values()
-            if now - link.opened_at > self._limits.hello_s and link.is_open
+            for place, link in enumerate(self._strangers.values())
+            if place < newest or self._is_late(link, now)
         ]
 
-    def send_away(self, link: SocketLink) -> None:
+    def send_away(self, link: SocketLink, now: float) -> None:
         """End one of the slow, unless it has said hello by now."""
-        if link.is_open and link.hello is None:
-            self.refuse(
-                link,
-                link.conversation.close(
-                    Code.TOO_SLOW,
-                    f"no hello within {self._limits.hello_s:g} s; it comes first",
-                ),
+        if not link.is_open or link.hello is not None:
+            return
+        close = link.conversation.close
+        if self._is_late(link, now):
+            refusal = close(
+                Code.TOO_SLOW,
+                f"no hello within {self._limits.hello_s:g} s (limits.hello_s); it comes "
+                "first",
+                limit="limits.hello_s",
             )
+        else:
+            refusal = close(
+                Code.OVERLOADED,
+                f"more than {self._limits.max_handshakes} links have not said hello "
+                "(limits.max_handshakes); say it as soon as you are connected",
+                limit="limits.max_handshakes",
+            )
+        self.refuse(link, refusal)
+
+    def _is_late(self, link: SocketLink, now: float) -> bool:
+        return now - link.opened_at > self._limits.hello_s
 
     def bid_farewell(self, reason: str) -> None:
         """End all links with `bye`, once what they asked for is answered."""
@@ -180,6 +242,7 @@ class LinkBook:
 
     def _part(self, link: SocketLink) -> None:
         """Let go of the name of a link that has ended."""
+        self._strangers.pop(link.number, None)
         hello = link.hello
         if hello is None or self.named.get((hello.role, hello.name)) is not link:
             return

@@ -7,6 +7,7 @@ from fcntl import ioctl
 from termios import FIONREAD
 from typing import Final
 
+from liveness.core.access import Peer
 from liveness.core.gateways import Gateway
 from liveness.core.link import Link
 from liveness.core.records import Hello, Refusal
@@ -29,6 +30,7 @@ class SocketLink:
         sock: Non-blocking; owned from now on.
         conversation: The state machine that its bytes go through.
         outbox: What is to be written to it.
+        peer: The process that connected.
         number: Tells it from others in logs.
         opened_at: Attended seconds.
     """
@@ -39,12 +41,14 @@ class SocketLink:
         conversation: Link,
         outbox: Outbox,
         *,
+        peer: Peer,
         number: int,
         opened_at: float,
     ) -> None:
         self.sock = sock
         self.conversation = conversation
         self.outbox = outbox
+        self.peer = peer
         self.number = number
         self.opened_at = opened_at
         self.gateway: Gateway | None = None

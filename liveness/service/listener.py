@@ -14,6 +14,7 @@ from liveness.service.accepting import Acceptor
 from liveness.service.engine import Engine
 from liveness.service.links import PIECE_BYTES, SocketLink
 from liveness.service.outbox import LINGER_S, Delivery, Outbox
+from liveness.service.peers import peer_of
 
 _log = structlog.get_logger("link")
 
@@ -33,22 +34,31 @@ async def accept_links(
     async with trio.open_nursery() as nursery:
         while True:
             sock = await acceptor.accept()
-            if engine.book.is_overrun:
+            try:
+                peer = peer_of(sock)
+            except OSError as error:
                 sock.close()
+                _log.warning("nobody knows who connected", error=str(error))
                 continue
             number += 1
             link = SocketLink(
                 sock,
                 engine.converse(),
                 Outbox(sock, delivery),
+                peer=peer,
                 number=number,
                 opened_at=engine.attended,
             )
+            engine.book.opened(link)
             nursery.start_soon(_serve, link, engine)
+            if engine.book.is_crowded:
+                # Before more come the engine is to read what those have said, and to end
+                # some of those that have said nothing.
+                engine.wanted.ring()
+                await engine.book.thinned.wait()
 
 
 async def _serve(link: SocketLink, engine: Engine) -> None:
-    engine.book.opened(link)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch, link, engine)
@@ -79,12 +89,13 @@ async def _watch(link: SocketLink, engine: Engine) -> None:
 async def _see_off(link: SocketLink) -> None:
     """Let the other side read the last frame before it meets a closed socket.
 
-    Closing with bytes unread would make its next read or write fail instead.
+    Closing with bytes unread would make its next read or write fail instead. Who never
+    said hello is not waited for: there may be thousands of those.
     """
     try:
         link.sock.shutdown(socket.SHUT_WR)
     except OSError:
         return  # it has gone already
-    with trio.move_on_after(LINGER_S):
+    with trio.move_on_after(0 if link.hello is None else LINGER_S):
         while link.receive(PIECE_BYTES) != b"":
             await trio.lowlevel.wait_readable(link.sock)

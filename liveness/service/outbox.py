@@ -130,6 +130,12 @@ class Outbox:
             or self._reply_bytes > limits.max_reply_bytes
         )
 
+    @property
+    def limit(self) -> str:
+        """The setting whose bound the replies have met, if they have."""
+        is_many = len(self._replies) + self._sending > self._delivery.limits.max_replies
+        return "limits.max_replies" if is_many else "limits.max_reply_bytes"
+
     def reply(self, frame: object, *, mark: int = 0, is_of_log: bool = False) -> None:
         """Queue a frame, to be sent once everything up to *mark* is on disk.
 

@@ -32,6 +32,7 @@ DISK_S: Final = 5.0
 _TEXTS: Final = {
     "gateway": MAX_NAME_BYTES,
     "name": MAX_NAME_BYTES,
+    "after": MAX_NAME_BYTES,
     "key": MAX_KEY_BYTES,
     "ext": MAX_KEY_BYTES,
 }

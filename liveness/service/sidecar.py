@@ -14,6 +14,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from liveness import __version__
 from liveness.build import WHEEL, Wheel
 from liveness.config import Config
+from liveness.core.access import Access
 from liveness.core.clock import AttendedClock
 from liveness.core.decisions import Decisions
 from liveness.core.link import LinkLimits
@@ -28,6 +29,7 @@ from liveness.service.clock import Clock
 from liveness.service.door import serve_door
 from liveness.service.engine import Engine, EngineLimits
 from liveness.service.feed import Feed
+from liveness.service.gatewaypages import GatewayPages
 from liveness.service.greeter import Greeter
 from liveness.service.hand import turn_for_ever
 from liveness.service.http import build_app
@@ -66,12 +68,19 @@ class Sidecar:
         store: The open state directory.
         table: The timers in it.
         clock: The clocks.
+        access: Who may do what.
     """
 
     def __init__(
-        self, config: Config, store: Store, table: TimerTable, clock: Clock
+        self,
+        config: Config,
+        store: Store,
+        table: TimerTable,
+        clock: Clock,
+        access: Access,
     ) -> None:
         self.config = config
+        self.access = access
         self.counts = Counts()
         self._store = store
         self._table = table
@@ -94,6 +103,8 @@ class Sidecar:
             timeout=config.timeout_s,
             gateway_hold=limits.gateway_hold_s,
             settle=settle,
+            max_users=limits.max_users,
+            max_gateway_users=limits.max_gateway_users,
         )
         attended = AttendedClock(
             mono=clock.mono(),
@@ -128,9 +139,12 @@ class Sidecar:
                 clock=clock,
                 journal=self.journal,
                 counts=self.counts,
+                access=access,
                 limits=LinkBookLimits(
                     hello_s=limits.hello_s,
                     max_links=limits.max_links,
+                    max_handshakes=limits.max_handshakes,
+                    max_gateways=limits.max_gateways,
                     max_names=limits.max_names,
                 ),
             ),
@@ -149,6 +163,7 @@ class Sidecar:
             ),
         )
         self._timer_pages = TimerPages(self.engine, self.journal)
+        self._gateway_pages = GatewayPages(self.engine, self.journal)
         self._delivery = Delivery(
             journal=self.journal,
             feed=self.feed,
@@ -299,7 +314,10 @@ class Sidecar:
         PlatformCollector(registry=registry)
         app: Any = build_app(
             registry,
-            self._timer_pages.routes(may_change=door == "admin"),
+            [
+                *self._timer_pages.routes(may_change=door == "admin"),
+                *self._gateway_pages.routes(may_change=door == "admin"),
+            ],
             why_ill=self._why_ill,
             why_not_ready=self._why_not_ready,
         )

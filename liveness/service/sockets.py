@@ -23,9 +23,17 @@ _FIRST_INHERITED: Final = 3
 
 
 @contextmanager
-def listening(path: Path, *, name: str) -> Iterator[socket.socket]:
+def listening(
+    path: Path, *, name: str, mode: int = SOCKET_MODE, group: int | None = None
+) -> Iterator[socket.socket]:
     """Listen on *path*, or on the inherited socket of this *name*, until left.
 
+    Args:
+        path: Where the file is made.
+        name: What a service manager calls the socket; one that it hands over is used as
+            it is.
+        mode: The file's permissions.
+        group: The file's group; None: the one that it gets by itself.
     Raises:
         StartError: Somebody else serves there, or the file cannot be made.
     """
@@ -35,14 +43,16 @@ def listening(path: Path, *, name: str) -> Iterator[socket.socket]:
             yield inherited
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        ours = _bind(sock, path)
+        ours = _bind(sock, path, mode, group)
         try:
             yield sock
         finally:
             _remove(path, ours)
 
 
-def _bind(sock: socket.socket, path: Path) -> tuple[int, int]:
+def _bind(
+    sock: socket.socket, path: Path, mode: int, group: int | None
+) -> tuple[int, int]:
     """Bind and listen; return the identity of the file that this made."""
     try:
         _clear_stale(path)
@@ -53,7 +63,9 @@ def _bind(sock: socket.socket, path: Path) -> tuple[int, int]:
             sock.bind(str(path))
         finally:
             os.umask(before)
-        path.chmod(SOCKET_MODE)
+        if group is not None:
+            _give(path, group)
+        path.chmod(mode)
         sock.listen(BACKLOG)
         sock.setblocking(False)
     except OSError as error:
@@ -63,6 +75,17 @@ def _bind(sock: socket.socket, path: Path) -> tuple[int, int]:
         ) from error
     made = path.stat()
     return made.st_dev, made.st_ino
+
+
+def _give(path: Path, group: int) -> None:
+    try:
+        os.chown(path, -1, group)
+    except PermissionError:
+        path.unlink(missing_ok=True)
+        raise StartError(
+            f"socket {path}: it cannot be given to group {group}, of which this process "
+            "is no member; make it one, or correct socket.group"
+        ) from None
 
 
 def _clear_stale(path: Path) -> None:

@@ -22,7 +22,7 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +93,7 @@ _FORGET_ONLINE: Final = (
 _PUT_CURSORS: Final = (
     f"insert or replace into cursors select {_from_json(5)} from json_each(?)"
 )
+_FORGET_CURSORS: Final = f"delete from cursors where (role, name) in (select {_from_json(2)} from json_each(?))"
 
 
 _FOLLOW: Final = """
@@ -116,7 +117,7 @@ class Batch:
     records: list[Logged] = field(default_factory=list)
     due: list[float] = field(default_factory=list)
     online: dict[int, OnlineRow | None] = field(default_factory=dict)
-    cursors: dict[tuple[str, str], CursorRow] = field(default_factory=dict)
+    cursors: Mapping[tuple[str, str], CursorRow | None] = field(default_factory=dict)
     runs: list[Fire] = field(default_factory=list)  # for the timers' table, after it
     changes: int = 0
     weight: int = 0
@@ -260,7 +261,10 @@ class Store:
         """Write a batch in one transaction; all of it, or on an error none."""
         kept = [row for row in batch.online.values() if row is not None]
         gone = [session for session, row in batch.online.items() if row is None]
-        cursors = [(*key, *row) for key, row in batch.cursors.items()]
+        cursors = [
+            (*key, *row) for key, row in batch.cursors.items() if row is not None
+        ]
+        forgotten = [key for key, row in batch.cursors.items() if row is None]
         pages = [_page(part) for part in cut(batch.records, PAGE_RECORDS)]
         db = self._db
         with transaction(db):
@@ -269,6 +273,7 @@ class Store:
                 (_FORGET_ONLINE, gone),
                 (_PUT_ONLINE, kept),
                 (_PUT_CURSORS, cursors),
+                (_FORGET_CURSORS, forgotten),
             )
             for statement, rows in changes:
                 for part in cut(rows, PAGE_RECORDS):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from liveness.core.frames import MAX_AGE_S
+from liveness.core.presence import WHY_IGNORED
 from liveness.core.records import ListedSigns, Login, OnlineRow, Uid
 from liveness.core.wheel import Wheel
 from tests.core.scene import ALL, Scene, Shown, Sign, run_of
@@ -567,7 +568,7 @@ def test_a_list_of_events_is_one_change_of_each_counter(scene: Scene) -> None:
     assert presence.opened == {"login": 2, "keepalive": 1, "message": 0}
     assert presence.moved == 1
     assert presence.ended == {"silence": 2, "logout": 1, "gateway_lost": 0}
-    ignored = {"other_gateway": 0, "other_conn": 1, "older": 0, "offline": 1}
+    ignored = dict.fromkeys(WHY_IGNORED, 0) | {"other_conn": 1, "offline": 1}
     assert presence.ignored == ignored
 
 

@@ -331,6 +331,8 @@ def test_an_error_of_any_code_is_of_the_schema(code: Code) -> None:
     refusal = records.Refusal(code, "what, where, what to do", 1, fatal, name, index)
     if code is Code.TOO_MANY_TIMERS:
         refusal = replace(refusal, frame="after", key="order:17")
+    if code is Code.TOO_MANY_USERS:
+        refusal = replace(refusal, index=3)
     FROM_US.validate(refusal.as_frame())
 
 

@@ -27,9 +27,13 @@ def packed(*frames: list[Any]) -> bytes:
 
 
 class Client:
-    """One connection. It reads only when asked to, so it can leave things unread."""
+    """One connection. It reads only when asked to, so it can leave things unread.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        to: The sidecar's socket; or a connection to it, owned from now on.
+    """
+
+    def __init__(self, to: Path | socket.socket) -> None:
         self.records: list[Record] = []  # all that were received, in order
         self.frame_sizes: list[int] = []
         self.log = ""
@@ -38,9 +42,12 @@ class Client:
         self._pings = itertools.count(1)
         self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26)
         self._taken_bytes = 0
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.settimeout(SOON_S)
-        self._sock.connect(str(path))
+        if isinstance(to, socket.socket):
+            self._sock = to
+        else:
+            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._sock.settimeout(SOON_S)
+            self._sock.connect(str(to))
 
     def __enter__(self) -> Self:
         return self

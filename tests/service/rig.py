@@ -5,6 +5,7 @@ is virtual (see `jumping`), so that an hour passes as soon as nobody has anythin
 do, and whatever hangs runs into a deadline at once.
 """
 
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
@@ -23,6 +24,7 @@ from liveness.config import Config, LimitSettings, SocketSettings, StateSettings
 from liveness.core.records import Record
 from liveness.service.app import load
 from liveness.service.clock import Clock
+from liveness.service.peers import access_to
 from liveness.service.sidecar import Sidecar
 from liveness.service.sockets import listening
 from liveness.service.store import Store
@@ -191,7 +193,9 @@ async def running(
         closing(TimerTable(config.state.dir, log=store.log)) as table,
         listening(config.socket.path, name="gateway") as listener,
     ):
-        sidecar = load(config, store, table, Clock())
+        sidecar = load(
+            config, store, table, Clock(), access_to(config.access, group=os.getegid())
+        )
         rig = Rig(sidecar, store, config.socket.path)
         rig.engine.turn = rig.turn  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:

@@ -469,16 +469,20 @@ async def test_that_the_log_cannot_be_read_is_said_once_a_minute_however_many_wa
     assert 5 * 50 <= lines[1]["suppressed"] <= 5 * 61
 
 
-async def test_over_the_limit_links_are_told_so_and_far_over_it_closed_without_a_word(
+async def test_over_the_limit_every_link_is_told_so_and_none_is_kept(
     tmp_path: Path, jumping: MockClock
 ) -> None:
     async with running(tmp_path, max_links=2) as rig:
         first, second = await rig.gateway("a"), await rig.gateway("b")
         refused = [await rig.connect() for _ in range(100)]
-        last = [await end_of(one) for one in refused]
-        words = [frame[1]["code"] for frame in last if frame is not None]
-        assert 60 <= len(words) < 100
-        assert set(words) == {"overloaded"}
+        for one in refused:
+            frame = await end_of(one)
+            assert frame is not None
+            assert frame[1]["code"] == "overloaded"
+            assert "limits.max_links" in frame[1]["message"]
+        assert rig.counts.limits_met["limits.max_links"] == 100
+        # Although none of them has closed its end.
+        assert len(rig.engine.book.links) == 2
         await first.settle()
         await second.settle()
         second.close()

@@ -8,6 +8,7 @@ A crash leaves what a loss of power may leave: of a write that was under way any
 the order in which SQLite writes. What was synced before stays.
 """
 
+import os
 import resource
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -18,10 +19,11 @@ from typing import Any, Final
 
 import trio
 
-from liveness.config import Config
+from liveness.config import AccessSettings, Config
 from liveness.core.records import Instant
 from liveness.service.app import load
 from liveness.service.clock import Clock
+from liveness.service.peers import access_to
 from liveness.service.sidecar import Sidecar
 from liveness.service.sockets import listening
 from liveness.service.store import Store
@@ -97,6 +99,7 @@ class Machine:
     ) -> None:
         self.socket = folder / "gateway.sock"
         self.clock = HostClock(jump)
+        self._access = access_to(AccessSettings(), group=os.getegid())
         self.stall_s = 0.0  # what each call on the disk takes at most, if it stalls
         self.is_failing = False  # the disk, at any byte
         self.is_full = False
@@ -198,7 +201,7 @@ class Machine:
             before = files(folder)
             ladder = config.timers.ladder
             with closing(TimerTable(folder, log=store.log, ladder=ladder)) as table:
-                load(config, store, table, self.clock)
+                load(config, store, table, self.clock, self._access)
                 return torn(before, files(folder), self._random)
 
     async def _run(
@@ -215,7 +218,7 @@ class Machine:
             table = TimerTable(life.folder, log=store.log, ladder=ladder)
             stack.enter_context(closing(table))
             listener = stack.enter_context(listening(self.socket, name="gateway"))
-            self.sidecar = load(config, store, table, self.clock)
+            self.sidecar = load(config, store, table, self.clock, self._access)
             task_status.started()
             with life.scope:
                 await self.sidecar.run(life.asked_to_stop.wait, listener, {})

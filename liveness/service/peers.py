@@ -1,0 +1,116 @@
+"""Who is at the other end of a Unix socket, and whom a name in the settings means.
+
+The kernel tells user, group and process of whoever connected (unix(7), SO_PEERCRED), and
+since Linux 4.13 its supplementary groups too (SO_PEERGROUPS), as they were at that moment.
+"""
+
+import errno
+import grp
+import os
+import pwd
+import socket
+import struct
+from array import array
+from typing import Final
+
+from liveness.config import AccessSettings, as_list
+from liveness.core.access import Access, Allowed, Peer
+from liveness.errors import StartError
+
+# asm-generic/socket.h; Python has no name for it.
+_SO_PEERGROUPS: Final = 59
+_CREDENTIALS: Final = struct.Struct("3i")
+# The most that Python's getsockopt takes: 256 groups. Those of a peer that has more are
+# looked up by its user.
+_GROUPS_BYTES: Final = 1024
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """Who connected to a Unix socket.
+
+    Raises:
+        OSError: The kernel does not say.
+    """
+    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(told)
+    return Peer(pid, uid, frozenset({gid, *_supplementary(sock, uid, gid)}))
+
+
+def _supplementary(sock: socket.socket, uid: int, gid: int) -> list[int]:
+    groups = array("I")
+    try:
+        groups.frombytes(
+            sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+        )
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        try:
+            return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+        except KeyError:
+            return []
+    return groups.tolist()
+
+
+def access_to(settings: AccessSettings, *, group: int) -> Access:
+    """The rights at a socket, with every name looked up.
+
+    Args:
+        settings: Who is allowed what.
+        group: That of the gateways' socket.
+    Raises:
+        StartError: A user or group is not known on this host.
+    """
+
+    def allowed(key: str) -> Allowed:
+        users, groups, anyone = set(), set(), False
+        for item in as_list(getattr(settings, key)):
+            if item == "*":
+                anyone = True
+            elif item.startswith("@"):
+                name = item[1:]
+                groups.add(group if name == "own" else gid_of(name, f"access.{key}"))
+            else:
+                users.add(_uid_of(item, f"access.{key}"))
+        return Allowed(frozenset(users), frozenset(groups), anyone)
+
+    ties = (item.rpartition("=") for item in as_list(settings.names))
+    return Access(
+        gateways=allowed("gateways"),
+        watchers=allowed("watchers"),
+        everyone=allowed("everyone"),
+        admin=allowed("admin"),
+        names={name: _uid_of(user, "access.names") for name, _, user in ties},
+    )
+
+
+def gid_of(name: str, setting: str) -> int:
+    """The number of a group, by its name or number.
+
+    Raises:
+        StartError: *setting* names one that this host does not know.
+    """
+    if name.isdecimal():
+        return int(name)
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise _unknown(setting, "group", name) from None
+
+
+def _uid_of(name: str, setting: str) -> int:
+    if name == "own":
+        return os.geteuid()
+    if name.isdecimal():
+        return int(name)
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise _unknown(setting, "user", name) from None
+
+
+def _unknown(setting: str, what: str, name: str) -> StartError:
+    return StartError(
+        f"{setting} names the {what} {name!r}, which this host does not know; create it, "
+        "or give its number"
+    )

@@ -1,0 +1,311 @@
+"""Who may do what: real users of this host at the real sockets of a real sidecar.
+
+The sidecar runs as root in some of these, and as an ordinary user in others.
+"""
+
+import http.client
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, Final
+
+import pytest
+
+from tests.e2e.client import Client
+from tests.e2e.conftest import Start
+from tests.e2e.persons import CREW, NOBODY, SOMEBODY, Person, as_root, runs_as
+from tests.e2e.sidecar import Sidecar
+
+pytestmark = as_root
+
+ROOT_USER: Final = Person(0, 0)
+STRANGER: Final = Person(SOMEBODY, SOMEBODY)
+MEMBER: Final = Person(SOMEBODY, SOMEBODY, (7, CREW, 8))
+OTHER_MEMBER: Final = Person(SOMEBODY + 1, CREW)
+
+As = Callable[[Sidecar, Person], Client]
+
+
+@pytest.fixture
+def start(make: Start) -> Start:
+    """Starts sidecars in folders that everyone may enter."""
+
+    def started(**settings: object) -> Sidecar:
+        sidecar = make(**settings)
+        sidecar.folder.chmod(0o755)
+        return sidecar.start()
+
+    return started
+
+
+@pytest.fixture
+def as_person() -> Iterator[As]:
+    """Connects to a sidecar's socket as somebody."""
+    with ExitStack() as stack:
+
+        def connected(sidecar: Sidecar, person: Person) -> Client:
+            sock = person.connect(sidecar.socket)
+            return stack.enter_context(Client(sock))
+
+        yield connected
+
+
+def refused(client: Client, **hello: Any) -> str:
+    """What is said to a hello that is not allowed."""
+    client.say_hello(**{"name": "gw-1", **hello})
+    refusal = client.refusal()
+    assert (refusal["code"], refusal["fatal"]) == ("not-allowed", True)
+    assert client.receive() is None
+    told: str = refusal["message"]
+    return told
+
+
+def turned_away(client: Client) -> str:
+    """What is said to one who may be nothing here, before it says anything."""
+    refusal = client.refusal()
+    assert (refusal["code"], refusal["n"]) == ("not-allowed", 0)
+    assert client.receive() is None
+    told: str = refusal["message"]
+    return told
+
+
+def admin(sidecar: Sidecar, person: Person, page: str = "/v1/gateways") -> int:
+    """The status of a page that somebody asks `admin.sock` for."""
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = person.connect(sidecar.admin)
+    try:
+        connection.request("GET", page)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+# --- the sidecar is root's ----------------------------------------------------
+
+
+def test_by_default_the_kernel_keeps_everyone_out_but_root(
+    start: Start, as_person: As
+) -> None:
+    sidecar = start()
+    as_person(sidecar, ROOT_USER).hello("gw-1")
+    for path in (sidecar.socket, sidecar.admin):
+        with pytest.raises(PermissionError):
+            STRANGER.connect(path)
+    assert admin(sidecar, ROOT_USER) == 200
+
+
+def test_a_socket_open_to_all_still_serves_only_those_who_are_allowed(
+    start: Start, as_person: As
+) -> None:
+    sidecar = start(socket_mode="0666")
+    told = turned_away(as_person(sidecar, STRANGER))
+    assert f"user {SOMEBODY}" in told
+    assert "access.gateways" in told
+    line = sidecar.line("link refused", code="not-allowed", uid=SOMEBODY)
+    assert f"process {line['pid']}" in told
+    assert sidecar.metric("liveness_frames_refused_total", code="not-allowed") == 1
+    assert admin(sidecar, STRANGER) == 403
+    assert admin(sidecar, ROOT_USER) == 200
+    as_person(sidecar, ROOT_USER).hello("gw-1")
+
+
+@pytest.mark.parametrize("person", [MEMBER, OTHER_MEMBER], ids=["supplementary", "own"])
+def test_the_sockets_group_is_let_in_by_whichever_of_a_users_groups_it_is(
+    start: Start, as_person: As, person: Person
+) -> None:
+    sidecar = start(socket_group=CREW)
+    assert sidecar.socket.stat().st_gid == CREW == sidecar.admin.stat().st_gid
+    as_person(sidecar, person).hello("gw-1")
+    assert admin(sidecar, person) == 200
+    with pytest.raises(PermissionError):
+        STRANGER.connect(sidecar.socket)
+
+
+def test_a_user_is_allowed_by_number_by_name_and_by_group(
+    start: Start, as_person: As
+) -> None:
+    sidecar = start(socket_mode="0666", access_gateways=f" {SOMEBODY} ,nobody,@{CREW}")
+    for person in (STRANGER, Person(NOBODY, 1), Person(99, 98, (CREW,))):
+        link = as_person(sidecar, person)
+        link.hello(f"gw-{person.uid}")
+        link.settle()
+    # A watcher it may not be, and root is only what the list says.
+    told = refused(as_person(sidecar, STRANGER), role="watcher")
+    assert "access.watchers" in told
+    assert "access.gateways" in refused(as_person(sidecar, ROOT_USER))
+
+
+def test_each_role_and_seeing_everyone_is_a_right_of_its_own(
+    start: Start, as_person: As
+) -> None:
+    sidecar = start(
+        socket_mode="0666",
+        access_gateways="own",
+        access_watchers=f"own,{SOMEBODY}",
+        access_everyone="own",
+        access_admin="own",
+    )
+    sidecar.gateway("gw-1").send("login", ["u"])
+    assert "access.gateways" in refused(as_person(sidecar, STRANGER))
+    told = refused(as_person(sidecar, STRANGER), role="watcher", scope="all")
+    assert "access.everyone" in told
+    allowed = as_person(sidecar, STRANGER)
+    allowed.hello("gw-2", role="watcher")
+    # Without the right it lists what is its name's, and not everyone.
+    allowed.send("list")
+    assert allowed.expect("list")[0] == []
+    mine = as_person(sidecar, ROOT_USER)
+    mine.hello("all", role="watcher", scope="all")
+    mine.send("list")
+    assert [row[0] for row in mine.expect("list")[0]] == ["u"]
+    assert admin(sidecar, STRANGER) == 403
+
+
+def test_nobody_at_all_may_be_allowed_and_anyone_may(
+    start: Start, as_person: As
+) -> None:
+    sidecar = start(socket_mode="0666", access_gateways="*", access_watchers="")
+    as_person(sidecar, STRANGER).hello("gw-1")
+    assert "access.watchers" in refused(as_person(sidecar, ROOT_USER), role="watcher")
+
+
+def test_a_name_that_is_tied_is_used_by_its_user_only_and_the_link_goes_on(
+    start: Start, as_person: As
+) -> None:
+    sidecar = start(
+        socket_mode="0666",
+        access_gateways="*",
+        access_watchers="*",
+        access_names=f"gw-1={SOMEBODY}, gw=2=nobody",
+    )
+    mine = as_person(sidecar, STRANGER)
+    mine.hello("gw-1")
+    mine.send("login", ["u"])
+    mine.settle()
+    for thief in (ROOT_USER, OTHER_MEMBER):
+        for role in ("gateway", "watcher"):
+            told = refused(as_person(sidecar, thief), role=role)
+            assert "'gw-1'" in told
+            assert "access.names" in told
+    assert "access.names" in refused(as_person(sidecar, STRANGER), name="gw=2")
+    as_person(sidecar, Person(NOBODY, 1)).hello("gw=2")
+    as_person(sidecar, ROOT_USER).hello("gw-3")
+    mine.settle()  # nobody replaced it
+
+
+def test_more_groups_than_the_kernel_is_asked_for_are_looked_up_by_the_user(
+    start: Start, as_person: As
+) -> None:
+    many = tuple(range(100_000, 100_300))
+    sidecar = start(
+        socket_mode="0666", access_gateways=f"@{SOMEBODY},@100299", access_watchers=""
+    )
+    as_person(sidecar, Person(SOMEBODY, SOMEBODY, many)).hello("gw-1")
+    # Who is in no database is a member of its own group only, as far as can be known.
+    turned_away(as_person(sidecar, Person(SOMEBODY, 5, many)))
+    as_person(sidecar, Person(SOMEBODY, 5, many[-2:])).hello("gw-2")
+
+
+# --- the sidecar is an ordinary user's ----------------------------------------
+
+
+@pytest.fixture
+def theirs(make: Start) -> Callable[..., Sidecar]:
+    """Makes a sidecar that runs as an ordinary user, in a folder of that user's."""
+
+    def made(person: Person, **settings: object) -> Sidecar:
+        sidecar: Sidecar = make(**settings)
+        os.chown(sidecar.folder, person.uid, person.gid)
+        sidecar.folder.chmod(0o755)
+        sidecar.under = runs_as(person)
+        return sidecar
+
+    return made
+
+
+def test_an_ordinary_users_sidecar_is_its_own_and_roots(
+    theirs: Callable[..., Sidecar], as_person: As
+) -> None:
+    sidecar = theirs(STRANGER, socket_mode="0666").start()
+    assert sidecar.socket.stat().st_uid == SOMEBODY
+    for person in (STRANGER, ROOT_USER):
+        as_person(sidecar, person).hello(f"gw-{person.uid}")
+        assert admin(sidecar, person) == 200
+    somebody_else = Person(SOMEBODY + 1, SOMEBODY + 1)
+    turned_away(as_person(sidecar, somebody_else))
+    assert admin(sidecar, somebody_else) == 403
+
+
+def test_an_ordinary_user_shares_its_sidecar_with_a_group_of_its_own(
+    theirs: Callable[..., Sidecar], as_person: As
+) -> None:
+    sidecar = theirs(MEMBER, socket_group=CREW).start()
+    assert sidecar.socket.stat().st_gid == CREW
+    as_person(sidecar, OTHER_MEMBER).hello("gw-1")
+    with pytest.raises(PermissionError):
+        Person(SOMEBODY + 2, SOMEBODY + 2).connect(sidecar.socket)
+
+
+def test_a_group_that_the_user_is_not_in_is_refused_and_no_socket_is_left(
+    theirs: Callable[..., Sidecar],
+) -> None:
+    sidecar = theirs(STRANGER, socket_group=CREW)
+    code, line = sidecar.refused_start()
+    assert code == 1
+    assert "socket.group" in line
+    assert not sidecar.socket.exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "what"),
+    [
+        ("access_gateways", "own,no-such-user", "user 'no-such-user'"),
+        ("access_watchers", "@no-such-group", "group 'no-such-group'"),
+        ("access_names", "gw-1=no-such-user", "user 'no-such-user'"),
+        ("socket_group", "no-such-group", "group 'no-such-group'"),
+    ],
+)
+def test_a_user_or_group_that_is_not_known_here_is_said_before_anything_is_served(
+    make: Start, setting: str, value: str, what: str
+) -> None:
+    sidecar = make(**{setting: value})
+    code, line = sidecar.refused_start()
+    assert code == 1
+    assert setting.replace("_", ".", 1) in line
+    assert what in line
+    assert not sidecar.socket.exists()
+
+
+# --- one gateway and another --------------------------------------------------
+
+
+def test_a_gateway_cannot_log_out_list_acknowledge_or_cancel_for_another(
+    start: Start,
+) -> None:
+    sidecar = start()
+    # Told of its logins too, so that it has something to acknowledge.
+    victim = sidecar.gateway("victim", kinds=["online"])
+    thief = sidecar.gateway("thief")
+    victim.send("login", ["u"], {"conn": [5]})
+    victim.send("after", "k", 600)
+    victim.settle()
+    assert [record["seq"] for record in victim.records] == [1]
+    thief.send("logout", ["u"])
+    thief.send("logout", ["u"], {"conn": [5]})
+    thief.send("keepalive", ["u"], {"conn": [5]})
+    thief.send("cancel", {"key": "k"})
+    thief.send("done", "k")
+    thief.send("ack", 1)
+    thief.settle()
+    thief.send("list")
+    assert thief.expect("list")[0] == []
+    victim.send("list")
+    assert victim.expect("list")[0] == [["u", "victim", 1, 5]]
+    ignored = sidecar.metric("liveness_events_ignored_total", why="other_gateway")
+    assert ignored == 3
+    states = sidecar.timer_rows(
+        "select gateway, key from timers where next is not null"
+    )
+    assert states == [("victim", "k")]
+    cursors = dict(sidecar.rows("select name, seq from cursors where role = 'gateway'"))
+    assert cursors == {"victim": 0, "thief": 1}
