@@ -361,6 +361,55 @@ def test_what_is_no_host_and_port_is_refused(address: str) -> None:
     assert "it must be HOST:PORT" in refused(http=address)
 
 
+# --- lists of users and groups --------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["gateways", "watchers", "everyone", "admin"])
+@pytest.mark.parametrize(
+    "text", ["", "own", " own , @own", "*", "root,1000,@7,@chat_crew,svc.x-y,machine$"]
+)
+def test_a_right_is_given_to_users_and_groups(key: str, text: str) -> None:
+    loaded_config = loaded(environ={f"LIVENESS_ACCESS_{key.upper()}": text})
+    assert getattr(loaded_config.config.access, key) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["@", "a b", "-x", "@@x", "a;b", "é", "x" * 65, "**", "@*", "u," * 1_001]
+)
+def test_what_is_no_list_of_users_and_groups_is_refused(text: str) -> None:
+    told = refused(environ={"LIVENESS_ACCESS_GATEWAYS": text})
+    assert "access.gateways" in told
+    assert "users and @groups by name or number" in told
+
+
+@pytest.mark.parametrize("text", ["", "gw-1=chat", "gw-1=chat, a=b=7,ein Tor=root"])
+def test_a_name_is_tied_to_a_user(text: str) -> None:
+    assert loaded(environ={"LIVENESS_ACCESS_NAMES": text}).config.access.names == (text)
+
+
+@pytest.mark.parametrize(
+    "text", ["gw-1", "=chat", "gw-1=", "gw-1=@crew", "gw-1=*", f"{'n' * 65}=chat"]
+)
+def test_what_ties_no_name_to_a_user_is_refused(text: str) -> None:
+    assert "NAME=USER" in refused(environ={"LIVENESS_ACCESS_NAMES": text})
+
+
+def test_a_name_is_tied_once() -> None:
+    told = refused(environ={"LIVENESS_ACCESS_NAMES": "gw-1=a,gw-1=b"})
+    assert "one name is one user's" in told
+
+
+@pytest.mark.parametrize("text", ["0640", "660", "0o660", "0777", ""])
+def test_sockets_have_one_of_three_modes(text: str) -> None:
+    told = refused(environ={"LIVENESS_SOCKET_MODE": text})
+    assert told.endswith("it must be one of 0600, 0660, 0666")
+
+
+@pytest.mark.parametrize("text", ["@crew", "a,b", "*", "-"])
+def test_the_sockets_have_one_group(text: str) -> None:
+    assert "group's name or number" in refused(environ={"LIVENESS_SOCKET_GROUP": text})
+
+
 # --- paths ----------------------------------------------------------------------------
 
 
