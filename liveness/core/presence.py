@@ -115,14 +115,13 @@ class Presence:
         return len(self.wheel)
 
     def gateway(self, name: str) -> Gateway:
-        """Return the gateway of this name; one that is new has no users."""
+        """Return the gateway of this name; one that is new has no users.
+
+        Of one that is new the timeout is to be set, before it has any.
+        """
         known = self.gateways.get(name)
         if known is None:
-            if self._free:
-                number = self._free.pop()
-                self.wheel.set_timeout(number, self.timeout)
-            else:
-                number = self.wheel.add_gateway()
+            number = self._free.pop() if self._free else self.wheel.add_gateway()
             known = Gateway(name, number, self._settle)
             self.gateways[name] = known
             self._by_number[number : number + 1] = [known]
