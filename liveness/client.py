@@ -613,7 +613,9 @@ class Sidecar:
         async with await anyio.connect_unix(self._path) as stream:
             with self._lock:
                 hello = self._client.hello()
-            await stream.send(hello)
+            # Who is not wanted is told so before it has said anything: that is then read.
+            with suppress(anyio.BrokenResourceError):
+                await stream.send(hello)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._say_if_unwelcome)
                 why = await self._read(stream, tasks)

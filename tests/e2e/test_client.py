@@ -658,6 +658,20 @@ def test_a_gateway_that_there_is_no_room_for_asks_as_long_as_it_takes(
     assert caught.value.code == "not-allowed"
 
 
+def test_a_gateway_that_may_not_be_one_ends_by_the_sidecars_word(
+    run: Run, start: Start, name: str
+) -> None:
+    sidecar = start(access_gateways="54321", access_watchers="54321")
+
+    async def main() -> None:
+        async with liveness.connect(sidecar.socket, name=name):
+            await anyio.sleep_forever()
+
+    with pytest.raises(liveness.Refused, match=r"access\.gateways") as caught:
+        run(main)
+    assert caught.value.code == "not-allowed"
+
+
 # --- being told -----------------------------------------------------------------------
 
 
