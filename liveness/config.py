@@ -33,6 +33,11 @@ TIES: Final = "NAME=USER, separated by commas"
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?")
 _ALLOWED: Final = re.compile(rf"\*|@?{_USER.pattern}")
 
+# What a name of a host may be in `http.hosts`; the names of no host are longer.
+_HOST_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.ASCII | re.I)
+MAX_HOST_NAME: Final = 253
+MAX_HOSTS: Final = 100
+
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
@@ -122,16 +127,22 @@ def _is_group(text: str) -> None:
         raise ValueError("it must be a group's name or number, or empty")
 
 
-def _is_on_loopback(address: str) -> None:
-    host, _port = _split_address(address)
-    try:
-        is_loopback = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False  # a name: where it leads is not ours to know beforehand
-    if not is_loopback:
+def _is_an_address(address: str) -> None:
+    _split_address(address)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip().lower() for name in text.split(",")] if text.strip() else []
+
+
+def _are_names(text: str) -> None:
+    names = _names(text)
+    if len(names) > MAX_HOSTS or not all(
+        len(name) <= MAX_HOST_NAME and _HOST_NAME.fullmatch(name) for name in names
+    ):
         raise ValueError(
-            "an address other than loopback needs a token, which this version does "
-            "not have; use 127.0.0.1, [::1] or localhost"
+            f"it must be at most {MAX_HOSTS} names of hosts, without ports, separated "
+            "by commas"
         )
 
 
@@ -197,16 +208,57 @@ class AccessSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Where metrics and health are read."""
+    """Where metrics, health and timers are read, by whom, and how much they may ask for."""
 
     address: str = field(
         default="127.0.0.1:9874",
         metadata=_about(
-            "address of metrics and health",
-            unit="HOST:PORT on loopback; port 0: any free one",
+            "address of metrics, health and timers",
+            unit="HOST:PORT, other than loopback only with http.token_file; "
+            "port 0: any free one",
             flag="--http",
-            check=_is_on_loopback,
+            check=_is_an_address,
         ),
+    )
+    token_file: Path | None = field(
+        default=None,
+        metadata=_about(
+            "file of the token that closes all of the TCP door but metrics and health",
+            unit="a path; empty: no token",
+        ),
+    )
+    hosts: str = field(
+        default="",
+        metadata=_about(
+            "names by which the TCP door may be asked, besides addresses",
+            unit="names separated by commas; empty: localhost and that of http.address",
+            check=_are_names,
+        ),
+    )
+    max_connections: int = field(
+        default=100,
+        metadata=_about(
+            "most connections at a time to each of the doors, TCP and admin.sock",
+            (1, 10_000),
+            "connections",
+        ),
+    )
+    request_s: float = field(
+        default=10.0,
+        metadata=_about(
+            "time for a request to come whole, for what is answered to be read, and for "
+            "a connection to be silent",
+            (0.1, 600),
+            "seconds",
+        ),
+    )
+    max_header_bytes: int = field(
+        default=16 * KIB,
+        metadata=_about("largest head of a request", (KIB, MIB), "bytes"),
+    )
+    max_body_bytes: int = field(
+        default=64 * KIB,
+        metadata=_about("largest body of a request", (4 * KIB, 16 * MIB), "bytes"),
     )
 
     @property
@@ -218,6 +270,19 @@ class HttpSettings:
     def port(self) -> int:
         """The address's port; 0 for any free one."""
         return _split_address(self.address)[1]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names by which the TCP door may be asked, in small letters."""
+        return frozenset({"localhost", self.host.lower(), *_names(self.hosts)})
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether nobody beyond this host can ask at the address."""
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            return False  # a name: where it leads is not ours to know beforehand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,6 +526,12 @@ class Config:
             except ValueError as error:
                 told = f"{setting.name} is {shown(given)}: {error}"
                 raise ConfigError(told) from None
+        if not (self.http.is_on_loopback or self.http.token_file):
+            raise ConfigError(
+                f"http.address is {shown(self.http.address)}: an address other than "
+                "loopback needs a token; write one to a file and name that by "
+                "http.token_file, or use 127.0.0.1, [::1] or localhost"
+            )
 
     @property
     def flush(self) -> float:
@@ -506,6 +577,16 @@ class Setting:
         holder = getattr(config, self.section) if self.section else config
         return getattr(holder, self.key)
 
+    @property
+    def is_path(self) -> bool:
+        """Whether it is a path, or may be one."""
+        return Path in (self.kind, *get_args(self.kind))
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it may be None, which is written as an empty text."""
+        return type(None) in get_args(self.kind)
+
     def parse(self, text: str) -> object:
         """Reads a value as it stands on the command line or in the environment.
 
@@ -526,6 +607,8 @@ class Setting:
         Raises:
             ValueError: It says what the value must be.
         """
+        if self.is_optional and given in (None, ""):
+            return None
         value = self._number(given) if self.bounds else self._text(given)
         if value is None:
             raise ValueError(f"it must be {self.allowed}")
@@ -542,11 +625,11 @@ class Setting:
         return self.kind(given) if is_within else None
 
     def _text(self, given: object) -> str | Path | None:
-        if self.kind is Path and isinstance(given, Path):
+        if self.is_path and isinstance(given, Path):
             given = str(given)
         if not isinstance(given, str):
             return None
-        if self.kind is Path:
+        if self.is_path:
             return Path(given).absolute() if given and "\0" not in given else None
         choices = get_args(self.kind)
         return given if not choices or given in choices else None

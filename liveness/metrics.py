@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final, TypeVar
 
 from prometheus_client.core import (
@@ -28,6 +29,7 @@ MOST_GATEWAYS: Final = 64
 OTHER: Final = "other"
 
 SOCKETS: Final = ("gateway", "http", "admin")
+DOORS: Final = ("http", "admin")
 # The bounds that are counted here when they are met. What is missing is no refusal: a
 # full window and an old record are a reader's own affair.
 LIMITS: Final = (
@@ -43,6 +45,22 @@ LATENESS_S: Final = (
     0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60,
 )  # fmt: skip
 COMMIT_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+
+
+class HttpRefusal(StrEnum):
+    """Why a door refused a connection or a request."""
+
+    CONNECTIONS = "connections"  # there are as many as there may be
+    SLOW = "slow"  # it did not come, or its answer was not read, in time
+    MALFORMED = "malformed"  # it is no HTTP/1
+    HEAD = "head"  # it is too large
+    BODY = "body"  # it is too large
+    ACCESS = "access"  # who connected may not
+    HOST = "host"  # it is missing, or not ours
+    METHOD = "method"  # it would change something
+    TOKEN = "token"  # there is none, or a wrong one
+    TRIES = "tries"  # there were too many wrong ones
+    ORIGIN = "origin"  # another site's page would sign in or out
 
 
 class Histogram:
@@ -90,6 +108,11 @@ class Counts:
     )
     accepts_put_off: Counter[str] = field(
         default_factory=lambda: Counter(dict.fromkeys(SOCKETS, 0))
+    )
+    http_refused: Counter[tuple[str, str]] = field(
+        default_factory=lambda: Counter(
+            {(door, why.value): 0 for door in DOORS for why in HttpRefusal}
+        )
     )
     notices_sent: int = 0
     notices_acked: int = 0
@@ -190,6 +213,14 @@ class Collector:
             "socket",
             counts.accepts_put_off,
         )
+        refused = CounterMetricFamily(
+            "liveness_http_refused",
+            "HTTP connections and requests refused.",
+            labels=["door", "why"],
+        )
+        for labels, count in counts.http_refused.items():
+            refused.add_metric(labels, count)
+        yield refused
         yield self._by_gateway(
             "link_unacked",
             "Records sent and not acknowledged.",

@@ -335,10 +335,13 @@ def test_an_address_on_loopback_is_taken_apart(
     "address",
     ["0.0.0.0:80", "192.0.2.1:80", "[::]:80", "[::ffff:127.0.0.1]:1", "example.org:80"],
 )
-def test_an_address_beyond_loopback_is_refused_for_want_of_a_token(
-    address: str,
-) -> None:
-    assert "needs a token, which this version does not have" in refused(http=address)
+def test_an_address_beyond_loopback_needs_a_token(address: str) -> None:
+    told = refused(http=address)
+    assert told.startswith(f"http.address is '{address}': an address other than loop")
+    assert "name that by http.token_file, or use 127.0.0.1" in told
+    file = {"LIVENESS_HTTP_TOKEN_FILE": "/token"}
+    http = loaded(http=address, environ=file).config.http
+    assert (http.is_on_loopback, http.token_file) == (False, Path("/token"))
 
 
 @pytest.mark.parametrize(
@@ -359,6 +362,47 @@ def test_an_address_beyond_loopback_is_refused_for_want_of_a_token(
 )
 def test_what_is_no_host_and_port_is_refused(address: str) -> None:
     assert "it must be HOST:PORT" in refused(http=address)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "names"),
+    [
+        ("", set()),
+        (" ", set()),
+        ("a.example", {"a.example"}),
+        ("A.example , b_1", {"a.example", "b_1"}),
+        ("a" * 253, {"a" * 253}),
+        (",".join(["a"] * 100), {"a"}),
+    ],
+)
+def test_names_by_which_one_is_asked_are_taken_apart(
+    hosts: str, names: set[str]
+) -> None:
+    config = loaded(environ={"LIVENESS_HTTP_HOSTS": hosts}, http="127.0.0.1:80").config
+    assert config.http.names == {"localhost", "127.0.0.1"} | names
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        ",",
+        "a,",
+        "a:80",
+        "[::1]",
+        "http://a",
+        "*.example",
+        "-a",
+        "a.",
+        "a b",
+        "a\nb",
+        "é.example",
+        "a" * 254,
+        ",".join(["a"] * 101),
+    ],
+)
+def test_what_is_no_list_of_names_is_refused(hosts: str) -> None:
+    told = refused(environ={"LIVENESS_HTTP_HOSTS": hosts})
+    assert "it must be at most 100 names of hosts, without ports" in told
 
 
 # --- lists of users and groups --------------------------------------------------------
@@ -433,6 +477,20 @@ def test_a_short_name_leaves_room_for_the_admin_socket_beside_it() -> None:
     admin = loaded(socket=longest).config.socket.admin_path
     assert (admin.name, len(os.fsencode(admin))) == ("admin.sock", 107)
     assert "takes 108 bytes" in refused(socket=longest.replace("aa", "aaa", 1))
+
+
+def test_a_path_that_may_be_left_out_is_none_or_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text, path in (("", None), ("token", tmp_path / "token")):
+        by_file = loaded(f'[http]\ntoken_file = "{text}"\n', tmp_path)
+        by_variable = loaded(environ={"LIVENESS_HTTP_TOKEN_FILE": text})
+        for found in (by_file, by_variable):
+            assert found.config.http.token_file == path
+    assert "a path; empty: no token" in refused("[http]\ntoken_file = 3\n", tmp_path)
+    told = refused(environ={"LIVENESS_HTTP_TOKEN_FILE": "/a\0b"})
+    assert told.startswith("http.token_file is ")
 
 
 @pytest.mark.parametrize("path", ["", "/run/admin.sock", "/a\0b"])

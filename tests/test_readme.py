@@ -29,6 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from liveness.build import PURE_WHEEL
 from liveness.config import SETTINGS, Setting
+from liveness.metrics import HttpRefusal
 from liveness.sources import FILE_VARIABLE
 from tests.peer import listening, timer
 
@@ -349,6 +350,11 @@ def test_the_settings_table_is_the_settings() -> None:
     assert rows("Settings") == expected
 
 
+def test_the_reasons_to_refuse_http_are_those_that_are_counted() -> None:
+    told = [name for row in rows("HTTP") for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(told) == sorted(HttpRefusal)
+
+
 def test_the_readme_names_every_command_and_no_other(environ: dict[str, str]) -> None:
     known = set(
         re.findall(r"^│ ([a-z][a-z-]*) ", run("liveness --help", environ), re.M)
@@ -423,5 +429,9 @@ def test_the_limits_are_those_in_force() -> None:
         "limits.max_names": "{:,} names",
         "limits.pause_firing": "At {:,} offlines",
         "limits.pause_reading": "at {:,} records sockets",
+        "http.max_connections": "{:,} connections",
+        "http.request_s": "A request has {:.0f} s to come whole",
+        "http.max_header_bytes": f"{by_name['http.max_header_bytes'] >> 10} KiB",
+        "http.max_body_bytes": f"{by_name['http.max_body_bytes'] >> 10} KiB",
     }.items():
         assert shown.format(by_name[name]) in limits, name

@@ -21,19 +21,22 @@ from liveness.core.access import Access
 from liveness.core.records import TIMER, TimerRecord, Wanted
 from liveness.core.timers import Fire
 from liveness.errors import StartError
+from liveness.metrics import DOORS
 from liveness.service.clock import Clock
 from liveness.service.peers import access_to, gid_of
 from liveness.service.sidecar import Sidecar
 from liveness.service.sockets import listening
 from liveness.service.store import Store
 from liveness.service.timertable import TimerTable
+from liveness.service.tokens import Token, read_token
 
 # Records that the timers' table is told of at once.
 REPLAYED_AT_ONCE: Final = 1_000
 RUNS: Final = Wanted(None, frozenset({TIMER}))
 
-# Open files besides links: a link has its socket, and at most one reads from disk.
-OTHER_FILES: Final = 200
+# Open files besides those of links, of which each has its socket and at most one that
+# reads from disk, and besides HTTP connections.
+OTHER_FILES: Final = 100
 
 # Nearly all that a storm makes is let go by counting. Walked as often as by default, it
 # would cost a sixth of the CPU, and pauses of 20 ms.
@@ -46,7 +49,7 @@ async def serve(config: Config) -> None:
     """Run a sidecar until SIGTERM or SIGINT.
 
     Raises:
-        StartError: A socket, port or folder is not to be had.
+        StartError: A socket, port or folder is not to be had, or there is no token.
         StateError: What lies in the state directory cannot be used.
     """
     settings = {setting.name: setting.value_in(config) for setting in SETTINGS}
@@ -60,7 +63,8 @@ async def serve(config: Config) -> None:
     )
     if WHY_REFERENCE:
         _log.info("the wheel is the reference", why=WHY_REFERENCE)
-    _allow_files(config.limits.max_links)
+    token = read_token(config.http.token_file)
+    _allow_files(config.limits.max_links, config.http.max_connections)
     with ExitStack() as stack:
         # Before there is anything to clean up: a stop that comes early is a stop.
         signals = stack.enter_context(
@@ -85,7 +89,7 @@ async def serve(config: Config) -> None:
         http = stack.enter_context(_listening_on(config.http.host, config.http.port))
         # Nothing of what is loaded is garbage; looking for some takes half the time.
         gc.disable()
-        sidecar = load(config, store, table, Clock(), access)
+        sidecar = load(config, store, table, Clock(), access, token)
         # What was loaded stays: the collector need not walk it ever again.
         gc.freeze()
         gc.set_threshold(*COLLECT_EVERY)
@@ -108,7 +112,12 @@ async def serve(config: Config) -> None:
 
 
 def load(
-    config: Config, store: Store, table: TimerTable, clock: Clock, access: Access
+    config: Config,
+    store: Store,
+    table: TimerTable,
+    clock: Clock,
+    access: Access,
+    token: Token | None = None,
 ) -> Sidecar:
     """Make a sidecar that goes on where the last process ended.
 
@@ -117,7 +126,7 @@ def load(
     """
     with store.expecting_damage():
         _catch_up(table, store)
-        sidecar = Sidecar(config, store, table, clock, access)
+        sidecar = Sidecar(config, store, table, clock, access, token)
         sidecar.restore()
     return sidecar
 
@@ -170,18 +179,19 @@ async def _take_no_more(signals: AsyncIterator[int]) -> None:
         _log.info("stopping already")
 
 
-def _allow_files(links: int) -> None:
-    """Have as many open files allowed as that many links may need.
+def _allow_files(links: int, connections: int) -> None:
+    """Have as many open files allowed as links, and connections to each door, may need.
 
     Raises:
         StartError: This process may not have so many.
     """
-    files = 2 * links + OTHER_FILES
+    files = 2 * links + len(DOORS) * connections + OTHER_FILES
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < files:
         raise StartError(
-            f"{links} links need {files} open files, and {most} are allowed; raise the "
-            "limit (ulimit -Hn, LimitNOFILE=) or lower limits.max_links"
+            f"{links} links and {connections} connections to each HTTP door need {files} "
+            f"open files, and {most} are allowed; raise the limit (ulimit -Hn, "
+            "LimitNOFILE=) or lower limits.max_links or http.max_connections"
         )
     if allowed != resource.RLIM_INFINITY and allowed < files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))

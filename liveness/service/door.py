@@ -1,70 +1,232 @@
-"""Serves an HTTP application on a socket, each connection for itself.
+"""Serves HTTP applications on a socket, each connection for itself.
 
 hypercorn speaks the protocol. Its own loop ends with the first fault of any connection,
 and the sidecar with it: a byte after a request to upgrade is enough (its issue 225), or
 a client that goes while its body is refused. Here such a fault ends that connection.
+
+It waits for ever for the rest of a body, and for an answer to be read, even when it is to
+stop. Here both have a time, and so has a head, from its first byte on: not each piece of
+them, but the whole. Nor is there anything but HTTP/1: asked to go on with a websocket or
+with HTTP/2, where no more bounds of ours would hold, it goes on with HTTP/1.
 """
 
+import json
 import socket
+import struct
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
+import h11
 import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
+from starlette.types import ASGIApp
 
+from liveness.metrics import HttpRefusal
 from liveness.service.accepting import Acceptor
 from liveness.service.logs import Every
 
 LOG_S: Final = 10.0
+# To close without waiting for what the client has not read: the kernel lets go of it.
+_AT_ONCE: Final = struct.pack("ii", 1, 0)
+
+_WHY: Final = {408: HttpRefusal.SLOW, 431: HttpRefusal.HEAD}
 
 _log = structlog.get_logger("http")
 
 
-class _Server(TCPServer):
-    """One connection, which ends when its client goes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorLimits:
+    """What one door, and each of its connections, may take."""
 
-    hypercorn's own waits on until a client that has gone would have been idle for too
-    long: where descriptors are scarce, those have them all.
+    connections: int
+    request_s: float  # for a request to come whole, and for an answer to be read
+    head_bytes: int
+
+    def told(self, status: int) -> str:
+        """What is told of a request that was never one, or not in time."""
+        if status == 408:
+            whole = f"{self.request_s:g} s"
+            return f"the request did not come whole within {whole}; http.request_s"
+        if status == 431:
+            most = f"{self.head_bytes} bytes"
+            return f"the request's head is larger than {most}; http.max_header_bytes"
+        return "this is no HTTP/1.1 request with one Host; ask by a URL"
+
+
+Refused = Callable[[HttpRefusal], None]
+
+
+class _Http1(H11Protocol):
+    """HTTP/1, and nothing that it could be upgraded to."""
+
+    def __init__(self, *args: Any, limits: DoorLimits, refused: Refused) -> None:
+        super().__init__(*args)
+        self._limits = limits
+        self._refused = refused
+
+    @property
+    def unread_bytes(self) -> int:
+        """What has come and is no whole head yet, or of the next request."""
+        return len(self.connection.trailing_data[0])
+
+    @property
+    def is_within_a_request(self) -> bool:
+        """Whether part of one has come, and the rest has not."""
+        state = self.connection.their_state
+        return state is h11.SEND_BODY or (state is h11.IDLE and self.unread_bytes > 0)
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """HTTP/2 is asked for here: by an upgrade, or as if it were known to be there."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        headers = [one for one in request.headers if one[0] != b"upgrade"]
+        await super()._create_stream(
+            h11.Request(
+                method=request.method,
+                target=request.target,
+                headers=headers,
+                http_version=request.http_version,
+            )
+        )
+
+    async def _send_error_response(self, status_code: int) -> None:
+        self._refused(_WHY.get(status_code, HttpRefusal.MALFORMED))
+        body = json.dumps({"error": self._limits.told(status_code)}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        for event in (
+            h11.Response(status_code=status_code, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            await self._send_h11_event(event)
+
+    async def cut(self) -> None:
+        """Give up a request that did not come in time."""
+        if self.connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            await self._send_error_response(408)
+
+
+class _Connection(TCPServer):
+    """One connection, whose client has a time for all that it does.
+
+    It ends when its client goes. hypercorn's own waits on until a client that has gone
+    would have been idle for too long: where descriptors are scarce, those have them all.
     """
 
+    def __init__(self, *args: Any, limits: DoorLimits, refused: Refused) -> None:
+        super().__init__(*args)
+        self._limits = limits
+        self._refused = refused
+        self._due = inf  # when the request that is being read has to be whole
+
     async def _read_data(self) -> None:
-        await super()._read_data()
+        wrapper = self.protocol  # has made one that lets itself be upgraded
+        http = wrapper.protocol = _Http1(
+            *(self.app, self.config, self.context, self._task_group),
+            *(wrapper.state, wrapper.ssl, wrapper.client, wrapper.server),
+            self.protocol_send,
+            limits=self._limits,
+            refused=self._refused,
+        )
+        while True:
+            # No more than a head may still have, or one that has more would be taken.
+            room = self._limits.head_bytes - http.unread_bytes
+            try:
+                with trio.fail_at(self._due):
+                    data = await self.stream.receive_some(room)
+            except trio.TooSlowError:
+                await http.cut()
+                break
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                break
+            await wrapper.handle(RawData(bytes(data)))
+            if data == b"":
+                break
+            if not http.is_within_a_request:
+                self._due = inf
+            elif self._due == inf:
+                self._due = trio.current_time() + self._limits.request_s
+                await self.idle_task.stop()
+        await wrapper.handle(Closed())
         await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        """Send, or take note of where the protocol is."""
+        if isinstance(event, RawData):
+            await self._send(event.data)
+            return
+        if isinstance(event, Updated) and event.idle:
+            self._due = inf  # what may have come already is of another request
+        await super().protocol_send(event)
+
+    async def _send(self, data: bytes) -> None:
+        async with self.send_lock:
+            try:
+                with trio.fail_after(self._limits.request_s):
+                    await self.stream.send_all(data)
+            except trio.TooSlowError:
+                self._refused(HttpRefusal.SLOW)
+                self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+                self.stream.socket.close()
+                await self.protocol.handle(Closed())
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                await self.protocol.handle(Closed())
 
 
 async def serve_door(
-    app: Any,
+    app_for: Callable[[socket.socket], ASGIApp],
     acceptor: Acceptor,
     stopped: Callable[[], Awaitable[object]],
     *,
+    limits: DoorLimits,
+    refused: Refused,
     grace_s: float,
 ) -> None:
     """Serve until *stopped* returns, and then those who are connected a little longer.
 
     Args:
-        app: An ASGI application.
+        app_for: The application that a connection gets.
         acceptor: Of the socket where it listens; that stays open.
         stopped: Returns when no more is to be accepted.
+        limits: Whoever is beyond one of them is refused.
+        refused: Counts what is refused.
         grace_s: How long connections have from then on.
     """
     config = Config()
     config.accesslog = None
-    config.errorlog = None
+    config.errorlog = None  # faults of an application are its gate's to tell
     config.graceful_timeout = grace_s
     config.include_server_header = False
+    config.keep_alive_timeout = limits.request_s
+    config.h11_max_incomplete_size = (
+        limits.head_bytes - 1
+    )  # what has as many is refused
     context = WorkerContext(None)
     every = Every(LOG_S, clock=trio.current_time)
 
     async def converse(sock: socket.socket) -> None:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         try:
-            state = ConnectionState({})
-            await _Server(ASGIWrapper(app), config, context, state, stream)  # type: ignore[arg-type]  # no TLS here
+            app = ASGIWrapper(app_for(sock))  # type: ignore[arg-type]  # the same in other words
+            await _Connection(
+                *(app, config, context, ConnectionState({}), stream),
+                limits=limits,
+                refused=refused,
+            )
         except* Exception as group:
             error = group.exceptions[0]
             while isinstance(error, ExceptionGroup):
@@ -76,7 +238,12 @@ async def serve_door(
 
     async def accept(connections: trio.Nursery) -> None:
         while True:
-            connections.start_soon(converse, await acceptor.accept())
+            sock = await acceptor.accept()
+            if len(connections.child_tasks) < limits.connections:
+                connections.start_soon(converse, sock)
+            else:
+                refused(HttpRefusal.CONNECTIONS)
+                _turn_away(sock, limits.connections)
 
     async with trio.open_nursery() as connections:
         async with trio.open_nursery() as accepting:
@@ -85,3 +252,18 @@ async def serve_door(
             accepting.cancel_scope.cancel()
         await context.terminated.set()
         connections.cancel_scope.deadline = trio.current_time() + grace_s
+
+
+def _turn_away(sock: socket.socket, most: int) -> None:
+    told = (
+        f"there are {most} connections here, and no more may be; http.max_connections"
+    )
+    body = json.dumps({"error": f"{told}, or ask again later"})
+    # Whoever has gone or does not read needs no answer; nobody is waited for.
+    with sock, suppress(OSError):
+        sock.send(
+            "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\nretry-after: 1\r\n\r\n"
+            f"{body}".encode()
+        )
+        sock.recv(65_536)  # left unread, it would take the answer back

@@ -1,52 +1,78 @@
 """The HTTP doors: metrics, health and timers, on TCP and on `admin.sock`.
 
 What is shown of the sidecar itself does not grow with the number of users. The TCP door
-shows and changes nothing, and answers only to a `Host` that is its own address, so that
-no web page can reach it by rebinding a name. On `admin.sock`, which is for owner and
-group, an operator can also cancel and retry timers.
+shows and changes nothing. It answers only to an address, or to a `Host` that is its own,
+so that no web page can reach it by rebinding a name, and where there is a token only to
+who has it. On `admin.sock`, which is for owner and group, an operator can also cancel
+and retry timers.
+
+Of files only those in the folder `page` are served, which is in the package.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from liveness.service.signin import PAGE, SIGN_OUT
+
+# The place in the page for what only who signed in can do.
+_SIGN_OUT: Final = "<!-- sign out -->"
+_SIGN_OUT_FORM: Final = (
+    f'<form method="post" action="{SIGN_OUT}"><button>Sign out</button></form>'
+)
 
 Why = Callable[[], list[str]]
 
 
-def build_app(
+def build_pages(
     registry: CollectorRegistry,
-    pages: Sequence[Route],
+    routes: Sequence[BaseRoute],
     *,
     why_ill: Why,
     why_not_ready: Why,
-) -> ASGIApp:
-    """Build the application behind a door.
+    has_sign_out: bool,
+) -> Starlette:
+    """Build the pages behind a door.
 
     Args:
         registry: What `/metrics` shows.
-        pages: The questions that this door answers.
+        routes: The pages that this door has besides.
         why_ill: What is wrong with the process; empty if it lives.
         why_not_ready: Why it should not be given work; empty if it is ready.
+        has_sign_out: Whether one signs in at this door.
     """
+    front = (PAGE / "index.html").read_text()
+    front = front.replace(_SIGN_OUT, _SIGN_OUT_FORM if has_sign_out else "")
+
+    async def index(_: Request) -> Response:
+        return HTMLResponse(front)
 
     async def metrics(request: Request) -> Response:
         encoder, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encoder(registry), headers={"content-type": content_type})
 
-    return Starlette(
+    pages = Starlette(
         routes=[
+            Route("/", index),
             Route("/metrics", metrics),
             Route("/healthz", _health("healthy", why_ill)),
             Route("/readyz", _health("ready", why_not_ready)),
-            *pages,
-        ]
+            Mount("/page", StaticFiles(directory=PAGE)),
+            *routes,
+        ],
+        exception_handlers={HTTPException: _refused},
     )
+    # By what a client says of the path, it would be sent elsewhere.
+    pages.router.redirect_slashes = False
+    return pages
 
 
 def _health(name: str, why_not: Why) -> Callable[[Request], Awaitable[Response]]:
@@ -55,3 +81,12 @@ def _health(name: str, why_not: Why) -> Callable[[Request], Awaitable[Response]]
         return JSONResponse({name: not why, "why": why}, 503 if why else 200)
 
     return answer
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """What the router has no page for."""
+    assert isinstance(error, HTTPException)
+    told = f"there is no page {request.scope['path']!r:.80} here; / lists what there is"
+    if error.status_code == 405:
+        told = f"{request.method:.20} is not for this page; it has its own"
+    return JSONResponse({"error": told}, error.status_code, error.headers)

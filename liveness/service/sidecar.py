@@ -3,13 +3,13 @@
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import trio
 import trio.lowlevel
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp
 
 from liveness import __version__
 from liveness.build import WHEEL, Wheel
@@ -22,26 +22,38 @@ from liveness.core.presence import Presence
 from liveness.core.records import GATEWAY, WATCHER
 from liveness.core.timers import Order, Settlement
 from liveness.core.timetable import RING_S, RING_SLOTS, Timetable
-from liveness.metrics import Collector, Counts, GatewayNow, Now
+from liveness.metrics import Collector, Counts, GatewayNow, HttpRefusal, Now
 from liveness.service import stopfile
 from liveness.service.accepting import Acceptor
 from liveness.service.clock import Clock
-from liveness.service.door import serve_door
+from liveness.service.door import DoorLimits, serve_door
 from liveness.service.engine import Engine, EngineLimits
 from liveness.service.feed import Feed
+from liveness.service.gate import (
+    Check,
+    Gate,
+    Refused,
+    asked_by_a_name_in,
+    from_nobody,
+    only_reads,
+)
 from liveness.service.gatewaypages import GatewayPages
 from liveness.service.greeter import Greeter
 from liveness.service.hand import turn_for_ever
-from liveness.service.http import build_app
+from liveness.service.http import build_pages
 from liveness.service.journal import Journal
-from liveness.service.linkbook import LinkBook, LinkBookLimits
+from liveness.service.linkbook import REFUSALS_LOG_S, LinkBook, LinkBookLimits
 from liveness.service.listener import accept_links
+from liveness.service.logs import Every
 from liveness.service.outbox import Delivery, OutboxLimits
+from liveness.service.peers import peer_of
+from liveness.service.signin import SIGN_IN, SIGN_OUT, SignIn
 from liveness.service.store import Batch, Store
 from liveness.service.timekeeper import keep_time
 from liveness.service.timerjournal import TimerJournal
 from liveness.service.timerpages import TimerPages
 from liveness.service.timertable import TimerTable
+from liveness.service.tokens import Token
 
 # After a long absence, a restart or a lost link a gateway gets time to send what it
 # collected: a second within which it reconnects, and a flush interval, itself at most
@@ -69,6 +81,7 @@ class Sidecar:
         table: The timers in it.
         clock: The clocks.
         access: Who may do what.
+        token: What is asked for at the TCP door; None: nothing.
     """
 
     def __init__(
@@ -78,13 +91,15 @@ class Sidecar:
         table: TimerTable,
         clock: Clock,
         access: Access,
+        token: Token | None = None,
     ) -> None:
         self.config = config
-        self.access = access
+        self._access = access
         self.counts = Counts()
         self._store = store
         self._table = table
         self._clock = clock
+        self._token = token
         self._listens = False
         limits = config.limits
         self.feed = Feed(keep=limits.tail)
@@ -308,26 +323,68 @@ class Sidecar:
     async def _serve_http(
         self, door: str, sock: socket.socket, stopped: Callable[[], Awaitable[None]]
     ) -> None:
+        def refused(why: HttpRefusal) -> None:
+            self.counts.http_refused[door, why] += 1
+
+        http = self.config.http
+        app = self._gate(door, refused)
+        every = Every(REFUSALS_LOG_S, clock=self._clock.mono)
+
+        def app_for(connection: socket.socket) -> ASGIApp:
+            if door != "admin":
+                return app
+            peer = peer_of(connection)
+            why = self._access.why_no_admin(peer)
+            if why is None:
+                return app
+            every(
+                _log.warning, "admin refused", key=peer.uid, pid=peer.pid, uid=peer.uid,
+                detail=why,
+            )  # fmt: skip
+            checks = [from_nobody(why)]
+            return Gate(app, checks, refused, max_body_bytes=http.max_body_bytes)
+
+        await serve_door(
+            app_for,
+            Acceptor(sock, door, self.counts.accepts_put_off),
+            stopped,
+            limits=DoorLimits(
+                connections=http.max_connections,
+                request_s=http.request_s,
+                head_bytes=http.max_header_bytes,
+            ),
+            refused=refused,
+            grace_s=STOP_HTTP_S,
+        )
+
+    def _gate(self, door: str, refused: Refused) -> ASGIApp:
+        """The pages of a door, behind what it asks of a request."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Collector(self.counts, self._now))
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        app: Any = build_app(
+        may_change = door == "admin"
+        routes = self._timer_pages.routes(may_change=may_change)
+        routes += self._gateway_pages.routes(may_change=may_change)
+        checks: list[Check] = []
+        http, token = self.config.http, self._token if door == "http" else None
+        if door == "http":
+            posts = {SIGN_IN, SIGN_OUT} if token else set[str]()
+            checks += [asked_by_a_name_in(http.names), only_reads(posts)]
+        if token:
+            sign_in = SignIn(
+                token, http.names, refused, wall_s=lambda: self._clock.wall_ms() / 1000
+            )
+            checks.append(sign_in.check)
+            routes += sign_in.routes()
+        pages = build_pages(
             registry,
-            [
-                *self._timer_pages.routes(may_change=door == "admin"),
-                *self._gateway_pages.routes(may_change=door == "admin"),
-            ],
+            routes,
             why_ill=self._why_ill,
             why_not_ready=self._why_not_ready,
+            has_sign_out=token is not None,
         )
-        if door == "http":
-            # Names are what a rebinding attack needs, and none but these is known.
-            host = self.config.http.host
-            own = [host, f"[{host}]", "127.0.0.1", "::1", "[::1]", "localhost"]
-            app = TrustedHostMiddleware(app, allowed_hosts=own, www_redirect=False)
-        acceptor = Acceptor(sock, door, self.counts.accepts_put_off)
-        await serve_door(app, acceptor, stopped, grace_s=STOP_HTTP_S)
+        return Gate(pages, checks, refused, max_body_bytes=http.max_body_bytes)
 
     def _why_ill(self) -> list[str]:
         lag = self._clock.mono() - self.engine.turned_at

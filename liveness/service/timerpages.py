@@ -22,6 +22,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from liveness.core.timers import CANCELLED, DONE, FAILED, FIRED, LIVE, PENDING
 from liveness.core.uids import MAX_INTEGER
@@ -32,6 +33,7 @@ from liveness.service.journal import Journal
 from liveness.service.pages import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
+    Endpoint,
     NotDone,
     answering,
     body_of,
@@ -41,6 +43,9 @@ from liveness.service.pages import (
     written,
 )
 
+# Pages of a listing that are in memory at a time for a door, until their clients have read
+# them: of a thousand timers, if all in them has to be escaped, 60 MiB each. More wait.
+PAGES_AT_ONCE: Final = 4
 # Threads that read for these pages. Gateways' own reading must not wait for them.
 READERS: Final = 2
 
@@ -80,9 +85,13 @@ class TimerPages:
 
     def routes(self, *, may_change: bool) -> list[Route]:
         """The routes of a door; those that change something only if it may."""
+        turns = trio.CapacityLimiter(PAGES_AT_ONCE)
         routes = [
-            Route("/v1/timers", answering(self._list)),
-            Route("/v1/timers/newest", answering(self._newest)),
+            Route(path, _InTurn(answering(page), turns), methods=["GET"])
+            for path, page in (
+                ("/v1/timers", self._list),
+                ("/v1/timers/newest", self._newest),
+            )
         ]
         if may_change:
             routes += [
@@ -163,3 +172,16 @@ class TimerPages:
         except sqlite3.Error as error:
             told = f"the timers cannot be read ({error}); mend the disk, and ask again"
             raise NotDone(503, told) from error
+
+
+class _InTurn:
+    """An endpoint whose answers are made, and read, only so many at a time."""
+
+    def __init__(self, endpoint: Endpoint, turns: trio.CapacityLimiter) -> None:
+        self._endpoint = endpoint
+        self._turns = turns
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._turns:
+            answer = await self._endpoint(Request(scope, receive))
+            await answer(scope, receive, send)

@@ -3,8 +3,8 @@
 import json
 import socket
 import stat
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from liveness import __version__
 from liveness.build import WHEEL
 from tests.e2e.client import packed
+from tests.e2e.conftest import Start
 from tests.e2e.sidecar import SOON_S, Sidecar
 
 DOORS = ["http", "admin"]
@@ -30,6 +31,39 @@ OPENMETRICS = (
 def families(text: bytes) -> dict[str, Metric]:
     parsed = text_string_to_metric_families(text.decode())
     return {family.name: family for family in parsed}
+
+
+def refusals(sidecar: Sidecar, door: str, why: str) -> float:
+    return sidecar.metric("liveness_http_refused_total", door=door, why=why)
+
+
+@contextmanager
+def connected(sidecar: Sidecar, door: str = "http") -> Iterator[socket.socket]:
+    """A connection to a door, over which nothing was said yet."""
+    if door == "admin":
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(str(sidecar.admin))
+    else:
+        host, port = sidecar.line("ready")["http"].rsplit(":", 1)
+        sock = socket.create_connection((host, int(port)))
+    sock.settimeout(SOON_S)
+    with sock:
+        yield sock
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    return b"".join(iter(lambda: sock.recv(65_536), b""))
+
+
+def refused(sidecar: Sidecar, request: str, status: int, door: str = "http") -> str:
+    """What a request is refused with; the connection ends after that."""
+    with connected(sidecar, door) as sock:
+        sock.sendall(request.encode())
+        sock.shutdown(socket.SHUT_WR)
+        head, _, body = read_to_end(sock).partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode()), head
+    told: str = json.loads(body)["error"]
+    return told
 
 
 def can_serve(host: str) -> bool:
@@ -126,21 +160,88 @@ def test_a_sidecar_that_runs_is_healthy_and_ready(
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil", ""]
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1.evil", "localhost.", "x" * 99],
 )
-@pytest.mark.parametrize("path", [*PAGES, "/"])
+@pytest.mark.parametrize("path", [*PAGES, "/", "/v1/timers", "/page/style.css"])
 def test_a_host_that_is_not_ours_gets_nothing_from_the_tcp_door(
     sidecar: Sidecar, host: str, path: str
 ) -> None:
+    before = refusals(sidecar, "http", "host")
     response, body = sidecar.ask("http", "GET", path, host=host)
-    assert response.status == 400
-    assert b"liveness" not in body
+    assert response.status == 421
+    told = json.loads(body)["error"]
+    assert told.startswith(f"Host is '{host.partition(':')[0][:70]}")
+    assert told.endswith("; ask by its address, or add the name to http.hosts")
+    assert refusals(sidecar, "http", "host") == before + 1
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:9874", "localhost:1"])
-def test_our_own_names_are_answered(sidecar: Sidecar, host: str) -> None:
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "host:",
+        "host: a b",
+        "host: ::1",
+        "host: [::1",
+        "host: [evil]",
+        "host: [12:34]",
+        "host: localhost:port",
+        "host: user@localhost",
+        "host: localhost/",
+        "host: löcal",
+    ],
+)
+def test_a_host_that_cannot_be_is_refused_with_what_to_do(
+    sidecar: Sidecar, lines: str
+) -> None:
+    before = refusals(sidecar, "http", "host")
+    told = refused(sidecar, f"GET /metrics HTTP/1.1\r\n{lines}\r\n\r\n", 400)
+    assert "no Host, or a malformed one; ask by a URL" in told
+    assert refusals(sidecar, "http", "host") == before + 1
+
+
+@pytest.mark.parametrize("lines", ["", "host: localhost\r\nhost: localhost\r\n"])
+def test_no_host_or_two_are_refused_with_what_to_do(
+    sidecar: Sidecar, lines: str
+) -> None:
+    before = refusals(sidecar, "http", "malformed")
+    told = refused(sidecar, f"GET /metrics HTTP/1.1\r\n{lines}\r\n", 400)
+    assert "HTTP/1.1 request with one Host; ask by a URL" in told
+    assert refusals(sidecar, "http", "malformed") == before + 1
+
+
+def test_an_old_request_without_a_host_is_refused(sidecar: Sidecar) -> None:
+    assert "no Host" in refused(sidecar, "GET /metrics HTTP/1.0\r\n\r\n", 400)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.0.0.1:9874",
+        "LocalHost:1",
+        "localhost:",
+        "192.0.2.7",
+        "[::1]:80",
+        "[2001:DB8::1]",
+    ],
+)
+def test_addresses_and_our_own_name_are_answered(sidecar: Sidecar, host: str) -> None:
     response, _ = sidecar.ask("http", "GET", "/healthz", host=host)
     assert response.status == 200
+
+
+def test_names_of_the_settings_are_answered_and_no_others(start: Start) -> None:
+    sidecar = start(http_hosts="Gateway-1.Example, other.example")
+    for host, status in {
+        "gateway-1.example:80": 200,
+        "OTHER.example": 200,
+        "localhost": 200,
+        "example": 421,
+        "x.other.example": 421,
+    }.items():
+        response, _ = sidecar.ask("http", "GET", "/healthz", host=host)
+        assert (host, response.status) == (host, status)
 
 
 class OnIpv6(Sidecar):
@@ -157,7 +258,7 @@ def test_a_door_on_ipv6_is_found_by_its_address_and_by_no_foreign_name(
 ) -> None:
     with OnIpv6(tmp_path_factory.mktemp("s")) as sidecar:
         port = int(sidecar.start().line("ready")["http"].rsplit(":", 1)[1])
-        for name, status in ((f"[{host}]:{port}", 200), ("evil.example", 400)):
+        for name, status in ((f"[{host}]:{port}", 200), ("evil.example", 421)):
             connection = HTTPConnection(host, port, timeout=SOON_S)
             with closing(connection):
                 headers = {"host": name, "connection": "close"}
@@ -191,11 +292,12 @@ def test_head_is_get_without_the_body(sidecar: Sidecar, path: str) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
-    "path", ["/", "/metric", "/metrics/x", "/../etc/passwd", "/%00"]
+    "path", ["/metric", "/metrics/", "/metrics/x", "//metrics", "/sign-in", "/%00"]
 )
 def test_what_is_not_there_is_not_found(sidecar: Sidecar, door: str, path: str) -> None:
-    response, _ = sidecar.ask(door, "GET", path)
+    response, body = sidecar.ask(door, "GET", path)
     assert response.status == 404
+    assert "/ lists what there is" in json.loads(body)["error"]
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -215,14 +317,14 @@ def test_what_is_no_http_is_refused_and_the_door_stays_open(
         sock.sendall(garbage)
         sock.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: sock.recv(65_536), b""))
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 400")
+    assert answer.startswith(b"HTTP/1.1 400")
     assert sidecar.ask("http", "GET", "/healthz")[0].status == 200
 
 
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        # Nothing may follow this before it is answered.
+        # The websocket that is asked for is not there; what follows is no request.
         b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\n"
         b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"
         b"sec-websocket-key: bKdPyn3u98cTfZJSh4TNeQ==\r\n\r\nx",
