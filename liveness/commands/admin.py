@@ -6,6 +6,7 @@ It is there whatever address the metrics are served on, beside the gateways' soc
 import http.client
 import json
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,16 +44,20 @@ def ask(
     """Ask for a page, or with a body to have something done; its status and text.
 
     Raises:
-        CommandError: There is no answer.
+        CommandError: There is no answer, or no room for another connection.
     """
     connection = _Admin(socket_path.with_name(ADMIN_SOCKET), timeout_s)
     try:
-        if body is None:
-            connection.request("GET", page)
-        else:
-            connection.request("POST", page, json.dumps(body))
+        with suppress(BrokenPipeError):  # who is turned away is answered unasked
+            if body is None:
+                connection.request("GET", page)
+            else:
+                connection.request("POST", page, json.dumps(body))
         answer = connection.getresponse()
-        return answer.status, answer.read(MAX_ANSWER_BYTES)
+        text = answer.read(MAX_ANSWER_BYTES)
+        if answer.getheader("retry-after"):  # and nobody else is told to come again
+            raise CommandError(escaped(str(read(socket_path, text).get("error"))))
+        return answer.status, text
     except OSError as error:
         raise unreachable(socket_path, error) from None
     except http.client.HTTPException:

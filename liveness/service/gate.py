@@ -24,6 +24,7 @@ from liveness.metrics import HttpRefusal
 from liveness.service.logs import Every
 
 LOG_S: Final = 10.0
+_VERSIONS: Final = ("1.0", "1.1")
 # A name or an IPv4 address, or an IPv6 one in brackets, and perhaps a port.
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.-]+))(?::[0-9]{0,5})?")
 
@@ -110,6 +111,9 @@ class Gate:
             )
 
     def _asked(self, request: Request) -> Refusal | None:
+        if (version := request.scope["http_version"]) not in _VERSIONS:
+            told = f"HTTP/{version} is not spoken here; ask by HTTP/1.1"
+            return refusal(HttpRefusal.MALFORMED, 505, told)
         for check in self._checks:
             if found := check(request):
                 return found
