@@ -212,9 +212,8 @@ async def serve_door(
     config.graceful_timeout = grace_s
     config.include_server_header = False
     config.keep_alive_timeout = limits.request_s
-    config.h11_max_incomplete_size = (
-        limits.head_bytes - 1
-    )  # what has as many is refused
+    # A head that has as many as there may be, and is not whole, will have more.
+    config.h11_max_incomplete_size = limits.head_bytes - 1
     context = WorkerContext(None)
     every = Every(LOG_S, clock=trio.current_time)
 
@@ -256,9 +255,9 @@ async def serve_door(
 
 def _turn_away(sock: socket.socket, most: int) -> None:
     told = (
-        f"there are {most} connections here, and no more may be; http.max_connections"
+        f"there are {most} connections here, as many as there may be; ask again later"
     )
-    body = json.dumps({"error": f"{told}, or ask again later"})
+    body = json.dumps({"error": f"{told}, or raise http.max_connections"})
     # Whoever has gone or does not read needs no answer; nobody is waited for.
     with sock, suppress(OSError):
         sock.send(

@@ -9,7 +9,6 @@ import structlog
 import trio
 import trio.lowlevel
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
-from starlette.types import ASGIApp
 
 from liveness import __version__
 from liveness.build import WHEEL, Wheel
@@ -357,7 +356,7 @@ class Sidecar:
             grace_s=STOP_HTTP_S,
         )
 
-    def _gate(self, door: str, refused: Refused) -> ASGIApp:
+    def _gate(self, door: str, refused: Refused) -> Gate:
         """The pages of a door, behind what it asks of a request."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Collector(self.counts, self._now))

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import trio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message
 
@@ -62,11 +63,12 @@ async def ask(
         {"type": "http.request", "body": piece, "more_body": True} for piece in pieces
     ]
     rest.append({"type": "http.request", "body": b"", "more_body": False})
-    rest.append({"type": "http.disconnect"})
     sent: list[Message] = []
 
     async def receive() -> Message:
-        return rest.pop(0) if len(rest) > 1 else rest[0]
+        if not rest:
+            await trio.sleep_forever()  # the client stays
+        return rest.pop(0)
 
     async def send(message: Message) -> None:
         sent.append(message)
