@@ -11,6 +11,7 @@ and not by functions of the table: gcc leaves out a function that does nothing e
 
 cimport cython
 from cpython.mem cimport PyMem_Free
+from libc.math cimport INFINITY
 from libc.stdint cimport int32_t, int64_t, uint32_t, uintptr_t
 
 from array import array
@@ -235,6 +236,11 @@ cdef class Wheel:
     def due(self, int32_t gateway):
         """How many users of *gateway* are due and wait for judgement."""
         return self.table.lists[self.due_lists[self.checked(gateway)]].count
+
+    def longest_due(self, int32_t gateway):
+        """The deadline of who fires next of *gateway*; infinity if nobody is due."""
+        cdef List *due = self.table.lists + self.due_lists[self.checked(gateway)]
+        return self.table.user(due.first).deadline if due.count else INFINITY
 
     def fire(self, int32_t gateway, *, double until, int64_t limit):
         """End the sessions of due users of *gateway*; return them, longest due first."""

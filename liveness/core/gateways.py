@@ -15,7 +15,8 @@ NEVER: Final = float("-inf")
 AWAY: Final = "away"
 MUTE: Final = "mute"
 UNREAD: Final = "unread"
-WHY_HELD: Final = (AWAY, MUTE, UNREAD)
+STORM: Final = "storm"  # not for their gateway: see `guard`
+WHY_HELD: Final = (AWAY, MUTE, UNREAD, STORM)
 
 
 class Clearance(NamedTuple):

@@ -12,7 +12,8 @@ from typing import Final
 
 from liveness.core import wheel as wheels
 from liveness.core.decisions import Decisions
-from liveness.core.gateways import WHY_HELD, Gateway
+from liveness.core.gateways import STORM, WHY_HELD, Gateway
+from liveness.core.guard import Guard, GuardRules
 from liveness.core.records import (
     EVENT_NUMBER,
     EVENTS,
@@ -80,6 +81,7 @@ class Presence:
         settle: Seconds a gateway has to catch up after its link began or ended.
         max_users: Users online above which no session is opened.
         max_gateway_users: The same, of one gateway.
+        guard: When users are held because too many are due; None: never.
     """
 
     def __init__(
@@ -92,11 +94,13 @@ class Presence:
         settle: float,
         max_users: int = NO_LIMIT,
         max_gateway_users: int = NO_LIMIT,
+        guard: GuardRules | None = None,
     ) -> None:
         self.wheel = wheel
         self.decided = decided
         self.timeout = timeout
         self.gateways: dict[str, Gateway] = {}
+        self.guard = None if guard is None else Guard(guard, wheel, self.gateways)
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS[1:], 0))
         self.ignored: Counter[str] = Counter(dict.fromkeys(WHY_IGNORED, 0))
         self.opened: Counter[str] = Counter(dict.fromkeys(EVENTS[1:4], 0))
@@ -232,12 +236,21 @@ class Presence:
 
     # --- endings --------------------------------------------------------------
 
+    def advance(self, now: float, steps: int) -> None:
+        """Let whoever is due by *now* be so; see `wheel.Wheel.advance`."""
+        if self.guard is None:
+            self.wheel.advance(now, steps)
+        else:
+            self.guard.advance(now, steps)
+
     def fire(self, at: Instant, *, limit: int) -> int:
         """Judge those who are due, at most *limit*; return how many were.
 
         Gateways take turns, each with an equal share, so that a million silent users
         of one do not delay another's single one.
         """
+        if self.guard is not None:
+            self.guard.look(at.now)
         waiting = self.due_gateways()
         if not waiting:
             return 0
@@ -256,6 +269,8 @@ class Presence:
         Returns:
             Where to go on, or -1 when done.
         """
+        if self.guard is not None:
+            self.guard.lose(gateway, at.now)
         uids, place = self.wheel.owned(gateway.number, place, limit)
         for uid in uids:
             self._end(self.wheel.close(uid), GATEWAY_LOST, at)
@@ -266,6 +281,8 @@ class Presence:
         held = dict.fromkeys(WHY_HELD, 0)
         for gateway in self.due_gateways():
             why = gateway.clearance(now, hold=self._hold).why
+            if self.guard is not None and self.guard.holds(gateway):
+                why = STORM
             if why is not None:
                 held[why] += self.wheel.due(gateway.number)
         return held
@@ -415,6 +432,10 @@ class Presence:
         cleared = gateway.clearance(at.now, hold=self._hold)
         number, wheel = gateway.number, self.wheel
         judged = wheel.renew(number, until=cleared.renew, limit=limit)
+        if judged == limit:
+            return judged
+        if self.guard is not None:
+            cleared = self.guard.clear(gateway, cleared, at.now)
         silent = wheel.fire(number, until=cleared.silence, limit=limit - judged)
         for entry in silent:
             self._end(entry, SILENCE, at)
@@ -424,6 +445,8 @@ class Presence:
         lost = wheel.fire(number, until=cleared.lost, limit=limit - judged)
         for entry in lost:
             self._end(entry, GATEWAY_LOST, at)
+        if self.guard is not None:
+            self.guard.judged(gateway, (*silent, *lost), at.now)
         return judged + len(lost)
 
     def _leave(self, entry: Entry) -> Gateway:
@@ -453,12 +476,20 @@ class Presence:
                 round(silence, 3),
                 not entry.event,
             ),
-            # Lateness is that of the detector. One who was given a fresh timeout
-            # after a hold waited for its gateway, not for us.
-            due=entry.seen + entry.timeout
-            if reason == SILENCE and not entry.flags & RENEWED
-            else 0.0,
+            due=0.0
+            if reason != SILENCE or self._has_waited(entry)
+            else entry.seen + entry.timeout,
         )
+
+    def _has_waited(self, entry: Entry) -> bool:
+        """Whether it is not by the detector that a silent user is told late.
+
+        One who was given a fresh timeout after a hold waited for its gateway, and one
+        whom the guard held for an operator.
+        """
+        if entry.flags & RENEWED:
+            return True
+        return self.guard is not None and self.guard.has_held(entry)
 
 
 def _one_sign(uid: Uid, conn: int | None, event: int) -> SignsOfLife:

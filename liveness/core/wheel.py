@@ -37,6 +37,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterator
+from math import inf
 from typing import Final, NamedTuple
 
 from liveness.core.records import SignsOfLife, Uid
@@ -295,6 +296,11 @@ class Wheel:
     def due(self, gateway: int) -> int:
         """How many users of *gateway* are due and wait for judgement."""
         return self._table.count[self._due[gateway]]
+
+    def longest_due(self, gateway: int) -> float:
+        """The deadline of who fires next of *gateway*; infinity if nobody is due."""
+        table, sentinel = self._table, self._due[gateway]
+        return table.deadline[table.next[sentinel]] if table.count[sentinel] else inf
 
     def fire(self, gateway: int, *, until: float, limit: int) -> list[Entry]:
         """End the sessions of due users of *gateway*; return them, longest due first.

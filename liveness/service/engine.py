@@ -217,7 +217,7 @@ class Engine:
             self.timetable.was_absent(self.turned_at, mono)
         self.turned_at = mono
         presence = self.presence
-        presence.wheel.advance(now, presence.wheel.steps)
+        presence.advance(now, presence.wheel.steps)
         has_more = False
         if not self._waits_for_disk:
             self._end_lost_sessions(now)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from liveness.core.decisions import Decisions
 from liveness.core.gateways import Gateway
+from liveness.core.guard import GuardRules
 from liveness.core.link import Link, LinkLimits
 from liveness.core.presence import Presence
 from liveness.core.records import (
@@ -50,6 +51,7 @@ class Scene:
         timeout: The server's timeout, in seconds.
         hold: Longest hold of due users, in seconds.
         settle: Seconds a gateway has to catch up.
+        guard: When the storm guard holds users; None: never.
     """
 
     def __init__(
@@ -59,10 +61,11 @@ class Scene:
         timeout: float = 30.0,
         hold: float = 60.0,
         settle: float = 0.0,
+        guard: GuardRules | None = None,
     ) -> None:
         self.now, self.mono, self.wall_ms = 0.0, 1_000.0, 1_795_168_800_000
         self.wheel_class, self.timeout = wheel_class, timeout
-        self.hold, self.settle = hold, settle
+        self.hold, self.settle, self.guard = hold, settle, guard
         self.disk: dict[int, OnlineRow] = {}  # by session
         self.timeouts: dict[str, float | None] = {}
         self.log: list[Shown] = []
@@ -76,6 +79,7 @@ class Scene:
             timeout=self.timeout,
             gateway_hold=self.hold,
             settle=self.settle,
+            guard=self.guard,
         )
         for name, timeout in self.timeouts.items():
             self.presence.set_timeout(self.presence.gateway(name), timeout)
@@ -148,7 +152,7 @@ class Scene:
 
     def judge(self, *, limit: int = ALL) -> list[Shown]:
         """Judge until nobody is left who may be judged."""
-        self.presence.wheel.advance(self.now, ALL)
+        self.presence.advance(self.now, ALL)
         while judged := self.presence.fire(self.at, limit=limit):
             assert judged <= limit
         return self.written()

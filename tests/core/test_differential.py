@@ -121,7 +121,8 @@ class Pair:
         self.same(lambda wheel: [wheel.find(uid) for uid in self.met])
         self.same(lambda wheel: (wheel.waiting(), wheel.next_due(), wheel.slot_users()))
         for gateway in range(self.gateways):
-            self.same(lambda wheel, it=gateway: (wheel.due(it), wheel.timeout_of(it)))  # type: ignore[misc]  # mypy infers no lambda with a default
+            self.same(lambda wheel, it=gateway: (wheel.due(it), wheel.longest_due(it)))  # type: ignore[misc]  # mypy infers no lambda with a default
+            self.same(lambda wheel, it=gateway: wheel.timeout_of(it))  # type: ignore[misc]  # mypy infers no lambda with a default
         self.same(self.clocks)
         assert len(self.reference) == len(self.online)
 

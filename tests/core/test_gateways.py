@@ -2,7 +2,7 @@
 
 import pytest
 
-from liveness.core.gateways import AWAY, MUTE, NEVER, UNREAD, Clearance, Gateway
+from liveness.core.gateways import AWAY, MUTE, NEVER, STORM, UNREAD, Clearance, Gateway
 from liveness.core.wheel import Wheel
 from tests.core.scene import ALL, Scene, Shown
 
@@ -179,11 +179,11 @@ def test_users_of_a_mute_gateway_are_held_and_get_a_fresh_timeout_when_it_is_hea
     scene: Scene,
 ) -> None:
     assert reasons(live(scene, 30.25, "h")) == [("user of h", "silence")]
-    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 1, UNREAD: 0}
+    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 1, UNREAD: 0, STORM: 0}
     assert live(scene, 10, "h") == []
     scene.read("g")
     assert scene.judge() == []
-    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 0, UNREAD: 0}
+    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 0, UNREAD: 0, STORM: 0}
     assert live(scene, 30, "g") == []
     (record,) = live(scene, 0.25, "g")
     assert (record["reason"], record["silence"]) == ("silence", 70.5)
@@ -240,7 +240,7 @@ def test_users_wait_until_their_gateway_is_read_empty_after_their_deadline(
     assert live(scene, 29.75, "g", "h") == []
     scene.pass_time(0.5)
     assert scene.judge() == []
-    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 0, UNREAD: 2}
+    assert scene.presence.held(scene.now) == {AWAY: 0, MUTE: 0, UNREAD: 2, STORM: 0}
     scene.read("h")
     assert reasons(scene.judge()) == [("user of h", "silence")]
     scene.hear("g", ("keepalive", "user of g", None))

@@ -8,6 +8,7 @@ passed by a bucket. In between the wheel is free.
 import signal
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import inf
 from typing import Final
 
 import pytest
@@ -453,6 +454,19 @@ def test_those_due_fire_only_up_to_the_moment_named(wheel_class: WheelClass) -> 
     assert model.fire(0, until=0.9, limit=ALL) == []
     assert [entry.uid for entry in model.fire(0, until=1.0, limit=ALL)] == ["early"]
     assert [entry.uid for entry in model.fire(0, until=2.5, limit=ALL)] == ["late"]
+
+
+def test_who_fires_next_is_told_by_the_deadline(wheel_class: WheelClass) -> None:
+    model = Model(wheel_class, timeout=3, slots=30)
+    model.open("early", timeout=1)
+    model.open("late", timeout=2)
+    assert model.wheel.longest_due(0) == inf
+    model.advance(2.5)
+    assert model.wheel.longest_due(0) == 1.0
+    model.fire(0, until=1.0, limit=ALL)
+    assert model.wheel.longest_due(0) == 2.0
+    model.touch(0, [("late", None, 2)])
+    assert model.wheel.longest_due(0) == inf
 
 
 def test_a_sign_of_life_saves_one_who_is_due(wheel_class: WheelClass) -> None:
