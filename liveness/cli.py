@@ -447,6 +447,37 @@ def forget_gateway(
     forget_gateway(path, role, name, out=sys.stdout)
 
 
+guard: Final = App(
+    name="guard",
+    help="Have a say in whom the storm guard holds; status shows who that is.",
+    help_epilogue="Example: liveness guard release gw-1",
+    version_flags=[],
+)
+app.command(guard)
+
+
+@guard.command(name="release", help_epilogue="Example: liveness guard release gw-1")
+def release_users(
+    name: Annotated[
+        str | None,
+        Parameter(
+            help="the gateway whose users are meant (default: those of all)",
+            metavar="NAME",
+            converter=_as_written,
+        ),
+    ] = None,
+    /,
+    *,
+    socket: Socket = None,
+) -> None:
+    """Have users judged now who are held because too many came due at once."""
+    path = socket_path(socket)
+
+    from liveness.commands.guard import release
+
+    release(path, name, out=sys.stdout)
+
+
 @app.command(help_epilogue="Example: liveness demo --seconds 60 --users 500")
 def demo(
     *,

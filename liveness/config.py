@@ -99,6 +99,11 @@ def _are_waits(text: str) -> None:
         )
 
 
+def _is_a_hold(seconds: float) -> None:
+    if 0 < seconds < 1:
+        raise ValueError("it must be 0, for one timeout, or 1 to 86400 seconds")
+
+
 def as_list(text: str) -> list[str]:
     """What a setting lists, separated by commas."""
     return [item.strip() for item in text.split(",") if item.strip()]
@@ -480,6 +485,44 @@ class TimerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GuardSettings:
+    """When too many users come due at once to be judged."""
+
+    enabled: bool = field(
+        default=False,
+        metadata=_about(
+            "whether users are held where too many of one gateway come due",
+            unit="true or false",
+        ),
+    )
+    share: float = field(
+        default=0.5,
+        metadata=_about(
+            "share of a gateway's users that may come due within one revolution",
+            (0.01, 0.99),
+            "of the users",
+        ),
+    )
+    least_users: int = field(
+        default=1_000,
+        metadata=_about(
+            "users that a gateway must have before any are held",
+            (1, 10_000_000),
+            "users",
+        ),
+    )
+    hold_s: float = field(
+        default=0.0,
+        metadata=_about(
+            "longest that the guard holds a user; 0: one timeout",
+            (0, 86_400),
+            "seconds",
+            check=_is_a_hold,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Everything an operator may set. Read once; units are in the names.
 
@@ -516,6 +559,7 @@ class Config:
     state: StateSettings
     logging: LoggingSettings = LoggingSettings()
     timers: TimerSettings = TimerSettings()
+    guard: GuardSettings = GuardSettings()
     limits: LimitSettings = LimitSettings()
 
     def __post_init__(self) -> None:
@@ -593,6 +637,8 @@ class Setting:
         Raises:
             ValueError: It says what the value must be.
         """
+        if self.kind is bool:
+            return self.read({"true": True, "false": False}.get(text))
         if self.bounds is None:
             return self.read(text)
         try:
@@ -609,7 +655,11 @@ class Setting:
         """
         if self.is_optional and given in (None, ""):
             return None
-        value = self._number(given) if self.bounds else self._text(given)
+        value: object
+        if self.kind is bool:
+            value = given if isinstance(given, bool) else None
+        else:
+            value = self._number(given) if self.bounds else self._text(given)
         if value is None:
             raise ValueError(f"it must be {self.allowed}")
         if self.check is not None:

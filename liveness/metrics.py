@@ -142,6 +142,7 @@ class Now:
     hand_lag_s: float
     unattended_s: float
     held: dict[str, int]
+    storms: int
     links: dict[str, int]
     gateways: list[GatewayNow]
     log_seq: int
@@ -204,7 +205,15 @@ class Collector:
             now.unattended_s,
         )
         yield _gauge(
-            "users_held", "Due users that wait for their gateway.", "why", now.held
+            "users_held",
+            "Due users that wait for their gateway, or for the end of a storm.",
+            "why",
+            now.held,
+        )
+        yield CounterMetricFamily(
+            "liveness_storms",
+            "Storms: too many users of a gateway came due at once, and were held.",
+            now.storms,
         )
         yield _gauge("links", "Connected gateways and watchers.", "role", now.links)
         yield _counter(

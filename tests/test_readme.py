@@ -37,6 +37,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BIN = Path(sys.executable).parent
 PATIENCE_S = 20
+GROUPS = ["timers", "guard"]  # commands that have commands of their own
 GATEWAYS = [
     "trio.serve_tcp",
     "asyncio.run",
@@ -331,9 +332,12 @@ def test_the_metrics_table_names_exactly_what_is_exposed(
 
 
 def shown(setting: Setting) -> str:
-    if setting.default is MISSING:
+    """A setting's default, as TOML has it without quotes."""
+    default = setting.default
+    if default is MISSING:
         return "see below"
-    return "none" if setting.default in (None, "") else f"`{setting.default}`"
+    text = str(default).lower() if isinstance(default, bool) else str(default)
+    return "none" if default in (None, "") else f"`{text}`"
 
 
 def test_the_settings_table_is_the_settings() -> None:
@@ -373,13 +377,16 @@ def flags(text: str) -> set[str]:
 
 def words(line: str) -> str:
     """The names of a command, and of its own command where it has some."""
-    return " ".join(line.split()[1 : 3 if line.split()[1] == "timers" else 2])
+    return " ".join(line.split()[1 : 3 if line.split()[1] in GROUPS else 2])
 
 
-def test_the_readme_names_every_command_of_timers(environ: dict[str, str]) -> None:
-    known = set(re.findall(r"^│ ([a-z]+) ", run("liveness timers", environ), re.M))
-    assert {line.split()[2] for line in commands() if "timers" in line} == known
-    assert set(re.findall(r"\btimers ([a-z]+)\b", inline())) <= known
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_readme_names_every_command_of_a_group(
+    group: str, environ: dict[str, str]
+) -> None:
+    known = set(re.findall(r"^│ ([a-z]+) ", run(f"liveness {group}", environ), re.M))
+    assert {line.split()[2] for line in commands() if line.split()[1] == group} == known
+    assert set(re.findall(rf"\b{group} ([a-z]+)\b", inline())) <= known
 
 
 def test_every_flag_in_the_readme_exists(environ: dict[str, str]) -> None:

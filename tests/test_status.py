@@ -37,6 +37,7 @@ def scraped() -> bytes:
         hand_lag_s=0.0,
         unattended_s=0.25,
         held={"mute": 3, "unread": 0},
+        storms=0,
         links={"gateway": 2, "watcher": 1},
         gateways=[
             GatewayNow(name="chat-2", users=400, unacked=0),
@@ -143,6 +144,8 @@ def test_as_json_the_same_is_there_to_compute_with(
         "users_online": 1_500,
         "users_by_gateway": {"chat-1": 1_100, "chat-2": 400},
         "users_held": {"mute": 3, "unread": 0},
+        "storms": [],
+        "storms_more": 0,
         "links": {"gateway": 2, "watcher": 1},
         "events": {"login": 1_600, "keepalive": 50_000, "message": 10, "logout": 60},
         "offlines": {"silence": 40},

@@ -28,6 +28,8 @@ def _lines(loaded: Loaded) -> Iterator[str]:
 def _toml(value: object) -> str:
     if value is None:
         return '""'
+    if isinstance(value, bool):
+        return str(value).lower()
     if not isinstance(value, str | Path):
         return str(value)
     # JSON's strings are TOML's, but for DEL, which JSON lets stand.

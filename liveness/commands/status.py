@@ -11,6 +11,8 @@ from typing import Any, Final, TextIO
 from prometheus_client.parser import text_string_to_metric_families
 
 from liveness.commands.admin import ask, no_sidecar, read
+from liveness.commands.guard import storms
+from liveness.core.gateways import STORM
 from liveness.core.timers import FAILED, FIRED, PENDING
 from liveness.text import escaped
 
@@ -34,6 +36,8 @@ class Status:
     users_online: float | None
     users_by_gateway: dict[str, float]
     users_held: dict[str, float]
+    storms: list[dict[str, Any]]
+    storms_more: int
     links: dict[str, float]
     events: dict[str, float]
     offlines: dict[str, float]
@@ -134,6 +138,8 @@ def _read(socket_path: Path, body: bytes, *, ready: bool, why: list[str]) -> Sta
     build: Any = next(iter(samples.labelled("liveness_build_info")), ({}, 1.0))[0]
     started = samples.one("process_start_time_seconds")
     now = datetime.now(UTC).timestamp()
+    held = samples.by("why", "liveness_users_held")
+    on, more = storms(socket_path) if held.get(STORM) else ([], 0)
     return Status(
         socket=str(socket_path),
         ready=ready,
@@ -143,7 +149,9 @@ def _read(socket_path: Path, body: bytes, *, ready: bool, why: list[str]) -> Sta
         uptime_s=None if started is None else max(0.0, now - started),
         users_online=samples.one("liveness_users_online"),
         users_by_gateway=samples.by("gateway", "liveness_gateway_users"),
-        users_held=samples.by("why", "liveness_users_held"),
+        users_held=held,
+        storms=on,
+        storms_more=more,
         links=samples.by("role", "liveness_links"),
         events=samples.by("event", "liveness_events_total"),
         offlines=samples.by("reason", "liveness_offline_total"),
@@ -170,6 +178,7 @@ def as_text(found: Status) -> str:
         "users online": _number(found.users_online),
         "by gateway": _listed(found.users_by_gateway),
         "held": _listed(found.users_held),
+        **_storm_rows(found),
         "links": _listed(found.links),
         "events": _listed(found.events),
         "offline": _listed(found.offlines),
@@ -183,6 +192,20 @@ def as_text(found: Status) -> str:
         "unattended": f"{_number(found.unattended_s, '.1f')} s",
     }
     return "".join(f"{name:<13} {escaped(text)}\n" for name, text in rows.items())
+
+
+def _storm_rows(found: Status) -> dict[str, str]:
+    """Whom the guard holds, for how long yet, and what ends that."""
+    if not found.storms:
+        return {}
+    shown = [
+        f"{storm['gateway']} {storm['users']:,} users, {storm['left_s']:.0f} s left"
+        for storm in found.storms[:MOST_LISTED]
+    ]
+    more = len(found.storms) - len(shown) + found.storms_more
+    if more:
+        shown.append(f"and {more} more")
+    return {"storm": "; ".join(shown), "to release": "liveness guard release [NAME]"}
 
 
 def _number(value: float | None, form: str = ",.0f") -> str:

@@ -59,7 +59,10 @@ async def serve(config: Config) -> None:
         wheel=WHEEL,
         pid=os.getpid(),
         flush=config.flush,
-        **{name: str(value) for name, value in settings.items()},
+        **{
+            name: value if isinstance(value, bool) else str(value)
+            for name, value in settings.items()
+        },
     )
     if WHY_REFERENCE:
         _log.info("the wheel is the reference", why=WHY_REFERENCE)

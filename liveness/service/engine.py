@@ -15,6 +15,7 @@ from liveness.build import Reader
 from liveness.core.clock import AttendedClock
 from liveness.core.frames import bad_uid_text
 from liveness.core.gateways import Gateway
+from liveness.core.guard import Begun, Storm
 from liveness.core.link import Link
 from liveness.core.presence import NoRoom, Presence
 from liveness.core.records import (
@@ -73,6 +74,7 @@ MOST_SLEEP_S: Final = 1.0
 FOLLOW_EVERY_S: Final = 10.0
 
 _log = structlog.get_logger("link")
+_guard_log = structlog.get_logger("guard")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +231,8 @@ class Engine:
         judged = 0
         if not self._attended.stands:
             judged = presence.fire(self._instant(now), limit=self._fire_limit())
+        if presence.guard is not None:
+            self._tell_of_storms()
         if not self._waits_for_disk:
             has_more |= judged > 0 and bool(presence.due_gateways())
         if not self._is_deaf:
@@ -346,6 +350,50 @@ class Engine:
         ]
         self._hand_over()
         return all(is_empty) and not self._losing
+
+    # --- storms ---------------------------------------------------------------
+
+    def release(self, name: str | None) -> list[Storm]:
+        """Have users judged whom the guard holds, as an operator wants it.
+
+        Args:
+            name: Their gateway's; None: those of all.
+        Returns:
+            The storms that were on; none if there is no guard, or no such gateway.
+        """
+        guard = self.presence.guard
+        gateway = None if name is None else self.presence.gateways.get(name)
+        if guard is None or (name is not None and gateway is None):
+            return []
+        released = guard.release(gateway, self._attended.now)
+        self._tell_of_storms()
+        self.wanted.ring()
+        return released
+
+    def _tell_of_storms(self) -> None:
+        """Log what began and ended: two lines a storm."""
+        assert self.presence.guard is not None
+        for one in self.presence.guard.take():
+            if isinstance(one, Begun):
+                _guard_log.warning(
+                    "storm: too many users came due at once, and are held",
+                    gateway=one.gateway,
+                    due=one.due,
+                    users=one.users,
+                    hold=round(one.left, 1),
+                    likely=one.cause,
+                    todo="wait, or `liveness guard release`",
+                )
+            else:
+                _guard_log.warning(
+                    "storm is over",
+                    gateway=one.gateway,
+                    why=one.why,
+                    saved=one.saved,
+                    others=one.others,
+                )
+
+    # --- within ---------------------------------------------------------------
 
     def _fire_limit(self) -> int:
         """How many may be judged in this pass."""

@@ -1,10 +1,10 @@
-"""The HTTP doors: metrics, health and timers, on TCP and on `admin.sock`.
+"""The HTTP doors: metrics, health, timers and the guard, on TCP and on `admin.sock`.
 
 What is shown of the sidecar itself does not grow with the number of users. The TCP door
 shows and changes nothing. It answers only to an address, or to a `Host` that is its own,
 so that no web page can reach it by rebinding a name, and where there is a token only to
-who has it. On `admin.sock`, which is for owner and group, an operator can also cancel
-and retry timers.
+who has it. On `admin.sock`, which is for owner and group, an operator can also cancel and
+retry timers, and release users whom the guard holds.
 
 Of files only those in the folder `page` are served, which is in the package.
 """

@@ -102,9 +102,15 @@ def query_of(request: Request, *names: str) -> dict[str, str]:
     return found
 
 
-async def body_of(request: Request, *names: str) -> dict[str, str]:
+async def body_of(
+    request: Request, *names: str, or_none: bool = False
+) -> dict[str, str]:
     """What a body says, which must be each of *names* and nothing else.
 
+    Args:
+        request: Its body was bounded before.
+        names: What there must be.
+        or_none: Whether there may be none of them as well.
     Raises:
         NotDone: It says anything else.
     """
@@ -113,10 +119,13 @@ async def body_of(request: Request, *names: str) -> dict[str, str]:
         found = json.loads(await request.body())
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or found.keys() != {*names}:
+    is_none = or_none and found == {}
+    if not isinstance(found, dict) or not (is_none or found.keys() == {*names}):
+        if or_none:
+            wanted += ", or {} for all"
         told = f"the body must be JSON with these and no more: {wanted}"
         raise NotDone(400, told)
-    return {name: _checked(name, found[name], "body") for name in names}
+    return {name: _checked(name, value, "body") for name, value in found.items()}
 
 
 def _checked(name: str, value: object, where: str) -> str:

@@ -9,6 +9,7 @@ import structlog
 import trio
 import trio.lowlevel
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from starlette.types import ASGIApp
 
 from liveness import __version__
 from liveness.build import WHEEL, Wheel
@@ -16,6 +17,7 @@ from liveness.config import Config
 from liveness.core.access import Access
 from liveness.core.clock import AttendedClock
 from liveness.core.decisions import Decisions
+from liveness.core.guard import GuardRules
 from liveness.core.link import LinkLimits
 from liveness.core.presence import Presence
 from liveness.core.records import GATEWAY, WATCHER
@@ -38,6 +40,7 @@ from liveness.service.gate import (
 )
 from liveness.service.gatewaypages import GatewayPages
 from liveness.service.greeter import Greeter
+from liveness.service.guardpages import GuardPages
 from liveness.service.hand import turn_for_ever
 from liveness.service.http import build_pages
 from liveness.service.journal import Journal
@@ -119,6 +122,7 @@ class Sidecar:
             settle=settle,
             max_users=limits.max_users,
             max_gateway_users=limits.max_gateway_users,
+            guard=_guard_rules(config),
         )
         attended = AttendedClock(
             mono=clock.mono(),
@@ -178,6 +182,7 @@ class Sidecar:
         )
         self._timer_pages = TimerPages(self.engine, self.journal)
         self._gateway_pages = GatewayPages(self.engine, self.journal)
+        self._guard_pages = GuardPages(self.engine)
         self._delivery = Delivery(
             journal=self.journal,
             feed=self.feed,
@@ -365,6 +370,7 @@ class Sidecar:
         may_change = door == "admin"
         routes = self._timer_pages.routes(may_change=may_change)
         routes += self._gateway_pages.routes(may_change=may_change)
+        routes += self._guard_pages.routes(may_change=may_change)
         checks: list[Check] = []
         http, token = self.config.http, self._token if door == "http" else None
         if door == "http":
@@ -413,6 +419,7 @@ class Sidecar:
             hand_lag_s=engine.hand_lag,
             unattended_s=engine.unattended,
             held=presence.held(now),
+            storms=0 if presence.guard is None else presence.guard.begun,
             links={role: engine.book.linked(role) for role in (GATEWAY, WATCHER)},
             gateways=[
                 GatewayNow(
@@ -434,6 +441,19 @@ class Sidecar:
             version=__version__,
             wheel=WHEEL,
         )
+
+
+def _guard_rules(config: Config) -> GuardRules | None:
+    """When the storm guard holds users; None if it is off."""
+    guard = config.guard
+    if not guard.enabled:
+        return None
+    return GuardRules(
+        guard.share,
+        guard.least_users,
+        guard.hold_s or config.timeout_s,
+        config.timeout_s,
+    )
 
 
 def _ring(mono: float) -> Wheel:

@@ -536,6 +536,8 @@ class Drawn:
                 self.guard.release(scene.gateway(name), scene.now)
             case "release all":
                 self.guard.release(None, scene.now)
+            case _:
+                return  # a gateway that is not there says nothing
         self.note()
 
     def second(self) -> None:

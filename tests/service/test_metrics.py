@@ -33,6 +33,7 @@ NOW = Now(
     hand_lag_s=0.002,
     unattended_s=1.5,
     held={"mute": 1},
+    storms=8,
     links={"gateway": 1, "watcher": 0},
     gateways=[],
     log_seq=9,
@@ -92,6 +93,8 @@ def test_each_count_is_shown_under_its_label() -> None:
     assert by_label(families["liveness_links"]) == {"gateway": 1, "watcher": 0}
     assert by_label(families["liveness_timers"]) == {"pending": 5}
     assert by_label(families["liveness_timer_attempts"]) == {"late": 6}
+    (storms,) = families["liveness_storms"].samples
+    assert (storms.name, storms.value) == ("liveness_storms_total", 8)
     slots = by_label(families["liveness_wheel_slot_users"])
     assert list(slots) == [str(slot) for slot in range(30)]
     assert slots["0"] == 2
