@@ -18,6 +18,7 @@ from liveness.errors import ConfigError, LivenessError
 
 COMMANDS = sorted(name for name in cli.app if not name.startswith("-"))
 TIMERS = sorted(f"timers {name}" for name in cli.timers if not name.startswith("-"))
+GUARD = sorted(f"guard {name}" for name in cli.guard if not name.startswith("-"))
 FLAGS = [setting.flag for setting in SETTINGS if setting.flag]
 
 
@@ -51,7 +52,7 @@ def process(*arguments: str, stdout: int | IO[str]) -> subprocess.CompletedProce
 # --- help -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS, *TIMERS])
+@pytest.mark.parametrize("command", ["", *COMMANDS, *TIMERS, *GUARD])
 def test_every_help_ends_with_an_example_of_its_command(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +113,8 @@ def test_the_kinds_of_watch_are_those_of_the_records(
         ("timers show --json", "KEY requires an argument"),
         ("timers show a b", "there is no argument here: b"),
         ("timers cancel k --all", "Unknown option: --all"),
+        ("guard relase", 'Unknown command "relase". Did you mean "release"?'),
+        ("guard release a b", "there is no argument here: b"),
         ("demo --seconds nan", "'nan' is not 1 to 86400"),
         ("demo --users 1.5", "'1.5' is not 1 to 10000"),
         ("bench gone", 'Invalid value "gone" for SCENARIO. Choose from: "idle"'),

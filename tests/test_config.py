@@ -268,6 +268,40 @@ def test_what_is_no_whole_number_is_refused(raw: str, tmp_path: Path) -> None:
     assert told.endswith("it must be a whole number, 2 to 3600 slots")
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_what_is_true_or_false_is_so_in_the_file_and_in_the_environment(
+    tmp_path: Path, *, value: bool
+) -> None:
+    text = str(value).lower()
+    by_file = loaded(f"[guard]\nenabled = {text}", tmp_path).config
+    by_variable = loaded(environ={"LIVENESS_GUARD_ENABLED": text}).config
+    assert by_file.guard.enabled is by_variable.guard.enabled is value
+
+
+@pytest.mark.parametrize("raw", ["1", "0", '"true"', "[]"])
+def test_what_is_neither_is_refused_in_the_file(raw: str, tmp_path: Path) -> None:
+    told = refused(f"[guard]\nenabled = {raw}", tmp_path)
+    assert told.startswith("guard.enabled is ")
+    assert told.endswith(": it must be true or false")
+
+
+@pytest.mark.parametrize("text", ["1", "True", "yes", "on", ""])
+def test_what_is_neither_is_refused_in_the_environment(text: str) -> None:
+    told = refused(environ={"LIVENESS_GUARD_ENABLED": text})
+    where = f"guard.enabled is '{text}' (environment LIVENESS_GUARD_ENABLED)"
+    assert told == f"{where}: it must be true or false"
+
+
+def test_the_guard_holds_for_one_timeout_or_for_a_second_at_least(
+    tmp_path: Path,
+) -> None:
+    for hold_s in (0, 1):
+        config = loaded(f"[guard]\nhold_s = {hold_s}", tmp_path).config
+        assert config.guard.hold_s == hold_s
+    told = refused("[guard]\nhold_s = 0.999", tmp_path)
+    assert told.endswith("it must be 0, for one timeout, or 1 to 86400 seconds")
+
+
 def test_a_whole_number_will_do_where_a_fraction_may_stand(tmp_path: Path) -> None:
     timeout_s = loaded("timeout_s = 10", tmp_path).config.timeout_s
     assert (timeout_s, type(timeout_s)) == (10.0, float)

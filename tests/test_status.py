@@ -130,6 +130,35 @@ def test_timers_are_on_the_screen_if_there_are_any_to_look_at(
     assert "\ntimers" not in screen(socket_path)
 
 
+def storm(gateway: str, users: int, left_s: float) -> dict[str, object]:
+    return {"gateway": gateway, "users": users, "left_s": left_s}
+
+
+def test_whom_the_guard_holds_is_on_the_screen_with_what_ends_it(
+    admin: Admin, socket_path: Path
+) -> None:
+    admin.pages["/metrics"] = (200, b'liveness_users_held{why="storm"} 13000\n')
+    on = [storm("gw-1", 12_000, 23.6), storm("a\x1b", 1_000, 0.2)]
+    page = json.dumps({"enabled": True, "storms": on, "more": 3})
+    admin.pages["/v1/guard"] = (200, page.encode())
+    shown = screen(socket_path)
+    assert "\nheld          storm 13,000\n" in shown
+    rows = "gw-1 12,000 users, 24 s left; a\\x1b 1,000 users, 0 s left; and 3 more"
+    assert f"\nstorm         {rows}\n" in shown
+    assert "\nto release    liveness guard release [NAME]\n" in shown
+    found = json.loads(screen(socket_path, as_json=True))
+    assert (found["storms"], found["storms_more"]) == (on, 3)
+
+
+def test_nobody_asks_for_storms_while_nobody_is_held(
+    admin: Admin, socket_path: Path
+) -> None:
+    admin.pages["/metrics"] = (200, b'liveness_users_held{why="storm"} 0\n')
+    shown = screen(socket_path)
+    assert [page for page, _ in admin.asked] == ["/readyz", "/metrics"]
+    assert "release" not in shown
+
+
 def test_as_json_the_same_is_there_to_compute_with(
     admin: Admin, socket_path: Path
 ) -> None:

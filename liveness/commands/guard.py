@@ -31,7 +31,8 @@ def release(socket_path: Path, gateway: str | None, *, out: TextIO) -> None:
     named = {} if gateway is None else {"gateway": gateway}
     released, more = _read(socket_path, asked(socket_path, "/v1/guard/release", named))
     for storm in released:
-        out.write(f"released {storm['users']:,} users of {escaped(storm['gateway'])}\n")
+        users = "1 user" if storm["users"] == 1 else f"{storm['users']:,} users"
+        out.write(f"released {users} of {escaped(storm['gateway'])}\n")
     if more:
         out.write(f"released those of {more:,} more gateways\n")
     if not released:

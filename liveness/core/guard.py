@@ -55,13 +55,16 @@ BY_FRESH: Final = "the gateway came back without its sessions"
 class GuardRules(NamedTuple):
     """When a storm begins, and how long it lasts.
 
-    Seconds are attended ones; `revolution` is the time for which users count.
+    Seconds are attended ones; `revolution` is the time for which users count. A storm is
+    told `told_after` it began: what falls silent together comes due together but for the
+    time that gateways collect signs of life, each at moments of its own.
     """
 
     share: float
     least_users: int
     hold: float
     revolution: float
+    told_after: float
 
 
 class Storm(NamedTuple):
@@ -75,14 +78,14 @@ class Storm(NamedTuple):
 class Begun(NamedTuple):
     """A storm has begun: *due* of *users* came due, likely from this *cause*.
 
-    It is over by itself after *left* seconds at the latest.
+    It was to be over by itself after *left* seconds at the latest.
     """
 
     gateway: str
     due: int
     users: int
     left: float
-    cause: str
+    cause: str = ""
 
 
 class Ended(NamedTuple):
@@ -145,6 +148,7 @@ class _Watch:
     released: float = NEVER  # up to here deadlines are held no more
     held_above: float = inf  # the latest storm held deadlines after this moment
     ends_at: float | None = None  # of the storm that is on
+    untold: tuple[float, Begun] | None = None  # when it began, while nobody knows
     met: int = 0  # how many the storm has held or found due so far
     gone: int = 0  # how many of them were judged
 
@@ -268,8 +272,11 @@ class Guard:
             self._end(self._storms[number], BY_COMMAND, now)
         return storms
 
-    def take(self) -> list[News]:
-        """Hand over what began and ended since the last call, in order."""
+    def take(self, now: float) -> list[News]:
+        """Hand over what is to be told by now of storms, in order."""
+        for watch in self._storms.values():
+            if watch.untold and now >= watch.untold[0] + self._rules.told_after:
+                self._tell(watch, now)
         news, self._news = self._news, []
         return news
 
@@ -306,17 +313,16 @@ class Guard:
         watch.met, watch.gone = self._wheel.due(watch.gateway.number), 0
         self._storms[watch.gateway.number] = watch
         self.begun += 1
-        self._news.append(
-            Begun(
-                watch.gateway.name,
-                due,
-                users,
-                watch.ends_at - now,
-                self._cause(watch, now),
-            )
-        )
+        watch.untold = now, Begun(watch.gateway.name, due, users, watch.ends_at - now)
+
+    def _tell(self, watch: _Watch, now: float) -> None:
+        if watch.untold is not None:
+            begun = watch.untold[1]._replace(cause=self._cause(watch, now))
+            self._news.append(begun)
+            watch.untold = None
 
     def _end(self, watch: _Watch, why: str, now: float) -> None:
+        self._tell(watch, now)
         del self._storms[watch.gateway.number]
         watch.ends_at, watch.released = None, now
         watch.judged.clear()

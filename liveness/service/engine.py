@@ -373,7 +373,7 @@ class Engine:
     def _tell_of_storms(self) -> None:
         """Log what began and ended: two lines a storm."""
         assert self.presence.guard is not None
-        for one in self.presence.guard.take():
+        for one in self.presence.guard.take(self._attended.now):
             if isinstance(one, Begun):
                 _guard_log.warning(
                     "storm: too many users came due at once, and are held",

@@ -52,10 +52,8 @@ class GuardPages:
         name = asked.get("gateway")
         released = self._engine.release(name)
         if name is not None and not released:
-            told = (
-                f"no users of {name!r} are held by a storm; /v1/guard lists whose are"
-            )
-            raise NotDone(404, told)
+            told = f"no users of {name!r} are held by a storm; `liveness status` shows "
+            raise NotDone(404, f"{told}whose are")
         return JSONResponse(_shown(released))
 
 

@@ -122,7 +122,7 @@ class Sidecar:
             settle=settle,
             max_users=limits.max_users,
             max_gateway_users=limits.max_gateway_users,
-            guard=_guard_rules(config),
+            guard=_guard_rules(config, settle),
         )
         attended = AttendedClock(
             mono=clock.mono(),
@@ -443,7 +443,7 @@ class Sidecar:
         )
 
 
-def _guard_rules(config: Config) -> GuardRules | None:
+def _guard_rules(config: Config, settle: float) -> GuardRules | None:
     """When the storm guard holds users; None if it is off."""
     guard = config.guard
     if not guard.enabled:
@@ -453,6 +453,7 @@ def _guard_rules(config: Config) -> GuardRules | None:
         guard.least_users,
         guard.hold_s or config.timeout_s,
         config.timeout_s,
+        settle,
     )
 
 

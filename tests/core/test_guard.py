@@ -21,6 +21,7 @@ from liveness.core.guard import (
     Guard,
     GuardRules,
     Lately,
+    News,
     Storm,
 )
 from liveness.core.wheel import Wheel
@@ -28,7 +29,7 @@ from tests.core.scene import Scene, Shown
 from tests.strategies import BOUNDED
 
 TIMEOUT_S, HOLD_S = 30.0, 20.0
-RULES: Final = GuardRules(0.5, 10, HOLD_S, TIMEOUT_S)
+RULES: Final = GuardRules(0.5, 10, HOLD_S, TIMEOUT_S, 0.0)
 
 
 @pytest.fixture
@@ -40,6 +41,10 @@ def scene(wheel_class: type[Wheel]) -> Scene:
 def guard_of(scene: Scene) -> Guard:
     assert scene.presence.guard is not None
     return scene.presence.guard
+
+
+def news(scene: Scene) -> list[News]:
+    return guard_of(scene).take(scene.now)
 
 
 def users(count: int, name: str = "g") -> list[str]:
@@ -74,7 +79,7 @@ def test_half_of_the_users_may_fall_silent_and_one_more_is_a_storm(
         speak(scene, uids[due:], name)
         records = scene.wait(1.5, name)
         assert len(records) == (10 if name == "g" else 0)
-    (begun,) = guard_of(scene).take()
+    (begun,) = news(scene)
     assert isinstance(begun, Begun)
     assert begun[:3] == ("h", 11, 20)
 
@@ -100,7 +105,7 @@ def test_those_judged_within_a_revolution_count_and_those_before_do_not(
     speak(scene, second[5:])
     # 29 s after the others: together these fifteen would be more than half.
     assert scene.wait(28.75, "g") == []
-    assert guard_of(scene).take() == [Begun("g", 15, 21, 19.75, ONLY)]
+    assert news(scene) == [Begun("g", 15, 21, 19.75, ONLY)]
 
 
 def test_those_judged_more_than_a_revolution_ago_do_not_count(scene: Scene) -> None:
@@ -191,7 +196,7 @@ def test_whoever_speaks_is_saved_and_the_others_are_judged_once_it_is_over(
     assert guard_of(scene).storms(scene.now) == [Storm("g", 5, 0.25)]
     assert silent(scene.wait(0.25, "g")) == uids[15:]
     assert scene.presence.held(scene.now)[STORM] == 0
-    assert guard_of(scene).take()[1:] == [Ended("g", BY_TIME, 15, 5)]
+    assert news(scene)[1:] == [Ended("g", BY_TIME, 15, 5)]
     assert set(scene.kept) == set(uids[:15])
 
 
@@ -268,10 +273,10 @@ def test_those_released_wait_for_a_mute_gateway_and_not_for_another_storm(
     for _ in range(10):
         assert scene.wait(HOLD_S) == []
         scene.look_at("g")
-    assert [type(one) for one in guard_of(scene).take()] == [Begun, Ended]
+    assert [type(one) for one in news(scene)] == [Begun, Ended]
     scene.unlink("g")
     assert silent(scene.judge()) == uids
-    assert guard_of(scene).take() == []
+    assert news(scene) == []
 
 
 def test_the_count_begins_anew_with_those_who_come_due_later(scene: Scene) -> None:
@@ -284,7 +289,7 @@ def test_the_count_begins_anew_with_those_who_come_due_later(scene: Scene) -> No
     speak(scene, last)
     # Twelve of 21: a storm, though those of the first would be too many with any.
     assert scene.wait(10.5, "g") == []
-    assert guard_of(scene).take()[-1] == Begun("g", 12, 21, HOLD_S - 0.5, ONLY)
+    assert news(scene)[-1] == Begun("g", 12, 21, HOLD_S - 0.5, ONLY)
     assert silent(scene.wait(HOLD_S - 0.5, "g")) == later
 
 
@@ -310,7 +315,7 @@ def test_those_judged_before_a_storm_do_not_count_after_it(scene: Scene) -> None
     scene.wait(1, "g")
     speak(scene, rest[1:])
     assert scene.wait(1, "g") == []
-    assert guard_of(scene).take() == [Begun("g", 16, 30, HOLD_S - 0.5, ONLY)]
+    assert news(scene) == [Begun("g", 16, 30, HOLD_S - 0.5, ONLY)]
     scene.wait(HOLD_S - 1, "g")
     # Not 29 s after the others: with them this one would be a storm again.
     scene.login("g", ["short"], timeout=5)
@@ -323,7 +328,7 @@ def test_it_is_over_at_once_when_all_have_spoken(scene: Scene) -> None:
     scene.wait(30.5, "g")
     speak(scene, uids)
     assert scene.wait(0, "g") == []
-    assert guard_of(scene).take()[1:] == [Ended("g", BY_CALM, 20, 0)]
+    assert news(scene)[1:] == [Ended("g", BY_CALM, 20, 0)]
     assert guard_of(scene).storms(scene.now) == []
 
 
@@ -337,13 +342,13 @@ def test_it_is_not_over_while_those_judged_before_are_too_many(scene: Scene) -> 
     scene.pass_time(9.5)
     gone = [uid for _ in range(11) for uid in silent(scene.wait(1, "g"))]
     assert gone == uids[:10]
-    assert guard_of(scene).take() == [Begun("g", 11, 20, HOLD_S - 0.5, ONLY)]
+    assert news(scene) == [Begun("g", 11, 20, HOLD_S - 0.5, ONLY)]
     speak(scene, uids[10:])
     # Those ten count for half a minute, and are half of the share after some of it.
     assert scene.wait(HOLD_S - 1, "g") == []
-    assert guard_of(scene).take() == []
+    assert news(scene) == []
     assert scene.wait(6, "g") == []
-    assert guard_of(scene).take() == [Ended("g", BY_TIME, 1, 0)]
+    assert news(scene) == [Ended("g", BY_TIME, 1, 0)]
 
 
 def test_one_gateways_storm_can_be_released_or_all(scene: Scene) -> None:
@@ -352,6 +357,7 @@ def test_one_gateways_storm_can_be_released_or_all(scene: Scene) -> None:
     scene.login("h", ["one more"])
     assert scene.wait(30.5, "g", "h", "i") == []
     guard = guard_of(scene)
+    assert len(news(scene)) == 3
     assert guard.release(scene.gateway("h"), scene.now) == [
         Storm("h", 21, HOLD_S - 0.5)
     ]
@@ -359,7 +365,7 @@ def test_one_gateways_storm_can_be_released_or_all(scene: Scene) -> None:
     assert len(scene.judge()) == 21
     released = guard.release(None, scene.now)
     assert [storm.gateway for storm in released] == ["g", "i"]
-    assert guard.take()[3:] == [
+    assert news(scene) == [
         Ended(name, BY_COMMAND, 0, 21 if name == "h" else 20) for name in "hgi"
     ]
     assert len(scene.judge()) == 40
@@ -373,7 +379,7 @@ def test_a_gateway_that_comes_back_fresh_ends_it_and_is_no_storm_itself(
     scene.link("g")
     records = scene.lose("g", limit=3)
     assert sorted(silent(records)) == sorted(uids)
-    assert guard_of(scene).take()[1:] == [Ended("g", BY_FRESH, 0, 20)]
+    assert news(scene)[1:] == [Ended("g", BY_FRESH, 0, 20)]
     scene.login("g", uids)
     scene.wait(20, "g")
     speak(scene, uids[5:])
@@ -420,7 +426,7 @@ def test_the_likely_cause_is_where_most_of_the_other_users_are(
     for name, (due, count) in everyone.items():
         speak(scene, users(count, name)[due:], name)
     scene.wait(15.5, *everyone)
-    begun = [one for one in guard_of(scene).take() if isinstance(one, Begun)]
+    begun = [one for one in news(scene) if isinstance(one, Begun)]
     assert [one.cause for one in begun if one.gateway == "g"] == [cause]
 
 
@@ -432,7 +438,36 @@ def test_those_judged_elsewhere_within_the_revolution_count_for_the_cause(
     arrive(scene, 40)
     assert silent(scene.wait(20.5, "g", "h")) == few
     assert scene.wait(10, "g", "h") == []
-    assert guard_of(scene).take() == [Begun("g", 40, 40, HOLD_S - 0.5, ALL)]
+    assert news(scene) == [Begun("g", 40, 40, HOLD_S - 0.5, ALL)]
+
+
+def test_a_storm_is_told_once_others_have_had_time_to_come_due_as_well(
+    wheel_class: type[Wheel],
+) -> None:
+    rules = RULES._replace(told_after=2.0)
+    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=rules)
+    arrive(scene, 20)
+    scene.wait(1.5, "g")
+    arrive(scene, 20, "h")
+    scene.wait(29, "g", "h")
+    scene.wait(1.75, "g", "h")
+    assert news(scene) == []
+    scene.wait(0.25, "g", "h")
+    assert news(scene) == [Begun("g", 20, 20, HOLD_S - 0.5, ALL)]
+    assert news(scene) == []
+
+
+def test_one_that_is_over_before_is_told_all_the_same(wheel_class: type[Wheel]) -> None:
+    rules = RULES._replace(told_after=2.0)
+    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=rules)
+    uids = arrive(scene, 20)
+    scene.wait(30.5, "g")
+    speak(scene, uids)
+    scene.wait(0.5, "g")
+    assert news(scene) == [
+        Begun("g", 20, 20, HOLD_S - 0.5, ONLY),
+        Ended("g", BY_CALM, 20, 0),
+    ]
 
 
 # --- counting ---------------------------------------------------------------------------
@@ -490,7 +525,7 @@ class Drawn:
             timeout=TIMEOUT_S,
             hold=GATEWAY_HOLD_S,
             settle=SETTLE_S,
-            guard=GuardRules(0.5, 3, hold, TIMEOUT_S),
+            guard=GuardRules(0.5, 3, hold, TIMEOUT_S, 0.0),
         )
         self.hold = hold
         self.guard = guard_of(self.scene)
@@ -556,7 +591,7 @@ class Drawn:
         self.check()
 
     def note(self) -> None:
-        for one in self.guard.take():
+        for one in news(self.scene):
             if isinstance(one, Begun):
                 assert one.gateway not in self.began
                 assert 0.5 * one.users < one.due <= one.users >= 3

@@ -20,7 +20,13 @@ from typing import Any, Final
 import msgpack
 import trio
 
-from liveness.config import Config, LimitSettings, SocketSettings, StateSettings
+from liveness.config import (
+    Config,
+    GuardSettings,
+    LimitSettings,
+    SocketSettings,
+    StateSettings,
+)
 from liveness.core.records import Record
 from liveness.service.app import load
 from liveness.service.clock import Clock
@@ -31,6 +37,7 @@ from liveness.service.store import Store
 from liveness.service.timertable import TimerTable
 from tests import disk
 
+OFF: Final = GuardSettings()
 # Virtual seconds: far beyond any delay of the product's.
 LONG_S: Final = 600.0
 # An idle sidecar may look up a few times a second, and no more.
@@ -179,13 +186,18 @@ class Rig:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *, timeout_s: float = 30.0, **limits: Any
+    folder: Path,
+    *,
+    timeout_s: float = 30.0,
+    guard: GuardSettings = OFF,
+    **limits: Any,
 ) -> AsyncIterator[Rig]:
-    """Run a service with this silence timeout and these limits."""
+    """Run a service with this silence timeout, this guard and these limits."""
     config = Config(
         timeout_s=timeout_s,
         socket=SocketSettings(path=folder / "g.sock"),
         state=StateSettings(dir=folder / "state"),
+        guard=guard,
         limits=LimitSettings(**limits),
     )
     with (
