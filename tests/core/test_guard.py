@@ -164,20 +164,38 @@ def test_who_waits_for_its_mute_gateway_has_no_storm_besides(
     assert guard_of(scene).begun == 0
 
 
+def test_who_waits_for_its_gateway_begins_no_storm(wheel_class: type[Wheel]) -> None:
+    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, settle=2.0)
+    uids = arrive(scene, 20)
+    scene.wait(29, "g")
+    scene.unlink("g")
+    assert scene.wait(1.5) == []
+    scene.link("g")
+    assert scene.wait(0.5, "g") == []
+    assert guard_of(scene).begun == 0
+    # What it had collected comes in time.
+    speak(scene, uids)
+    assert scene.wait(10, "g") == []
+    assert guard_of(scene).begun == 0
+
+
 def test_those_of_a_gateway_that_speaks_again_are_renewed_before_any_are_counted(
     wheel_class: type[Wheel],
 ) -> None:
-    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, settle=2.0)
+    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES)
     arrive(scene, 20)
     scene.gateway("g").ping = 5
     scene.pass_time(40)
     scene.look_at("g")
     assert scene.judge() == []
     scene.read("g")
-    scene.pass_time(2)
-    scene.read("g")
+    # The first pass renews three of them, and could judge none of the others.
     assert scene.judge(limit=3) == []
     assert guard_of(scene).begun == 0
+    # Its promise was kept from then on.
+    scene.gateway("g").ping = None
+    assert scene.wait(30.5, "g") == []
+    assert guard_of(scene).begun == 1
 
 
 # --- while it is on ---------------------------------------------------------------------
