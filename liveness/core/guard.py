@@ -235,6 +235,12 @@ class Guard:
         if watch is not None:
             self._end(watch, BY_FRESH, now)
 
+    def forget(self, gateway: Gateway, now: float) -> None:
+        """Forget a gateway that has no users: its number may become another's."""
+        watch = self._watches.pop(gateway.number, None)
+        if watch is not None and watch.ends_at is not None:
+            self._end(watch, BY_CALM, now)
+
     # --- what is known --------------------------------------------------------
 
     def holds(self, gateway: Gateway) -> bool:

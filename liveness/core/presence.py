@@ -131,12 +131,14 @@ class Presence:
             self._by_number[number : number + 1] = [known]
         return known
 
-    def forget(self, name: str) -> None:
+    def forget(self, name: str, now: float) -> None:
         """Forget a gateway, which has neither users nor a link."""
         gateway = self.gateways.pop(name, None)
         if gateway is not None:
             assert not gateway.users
             assert not gateway.is_linked
+            if self.guard is not None:
+                self.guard.forget(gateway, now)
             self._free.append(gateway.number)
 
     def set_timeout(self, gateway: Gateway, timeout: float | None) -> None:

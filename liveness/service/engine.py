@@ -245,7 +245,7 @@ class Engine:
             self._follow_at = mono + FOLLOW_EVERY_S
             for link in self.book.named.values():
                 link.outbox.follow()
-            self._forget_gateways()
+            self._forget_gateways(now)
         self._hand_over()
         return self._next_turn(mono, now, has_more, judged > 0)
 
@@ -310,13 +310,13 @@ class Engine:
         self._journal.forget(role, name)
         _log.info("name forgotten", role=role, name=name)
 
-    def _forget_gateways(self) -> None:
+    def _forget_gateways(self, now: float) -> None:
         """Let go of gateways whose name is kept no more, and of whom nothing is left."""
         for gateway in [*self.presence.gateways.values()]:
             if (GATEWAY, gateway.name) not in self._journal.cursors and not (
                 gateway.users or gateway.is_linked
             ):
-                self.presence.forget(gateway.name)
+                self.presence.forget(gateway.name, now)
 
     def _handed(self, gateway: str) -> int:
         """The seq up to which a gateway was handed its records."""

@@ -653,3 +653,23 @@ def test_nobody_is_held_beyond_the_bound_whatever_happens(
         world.second()
     assert world.scene.presence.held(world.scene.now)[STORM] == 0
     assert world.began == {}
+
+
+# --- names that are forgotten -----------------------------------------------------------
+
+
+def test_a_gateway_that_is_forgotten_leaves_the_guard_too(scene: Scene) -> None:
+    uids = arrive(scene, 20, "old")
+    scene.wait(30.5, "old")
+    assert guard_of(scene).storms(scene.now)
+    scene.logout("old", uids)
+    scene.unlink("old")
+    scene.presence.forget("old", scene.now)
+    assert guard_of(scene).storms(scene.now) == []
+    # Its number is another's now, of whom nobody was counted.
+    number = scene.gateway("new").number
+    arrive(scene, 20, "new")
+    assert scene.gateway("new").number == number
+    assert len(scene.wait(5, "new")) == 0
+    assert news(scene)[-1] == Ended("old", BY_CALM, 20, 0)
+    assert scene.presence.held(scene.now)[STORM] == 0

@@ -261,8 +261,9 @@ async def test_users_of_all_gateways_are_at_most_so_many_and_may_still_move(
 async def test_a_frame_is_at_most_so_large(
     tmp_path: Path, jumping: MockClock, limit: str, frame: Any, code: str
 ) -> None:
-    most = 5_000 if limit == "max_frame_bytes" else N
-    async with running(tmp_path, **{limit: most}) as rig:
+    most: Any = 5_000 if limit == "max_frame_bytes" else N
+    bounds: dict[str, Any] = {limit: most}
+    async with running(tmp_path, **bounds) as rig:
         gateway = await rig.gateway("gw")
         await gateway.send(frame(most))
         if limit == "max_frame_bytes":
@@ -298,7 +299,7 @@ async def test_refused_frames_are_at_most_so_many(
 async def test_replies_that_are_left_unread_are_at_most_so_many(
     tmp_path: Path, jumping: MockClock, limit: str
 ) -> None:
-    asked = {"max_replies": 10, "max_reply_bytes": 1 << 30}
+    asked: dict[str, Any] = {"max_replies": 10, "max_reply_bytes": 1 << 30}
     if limit == "max_reply_bytes":
         asked = {"max_replies": 100_000, "max_reply_bytes": 1 << 16}
     async with running(tmp_path, **asked) as rig:
