@@ -233,6 +233,21 @@ def test_where_it_cannot_be_compiled_the_reference_is_installed_and_says_so(
 
 
 @pytest.mark.slow
+def test_what_is_installed_has_the_page(place: Path) -> None:
+    target = place / "target"
+    # Without a compiler it takes the least time.
+    code, said = installed(place / "sources", target, **no_gcc(place / "machine"))
+    assert code == 0, said
+    page = Path("liveness", "service", "page")
+    assert contents(target / page) == contents(ROOT / page)
+    assert "index.html" in contents(target / page)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.slow
 def test_what_does_not_compile_any_more_is_not_installed_from_before(
     place: Path,
 ) -> None:
