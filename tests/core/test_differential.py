@@ -7,9 +7,8 @@ how a link's signs of life are cut into runs.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import chain, product
 from operator import itemgetter
 from typing import Any, Final
@@ -19,12 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveness.core.link import Link, LinkLimits
-from liveness.core.records import ListedSigns, Refusal, Request, SignsOfLife, Uid
+from liveness.core.records import ListedSigns, SignsOfLife, Uid
 from liveness.core.table import OWN_TIMEOUT, RENEWED, Entry
-from liveness.core.uids import is_uid
 from liveness.core.wheel import Wheel
 from liveness.core.wire import Reader, encode
-from liveness.errors import Code
+from tests.core.told import told
 from tests.strategies import BOUNDED, HARD_UIDS, NO_UIDS, conns, pieces, singly, uids
 
 _wheel: Any = pytest.importorskip("liveness.core._wheel", exc_type=ImportError)
@@ -407,40 +405,15 @@ def streams(draw: st.DrawFn) -> bytes:
     return data[: len(data) - cut] + draw(st.sampled_from([b"", b"", *BROKEN]))
 
 
-def told(reader: type[Reader], cut: Iterable[bytes]) -> list[str]:
-    """What a link makes of a stream, with every sign of life for itself."""
-    link = Link(LIMITS, reader)
-    flat: list[str] = []
-    for piece in cut:
-        for request in link.receive(piece, 0.0):
-            flat += told_apart(request)
-    return [*flat, repr((link.n, link.is_closed, link.hello))]
-
-
-def told_apart(request: Request) -> list[str]:
-    """A request as text; each sign of life of a run."""
-    if isinstance(request, Refusal) and request.code is Code.TOO_LARGE:
-        # How much of the frame was seen is told, and is the reader's affair.
-        request = replace(request, message="")
-    if not isinstance(request, SignsOfLife):
-        return [repr(request)]
-    # Whatever is wrong with a uid is found before it is packed.
-    assert isinstance(request, ListedSigns) or all(map(is_uid, request.uids))
-    each = [request.at(position) for position in range(len(request.uids))]
-    columns = zip(request.uids, request.conns, request.events, strict=True)
-    assert repr([*columns]) == repr(each)
-    return [repr((one, request.frame_at(at))) for at, one in enumerate(each)]
-
-
 @settings(BOUNDED, max_examples=300)
 @given(streams(), st.lists(st.integers(0, 400), max_size=12))
 def test_a_link_says_the_same_whichever_reader_finds_its_frames(
     data: bytes, cuts: list[int]
 ) -> None:
-    whole = told(Reader, [data])
+    whole = told(Reader, [data], LIMITS)
     for cut in ([data], [*singly(data)], [*pieces(data, cuts)]):
-        assert told(Reader, cut) == whole
-        assert told(_wire.Reader, cut) == whole
+        assert told(Reader, cut, LIMITS) == whole
+        assert told(_wire.Reader, cut, LIMITS) == whole
 
 
 # Around every border that a uid, a conn or a header of theirs has.
@@ -464,4 +437,4 @@ def test_a_link_says_the_same_at_every_border_of_a_sign_of_life(way: int) -> Non
             odd = ["message", uid, Pairs([("conn", conn)])]
             sent = [HELLO, ["keepalive", "u"], odd, ["keepalive", 7, {"conn": 1}]]
             data = b"".join(written(frame, pick) for frame in sent)
-            assert told(_wire.Reader, [data]) == told(Reader, [data])
+            assert told(_wire.Reader, [data], LIMITS) == told(Reader, [data], LIMITS)

@@ -1,13 +1,8 @@
-"""Every rule of "Sessions": as named examples, and as a machine against a plain model.
-
-The model is written from the protocol alone: a dictionary of sessions, in wall-clock
-milliseconds and attended seconds, and one method a rule. Its times lie on a grid of
-a quarter second, far wider than a bucket, so that it knows exactly who is due.
-"""
+"""Every rule of "Sessions": as named examples, and as a machine against a plain model."""
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -20,6 +15,7 @@ from liveness.core.presence import WHY_IGNORED
 from liveness.core.records import ListedSigns, Login, OnlineRow, Uid
 from liveness.core.wheel import Wheel
 from tests.core.scene import ALL, Scene, Shown, Sign, run_of
+from tests.core.sessions import Sessions, User
 from tests.strategies import BOUNDED, NO_UIDS
 
 WheelClass = type[Wheel]
@@ -721,88 +717,16 @@ timeouts = st.sampled_from([None, 1.0, 1.5, 4.0, 90.0])
 ways = st.sampled_from(["keepalive", "message"])
 
 
-@dataclass
-class Session:
-    """What the model knows of one session."""
-
-    gateway: str
-    conn: int | None
-    session: int
-    start_ms: int
-    timeout: float | None
-    due: float = 0.0  # attended seconds
-    seen_ms: int = 0
-    last: str | None = None  # None: restored, and not heard since
-
-
-class Sessions(RuleBasedStateMachine):
+class Rules(RuleBasedStateMachine):
     """The rules of "Sessions", applied to a presence and to a dictionary."""
 
     implementation: WheelClass = Wheel
 
     def __init__(self) -> None:
         super().__init__()
-        self.scene = Scene(self.implementation, timeout=SERVER_TIMEOUT)
-        self.online: dict[Uid, Session] = {}
-        self.linked = {"g", "h"}
-        self.timeouts: dict[str, float | None] = {"g": None, "h": None}
-        self.ignored: Counter[str] = Counter()
-        self.seq = 0
-        for name in sorted(self.linked):
-            self.scene.link(name)
-
-    # --- the model's rules ---------------------------------------------------------
-
-    def sign(self, session: Session, event: str) -> None:
-        session.seen_ms, session.last = self.scene.wall_ms, event
-        session.due = self.scene.now + self.timeout_of(session)
-
-    def timeout_of(self, session: Session) -> float:
-        return session.timeout or self.timeouts[session.gateway] or SERVER_TIMEOUT
-
-    def opened(
-        self,
-        kind: str,
-        name: str,
-        uid: Uid,
-        conn: int | None,
-        event: str,
-        start_ms: int,
-        timeout: float | None,
-    ) -> Shown:
-        before = self.online.get(uid)
-        self.seq += 1
-        self.online[uid] = Session(name, conn, self.seq, start_ms, timeout)
-        self.sign(self.online[uid], event)
-        shown = self.shown(kind, uid, event)
-        if before is not None:
-            shown |= {"from": before.gateway, "from_session": before.session}
-            shown |= {} if before.conn is None else {"from_conn": before.conn}
-        return shown
-
-    def shown(self, kind: str, uid: Uid, reason: str) -> Shown:
-        session = self.online[uid]
-        conn = {} if session.conn is None else {"conn": session.conn}
-        return conn | {
-            "seq": self.seq,
-            "kind": kind,
-            "uid": uid,
-            "gateway": session.gateway,
-            "session": session.session,
-            "reason": reason,
-            "at": self.scene.wall_ms,
-        }
-
-    def ended(self, uid: Uid, reason: str) -> Shown:
-        self.seq += 1
-        shown = self.shown("offline", uid, reason)
-        session = self.online.pop(uid)
-        shown["silence"] = (self.scene.wall_ms - session.seen_ms) / 1_000
-        if session.last is None:
-            return shown | {"restored": True}
-        return shown | {"seen": session.seen_ms, "last": session.last}
-
-    # --- events ----------------------------------------------------------------------
+        self.sessions = Sessions(self.implementation, timeout=SERVER_TIMEOUT, uids=UIDS)
+        for name in ("g", "h"):
+            self.sessions.hello(name, timeout=None, is_fresh=False)
 
     @rule(
         name=names,
@@ -811,71 +735,19 @@ class Sessions(RuleBasedStateMachine):
         age=ages,
     )
     def login(
-        self,
-        name: str,
-        who: list[tuple[Uid, int | None]],
-        timeout: float | None,
-        age: float,
+        self, name: str, who: list[User], timeout: float | None, age: float
     ) -> None:
-        start_ms = self.scene.wall_ms - int(age * 1_000)
-        expected = []
-        for uid, conn in who:
-            session = self.online.get(uid)
-            new = (name, uid, conn, "login", start_ms, timeout)
-            if session is None:
-                expected.append(self.opened("online", *new))
-            elif session.gateway == name and session.conn in (conn, None):
-                session.conn, session.timeout = conn, timeout
-                self.sign(session, "login")
-            elif start_ms < session.start_ms:
-                self.ignored["older"] += 1
-            else:
-                expected.append(self.opened("moved", *new))
-        got = self.scene.login(
-            name,
-            [uid for uid, _ in who],
-            [conn for _, conn in who],
-            timeout=timeout,
-            age=age,
-        )
-        assert got == expected
-        self.check()
+        self.sessions.login(name, who, timeout=timeout, age=age)
 
     @rule(name=names, signs=st.lists(st.tuples(ways, pool, conns), max_size=5))
     def signs_of_life(self, name: str, signs: list[Sign]) -> None:
-        expected = []
-        for event, uid, conn in signs:
-            session = self.online.get(uid)
-            if session is None:
-                wall = self.scene.wall_ms
-                new = self.opened("online", name, uid, conn, event, wall, None)
-                expected.append(new)
-            elif session.gateway != name:
-                self.ignored["other_gateway"] += 1
-            elif None not in (conn, session.conn) and conn != session.conn:
-                self.ignored["other_conn"] += 1
-            else:
-                self.sign(session, event)
-        assert self.scene.hear(name, *signs) == expected
-        self.check()
+        if signs:
+            frames = [[event, uid, {"conn": conn}] for event, uid, conn in signs]
+            assert self.sessions.signs_of_life(name, run_of(*frames)) == []
 
     @rule(name=names, uid=pool, conn=conns)
     def logout(self, name: str, uid: Uid, conn: int | None) -> None:
-        expected = []
-        session = self.online.get(uid)
-        if session is None:
-            self.ignored["offline"] += 1
-        elif session.gateway != name:
-            self.ignored["other_gateway"] += 1
-        elif conn is not None and conn != session.conn:
-            self.ignored["other_conn"] += 1
-        else:
-            session.seen_ms, session.last = self.scene.wall_ms, "logout"
-            expected.append(self.ended(uid, "logout"))
-        assert self.scene.logout(name, [uid], [conn]) == expected
-        self.check()
-
-    # --- time ------------------------------------------------------------------------
+        self.sessions.logout(name, [(uid, conn)])
 
     @rule(
         seconds=st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0, 2.25, 60.0]),
@@ -883,85 +755,27 @@ class Sessions(RuleBasedStateMachine):
         limit=st.sampled_from([1, 2, 100]),
     )
     def time_passes(self, seconds: float, absent: float, limit: int) -> None:
-        self.scene.pass_time(seconds, absent=absent)
-        self.scene.read(*self.linked)
-        got = self.scene.judge(limit=limit)
-        due = [uid for uid, s in self.online.items() if s.due < self.scene.now]
-        # Within a pass the order is the wheel's and the gateways'.
-        assert sorted(map(repr, due)) == sorted(repr(shown["uid"]) for shown in got)
-        for shown in got:
-            session = self.online[shown["uid"]]
-            is_linked = session.gateway in self.linked
-            reason = "silence" if is_linked else "gateway_lost"
-            assert shown == self.ended(shown["uid"], reason)
-        self.check()
-
-    # --- gateways and restarts ---------------------------------------------------------
+        self.sessions.time_passes(seconds, absent=absent, limit=limit)
 
     @rule(name=names, timeout=timeouts, is_fresh=st.booleans())
     def hello(self, name: str, timeout: float | None, is_fresh: bool) -> None:
-        self.scene.link(name, timeout=timeout)
-        self.linked.add(name)
-        self.timeouts[name] = timeout
-        if is_fresh:
-            got = self.scene.lose(name)
-            mine = {uid for uid, s in self.online.items() if s.gateway == name}
-            assert {shown["uid"] for shown in got} == mine
-            for shown in got:
-                assert shown == self.ended(shown["uid"], "gateway_lost")
-        self.check()
+        self.sessions.hello(name, timeout=timeout, is_fresh=is_fresh)
 
     @rule(name=names)
     def link_ends(self, name: str) -> None:
-        self.scene.unlink(name)
-        self.linked.discard(name)
+        self.sessions.link_ends(name)
 
     @rule()
     def crash(self) -> None:
-        self.scene.crash()
-        for session in self.online.values():
-            session.seen_ms, session.last = self.scene.wall_ms, None
-            session.due = self.scene.now + self.timeout_of(session)
-        self.restarted()
+        self.sessions.crash()
 
     @rule(away=st.sampled_from([0.0, 0.25, 600.0]))
     def planned_stop(self, away: float) -> None:
-        before = self.scene.now
-        self.scene.stop_and_start(away)
-        for session in self.online.values():
-            session.due += self.scene.now - before
-        self.restarted()
-
-    def restarted(self) -> None:
-        self.ignored.clear()
-        for name in self.linked:
-            self.scene.link(name, timeout=self.timeouts[name])
-        self.check()
-
-    # --- what must hold ------------------------------------------------------------------
-
-    def check(self) -> None:
-        scene, presence = self.scene, self.scene.presence
-        assert scene.disk == {
-            s.session: OnlineRow(
-                s.session, uid, s.start_ms, s.conn, s.gateway, s.timeout
-            )
-            for uid, s in self.online.items()
-        }
-        assert presence.where(UIDS) == [
-            (uid, s.gateway, s.session, s.conn)
-            for uid, s in ((uid, self.online.get(uid)) for uid in UIDS)
-            if s is not None
-        ]
-        for name in ("g", "h"):
-            users = sum(s.gateway == name for s in self.online.values())
-            assert presence.gateway(name).users == users
-        assert +presence.ignored == +self.ignored
-        assert presence.early == 0
+        self.sessions.planned_stop(away)
 
 
 def test_presence_keeps_every_rule_of_sessions(wheel_class: WheelClass) -> None:
-    class OnThisWheel(Sessions):
+    class OnThisWheel(Rules):
         implementation = wheel_class
 
     run_state_machine_as_test(

@@ -1,0 +1,259 @@
+"""The rules of "Sessions" as a plain model, beside a presence that is told the same.
+
+The model is written from the protocol alone: a dictionary of sessions, in wall-clock
+milliseconds and attended seconds, and one method a rule. Its times lie on a grid of
+a quarter second, far wider than a bucket, so that it knows exactly who is due.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from liveness.core.records import EVENTS, OnlineRow, SignsOfLife, Uid
+from liveness.core.uids import is_uid
+from liveness.core.wheel import Wheel
+from tests.core.scene import Scene, Shown
+
+User: TypeAlias = tuple[Uid, int | None]  # uid, conn
+
+
+@dataclass
+class Session:
+    """What the model knows of one session."""
+
+    gateway: str
+    conn: int | None
+    session: int
+    start_ms: int
+    timeout: float | None
+    due: float = 0.0  # attended seconds
+    seen_ms: int = 0
+    last: str | None = None  # None: restored, and not heard since
+
+
+class Sessions:
+    """A presence, and what the rules say that it has to do.
+
+    Args:
+        wheel_class: The wheel to run on.
+        timeout: The server's timeout, in seconds.
+        uids: Who is asked for from the start; others are once they were named.
+    """
+
+    def __init__(
+        self, wheel_class: type[Wheel], *, timeout: float, uids: Iterable[Uid] = ()
+    ) -> None:
+        self.scene = Scene(wheel_class, timeout=timeout)
+        self.online: dict[Uid, Session] = {}
+        self.named = dict.fromkeys(uids)
+        self.linked: dict[str, None] = {}
+        self.timeouts: dict[str, float | None] = {}
+        self.ignored: Counter[str] = Counter()
+        self.seq = 0
+
+    # --- the model's rules ---------------------------------------------------------
+
+    def sign(self, session: Session, event: str) -> None:
+        session.seen_ms, session.last = self.scene.wall_ms, event
+        session.due = self.scene.now + self.timeout_of(session)
+
+    def timeout_of(self, session: Session) -> float:
+        asked = session.timeout or self.timeouts[session.gateway]
+        return asked or self.scene.timeout
+
+    def opened(
+        self,
+        kind: str,
+        name: str,
+        uid: Uid,
+        conn: int | None,
+        event: str,
+        start_ms: int,
+        timeout: float | None,
+    ) -> Shown:
+        before = self.online.get(uid)
+        self.seq += 1
+        self.online[uid] = Session(name, conn, self.seq, start_ms, timeout)
+        self.sign(self.online[uid], event)
+        shown = self.shown(kind, uid, event)
+        if before is not None:
+            shown |= {"from": before.gateway, "from_session": before.session}
+            shown |= {} if before.conn is None else {"from_conn": before.conn}
+        return shown
+
+    def shown(self, kind: str, uid: Uid, reason: str) -> Shown:
+        session = self.online[uid]
+        conn = {} if session.conn is None else {"conn": session.conn}
+        return conn | {
+            "seq": self.seq,
+            "kind": kind,
+            "uid": uid,
+            "gateway": session.gateway,
+            "session": session.session,
+            "reason": reason,
+            "at": self.scene.wall_ms,
+        }
+
+    def ended(self, uid: Uid, reason: str) -> Shown:
+        self.seq += 1
+        shown = self.shown("offline", uid, reason)
+        session = self.online.pop(uid)
+        shown["silence"] = (self.scene.wall_ms - session.seen_ms) / 1_000
+        if session.last is None:
+            return shown | {"restored": True}
+        return shown | {"seen": session.seen_ms, "last": session.last}
+
+    # --- events ----------------------------------------------------------------------
+
+    def login(
+        self, name: str, who: Sequence[User], *, timeout: float | None, age: float
+    ) -> None:
+        self.named |= dict.fromkeys(uid for uid, _ in who)
+        start_ms = self.scene.wall_ms - int(age * 1_000)
+        expected = []
+        for uid, conn in who:
+            session = self.online.get(uid)
+            new = (name, uid, conn, "login", start_ms, timeout)
+            if session is None:
+                expected.append(self.opened("online", *new))
+            elif session.gateway == name and session.conn in (conn, None):
+                session.conn, session.timeout = conn, timeout
+                self.sign(session, "login")
+            elif start_ms < session.start_ms:
+                self.ignored["older"] += 1
+            else:
+                expected.append(self.opened("moved", *new))
+        got = self.scene.login(
+            name,
+            [uid for uid, _ in who],
+            [conn for _, conn in who],
+            timeout=timeout,
+            age=age,
+        )
+        assert got == expected
+        self.check()
+
+    def signs_of_life(
+        self, name: str, signs: SignsOfLife
+    ) -> list[tuple[int, int, int]]:
+        """Apply them; what is bad in them, as `Presence.heard` tells it."""
+        expected = []
+        bad = dict[int, tuple[int, int, int]]()  # by frame
+        for position in range(len(signs.uids)):
+            uid, conn, number = signs.at(position)
+            if not is_uid(uid):
+                n, index = signs.frame_at(position)
+                bad.setdefault(n, (n, position, index))
+                continue
+            self.named[uid] = None
+            event = EVENTS[number]
+            session = self.online.get(uid)
+            if session is None:
+                wall = self.scene.wall_ms
+                new = self.opened("online", name, uid, conn, event, wall, None)
+                expected.append(new)
+            elif session.gateway != name:
+                self.ignored["other_gateway"] += 1
+            elif None not in (conn, session.conn) and conn != session.conn:
+                self.ignored["other_conn"] += 1
+            else:
+                self.sign(session, event)
+        told = self.scene.presence.heard(self.scene.gateway(name), signs, self.scene.at)
+        assert told == [*bad.values()]
+        assert self.scene.written() == expected
+        self.check()
+        return told
+
+    def logout(self, name: str, who: Sequence[User]) -> None:
+        expected = []
+        self.named |= dict.fromkeys(uid for uid, _ in who)
+        for uid, conn in who:
+            session = self.online.get(uid)
+            if session is None:
+                self.ignored["offline"] += 1
+            elif session.gateway != name:
+                self.ignored["other_gateway"] += 1
+            elif conn is not None and conn != session.conn:
+                self.ignored["other_conn"] += 1
+            else:
+                session.seen_ms, session.last = self.scene.wall_ms, "logout"
+                expected.append(self.ended(uid, "logout"))
+        uids, conns = [uid for uid, _ in who], [conn for _, conn in who]
+        assert self.scene.logout(name, uids, conns) == expected
+        self.check()
+
+    # --- time ------------------------------------------------------------------------
+
+    def time_passes(self, seconds: float, *, absent: float, limit: int) -> None:
+        self.scene.pass_time(seconds, absent=absent)
+        self.scene.read(*self.linked)
+        got = self.scene.judge(limit=limit)
+        due = [uid for uid, s in self.online.items() if s.due < self.scene.now]
+        # Within a pass the order is the wheel's and the gateways'.
+        assert sorted(map(repr, due)) == sorted(repr(shown["uid"]) for shown in got)
+        for shown in got:
+            session = self.online[shown["uid"]]
+            is_linked = session.gateway in self.linked
+            reason = "silence" if is_linked else "gateway_lost"
+            assert shown == self.ended(shown["uid"], reason)
+        self.check()
+
+    # --- gateways and restarts ---------------------------------------------------------
+
+    def hello(self, name: str, *, timeout: float | None, is_fresh: bool) -> None:
+        self.scene.link(name, timeout=timeout)
+        self.linked[name] = None
+        self.timeouts[name] = timeout
+        if is_fresh:
+            got = self.scene.lose(name)
+            mine = {uid for uid, s in self.online.items() if s.gateway == name}
+            assert {shown["uid"] for shown in got} == mine
+            for shown in got:
+                assert shown == self.ended(shown["uid"], "gateway_lost")
+        self.check()
+
+    def link_ends(self, name: str) -> None:
+        self.scene.unlink(name)
+        self.linked.pop(name, None)
+
+    def crash(self) -> None:
+        self.scene.crash()
+        for session in self.online.values():
+            session.seen_ms, session.last = self.scene.wall_ms, None
+            session.due = self.scene.now + self.timeout_of(session)
+        self.restarted()
+
+    def planned_stop(self, away: float) -> None:
+        before = self.scene.now
+        self.scene.stop_and_start(away)
+        for session in self.online.values():
+            session.due += self.scene.now - before
+        self.restarted()
+
+    def restarted(self) -> None:
+        self.ignored.clear()
+        for name in self.linked:
+            self.scene.link(name, timeout=self.timeouts[name])
+        self.check()
+
+    # --- what must hold ------------------------------------------------------------------
+
+    def check(self) -> None:
+        scene, presence = self.scene, self.scene.presence
+        assert scene.disk == {
+            s.session: OnlineRow(
+                s.session, uid, s.start_ms, s.conn, s.gateway, s.timeout
+            )
+            for uid, s in self.online.items()
+        }
+        assert presence.where([*self.named]) == [
+            (uid, s.gateway, s.session, s.conn)
+            for uid, s in ((uid, self.online.get(uid)) for uid in self.named)
+            if s is not None
+        ]
+        for name in self.timeouts:
+            users = sum(s.gateway == name for s in self.online.values())
+            assert presence.gateway(name).users == users
+        assert +presence.ignored == +self.ignored
+        assert presence.early == 0
