@@ -454,6 +454,11 @@ cdef bint header_at(const unsigned char *at, Py_ssize_t have, Header *header) no
         return False
     if first >= 0xdc:
         header.inner = load(at + 1, lengths) * (2 if first >= 0xde else 1)
+    elif first == 0xc9:
+        # Of an extension msgpack counts the type with the data, in 32 bits: of the
+        # greatest length nothing is left. So its frame is whole, and refused as such.
+        header.size = <uint32_t> (load(at + 1, lengths) + 1)
+        header.size += 5
     else:
         header.size += load(at + 1, lengths)
     return True

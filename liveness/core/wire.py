@@ -147,8 +147,8 @@ def too_large(size: int, most: int) -> WireError:
     """The complaint about a frame of *size* bytes, of which *most* are taken."""
     return WireError(
         Code.TOO_LARGE,
-        f"a frame of {size} bytes or more: at most {most} are taken; send smaller "
-        "batches",
+        f"a frame of {size} bytes or more: at most {most} (welcome.max_frame) are "
+        "taken; send smaller batches",
     )
 
 
@@ -204,6 +204,10 @@ def _check_nested(value: object, depth: int) -> None:
 
 def blaming_the_sender(error: Exception) -> WireError:
     """What msgpack's complaint means to whoever sent the bytes."""
+    if "max_ext_len" in str(error):  # of 4 GiB: shorter ones are met as they come
+        return WireError(
+            Code.TOO_LARGE, "an extension type of 4 GiB; use plain msgpack types"
+        )
     if isinstance(error, msgpack.BufferFull) or "exceeds max" in str(error):
         return WireError(
             Code.TOO_LARGE, f"more than is taken ({error}); send smaller batches"

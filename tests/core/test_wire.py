@@ -232,6 +232,7 @@ CLAIMS = {
     "map": b"\xdf\xff\xff\xff\xff",
     "string": b"\xdb\xff\xff\xff\xff",
     "bytes": b"\xc6\xff\xff\xff\xff",
+    "extension": b"\xc9\xff\xff\xff\xff\x01",
 }
 
 
@@ -256,6 +257,35 @@ def test_what_is_said_to_be_enormous_is_refused_and_no_room_is_made(
     peak, code = peak_of(read, data, max_batch=4_000)
     assert code is Code.TOO_LARGE
     assert peak < 2**22
+
+
+LONGEST_EXTENSION = b"\xc9\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize(
+    ("data", "ended"),
+    [
+        (LONGEST_EXTENSION, Code.TOO_LARGE),
+        (b"\x92\xa1x" + LONGEST_EXTENSION, Code.TOO_LARGE),
+        (b"\x93\xa1x" + LONGEST_EXTENSION, None),
+        (b"\x93\xa1x" + LONGEST_EXTENSION + b"\x01", Code.TOO_LARGE),
+        (b"\x92\xa1\xff" + LONGEST_EXTENSION, Code.BAD_MSGPACK),
+        (b"\x92\xa1x\xc9\xff\xff\xff\xfe\x01", None),
+    ],
+    ids=[
+        "a stream of it",
+        "the last",
+        "a value is to come",
+        "another comes",
+        "a fault before it",
+        "one byte less",
+    ],
+)
+def test_the_longest_extension_ends_its_frame_wherever_msgpack_takes_it_for_none(
+    read: Read, data: bytes, ended: Code | None
+) -> None:
+    for cut in ([data], singly(data)):
+        assert read(cut) == ([], ended)
 
 
 @pytest.mark.parametrize(
