@@ -497,8 +497,7 @@ class Engine:
                     link,
                     link.conversation.close(
                         Code.OVERLOADED,
-                        f"more replies are left unread than {link.outbox.limit} allows; "
-                        "read while you write",
+                        link.outbox.why_overloaded,
                         limit=link.outbox.limit,
                     ),
                 )

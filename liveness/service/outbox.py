@@ -136,6 +136,16 @@ class Outbox:
         is_many = len(self._replies) + self._sending > self._delivery.limits.max_replies
         return "limits.max_replies" if is_many else "limits.max_reply_bytes"
 
+    @property
+    def why_overloaded(self) -> str:
+        """What is to be said of more unread replies than there may be."""
+        limits = self._delivery.limits
+        return (
+            f"more than {limits.max_replies} replies (limits.max_replies), or "
+            f"{limits.max_reply_bytes} bytes of them (limits.max_reply_bytes), are left "
+            "unread; read while you write"
+        )
+
     def reply(self, frame: object, *, mark: int = 0, is_of_log: bool = False) -> None:
         """Queue a frame, to be sent once everything up to *mark* is on disk.
 
