@@ -157,8 +157,8 @@ def checked(value: object) -> Frame:
     if type(value) is not tuple:
         raise WireError(
             Code.BAD_FRAME,
-            f"a top-level {type(value).__name__}: every value on the stream is an "
-            "array that begins with the frame's name",
+            f"a top-level {type(value).__name__}: this socket speaks msgpack, not HTTP, "
+            "TLS or text, and every value is an array that begins with the frame's name",
         )
     for item in value:
         kind = type(item)

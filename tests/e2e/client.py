@@ -68,6 +68,10 @@ class Client:
         self._sock.settimeout(SOON_S)
         self._sock.sendall(data)
 
+    def say_no_more(self) -> None:
+        """Ends its half of the stream; the other half is still read."""
+        self._sock.shutdown(socket.SHUT_WR)
+
     def offer(self, data: bytes | memoryview) -> int:
         """Writes what the socket takes without waiting; how many bytes that was."""
         self._sock.settimeout(0)
