@@ -1,5 +1,5 @@
 # Every target works alone on a fresh clone: it brings the virtual environment to the
-# level it needs (runtime, test or dev) and no further.
+# level it needs (runtime, test, dev, fuzz or audit) and no further.
 #
 # The environment counts as present only by a stamp, which is written last. The stamp's
 # name holds a hash of the locks, of the Python and of the place. So after a change of
@@ -23,9 +23,13 @@ ARGS ?=
 LEVELS_runtime := runtime
 LEVELS_test := runtime test
 LEVELS_dev := runtime test dev
+LEVELS_fuzz := runtime test fuzz
+LEVELS_audit := runtime test dev fuzz audit
 LOCK_runtime := requirements.lock
 LOCK_test := requirements-test.lock
 LOCK_dev := requirements-dev.lock
+LOCK_fuzz := requirements-fuzz.lock
+LOCK_audit := requirements-audit.lock
 
 KEY := $(shell { "$(PYTHON)" -c 'import sys; print(sys.version)' || :; echo "$(CURDIR)" "$(VENV)"; \
 	cat requirements*.lock; } 2>/dev/null | sha256sum | cut -c 1-16)
@@ -42,12 +46,12 @@ APT := apt install git make python3-venv gcc python3-dev
 ASYNC := ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC112,ASYNC113,ASYNC120,ASYNC121
 ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231,ASYNC232,ASYNC400
 
-.PHONY: help setup demo serve test slow simulate mutants check bench performance lock clean
+.PHONY: help setup demo serve test slow simulate mutants fuzz check audit bench performance lock clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
 
-setup: $(call READY,$(LEVEL))  ## The virtual environment (LEVEL=runtime, test or dev)
+setup: $(call READY,$(LEVEL))  ## The virtual environment (LEVEL=runtime, test, dev, fuzz, audit)
 	@wheel=$$($(VENV)/bin/liveness version | tail -n 1)
 	echo "liveness: $(VENV) is ready ($(LEVEL)), $$wheel"
 
@@ -69,11 +73,17 @@ simulate: $(call READY,test)  ## New simulated worlds for a minute (ARGS="--seed
 mutants: $(call READY,test)  ## The tests notice each protection taken out (ARGS="read-before-fire")
 	@exec $(VENV)/bin/python -m tests.mutants $(ARGS)
 
+fuzz: $(call READY,fuzz)  ## Any bytes at the core, some minutes (ARGS="wire --runs 1000000")
+	@exec $(VENV)/bin/python -m tests.fuzz $(ARGS)
+
 check: $(call READY,dev)  ## Lint, format, types
 	@$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/flake8 --select $(ASYNC) liveness tests
+
+audit: $(call READY,audit)  ## Vulnerabilities and licences of what is locked, secrets (network)
+	@exec $(VENV)/bin/python -m tests.audit
 
 bench: $(call READY,runtime)  ## The numbers, measured on this machine
 	@exec $(VENV)/bin/liveness bench $(ARGS)
@@ -95,6 +105,8 @@ lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
 	compile -o $(LOCK_runtime)
 	compile -o $(LOCK_test) -c $(LOCK_runtime) --group test
 	compile -o $(LOCK_dev) -c $(LOCK_test) --group test --group dev
+	compile -o $(LOCK_fuzz) -c $(LOCK_dev) --group test --group fuzz
+	compile -o $(LOCK_audit) -c $(LOCK_dev) -c $(LOCK_fuzz) --group test --group dev --group fuzz --group audit
 
 clean:  ## Remove the virtual environment and what tools left behind
 	@if [ -e $(VENV)/install.log ]; then rm -rf $(VENV); fi
@@ -121,7 +133,7 @@ endef
 
 $(call STAMP,%):
 	@$(TELL)
-	levels="$(or $(LEVELS_$*),$(error LEVEL is runtime, test or dev, not "$*"))"
+	levels="$(or $(LEVELS_$*),$(error LEVEL is runtime, test, dev, fuzz or audit, not "$*"))"
 	version=$$("$(PYTHON)" -c 'import platform; print(platform.python_version())' 2>/dev/null) ||
 		fail "$(PYTHON) does not run here. Debian: $(APT). Or name another: PYTHON=python3.13"
 	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||

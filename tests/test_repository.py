@@ -23,6 +23,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 LOCKS = ("requirements.lock", "requirements-test.lock", "requirements-dev.lock")
+ALL_LOCKS = (*LOCKS, "requirements-fuzz.lock", "requirements-audit.lock")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PROJECT["dependency-groups"]
 WANTED = {
@@ -30,8 +31,13 @@ WANTED = {
     + PROJECT["project"]["dependencies"],
     "requirements-test.lock": GROUPS["test"],
     "requirements-dev.lock": GROUPS["dev"],
+    "requirements-fuzz.lock": GROUPS["fuzz"],
+    "requirements-audit.lock": GROUPS["audit"],
 }
-TARGETS = "bench check clean demo help lock mutants performance serve setup simulate slow test"
+TARGETS = (
+    "audit bench check clean demo fuzz help lock mutants performance serve setup "
+    "simulate slow test"
+)
 STEPS = ("check", "test", "mutants")
 
 # One entry: a pin, perhaps for some Pythons only, and nothing but hashes after it.
@@ -102,7 +108,7 @@ class Copy:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Copy:
-    for name in ("Makefile", ".ci/run", *LOCKS):
+    for name in ("Makefile", ".ci/run", *ALL_LOCKS):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "bin").mkdir()
@@ -158,12 +164,12 @@ def is_ours(folder: Path) -> bool:
 # --- the locks
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("lock", ALL_LOCKS)
 def test_a_lock_holds_pins_with_hashes_and_nothing_else(lock: str) -> None:
     assert "".join(entry[0] for entry in entries(lock)) == (ROOT / lock).read_text()
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("lock", ALL_LOCKS)
 def test_a_lock_holds_what_the_project_asks_for(lock: str) -> None:
     pinned = pins(lock)
     for wanted in map(Requirement, WANTED[lock]):
@@ -171,8 +177,9 @@ def test_a_lock_holds_what_the_project_asks_for(lock: str) -> None:
 
 
 def test_each_lock_holds_the_one_before_it() -> None:
-    runtime, test, dev = (pins(lock).items() for lock in LOCKS)
-    assert runtime < test < dev
+    runtime, test, dev, fuzz, audit = (pins(lock).items() for lock in ALL_LOCKS)
+    assert runtime < test < dev < audit
+    assert test < fuzz < audit
 
 
 def test_no_lock_of_another_kind_is_kept() -> None:
@@ -200,6 +207,8 @@ def test_the_second_set_up_finds_everything_there(copy: Copy) -> None:
         ("slow", "requirements-test.lock"),
         ("check", "requirements-dev.lock"),
         ("performance", "requirements-dev.lock"),
+        ("fuzz", "requirements-fuzz.lock"),
+        ("audit", "requirements-audit.lock"),
     ],
 )
 def test_a_target_installs_what_it_needs_and_no_more(
@@ -210,9 +219,9 @@ def test_a_target_installs_what_it_needs_and_no_more(
 
 
 def test_a_higher_level_serves_the_lower_ones(copy: Copy) -> None:
-    for level in ("runtime", "test", "runtime", "dev", "test"):
+    for level in ("runtime", "test", "runtime", "dev", "test", "fuzz", "audit", "fuzz"):
         assert copy.run("make", "setup", f"LEVEL={level}").returncode == 0
-    assert installed(copy) == list(LOCKS)
+    assert installed(copy) == list(ALL_LOCKS)
 
 
 @pytest.mark.parametrize("before", [[], ["LEVEL=runtime"]])

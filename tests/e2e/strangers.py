@@ -79,12 +79,12 @@ def _crowd(path: str, count: int) -> Counter[str]:
             sock = socket.socket(socket.AF_UNIX)
             sock.connect(path)
             heard[sock] = b""
-            selector.register(sock, selectors.EVENT_READ)
+            selector.register(sock, selectors.EVENT_READ, sock)
         while heard:
             ready = selector.select(PATIENCE_S)
             assert ready, f"{len(heard)} are left alone"
             for key, _ in ready:
-                sock = key.fileobj  # type: ignore[assignment]  # what was registered
+                sock = key.data
                 if data := _taken(sock):
                     heard[sock] += data
                     continue
