@@ -380,7 +380,7 @@ class Engine:
                     gateway=one.gateway,
                     due=one.due,
                     users=one.users,
-                    hold=round(one.left, 1),
+                    hold_s=round(one.left, 1),
                     likely=one.cause,
                     todo="wait, or `liveness guard release`",
                 )

@@ -59,7 +59,7 @@ async def test_a_thousand_who_come_due_at_once_are_held_for_a_timeout(
             "likely": ONLY,
         }
         assert begun["log_level"] == ended["log_level"] == "warning"
-        assert begun["hold"] == 30.0
+        assert begun["hold_s"] == 30.0
         assert (ended["event"], ended["why"]) == ("storm is over", BY_TIME)
         assert (ended["saved"], ended["others"]) == (0, 1_000)
         assert rig.sidecar._now().storms == 1
