@@ -359,6 +359,22 @@ def test_the_reasons_to_refuse_http_are_those_that_are_counted() -> None:
     assert sorted(told) == sorted(HttpRefusal)
 
 
+def test_what_is_said_to_show_that_a_threat_is_met_is_a_test() -> None:
+    threats = [row for row in rows("Security") if len(row) == 4]
+    assert len(threats) > 15
+    for row in threats:
+        tests = re.findall(r"`(tests/[^`:]+)::([a-z0-9_]+)`", row[3])
+        assert tests, row
+        for path, name in tests:
+            text = (ROOT / path).read_text()
+            assert re.search(rf"^(async )?def {name}\(", text, re.M), (path, name)
+
+
+def test_the_rights_are_those_of_the_settings() -> None:
+    told = [row[0].strip("`") for row in rows("Security") if len(row) == 2]
+    assert told == [one.name for one in SETTINGS if one.section == "access"]
+
+
 def test_the_readme_names_every_command_and_no_other(environ: dict[str, str]) -> None:
     known = set(
         re.findall(r"^│ ([a-z][a-z-]*) ", run("liveness --help", environ), re.M)
