@@ -122,7 +122,7 @@ class Gate:
         return None
 
     async def _body(self, receive: Receive) -> tuple[Refusal | None, bytes] | None:
-        body = b""
+        body = bytearray()  # however small the pieces are
         while True:
             message = await receive()
             if message["type"] != "http.request":
@@ -131,7 +131,7 @@ class Gate:
             if len(body) > self._max_body_bytes:
                 return self._too_large(), b""
             if not message["more_body"]:
-                return None, body
+                return None, bytes(body)
 
     def _too_large(self) -> Refusal:
         return refusal(
