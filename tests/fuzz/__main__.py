@@ -1,0 +1,7 @@
+"""`python -m tests.fuzz`: see `runner`."""
+
+import sys
+
+from tests.fuzz.runner import main
+
+sys.exit(main())
