@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BIN = Path(sys.executable).parent
 PATIENCE_S = 20
-GROUPS = ["timers", "guard"]  # commands that have commands of their own
+GROUPS = ["timers", "gateways", "guard"]  # commands that have commands of their own
 GATEWAYS = [
     "trio.serve_tcp",
     "asyncio.run",
