@@ -403,7 +403,7 @@ def test_the_readme_names_every_command_of_a_group(
 ) -> None:
     known = set(re.findall(r"^│ ([a-z]+) ", run(f"liveness {group}", environ), re.M))
     assert {line.split()[2] for line in commands() if line.split()[1] == group} == known
-    assert set(re.findall(rf"\b{group} ([a-z]+)\b", inline())) <= known
+    assert set(re.findall(rf"\bliveness {group} ([a-z]+)\b", inline())) <= known
 
 
 def test_every_flag_in_the_readme_exists(environ: dict[str, str]) -> None:
