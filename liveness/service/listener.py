@@ -54,6 +54,7 @@ async def accept_links(
             if engine.book.is_crowded:
                 # Before more come the engine is to read what those have said, and to end
                 # some of those that have said nothing.
+                engine.book.thinned.clear()
                 engine.wanted.ring()
                 await engine.book.thinned.wait()
 
