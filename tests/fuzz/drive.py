@@ -3,7 +3,7 @@
     python -m tests.fuzz.drive TARGET [libFuzzer's own arguments]
 
 The core's Python is instrumented for coverage as it is imported; what is compiled gives
-none, and is held to the reference, which does. Only `make fuzz` has atheris.
+none, and is held to the reference, which does. Only `make fuzz` needs atheris.
 """
 
 import shlex

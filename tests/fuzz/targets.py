@@ -93,6 +93,7 @@ def wire(data: bytes) -> None:
     limits, ways = stream(data)
     frames, code = read(Reader, ways[0], limits)
     for frame in frames:
+        assert type(frame) is tuple
         is_sound(frame, 1)
     expected = repr((frames, code))  # as text: NaN is not equal to itself
     assert repr((list(decode(encode(frames))), code)) == expected
@@ -128,14 +129,11 @@ def read(
 
 def is_sound(value: Any, depth: int) -> None:
     """Holds a value to what a reader vouches for."""
-    inner: Iterator[Any] = iter(())
-    if type(value) is tuple:
-        inner = iter(value)
-    elif type(value) is dict:
+    inner = value
+    if type(value) is dict:
         assert all(type(key) is str for key in value)
-        inner = iter(value.values())
-    else:
-        assert depth > 1
+        inner = value.values()
+    elif type(value) is not tuple:
         assert type(value) in (str, int, float, bool, bytes, type(None))
         return
     assert depth <= MAX_DEPTH
@@ -277,8 +275,8 @@ def presence(data: bytes) -> None:
         for world in worlds:
             befall(world)
         # Of many who end at once, those of another wheel may do so in another order.
-        first, *others = [settled(world.new_records()) for world in worlds]
-        assert all(other == first for other in others)
+        first, *rest = [settled(world.new_records()) for world in worlds]
+        assert all(other == first for other in rest)
 
 
 def chosen(script: Script) -> Callable[[World], None]:

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from tests.fuzz.runner import CORPUS, FINDINGS, ROOT, told
+from tests.fuzz.runner import CORPUS, FINDINGS, ROOT, main, told
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
 
@@ -102,3 +102,17 @@ def test_an_input_is_gone_through_again_by_hand(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, f"{path}: no fault\n")
+
+
+def test_an_input_of_no_target_is_refused_with_a_word_of_what_to_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for arguments, said in (
+        (["--replay", str(tmp_path / "some-crash")], "name one"),
+        (["--runs", "0"], "it must be 1 or more"),
+        (["wires"], "invalid choice: 'wires'"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
