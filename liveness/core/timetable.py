@@ -171,7 +171,12 @@ class Timetable:
         states = self.states
         if states[PENDING] + states[FIRED] + self._asked >= self._max_live:
             return False
-        now, due = self.ms(at.mono), ceil(self._exact_ms(at.mono + asked.seconds))
+        until = at.mono + asked.seconds
+        now, due = self.ms(at.mono), self.ms(until)
+        # Judged as the ring will: milliseconds since 1970 are floats a quarter of a
+        # microsecond apart, so by them it could fire that much early.
+        if self._mono(due) < until:
+            due += 1
         timer = Timer(
             self._next_id, gateway, asked.key, asked.ext, PENDING, due, due, 0, None,
             self._decided.next_seq, None, now, None, now,

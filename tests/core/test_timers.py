@@ -1,10 +1,12 @@
 """Every rule of timers, each as a sentence; the machine beside them is `test_timetable`."""
 
 from itertools import pairwise
-from math import ceil
+from math import ceil, nextafter, ulp
 from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from liveness.core.timers import (
     CANCELLED,
@@ -18,6 +20,7 @@ from liveness.core.timers import (
 )
 from liveness.core.wheel import Wheel
 from tests.core.timers_rig import Rig
+from tests.strategies import BOUNDED
 
 WheelClass = type[Wheel]
 
@@ -39,6 +42,18 @@ def fired(rig: Rig, key: str = "k", *, ext: str | None = None) -> int:
     rig.after(key, 1, ext=ext)
     (record,) = rig.wait(1 + SOON_S)
     return record.seq
+
+
+def fires_at(rig: Rig, mono: float) -> int:
+    """How many fire at just this moment, with the ring laid ahead of it."""
+    rig.to(mono)
+    rig.timetable.advance(mono, laid_until=mono + SOON_S)
+    while rig.begin_reading(of_due=False):
+        rig.read()
+        rig.hand_in()
+    rig.begin_reading(of_due=True)
+    rig.read()
+    return len(rig.hand_in())
 
 
 def state(rig: Rig, key: str = "k", gateway: str = "g") -> str:
@@ -89,6 +104,40 @@ def test_a_fraction_of_a_millisecond_is_not_early(rig: Rig) -> None:
     rig.after("k", 0.10025)
     rig.wait(1)
     assert rig.timer("k").due == ceil(due_ms)
+
+
+@pytest.mark.parametrize(
+    ("passed", "seconds"), [(0.0, 0.1 + 1e-7), (0.001, 0.1)], ids=["told", "of a sum"]
+)
+def test_not_even_what_rounding_hides_is_early(
+    rig: Rig, passed: float, seconds: float
+) -> None:
+    rig.to(rig.mono + passed)
+    until = rig.mono + seconds
+    rig.after("k", seconds)
+    rig.turn()
+    assert fires_at(rig, nextafter(until, 0)) == 0
+    assert fires_at(rig, until + 0.001) == 1
+
+
+@BOUNDED
+@given(
+    began=st.floats(0, 1e8),
+    passed=st.floats(0, 1e7),
+    seconds=st.floats(0.1, 366 * DAY_S),
+)
+def test_none_is_early_nor_a_millisecond_late_however_long_the_machine_is_up(
+    wheel_class: WheelClass, began: float, passed: float, seconds: float
+) -> None:
+    rig = Rig(wheel_class)
+    rig.mono = began
+    rig.start()
+    rig.to(began + passed)
+    until = rig.mono + seconds
+    rig.after("k", seconds)
+    rig.turn()
+    assert fires_at(rig, nextafter(until, 0)) == 0
+    assert fires_at(rig, until + 0.001 + 2 * ulp(until)) == 1
 
 
 @pytest.mark.parametrize("step_ms", [86_400_000, -86_400_000])

@@ -6,7 +6,7 @@ everything: transactions, readings, and what they tell. In the end both must agr
 """
 
 from collections import Counter, deque
-from math import ceil
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -92,9 +92,13 @@ class Modelled(Rig):
         former = self.live_of(gateway, key)
         if former is not None:
             self.change(former, state="replaced")
-        due = ceil(self.ms_at(self.mono + seconds))
+        until = self.mono + seconds
+        # The first millisecond that does not begin before.
+        due = next(
+            it for it in count(int(self.ms_at(until))) if self.mono_at(it) >= until
+        )
         self.model[len(self.model) + 1] = Expected(
-            gateway, key, ext, payload, due, self.mono + seconds
+            gateway, key, ext, payload, due, until
         )
         assert self.after(key, seconds, payload, ext=ext, gateway=gateway)
 
@@ -246,6 +250,9 @@ class Modelled(Rig):
 
     def ms_at(self, mono: float) -> float:
         return self.began.wall_ms + (mono - self.began.mono) * 1000
+
+    def mono_at(self, ms: int) -> float:
+        return self.began.mono + (ms - self.began.wall_ms) / 1000
 
     def check(self) -> None:
         """What holds at any time; and once all is settled, that both agree."""
