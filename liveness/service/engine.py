@@ -237,8 +237,9 @@ class Engine:
             has_more |= judged > 0 and bool(presence.due_gateways())
         if not self._is_deaf:
             for link in self.book.slow(now):
-                # What it said may lie unread, as after a long computation.
-                self._read(link, now, owed=link.unread())
+                # What it said may lie unread, as after a long computation. A hello is in
+                # the first piece; what a crowd sends behind theirs would fill seconds.
+                self._read(link, now, owed=min(link.unread(), PIECE_BYTES))
                 self.book.send_away(link, now)
             self.book.thinned.ring()
         if mono >= self._follow_at:

@@ -65,6 +65,7 @@ class LinkBook:
         self._is_stopping = False
         self._strangers: dict[int, SocketLink] = {}  # before their hello
         self._attended = attended
+        self._clock = clock
         self._journal = journal
         self._counts = counts
         self._access = access
@@ -93,6 +94,9 @@ class LinkBook:
         """Take on a link that was accepted, if there is room."""
         is_full = len(self.links) >= self._limits.max_links
         self.links[link.number] = link
+        # Behind those who have waited for longer: newcomers without end would otherwise
+        # use up the time of everyone who was there before.
+        link.read_at = self._clock.mono()
         if self._is_stopping:
             self.end(link, why="the sidecar stops")
         elif (why := self._access.why_no_link(link.peer)) is not None:

@@ -10,6 +10,8 @@ from trio.testing import MockClock
 
 from liveness.config import SETTINGS
 from liveness.metrics import LIMITS
+from liveness.service import engine
+from liveness.service.links import PIECE_BYTES
 from tests.service.rig import Caller, Rig, running
 
 N: Final = 8
@@ -97,6 +99,36 @@ async def test_a_crowd_that_says_nothing_keeps_nobody_out(
         await (await rig.gateway("behind")).settle()
         assert len(rig.engine.book.links) <= 7 + 10
         assert "limits.max_links" not in met(rig)
+
+
+async def test_of_a_crowd_no_more_is_read_than_where_a_hello_is(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a pass whose time for reading is used up.
+    monkeypatch.setattr(engine, "READING_S", -1.0)
+    async with running(tmp_path, max_handshakes=2) as rig:
+        talker = await rig.connect()
+        await talker.send(["hello", {"protocol": 1, "name": "talker"}])
+        await talker.send(*[["ping", number] for number in range(4 * PIECE_BYTES)])
+        (link,) = rig.engine.book.links.values()
+        sent = link.unread()
+        assert sent > 4 * PIECE_BYTES
+        for _ in range(3):
+            await rig.connect()
+        await talker.expect("welcome")
+        assert link.unread() == sent - PIECE_BYTES
+
+
+async def test_newcomers_are_read_behind_those_who_have_waited_for_longer(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        await (await rig.gateway("before")).settle()
+        await trio.sleep(1)
+        await rig.connect()
+        await rig.until(lambda: len(rig.engine.book.links) == 2)
+        before, newcomer = rig.engine.book.links.values()
+        assert before.read_at < newcomer.read_at
 
 
 async def test_a_late_hello_is_counted_with_its_limit(
