@@ -14,8 +14,8 @@ import pytest
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import SOON_S, Sidecar, eventually
 
-SECRET = "correct-horse/battery+staple=="
-BEARER = {"authorization": f"Bearer {SECRET}"}
+WORDS = "correct-horse/battery+staple=="
+BEARER = {"authorization": f"Bearer {WORDS}"}
 WRONG = {"authorization": "Bearer another-token-of-the-same-length"}
 HTML = {"accept": "text/html"}
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -23,7 +23,7 @@ OPEN = ["/metrics", "/healthz", "/readyz", "/sign-in", "/page/style.css"]
 CLOSED = ["/", "/v1/timers", "/v1/timers/newest?key=k", "/page/index.html", "/nothing"]
 
 
-def token_file(folder: Path, secret: str = SECRET) -> Path:
+def token_file(folder: Path, secret: str = WORDS) -> Path:
     file = folder / "token"
     file.write_text(f"{secret}\n")
     file.chmod(0o640)
@@ -38,7 +38,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
         yield running.start()
 
 
-def sign_in(sidecar: Sidecar, token: str = SECRET) -> http.client.HTTPResponse:
+def sign_in(sidecar: Sidecar, token: str = WORDS) -> http.client.HTTPResponse:
     body = urlencode({"token": token}).encode()
     return sidecar.ask("http", "POST", "/sign-in", body, **FORM)[0]
 
@@ -84,7 +84,7 @@ def test_a_browser_signs_in_and_out(closed: Sidecar) -> None:
     assert response.status == 401
     assert b'<form method="post" action="/sign-in">' in page
     cookie = cookie_of(sign_in(closed))
-    assert SECRET not in str(cookie)
+    assert WORDS not in str(cookie)
     response, page = closed.ask("http", "GET", "/", None, **cookie, **HTML)
     assert response.status == 200
     for link in re.findall(rb'href="(/[^"]*)"', page):
@@ -96,7 +96,7 @@ def test_a_browser_signs_in_and_out(closed: Sidecar) -> None:
 
 
 def test_a_form_of_another_site_is_refused(closed: Sidecar) -> None:
-    body = urlencode({"token": SECRET}).encode()
+    body = urlencode({"token": WORDS}).encode()
     origin = {"origin": "http://evil.example"}
     response, _ = closed.ask("http", "POST", "/sign-in", body, **FORM, **origin)
     assert (response.status, response.headers["set-cookie"]) == (403, None)
@@ -151,7 +151,7 @@ def test_the_token_is_never_said(start: Start, tmp_path: Path) -> None:
     _, metrics = sidecar.ask("http", "GET", "/metrics")
     assert sidecar.stop() == 0
     for said in (str(sidecar.lines), metrics.decode()):
-        assert SECRET not in said
+        assert WORDS not in said
         assert "another-token" not in said
 
 
@@ -206,7 +206,7 @@ def test_a_proxy_may_be_asked_by_a_name_of_the_settings(
 ) -> None:
     settings = {"http_hosts": "liveness.example"}
     sidecar = start(http_token_file=token_file(tmp_path), **settings)
-    body = urlencode({"token": SECRET}).encode()
+    body = urlencode({"token": WORDS}).encode()
     host, port = sidecar.line("ready")["http"].rsplit(":", 1)
     with socket.create_connection((host, int(port)), SOON_S) as sock:
         sock.sendall(

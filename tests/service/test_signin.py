@@ -15,8 +15,8 @@ from liveness.service.signin import MAX_FORM_BYTES, OPEN, SignIn
 from liveness.service.tokens import SIGNED_IN_S, TRIES_AT_ONCE, Token
 from tests.service.asgi import Answer, ask
 
-SECRET = "correct-horse/battery+staple=="
-BEARER = {"authorization": f"Bearer {SECRET}"}
+WORDS = "correct-horse/battery+staple=="
+BEARER = {"authorization": f"Bearer {WORDS}"}
 WRONG = {"authorization": "Bearer another-token-of-the-same-length"}
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -29,7 +29,7 @@ class Door:
         self.refused: list[HttpRefusal] = []
         names = {"localhost", "gateway-1.example"}
         sign_in = SignIn(
-            Token(SECRET), names, self.refused.append, wall_s=trio.current_time
+            Token(WORDS), names, self.refused.append, wall_s=trio.current_time
         )
         pages = build_pages(
             CollectorRegistry(),
@@ -66,7 +66,7 @@ def cookie_of(answer: Answer) -> str:
     assert attributes == {
         f"max-age={SIGNED_IN_S}", "httponly", "path=/", "samesite=strict"
     }  # fmt: skip
-    assert SECRET not in pair
+    assert WORDS not in pair
     return pair
 
 
@@ -121,7 +121,7 @@ async def test_the_right_token_beside_a_wrong_cookie_is_right(door: Door) -> Non
 
 
 async def test_a_wrong_token_beside_a_right_cookie_is_wrong(door: Door) -> None:
-    cookie = cookie_of(await door.sign_in(SECRET))
+    cookie = cookie_of(await door.sign_in(WORDS))
     assert (await door.get("/", cookie=cookie, **WRONG)).status == 401
 
 
@@ -140,7 +140,7 @@ async def test_a_browser_is_shown_the_page_to_sign_in_whatever_it_came_for(
     assert b"/v1/timers" not in answer.body
 
 
-@pytest.mark.parametrize("typed", [SECRET, f" {SECRET}\r\n"])
+@pytest.mark.parametrize("typed", [WORDS, f" {WORDS}\r\n"])
 async def test_who_signs_in_is_let_in_for_the_time_and_not_longer(
     door: Door, mock_clock: MockClock, typed: str
 ) -> None:
@@ -155,7 +155,7 @@ async def test_who_signs_in_is_let_in_for_the_time_and_not_longer(
 
 
 async def test_signing_out_takes_the_cookie_from_the_browser(door: Door) -> None:
-    cookie = cookie_of(await door.sign_in(SECRET))
+    cookie = cookie_of(await door.sign_in(WORDS))
     answer = await door.post("/sign-out", cookie=cookie)
     assert (answer.status, answer.headers["location"]) == (303, "/sign-in")
     gone = answer.headers["set-cookie"].lower()
@@ -183,12 +183,12 @@ async def test_a_wrong_token_is_told_so_where_it_was_typed(
         (b"", FORM),
         (b"token", FORM),
         (b"token=", FORM),
-        (f"tokens={SECRET}".encode(), FORM),
-        (f"token={SECRET}&token={SECRET}".encode(), FORM),
-        (SECRET.encode(), FORM),
+        (f"tokens={WORDS}".encode(), FORM),
+        (f"token={WORDS}&token={WORDS}".encode(), FORM),
+        (WORDS.encode(), FORM),
         (b"\xff\0%ff%", FORM),
-        (urlencode({"token": SECRET}).encode(), {"content-type": "text/plain"}),
-        (urlencode({"token": SECRET}).encode(), {"content-type": ""}),
+        (urlencode({"token": WORDS}).encode(), {"content-type": "text/plain"}),
+        (urlencode({"token": WORDS}).encode(), {"content-type": ""}),
     ],
 )
 async def test_what_is_no_form_with_the_token_signs_nobody_in(
@@ -199,7 +199,7 @@ async def test_what_is_no_form_with_the_token_signs_nobody_in(
 
 
 async def test_a_form_may_have_the_most_bytes_and_not_one_more(door: Door) -> None:
-    form = urlencode({"token": SECRET}).encode() + b"&pad="
+    form = urlencode({"token": WORDS}).encode() + b"&pad="
     form += b"x" * (MAX_FORM_BYTES - len(form))
     cookie_of(await door.post("/sign-in", form))
     answer = await door.post("/sign-in", form + b"x")
@@ -225,7 +225,7 @@ async def test_a_form_may_have_the_most_bytes_and_not_one_more(door: Door) -> No
 async def test_forms_are_taken_from_our_own_page_only(
     door: Door, path: str, origin: str, is_ours: bool
 ) -> None:
-    form = urlencode({"token": SECRET}).encode()
+    form = urlencode({"token": WORDS}).encode()
     hosts = {"host": "localhost:9874", "origin": origin}
     answer = await door.post(path, form, **BEARER, **hosts)
     assert answer.status == (303 if is_ours else 403)
@@ -246,7 +246,7 @@ async def test_wrong_tokens_are_bounded_over_all_and_the_right_one_is_let_in(
         assert (answer.status, answer.headers["retry-after"]) == (429, "1")
         assert "try again in 1 s" in answer.error
     assert (await door.get("/", **BEARER)).status == 200
-    cookie = cookie_of(await door.sign_in(SECRET))
+    cookie = cookie_of(await door.sign_in(WORDS))
     assert (await door.get("/", cookie=cookie)).status == 200
     assert (await door.get("/")).status == 401  # who says none has not tried
     mock_clock.jump(1)

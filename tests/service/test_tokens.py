@@ -17,12 +17,12 @@ from liveness.service.tokens import (
     read_token,
 )
 
-SECRET = "correct-horse/battery+staple=="
+WORDS = "correct-horse/battery+staple=="
 
 
 @pytest.fixture
 def token() -> Token:
-    return Token(SECRET)
+    return Token(WORDS)
 
 
 def written(folder: Path, text: bytes, mode: int = 0o640) -> Path:
@@ -50,7 +50,7 @@ def test_without_a_file_there_is_no_token() -> None:
 
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o640, 0o660, 0o770])
 @pytest.mark.parametrize(
-    "text", [SECRET, f"{SECRET}\n", f" \t{SECRET}\r\n\r\n", "!" * 15 + "~"]
+    "text", [WORDS, f"{WORDS}\n", f" \t{WORDS}\r\n\r\n", "!" * 15 + "~"]
 )
 def test_a_token_is_read_without_what_surrounds_it(
     tmp_path: Path, text: str, mode: int
@@ -61,17 +61,17 @@ def test_a_token_is_read_without_what_surrounds_it(
 
 
 def test_a_token_is_read_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(written(tmp_path, SECRET.encode()))
+    (tmp_path / "link").symlink_to(written(tmp_path, WORDS.encode()))
     token = read_token(tmp_path / "link")
     assert token is not None
-    assert token.is_it(SECRET)
+    assert token.is_it(WORDS)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o601])
 def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
-    told = refused(written(tmp_path, SECRET.encode(), mode))
+    told = refused(written(tmp_path, WORDS.encode(), mode))
     assert "is open to others than owner and group; chmod o= it" in told
-    assert SECRET not in told
+    assert WORDS not in told
 
 
 def test_a_token_of_the_least_length_is_one_and_a_character_less_is_none(
@@ -96,9 +96,9 @@ def test_a_file_of_the_most_bytes_is_read_and_one_more_is_refused(
 
 @pytest.mark.parametrize("odd", [b" ", b"\t", b"\n", b"\0", b"\x7f", b"\xe9", b"\xff"])
 def test_what_no_header_can_say_is_refused(tmp_path: Path, odd: bytes) -> None:
-    told = refused(written(tmp_path, SECRET.encode() + odd + SECRET.encode()))
+    told = refused(written(tmp_path, WORDS.encode() + odd + WORDS.encode()))
     assert "other than printable ASCII" in told
-    assert SECRET not in told
+    assert WORDS not in told
 
 
 def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 def test_who_says_the_token_has_it(token: Token, scheme: str) -> None:
-    assert token.is_said_by(f"{scheme} {SECRET}")
-    assert token.is_said_by(f"{scheme}  {SECRET} ")
+    assert token.is_said_by(f"{scheme} {WORDS}")
+    assert token.is_said_by(f"{scheme}  {WORDS} ")
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ def test_who_says_the_token_has_it(token: Token, scheme: str) -> None:
         "",
         "Bearer",
         "Bearer ",
-        SECRET,
-        f"Basic {SECRET}",
-        f"Bearer {SECRET[:-1]}",
-        f"Bearer {SECRET}x",
-        f"Bearer x{SECRET}",
-        f"Bearer {SECRET.upper()}",
-        f"Bearer {SECRET} {SECRET}",
+        WORDS,
+        f"Basic {WORDS}",
+        f"Bearer {WORDS[:-1]}",
+        f"Bearer {WORDS}x",
+        f"Bearer x{WORDS}",
+        f"Bearer {WORDS.upper()}",
+        f"Bearer {WORDS} {WORDS}",
         "Bearer \xe9",
     ],
 )
@@ -138,8 +138,8 @@ def test_who_says_anything_else_has_not(token: Token, said: str) -> None:
 
 
 def test_a_token_does_not_show_itself(token: Token) -> None:
-    assert SECRET not in repr(token)
-    assert SECRET not in str(token)
+    assert WORDS not in repr(token)
+    assert WORDS not in str(token)
 
 
 # --- cookies --------------------------------------------------------------------------
@@ -153,12 +153,12 @@ def test_a_cookie_is_good_for_its_time_and_not_a_second_longer(token: Token) -> 
 
 
 def test_a_cookie_does_not_hold_the_token(token: Token) -> None:
-    assert SECRET not in token.sign(0)
+    assert WORDS not in token.sign(0)
 
 
 def test_a_new_token_ends_the_cookies_of_the_old_one(token: Token) -> None:
-    assert not Token(SECRET + "2").is_signed(token.sign(0), 0)
-    assert Token(SECRET).is_signed(token.sign(0), 0)  # as after a restart
+    assert not Token(WORDS + "2").is_signed(token.sign(0), 0)
+    assert Token(WORDS).is_signed(token.sign(0), 0)  # as after a restart
 
 
 @pytest.mark.parametrize(
