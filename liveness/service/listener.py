@@ -91,12 +91,14 @@ async def _see_off(link: SocketLink) -> None:
     """Let the other side read the last frame before it meets a closed socket.
 
     Closing with bytes unread would make its next read or write fail instead. Who never
-    said hello is not waited for: there may be thousands of those.
+    said hello is not waited for, as there may be thousands of those: only what it had sent
+    by now is taken.
     """
     try:
         link.sock.shutdown(socket.SHUT_WR)
     except OSError:
         return  # it has gone already
+    link.receive(max(1, link.unread()))
     with trio.move_on_after(0 if link.hello is None else LINGER_S):
         while link.receive(PIECE_BYTES) != b"":
             await trio.lowlevel.wait_readable(link.sock)
