@@ -86,10 +86,8 @@ class Access:
             )
         return None
 
-    def why_no_admin(self, peer: Peer) -> str | None:
-        """Why *peer* may not use `admin.sock`; None if it may."""
-        if self.admin.admits(peer):
-            return None
+    def why_no_admin(self, peer: Peer) -> str:
+        """Why *peer*, whom `admin` does not admit, may not use `admin.sock`."""
         return f"{_who(peer)} may not use admin.sock; see access.admin"
 
 

@@ -172,8 +172,11 @@ def _listening_on(host: str, port: int) -> socket.socket:
 
 
 def _group_of(listener: socket.socket) -> int:
-    """The group of a socket's file."""
-    return Path(listener.getsockname()).stat().st_gid
+    """The group of a socket's file; of one that was handed over without any, our own."""
+    try:
+        return Path(os.fsdecode(listener.getsockname())).stat().st_gid
+    except (OSError, ValueError):  # it was removed, or is of the abstract kind
+        return os.getegid()
 
 
 async def _take_no_more(signals: AsyncIterator[int]) -> None:

@@ -36,6 +36,8 @@ from liveness.service.accepting import Acceptor
 from liveness.service.logs import Every
 
 LOG_S: Final = 10.0
+# Connections at a time of those who are only told that they may not ask.
+STRANGERS: Final = 10
 # To close without waiting for what the client has not read: the kernel lets go of it.
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 
@@ -195,6 +197,7 @@ async def serve_door(
     limits: DoorLimits,
     refused: Refused,
     grace_s: float,
+    is_stranger: Callable[[socket.socket], bool] = lambda _: False,
 ) -> None:
     """Serve until *stopped* returns, and then those who are connected a little longer.
 
@@ -205,6 +208,8 @@ async def serve_door(
         limits: Whoever is beyond one of them is refused.
         refused: Counts what is refused.
         grace_s: How long connections have from then on.
+        is_stranger: Whether a connection is of somebody who is only to be told that it
+            may not ask. They have places of their own, so that they take up nobody's.
     """
     config = Config()
     config.accesslog = None
@@ -216,8 +221,9 @@ async def serve_door(
     config.h11_max_incomplete_size = limits.head_bytes - 1
     context = WorkerContext(None)
     every = Every(LOG_S, clock=trio.current_time)
+    places = {False: limits.connections, True: min(STRANGERS, limits.connections)}
 
-    async def converse(sock: socket.socket) -> None:
+    async def converse(sock: socket.socket, stranger: bool) -> None:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         try:
             app = ASGIWrapper(app_for(sock))  # type: ignore[arg-type]  # the same in other words
@@ -234,12 +240,15 @@ async def serve_door(
             every(_log.warning, say, key=type(error).__name__, error=repr(error))
         finally:
             stream.socket.close()
+            places[stranger] += 1
 
     async def accept(connections: trio.Nursery) -> None:
         while True:
             sock = await acceptor.accept()
-            if len(connections.child_tasks) < limits.connections:
-                connections.start_soon(converse, sock)
+            stranger = is_stranger(sock)
+            if places[stranger]:
+                places[stranger] -= 1
+                connections.start_soon(converse, sock, stranger)
             else:
                 refused(HttpRefusal.CONNECTIONS)
                 _turn_away(sock, limits.connections)

@@ -49,6 +49,8 @@ from liveness.service.wake import Wake
 # One pass reads no longer than this; who was not reached comes first in the next one.
 # A flooding gateway delays others by no more than that, and by one receive.
 READING_S: Final = 0.002
+# As much again, at most half of it, is for watchers and those who have not said hello.
+OTHERS_S: Final = 0.001
 # Places of the table looked at in one pass for a gateway that came back fresh: some
 # milliseconds.
 LOSE_STEPS: Final = 2_000
@@ -438,12 +440,16 @@ class Engine:
                 if link is not None:
                     links[link.number] = link
         self._ready, self._lively = {}, {}
-        until = self._clock.mono() + READING_S
-        # Who gave something longest ago comes first: a link that floods, or was cut
-        # short, must not use up the time of one whose users are due.
-        for link in sorted(links.values(), key=lambda link: link.read_at):
-            if link.is_open and not self._read(link, now, until=until):
-                self._ready[link.number] = link
+        # Gateways and all others have a time each: users wait for their gateways only.
+        for is_gateway, budget_s in ((True, READING_S), (False, OTHERS_S)):
+            until = self._clock.mono() + budget_s
+            # Who gave something longest ago comes first: a link that floods, or was cut
+            # short, must not use up the time of one whose users are due.
+            for link in sorted(links.values(), key=lambda link: link.read_at):
+                if (link.gateway is not None) is not is_gateway or not link.is_open:
+                    continue
+                if not self._read(link, now, until=until):
+                    self._ready[link.number] = link
         if self._attended.stands:
             self._attended.caught_up(
                 mono=self._clock.mono(),
@@ -586,6 +592,9 @@ class Engine:
                 link.outbox.reply(["pong", request.payload], mark=self._mark())
             case Where():
                 found = self.presence.where(request.uids)
+                if not self.book.sees_everyone(link):
+                    assert link.hello is not None
+                    found = [row for row in found if row[1] == link.hello.name]
                 link.outbox.reply(["where", found], mark=self._mark())
             case ListSessions():
                 hello = link.hello
@@ -687,7 +696,8 @@ class Engine:
         What it had sent before is applied first: those signs of life were given. But
         not what it goes on to write, which might never end.
         """
-        self._read(older, at.now, owed=older.unread())
+        if older.gateway is not None:
+            self._read(older, at.now, owed=older.unread())
         if older.is_open:
             self.book.refuse(
                 older,

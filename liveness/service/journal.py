@@ -128,9 +128,8 @@ class Journal:
         """Store that this name has everything up to *seq*; never back."""
         key = (role, name)
         known = self.cursors.get(key)
-        if known is None or known.seq < seq:
-            timeout = None if known is None else known.timeout
-            self.cursors[key] = CursorRow(seq, self._clock.wall_ms(), timeout)
+        if known is not None and known.seq < seq:  # or it was forgotten meanwhile
+            self.cursors[key] = known._replace(seq=seq, used_ms=self._clock.wall_ms())
             self._dirty.add(key)
             self._wake.ring()
 

@@ -143,6 +143,10 @@ class LinkBook:
             )
         return None
 
+    def sees_everyone(self, link: SocketLink) -> bool:
+        """Whether a link may be told of users of other names than its own."""
+        return self._access.everyone.admits(link.peer)
+
     def name(self, link: SocketLink, hello: Hello) -> None:
         """Have *link* found by the name that it said."""
         key = (hello.role, hello.name)

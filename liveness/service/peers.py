@@ -20,8 +20,8 @@ from liveness.errors import StartError
 # asm-generic/socket.h; Python has no name for it.
 _SO_PEERGROUPS: Final = 59
 _CREDENTIALS: Final = struct.Struct("3i")
-# The most that Python's getsockopt takes: 256 groups. Those of a peer that has more are
-# looked up by its user.
+# The most that Python's getsockopt takes: 256 groups. Those of a peer that has more, or
+# where the kernel is older, are looked up by its user.
 _GROUPS_BYTES: Final = 1024
 
 
@@ -43,7 +43,7 @@ def _supplementary(sock: socket.socket, uid: int, gid: int) -> list[int]:
             sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
         )
     except OSError as error:
-        if error.errno != errno.ERANGE:
+        if error.errno not in (errno.ERANGE, errno.ENOPROTOOPT):
             raise
         try:
             return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)

@@ -334,13 +334,16 @@ class Sidecar:
         app = self._gate(door, refused)
         every = Every(REFUSALS_LOG_S, clock=self._clock.mono)
 
+        def is_stranger(connection: socket.socket) -> bool:
+            return door == "admin" and not self._access.admin.admits(
+                peer_of(connection)
+            )
+
         def app_for(connection: socket.socket) -> ASGIApp:
-            if door != "admin":
+            if not is_stranger(connection):
                 return app
             peer = peer_of(connection)
             why = self._access.why_no_admin(peer)
-            if why is None:
-                return app
             every(
                 _log.warning, "admin refused", key=peer.uid, pid=peer.pid, uid=peer.uid,
                 detail=why,
@@ -359,6 +362,7 @@ class Sidecar:
             ),
             refused=refused,
             grace_s=STOP_HTTP_S,
+            is_stranger=is_stranger,
         )
 
     def _gate(self, door: str, refused: Refused) -> Gate:

@@ -151,14 +151,30 @@ def test_each_role_and_seeing_everyone_is_a_right_of_its_own(
     assert "access.everyone" in told
     allowed = as_person(sidecar, STRANGER)
     allowed.hello("gw-2", role="watcher")
-    # Without the right it lists what is its name's, and not everyone.
+    # Without the right it is told what is its name's, and not everyone's.
     allowed.send("list")
     assert allowed.expect("list")[0] == []
+    assert allowed.where("u") == []
+    own = as_person(sidecar, STRANGER)
+    own.hello("gw-1", role="watcher")
+    assert [row[:2] for row in own.where("u")] == [["u", "gw-1"]]
     mine = as_person(sidecar, ROOT_USER)
     mine.hello("all", role="watcher", scope="all")
     mine.send("list")
     assert [row[0] for row in mine.expect("list")[0]] == ["u"]
     assert admin(sidecar, STRANGER) == 403
+
+
+def test_those_who_may_not_use_admin_take_up_nobodys_place(start: Start) -> None:
+    sidecar = start(socket_mode="0666", http_max_connections=12)
+    with ExitStack() as stack:
+        for _ in range(14):
+            stack.enter_context(STRANGER.connect(sidecar.admin))
+        for _ in range(3):
+            assert admin(sidecar, ROOT_USER) == 200
+    assert sidecar.metric(
+        "liveness_http_refused_total", door="admin", why="connections"
+    )
 
 
 def test_nobody_at_all_may_be_allowed_and_anyone_may(

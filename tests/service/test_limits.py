@@ -105,7 +105,7 @@ async def test_of_a_crowd_no_more_is_read_than_where_a_hello_is(
     tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As in a pass whose time for reading is used up.
-    monkeypatch.setattr(engine, "READING_S", -1.0)
+    monkeypatch.setattr(engine, "OTHERS_S", -1.0)
     async with running(tmp_path, max_handshakes=2) as rig:
         talker = await rig.connect()
         await talker.send(["hello", {"protocol": 1, "name": "talker"}])
@@ -129,6 +129,26 @@ async def test_newcomers_are_read_behind_those_who_have_waited_for_longer(
         await rig.until(lambda: len(rig.engine.book.links) == 2)
         before, newcomer = rig.engine.book.links.values()
         assert before.read_at < newcomer.read_at
+
+
+async def test_watchers_take_no_time_from_gateways(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if those before them had used up all their time.
+    monkeypatch.setattr(engine, "OTHERS_S", -1.0)
+    async with running(tmp_path) as rig:
+        gateway = await rig.connect()
+        await gateway.send(["hello", {"protocol": 1, "name": "gw", "ping": 1}])
+        assert await gateway.is_told_nothing(1)
+        monkeypatch.setattr(engine, "OTHERS_S", 0.001)
+        await gateway.expect("welcome")
+        watcher = await rig.watcher()
+        monkeypatch.setattr(engine, "OTHERS_S", -1.0)
+        await watcher.send(["ping", 1])
+        await gateway.settle()
+        assert await watcher.is_told_nothing(1)
+        monkeypatch.setattr(engine, "OTHERS_S", 0.001)
+        await watcher.expect("pong")
 
 
 async def test_a_late_hello_is_counted_with_its_limit(
