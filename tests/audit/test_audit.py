@@ -156,6 +156,10 @@ def test_only_what_git_tracks_is_looked_at(tree: Path) -> None:
     assert leaks.look(tree).faults == ()
 
 
+def test_there_is_no_secret_in_this_tree() -> None:
+    assert leaks.look(ROOT).faults == ()
+
+
 # --- vulnerabilities
 
 KNOWN: Final = {"id": "CVE-2020-1", "fix_versions": ["1.1", "2.0"], "aliases": []}

@@ -190,6 +190,7 @@ async def test_cursors_alone_wait_a_second_and_go_together(
     store: Store, jumping: MockClock
 ) -> None:
     async with writing(store) as told:
+        told.journal.cursors[KEY] = CursorRow(0, 0, None)
         began = trio.current_time()
         for seq in (1, 2, 3):
             told.journal.move_cursor(*KEY, seq)
@@ -204,6 +205,7 @@ async def test_a_record_takes_waiting_cursors_along_at_once(
     store: Store, jumping: MockClock
 ) -> None:
     async with writing(store) as told:
+        told.journal.cursors[KEY] = CursorRow(0, 0, None)
         told.journal.move_cursor(*KEY, 1)
         await trio.sleep(CURSOR_DELAY_S / 2)
         began = trio.current_time()
@@ -218,6 +220,7 @@ async def test_a_record_takes_waiting_cursors_along_at_once(
 async def test_a_cursor_never_goes_back(store: Store, jumping: MockClock) -> None:
     async with writing(store) as told:
         journal = told.journal
+        journal.cursors[KEY] = CursorRow(0, 0, None)
         journal.move_cursor(*KEY, 5)
         journal.move_cursor(*KEY, 4)
         assert journal.cursors[KEY].seq == 5
@@ -226,6 +229,19 @@ async def test_a_cursor_never_goes_back(store: Store, jumping: MockClock) -> Non
         journal.move_cursor(*KEY, 6)
         await journal.settled()
     assert store.cursors()[KEY]._replace(used_ms=0) == CursorRow(6, 0, 2.5)
+
+
+async def test_a_name_that_was_forgotten_does_not_come_back_by_a_late_ack(
+    store: Store, jumping: MockClock
+) -> None:
+    async with writing(store) as told:
+        journal = told.journal
+        journal.introduce(*KEY, seq=3, timeout=None)
+        await journal.settled()
+        journal.forget(*KEY)
+        journal.move_cursor(*KEY, 4)
+        await journal.settled()
+    assert store.cursors() == journal.cursors == {}
 
 
 async def test_a_new_name_is_stored_at_once_and_its_mark_tells_when(
