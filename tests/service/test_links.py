@@ -12,6 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from liveness.core.records import Uid
+from liveness.service import engine
 from liveness.service.clock import Clock
 from liveness.service.outbox import LINGER_S, NOTICES_PER_FRAME
 from liveness.service.writer import SAY_AGAIN_S
@@ -331,15 +332,18 @@ async def test_a_watcher_without_acks_leaves_no_cursor(
 
 
 async def test_the_same_name_replaces_and_what_the_older_link_had_sent_still_counts(
-    tmp_path: Path, jumping: MockClock
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as rig:
         older = await rig.gateway("g")
         newer = await rig.connect()
-        # Both are there to be read when the hand turns, the newer one first.
+        # Both are there to be read when the hand turns, and for the older one there is no
+        # time any more: other gateways took it.
+        monkeypatch.setattr(engine, "READING_S", -1.0)
         await newer.send(["hello", {"protocol": 1, "name": "g"}])
         await older.send(["login", "u", {"conn": 1}], ["ping", 1])
         (welcome,) = await newer.expect("welcome")
+        monkeypatch.undo()
         assert await newer.is_told_nothing(1)
         last = await end_of(older)
         assert last is not None
