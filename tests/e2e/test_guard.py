@@ -245,7 +245,7 @@ def guarded_one(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_the_tcp_door_releases_nobody(guarded_one: Sidecar) -> None:
     path = "/v1/guard/release"
-    assert guarded_one.ask("http", "POST", path, b"{}")[0].status == 404
+    assert guarded_one.ask("http", "POST", path, b"{}")[0].status == 405
     assert guarded_one.ask("http", "POST", "/v1/guard", b"{}")[0].status == 405
     assert guarded_one.ask("admin", "GET", path)[0].status == 405
     assert guard_of(guarded_one)["storms"][0]["users"] == 40
