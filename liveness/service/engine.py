@@ -440,12 +440,13 @@ class Engine:
                 if link is not None:
                     links[link.number] = link
         self._ready, self._lively = {}, {}
+        # Who gave something longest ago comes first: a link that floods, or was cut short,
+        # must not use up the time of one whose users are due.
+        in_order = sorted(links.values(), key=lambda link: link.read_at)
         # Gateways and all others have a time each: users wait for their gateways only.
         for is_gateway, budget_s in ((True, READING_S), (False, OTHERS_S)):
             until = self._clock.mono() + budget_s
-            # Who gave something longest ago comes first: a link that floods, or was cut
-            # short, must not use up the time of one whose users are due.
-            for link in sorted(links.values(), key=lambda link: link.read_at):
+            for link in in_order:
                 if (link.gateway is not None) is not is_gateway or not link.is_open:
                     continue
                 if not self._read(link, now, until=until):
