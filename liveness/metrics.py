@@ -89,6 +89,27 @@ class Histogram:
         return rows
 
 
+def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
+    """Estimates a quantile as PromQL does: evenly spread within a bucket.
+
+    Args:
+        q: Between 0 and 1.
+        buckets: Upper bounds, ascending and the last infinite, with cumulative counts.
+    Returns:
+        At most the largest finite bound, even if it lies beyond; None without samples.
+    """
+    ascending = sorted(buckets)
+    total = ascending[-1][1] if ascending else 0
+    below, low = 0.0, 0.0
+    for bound, count in ascending:
+        if total and count >= q * total:
+            if bound == float("inf"):
+                return low
+            return low + (bound - low) * (q * total - below) / (count - below)
+        below, low = count, bound
+    return None
+
+
 def _lateness() -> dict[str, Histogram]:
     return {stage: Histogram(LATENESS_S) for stage in LATENESS_STAGES}
 

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from liveness.cli import main
 from liveness.commands import CommandError
-from liveness.commands.status import duration, quantile, readiness, status
-from liveness.metrics import Collector, Counts, GatewayNow, Now
+from liveness.commands.status import duration, readiness, status
+from liveness.metrics import Collector, Counts, GatewayNow, Now, quantile
 from tests.admin import Admin, answering
 
 READY = b'{"ready": true, "why": []}'

@@ -2,7 +2,7 @@
 
 import http.client
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from liveness.commands.admin import ask, no_sidecar, read
 from liveness.commands.guard import storms
 from liveness.core.gateways import STORM
 from liveness.core.timers import FAILED, FIRED, PENDING
+from liveness.metrics import quantile
 from liveness.text import escaped
 
 MOST_LISTED: Final = 8  # of at most 65 gateways; --json has them all
@@ -107,27 +108,6 @@ class _Samples:
             value: {"p50": quantile(0.5, found), "p99": quantile(0.99, found)}
             for value, found in buckets.items()
         }
-
-
-def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
-    """Estimates a quantile as PromQL does: evenly spread within a bucket.
-
-    Args:
-        q: Between 0 and 1.
-        buckets: Upper bounds, ascending and the last infinite, with cumulative counts.
-    Returns:
-        At most the largest finite bound, even if it lies beyond; None without samples.
-    """
-    ascending = sorted(buckets)
-    total = ascending[-1][1] if ascending else 0
-    below, low = 0.0, 0.0
-    for bound, count in ascending:
-        if total and count >= q * total:
-            if bound == float("inf"):
-                return low
-            return low + (bound - low) * (q * total - below) / (count - below)
-        below, low = count, bound
-    return None
 
 
 def _read(socket_path: Path, body: bytes, *, ready: bool, why: list[str]) -> Status:

@@ -8,12 +8,13 @@ the names that are wanted. What cannot be done is told as
 import json
 import re
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import parse_qsl
 
 import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from liveness.core.frames import MAX_KEY_BYTES, MAX_NAME_BYTES
 from liveness.core.records import ROLES
@@ -37,6 +38,13 @@ _TEXTS: Final = {
 _CHOICES: Final = {"state": STATES, "role": ROLES}
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Pages(Protocol):
+    """The pages of one matter."""
+
+    def routes(self, *, may_change: bool) -> list[Route]:
+        """The routes of a door; those that change something only if it may."""
 
 
 class NotDone(LivenessError):

@@ -48,6 +48,7 @@ from liveness.service.linkbook import REFUSALS_LOG_S, LinkBook, LinkBookLimits
 from liveness.service.listener import accept_links
 from liveness.service.logs import Every
 from liveness.service.outbox import Delivery, OutboxLimits
+from liveness.service.pages import Pages
 from liveness.service.peers import peer_of
 from liveness.service.signin import SIGN_IN, SIGN_OUT, SignIn
 from liveness.service.store import Batch, Store
@@ -180,9 +181,11 @@ class Sidecar:
                 limits=link_limits,
             ),
         )
-        self._timer_pages = TimerPages(self.engine, self.journal)
-        self._gateway_pages = GatewayPages(self.engine, self.journal)
-        self._guard_pages = GuardPages(self.engine)
+        self._pages: tuple[Pages, ...] = (
+            TimerPages(self.engine, self.journal),
+            GatewayPages(self.engine, self.journal),
+            GuardPages(self.engine),
+        )
         self._delivery = Delivery(
             journal=self.journal,
             feed=self.feed,
@@ -372,9 +375,11 @@ class Sidecar:
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         may_change = door == "admin"
-        routes = self._timer_pages.routes(may_change=may_change)
-        routes += self._gateway_pages.routes(may_change=may_change)
-        routes += self._guard_pages.routes(may_change=may_change)
+        routes = [
+            route
+            for pages in self._pages
+            for route in pages.routes(may_change=may_change)
+        ]
         checks: list[Check] = []
         http, token = self.config.http, self._token if door == "http" else None
         if door == "http":

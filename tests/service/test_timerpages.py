@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.types import Message
 from trio.testing import MockClock
 
-from liveness.service.timerpages import PAGES_AT_ONCE
+from liveness.service.timerpages import PAGES_AT_ONCE, TimerPages
 from tests.service.asgi import ask
 from tests.service.rig import running
 
@@ -38,9 +38,9 @@ async def test_pages_are_made_and_read_so_many_at_a_time_and_the_others_wait(
     tmp_path: Path, jumping: MockClock
 ) -> None:
     async with running(tmp_path) as rig:
-        routes = rig.sidecar._timer_pages.routes(may_change=False)
-        unread = Unread(Starlette(routes=routes))
-        others = Starlette(routes=rig.sidecar._timer_pages.routes(may_change=True))
+        pages = TimerPages(rig.engine, rig.journal)
+        unread = Unread(Starlette(routes=pages.routes(may_change=False)))
+        others = Starlette(routes=pages.routes(may_change=True))
         answers: list[int] = []
 
         async def one(path: str) -> None:
