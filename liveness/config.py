@@ -266,6 +266,29 @@ class HttpSettings:
         metadata=_about("largest body of a request", (4 * KIB, 16 * MIB), "bytes"),
     )
 
+    max_streams: int = field(
+        default=32,
+        metadata=_about(
+            "most answers at a time that go on, of both doors together, and never above "
+            "half of http.max_connections",
+            (1, 1_000),
+            "streams",
+        ),
+    )
+    max_backlog: int = field(
+        default=100_000,
+        metadata=_about(
+            "records by which a reader of /v1/feed may fall further behind than it was",
+            (100, 100_000_000),
+            "records",
+        ),
+    )
+
+    @property
+    def streams(self) -> int:
+        """The effective `max_streams`, which leave room for those who only ask."""
+        return min(self.max_streams, max(1, self.max_connections // 2))
+
     @property
     def host(self) -> str:
         """The address's host, an IPv6 one without its brackets."""

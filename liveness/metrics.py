@@ -37,7 +37,7 @@ LIMITS: Final = (
     "limits.max_reply_bytes", "limits.max_refused", "limits.max_links",
     "limits.max_handshakes", "limits.max_gateways", "limits.max_names",
     "limits.max_gateway_users", "limits.max_users", "limits.pause_firing",
-    "limits.pause_reading", "timers.max_live",
+    "limits.pause_reading", "timers.max_live", "http.max_streams", "http.max_backlog",
 )  # fmt: skip
 LATENESS_STAGES: Final = ("decided", "durable", "sent")
 # Around the promises: 50 ms decided, 100 ms delivered; above, how bad it was.
@@ -171,6 +171,7 @@ class Now:
     write_failures: dict[str, int]
     log_bytes: int
     feed_watchers: int
+    streams: dict[str, int]
     timers: dict[str, int]
     timers_loaded: int
     timer_attempts: dict[str, int]
@@ -299,6 +300,7 @@ class Collector:
         yield GaugeMetricFamily(
             "liveness_feed_watchers", "Readers of everyone's feed.", now.feed_watchers
         )
+        yield _gauge("streams", "Answers over HTTP that go on.", "stream", now.streams)
         yield _gauge("timers", "Timers in the table.", "state", now.timers)
         yield GaugeMetricFamily(
             "liveness_timers_loaded",

@@ -4,10 +4,14 @@ Two users must never look alike: the integer 7 is `int:7`, the string is `7`. A 
 that reads like an integer so written is told apart by `str:` in front.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
+
+from liveness.core.frames import bad_uid_text
+from liveness.core.uids import is_uid
 
 # The largest integer below which every double is exact: what JSON's readers can hold.
 EXACT_IN_JSON: Final = 2**53
@@ -34,6 +38,22 @@ def uid_text(uid: str | int) -> str:
     return f"str:{uid}" if _LIKE_AN_INTEGER.fullmatch(uid) else uid
 
 
+def uid_of(text: str) -> str | int:
+    """The user whose name on the command line, and in a URL, this is.
+
+    Raises:
+        ValueError: It is nobody's; says what it should be.
+    """
+    uid: str | int = text
+    if _LIKE_AN_INTEGER.fullmatch(text):
+        kind, _, rest = text.partition(":")
+        # No integer has more digits, and Python refuses to read many more.
+        uid = rest if kind == "str" else int(rest[:20])
+    if not is_uid(uid):
+        raise ValueError(bad_uid_text(uid))
+    return uid
+
+
 def json_ready(record: Mapping[str, object]) -> dict[str, object]:
     """A record whose uid survives every reader of JSON: beyond 2^53 it is a string."""
     ready = dict(record)
@@ -41,6 +61,17 @@ def json_ready(record: Mapping[str, object]) -> dict[str, object]:
     if isinstance(uid, str) or (isinstance(uid, int) and uid > EXACT_IN_JSON):
         ready["uid"] = uid_text(uid)
     return ready
+
+
+def json_line(value: object) -> str:
+    """*value* as JSON on one line, without blanks, and readable in any script."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def utc_offset_s(at_ms: int) -> int:
+    """How many seconds the clock of this host is ahead of UTC, at a moment."""
+    offset = datetime.fromtimestamp(at_ms / 1000).astimezone().utcoffset()
+    return 0 if offset is None else round(offset.total_seconds())
 
 
 def local_time(at_ms: int) -> str:

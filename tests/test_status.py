@@ -48,6 +48,7 @@ def scraped() -> bytes:
         write_failures={},
         log_bytes=3 * 2**19,
         feed_watchers=0,
+        streams={"feed": 2, "live": 1, "users": 0},
         timers={},
         timers_loaded=0,
         timer_attempts={},

@@ -314,6 +314,35 @@ cdef class Wheel:
                 queued = lists[queued].after
         return users
 
+    @property
+    def hand(self):
+        """Where on the ring the hand is, in slots: from 0 to below `slots`."""
+        return (<double> self.bucket / <double> self.widths[self.ring]) % self.slots
+
+    def layer_users(self):
+        """How many users lie in the buckets, and in each layer; see `wheel.Wheel`."""
+        cdef int layer
+        users = [self.users_of(self.ground, self.size, &self.passed)]
+        for layer in range(self.layers):
+            users.append(
+                self.users_of(
+                    self.layer_lists + layer * self.slots, self.slots,
+                    &self.pouring[layer],
+                )
+            )
+        return users
+
+    cdef int64_t users_of(self, const int32_t *layer, int64_t size, const Queue *queue):
+        """How many users lie in the lists of a layer, and in those that left it."""
+        cdef int64_t users = 0, at
+        cdef int32_t queued = queue.first
+        for at in range(size):
+            users += self.table.lists[layer[at]].count
+        while queued != NONE:
+            users += self.table.lists[queued].count
+            queued = self.table.lists[queued].after
+        return users
+
     def snapshot(self, double now):
         """Every user's clock at *now*, in columns; see `wheel.Wheel.snapshot`."""
         cdef int32_t place

@@ -120,6 +120,11 @@ class TimerRecord(NamedTuple):
         """A timer stays with its gateway."""
         return None
 
+    @property
+    def uid(self) -> None:
+        """A timer is no user's."""
+        return None
+
     def as_map(self) -> dict[str, object]:
         """The record as the wire and every outlet show it: absent keys left out."""
         shown: dict[str, object] = {
@@ -182,22 +187,28 @@ def logged(fields: Sequence[Any]) -> Logged:
 
 
 class Wanted(NamedTuple):
-    """Which records concern a reader: of which gateway (None: all), of which kinds.
+    """Which records concern a reader: of which gateway and user (None: all), and kinds.
 
-    The timers of the gateway that reads are its to run, whatever else it wants.
+    The timers of the gateway that reads are its to run, whatever else it wants. They are
+    no user's.
     """
 
     gateway: str | None
     kinds: frozenset[str]
     runs: str | None = None
+    uid: Uid | None = None
 
     def wants(self, record: Logged) -> bool:
         """Whether this record concerns the reader."""
         if record.kind == TIMER and record.gateway == self.runs:
             return True
-        return record.kind in self.kinds and (
-            self.gateway is None
-            or self.gateway in (record.gateway, record.from_gateway)
+        return (
+            record.kind in self.kinds
+            and (
+                self.gateway is None
+                or self.gateway in (record.gateway, record.from_gateway)
+            )
+            and (self.uid is None or self.uid == record.uid)
         )
 
 

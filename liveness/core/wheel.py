@@ -371,6 +371,22 @@ class Wheel:
                 users[(current + 1) * width // ring % slots] += count[sentinel]
         return users
 
+    @property
+    def hand(self) -> float:
+        """Where on the ring the hand is, in slots: from 0 to below `slots`."""
+        return self._bucket / self._widths[self._ring] % self.slots
+
+    def layer_users(self) -> list[int]:
+        """How many users lie in the buckets, and in each layer above, lowest first.
+
+        Who is due already lies in none.
+        """
+        count = self._table.count
+        layers = zip(
+            (self._ground, *self._layers), (self._passed, *self._pouring), strict=True
+        )
+        return [sum(count[it] for it in (*layer, *queue)) for layer, queue in layers]
+
     def snapshot(self, now: float) -> Snapshot:
         """Every user's clock at *now*, in columns.
 

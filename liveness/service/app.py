@@ -67,7 +67,9 @@ async def serve(config: Config) -> None:
     if WHY_REFERENCE:
         _log.info("the wheel is the reference", why=WHY_REFERENCE)
     token = read_token(config.http.token_file)
-    _allow_files(config.limits.max_links, config.http.max_connections)
+    _allow_files(
+        config.limits.max_links, config.http.max_connections, config.http.streams
+    )
     with ExitStack() as stack:
         # Before there is anything to clean up: a stop that comes early is a stop.
         signals = stack.enter_context(
@@ -185,13 +187,13 @@ async def _take_no_more(signals: AsyncIterator[int]) -> None:
         _log.info("stopping already")
 
 
-def _allow_files(links: int, connections: int) -> None:
-    """Have as many open files allowed as links, and connections to each door, may need.
+def _allow_files(links: int, connections: int, streams: int) -> None:
+    """Have as many open files allowed as links, doors and streams may need.
 
     Raises:
         StartError: This process may not have so many.
     """
-    files = 2 * links + len(DOORS) * connections + OTHER_FILES
+    files = 2 * links + len(DOORS) * connections + streams + OTHER_FILES
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < files:
         raise StartError(

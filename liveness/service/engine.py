@@ -162,6 +162,11 @@ class Engine:
         return self._attended.unattended
 
     @property
+    def stands(self) -> bool:
+        """Whether attended time stands still, until everyone had time to come back."""
+        return self._attended.stands
+
+    @property
     def hand_lag(self) -> float:
         """Seconds by which the next turn is overdue."""
         return max(0.0, self._clock.mono() - self.turned_at - self._asked)

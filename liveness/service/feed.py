@@ -16,6 +16,7 @@ from liveness.core.records import Gap, Logged, Wanted
 from liveness.core.wire import encode
 from liveness.service.journal import Journal
 from liveness.service.store import Batch
+from liveness.text import json_line, json_ready
 
 # At most this many readers of the disk at a time; each holds a thread and a file.
 DISK_READERS: Final = 4
@@ -24,12 +25,13 @@ DISK_READERS: Final = 4
 class Entry:
     """A record in the tail, encoded when the first reader wants it, then for all."""
 
-    __slots__ = ("_encoded", "due", "record")
+    __slots__ = ("_encoded", "_json", "due", "record")
 
     def __init__(self, record: Logged | Gap, due: float = 0.0) -> None:
         self.record = record
         self.due = due
         self._encoded: bytes | None = None
+        self._json: str | None = None
 
     @property
     def encoded(self) -> bytes:
@@ -37,6 +39,13 @@ class Entry:
         if self._encoded is None:
             self._encoded = encode(self.record.as_map())
         return self._encoded
+
+    @property
+    def json(self) -> str:
+        """The record as one line of JSON."""
+        if self._json is None:
+            self._json = json_line(json_ready(self.record.as_map()))
+        return self._json
 
 
 class Commit:

@@ -42,7 +42,7 @@ class GuardPages:
     async def _list(self, _: Request) -> Response:
         guard = self._engine.presence.guard
         storms = [] if guard is None else guard.storms(self._engine.attended)
-        return JSONResponse({"enabled": guard is not None, **_shown(storms)})
+        return JSONResponse({"enabled": guard is not None, **storms_shown(storms)})
 
     async def _release(self, request: Request) -> Response:
         asked = await body_of(request, "gateway", or_none=True)
@@ -54,10 +54,11 @@ class GuardPages:
         if name is not None and not released:
             told = f"no users of {name!r} are held by a storm; `liveness status` shows "
             raise NotDone(404, f"{told}whose are")
-        return JSONResponse(_shown(released))
+        return JSONResponse(storms_shown(released))
 
 
-def _shown(storms: Sequence[Storm]) -> dict[str, Any]:
+def storms_shown(storms: Sequence[Storm]) -> dict[str, Any]:
+    """Storms as they are told, and how many more there are."""
     return {
         "storms": [
             {

@@ -17,11 +17,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from liveness.core.frames import MAX_KEY_BYTES, MAX_NAME_BYTES
-from liveness.core.records import ROLES
+from liveness.core.records import KINDS, ROLES, Uid, Wanted
 from liveness.core.timers import STATES
 from liveness.core.uids import is_text
 from liveness.errors import LivenessError
 from liveness.service.journal import Journal
+from liveness.text import uid_of
 
 DEFAULT_LIMIT: Final = 100
 MAX_LIMIT: Final = 1_000
@@ -145,6 +146,36 @@ def _checked(name: str, value: object, where: str) -> str:
         told += f" a string of 1 to {_TEXTS[name]} bytes of UTF-8"
         raise NotDone(400, f"{told} without control characters")
     return str(value)
+
+
+def wanted_in(query: dict[str, str]) -> Wanted:
+    """Take out of the query which records are wanted: by `kind`, `uid` and `gateway`.
+
+    Kinds are one or several with commas between, users as on the command line.
+
+    Raises:
+        NotDone: There is no such kind or user.
+    """
+    kinds = frozenset(query.pop("kind", ",".join(KINDS)).split(","))
+    if unknown := sorted(kinds.difference(KINDS)):
+        told = f"kind is {unknown[0]!r:.80} in the query; it must be one or more of"
+        raise NotDone(400, f"{told} {', '.join(KINDS)}, with commas between")
+    uid = query.pop("uid", None)
+    return Wanted(
+        query.pop("gateway", None), kinds, uid=None if uid is None else uid_in(uid)
+    )
+
+
+def uid_in(text: str) -> Uid:
+    """The user that is asked for, as on the command line.
+
+    Raises:
+        NotDone: It is nobody's name.
+    """
+    try:
+        return uid_of(text)
+    except ValueError as error:
+        raise NotDone(400, f"{error}, written int:7") from None
 
 
 def number_in(query: dict[str, str], name: str, default: int, most: int) -> int:

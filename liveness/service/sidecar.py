@@ -30,6 +30,7 @@ from liveness.service.clock import Clock
 from liveness.service.door import DoorLimits, serve_door
 from liveness.service.engine import Engine, EngineLimits
 from liveness.service.feed import Feed
+from liveness.service.feedpages import FeedPages
 from liveness.service.gate import (
     Check,
     Gate,
@@ -46,12 +47,16 @@ from liveness.service.http import build_pages
 from liveness.service.journal import Journal
 from liveness.service.linkbook import REFUSALS_LOG_S, LinkBook, LinkBookLimits
 from liveness.service.listener import accept_links
+from liveness.service.livepages import LivePages
 from liveness.service.logs import Every
+from liveness.service.onlinepages import OnlinePages
 from liveness.service.outbox import Delivery, OutboxLimits
 from liveness.service.pages import Pages
 from liveness.service.peers import peer_of
 from liveness.service.signin import SIGN_IN, SIGN_OUT, SignIn
 from liveness.service.store import Batch, Store
+from liveness.service.streams import Streams
+from liveness.service.summary import Summaries
 from liveness.service.timekeeper import keep_time
 from liveness.service.timerjournal import TimerJournal
 from liveness.service.timerpages import TimerPages
@@ -181,11 +186,6 @@ class Sidecar:
                 limits=link_limits,
             ),
         )
-        self._pages: tuple[Pages, ...] = (
-            TimerPages(self.engine, self.journal),
-            GatewayPages(self.engine, self.journal),
-            GuardPages(self.engine),
-        )
         self._delivery = Delivery(
             journal=self.journal,
             feed=self.feed,
@@ -196,6 +196,28 @@ class Sidecar:
                 max_replies=limits.max_replies,
                 max_reply_bytes=limits.max_reply_bytes,
             ),
+        )
+        self._streams = Streams(most=config.http.streams, counts=self.counts)
+        self._summaries = Summaries(
+            self._now,
+            engine=self.engine,
+            journal=self.journal,
+            clock=clock,
+            lateness=self._lateness,
+            why_not_ready=self._why_not_ready,
+        )
+        self._pages: tuple[Pages, ...] = (
+            LivePages(self._summaries, self.journal, self.feed, self._streams),
+            FeedPages(
+                *(self.journal, self.feed, self._streams),
+                clock=clock,
+                counts=self.counts,
+                max_backlog=config.http.max_backlog,
+            ),
+            OnlinePages(self.journal, self.feed, self._streams, self._delivery.lists),
+            TimerPages(self.engine, self.journal),
+            GatewayPages(self.engine, self.journal),
+            GuardPages(self.engine),
         )
 
     async def run(
@@ -227,6 +249,7 @@ class Sidecar:
             )
             nursery.start_soon(self.journal.timers.run)
             nursery.start_soon(self.journal.timers.write_back)
+            nursery.start_soon(self._summaries.run)
             timekeeping = trio.CancelScope()
             keep = partial(keep_time, table=self._table)
             nursery.start_soon(_within, timekeeping, keep, self.engine)
@@ -285,6 +308,7 @@ class Sidecar:
                 error=self.journal.failure,
             )
         self.engine.book.bid_farewell("the sidecar stops")
+        self._streams.stop()
         with trio.move_on_after(STOP_LINKS_S):
             await self.engine.book.all_closed.wait()
         links.cancel_scope.cancel()
@@ -412,6 +436,10 @@ class Sidecar:
         why += [failure for failure in failures if failure is not None]
         return why
 
+    def _lateness(self) -> dict[str, list[tuple[str, float]]]:
+        lateness = self.counts.lateness
+        return {stage: found.cumulative() for stage, found in lateness.items()}
+
     def _now(self) -> Now:
         presence, engine, journal = self.presence, self.engine, self.journal
         now = engine.attended
@@ -444,6 +472,7 @@ class Sidecar:
             write_failures=journal.write_failures,
             log_bytes=journal.log_bytes,
             feed_watchers=engine.book.linked(WATCHER),
+            streams=dict(self._streams.open),
             timers=dict(self.timetable.states),
             timers_loaded=self.timetable.loaded,
             timer_attempts=dict(self.timetable.results),

@@ -43,6 +43,7 @@ from liveness.service.database import (
     transaction,
     write_ahead,
 )
+from liveness.text import EXACT_IN_JSON, json_line, uid_text
 
 SCHEMA: Final = 2
 DATABASE: Final = "liveness.db"
@@ -95,6 +96,18 @@ _PUT_CURSORS: Final = (
 )
 _FORGET_CURSORS: Final = f"delete from cursors where (role, name) in (select {_from_json(2)} from json_each(?))"
 
+# Of each user a line, as `text.json_ready` has it; SQLite makes them without the
+# interpreter, but for the few whose names need a look.
+_USER_LINES: Final = f"""
+select group_concat(line, char(10)), count(*), max(session) from (
+    select session, json_object(
+        'uid', case
+            when typeof(uid) = 'integer' and uid > {EXACT_IN_JSON} then 'int:' || uid
+            when typeof(uid) = 'text' and instr(uid, 'int:') then uid_text(uid)
+            else uid end,
+        'gateway', gateway, 'session', session, 'conn', conn, 'since', start) as line
+    from online where session > :after order by session limit :most)
+"""
 
 _FOLLOW: Final = """
 update cursors set seq = :last
@@ -254,6 +267,28 @@ class Store:
                 page = following
             out.write(encode(["list", page, seq]))
             db.execute("rollback")
+
+    def spool_users(self, out: BinaryIO) -> None:
+        """Write everyone online, a line of JSON each, from one snapshot.
+
+        The last line has the log, and the `seq` at which the whole is true.
+        """
+        users, session = 0, 0
+        with reading(self.path) as db:
+            db.create_function("uid_text", 1, uid_text, deterministic=True)
+            db.execute("begin")
+            (seq,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+            while True:
+                lines, found, last = db.execute(
+                    _USER_LINES, {"after": session, "most": LIST_ROWS}
+                ).fetchone()
+                if not found:
+                    break
+                out.write(f"{lines}\n".encode())
+                users, session = users + found, last
+            db.execute("rollback")
+        last_line = {"log": self.log, "seq": seq, "users": users}
+        out.write(f"{json_line(last_line)}\n".encode())
 
     # --- writing --------------------------------------------------------------
 

@@ -9,6 +9,11 @@ class Wake:
     def __init__(self) -> None:
         self._event = trio.Event()
 
+    @property
+    def is_rung(self) -> bool:
+        """Whether to wait would be over at once."""
+        return self._event.is_set()
+
     def ring(self) -> None:
         """Wake the waiting task, or the next one that waits."""
         self._event.set()

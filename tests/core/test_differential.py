@@ -118,6 +118,7 @@ class Pair:
         self.same(lambda wheel: (len(wheel), wheel.slots, wheel.bucket_s))
         self.same(lambda wheel: [wheel.find(uid) for uid in self.met])
         self.same(lambda wheel: (wheel.waiting(), wheel.next_due(), wheel.slot_users()))
+        self.same(lambda wheel: (wheel.hand, wheel.layer_users()))
         for gateway in range(self.gateways):
             self.same(lambda wheel, it=gateway: (wheel.due(it), wheel.longest_due(it)))  # type: ignore[misc]  # mypy infers no lambda with a default
             self.same(lambda wheel, it=gateway: wheel.timeout_of(it))  # type: ignore[misc]  # mypy infers no lambda with a default

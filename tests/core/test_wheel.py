@@ -231,6 +231,7 @@ class Model:
         assert len(users) == self.wheel.slots
         assert min(users) >= 0
         assert sum(users) + due <= len(self.wheel)
+        assert sum(self.wheel.layer_users()) + due == len(self.wheel)
         # A bucket less, because a sum may round to the next one.
         if self.longest <= self.timeout - self.bucket_s:
             assert sum(users) + due == len(self.wheel), "somebody is in no slot"
@@ -538,6 +539,26 @@ def test_one_revolution_ahead_is_the_slot_that_comes_due_last(
     model.open("u")
     (slot,) = [at for at, users in enumerate(model.wheel.slot_users()) if users]
     assert slot == 12
+
+
+def test_the_hand_is_where_on_the_ring_its_time_is(wheel_class: WheelClass) -> None:
+    model = Model(wheel_class, timeout=30, slots=30)
+    assert model.wheel.hand == 0
+    for now, hand in ((12.25, 12.25), (29.5, 29.5), (30, 0), (75.75, 15.75)):
+        model.advance(now)
+        assert model.wheel.hand == hand
+
+
+def test_users_are_counted_in_the_layer_in_which_they_lie(
+    wheel_class: WheelClass,
+) -> None:
+    model = Model(wheel_class, timeout=30, slots=30)
+    for number, timeout in enumerate((1, 1.5, 20, 31, 40, 1_000, 30_000)):
+        model.open(number, timeout=timeout)
+    assert model.wheel.layer_users()[:5] == [2, 2, 1, 1, 1]
+    model.advance(1.25)
+    assert model.wheel.due(0) == 1
+    assert model.wheel.layer_users()[:5] == [1, 2, 1, 1, 1]
 
 
 def test_a_table_is_looked_through_a_stretch_at_a_time(wheel_class: WheelClass) -> None:

@@ -41,6 +41,7 @@ NOW = Now(
     write_failures={"log": 7, "timers": 0},
     log_bytes=4_096,
     feed_watchers=1,
+    streams={"feed": 2, "live": 1, "users": 0},
     timers={"pending": 5},
     timers_loaded=3,
     timer_attempts={"late": 6},

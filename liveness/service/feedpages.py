@@ -1,0 +1,165 @@
+"""The log as it grows, over HTTP: a server-sent event for each record.
+
+    GET /v1/feed   ?after=SEQ&kind=offline,moved&uid=UID&gateway=NAME
+
+Each event's id is `LOG:SEQ`. A browser that connects anew sends the last one, and goes on
+behind it; where that is of another log, from the oldest record kept. The first event of
+every answer, `log`, says which log it is and from where it goes on.
+
+As with every reader there is no queue: a slow one has a position, which may fall behind
+by so many records; then it is told so, and let go.
+"""
+
+import re
+import sqlite3
+from math import inf
+from typing import Final
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from liveness.core.records import WATCHER, Wanted
+from liveness.core.uids import MAX_INTEGER
+from liveness.metrics import Counts
+from liveness.service.clock import Clock
+from liveness.service.feed import Cursor, Entry, Feed
+from liveness.service.journal import Journal
+from liveness.service.logs import Every
+from liveness.service.pages import NotDone, answering, query_of, wanted_in
+from liveness.service.streams import Kind, Listener, Streams, Told, event
+from liveness.service.writer import SAY_AGAIN_S
+from liveness.text import json_line
+
+# Told at a time: a hundred kilobytes, which takes a millisecond to put together.
+EVENTS_AT_ONCE: Final = 500
+_ID: Final = re.compile(r"([0-9a-f]{1,64}):([0-9]{1,19})")
+
+_log = structlog.get_logger("http")
+
+
+class FeedPages:
+    """The pages.
+
+    Args:
+        journal: The log.
+        feed: Its tail.
+        streams: Where the answers have their places.
+        clock: For the stamp of a gap.
+        counts: Where readers that are let go are counted.
+        max_backlog: So many records a reader may fall further behind.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        feed: Feed,
+        streams: Streams,
+        *,
+        clock: Clock,
+        counts: Counts,
+        max_backlog: int,
+    ) -> None:
+        self._journal = journal
+        self._feed = feed
+        self._streams = streams
+        self._clock = clock
+        self._counts = counts
+        self._max_backlog = max_backlog
+        self._every = Every(SAY_AGAIN_S, clock=clock.mono)
+
+    def routes(self, *, may_change: bool) -> list[Route]:
+        """The routes of a door, whichever it is."""
+        return [Route("/v1/feed", answering(self._answer))]
+
+    async def _answer(self, request: Request) -> Response:
+        query = query_of(request, "after", "kind", "uid", "gateway")
+        after = _number(query.pop("after", None))
+        wanted = wanted_in(query)
+        position, is_new = self._place(after, request.headers.get("last-event-id"))
+
+        async def tell(listener: Listener) -> None:
+            await self._tell(listener, wanted, position, is_new=is_new)
+
+        return self._streams.events(Kind.FEED, tell)
+
+    def _place(self, after: int | None, last_id: str | None) -> tuple[int, bool]:
+        """From where to go on, and whether the reader knows another log."""
+        journal = self._journal
+        if last_id is None:
+            newest = journal.durable_seq
+            return newest if after is None else min(after, newest), False
+        found = _ID.fullmatch(last_id)
+        if found is None:
+            told = f"Last-Event-ID is {last_id!r:.80}; it must be the id of an event of"
+            raise NotDone(
+                400, f"{told} this page, LOG:SEQ; leave it out, or use after=SEQ"
+            )
+        if found[1] != journal.store.log:
+            return journal.first - 1, True
+        return min(int(found[2]), journal.durable_seq), False
+
+    async def _tell(
+        self, listener: Listener, wanted: Wanted, position: int, *, is_new: bool
+    ) -> None:
+        journal, log = self._journal, self._journal.store.log
+        cursor = Cursor(
+            *(journal, self._feed),
+            role=WATCHER,
+            name="",
+            wanted=wanted,
+            position=position,
+            follows=False,
+        )
+        begin = json_line({"log": log, "seq": position, "new": is_new})
+        await listener.tell(event("log", begin, id=f"{log}:{position}"))
+        self._feed.follow(cursor, listener.wake.ring)
+        try:
+            least = inf  # records it was behind, when it was nearest to the end
+            while True:
+                while cursor.is_behind:
+                    behind = journal.durable_seq - cursor.position
+                    least = min(least, behind)
+                    if behind - least > self._max_backlog:
+                        raise self._too_slow(behind)
+                    entries = await self._take(cursor)
+                    await listener.tell(
+                        b"".join(
+                            event(entry.record.kind, entry.json, id=f"{log}:{seq}")
+                            for entry in entries
+                            if (seq := entry.record.seq)
+                        )
+                    )
+                least = 0
+                await listener.wait()
+        finally:
+            self._feed.unfollow(cursor)
+
+    async def _take(self, cursor: Cursor) -> list[Entry]:
+        try:
+            return await cursor.take(EVENTS_AT_ONCE, wall_ms=self._clock.wall_ms())
+        except (sqlite3.Error, OSError) as error:
+            say = "the log cannot be read for a stream, which ends"
+            self._every(_log.warning, say, key=say, error=str(error))
+            told = f"the log cannot be read ({error}); connect again to go on"
+            raise Told(told) from error
+
+    def _too_slow(self, behind: int) -> Told:
+        self._counts.limits_met["http.max_backlog"] += 1
+        say = "a reader of /v1/feed is too slow, and was let go"
+        self._every(_log.warning, say, key=say, behind=behind)
+        return Told(
+            f"you are {behind} records behind, and have fallen back by more than "
+            f"{self._max_backlog}: read faster, ask for less, or raise http.max_backlog; "
+            "connect again to go on"
+        )
+
+
+def _number(after: str | None) -> int | None:
+    if after is None or (
+        re.fullmatch("[0-9]{1,19}", after) and int(after) <= MAX_INTEGER
+    ):
+        return None if after is None else int(after)
+    told = f"after is {after!r:.80} in the query; it must be a seq, 0 for all there are"
+    raise NotDone(400, told)

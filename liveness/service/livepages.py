@@ -1,0 +1,96 @@
+"""The wheel as it turns, over HTTP.
+
+    GET /v1/wheel   one summary
+    GET /v1/live    ?kind=offline,moved&uid=UID&gateway=NAME
+                    the last minutes, and then a summary a second, with the newest records
+
+A stream of summaries costs the same whatever the load: of the records that are wanted
+each has the newest, and how many more there were. A reader that is slow misses seconds.
+"""
+
+from collections import deque
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from liveness.core.records import Wanted
+from liveness.service.feed import Feed
+from liveness.service.journal import Journal
+from liveness.service.pages import answering, json_text, query_of, wanted_in
+from liveness.service.streams import Kind, Listener, Streams, event
+from liveness.service.summary import Summaries
+from liveness.text import json_line
+
+# In one summary: more than a person reads in a second.
+MOST_RECORDS: Final = 50
+# Of what came since the last summary so many are looked at, the newest: twice what the
+# promises allow for a second.
+LOOKED_AT: Final = 20_000
+
+
+class LivePages:
+    """The pages.
+
+    Args:
+        summaries: What is told.
+        journal: The log.
+        feed: Its tail.
+        streams: Where the answers have their places.
+    """
+
+    def __init__(
+        self, summaries: Summaries, journal: Journal, feed: Feed, streams: Streams
+    ) -> None:
+        self._summaries = summaries
+        self._journal = journal
+        self._feed = feed
+        self._streams = streams
+
+    def routes(self, *, may_change: bool) -> list[Route]:
+        """The routes of a door, whichever it is."""
+        return [
+            Route("/v1/wheel", answering(self._wheel)),
+            Route("/v1/live", answering(self._live)),
+        ]
+
+    async def _wheel(self, request: Request) -> Response:
+        query_of(request)
+        return json_text(json_line(self._summaries.summary()))
+
+    async def _live(self, request: Request) -> Response:
+        query = query_of(request, "kind", "uid", "gateway")
+        wanted = wanted_in(query)
+
+        async def tell(listener: Listener) -> None:
+            await self._tell(listener, wanted)
+
+        return self._streams.events(Kind.LIVE, tell)
+
+    async def _tell(self, listener: Listener, wanted: Wanted) -> None:
+        journal, summaries = self._journal, self._summaries
+        ring = listener.wake.ring
+        summaries.follow(ring)
+        try:
+            position = journal.durable_seq
+            log = journal.store.log
+            history = json_line(summaries.history())
+            await listener.tell(event("history", history, id=f"{log}:{position}"))
+            while True:
+                await listener.wait()
+                newest = journal.durable_seq
+                records = self._records(max(position, newest - LOOKED_AT), wanted)
+                position = newest
+                text = f"{summaries.text[:-1]},{records}}}"
+                await listener.tell(event("summary", text, id=f"{log}:{position}"))
+        finally:
+            summaries.unfollow(ring)
+
+    def _records(self, after: int, wanted: Wanted) -> str:
+        newest = deque[str](maxlen=MOST_RECORDS)
+        count = 0
+        for count, entry in enumerate(self._feed.since(after, wanted), 1):  # noqa: B007 - it is how many there were
+            newest.append(entry.json)
+        left_out = count - len(newest)
+        return f'"records":[{",".join(newest)}],"left_out":{left_out}'

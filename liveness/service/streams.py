@@ -1,0 +1,182 @@
+"""Answers that go on for as long as somebody reads them, and how events are written.
+
+They have fewer places than a door has connections, so that whoever watches leaves room
+for those who ask. They end when the sidecar stops, and say so.
+
+A server-sent event is a name, a line of JSON and an id, by which a browser that connects
+anew says how far it had come. A comment now and then keeps proxies from taking a quiet
+stream for a dead one.
+
+Source:
+    WHATWG HTML, "Server-sent events".
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from functools import partial
+from typing import Final
+
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from liveness.metrics import Counts
+from liveness.service.pages import NotDone
+from liveness.service.wake import Wake
+from liveness.text import json_line
+
+# Proxies give up on a silent upstream after 30 to 60 s.
+QUIET_S: Final = 15.0
+# A browser waits so long before it connects anew: within the second in which gateways do.
+RETRY_MS: Final = 1_000
+STOPPING: Final = "the sidecar stops; connect again to go on"
+
+
+class Kind(StrEnum):
+    """What a stream is of."""
+
+    FEED = "feed"  # records
+    LIVE = "live"  # summaries
+    USERS = "users"  # those online
+
+
+class Told(Exception):
+    """A stream ends for a reason, which its reader is told."""
+
+
+class Listener:
+    """The one who reads a stream, as whoever tells it sees it.
+
+    Args:
+        send: To the client.
+        is_stopping: Whether the sidecar stops.
+    """
+
+    def __init__(self, send: Send, is_stopping: Callable[[], bool]) -> None:
+        self.wake = Wake()  # rung when there may be something to tell
+        self._send = send
+        self._is_stopping = is_stopping
+
+    async def tell(self, data: bytes) -> None:
+        """Send; returns when the client has room for more."""
+        await self._send(
+            {"type": "http.response.body", "body": data, "more_body": True}
+        )
+
+    async def wait(self) -> None:
+        """Wait until there may be something to tell.
+
+        Raises:
+            Told: The sidecar stops, and all there was has been told.
+        """
+        if self._is_stopping() and not self.wake.is_rung:
+            raise Told(STOPPING)
+        while True:
+            with trio.move_on_after(QUIET_S):
+                await self.wake.wait()
+                return
+            await self.tell(b": quiet\n\n")
+
+
+Tell = Callable[[Listener], Awaitable[None]]
+
+
+class Streams:
+    """The streams of all doors.
+
+    Args:
+        most: So many may be open at a time.
+        counts: Where it is counted that there were as many.
+    """
+
+    def __init__(self, *, most: int, counts: Counts) -> None:
+        self.open: Counter[str] = Counter({kind.value: 0 for kind in Kind})
+        self._most = most
+        self._counts = counts
+        self._is_stopping = False
+        self._listeners: set[Listener] = set()
+
+    def stop(self) -> None:
+        """End all streams, once what there is was told."""
+        self._is_stopping = True
+        for listener in self._listeners:
+            listener.wake.ring()
+
+    def answer(self, kind: Kind, tell: Tell, *, media: str) -> Response:
+        """The answer that is told by *tell*.
+
+        Raises:
+            NotDone: There is no room for it.
+        """
+        if self.open.total() < self._most:
+            return _Stream(partial(self._run, kind, tell), media)
+        self._counts.limits_met["http.max_streams"] += 1
+        told = f"there are {self._most} streams, as many as there may be"
+        raise NotDone(503, f"{told}; ask again later, or raise http.max_streams")
+
+    def events(self, kind: Kind, tell: Tell) -> Response:
+        """As `answer`, of events; the last one says why there are no more."""
+        return self.answer(
+            kind, partial(_as_events, tell), media="text/event-stream; charset=utf-8"
+        )
+
+    async def _run(self, kind: Kind, tell: Tell, receive: Receive, send: Send) -> None:
+        listener = Listener(send, lambda: self._is_stopping)
+        self.open[kind] += 1
+        self._listeners.add(listener)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_until_gone, receive, nursery.cancel_scope)
+                await tell(listener)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._listeners.discard(listener)
+            self.open[kind] -= 1
+
+
+def event(name: str, data: str, *, id: str) -> bytes:
+    """One event; *data* is one line."""
+    return f"id: {id}\nevent: {name}\ndata: {data}\n\n".encode()
+
+
+async def _as_events(tell: Tell, listener: Listener) -> None:
+    await listener.tell(f"retry: {RETRY_MS}\n\n".encode())
+    try:
+        await tell(listener)
+    except Told as why:
+        data = json_line({"why": str(why)})
+        # Without an id: a browser keeps the last one.
+        await listener.tell(f"event: end\ndata: {data}\n\n".encode())
+
+
+class _Stream(Response):
+    """A response whose body is told as there is something to tell."""
+
+    def __init__(
+        self, run: Callable[[Receive, Send], Awaitable[None]], media: str
+    ) -> None:
+        # nginx would keep back what comes in small pieces.
+        super().__init__(headers={"content-type": media, "x-accel-buffering": "no"})
+        del self.headers["content-length"]  # nobody knows it
+        self._run = run
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; to HEAD, how the answer would begin."""
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        if Request(scope).method != "HEAD":
+            await self._run(receive, send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _until_gone(receive: Receive, reading: trio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    reading.cancel()

@@ -1,0 +1,254 @@
+"""What an operator sees of the sidecar once a second, whatever the load.
+
+Once a second the counters are looked at, and the last five minutes of them kept: rates,
+quantiles and history are differences of two such looks. A summary is put together from
+plain numbers when somebody wants one, once for all who do.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from heapq import nlargest
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from liveness.core.gateways import Gateway
+from liveness.metrics import MOST_GATEWAYS, Now, quantile
+from liveness.service.clock import Clock
+from liveness.service.engine import Engine
+from liveness.service.guardpages import storms_shown
+from liveness.service.journal import Journal
+from liveness.text import json_line, utc_offset_s
+
+EVERY_S: Final = 1.0
+KEPT_S: Final = 300
+RATES_S: Final = 10
+# What `decided` is to be within, at 99 of 100 (proto/README.md, "promises").
+PROMISE_S: Final = 0.05
+
+Counted = Mapping[str, int]
+
+
+class Look(NamedTuple):
+    """The counters at one moment."""
+
+    at: int  # wall clock, in milliseconds
+    mono: float
+    users: int
+    moved: int
+    events: Counted
+    opened: Counted
+    ended: Counted
+    lateness: Mapping[str, list[tuple[str, float]]]
+
+
+class Summaries:
+    """Looks at the sidecar once a second, and tells of it.
+
+    Args:
+        now: Reads what the metrics show.
+        engine: Has the wheel and the gateways.
+        journal: Has the log.
+        clock: The clocks.
+        lateness: By stage, cumulative counts by upper bound.
+        why_not_ready: What is wrong, in words; nothing if it is ready.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], Now],
+        *,
+        engine: Engine,
+        journal: Journal,
+        clock: Clock,
+        lateness: Callable[[], Mapping[str, list[tuple[str, float]]]],
+        why_not_ready: Callable[[], list[str]],
+    ) -> None:
+        self._now = now
+        self._engine = engine
+        self._journal = journal
+        self._clock = clock
+        self._lateness = lateness
+        self._why_not_ready = why_not_ready
+        self._began = clock.mono()
+        self._looks: deque[Look] = deque(maxlen=KEPT_S + 1)
+        self._rings: dict[Callable[[], None], None] = {}
+        self._text: str | None = None
+
+    async def run(self) -> None:
+        """Look once a second, for ever."""
+        at = trio.current_time()
+        while True:
+            self._looks.append(self._look(self._now()))
+            self._text = None
+            for ring in self._rings:
+                ring()
+            at = max(
+                at + EVERY_S, trio.current_time()
+            )  # not one for each that was missed
+            await trio.sleep_until(at)
+
+    def follow(self, ring: Callable[[], None]) -> None:
+        """Call *ring* once a second."""
+        self._rings[ring] = None
+
+    def unfollow(self, ring: Callable[[], None]) -> None:
+        """Stop calling it."""
+        self._rings.pop(ring, None)
+
+    @property
+    def text(self) -> str:
+        """The summary of this second as JSON, made for the first who wants it."""
+        if self._text is None:
+            self._text = json_line(self.summary())
+        return self._text
+
+    # --- what is told -----------------------------------------------------------
+
+    def history(self) -> dict[str, Any]:
+        """The last minutes in columns, oldest first; rates are per second."""
+        pairs = [*pairwise(self._looks)]
+
+        def column(count: Callable[[Look], int]) -> list[float]:
+            return [_rate(count, before, after) for before, after in pairs]
+
+        def columns(counts: Callable[[Look], Counted]) -> dict[str, list[float]]:
+            names = counts(pairs[-1][1]) if pairs else ()
+            return {
+                name: column(lambda look, it=name: counts(look)[it])  # type: ignore[misc]  # mypy infers no lambda with a default
+                for name in names
+            }
+
+        return {
+            "every_s": EVERY_S,
+            "at": [after.at for _, after in pairs],
+            "users": [after.users for _, after in pairs],
+            "events": columns(lambda look: look.events),
+            "onlines": columns(lambda look: look.opened),
+            "offlines": columns(lambda look: look.ended),
+            "moved": column(lambda look: look.moved),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """How everything is at this moment."""
+        now, engine, journal = self._now(), self._engine, self._journal
+        presence = engine.presence
+        wheel = presence.wheel
+        look, why = self._look(now), self._why_not_ready()
+        due = {
+            gateway.name: wheel.due(gateway.number)
+            for gateway in presence.due_gateways()
+        }
+        shown = nlargest(
+            MOST_GATEWAYS,
+            (it for it in presence.gateways.values() if it.users or it.is_linked),
+            key=lambda gateway: gateway.users,
+        )
+        guard = presence.guard
+        storms = storms_shown([] if guard is None else guard.storms(engine.attended))
+        return {
+            "at": look.at,
+            "utc_offset_s": utc_offset_s(look.at),
+            "version": now.version,
+            "wheel": now.wheel,
+            "uptime_s": round(look.mono - self._began, 3),
+            "ready": not why,
+            "why": why,
+            "log": journal.store.log,
+            "seq": now.log_seq,
+            "timeout": presence.timeout,
+            "slots": wheel.slots,
+            "slot_s": presence.timeout / wheel.slots,
+            "hand": round(wheel.hand, 3),
+            "stands": engine.stands,
+            "hand_lag_s": round(now.hand_lag_s, 3),
+            "slot_users": now.slot_users,
+            "layers": wheel.layer_users(),
+            "due": sum(due.values()),
+            "users": now.users,
+            "rates": self._rates(look),
+            "lateness": self._quantiles(look),
+            "early": now.early,
+            "held": now.held,
+            "storms": storms["storms"],
+            "storms_more": storms["more"],
+            "links": now.links,
+            "gateways": [self._gateway(it, due.get(it.name, 0)) for it in shown],
+            "gateways_more": len(now.gateways) - len(shown),
+            "unattended_s": round(now.unattended_s, 3),
+            "log_pending": now.log_pending,
+            "log_failure": journal.failure,
+            "timers": now.timers,
+        }
+
+    def _gateway(self, gateway: Gateway, due: int) -> dict[str, Any]:
+        return {
+            "name": gateway.name,
+            "users": gateway.users,
+            "linked": gateway.is_linked,
+            "unacked": self._engine.book.unacked(gateway.name),
+            "due": due,
+            "timeout": gateway.timeout or self._engine.presence.timeout,
+        }
+
+    # --- two looks --------------------------------------------------------------
+
+    def _look(self, now: Now) -> Look:
+        return Look(
+            self._clock.wall_ms(),
+            self._clock.mono(),
+            now.users,
+            now.moved,
+            dict(now.events),
+            dict(now.opened),
+            dict(now.ended),
+            self._lateness(),
+        )
+
+    def _before(self, look: Look, seconds: float) -> Look:
+        """The look of so many seconds before, or the oldest."""
+        since = look.mono - seconds - EVERY_S / 2
+        return next((one for one in self._looks if one.mono >= since), look)
+
+    def _rates(self, look: Look) -> dict[str, Any]:
+        before = self._before(look, RATES_S)
+
+        def rates(counts: Callable[[Look], Counted]) -> dict[str, float]:
+            return {
+                name: _rate(lambda it: counts(it)[name], before, look)  # noqa: B023 - called at once
+                for name in counts(look)
+            }
+
+        return {
+            "over_s": round(look.mono - before.mono, 3),
+            "events": rates(lambda it: it.events),
+            "onlines": rates(lambda it: it.opened),
+            "offlines": rates(lambda it: it.ended),
+            "moved": _rate(lambda it: it.moved, before, look),
+        }
+
+    def _quantiles(self, look: Look) -> dict[str, Any]:
+        before = self._before(look, KEPT_S)
+        told: dict[str, Any] = {
+            "promise_s": PROMISE_S,
+            "over_s": round(look.mono - before.mono, 3),
+        }
+        for stage, counts in look.lateness.items():
+            buckets = [
+                (float(bound), count - old)
+                for (bound, count), (_, old) in zip(
+                    counts, before.lateness[stage], strict=True
+                )
+            ]
+            told[stage] = {
+                "count": int(buckets[-1][1]),
+                "p50_s": quantile(0.5, buckets),
+                "p99_s": quantile(0.99, buckets),
+            }
+        return told
+
+
+def _rate(count: Callable[[Look], int], before: Look, after: Look) -> float:
+    seconds = after.mono - before.mono
+    return round((count(after) - count(before)) / seconds, 2) if seconds else 0.0
