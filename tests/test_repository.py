@@ -42,7 +42,8 @@ STEPS = ("check", "test", "mutants")
 
 # One entry: a pin, perhaps for some Pythons only, and nothing but hashes after it.
 ENTRY = re.compile(
-    r"(?P<name>[a-z0-9-]+)==(?P<version>[a-z0-9.]+)(?: ; [a-z_]+ [!<>=]+ '[^']+')?"
+    r"(?P<name>[a-z0-9-]+)==(?P<version>(?:[0-9]+!)?[a-z0-9.]+)"
+    r"(?: ; [a-z_]+ [!<>=]+ '[^']+')?"
     r"(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n"
 )
 

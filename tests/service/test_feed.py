@@ -20,6 +20,7 @@ from tests.strategies import BOUNDED
 NAMES = ("g", "h", "i")
 WALL_MS = 123
 EVERYTHING = Wanted(None, frozenset(KINDS))
+UIDS = ("7", 7, "u")
 
 
 def record(
@@ -119,6 +120,7 @@ drawn_wanted = st.builds(
     Wanted,
     st.sampled_from((None, *NAMES)),
     st.frozensets(st.sampled_from((*KINDS, "gap"))),
+    uid=st.sampled_from((None, None, *UIDS)),
 )
 
 
@@ -133,7 +135,13 @@ def test_a_reader_is_given_the_same_from_memory_and_from_disk(
 ) -> None:
     seqs = count(1)
     written = [
-        Batch([record(next(seqs), *one) for one in commit], [0.0] * len(commit))
+        Batch(
+            [
+                record(seq := next(seqs), *one)._replace(uid=UIDS[seq % 3])
+                for one in commit
+            ],
+            [0.0] * len(commit),
+        )
         for commit in commits
     ]
     everything = [one for batch in written for one in batch.records]
@@ -143,6 +151,7 @@ def test_a_reader_is_given_the_same_from_memory_and_from_disk(
         if one.seq > position
         and one.kind in wanted.kinds
         and wanted.gateway in (None, one.gateway, one.from_gateway)
+        and wanted.uid in (None, one.uid)
     ]
     folder = tmp_path_factory.mktemp("state")
     with log_of(written, folder, keep=10**6) as log:

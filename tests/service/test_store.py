@@ -38,6 +38,7 @@ from tests import disk
 from tests.strategies import BOUNDED, HARD_UIDS, conns, uids
 
 ALL = Wanted(None, frozenset(KINDS))
+UIDS = ("7", 7, "u")
 NEVER_MS = 0
 PLENTY_BYTES = 2**40
 
@@ -240,7 +241,12 @@ drawn_commits = st.lists(
 @BOUNDED
 @given(
     drawn_commits,
-    st.builds(Wanted, names | st.none(), st.frozensets(st.sampled_from(KINDS))),
+    st.builds(
+        Wanted,
+        names | st.none(),
+        st.frozensets(st.sampled_from(KINDS)),
+        uid=st.sampled_from([None, None, *UIDS]),
+    ),
     st.tuples(st.integers(0, 40), st.integers(0, 60), st.integers(1, 9)),
 )
 def test_a_reader_gets_the_same_wherever_the_pages_end(
@@ -254,8 +260,10 @@ def test_a_reader_gets_the_same_wherever_the_pages_end(
     with closing(Store(tmp_path_factory.mktemp("state"))) as store:
         for commit in commits:
             new = [
-                Record(next(seqs), kind, "u", gateway, 1, None, "login", 1)._replace(
-                    from_gateway=origin
+                Record(
+                    (seq := next(seqs)),
+                    *(kind, UIDS[seq % 3], gateway, 1, None, "login", 1),
+                    from_gateway=origin,
                 )
                 for kind, gateway, origin in commit
             ]
@@ -267,6 +275,7 @@ def test_a_reader_gets_the_same_wherever_the_pages_end(
         for one in records[after:until]
         if one.kind in wanted.kinds
         and wanted.gateway in (None, one.gateway, one.from_gateway)
+        and wanted.uid in (None, one.uid)
     ][:limit]
     reached = expected[-1].seq if len(expected) == limit else until
     assert got == (expected, reached, 1)
