@@ -25,6 +25,29 @@ class Answer(NamedTuple):
         return error
 
 
+def scope_of(
+    method: str, target: str, headers: Mapping[str, str] | Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """What a server says of a request; its headers as in `ask`."""
+    if isinstance(headers, Mapping):
+        headers = list({"host": "localhost", **headers}.items())
+    path, _, query = target.partition("?")
+    return {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(name.encode(), it.encode("latin-1")) for name, it in headers],
+        "client": ("192.0.2.1", 80),
+        "server": ("127.0.0.1", 80),
+        "state": {},
+    }
+
+
 async def ask(
     app: ASGIApp,
     method: str,
@@ -42,23 +65,7 @@ async def ask(
         pieces: Of the body, as they come.
         headers: With a `Host` that will do unless one is given; as pairs, all of them.
     """
-    if isinstance(headers, Mapping):
-        headers = list({"host": "localhost", **headers}.items())
-    path, _, query = target.partition("?")
-    scope: dict[str, Any] = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": query.encode(),
-        "root_path": "",
-        "headers": [(name.encode(), it.encode("latin-1")) for name, it in headers],
-        "client": ("192.0.2.1", 80),
-        "server": ("127.0.0.1", 80),
-        "state": {},
-    }
+    scope = scope_of(method, target, headers)
     rest: list[Message] = [
         {"type": "http.request", "body": piece, "more_body": True} for piece in pieces
     ]

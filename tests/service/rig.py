@@ -23,6 +23,7 @@ import trio
 from liveness.config import (
     Config,
     GuardSettings,
+    HttpSettings,
     LimitSettings,
     SocketSettings,
     StateSettings,
@@ -38,6 +39,7 @@ from liveness.service.timertable import TimerTable
 from tests import disk
 
 OFF: Final = GuardSettings()
+PLAIN: Final = HttpSettings()
 # Virtual seconds: far beyond any delay of the product's.
 LONG_S: Final = 600.0
 # An idle sidecar may look up a few times a second, and no more.
@@ -190,6 +192,7 @@ async def running(
     *,
     timeout_s: float = 30.0,
     guard: GuardSettings = OFF,
+    http: HttpSettings = PLAIN,
     **limits: Any,
 ) -> AsyncIterator[Rig]:
     """Run a service with this silence timeout, this guard and these limits."""
@@ -198,6 +201,7 @@ async def running(
         socket=SocketSettings(path=folder / "g.sock"),
         state=StateSettings(dir=folder / "state"),
         guard=guard,
+        http=http,
         limits=LimitSettings(**limits),
     )
     with (

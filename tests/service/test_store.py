@@ -261,11 +261,11 @@ def test_a_reader_gets_the_same_wherever_the_pages_end(
         for commit in commits:
             new = [
                 Record(
-                    (seq := next(seqs)),
+                    seq,
                     *(kind, UIDS[seq % 3], gateway, 1, None, "login", 1),
                     from_gateway=origin,
                 )
-                for kind, gateway, origin in commit
+                for (kind, gateway, origin), seq in zip(commit, seqs, strict=False)
             ]
             write(store, *new)
             records += new
