@@ -20,7 +20,17 @@ WRONG = {"authorization": "Bearer another-token-of-the-same-length"}
 HTML = {"accept": "text/html"}
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 OPEN = ["/metrics", "/healthz", "/readyz", "/sign-in", "/page/style.css"]
-CLOSED = ["/", "/v1/timers", "/v1/timers/newest?key=k", "/page/index.html", "/nothing"]
+CLOSED = [
+    "/",
+    "/v1/feed",
+    "/v1/live",
+    "/v1/users",
+    "/v1/wheel",
+    "/v1/timers",
+    "/v1/timers/newest?key=k",
+    "/page/index.html",
+    "/nothing",
+]
 
 
 def token_file(folder: Path, secret: str = WORDS) -> Path:
