@@ -18,6 +18,8 @@ NONE: Final = 0.0
 # Of another gateway's users, while everyone of one falls silent.
 OTHERS_DECIDED_MS: Final = 200.0
 OTHERS_DELIVERED_MS: Final = 500.0
+# Of others' users, while everyone online is listed over HTTP.
+LISTED_MS: Final = 100.0
 # Of timers: with ten million that wait, beside the load of 100,000 users.
 PENDING_MB: Final = 300.0
 PENDING_READY_S: Final = 5.0

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
 from liveness.bench import Options
@@ -13,6 +13,7 @@ from liveness.bench.floors import (
     IDLE_CPU_PERCENT,
     IDLE_MB,
     IDLE_READY_S,
+    LISTED_MS,
     NONE,
     OTHERS_DECIDED_MS,
     OTHERS_DELIVERED_MS,
@@ -26,6 +27,7 @@ from liveness.bench.server import Server, server
 from liveness.bench.stragglers import Stragglers
 from liveness.bench.systems import LONG_S
 from liveness.bench.verdict import Verdict, judge, p99_ms, quantile
+from liveness.commands.admin import Admin
 
 IDLE_SETTLE_S: Final = 1.0  # for what a start leaves behind
 IDLE_S: Final = 5.0
@@ -208,9 +210,23 @@ def day(options: Options, stage: Stage) -> list[Figure]:
         gateway.ping()
         took_s = time.perf_counter() - began
         beside = others.figures("day", began, decided_ms=DECIDED_MS, delivered_ms=None)
+        stage("everyone is listed over HTTP", None)
+        began = time.perf_counter()
+        listed = _listed_over_http(sidecar)
+        list_s = time.perf_counter() - began
+        beside += others.figures(
+            "day",
+            began,
+            decided_ms=LISTED_MS,
+            delivered_ms=LISTED_MS,
+            meanwhile=" while all are listed",
+        )
+    missing = len(users) - listed
     return [
         *beside,
         Figure("day", "all on disk", took_s, "s"),
+        Figure("day", "all listed over HTTP", list_s, "s"),
+        Figure("day", "missing in that list", max(0, missing), "", NONE),
         *borders(min(options.users, BORDERS_USERS), stage),
     ]
 
@@ -331,6 +347,16 @@ def _order(options: Options) -> list[int]:
             order.append(stayer)
             stayer = stayer + 1 if stayer + 1 < options.users else falling
     return order
+
+
+def _listed_over_http(sidecar: Server) -> int:
+    """How many users `/v1/users` lists; 0 if it does not come to its end."""
+    with closing(Admin(sidecar.socket, LONG_S)) as connection:
+        connection.request("GET", "/v1/users")
+        users, last = 0, b""
+        for last in connection.getresponse():
+            users += b'"uid"' in last
+    return users if b'"seq"' in last and b'"uid"' not in last else 0
 
 
 def _lost(before: dict[str, int], gateway: Gateway) -> int:

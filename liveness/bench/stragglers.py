@@ -59,6 +59,7 @@ class Stragglers:
         *,
         decided_ms: float,
         delivered_ms: float | None,
+        meanwhile: str = "",
     ) -> list[Figure]:
         """Judge those who came due from a monotonic moment on until now.
 
@@ -67,6 +68,7 @@ class Stragglers:
             began: The moment.
             decided_ms: The floor of the decision.
             delivered_ms: The floor of the delivery.
+            meanwhile: What went on, where that is told apart from something else.
         """
         until = max(time.perf_counter(), began + LEAST_S)
         time.sleep(max(0.0, until - time.perf_counter()))
@@ -79,9 +81,13 @@ class Stragglers:
         ]
         verdict = judge(told, due, timeout_s=0.0)
         decided, delivered = p99_ms(verdict.decided_s), p99_ms(verdict.delivered_s)
+        found = {
+            "decided p99": (decided, "ms", decided_ms),
+            "delivered p99": (delivered, "ms", delivered_ms),
+            "early": (verdict.early, "", 0.0),
+            "missing": (verdict.missing, "", 0.0),
+        }
         return [
-            Figure(scenario, "others decided p99", decided, "ms", decided_ms),
-            Figure(scenario, "others delivered p99", delivered, "ms", delivered_ms),
-            Figure(scenario, "others early", verdict.early, "", 0.0),
-            Figure(scenario, "others missing", verdict.missing, "", 0.0),
+            Figure(scenario, f"others {name}{meanwhile}", *it)
+            for name, it in found.items()
         ]

@@ -21,14 +21,15 @@ TIMEOUT_S: Final = 2.0
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 
 
-class _Admin(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
+class Admin(http.client.HTTPConnection):
+    """HTTP to the `admin.sock` beside a gateways' socket."""
 
-    def __init__(self, path: Path, timeout_s: float) -> None:
+    def __init__(self, socket_path: Path, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
-        self._path = path
+        self._path = socket_path.with_name(ADMIN_SOCKET)
 
     def connect(self) -> None:
+        """Connect; as the base does over TCP."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
@@ -46,7 +47,7 @@ def ask(
     Raises:
         CommandError: There is no answer, or no room for another connection.
     """
-    connection = _Admin(socket_path.with_name(ADMIN_SOCKET), timeout_s)
+    connection = Admin(socket_path, timeout_s)
     try:
         with suppress(BrokenPipeError):  # who is turned away is answered unasked
             if body is None:
