@@ -25,7 +25,7 @@ from liveness.service.pages import NotDone, answering, query_of
 from liveness.service.store import Store
 from liveness.service.streams import Kind, Listener, Streams
 
-PIECE_BYTES: Final = 65_536
+PIECE_BYTES: Final = 262_144
 
 
 class OnlinePages:

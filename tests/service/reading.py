@@ -54,22 +54,24 @@ class Reader:
         """Go, without reading on."""
         self._gone.set()
 
-    async def line(self) -> str | None:
-        """The next line; None when there are no more."""
-        with trio.fail_after(LONG_S):
-            while "\n" not in self._text:
-                try:
-                    self._text += await self._pieces.receive()
-                except trio.EndOfChannel:
-                    assert not self._text
-                    return None
+    async def _line(self) -> str | None:
+        while "\n" not in self._text:
+            try:
+                self._text += await self._pieces.receive()
+            except trio.EndOfChannel:
+                assert not self._text
+                return None
         found, _, self._text = self._text.partition("\n")
         return found
 
     async def event(self) -> Event | None:
         """The next event; None when there are no more."""
+        with trio.fail_after(LONG_S):
+            return await self._event()
+
+    async def _event(self) -> Event | None:
         fields: dict[str, str] = {}
-        while (line := await self.line()) is not None:
+        while (line := await self._line()) is not None:
             if line.startswith(":"):
                 self.comments += 1
             elif line:

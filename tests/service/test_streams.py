@@ -14,7 +14,7 @@ from liveness.config import HttpSettings
 from liveness.service.livepages import MOST_RECORDS
 from liveness.service.streams import QUIET_S, STOPPING
 from tests.service.asgi import ask
-from tests.service.reading import Event, Reader, reading
+from tests.service.reading import LONG_S, Event, Reader, reading
 from tests.service.rig import Rig, running
 
 USERS = ["7", 7, 'quo"te', 2**53 + 1, "int:7", "str:int:7", "İ\u2028\\"]
@@ -234,7 +234,8 @@ async def test_there_are_so_many_streams_and_one_more_is_told_so(
                 reader = await stack.enter_async_context(reading(door(rig), target))
                 await reader.events(1)
             for target in ("/v1/feed", "/v1/live", "/v1/users"):
-                answer = await ask(door(rig), "GET", target)
+                with trio.fail_after(LONG_S):
+                    answer = await ask(door(rig), "GET", target)
                 assert answer.status == 503
                 assert "http.max_streams" in answer.error
             assert rig.counts.limits_met["http.max_streams"] == 3
@@ -273,11 +274,12 @@ async def test_a_stop_ends_every_stream_once_all_was_told(
     ):
         await begun(feed, rig.store.log, 0)
         gateway = await rig.gateway("gw")
-        await gateway.send(["login", "a"])
-        await gateway.settle()
+        for uid in "ab":  # the first waits to be read, the second for that
+            await gateway.send(["login", uid])
+            await gateway.settle()
         rig.sidecar._streams.stop()
-        record, end = await feed.rest()
-        assert record.data["uid"] == "a"
+        *records, end = await feed.rest()
+        assert [record.data["uid"] for record in records] == ["a", "b"]
         assert end == Event("end", {"why": STOPPING}, None)
         assert (await live.rest())[-1] == end
         async with reading(door(rig), "/v1/feed") as late:
