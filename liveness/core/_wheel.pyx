@@ -22,7 +22,8 @@ from liveness.core._table cimport (
 from liveness.core._wire cimport NO_CONN, NOBODY, PackedSigns, Sign, packed
 from liveness.core.table import OWN_TIMEOUT, RENEWED
 from liveness.core.wheel import (
-    BAD_UID, BUCKET_S, GROUND_MOST, HORIZON_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Snapshot,
+    BAD_UID, BUCKET_S, GROUND_MOST, HORIZON_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Slot,
+    Snapshot,
 )
 
 cdef enum:
@@ -287,6 +288,28 @@ cdef class Wheel:
             if table.user(at).gateway == <uint32_t> gateway
         ]
         return found, bottom or -1
+
+    def slot_of(self, uid):
+        """Where *uid* waits, or None if it is due; see `wheel.Wheel.slot_of`."""
+        cdef User *user = self.table.user(self.table.known(uid))
+        cdef int32_t within = user.list, queued
+        cdef int64_t due = self.border_before(user.deadline) + 1, slot, bucket
+        cdef int layer
+        cdef bint is_there = False
+        if due <= self.bucket:
+            return None
+        for bucket in range(self.size):
+            is_there |= self.ground[bucket] == within
+        for layer in range(self.layers):
+            slot = (due - 1) // self.widths[layer] % self.slots
+            is_there |= self.layer_lists[layer * self.slots + slot] == within
+            queued = self.pouring[layer].first
+            while queued != NONE:
+                is_there |= queued == within
+                queued = self.table.lists[queued].after
+            if is_there:
+                return Slot(layer, slot)
+        raise AssertionError(f"{uid!r} is in no list")
 
     def slot_users(self):
         """How many users are due in each slot of the ring; see `wheel.Wheel`."""

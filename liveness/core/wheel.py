@@ -72,6 +72,13 @@ class Snapshot(NamedTuple):
     events: array[int]
 
 
+class Slot(NamedTuple):
+    """Where a user waits: the layer, lowest first, and the slot's place on it."""
+
+    layer: int
+    slot: int
+
+
 class Wheel:
     """The timing wheel and the table of all users on it.
 
@@ -348,6 +355,25 @@ class Wheel:
             if owner[at] == gateway and (uid := uid_of[at]) is not None
         ]
         return found, -1 if stop == len(uid_of) else stop
+
+    def slot_of(self, uid: Uid) -> Slot | None:
+        """Where *uid*, who must be known, waits; None for one who is due.
+
+        On the ground it is the lowest layer's slot.
+        """
+        table = self._table
+        place = table.index[uid]
+        within, due = table.list[place], self._due_bucket(table.deadline[place])
+        if due <= self._bucket:
+            return None
+        for number, (layer, width, queue) in enumerate(
+            zip(self._layers, self._widths, self._pouring, strict=True)
+        ):
+            slot = (due - 1) // width % self.slots
+            is_on_ground = not number and within in self._ground
+            if is_on_ground or layer[slot] == within or within in queue:
+                return Slot(number, slot)
+        raise AssertionError(f"{uid!r} is in no list")
 
     def slot_users(self) -> list[int]:
         """How many users are due in each slot of the ring, by place on the ring.

@@ -117,6 +117,7 @@ class Pair:
     def check(self) -> None:
         self.same(lambda wheel: (len(wheel), wheel.slots, wheel.bucket_s))
         self.same(lambda wheel: [wheel.find(uid) for uid in self.met])
+        self.same(lambda wheel: [wheel.slot_of(uid) for uid in self.online])
         self.same(lambda wheel: (wheel.waiting(), wheel.next_due(), wheel.slot_users()))
         self.same(lambda wheel: (wheel.hand, wheel.layer_users()))
         for gateway in range(self.gateways):

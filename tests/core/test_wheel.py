@@ -232,6 +232,8 @@ class Model:
         assert min(users) >= 0
         assert sum(users) + due <= len(self.wheel)
         assert sum(self.wheel.layer_users()) + due == len(self.wheel)
+        places = [self.wheel.slot_of(uid) for uid in self.entries]
+        assert places.count(None) == due
         # A bucket less, because a sum may round to the next one.
         if self.longest <= self.timeout - self.bucket_s:
             assert sum(users) + due == len(self.wheel), "somebody is in no slot"
@@ -559,6 +561,25 @@ def test_users_are_counted_in_the_layer_in_which_they_lie(
     model.advance(1.25)
     assert model.wheel.due(0) == 1
     assert model.wheel.layer_users()[:5] == [1, 2, 1, 1, 1]
+
+
+def test_a_user_is_found_in_the_slot_of_its_layer_until_it_is_due(
+    wheel_class: WheelClass,
+) -> None:
+    model = Model(wheel_class, timeout=30, slots=30)
+    for timeout in (1.5, 29.5, 95.5, 3_000.0):
+        model.open(f"{timeout}", timeout=timeout)
+    slot_of = model.wheel.slot_of
+    assert [slot_of(uid) for uid in model.entries] == [(0, 1), (0, 29), (1, 3), (2, 3)]
+    model.advance(5.0)
+    assert [slot_of(uid) for uid in model.entries] == [None, (0, 29), (1, 3), (2, 3)]
+    model.advance(91.0)
+    assert slot_of("95.5") == (0, 5)
+    model.wheel.advance(95.6, 0)  # it has passed, and was not laid yet
+    assert slot_of("95.5") is None
+    for uid in ("nobody", 1, "95"):
+        with pytest.raises(KeyError):
+            slot_of(uid)
 
 
 def test_a_table_is_looked_through_a_stretch_at_a_time(wheel_class: WheelClass) -> None:
