@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from liveness.core.frames import bad_uid_text
-from liveness.core.uids import is_uid
+from liveness.core.uids import MAX_UID_BYTES, is_uid
 
 # The largest integer below which every double is exact: what JSON's readers can hold.
 EXACT_IN_JSON: Final = 2**53
@@ -39,19 +38,21 @@ def uid_text(uid: str | int) -> str:
 
 
 def uid_of(text: str) -> str | int:
-    """The user whose name on the command line, and in a URL, this is.
+    """The user whom somebody names so: what `uid_text` gives, read back.
 
     Raises:
-        ValueError: It is nobody's; says what it should be.
+        ValueError: No user can have this name.
     """
-    uid: str | int = text
+    found: str | int = text
     if _LIKE_AN_INTEGER.fullmatch(text):
-        kind, _, rest = text.partition(":")
-        # No integer has more digits, and Python refuses to read many more.
-        uid = rest if kind == "str" else int(rest[:20])
-    if not is_uid(uid):
-        raise ValueError(bad_uid_text(uid))
-    return uid
+        name, _, number = text.partition(":")
+        found = number if name == "str" else int(number) if len(number) < 20 else -1
+    if not is_uid(found):
+        raise ValueError(
+            f"{text!r:.80} is no uid: a string of 1 to {MAX_UID_BYTES} bytes of UTF-8 "
+            "without control characters, or int:N with N from 0 to 2^63-1"
+        )
+    return found
 
 
 def json_ready(record: Mapping[str, object]) -> dict[str, object]:

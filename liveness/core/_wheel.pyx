@@ -343,16 +343,15 @@ cdef class Wheel:
         return (<double> self.bucket / <double> self.widths[self.ring]) % self.slots
 
     def layer_users(self):
-        """How many users lie in the buckets, and in each layer; see `wheel.Wheel`."""
+        """How many users lie in each layer, lowest first; see `wheel.Wheel`."""
         cdef int layer
-        users = [self.users_of(self.ground, self.size, &self.passed)]
-        for layer in range(self.layers):
-            users.append(
-                self.users_of(
-                    self.layer_lists + layer * self.slots, self.slots,
-                    &self.pouring[layer],
-                )
+        users = [
+            self.users_of(
+                self.layer_lists + layer * self.slots, self.slots, &self.pouring[layer]
             )
+            for layer in range(self.layers)
+        ]
+        users[0] += self.users_of(self.ground, self.size, &self.passed)
         return users
 
     cdef int64_t users_of(self, const int32_t *layer, int64_t size, const Queue *queue):

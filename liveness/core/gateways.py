@@ -17,6 +17,9 @@ MUTE: Final = "mute"
 UNREAD: Final = "unread"
 STORM: Final = "storm"  # not for their gateway: see `guard`
 WHY_HELD: Final = (AWAY, MUTE, UNREAD, STORM)
+# Nor are these: everyone waits, and so they are counted elsewhere.
+STANDS: Final = "stands"  # the clock, until gateways had time to catch up
+DISK: Final = "disk"  # the disk, for what was decided before
 
 
 class Clearance(NamedTuple):
@@ -102,6 +105,12 @@ class Gateway:
         empty_at = self.empty_at if self.empty_at >= self.settles_at else NEVER
         why = None if empty_at >= now else UNREAD
         return Clearance(min(empty_at, now), given_up, self.renew_until, why)
+
+    def absence(self, now: float) -> str | None:
+        """Whether it is `AWAY` or `MUTE`, so that nobody is heard through it."""
+        if not self.is_linked:
+            return AWAY
+        return MUTE if self._is_mute(now) else None
 
     def _is_mute(self, now: float) -> bool:
         return self.ping is not None and now - self.heard_at > self.ping

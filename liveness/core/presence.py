@@ -37,7 +37,7 @@ from liveness.core.records import (
 )
 from liveness.core.table import OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.turns import in_turns
-from liveness.core.wheel import Wheel
+from liveness.core.wheel import Slot, Wheel
 
 # Why an event changed nothing, as `liveness_events_ignored_total{why}` shows it.
 WHY_OTHER_GATEWAY: Final = "other_gateway"
@@ -68,6 +68,23 @@ class NoRoom:
 
     limit: str  # the bound that was met
     indices: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """All that is known of a user who is online, at one moment."""
+
+    gateway: str
+    session: int
+    conn: int | None
+    since: int  # Unix milliseconds at which its connection began
+    last: str | None  # its last event, and when that was; None: unheard since a crash
+    seen: int | None
+    timeout: float
+    fires_in: float  # attended seconds; 0.0 for one who is due
+    slot: Slot | None  # None: it is due
+    held: str | None  # what one who is due waits for: see `gateways`
+    absence: str | None  # whether its gateway is `AWAY` or `MUTE`
 
 
 class Presence:
@@ -236,6 +253,30 @@ class Presence:
             if entry is not None
         ]
 
+    def standing(self, uid: Uid, at: Instant) -> Standing | None:
+        """How it stands with a user; None if it is not online."""
+        entry = self.wheel.find(uid)
+        if entry is None:
+            return None
+        gateway = self._by_number[entry.gateway]
+        slot = self.wheel.slot_of(uid)
+        why = self._why_held(gateway, at.now)
+        return Standing(
+            gateway=gateway.name,
+            session=entry.session,
+            conn=entry.conn,
+            since=at.wall_ms - round((at.mono - entry.start) * 1000),
+            last=EVENTS[entry.event] or None,
+            seen=at.wall_ms - round((at.mono - entry.seen) * 1000)
+            if entry.event
+            else None,
+            timeout=entry.timeout,
+            fires_in=max(0.0, entry.deadline - at.now),
+            slot=slot,
+            held=why if slot is None else None,
+            absence=gateway.absence(at.now),
+        )
+
     # --- endings --------------------------------------------------------------
 
     def advance(self, now: float, steps: int) -> None:
@@ -282,9 +323,7 @@ class Presence:
         """How many due users wait, by what they wait for."""
         held = dict.fromkeys(WHY_HELD, 0)
         for gateway in self.due_gateways():
-            why = gateway.clearance(now, hold=self._hold).why
-            if self.guard is not None and self.guard.holds(gateway):
-                why = STORM
+            why = self._why_held(gateway, now)
             if why is not None:
                 held[why] += self.wheel.due(gateway.number)
         return held
@@ -450,6 +489,12 @@ class Presence:
         if self.guard is not None:
             self.guard.judged(gateway, (*silent, *lost), at.now)
         return judged + len(lost)
+
+    def _why_held(self, gateway: Gateway, now: float) -> str | None:
+        """What due users of a gateway wait for."""
+        if self.guard is not None and self.guard.holds(gateway):
+            return STORM
+        return gateway.clearance(now, hold=self._hold).why
 
     def _leave(self, entry: Entry) -> Gateway:
         gateway = self._by_number[entry.gateway]

@@ -171,6 +171,13 @@ class Gap(NamedTuple):
         }
 
 
+class Mark(NamedTuple):
+    """A place in the log: a seq, and about when that was, in Unix milliseconds."""
+
+    seq: int
+    at: int
+
+
 # What the log holds.
 Logged: TypeAlias = Record | TimerRecord
 

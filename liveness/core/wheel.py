@@ -403,15 +403,17 @@ class Wheel:
         return self._bucket / self._widths[self._ring] % self.slots
 
     def layer_users(self) -> list[int]:
-        """How many users lie in the buckets, and in each layer above, lowest first.
+        """How many users lie in each layer, lowest first, whose buckets are part of it.
 
         Who is due already lies in none.
         """
         count = self._table.count
-        layers = zip(
-            (self._ground, *self._layers), (self._passed, *self._pouring), strict=True
-        )
-        return [sum(count[it] for it in (*layer, *queue)) for layer, queue in layers]
+        users = [
+            sum(count[it] for it in (*layer, *queue))
+            for layer, queue in zip(self._layers, self._pouring, strict=True)
+        ]
+        users[0] += sum(count[it] for it in (*self._ground, *self._passed))
+        return users
 
     def snapshot(self, now: float) -> Snapshot:
         """Every user's clock at *now*, in columns.

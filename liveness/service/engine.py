@@ -6,7 +6,7 @@ give what was decided to the journal. Read, then fire: a user is judged only aft
 gateway's socket has been read empty since its deadline.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, assert_never
 
 import structlog
@@ -14,10 +14,10 @@ import structlog
 from liveness.build import Reader
 from liveness.core.clock import AttendedClock
 from liveness.core.frames import bad_uid_text
-from liveness.core.gateways import Gateway
+from liveness.core.gateways import DISK, STANDS, Gateway
 from liveness.core.guard import Begun, Storm
 from liveness.core.link import Link
-from liveness.core.presence import NoRoom, Presence
+from liveness.core.presence import NoRoom, Presence, Standing
 from liveness.core.records import (
     EVENTS,
     GATEWAY,
@@ -34,6 +34,7 @@ from liveness.core.records import (
     Refusal,
     Request,
     SignsOfLife,
+    Uid,
     Where,
 )
 from liveness.core.timetable import Due, Timetable
@@ -297,6 +298,19 @@ class Engine:
         at = self._instant(self._attended.now)
         self.timetable.try_again(gateway, key, at)
         self._hand_over()
+
+    # --- users ----------------------------------------------------------------
+
+    def standing(self, uid: Uid) -> Standing | None:
+        """How it stands with a user, as far as is decided; None if it is not online."""
+        standing = self.presence.standing(uid, self._instant(self._attended.now))
+        if standing is None:
+            return None
+        if self._attended.stands:
+            return replace(standing, held=STANDS)
+        if standing.slot is None and self._fire_limit() < FIRE_PER_PASS:
+            return replace(standing, held=DISK)
+        return standing
 
     # --- names ----------------------------------------------------------------
 

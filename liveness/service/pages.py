@@ -175,7 +175,7 @@ def uid_in(text: str) -> Uid:
     try:
         return uid_of(text)
     except ValueError as error:
-        raise NotDone(400, f"{error}, written int:7") from None
+        raise NotDone(400, str(error)) from None
 
 
 def number_in(query: dict[str, str], name: str, default: int, most: int) -> int:

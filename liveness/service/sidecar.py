@@ -62,6 +62,7 @@ from liveness.service.timerjournal import TimerJournal
 from liveness.service.timerpages import TimerPages
 from liveness.service.timertable import TimerTable
 from liveness.service.tokens import Token
+from liveness.service.userpages import UserPages
 
 # After a long absence, a restart or a lost link a gateway gets time to send what it
 # collected: a second within which it reconnects, and a flush interval, itself at most
@@ -218,6 +219,7 @@ class Sidecar:
             TimerPages(self.engine, self.journal),
             GatewayPages(self.engine, self.journal),
             GuardPages(self.engine),
+            UserPages(self.engine, self.journal, wall_ms=clock.wall_ms),
         )
 
     async def run(

@@ -239,7 +239,7 @@ class Store:
                 [after, until],
             )
             for (page,) in pages:
-                for record in _records(page):
+                for record in records_in(page):
                     if after < record.seq <= until and wanted.wants(record):
                         records.append(record)
                         if len(records) == limit:
@@ -338,7 +338,7 @@ class Store:
         ):
             if count >= TRIM_RECORDS or not (is_full or young < oldest_ms):
                 break
-            for record in _records(page):
+            for record in records_in(page):
                 for name in {record.gateway, record.from_gateway}:
                     if name is not None:
                         newest[name] = record.seq
@@ -381,7 +381,12 @@ def _page(records: Sequence[Logged]) -> tuple[int, int, int, bytes]:
     return records[-1].seq, records[0].seq, newest, encode(records)
 
 
-def _records(page: bytes) -> list[Logged]:
+def records_in(page: bytes) -> list[Logged]:
+    """The records of a page of the log, in order.
+
+    Raises:
+        sqlite3.DatabaseError: They are none.
+    """
     try:
         return [logged(fields) for fields in decode(page)]
     except (ValueError, TypeError) as error:

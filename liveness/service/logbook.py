@@ -1,0 +1,366 @@
+"""Reading the log back: by user, by time, by whatever a record says.
+
+    newest_of   the newest records of a user, until there are enough of them, the log ends,
+                or the time is up; then it says how far back it looked
+    records     all that meet a query, oldest first, however many
+
+There is no index by user: it would cost each login a place in a random page of a tree.
+Instead a page of records is searched for the bytes that a record sought has in it, by
+SQLite's `instr`, which runs in C and without the interpreter's lock; only pages that have
+them are decoded. A page whose newest stamp is too old is not even looked into.
+
+A look is made in chunks, each a transaction of some hundredths of a second, however slow
+the reader is: a long one would keep the WAL growing. Between two chunks the log may go on
+and be trimmed, and nothing is missed or given twice.
+
+The sidecar reads its own file. A command reads the file of a sidecar that runs, was
+stopped or was killed, as anyone who may read it, and changes nothing: see `looking_at`.
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from liveness.core.records import (
+    KINDS,
+    SESSION_KINDS,
+    Logged,
+    Mark,
+    OnlineRow,
+    Record,
+    Uid,
+)
+from liveness.core.wire import encode
+from liveness.errors import StateError
+from liveness.service.database import meta
+from liveness.service.store import DATABASE, SCHEMA, records_in
+
+# How long a chunk is to take. By how long one took the next has more pages, or fewer: a
+# page is of one record or of a thousand.
+CHUNK_S: Final = 0.05
+FIRST_PAGES: Final = 64
+MOST_PAGES: Final = 16_384
+# Pages found are in memory up to this many bytes, and one page more.
+CHUNK_BYTES: Final = 8 * 2**20
+# The wall clock may have been set back while the log was written, so what is older may
+# come behind: the look ends only with what is so much younger than is wanted.
+SET_BACK_MS: Final = 3_600_000
+# A file that nobody has open was changed as it was read, so often in a row.
+TRIES: Final = 5
+
+_END: Final = 2**63 - 1
+
+T = TypeVar("T")
+Opened = Callable[[], AbstractContextManager[sqlite3.Connection]]
+
+
+class Look(NamedTuple):
+    """What was found of a user, the newest first, and how far back was looked.
+
+    `back_to` None: as far as the log is kept, which is from `oldest` on (None: it is
+    empty).
+    """
+
+    records: list[Record]
+    back_to: Mark | None
+    oldest: Mark | None
+
+
+class Sought(NamedTuple):
+    """Which records are sought: those that meet all of it. Stamps are milliseconds."""
+
+    uid: Uid | None = None
+    kinds: frozenset[str] = frozenset(KINDS)
+    gateway: str | None = None
+    since: int | None = None
+    until: int | None = None
+
+    def wants(self, record: Logged) -> bool:
+        """Whether this is one of them."""
+        return (
+            record.kind in self.kinds
+            and (self.uid is None or self._is_of_user(record))
+            and self.gateway in (None, record.gateway, record.from_gateway)
+            and (self.since is None or self.since <= record.at)
+            and (self.until is None or record.at < self.until)
+        )
+
+    def _is_of_user(self, record: Logged) -> bool:
+        return isinstance(record, Record) and record.uid == self.uid
+
+    def condition(self) -> tuple[str, list[Any]]:
+        """What a page meets that has one of them, in SQL."""
+        groups: list[list[bytes]] = []
+        if self.uid is not None:
+            uid = encode(self.uid)
+            # First by itself, as a long one is in few pages. A short one is in all, but
+            # not behind a kind.
+            groups.append([uid])
+            groups.append(
+                [encode(kind) + uid for kind in SESSION_KINDS if kind in self.kinds]
+            )
+        elif len(self.kinds) < len(KINDS):
+            groups.append([encode(kind) for kind in sorted(self.kinds)])
+        if self.gateway is not None:
+            groups.append([encode(self.gateway)])
+        clauses = ["newest >= ?"]
+        values: list[Any] = [-_END if self.since is None else self.since]
+        for group in groups:
+            any_of = " or ".join(["instr(records, ?)"] * len(group))
+            clauses.append(f"({any_of or 0})")
+            values += group
+        return " and ".join(clauses), values
+
+
+class Logbook:
+    """A log, to be read.
+
+    Args:
+        opened: Opens its file for one read.
+        clock: Seconds that go on.
+    Raises:
+        sqlite3.Error: From each of its methods: the file cannot be read.
+    """
+
+    def __init__(self, opened: Opened, *, clock: Callable[[], float]) -> None:
+        self._opened = opened
+        self._clock = clock
+
+    def newest_of(self, uid: Uid, *, limit: int, within_s: float = inf) -> Look:
+        """The newest records of a user, at most *limit*, found in about this time."""
+        until = self._clock() + within_s
+        sought = Sought(uid)
+        found: list[Record] = []
+        for chunk in self._chunks(sought, is_back=True):
+            for page in chunk.pages:
+                for record in reversed(records_in(page)):
+                    if isinstance(record, Record) and sought.wants(record):
+                        found.append(record)
+                        if len(found) == limit:
+                            here = Mark(record.seq, record.at)
+                            return Look(found, here, None)
+            if not chunk.is_last and self._clock() >= until:
+                return Look(found, chunk.edge, None)
+        return Look(found, None, self._read(_oldest))
+
+    def records(self, sought: Sought) -> Iterator[Logged]:
+        """Every record that is sought, oldest first."""
+        end = _END if sought.until is None else sought.until + SET_BACK_MS
+        for chunk in self._chunks(sought, is_back=False):
+            for page in chunk.pages:
+                yield from filter(sought.wants, records_in(page))
+            if chunk.edge is not None and chunk.edge.at >= end:
+                return
+
+    def record(self, seq: int) -> Logged | None:
+        """One record; None if it is no longer kept, or not yet there."""
+        query = "select records from log where last >= ? order by last limit 1"
+        row = self._read(lambda db: db.execute(query, [seq]).fetchone())
+        records = records_in(row[0]) if row else []
+        return next((one for one in records if one.seq == seq), None)
+
+    def opening(self, session: int) -> Record | None:
+        """The record that a session began with; None if it is no longer kept."""
+        record = self.record(session)
+        return record if isinstance(record, Record) else None
+
+    def online(self, uid: Uid) -> OnlineRow | None:
+        """The session of a user that was open when the file was last written."""
+        query = "select * from online where uid = ?"
+        row = self._read(lambda db: db.execute(query, [uid]).fetchone())
+        return None if row is None else OnlineRow._make(row)
+
+    def newest(self) -> Mark | None:
+        """Where the log ends by now; None if it is empty."""
+        query = "select last, newest from log order by last desc limit 1"
+        row = self._read(lambda db: db.execute(query).fetchone())
+        return None if row is None else Mark(*row)
+
+    # --- within ---------------------------------------------------------------
+
+    def _chunks(self, sought: Sought, *, is_back: bool) -> Iterator["_Chunk"]:
+        size, place = FIRST_PAGES, _END if is_back else -1
+        while True:
+            began = self._clock()
+            chunk = self._read(
+                partial(_chunk, sought=sought, place=place, size=size, is_back=is_back)
+            )
+            took = self._clock() - began
+            yield chunk
+            if chunk.is_last:
+                return
+            place = chunk.place
+            if took < CHUNK_S / 2:
+                size = min(2 * size, MOST_PAGES)
+            elif took > 2 * CHUNK_S:
+                size = max(1, size // 2)
+
+    def _read(self, look: Callable[[sqlite3.Connection], T]) -> T:
+        for _ in range(TRIES):
+            try:
+                with self._opened() as db:
+                    return look(db)
+            except _Changed as changed:
+                last = changed
+        raise sqlite3.OperationalError("it changes too often") from last
+
+
+class _Chunk(NamedTuple):
+    """Pages that have what is sought, and up to where was looked."""
+
+    pages: list[bytes]
+    place: int
+    edge: Mark | None
+    is_last: bool
+
+
+def _chunk(
+    db: sqlite3.Connection, *, sought: Sought, place: int, size: int, is_back: bool
+) -> _Chunk:
+    """Look at up to *size* pages beyond a place, from there on."""
+    beyond, order = ("<", "desc") if is_back else (">", "asc")
+    db.execute("begin")
+    edge = db.execute(
+        f"select last, first, newest from log where last {beyond} ? "
+        f"order by last {order} limit 1 offset ?",
+        [place, size - 1],
+    ).fetchone()
+    is_last = edge is None
+    last = (-1 if is_back else _END) if is_last else edge[0]
+    condition, values = sought.condition()
+    rows = db.execute(
+        f"select records, last, first, newest from log where last {beyond} ? and "
+        f"last between ? and ? and {condition} order by last {order}",
+        [place, min(place, last), max(place, last), *values],
+    )
+    pages, taken = list[bytes](), 0
+    for page, *row in rows:
+        pages.append(page)
+        taken += len(page)
+        if taken > CHUNK_BYTES:
+            edge, is_last = row, False
+            break
+    rows.close()
+    db.execute("commit")
+    if edge is None:
+        return _Chunk(pages, place, None, is_last)
+    return _Chunk(pages, edge[0], Mark(edge[1], edge[2]), is_last)
+
+
+def _oldest(db: sqlite3.Connection) -> Mark | None:
+    row = db.execute("select records from log order by last limit 1").fetchone()
+    if row is None:
+        return None
+    first = records_in(row[0])[0]
+    return Mark(first.seq, first.at)
+
+
+# --- without a sidecar ----------------------------------------------------------------
+
+
+class _Changed(Exception):
+    """A file that nobody had open was written meanwhile: what was read may be torn."""
+
+
+@contextmanager
+def log_in(folder: Path, *, clock: Callable[[], float]) -> Iterator[Logbook]:
+    """Read the log in a state directory, whether a sidecar has it open or not.
+
+    Raises:
+        StateError: There is none, or it cannot be read.
+    """
+    path = folder / DATABASE
+    try:
+        yield Logbook(partial(looking_at, path), clock=clock)
+    except sqlite3.Error as error:
+        raise StateError(f"{path} cannot be read: {_remedy(path, error)}") from error
+
+
+@contextmanager
+def looking_at(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a log that may be another process's, for one read; nothing is written.
+
+    Where there is a WAL, a sidecar has the file open or was killed. SQLite then reads
+    both, beside whoever writes. Where there is none the file is all there is, and to
+    read it SQLite would make a WAL: a file that the sidecar, if it is another user's,
+    could not write to. So it is opened as one that does not change; and if it did, the
+    read counts for nothing.
+
+    Raises:
+        StateError: There is no log, or none that this version reads.
+        sqlite3.Error: It cannot be read.
+    """
+    before = _state(path)
+    mode = "immutable=1" if before.wal is None else "mode=ro"
+    try:
+        uri = f"{path.absolute().as_uri()}?{mode}"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+            db.execute("pragma busy_timeout = 1000")
+            _check(db, path)
+            yield db
+    finally:
+        if before.wal is None and _state(path) != before:
+            raise _Changed
+
+
+class _State(NamedTuple):
+    """What tells one state of a file from the next."""
+
+    file: tuple[int, int, int]
+    wal: tuple[int, int, int] | None
+
+
+def _state(path: Path) -> _State:
+    wal = path.with_name(path.name + "-wal")
+    try:
+        # A folder that may not be looked into has a file as if it had none.
+        if not os.access(path, os.R_OK) and path.stat():
+            raise PermissionError
+        return _State(_facts(path), _facts(wal) if wal.exists() else None)
+    except FileNotFoundError:
+        told = f"there is no log in {path.parent}"
+        todo = "name the sidecar's state directory with --state"
+        raise StateError(f"{told}: {todo}") from None
+    except PermissionError:
+        told = f"not allowed to read {path}"
+        raise StateError(f"{told}: be the user that the sidecar runs as") from None
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _facts(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _check(db: sqlite3.Connection, path: Path) -> None:
+    """Raise what keeps this version from reading a log."""
+    (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
+    has = meta(db, "schema") if tables else None
+    if has == SCHEMA:
+        return
+    if has is None:
+        raise StateError(f"{path} has no log in it: nothing was written there yet")
+    told = f"{path} has schema {has!r:.40}, this version reads {SCHEMA}"
+    todo = "use the version that wrote it"
+    if isinstance(has, int) and has < SCHEMA:
+        todo = "start this version's sidecar there, which brings it up to date"
+    raise StateError(f"{told}; {todo}")
+
+
+def _remedy(path: Path, error: sqlite3.Error) -> str:
+    """What SQLite says, and what to do about it."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if code == sqlite3.SQLITE_CANTOPEN or code == sqlite3.SQLITE_READONLY:
+        todo = f"a sidecar was killed there, and only who may write to {path.parent} "
+        return f"{error}; {todo}can read what it left: be the sidecar's user"
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return f"{error}; ask again"
+    if code == sqlite3.SQLITE_IOERR:
+        return f"{error}; mend the disk"
+    return f"{error}; it is damaged, restore a backup"
