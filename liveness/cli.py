@@ -28,8 +28,9 @@ from liveness.config import SETTINGS
 from liveness.core.records import GATEWAY, KINDS, ROLES
 from liveness.core.timers import STATES
 from liveness.errors import ConfigError, LivenessError
-from liveness.sources import load, socket_path
+from liveness.sources import load, socket_path, state_folder
 from liveness.streams import Output, OutputError, open_closed
+from liveness.text import uid_of
 
 USAGE: Final = 2
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
@@ -176,6 +177,7 @@ ConfigFile = Annotated[
         converter=_as_written,
     ),
 ]
+State = Annotated[str | None, _flag("--state", "DIR")]
 Json = Annotated[bool, Parameter(help="JSON in place of text")]
 Key = Annotated[
     str, Parameter(help="the timer's key", metavar="KEY", converter=_as_written)
@@ -188,6 +190,39 @@ GatewayName = Annotated[
         metavar="NAME",
         converter=_as_written,
     ),
+]
+
+
+def _user(_kind: Any, tokens: Sequence[Token]) -> str | int:
+    return uid_of(tokens[0].value)
+
+
+def _moment(_kind: Any, tokens: Sequence[Token]) -> int:
+    from datetime import UTC, datetime
+
+    from liveness.commands.log import moment
+
+    return moment(tokens[0].value, datetime.now(UTC).astimezone())
+
+
+def _time(told: str) -> Parameter:
+    """A moment, in milliseconds."""
+    return Parameter(
+        help=f"{told}: 2026-11-21T14:03, 14:03, or 15min for so long ago",
+        metavar="T",
+        converter=_moment,
+        allow_leading_hyphen=True,  # of -15min
+    )
+
+
+_UID: Final = "int:7 is the integer, 7 the string"
+UserName = Annotated[
+    str | int,
+    Parameter(help=f"the user ({_UID})", metavar="UID", converter=_user, n_tokens=1),
+]
+Kinds = Annotated[
+    list[str] | None,
+    Parameter(help="only this kind; may be repeated", choices=KINDS, metavar="KIND"),
 ]
 
 Role = Annotated[
@@ -217,7 +252,7 @@ def serve(
     *,
     socket: Socket = None,
     http: Annotated[str | None, _flag("--http", "HOST:PORT")] = None,
-    state: Annotated[str | None, _flag("--state", "DIR")] = None,
+    state: State = None,
     timeout: Annotated[str | None, _flag("--timeout", "SECONDS")] = None,
     slots: Annotated[str | None, _flag("--slots", "N")] = None,
     config: ConfigFile = None,
@@ -254,12 +289,7 @@ def watch(
             int, "SEQ", "show the records above SEQ (default: new ones)", 0, 2**63 - 1
         ),
     ] = None,
-    kind: Annotated[
-        list[str] | None,
-        Parameter(
-            help="only this kind; may be repeated", choices=KINDS, metavar="KIND"
-        ),
-    ] = None,
+    kind: Kinds = None,
     json: Json = False,
     count: Annotated[
         int | None, _number(int, "N", "end after N records", 1, 2**63 - 1)
@@ -307,6 +337,85 @@ def status(
         return 0 if readiness(path)[0] else 1
     except CommandError:
         return 1
+
+
+@app.command(help_epilogue="Example: liveness explain ada")
+def explain(
+    uid: UserName,
+    /,
+    *,
+    socket: Socket = None,
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Tell in one sentence why a user is online, or offline; with --json all of it.
+
+    Where no sidecar runs it is told from the log in the state directory.
+    """
+    path, folder = socket_path(socket), state_folder(state)
+
+    from liveness.commands.explain import explain
+
+    explain(path, folder, uid, as_json=json, out=sys.stdout, tell=_tell)
+
+
+@app.command(help_epilogue="Example: liveness history ada --limit 10")
+def history(
+    uid: UserName,
+    /,
+    *,
+    state: State = None,
+    limit: Annotated[
+        int, _number(int, "N", "at most the newest N (default 100)", 1, 100_000)
+    ] = 100,
+    json: Json = False,
+) -> None:
+    """Show a user's records, the newest last; a sidecar need not run."""
+    folder = state_folder(state)
+
+    from liveness.commands.log import history
+
+    history(folder, uid, limit=limit, as_json=json, out=sys.stdout, tell=_tell)
+
+
+@app.command(help_epilogue="Example: liveness log --since 15min --kind offline --csv")
+def log(
+    *,
+    state: State = None,
+    since: Annotated[int | None, _time("from then on")] = None,
+    until: Annotated[int | None, _time("before then")] = None,
+    kind: Kinds = None,
+    gateway: GatewayName = None,
+    uid: Annotated[
+        str | int | None,
+        Parameter(
+            help=f"only of this user ({_UID})",
+            metavar="UID",
+            converter=_user,
+            n_tokens=1,
+        ),
+    ] = None,
+    json: Json = False,
+    csv: Annotated[
+        bool, Parameter(help="CSV, a column for each key that a record may have")
+    ] = False,
+) -> None:
+    """Show what the log has, the oldest first; a sidecar need not run."""
+    if json and csv:
+        told = "--json and --csv are two forms: choose one"
+        raise CycloptsError(msg=told, command_chain=("log",))
+    if since is not None and until is not None and since >= until:
+        told = "--since is not before --until: nothing lies between"
+        raise CycloptsError(msg=told, command_chain=("log",))
+    folder = state_folder(state)
+
+    from liveness.commands.log import log
+    from liveness.service.logbook import Sought
+
+    kinds = frozenset(kind or KINDS)
+    sought = Sought(uid, kinds, gateway, since, until)
+    form = "json" if json else "csv" if csv else "text"
+    log(folder, sought, form=form, out=sys.stdout)
 
 
 timers: Final = App(

@@ -10,6 +10,10 @@ class CommandError(LivenessError):
     """A command cannot go on. The person's to mend; the sidecar is as it was."""
 
 
+class NoSidecar(CommandError):
+    """Nothing answers where the sidecar should be."""
+
+
 def unreachable(socket_path: Path, error: OSError) -> CommandError:
     """Why nothing could be reached at *socket_path*, and what to do about it."""
     if isinstance(error, PermissionError):
@@ -19,6 +23,6 @@ def unreachable(socket_path: Path, error: OSError) -> CommandError:
     if not isinstance(error, FileNotFoundError | ConnectionRefusedError):
         # A time-out has no number, and its text is of the library's choice.
         told += f" ({os.strerror(error.errno) if error.errno else 'no answer'})"
-    return CommandError(
+    return NoSidecar(
         f"{told}: start it with `liveness serve`, or name another with --socket"
     )

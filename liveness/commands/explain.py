@@ -1,0 +1,80 @@
+"""`liveness explain`: one answer to why a user is online, or is not.
+
+The sidecar gives it, which knows who is online. Where none runs the log in the state
+directory does, as far as it goes.
+"""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, TextIO
+from urllib.parse import quote
+
+from liveness.commands import CommandError, NoSidecar
+from liveness.commands.admin import asked, no_sidecar
+from liveness.core.records import Mark, Uid
+from liveness.errors import StateError
+from liveness.explain import Known, answer
+from liveness.service.logbook import log_in
+from liveness.text import escaped, local_time, uid_text
+
+# The sidecar looks back for 2 s, after those who asked before.
+TIMEOUT_S: Final = 10.0
+RECORDS: Final = 20  # as the sidecar has them
+
+Explained = dict[str, Any]
+
+
+def explain(
+    socket_path: Path,
+    folder: Path,
+    uid: Uid,
+    *,
+    as_json: bool,
+    out: TextIO,
+    tell: Callable[[str], None],
+) -> None:
+    """Writes the answer.
+
+    Args:
+        socket_path: The sidecar's socket.
+        folder: Its state directory, looked into if nothing answers there.
+        uid: The user.
+        as_json: Whether all that is known is written, and not the sentence alone.
+        out: Where it is written.
+        tell: Is told that there is no sidecar, and what the answer is from.
+    Raises:
+        CommandError: Neither sidecar nor log could be asked.
+    """
+    page = f"/v1/users/{quote(uid_text(uid), safe='')}"
+    try:
+        found = asked(socket_path, page, timeout_s=TIMEOUT_S)
+    except NoSidecar as error:
+        try:
+            found, end = _from_log(folder, uid)
+        except StateError as unread:
+            raise CommandError(f"{error}; and {unread}") from None
+        tell(str(error))
+        told = "is empty"
+        if end is not None:
+            found["log_ends"] = end._asdict()
+            told = f"ends at {local_time(end.at)} (seq {end.seq})"
+        tell(f"this is from the log in {folder}, which {told}")
+    if not isinstance(found.get("told"), str):
+        raise no_sidecar(socket_path)
+    out.write(f"{json.dumps(found, indent=2) if as_json else escaped(found['told'])}\n")
+
+
+def _from_log(folder: Path, uid: Uid) -> tuple[Explained, Mark | None]:
+    with log_in(folder, clock=perf_counter) as book:
+        row, end = book.online(uid), book.newest()
+        look = book.newest_of(uid, limit=RECORDS)
+        session = look.records[0].session if look.records else None
+        if row is not None:
+            session = row.session
+        opening = None if session is None else book.opening(session)
+    known = Known(row, look.records, opening, look.back_to, look.oldest)
+    now_ms = round(datetime.now(UTC).timestamp() * 1000)
+    return answer(uid, known, now_ms=now_ms), end
