@@ -17,7 +17,6 @@ from liveness.commands.admin import asked, no_sidecar
 from liveness.core.records import Mark, Uid
 from liveness.errors import StateError
 from liveness.explain import Known, answer
-from liveness.service.logbook import log_in
 from liveness.text import escaped, local_time, uid_text
 
 # The sidecar looks back for 2 s, after those who asked before.
@@ -68,6 +67,8 @@ def explain(
 
 
 def _from_log(folder: Path, uid: Uid) -> tuple[Explained, Mark | None]:
+    from liveness.service.logbook import log_in  # of no use where a sidecar answers
+
     with log_in(folder, clock=perf_counter) as book:
         row, end = book.online(uid), book.newest()
         look = book.newest_of(uid, limit=RECORDS)

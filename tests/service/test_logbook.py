@@ -1,0 +1,332 @@
+"""The log read back: what is found is what was written, whoever has the file open."""
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import count, islice
+from pathlib import Path
+
+import pytest
+
+from liveness.core.records import KINDS, Logged, Mark, Record, TimerRecord, Uid
+from liveness.errors import StateError
+from liveness.service import logbook
+from liveness.service.database import reading
+from liveness.service.logbook import Logbook, Look, Sought, log_in, looking_at
+from liveness.service.store import DATABASE, PAGE_RECORDS, SCHEMA, Batch, Store
+from tests.older import schema_1
+
+# Each is within another's bytes, looks like one, or is like a kind, a gateway or a number.
+UIDS: list[Uid] = [
+    "7", 7, "77", 77, "int:7", "a7", 0, 127, 128, 2**63 - 1, "g", "gw", "online", "é",
+    "eline", "x" * 31, "x" * 32, "x" * 255, "line\x81", "moved",
+]  # fmt: skip
+GATEWAYS = ["g", "gw", "7", "online"]
+EVERY_MS = 1_000
+
+
+def written() -> list[Logged]:
+    """Records of all kinds, of which each user has some, and some are rare."""
+    records: list[Logged] = []
+    for seq in range(1, 2_600):
+        uid, at = UIDS[seq * 7 % (len(UIDS) - 1)], seq * EVERY_MS
+        gateway = GATEWAYS[seq % 3]
+        if seq in (13, 2_001):
+            uid = UIDS[-1]
+        if seq % 5 == 0:
+            records.append(
+                TimerRecord(seq, "timer", gateway, "7", "online", "g", at, 1, at)
+            )
+        elif seq % 5 == 1:
+            kind = "moved" if seq % 3 else "offline"
+            made = Record(seq, kind, uid, gateway, 1, None, "login", at)
+            records.append(
+                made._replace(from_gateway="online" if seq == 1_301 else "g")
+            )
+        else:
+            records.append(Record(seq, "online", uid, gateway, seq, 4, "login", at))
+    return records
+
+
+RECORDS = written()
+
+
+def write(store: Store, records: list[Logged], sizes: Iterator[int]) -> None:
+    left = iter(records)
+    while page := list(islice(left, next(sizes))):
+        store.write(Batch(records=page))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log in pages of 1 to 1,000 records, of a sidecar that was stopped."""
+    folder = tmp_path_factory.mktemp("state")
+    with closing(Store(folder)) as store:
+        write(store, RECORDS, iter([1, 1, 500, PAGE_RECORDS, 3, 1, *[60] * 30]))
+    return folder
+
+
+@pytest.fixture(params=[(64, 2**23), (1, 2**23), (3, 2**23), (64, 1)], ids=str)
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of many pages, and of few."""
+    pages, most = request.param
+    monkeypatch.setattr(logbook, "FIRST_PAGES", pages)
+    monkeypatch.setattr(logbook, "MOST_PAGES", pages)
+    monkeypatch.setattr(logbook, "CHUNK_BYTES", most)
+
+
+def still() -> float:
+    return 0.0
+
+
+def of(uid: Uid) -> list[Record]:
+    """All records of a user, newest first."""
+    return [
+        one for one in reversed(RECORDS) if isinstance(one, Record) and one.uid == uid
+    ]
+
+
+# --- what is found --------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("chunks")
+def test_all_records_of_each_user_are_found_and_nobody_elses(folder: Path) -> None:
+    whole = Mark(1, EVERY_MS)
+    with log_in(folder, clock=still) as book:
+        for uid in UIDS:
+            assert book.newest_of(uid, limit=5_000) == Look(of(uid), None, whole)
+            newest = of(uid)[:2]
+            back_to = Mark(newest[1].seq, newest[1].at)
+            assert book.newest_of(uid, limit=2) == Look(newest, back_to, None)
+        assert book.newest_of("nobody", limit=1) == Look([], None, whole)
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize(
+    "sought",
+    [
+        Sought(),
+        *(Sought(kinds=frozenset({kind})) for kind in KINDS),
+        *(Sought(gateway=gateway) for gateway in (*GATEWAYS, "gone")),
+        *(Sought(uid=uid, kinds=frozenset({"moved", "timer"})) for uid in (7, "7")),
+        Sought(uid=7, kinds=frozenset({"timer"})),
+        Sought(since=2_000 * EVERY_MS),
+        Sought(until=3 * EVERY_MS),
+        Sought(since=777_001, until=999_000, gateway="g"),
+        Sought(since=2**60),
+    ],
+    ids=str,
+)
+def test_what_is_sought_is_found_in_order(folder: Path, sought: Sought) -> None:
+    with log_in(folder, clock=still) as book:
+        found = [*book.records(sought)]
+    assert found == [one for one in RECORDS if is_wanted(sought, one)]
+
+
+def is_wanted(sought: Sought, record: Logged) -> bool:
+    """The same, by what everybody is shown of a record."""
+    shown = record.as_map()
+    since, until = sought.since or 0, sought.until or 2**63
+    return (
+        (sought.uid is None or repr(shown.get("uid")) == repr(sought.uid))
+        and shown["kind"] in sought.kinds
+        and since <= record.at < until
+        and sought.gateway in (None, shown["gateway"], shown.get("from"))
+    )
+
+
+def test_what_was_written_after_the_clock_was_set_back_is_found(tmp_path: Path) -> None:
+    stamps = [1_000_000, 1_000_000 + logbook.SET_BACK_MS - 1, 1_000_001, 9_999_999_999]
+    with closing(Store(tmp_path)) as store:
+        for seq, at in enumerate(stamps, 1):
+            made = Record(seq, "online", "u", "g", seq, None, "login", at)
+            store.write(Batch(records=[made]))
+    with log_in(tmp_path, clock=still) as book:
+        found = book.records(Sought(until=1_000_002))
+        assert [one.seq for one in found] == [1, 3]
+
+
+def test_a_look_ends_in_time_and_says_how_far_back_it_was(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logbook, "FIRST_PAGES", 1)
+    seconds = count()  # each look at it takes one
+    with log_in(folder, clock=lambda: next(seconds)) as book:
+        look = book.newest_of("moved", limit=9, within_s=60)
+    assert look.oldest is None
+    assert look.back_to is not None
+    assert 13 < look.back_to.seq <= 2_001
+    assert look.records == [one for one in of("moved") if one.seq >= look.back_to.seq]
+    assert look.back_to.at >= look.back_to.seq * EVERY_MS
+
+
+def test_a_record_is_found_by_its_seq(folder: Path) -> None:
+    with log_in(folder, clock=still) as book:
+        for seq in (1, 2, 3, 502, 503, 1_700, len(RECORDS)):
+            assert book.record(seq) == RECORDS[seq - 1]
+        assert book.record(len(RECORDS) + 1) is None
+        assert book.opening(2) == RECORDS[1]
+        assert book.opening(5) is None, "a timer"
+        assert book.newest() == Mark(len(RECORDS), len(RECORDS) * EVERY_MS)
+        assert book.online("7") is None
+
+
+def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    with log_in(tmp_path, clock=still) as book:
+        assert book.newest_of("u", limit=1) == Look([], None, None)
+        assert [*book.records(Sought())] == []
+        assert (book.newest(), book.record(1)) == (None, None)
+
+
+# --- beside the sidecar ---------------------------------------------------------------
+
+
+def test_a_reader_who_stands_still_does_not_keep_the_wal_growing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logbook, "FIRST_PAGES", 1)
+    monkeypatch.setattr(logbook, "MOST_PAGES", 1)
+    write(store, RECORDS[:2_000], iter([100] * 21))
+    book = Logbook(lambda: reading(store.path), clock=still)
+    found = book.records(Sought())
+    first = [next(found).seq for _ in range(150)]  # within the second chunk
+    (busy, *_) = store._db.execute("pragma wal_checkpoint(truncate)").fetchone()
+    assert not busy
+    # It goes on behind what is trimmed meanwhile, and finds what is written meanwhile.
+    while store.trim(oldest_ms=1_000 * EVERY_MS, most_bytes=2**40, idle_ms=0):
+        pass
+    write(store, RECORDS[2_000:], iter([100] * 7))
+    rest = [one.seq for one in found]
+    assert first == [*range(1, 151)]
+    kept = store.bounds()[0]
+    assert 900 < kept <= 1_000
+    assert rest == [*range(151, 201), *range(kept, len(RECORDS) + 1)]
+
+
+def test_a_command_reads_what_a_sidecar_has_just_committed(store: Store) -> None:
+    with log_in(store.folder, clock=still) as book:
+        for record in RECORDS[:3]:
+            store.write(Batch(records=[record]))
+            assert book.record(record.seq) == record
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        path.name: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.iterdir()
+        if not path.name.endswith("-shm")  # locks, which are SQLite's own
+    }
+
+
+def read_all(folder: Path) -> None:
+    with log_in(folder, clock=still) as book:
+        assert [*book.records(Sought())] == RECORDS
+        assert book.newest_of(7, limit=5_000).records == of(7)
+
+
+def test_to_read_a_stopped_sidecars_log_changes_and_leaves_nothing(
+    folder: Path,
+) -> None:
+    before = contents(folder)
+    assert set(before) == {DATABASE, "lock"}
+    read_all(folder)
+    assert contents(folder) == before
+    assert not (folder / f"{DATABASE}-shm").exists()
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_killed_sidecars_log_is_read_with_its_wal_and_stays_to_be_recovered(
+    tmp_path: Path, has_index: bool
+) -> None:
+    with closing(Store(tmp_path / "live")) as store:
+        write(store, RECORDS, iter([300] * 10))
+        shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    killed = tmp_path / "killed"
+    if not has_index:  # as after a restore of the two files that matter
+        (killed / f"{DATABASE}-shm").unlink()
+    before = contents(killed)
+    assert before[f"{DATABASE}-wal"][0]
+    read_all(killed)
+    assert contents(killed) == before
+    with closing(Store(killed)) as store:
+        assert store.bounds() == (1, len(RECORDS) + 1)
+
+
+def test_what_is_read_while_a_sidecar_starts_counts_for_nothing(tmp_path: Path) -> None:
+    def live(*records: Logged) -> None:
+        with closing(Store(tmp_path)) as store:
+            store.write(Batch(records=[*records]))
+
+    live(RECORDS[0])
+    path = tmp_path / DATABASE
+    with pytest.raises(logbook._Changed), looking_at(path):
+        live(RECORDS[1])  # and stops: what was in its WAL is in the file now
+
+    def tear() -> None:
+        with looking_at(path) as db:
+            live(RECORDS[2])
+            db.execute("torn")  # as SQLite then takes it for
+
+    with pytest.raises(logbook._Changed):
+        tear()
+    # Once there is a WAL the file is read with it.
+    with closing(Store(tmp_path)) as store, looking_at(path) as db:
+        store.write(Batch(records=[RECORDS[3]]))
+        assert db.execute("select max(last) from log").fetchone() == (4,)
+
+    disturbances = [RECORDS[4], RECORDS[5]]
+
+    @contextmanager
+    def disturbed() -> Iterator[sqlite3.Connection]:
+        with looking_at(path) as db:
+            yield db
+            if disturbances:
+                live(disturbances.pop(0))
+
+    assert Logbook(disturbed, clock=still).newest() == Mark(6, RECORDS[5].at)
+
+
+# --- what cannot be read --------------------------------------------------------------
+
+
+def why_unread(folder: Path) -> str:
+    with pytest.raises(StateError) as told, log_in(folder, clock=still) as book:
+        list(book.records(Sought()))
+    assert str(folder) in str(told.value)
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+def test_a_folder_without_a_log_is_told_and_none_is_made(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent", tmp_path / "file" / "below"):
+        assert "name the sidecar's state directory with --state" in why_unread(folder)
+    assert [*tmp_path.iterdir()] == []
+    (tmp_path / DATABASE).touch()
+    assert "has no log in it" in why_unread(tmp_path)
+
+
+def test_a_log_of_another_version_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "older").mkdir()
+    schema_1(tmp_path / "older" / DATABASE, [])
+    assert "start this version's sidecar there" in why_unread(tmp_path / "older")
+    with closing(Store(tmp_path / "newer")) as store:
+        store._db.execute("update meta set value = 99 where key = 'schema'")
+    told = why_unread(tmp_path / "newer")
+    assert f"has schema 99, this version reads {SCHEMA}; use the version" in told
+
+
+@pytest.mark.parametrize("what", ["no database", "cut short", "a page"])
+def test_a_damaged_log_is_told_as_that(folder: Path, tmp_path: Path, what: str) -> None:
+    path = tmp_path / DATABASE
+    shutil.copy(folder / DATABASE, path)
+    match what:
+        case "no database":
+            path.write_bytes(b"liveness" * 1_000)
+        case "cut short":
+            path.write_bytes(path.read_bytes()[:8_192])
+        case _:
+            with closing(sqlite3.connect(path)) as db, db:
+                db.execute("update log set records = x'93c1' where last > 700")
+    assert "it is damaged, restore a backup" in why_unread(tmp_path)
