@@ -319,7 +319,7 @@ def _state(path: Path) -> _State:
     wal = path.with_name(path.name + "-wal")
     try:
         # A folder that may not be looked into has a file as if it had none.
-        if not os.access(path, os.R_OK) and path.stat():
+        if not os.access(path, os.R_OK, effective_ids=True) and path.stat():
             raise PermissionError
         return _State(_facts(path), _facts(wal) if wal.exists() else None)
     except FileNotFoundError:
