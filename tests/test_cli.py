@@ -1,5 +1,6 @@
 """The command line: help, mistakes in one line, exit codes, and what is not imported."""
 
+import json
 import os
 import platform
 import re
@@ -15,6 +16,7 @@ from liveness.config import SETTINGS
 from liveness.core.records import KINDS
 from liveness.core.timers import STATES
 from liveness.errors import ConfigError, LivenessError
+from tests.admin import answering
 
 COMMANDS = sorted(name for name in cli.app if not name.startswith("-"))
 TIMERS = sorted(f"timers {name}" for name in cli.timers if not name.startswith("-"))
@@ -299,6 +301,14 @@ def test_a_command_that_serves_nothing_loads_no_server(arguments: list[str]) -> 
         "sqlite3",
     }
     assert not heavy & imported_by(*arguments)
+
+
+def test_who_asks_a_sidecar_about_a_user_loads_no_database(tmp_path: Path) -> None:
+    told = {"told": "never heard of: the log is empty"}
+    with answering(tmp_path, {"/v1/users/a%2F7": (200, json.dumps(told).encode())}):
+        place = ["--socket", str(tmp_path / "gateway.sock")]
+        loaded = imported_by("explain", "a/7", *place)
+    assert not {"trio", "sqlite3", "structlog", "starlette"} & loaded
 
 
 @pytest.mark.parametrize("command", ["watch", "timers list"])

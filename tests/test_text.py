@@ -7,7 +7,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from liveness.text import escaped, json_ready, local_time, relative, uid_text, utc_time
+from liveness.core.uids import is_uid
+from liveness.text import (
+    escaped,
+    json_ready,
+    local_time,
+    relative,
+    uid_of,
+    uid_text,
+    utc_time,
+)
 
 uids = st.one_of(
     st.integers(0, 2**63 - 1),
@@ -40,6 +49,21 @@ def test_an_integer_and_a_string_of_digits_are_told_apart(
     uid: str | int, text: str
 ) -> None:
     assert uid_text(uid) == text
+
+
+@given(uids)
+def test_a_user_is_found_by_the_name_that_is_shown(uid: str | int) -> None:
+    if is_uid(uid) and is_uid(uid_text(uid)):
+        assert repr(uid_of(uid_text(uid))) == repr(uid)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "a\n", "x" * 256, "int:9223372036854775808", "int:" + "9" * 5_000, "\udcff"],
+)
+def test_what_names_no_user_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="is no uid: a string of 1 to 255 bytes"):
+        uid_of(name)
 
 
 @pytest.mark.parametrize(
