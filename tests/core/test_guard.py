@@ -231,6 +231,14 @@ def test_whoever_comes_due_meanwhile_is_held_too_and_for_as_long(scene: Scene) -
     assert sorted(silent(records)) == sorted(first + later)
 
 
+def test_whoever_the_guard_holds_is_told_so(scene: Scene) -> None:
+    arrive(scene, 10)
+    scene.wait(30.5, "g")
+    standing = scene.presence.standing(users(1)[0], scene.at)
+    assert standing is not None
+    assert (standing.slot, standing.held, standing.absence) == (None, "storm", None)
+
+
 def test_others_are_judged_as_ever(scene: Scene) -> None:
     arrive(scene, 20)
     alone = arrive(scene, 9, "h")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from liveness.core.frames import MAX_AGE_S
-from liveness.core.presence import WHY_IGNORED
+from liveness.core.presence import WHY_IGNORED, Standing
 from liveness.core.records import ListedSigns, Login, OnlineRow, Uid
-from liveness.core.wheel import Wheel
+from liveness.core.wheel import Slot, Wheel
 from tests.core.scene import ALL, Scene, Shown, Sign, run_of
 from tests.core.sessions import Sessions, User
 from tests.strategies import BOUNDED, NO_UIDS
@@ -566,6 +566,71 @@ def test_a_list_of_events_is_one_change_of_each_counter(scene: Scene) -> None:
     assert presence.ended == {"silence": 2, "logout": 1, "gateway_lost": 0}
     ignored = dict.fromkeys(WHY_IGNORED, 0) | {"other_conn": 1, "offline": 1}
     assert presence.ignored == ignored
+
+
+# --- how it stands with one of them ------------------------------------------------------
+
+
+def test_all_that_is_known_of_a_user_is_told_at_any_moment(scene: Scene) -> None:
+    scene.login("g", ["u"], [5], age=2.0)
+    began = scene.wall_ms
+    scene.wait(4.5, "g", "h")
+    scene.hear("g", ("keepalive", "u", 5))
+    heard = scene.wall_ms
+    scene.wait(10.25, "g", "h")
+    assert scene.presence.standing("u", scene.at) == Standing(
+        gateway="g",
+        session=1,
+        conn=5,
+        since=began - 2_000,
+        last="keepalive",
+        seen=heard,
+        timeout=30.0,
+        fires_in=19.75,
+        slot=Slot(0, 4),
+        held=None,
+        absence=None,
+    )
+    assert scene.presence.standing("v", scene.at) is None
+    # What passes unattended is in the evidence, and in nobody's time.
+    scene.pass_time(0.0, absent=100.0)
+    standing = scene.presence.standing("u", scene.at)
+    assert standing is not None
+    assert (standing.fires_in, standing.seen) == (19.75, heard)
+
+
+def test_one_who_is_due_is_told_by_what_it_waits_for(scene: Scene) -> None:
+    scene.link("g", ping=5.0)
+    scene.login("g", ["u"])
+    scene.wait(29.5, "g")
+
+    def standing() -> tuple[object, ...]:
+        found = scene.presence.standing("u", scene.at)
+        assert found is not None
+        return found.slot is None, found.fires_in, found.held, found.absence
+
+    assert standing() == (False, 0.5, None, None)
+    scene.pass_time(0.51)
+    scene.presence.advance(scene.now, ALL)
+    assert standing() == (True, 0.0, "unread", None)
+    scene.pass_time(5.0)
+    assert standing() == (True, 0.0, "mute", "mute")
+    assert scene.presence.held(scene.now)["mute"] == 1
+    scene.gateway("g").settle = 2.0
+    scene.unlink("g")
+    assert standing() == (True, 0.0, "away", "away")
+    scene.pass_time(2.0)
+    assert standing() == (True, 0.0, None, "away")
+
+
+def test_one_unheard_since_a_crash_has_no_last_event(scene: Scene) -> None:
+    scene.login("g", ["u"], [5], age=7.0)
+    began = scene.wall_ms - 7_000
+    scene.crash()
+    standing = scene.presence.standing("u", scene.at)
+    assert standing is not None
+    assert (standing.last, standing.seen, standing.since) == (None, None, began)
+    assert (standing.fires_in, standing.absence) == (30.0, "away")
 
 
 # --- restarts ------------------------------------------------------------------------
