@@ -136,7 +136,11 @@ def is_wanted(sought: Sought, record: Logged) -> bool:
     )
 
 
-def test_what_was_written_after_the_clock_was_set_back_is_found(tmp_path: Path) -> None:
+def test_what_was_written_after_the_clock_was_set_back_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logbook, "FIRST_PAGES", 1)
+    monkeypatch.setattr(logbook, "MOST_PAGES", 1)
     stamps = [1_000_000, 1_000_000 + logbook.SET_BACK_MS - 1, 1_000_001, 9_999_999_999]
     with closing(Store(tmp_path)) as store:
         for seq, at in enumerate(stamps, 1):
