@@ -7,9 +7,10 @@ number of users: the only label that grows is `gateway`, and that is capped.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Final, TypeVar
 
 from prometheus_client.core import (
@@ -146,6 +147,8 @@ class GatewayNow:
     name: str
     users: int
     unacked: int
+    timeout_s: float
+    interval_s: float | None  # None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +265,16 @@ class Collector:
             "Users online through each gateway.",
             ((gateway.name, gateway.users) for gateway in now.gateways),
         )
+        yield self._of_each(
+            "gateway_timeout_seconds",
+            "The silence timeout of each gateway's users.",
+            ((gateway.name, gateway.timeout_s) for gateway in now.gateways),
+        )
+        yield self._of_each(
+            "gateway_interval_seconds",
+            "How often each gateway's users usually speak, where that is known.",
+            ((gateway.name, gateway.interval_s) for gateway in now.gateways),
+        )
         yield CounterMetricFamily(
             "liveness_notices_sent", "Records sent on links.", counts.notices_sent
         )
@@ -346,21 +359,30 @@ class Collector:
             shown[label] = shown.get(label, 0) + value
         return _gauge(name, text, "gateway", shown)
 
+    @staticmethod
+    def _of_each(
+        name: str, text: str, values: Iterable[tuple[str, float | None]]
+    ) -> GaugeMetricFamily:
+        """Of what cannot be added up, there is none for `other`."""
+        shown = islice(values, MOST_GATEWAYS)
+        known = {gateway: value for gateway, value in shown if value is not None}
+        return _gauge(name, text, "gateway", known)
+
 
 def _counter(
-    name: str, text: str, label: str, values: dict[str, int]
+    name: str, text: str, label: str, values: Mapping[str, float]
 ) -> CounterMetricFamily:
     family = CounterMetricFamily(f"liveness_{name}", text, labels=[label])
     return _filled(family, values)
 
 
 def _gauge(
-    name: str, text: str, label: str, values: dict[str, int]
+    name: str, text: str, label: str, values: Mapping[str, float]
 ) -> GaugeMetricFamily:
     return _filled(GaugeMetricFamily(f"liveness_{name}", text, labels=[label]), values)
 
 
-def _filled(family: Family, values: dict[str, int]) -> Family:
+def _filled(family: Family, values: Mapping[str, float]) -> Family:
     """The family with one sample for each value of its label."""
     for value, number in values.items():
         family.add_metric([value], number)

@@ -303,6 +303,10 @@ def linked(environ: dict[str, str], name: str) -> Iterator[socket.socket]:
         yield link
 
 
+# By label: what is not known at first. A family without samples tells no labels.
+AT_FIRST_UNKNOWN = {"liveness_gateway_interval_seconds": ["gateway"]}
+
+
 def exposed(environ: dict[str, str]) -> set[str]:
     """Every metric of a running sidecar that has seen a gateway, with its labels."""
     with started("liveness serve", environ) as sidecar:
@@ -317,7 +321,7 @@ def exposed(environ: dict[str, str]) -> set[str]:
         suffix = {"counter": "_total"}.get(family.type, "")
         labels = dict.fromkeys(
             label for one in family.samples for label in one.labels if label != "le"
-        )
+        ) or AT_FIRST_UNKNOWN.get(family.name, [])
         names.add(family.name + suffix + (f"{{{','.join(labels)}}}" if labels else ""))
     return names
 

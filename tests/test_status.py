@@ -40,8 +40,12 @@ def scraped() -> bytes:
         storms=0,
         links={"gateway": 2, "watcher": 1},
         gateways=[
-            GatewayNow(name="chat-2", users=400, unacked=0),
-            GatewayNow(name="chat-1", users=1_100, unacked=0),
+            GatewayNow(
+                name="chat-2", users=400, unacked=0, timeout_s=30.0, interval_s=20.5
+            ),
+            GatewayNow(
+                name="chat-1", users=1_100, unacked=0, timeout_s=60.0, interval_s=20.0
+            ),
         ],
         log_seq=1_700,
         log_pending=2,

@@ -12,7 +12,8 @@ and not by functions of the table: gcc leaves out a function that does nothing e
 cimport cython
 from cpython.mem cimport PyMem_Free
 from libc.math cimport INFINITY
-from libc.stdint cimport int32_t, int64_t, uint32_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy, memset
 
 from array import array
 
@@ -20,6 +21,7 @@ from liveness.core._table cimport (
     NONE, List, Table, User, fetch, hash_of, is_of, more_room, room_for,
 )
 from liveness.core._wire cimport NO_CONN, NOBODY, PackedSigns, Sign, packed
+from liveness.core import cadence
 from liveness.core.table import OWN_TIMEOUT, RENEWED
 from liveness.core.wheel import (
     BAD_UID, BUCKET_S, GROUND_MOST, HORIZON_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Slot,
@@ -32,14 +34,36 @@ cdef enum:
     OWN = 1
     AGAIN = 2
     MOST_GATEWAYS = 1 << 24
+    BUCKETS = 704  # of silences; see `cadence`
+    SAMPLED = 8
+    STEP_BITS = 5
+    LOWEST = (1023 - 5) << STEP_BITS  # the lowest one's top bits, as a double has them
 
 assert OWN == OWN_TIMEOUT and AGAIN == RENEWED
+assert BUCKETS == cadence.BUCKETS and 1 << STEP_BITS == cadence.STEPS
+assert SAMPLED == cadence.SAMPLED
+assert LOWEST == (1023 + cadence.LOWEST_EXPONENT) << STEP_BITS
 cdef double HORIZON = HORIZON_S
 cdef int WHY_UNKNOWN = UNKNOWN, WHY_BAD_UID = BAD_UID
 cdef int WHY_OTHER_GATEWAY = OTHER_GATEWAY, WHY_OTHER_CONN = OTHER_CONN
 
 cdef struct Queue:
     int32_t first, last
+
+
+cdef inline int bucket_of(double silence) noexcept nogil:
+    """Its exponent and the top bits of its fraction, from the lowest bucket on."""
+    cdef int64_t bits
+    memcpy(&bits, &silence, sizeof(bits))
+    bits = (bits >> (52 - STEP_BITS)) - LOWEST
+    return <int> max(0, min(bits, BUCKETS - 1))
+
+
+cdef inline double edge(int bucket) noexcept nogil:
+    cdef int64_t bits = (<int64_t> bucket + LOWEST) << (52 - STEP_BITS)
+    cdef double shortest
+    memcpy(&shortest, &bits, sizeof(bits))
+    return shortest
 
 
 @cython.no_gc  # it holds no object but its table, which holds none
@@ -65,6 +89,7 @@ cdef class Wheel:
     cdef int32_t gateways, gateway_room
     cdef int32_t *due_lists
     cdef double *timeouts
+    cdef uint64_t *silences  # counted, so many buckets of each gateway
 
     def __cinit__(self, *, double timeout, int slots, double now=0.0):
         cdef double width_s
@@ -108,6 +133,7 @@ cdef class Wheel:
             <uintptr_t> self.ground, <uintptr_t> self.layer_lists,
             <uintptr_t> self.widths, <uintptr_t> self.poured, <uintptr_t> self.pouring,
             <uintptr_t> self.due_lists, <uintptr_t> self.timeouts,
+            <uintptr_t> self.silences,
         ):
             PyMem_Free(<void *> <uintptr_t> memory)
 
@@ -126,10 +152,14 @@ cdef class Wheel:
                 self.due_lists, room, sizeof(int32_t)
             )
             self.timeouts = <double *> more_room(self.timeouts, room, sizeof(double))
+            self.silences = <uint64_t *> more_room(
+                self.silences, room, BUCKETS * sizeof(uint64_t)
+            )
             self.gateway_room = room
         self.due_lists[self.gateways] = self.table.new_list()
         self.timeouts[self.gateways] = self.default_timeout
         self.gateways += 1
+        self.forget_silences(self.gateways - 1)
         return self.gateways - 1
 
     def set_timeout(self, int32_t gateway, double timeout):
@@ -150,12 +180,13 @@ cdef class Wheel:
         cdef PackedSigns run = packed(signs)
         cdef double timeout = self.timeouts[self.checked(gateway)]
         cdef int32_t target = self.list_for(now + timeout)
+        cdef uint64_t *silences = self.silences_of(gateway)
         cdef Py_ssize_t start
         left = []
         for start in range(0, run.length, BLOCK):
             self.touch_block(
                 gateway, run.items, start, min(run.length, start + BLOCK), timeout,
-                target, now, mono, left,
+                target, now, mono, silences, left,
             )
         return left
 
@@ -198,6 +229,34 @@ cdef class Wheel:
     def close(self, uid):
         """End the session of *uid*, which must be known; return what was known."""
         return self.table.remove(self.table.known(uid))
+
+    # --- how often users speak --------------------------------------------------
+
+    def usual(self, int32_t gateway):
+        """How often *gateway*'s users speak; see `wheel.Wheel.usual`."""
+        cdef uint64_t *counts = self.silences_of(gateway)
+        cdef uint64_t silences = 0
+        cdef double half = 0, weight = 0
+        cdef int bucket
+        for bucket in range(BUCKETS):
+            half += edge(bucket) * counts[bucket] / 2
+        for bucket in range(BUCKETS - 1, -1, -1):
+            silences += counts[bucket]
+            weight += edge(bucket) * counts[bucket]
+            if silences and weight >= half:
+                return silences, edge(bucket)
+        return 0, 0.0
+
+    def halve_silences(self, int32_t gateway):
+        """Have what *gateway*'s users were heard to do so far count half."""
+        cdef uint64_t *counts = self.silences_of(gateway)
+        cdef int bucket
+        for bucket in range(BUCKETS):
+            counts[bucket] >>= 1
+
+    def forget_silences(self, int32_t gateway):
+        """Begin anew to count, as for a gateway that was just added."""
+        memset(self.silences_of(gateway), 0, BUCKETS * sizeof(uint64_t))
 
     # --- the hand -------------------------------------------------------------
 
@@ -391,6 +450,9 @@ cdef class Wheel:
             raise IndexError(f"there is no gateway {gateway}")
         return gateway
 
+    cdef uint64_t *silences_of(self, int64_t gateway) except NULL:
+        return self.silences + self.checked(gateway) * <int64_t> BUCKETS
+
     cdef int take_in(self, object uid, User *user) except -1:
         """Add a user with this uid, and put it where it belongs."""
         cdef Table table = self.table
@@ -493,7 +555,8 @@ cdef class Wheel:
 
     cdef int touch_block(
         self, int32_t gateway, const Sign *signs, Py_ssize_t start, Py_ssize_t stop,
-        double timeout, int32_t target, double now, double mono, list left,
+        double timeout, int32_t target, double now, double mono,
+        uint64_t *silences, list left,
     ) except -1:
         cdef uint32_t[BLOCK] hashes
         cdef int32_t[BLOCK] places
@@ -530,7 +593,7 @@ cdef class Wheel:
         for at in range(start, stop):
             why = self.touch_one(
                 table, gateway, signs + at, places[at - start], timeout, target, now,
-                mono,
+                mono, NULL if at % SAMPLED else silences,
             )
             if why:
                 left.append((at, why))
@@ -538,7 +601,7 @@ cdef class Wheel:
 
     cdef inline int touch_one(
         self, Table table, int32_t gateway, const Sign *sign, int32_t place,
-        double timeout, int32_t target, double now, double mono,
+        double timeout, int32_t target, double now, double mono, uint64_t *silences,
     ) except -1:
         """Touch the user at a place; return why it was left alone, or 0."""
         cdef User *user
@@ -549,6 +612,8 @@ cdef class Wheel:
             return WHY_OTHER_GATEWAY
         if sign.conn != NO_CONN and user.conn != sign.conn and user.conn != NO_CONN:
             return WHY_OTHER_CONN
+        if silences != NULL and user.event and not user.flags:
+            silences[bucket_of(now - user.deadline + user.timeout)] += 1
         if user.flags & OWN:
             target = self.list_for(now + user.timeout)
             user.flags, user.deadline = OWN, now + user.timeout

@@ -7,8 +7,10 @@ the user waits on its gateway's due list. No wait is without end: `hold` seconds
 its deadline a user is given up with the gateway.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+from liveness.core.cadence import Cadence
 
 NEVER: Final = float("-inf")
 
@@ -51,6 +53,7 @@ class Gateway:
     empty_at: float = NEVER
     settles_at: float = NEVER
     renew_until: float = NEVER
+    cadence: Cadence = field(default_factory=Cadence)
 
     def linked(self, *, ping: float | None, now: float) -> None:
         """A link of this name said hello."""

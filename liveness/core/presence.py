@@ -59,6 +59,9 @@ EARLY_S: Final = 1e-6
 
 NO_LIMIT: Final = 2**63
 
+# Gateways whose cadence is looked at in one go: about a millisecond.
+LOOKS: Final = 200
+
 _NO_CLOCK: Final[Stopped] = (2**63, 0.0, 0.0, 0.0, 0)  # behind every session
 
 
@@ -131,6 +134,7 @@ class Presence:
         self._by_number: list[Gateway] = []
         self._free: list[int] = []  # numbers of gateways that were forgotten
         self._turn = 0  # whose turn it is to fire first
+        self._looked_at = 0  # whose cadence, up to this number
 
     def __len__(self) -> int:
         return len(self.wheel)
@@ -154,6 +158,7 @@ class Presence:
         if gateway is not None:
             assert not gateway.users
             assert not gateway.is_linked
+            self.wheel.forget_silences(gateway.number)
             if self.guard is not None:
                 self.guard.forget(gateway, now)
             self._free.append(gateway.number)
@@ -331,6 +336,35 @@ class Presence:
     def due_gateways(self) -> list[Gateway]:
         """The gateways of which users are due."""
         return [self._by_number[number] for number in self.wheel.waiting()]
+
+    # --- how often users speak --------------------------------------------------
+
+    def interval(self, gateway: Gateway) -> float | None:
+        """How often a gateway's users usually speak, in seconds, as of the last look.
+
+        At most a 32nd less than it is; None while too little is known.
+        """
+        return gateway.cadence.interval
+
+    def look_at_cadence(self, now: float) -> list[Gateway]:
+        """Learn how often users speak, of some gateways; to be called every few seconds.
+
+        Returns:
+            Those whose timeout has begun to be too short for that.
+        """
+        wheel, began = self.wheel, list[Gateway]()
+        looked_at = self._looked_at if self._looked_at < len(self._by_number) else 0
+        self._looked_at = looked_at + LOOKS
+        for gateway in self._by_number[looked_at : self._looked_at]:
+            number = gateway.number
+            begins, is_over = gateway.cadence.look(
+                wheel.usual(number), timeout=wheel.timeout_of(number), now=now
+            )
+            if begins:
+                began.append(gateway)
+            if is_over:
+                wheel.halve_silences(number)
+        return began
 
     # --- restarts -------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import Final, NamedTuple
 
+from liveness.core.cadence import SAMPLED, Silences
 from liveness.core.records import SignsOfLife, Uid
 from liveness.core.table import NO_CONN, OWN_TIMEOUT, RENEWED, Entry, Table
 from liveness.core.uids import is_uid
@@ -107,6 +108,7 @@ class Wheel:
         self._due: list[int] = []  # by gateway number
         self._waiting: dict[int, None] = {}  # gateways that may have due users
         self._gateway_timeout: list[float] = []
+        self._silences: list[Silences] = []
         self._default_timeout = timeout
 
         self._ground = [self._table.new_list() for _ in range(2 * self._per_slot)]
@@ -132,6 +134,7 @@ class Wheel:
         """Make room for one more gateway; return its number, from 0."""
         self._due.append(self._table.new_list())
         self._gateway_timeout.append(self._default_timeout)
+        self._silences.append(Silences())
         return len(self._due) - 1
 
     def set_timeout(self, gateway: int, timeout: float) -> None:
@@ -166,6 +169,7 @@ class Wheel:
         timeout = self._gateway_timeout[gateway]
         default = now + timeout
         default_list = self._list_for(default)
+        silences = self._silences[gateway]
         conns, events = signs.conns, signs.events
         left: list[tuple[int, int]] = []
         for position, uid in enumerate(signs.uids):
@@ -185,6 +189,9 @@ class Wheel:
             if conn is not None and conn_of[place] not in (conn, NO_CONN):
                 left.append((position, OTHER_CONN))
                 continue
+            is_sampled = position % SAMPLED == 0
+            if is_sampled and table.event[place] and not table.flags[place]:
+                silences.count(now - table.deadline[place] + table.timeout[place])
             if table.flags[place] & OWN_TIMEOUT:
                 deadline = now + table.timeout[place]
                 target = self._list_for(deadline)
@@ -266,6 +273,20 @@ class Wheel:
     def close(self, uid: Uid) -> Entry:
         """End the session of *uid*, which must be known; return what was known."""
         return self._table.remove(self._table.index[uid])
+
+    # --- how often users speak --------------------------------------------------
+
+    def usual(self, gateway: int) -> tuple[int, float]:
+        """How often *gateway*'s users speak, as `cadence.Silences.usual` tells it."""
+        return self._silences[gateway].usual()
+
+    def halve_silences(self, gateway: int) -> None:
+        """Have what *gateway*'s users were heard to do so far count half."""
+        self._silences[gateway].halve()
+
+    def forget_silences(self, gateway: int) -> None:
+        """Begin anew to count, as for a gateway that was just added."""
+        self._silences[gateway] = Silences()
 
     # --- the hand -------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, assert_never
 import structlog
 
 from liveness.build import Reader
+from liveness.core.cadence import TIMES
 from liveness.core.clock import AttendedClock
 from liveness.core.frames import bad_uid_text
 from liveness.core.gateways import DISK, STANDS, Gateway
@@ -45,6 +46,7 @@ from liveness.service.greeter import Greeter
 from liveness.service.journal import Journal
 from liveness.service.linkbook import LinkBook
 from liveness.service.links import PIECE_BYTES, SocketLink
+from liveness.service.logs import Every
 from liveness.service.wake import Wake
 
 # One pass reads no longer than this; who was not reached comes first in the next one.
@@ -76,7 +78,13 @@ MOST_SLEEP_S: Final = 1.0
 # costs them a longer look at the log.
 FOLLOW_EVERY_S: Final = 10.0
 
+# How often users speak is looked at so often; it changes over minutes.
+LOOK_EVERY_S: Final = 2.0
+# Advice on a timeout comes no more often: who is on call cannot follow it at night.
+ADVICE_EVERY_S: Final = 3_600.0
+
 _log = structlog.get_logger("link")
+_cadence_log = structlog.get_logger("cadence")
 _guard_log = structlog.get_logger("guard")
 
 
@@ -138,12 +146,14 @@ class Engine:
         self._counts = counts
         self._limits = limits
         self._greeter = greeter
+        self._advise = Every(ADVICE_EVERY_S, clock=clock.mono)
         self._ready: dict[int, SocketLink] = {}
         # Gave something in the last pass, so they are read in the next one without
         # being watched in between.
         self._lively: dict[int, SocketLink] = {}
         self._losing: dict[int, tuple[_Losing, int]] = {}
         self._follow_at = 0.0
+        self._look_at = 0.0
         self._asked = 0.0
         self._is_deaf = False
         self._is_behind = False  # the disk, with what was read
@@ -255,6 +265,9 @@ class Engine:
             for link in self.book.named.values():
                 link.outbox.follow()
             self._forget_gateways(now)
+        if mono >= self._look_at:
+            self._look_at = mono + LOOK_EVERY_S
+            self._advise_of_timeouts(now)
         self._hand_over()
         return self._next_turn(mono, now, has_more, judged > 0)
 
@@ -414,6 +427,25 @@ class Engine:
                     saved=one.saved,
                     others=one.others,
                 )
+
+    # --- advice ---------------------------------------------------------------
+
+    def _advise_of_timeouts(self, now: float) -> None:
+        """Log which timeouts are too short for how often users speak."""
+        for gateway in self.presence.look_at_cadence(now):
+            timeout = gateway.timeout or self.presence.timeout
+            interval = self.presence.interval(gateway)
+            assert interval is not None
+            self._advise(
+                _cadence_log.warning,
+                "the timeout is under twice the usual interval of its users",
+                key=gateway.name,
+                gateway=gateway.name,
+                timeout_s=timeout,
+                interval_s=round(interval, 3),
+                todo=f"raise the timeout to {TIMES * interval:g} s or more, or have its "
+                f"users speak every {timeout / TIMES:g} s",
+            )
 
     # --- within ---------------------------------------------------------------
 

@@ -465,6 +465,8 @@ class Sidecar:
                     name=gateway.name,
                     users=gateway.users,
                     unacked=engine.book.unacked(gateway.name),
+                    timeout_s=wheel.timeout_of(gateway.number),
+                    interval_s=presence.interval(gateway),
                 )
                 for gateway in presence.gateways.values()
                 if gateway.users or gateway.is_linked

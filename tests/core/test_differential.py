@@ -123,6 +123,7 @@ class Pair:
         for gateway in range(self.gateways):
             self.same(lambda wheel, it=gateway: (wheel.due(it), wheel.longest_due(it)))  # type: ignore[misc]  # mypy infers no lambda with a default
             self.same(lambda wheel, it=gateway: wheel.timeout_of(it))  # type: ignore[misc]  # mypy infers no lambda with a default
+            self.same(lambda wheel, it=gateway: wheel.usual(it))  # type: ignore[misc]  # mypy infers no lambda with a default
         self.same(self.clocks)
         assert len(self.reference) == len(self.online)
 
@@ -163,6 +164,7 @@ STEPS: Final = (
     *("open", "open", "put", "put", "listed", "listed", "packed", "packed", "advance"),
     *("advance", "advance", "advance", "amend", "close", "fire", "fire", "renew"),
     *("add_gateway", "set_timeout", "owned", "crowd", "leave"),
+    *("halve_silences", "forget_silences"),
 )
 
 
@@ -203,7 +205,8 @@ def take_step(
             lasts, deadline = data.draw(timeouts), pair.now + data.draw(gap)
             flags = data.draw(st.integers(0, OWN_TIMEOUT | RENEWED))
             clocks = (pair.now - 9, lasts, deadline, pair.now - 1)
-            pair.put(Entry(uid, gateway, 2**62, conn, *clocks, 0, flags))
+            event = data.draw(st.integers(0, 3))
+            pair.put(Entry(uid, gateway, 2**62, conn, *clocks, event, flags))
         case "listed" | "packed":
             # `one_of` would give each of the strategies in `pool` the weight of `known`.
             kinds = [pool if known is None else known] * 3
@@ -239,6 +242,10 @@ def take_step(
         case "set_timeout":
             seconds = data.draw(timeouts)
             pair.same(lambda wheel: wheel.set_timeout(gateway, seconds))
+        case "halve_silences":
+            pair.same(lambda wheel: wheel.halve_silences(gateway))
+        case "forget_silences":
+            pair.same(lambda wheel: wheel.forget_silences(gateway))
         case "owned":
             pair.check_owned(data.draw(st.sampled_from([1_000, 3_000, ALL])))
         case "crowd":
@@ -262,7 +269,7 @@ def test_a_touch_leaves_of_every_entry_what_the_reference_leaves() -> None:
         gateway, own_conn, flags, event = kind
         uid = f"{n} heard with {conn}"
         clocks = (pair.now - 9, 5.0, pair.now + 5, pair.now - 1)
-        pair.put(Entry(uid, gateway, n, own_conn, *clocks, 0, flags))
+        pair.put(Entry(uid, gateway, n, own_conn, *clocks, n % 4, flags))
         pair.touch(0, ListedSigns([uid], [conn], bytearray([event])))
         pair.touch_packed(1, [(uid, conn, event)])
         pair.check()

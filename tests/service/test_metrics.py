@@ -63,7 +63,12 @@ def by_label(family: Metric) -> dict[str, float]:
 
 
 def gateways(number: int) -> list[GatewayNow]:
-    return [GatewayNow(name=f"g{n}", users=10, unacked=n) for n in range(number)]
+    return [
+        GatewayNow(
+            name=f"g{n}", users=10, unacked=n, timeout_s=30.0 + n, interval_s=None
+        )
+        for n in range(number)
+    ]
 
 
 def series(families: dict[str, Metric]) -> set[tuple[str, frozenset[Any]]]:
@@ -115,7 +120,10 @@ def test_the_first_64_gateways_have_names_and_the_others_share_one() -> None:
 
 
 def test_a_gateway_that_is_itself_called_other_is_counted_with_them() -> None:
-    crowd = [GatewayNow(name="other", users=1, unacked=1), *gateways(MOST_GATEWAYS)]
+    crowd = [
+        GatewayNow(name="other", users=1, unacked=1, timeout_s=30.0, interval_s=None),
+        *gateways(MOST_GATEWAYS),
+    ]
     users = by_label(
         scraped(Counts(), replace(NOW, gateways=crowd))["liveness_gateway_users"]
     )
@@ -123,9 +131,19 @@ def test_a_gateway_that_is_itself_called_other_is_counted_with_them() -> None:
     assert users["other"] == 11
 
 
+def test_what_cannot_be_added_up_is_told_of_the_first_64_gateways_alone() -> None:
+    crowd = gateways(MOST_GATEWAYS + 1)
+    crowd[1] = replace(crowd[1], interval_s=12.5)
+    crowd[-1] = replace(crowd[-1], interval_s=20.0)
+    families = scraped(Counts(), replace(NOW, gateways=crowd))
+    timeouts = by_label(families["liveness_gateway_timeout_seconds"])
+    assert timeouts == {f"g{n}": 30.0 + n for n in range(MOST_GATEWAYS)}
+    assert by_label(families["liveness_gateway_interval_seconds"]) == {"g1": 12.5}
+
+
 @pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\\b", "é👩‍🚀", " "])
 def test_whatever_a_gateway_is_called_its_name_survives_the_text(name: str) -> None:
-    crowd = [GatewayNow(name=name, users=7, unacked=0)]
+    crowd = [GatewayNow(name=name, users=7, unacked=0, timeout_s=30.0, interval_s=None)]
     families = scraped(Counts(), replace(NOW, gateways=crowd))
     assert by_label(families["liveness_gateway_users"]) == {name: 7}
 
