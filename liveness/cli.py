@@ -17,10 +17,12 @@ from typing import Annotated, Any, Final
 from cyclopts import (
     App,
     CycloptsError,
+    Group,
     Parameter,
     Token,
     UnusedCliTokensError,
 )
+from cyclopts.validators import MutuallyExclusive
 
 from liveness import __version__
 from liveness.bench import FULL, OTHERS, QUICK, SCENARIOS, full
@@ -29,7 +31,7 @@ from liveness.core.records import GATEWAY, KINDS, ROLES
 from liveness.core.timers import STATES
 from liveness.errors import ConfigError, LivenessError
 from liveness.sources import load, socket_path, state_folder
-from liveness.streams import Output, OutputError, open_closed
+from liveness.streams import AUTO, COLORS, Output, OutputError, open_closed
 from liveness.text import uid_of
 
 USAGE: Final = 2
@@ -167,6 +169,19 @@ def _writable(_kind: Any, tokens: Sequence[Token]) -> str:
     return text
 
 
+def _seconds(_kind: Any, tokens: Sequence[Token]) -> list[float]:
+    """At most one number of seconds, for which there is time to look."""
+    read = _number(float, "SECONDS", "", 0.1, 86_400).converter
+    assert callable(read)
+    return [read(float, tokens)]
+
+
+# Flags of which one takes the other's sense away.
+_EITHER: Final = (
+    Group.create_default_parameters(),
+    Group(show=False, validator=MutuallyExclusive()),  # type: ignore[no-untyped-call]  # it has no types
+)
+
 Socket = Annotated[str | None, _flag("--socket", "PATH")]
 ConfigFile = Annotated[
     str | None,
@@ -294,6 +309,15 @@ def watch(
     count: Annotated[
         int | None, _number(int, "N", "end after N records", 1, 2**63 - 1)
     ] = None,
+    color: Annotated[
+        str,
+        Parameter(
+            help="when lines are coloured: auto (as if not given) is on a terminal, "
+            "unless NO_COLOR is set",
+            choices=COLORS,
+            metavar="WHEN",
+        ),
+    ] = AUTO,
 ) -> None:
     """Show each record as it is written, over restarts of the sidecar, without a gap."""
     path = socket_path(socket)
@@ -312,6 +336,7 @@ def watch(
             count=count,
             out=sys.stdout,
             tell=_tell,
+            color=color,
         )
     )
 
@@ -322,11 +347,40 @@ def status(
     socket: Socket = None,
     json: Json = False,
     quiet: Annotated[
-        bool, Parameter(help="print nothing: the exit code tells")
+        bool,
+        Parameter(help="print nothing: the exit code tells", group=_EITHER),
     ] = False,
+    watch: Annotated[
+        list[float] | None,
+        Parameter(
+            help="show it again every so many seconds (2 if none are given), with what "
+            "happens per second, until Ctrl-C",
+            metavar="[SECONDS]",
+            consume_multiple=(0, 1),
+            allow_repeating=False,
+            converter=_seconds,
+            group=_EITHER,
+        ),
+    ] = None,
 ) -> int:
     """Show how the sidecar is; the exit code is 0 if it is ready, else 1."""
     path = socket_path(socket)
+    if watch is not None:
+        import trio
+
+        from liveness.commands.statuswatch import watch_status
+
+        (every_s,) = watch or [2.0]
+        trio.run(
+            partial(
+                watch_status,
+                path,
+                every_s=every_s,
+                as_json=json,
+                out=sys.stdout,
+                tell=_tell,
+            )
+        )
 
     from liveness.commands import CommandError
     from liveness.commands.status import readiness, status

@@ -1,13 +1,43 @@
-"""The three streams a command starts with, made safe to use."""
+"""The three streams a command starts with, made safe to use; and what a terminal can."""
 
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from liveness.errors import LivenessError
+
+# Of a terminal that does not say how large it is.
+NO_SIZE: Final = os.terminal_size((80, 24))
+AUTO, ALWAYS, NEVER = COLORS = ("auto", "always", "never")
+
+
+def is_for_pictures(out: TextIO) -> bool:
+    """Whether *out* is a terminal that can move its cursor."""
+    return out.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def is_for_colours(out: TextIO, when: str) -> bool:
+    """Whether what is written to *out* is coloured.
+
+    Args:
+        out: Where it is written.
+        when: Of `COLORS`. By itself on a terminal that can show them, unless its user
+            asked for none, as no-color.org has it.
+    """
+    if when != AUTO:
+        return when == ALWAYS
+    return is_for_pictures(out) and not os.environ.get("NO_COLOR")
+
+
+def terminal_size(out: TextIO) -> os.terminal_size:
+    """Columns and lines of the terminal that *out* is, as they are now."""
+    with suppress(OSError):
+        if all(size := os.get_terminal_size(out.fileno())):
+            return size
+    return NO_SIZE
 
 
 class OutputError(LivenessError):

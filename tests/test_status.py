@@ -95,6 +95,8 @@ def test_one_screen_says_how_the_sidecar_is(admin: Admin, socket_path: Path) -> 
         "users online": "1,500",
         "by gateway": "chat-1 1,100, chat-2 400",
         "held": "mute 3, unread 0",
+        "cadence": "chat-2 speaks every 20.5 s, timeout 30 s",
+        "to mend": "a timeout of 2 intervals or more outlasts a lost keepalive",
         "links": "gateway 2, watcher 1",
         "events": "keepalive 50,000, login 1,600, logout 60, message 10",
         "offline": "silence 40",
@@ -118,6 +120,30 @@ def test_of_many_gateways_the_largest_are_on_the_screen(
     admin.pages["/metrics"] = (200, body.encode())
     assert "by gateway    g64 64, g63 63, g62 62, g61 61" in screen(socket_path)
     assert "g57 57, and 57 more\n" in screen(socket_path)
+
+
+def test_of_timeouts_that_are_too_short_some_are_on_the_screen_and_no_others(
+    admin: Admin, socket_path: Path
+) -> None:
+    def scrape(intervals: dict[str, float]) -> bytes:
+        lines = [
+            f'liveness_gateway_timeout_seconds{{gateway="{name}"}} 30\n'
+            f'liveness_gateway_interval_seconds{{gateway="{name}"}} {interval}\n'
+            for name, interval in intervals.items()
+        ]
+        unknown = 'liveness_gateway_timeout_seconds{gateway="new"} 1\n'
+        return "".join([*lines, unknown]).encode()
+
+    admin.pages["/metrics"] = (200, scrape({"fine": 15, "a\x1b": 15.5, "b": 20}))
+    shown = screen(socket_path)
+    rows = (
+        r"a\x1b speaks every 15.5 s, timeout 30 s; b speaks every 20.0 s, timeout 30 s"
+    )
+    assert f"\ncadence       {rows}\n" in shown
+    admin.pages["/metrics"] = (200, scrape({f"g{n}": 20 for n in range(10)}))
+    assert "g7 speaks every 20.0 s, timeout 30 s; and 2 more\n" in screen(socket_path)
+    admin.pages["/metrics"] = (200, scrape({"fine": 15}))
+    assert "cadence" not in screen(socket_path)
 
 
 def test_timers_are_on_the_screen_if_there_are_any_to_look_at(
@@ -177,6 +203,8 @@ def test_as_json_the_same_is_there_to_compute_with(
         "wheel": "reference",
         "users_online": 1_500,
         "users_by_gateway": {"chat-1": 1_100, "chat-2": 400},
+        "timeout_s_by_gateway": {"chat-1": 60, "chat-2": 30},
+        "interval_s_by_gateway": {"chat-1": 20, "chat-2": 20.5},
         "users_held": {"mute": 3, "unread": 0},
         "storms": [],
         "storms_more": 0,

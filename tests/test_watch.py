@@ -7,6 +7,7 @@ the contract does not allow, and delivers what the contract promises.
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,15 @@ import trio
 import trio.lowlevel
 
 from liveness.commands import CommandError, unreachable
-from liveness.commands.watch import Feed, Link, jittered, json_line, text_line, watch
+from liveness.commands.watch import (
+    Feed,
+    Link,
+    in_colours,
+    jittered,
+    json_line,
+    text_line,
+    watch,
+)
 
 Record = dict[str, Any]
 MINUTE_MS = 60_000
@@ -327,6 +336,17 @@ def test_a_record_is_one_line_for_a_person(shown: Record, expected: str) -> None
     when, _, what = text_line(shown).partition("  ")
     assert what == expected
     assert len(when) == len("2026-11-20 10:47:03.123")
+
+
+@pytest.mark.parametrize("kind", ["online", "offline", "moved"])
+def test_colours_are_all_that_they_add_to_a_line(kind: str) -> None:
+    shown = record(1, kind, uid="\x1b[31mu\x9b", gateway="\x1b]0;g\x07")
+    painted = text_line(shown, paint=in_colours)
+    colours = re.compile(r"\x1b\[(2|3[0-7])m([^\x1b]*)\x1b\[0m")
+    assert colours.sub(r"\2", painted) == text_line(shown)
+    pieces = [piece for _, piece in colours.findall(painted)]
+    assert f"{kind:<7}" in pieces
+    assert pieces[0] == text_line(shown).partition("  ")[0]
 
 
 def test_a_record_as_json_keeps_large_integers_and_terminals_whole() -> None:

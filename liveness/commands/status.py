@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from liveness.commands.admin import ask, no_sidecar, read
 from liveness.commands.guard import storms
+from liveness.core.cadence import TIMES, is_short
 from liveness.core.gateways import STORM
 from liveness.core.timers import FAILED, FIRED, PENDING
 from liveness.metrics import quantile
@@ -36,6 +37,8 @@ class Status:
     uptime_s: float | None
     users_online: float | None
     users_by_gateway: dict[str, float]
+    timeout_s_by_gateway: dict[str, float]
+    interval_s_by_gateway: dict[str, float]
     users_held: dict[str, float]
     storms: list[dict[str, Any]]
     storms_more: int
@@ -57,11 +60,20 @@ def status(socket_path: Path, *, as_json: bool, out: TextIO) -> bool:
     Raises:
         CommandError: It could not be asked.
     """
+    found = look(socket_path)
+    out.write(f"{json.dumps(asdict(found), indent=2)}\n" if as_json else as_text(found))
+    return found.ready
+
+
+def look(socket_path: Path) -> Status:
+    """Asks the sidecar at *socket_path* how it is.
+
+    Raises:
+        CommandError: It could not be asked.
+    """
     ready, why = readiness(socket_path)
     _code, body = ask(socket_path, "/metrics")
-    found = _read(socket_path, body, ready=ready, why=why)
-    out.write(f"{json.dumps(asdict(found), indent=2)}\n" if as_json else as_text(found))
-    return ready
+    return _read(socket_path, body, ready=ready, why=why)
 
 
 def readiness(socket_path: Path) -> tuple[bool, list[str]]:
@@ -129,6 +141,10 @@ def _read(socket_path: Path, body: bytes, *, ready: bool, why: list[str]) -> Sta
         uptime_s=None if started is None else max(0.0, now - started),
         users_online=samples.one("liveness_users_online"),
         users_by_gateway=samples.by("gateway", "liveness_gateway_users"),
+        timeout_s_by_gateway=samples.by("gateway", "liveness_gateway_timeout_seconds"),
+        interval_s_by_gateway=samples.by(
+            "gateway", "liveness_gateway_interval_seconds"
+        ),
         users_held=held,
         storms=on,
         storms_more=more,
@@ -147,6 +163,16 @@ def _read(socket_path: Path, body: bytes, *, ready: bool, why: list[str]) -> Sta
 
 def as_text(found: Status) -> str:
     """One screen for a person."""
+    return "".join(f"{name:<13} {text}\n" for name, text in rows_of(found).items())
+
+
+def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What is on that screen: name and text, safe for a terminal.
+
+    Args:
+        found: How it is.
+        rates: Rows of how fast it changes, if that is known.
+    """
     mib = None if found.log_bytes is None else found.log_bytes / 2**20
     timers = {state: found.timers.get(state, 0) for state in TIMERS_SHOWN}
     log = f"seq {_number(found.log_seq)}, {_number(found.log_pending)} pending"
@@ -159,9 +185,11 @@ def as_text(found: Status) -> str:
         "by gateway": _listed(found.users_by_gateway),
         "held": _listed(found.users_held),
         **_storm_rows(found),
+        **_cadence_rows(found),
         "links": _listed(found.links),
         "events": _listed(found.events),
         "offline": _listed(found.offlines),
+        **(rates or {}),
         **{
             f"late {stage}": f"p50 {_ms(both['p50'])}, p99 {_ms(both['p99'])}"
             for stage, both in found.lateness_s.items()
@@ -171,7 +199,7 @@ def as_text(found: Status) -> str:
         "log": f"{log}, {_number(mib, '.1f')} MiB",
         "unattended": f"{_number(found.unattended_s, '.1f')} s",
     }
-    return "".join(f"{name:<13} {escaped(text)}\n" for name, text in rows.items())
+    return {name: escaped(text) for name, text in rows.items()}
 
 
 def _storm_rows(found: Status) -> dict[str, str]:
@@ -186,6 +214,23 @@ def _storm_rows(found: Status) -> dict[str, str]:
     if more:
         shown.append(f"and {more} more")
     return {"storm": "; ".join(shown), "to release": "liveness guard release [NAME]"}
+
+
+def _cadence_rows(found: Status) -> dict[str, str]:
+    """Which timeouts are too short for how often users speak."""
+    timeouts, intervals = found.timeout_s_by_gateway, found.interval_s_by_gateway
+    short = [
+        f"{name} speaks every {intervals[name]:.1f} s, timeout {timeout:g} s"
+        for name, timeout in timeouts.items()
+        if is_short(timeout, intervals.get(name, 0.0))
+    ]
+    if not short:
+        return {}
+    shown = short[:MOST_LISTED]
+    if len(short) > len(shown):
+        shown.append(f"and {len(short) - len(shown)} more")
+    advice = f"a timeout of {TIMES} intervals or more outlasts a lost keepalive"
+    return {"cadence": "; ".join(shown), "to mend": advice}
 
 
 def _number(value: float | None, form: str = ",.0f") -> str:

@@ -11,6 +11,7 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import uniform
 from typing import Any, Final, TextIO, cast
@@ -20,8 +21,19 @@ import trio
 
 from liveness.commands import CommandError, unreachable
 from liveness.core.frames import PROTOCOL
-from liveness.core.records import GAP, MOVED, TIMER, WATCHER
+from liveness.core.records import (
+    GAP,
+    GATEWAY_LOST,
+    LOGOUT,
+    MOVED,
+    OFFLINE,
+    ONLINE,
+    SILENCE,
+    TIMER,
+    WATCHER,
+)
 from liveness.errors import Code
+from liveness.streams import AUTO, is_for_colours
 from liveness.text import escaped, json_ready, local_time, uid_text
 
 RECEIVE_BYTES: Final = 65_536
@@ -35,6 +47,23 @@ WELCOME_S: Final = 5.0
 RECONNECT_ON: Final = frozenset({Code.OVERLOADED, Code.INTERNAL, Code.TOO_SLOW})
 
 RecordMap = dict[str, Any]
+# What a piece of a line is, and its text; gives it painted.
+Paint = Callable[[str, str], str]
+
+
+# ANSI colours of the terminal's own palette, light or dark.
+DIM: Final = "dim"
+_COLOURS: Final = {
+    DIM: 2,
+    ONLINE: 32,
+    OFFLINE: 31,
+    MOVED: 36,
+    TIMER: 34,
+    GAP: 33,
+    SILENCE: 31,
+    GATEWAY_LOST: 35,
+    LOGOUT: 2,
+}
 
 
 class _Lost(Exception):
@@ -55,6 +84,7 @@ async def watch(
     count: int | None,
     out: TextIO,
     tell: Callable[[str], None],
+    color: str = AUTO,
 ) -> None:
     """Writes each record as one line to *out*, until *count* are written.
 
@@ -66,10 +96,13 @@ async def watch(
         count: None: without end.
         out: Flushed after each frame's records.
         tell: Is given what happens to the connection, for a person.
+        color: When lines for a person are coloured, of `streams.COLORS`.
     Raises:
         CommandError: There is no sidecar, or it will not have this watcher.
     """
-    line = json_line if as_json else text_line
+    paint = in_colours if is_for_colours(out, color) else plain
+    told = partial(text_line, paint=paint)
+    line = json_line if as_json else told
     left = count
 
     def show(records: list[RecordMap]) -> bool:
@@ -295,7 +328,18 @@ class Link:
         await self.aclose()
 
 
-def text_line(record: RecordMap) -> str:
+def plain(_what: str, text: str) -> str:
+    """A piece of a line as it is."""
+    return text
+
+
+def in_colours(what: str, text: str) -> str:
+    """A piece of a line in the colour of what it is, if that has one."""
+    colour = _COLOURS.get(what)
+    return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def text_line(record: RecordMap, *, paint: Paint = plain) -> str:
     """A record as one line for a person."""
     when, kind, seq = local_time(record["at"]), record["kind"], record["seq"]
     if kind == GAP:
@@ -309,11 +353,12 @@ def text_line(record: RecordMap) -> str:
         what = f"{escaped(uid_text(record['uid']))}  {escaped(record['gateway'])}"
         if kind == MOVED:
             what += f" from {escaped(record['from'])}"
-        what += f"  {record['reason']}"
+        what += f"  {paint(record['reason'], record['reason'])}"
         if record.get("silence") is not None:
             since = "the restart" if record.get("restored") else record["last"]
             what += f"  {record['silence']:.3f} s since {since}"
-    return f"{when}  {kind:<7}  {what}  seq {seq}"
+    head = f"{paint(DIM, when)}  {paint(kind, f'{kind:<7}')}"
+    return f"{head}  {what}  {paint(DIM, f'seq {seq}')}"
 
 
 def json_line(record: RecordMap) -> str:

@@ -18,8 +18,9 @@ from liveness.demo.processes import ChildLost
 from liveness.demo.screen import Plain, say, summary
 from liveness.demo.script import ScriptError, Step, parsed
 from liveness.demo.stage import MOST_GUESTS, Stage
-from liveness.demo.terminal import Terminal, is_for_pictures
+from liveness.demo.terminal import Terminal
 from liveness.errors import LivenessError
+from liveness.streams import is_for_pictures
 
 USAGE: Final = 2
 # Joining, a timeout, the flush and a second until somebody would be missed: with less

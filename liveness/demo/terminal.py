@@ -14,17 +14,11 @@ import trio
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from liveness.streams import OutputError
+from liveness.streams import OutputError, terminal_size
 
 # A terminal that takes nothing any more, not even after Ctrl-Q, is left as it is then.
 LAST_S: Final = 1.0
 MOST_KEYS: Final = 64
-NO_SIZE: Final = os.terminal_size((80, 24))
-
-
-def is_for_pictures(out: TextIO) -> bool:
-    """Whether *out* is a terminal that can move its cursor."""
-    return out.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 def _is_ours(keys: TextIO) -> bool:
@@ -79,10 +73,7 @@ class Terminal:
     @property
     def size(self) -> os.terminal_size:
         """Columns and lines, as they are now."""
-        with suppress(OSError):
-            if all(size := os.get_terminal_size(self._out.fileno())):
-                return size
-        return NO_SIZE
+        return terminal_size(self._out)
 
     async def paint(self, picture: RenderableType) -> None:
         """Draws, and returns when it is written.

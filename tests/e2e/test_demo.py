@@ -8,21 +8,18 @@ that can be made to happen does.
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import termios
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from time import perf_counter
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import pytest
 import trio
@@ -40,6 +37,7 @@ from liveness.demo.script import ACTIONS, MOST_STEPS, ScriptError, Step, parsed
 from liveness.testing import Event, ScriptedSidecar, scripted_sidecar
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar, eventually
+from tests.e2e.tty import GIVEN_BACK, TAKEN, Tty
 
 Record = dict[str, Any]
 
@@ -370,80 +368,6 @@ def test_what_cannot_be_shown_is_said_in_one_line_with_2(
 
 
 # --- on a terminal ------------------------------------------------------------------------
-
-# Leads the session of a terminal, as a shell does, and stays when the demo has ended: a
-# terminal without its leader is hung up, and nobody could see how it was left.
-SHELL = """
-import fcntl, os, signal, subprocess, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-for number in (signal.SIGINT, signal.SIGTSTP, signal.SIGHUP):
-    signal.signal(number, lambda *_: None)
-command = subprocess.Popen(sys.argv[1:])
-print("pid", command.pid, flush=True)
-while True:
-    _, status = os.waitpid(command.pid, os.WUNTRACED)
-    if os.WIFSTOPPED(status):
-        print("stopped", flush=True)
-    else:
-        print("ended", os.waitstatus_to_exitcode(status), flush=True)
-        break
-sys.stdin.readline()
-"""
-TAKEN, GIVEN_BACK = "\x1b[?1049h", "\x1b[?25h\x1b[?1049l"
-
-
-class Tty:
-    """A terminal with a demo on it, and what has come out of it."""
-
-    def __init__(
-        self, *command: object, size: tuple[int, int] = (30, 110), **environment: str
-    ) -> None:
-        self._ours, self._theirs = os.openpty()
-        termios.tcsetwinsize(self._theirs, size)
-        self._before = termios.tcgetattr(self._theirs)
-        self.out = ""
-        self._from = 0
-        self._shell = subprocess.Popen(
-            [sys.executable, "-c", SHELL, sys.executable, *map(str, command)],
-            stdin=self._theirs,
-            stdout=self._theirs,
-            stderr=self._theirs,
-            start_new_session=True,
-            env=os.environ | {"TERM": "xterm-256color"} | environment,
-        )
-
-    def __enter__(self) -> Self:
-        self.pid = int(self.until(r"pid (\d+)")[1])
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._shell.kill()  # the terminal is hung up by that, and the demo ends
-        self._shell.wait()
-        os.close(self._ours)
-        os.close(self._theirs)
-
-    def until(self, pattern: str) -> re.Match[str]:
-        """Reads until this has come, since what was last waited for."""
-        until = perf_counter() + END_S
-        while not (found := re.compile(pattern).search(self.text, self._from)):
-            assert perf_counter() < until, self.text[-5_000:]
-            if select.select([self._ours], [], [], 0.1)[0]:
-                self.out += os.read(self._ours, 65_536).decode(errors="replace")
-        self._from = found.end()
-        return found
-
-    @property
-    def text(self) -> str:
-        """All that came, without what steers the terminal."""
-        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.out)
-
-    def type(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
-
-    @property
-    def is_as_it_was(self) -> bool:
-        return termios.tcgetattr(self._theirs) == self._before
-
 
 OPTIONS = ("--users", 40, "--timeout", 2, "--seconds", END_S)
 
