@@ -106,7 +106,7 @@ class Cadence:
     interval: float | None = None  # how often its users usually speak
     is_short: bool = False  # its timeout is, for that
     since: float | None = None  # when the first silence was seen to have been counted
-    halves_at: float = 0.0
+    halved_at: float = 0.0  # the counts, or when they began
 
     def look(
         self, usual: tuple[int, float], *, timeout: float, now: float
@@ -125,7 +125,7 @@ class Cadence:
         if not silences:
             self.since = None
         elif self.since is None:
-            self.since, self.halves_at = now, now + HALVED_AFTER * timeout
+            self.since = self.halved_at = now
         # Before one timeout has passed the longer silences cannot have ended yet.
         is_known = (
             silences >= LEAST_SILENCES
@@ -135,7 +135,7 @@ class Cadence:
         was_short = self.is_short
         self.interval = seconds if is_known else None
         self.is_short = is_known and is_short(timeout, seconds)
-        is_over = silences > 0 and now >= self.halves_at
+        is_over = silences > 0 and now - self.halved_at >= HALVED_AFTER * timeout
         if is_over:
-            self.halves_at = now + HALVED_AFTER * timeout
+            self.halved_at = now
         return self.is_short and not was_short, is_over

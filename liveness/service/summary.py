@@ -190,6 +190,7 @@ class Summaries:
             "unacked": self._engine.book.unacked(gateway.name),
             "due": due,
             "timeout": gateway.timeout or self._engine.presence.timeout,
+            "interval": self._engine.presence.interval(gateway),
         }
 
     # --- two looks --------------------------------------------------------------

@@ -319,6 +319,7 @@ async def test_a_summary_a_second_whatever_the_load(
                 "unacked": 0,
                 "due": 0,
                 "timeout": 5.0,
+                "interval": None,
             }
         ]
         # They fall silent; their records are of another kind.

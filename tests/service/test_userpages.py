@@ -10,8 +10,9 @@ import pytest
 from starlette.applications import Starlette
 from trio.testing import MockClock
 
+from liveness.service.clock import Clock
 from liveness.service.database import connect
-from liveness.service.userpages import MOST_RECORDS
+from liveness.service.userpages import MOST_RECORDS, UserPages
 from liveness.text import uid_text
 from tests.service.asgi import Answer, ask
 from tests.service.rig import Rig, running
@@ -19,7 +20,8 @@ from tests.strategies import HARD_UIDS
 
 
 def pages(rig: Rig) -> Starlette:
-    return Starlette(routes=rig.sidecar._user_pages.routes())
+    pages = UserPages(rig.engine, rig.journal, wall_ms=Clock().wall_ms)
+    return Starlette(routes=pages.routes(may_change=False))
 
 
 async def user(rig: Rig, uid: str | int, query: str = "") -> dict[str, Any]:
