@@ -194,7 +194,7 @@ async def test_who_falls_back_too_far_is_told_and_let_go(
         ("/v1/feed?kind=offlien", {}, "kind is 'offlien'"),
         ("/v1/feed?kind=", {}, "kind is ''"),
         ("/v1/feed?uid=", {}, "'' is no uid"),
-        ("/v1/feed?uid=int:9223372036854775808", {}, "9223372036854775808 is no uid"),
+        ("/v1/feed?uid=int:9223372036854775808", {}, "9223372036854775808' is no uid"),
         ("/v1/feed?uid=int:" + "9" * 5_000, {}, "is no uid"),
         ("/v1/feed?uid=a%00", {}, "is no uid"),
         ("/v1/feed?after=-1", {}, "after is '-1'"),
