@@ -154,14 +154,23 @@ def _folder(_kind: Any, tokens: Sequence[Token]) -> Path:
     return path
 
 
+def _file(_kind: Any, tokens: Sequence[Token]) -> str:
+    """The name of a file, which begins like no flag."""
+    text = tokens[0].value
+    if text.startswith("-"):
+        raise ValueError(f"{text!r} is a flag; ./{text} would be a file")
+    if not text or "\0" in text:
+        raise ValueError(f"{text!r} is no name of a file")
+    return text
+
+
 def _writable(_kind: Any, tokens: Sequence[Token]) -> str:
     """A file that can be written, as far as that can be told beforehand; or `-`."""
     text = tokens[0].value
     path = Path(text)
     if text == "-":
         return text
-    if text.startswith("-"):
-        raise ValueError(f"{text!r} is a flag; ./{text} would be a file")
+    _file(_kind, tokens)
     if path.is_dir():
         raise ValueError(f"{text!r} is a folder")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -639,6 +648,25 @@ def release_users(
     from liveness.commands.guard import release
 
     release(path, name, out=sys.stdout)
+
+
+@app.command(help_epilogue="Example: liveness backup /var/backups/liveness.tar")
+def backup(
+    file: Annotated[
+        str,
+        Parameter(help="the tar archive to make", metavar="FILE", converter=_file),
+    ],
+    /,
+    *,
+    state: Annotated[str | None, _flag("--state", "DIR")] = None,
+    force: Annotated[bool, Parameter(help="replace FILE if it is there")] = False,
+) -> None:
+    """Copy the whole state into one file, while the sidecar runs or is down."""
+    folder = state_folder(state)
+
+    from liveness.commands.backup import backup
+
+    backup(folder, Path(file), force=force, out=sys.stdout)
 
 
 @app.command(help_epilogue="Example: liveness demo --seconds 60 --users 500")

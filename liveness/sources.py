@@ -86,19 +86,19 @@ def socket_path(flag: str | None) -> Path:
     Raises:
         ConfigError: As `load`.
     """
-    return load().config.socket.path if flag is None else _path_of("--socket", flag)
+    return load().config.socket.path if flag is None else _from_flag("--socket", flag)
 
 
 def state_folder(flag: str | None) -> Path:
-    """Where a command finds the log: `--state`, or as `serve` would.
+    """Where a command finds the state: `--state`, or as `serve` would.
 
     Raises:
         ConfigError: As `load`.
     """
-    return load().config.state.dir if flag is None else _path_of("--state", flag)
+    return load().config.state.dir if flag is None else _from_flag("--state", flag)
 
 
-def _path_of(flag: str, text: str) -> Path:
+def _from_flag(flag: str, text: str) -> Path:
     (given,) = _from_flags({flag: text})
     return Path(str(given.value()))
 

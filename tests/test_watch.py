@@ -473,7 +473,7 @@ async def test_a_new_log_is_said_and_shown_from_its_oldest_record(
     await sidecar.append("online")
     await nursery.start(sidecar.open)
     assert await watching.seqs(4) == [1, 2, 3, 1]
-    assert "the log is a new one: going on from its oldest record" in watching.told
+    assert "the log is a new one: all that it has of its own follows" in watching.told
 
 
 async def test_a_reader_behind_the_retention_is_shown_the_gap(

@@ -194,7 +194,7 @@ class Feed:
             await self._learn_log()
         link, welcome = await self._open()
         if self._log not in (None, welcome["log"]):
-            self._tell("the log is a new one: going on from its oldest record")
+            self._tell("the log is a new one: all that it has of its own follows")
             self._seq = 0
         self._log = welcome["log"]
         if self._seq is None:

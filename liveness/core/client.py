@@ -319,8 +319,8 @@ class Client:
             return self._no_timers()
         if is_new_log and schedule.has_spoken:
             return (
-                "the sidecar has begun a new log: timers that were asked for before are "
-                "gone with the old one; ask again for those that matter"
+                "the sidecar has begun a new log: timers that were asked for before may "
+                "be gone with the old one; ask again for those that matter"
             )
         return None
 

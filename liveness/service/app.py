@@ -79,7 +79,12 @@ async def serve(config: Config) -> None:
         # look for stale sockets.
         store = Store(config.state.dir)
         stack.callback(store.close)
-        table = TimerTable(config.state.dir, log=store.log, ladder=config.timers.ladder)
+        table = TimerTable(
+            config.state.dir,
+            log=store.log,
+            parted=store.parted,
+            ladder=config.timers.ladder,
+        )
         stack.callback(table.close)
         listens = partial(
             listening,

@@ -96,9 +96,7 @@ def schema_of(path: Path) -> int | None:
         # SQLite would take it for new, and what is in the WAL for rubbish.
         raise sqlite3.DatabaseError(f"it is empty, and {log.name} is not")
     # A start that was killed as it made the file has left a journal to roll back.
-    mode = "rw" if journal.exists() else "ro"
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
-    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+    with closing(_opened(path, "rw" if journal.exists() else "ro")) as db:
         (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
         (page_bytes,) = db.execute("pragma page_size").fetchone()
         found = meta(db, "schema") if tables else None
@@ -128,6 +126,19 @@ def meta(db: sqlite3.Connection, key: str) -> object:
     """What a file says of itself."""
     row = db.execute("select value from meta where key = ?", [key]).fetchone()
     return row[0] if row else None
+
+
+def _opened(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None)
+
+
+@contextmanager
+def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a file that may be another process's, and leave it and its WAL as they are."""
+    with closing(_opened(path, "ro")) as db:
+        db.execute("pragma busy_timeout = 1000")
+        yield db
 
 
 @contextmanager

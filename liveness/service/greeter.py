@@ -85,8 +85,11 @@ class Greeter:
         """The position a hello names; now, if it names none."""
         if hello.after is None:
             return newest
-        if hello.after == 0 or hello.log == self._journal.store.log:
+        store = self._journal.store
+        if hello.after == 0 or hello.log == store.log:
             return min(hello.after, newest)
+        if hello.log in store.parted:
+            return min(hello.after, store.parted[hello.log])
         return self._journal.first - 1
 
     def _frame(self, hello: Hello, following: int) -> list[object]:

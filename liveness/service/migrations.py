@@ -36,14 +36,22 @@ def found(path: Path, schema: int, steps: Steps) -> int | None:
         StateError: It cannot be brought to *schema*.
     """
     has = schema_of(path)
-    if has is None:
-        return None
+    if has is not None:
+        check(path, has, schema, steps)
+    return has
+
+
+def check(path: Path, has: int, schema: int, steps: Steps) -> None:
+    """See whether a file of schema *has* can be brought to *schema*.
+
+    Raises:
+        StateError: It cannot.
+    """
     if has > schema or not {*range(has, schema)} <= steps.keys():
         raise StateError(
             f"{path} has schema {has}, this version reads {schema}; use the version "
             "that wrote it, or another --state"
         )
-    return has
 
 
 def migrate(

@@ -3,7 +3,11 @@
     log       what was decided, in order: a row a page of records of one commit
     online    whose session is open: the log's effect, changed with it
     cursors   how far each gateway and watcher has acknowledged
-    meta      the log's id, the schema's version
+    meta      the log's id, the schema's version; the logs that it was a copy of, and
+              up to which seq it is the same as each
+
+A copy, as a backup has it, is no second holder of the same log: both would give the same
+numbers to different records. So it begins a log of its own when it is first opened.
 
 `uid` columns are ANY in STRICT tables: any other type would make one user of `7` and
 `"7"`. Up to `PAGE_RECORDS` rows are one statement through `json_each`, not
@@ -28,6 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
+import structlog
+
 from liveness.core.records import GATEWAY, Logged, OnlineRow, Wanted, logged
 from liveness.core.timers import Fire
 from liveness.core.wire import decode, encode
@@ -43,10 +49,12 @@ from liveness.service.database import (
     transaction,
     write_ahead,
 )
-from liveness.text import EXACT_IN_JSON, json_line, uid_text
+from liveness.text import EXACT_IN_JSON, json_line, uid_text, utc_time
 
 SCHEMA: Final = 2
 DATABASE: Final = "liveness.db"
+# Of `meta`: when a copy was made, in Unix milliseconds, until it is first opened.
+COPIED: Final = "copied"
 
 # A reader of the log is given pages; a page looks at no more rows than this, so that
 # one who is concerned by few does not hold the file for long.
@@ -57,8 +65,12 @@ LIST_ROWS: Final = 1_000
 PAGE_RECORDS: Final = 1_000
 # A trim deletes no more records than these and a page in one transaction: about 10 ms.
 TRIM_RECORDS: Final = 2_000
+# Of so many logs that this one was a copy of, one after the other, the newest are known.
+MOST_PARTED: Final = 100
 # Pages of the file that are given back in one step.
 TRIM_PAGES: Final = 2_000
+
+_log = structlog.get_logger("start")
 
 _TABLES: Final = f"""
 create table meta (key text primary key, value any) strict, without rowid;
@@ -192,6 +204,29 @@ class Store:
         else:
             migrations.migrate(db, self.path, has, SCHEMA, migrations.LOG)
         self.log = str(meta(db, "log"))
+        # By the id of a log: up to which seq this one is the same.
+        self.parted: dict[str, int] = json.loads(str(meta(db, "parted") or "{}"))
+        copied_ms = meta(db, COPIED)
+        if isinstance(copied_ms, int):
+            self._part(copied_ms)
+
+    def _part(self, copied_ms: int) -> None:
+        """Begin a log of its own: what follows here, the original has numbered too."""
+        db, was, seq = self._db, self.log, self.bounds()[1] - 1
+        parted = {**self.parted, was: seq}
+        self.parted = dict([*parted.items()][-MOST_PARTED:])
+        self.log = secrets.token_hex(8)
+        values = [("log", self.log), ("parted", json.dumps(self.parted))]
+        with transaction(db):
+            db.executemany("insert or replace into meta values (?, ?)", values)
+            db.execute("delete from meta where key = ?", [COPIED])
+        _log.warning(
+            "this is a backup, restored: it begins a log of its own",
+            made=utc_time(copied_ms),
+            log=self.log,
+            was=was,
+            seq=seq,
+        )
 
     def close(self) -> None:
         """Close the file and let the directory go."""

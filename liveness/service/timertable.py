@@ -22,7 +22,7 @@ for next lies at the end of most pages that are written.
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from operator import itemgetter
 from pathlib import Path
@@ -117,6 +117,8 @@ update timers set since = :next where id > coalesce(
 """
 
 _NEXT_ID: Final = "select coalesce(max(id), 0) + 1 from timers"
+
+_REACHED: Final = "select max(value) from meta where key in ('seq', 'newest')"
 
 _NOTE: Final = """
 update meta set value = max(meta.value, one.value) from json_each(:both) as one
@@ -224,20 +226,28 @@ class TimerTable:
     Args:
         folder: The state directory.
         log: The log that is kept there.
+        parted: Logs that this one was a copy of, and up to which seq it is the same.
         ladder: How the attempts of a timer follow each other.
     Raises:
         StartError: The file cannot be used.
         StateError: It is damaged, or of a newer version.
     """
 
-    def __init__(self, folder: Path, *, log: str, ladder: Ladder = LADDER) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        log: str,
+        parted: Mapping[str, int] | None = None,
+        ladder: Ladder = LADDER,
+    ) -> None:
         self.path = folder / DATABASE
         self.ladder = ladder
         with self.expecting_damage():
             make_private(self.path)
             has = migrations.found(self.path, SCHEMA, migrations.TIMERS)
             self._db = connect(self.path)
-            self._prepare(has, log)
+            self._prepare(has, log, parted or {})
             known = dict(self._db.execute("select key, value from meta"))
             self.seq, self.newest = known["seq"], known["newest"]
             self.next_id: int = _one(self._db, _NEXT_ID)  # for the next timer
@@ -246,7 +256,7 @@ class TimerTable:
         """At the start: what cannot be read is told, and left as it is."""
         return expecting_damage(self.path, "start without timers")
 
-    def _prepare(self, has: int | None, log: str) -> None:
+    def _prepare(self, has: int | None, log: str, parted: Mapping[str, int]) -> None:
         db = self._db
         if has is None:
             db.execute(f"pragma page_size = {PAGE_BYTES}")
@@ -261,9 +271,12 @@ class TimerTable:
         if known != log:
             with transaction(db):
                 db.execute("insert or replace into meta values ('log', ?)", [log])
-                self._lower(0)
-                if known is not None:
-                    db.execute(_FORGET_LOG)
+                if isinstance(known, str) and known in parted:
+                    self._fit(parted[known])
+                else:
+                    self._lower(0)
+                    if known is not None:
+                        db.execute(_FORGET_LOG)
 
     def close(self) -> None:
         """Close the file."""
@@ -285,11 +298,14 @@ class TimerTable:
             newest: The log's last record.
         """
         with transaction(self._db):
-            if max(self.seq, self.newest) > newest:
-                self._db.execute(_FORGET_LATER, {"newest": newest})
-                self._lower(newest)
-            self._db.execute(_AHEAD, {"next": newest + 1})
+            self._fit(newest)
         self.seq, self.newest = min(self.seq, newest), min(self.newest, newest)
+
+    def _fit(self, newest: int) -> None:
+        if _one(self._db, _REACHED) > newest:
+            self._db.execute(_FORGET_LATER, {"newest": newest})
+            self._lower(newest)
+        self._db.execute(_AHEAD, {"next": newest + 1})
 
     def _lower(self, newest: int) -> None:
         self._db.execute(

@@ -1,0 +1,212 @@
+"""`liveness backup`: the whole state in one file, while the sidecar runs or is down.
+
+A tar archive: whoever restores needs no more than tar, and it can be looked into. Beside
+the copies it has empty WALs, which take the place of any that lie where it is unpacked:
+SQLite would take those for commits of what was restored.
+
+What a planned stop wrote of everyone's clock is not in it. Users were not listened to
+between the backup and the start of what is restored: all get a fresh timeout.
+"""
+
+import io
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn, TextIO
+
+from liveness.bench.progress import Stage, shown
+from liveness.commands import CommandError
+from liveness.errors import StateError
+from liveness.service.backup import STEP_BYTES, State, Wrote, opened
+from liveness.service.clock import Clock
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# Copies of both, the archive, and what the sidecar may write meanwhile.
+ROOM: Final = 2
+SPARE_BYTES: Final = 64 * 2**20
+TERMINATED: Final = 128 + signal.SIGTERM  # as a shell reports it
+
+_DAMAGE: Final = frozenset(
+    {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+)
+
+
+def backup(state: Path, file: Path, *, force: bool, out: TextIO) -> None:
+    """Write what is in the state directory, as of one moment, to a new file.
+
+    Args:
+        state: The directory.
+        file: It is there whole, or not at all.
+        force: Whether a file that is there already is replaced.
+        out: Is told what was written.
+    Raises:
+        CommandError: It cannot be read or written; nothing is left behind.
+        StateError: What lies there is damaged, or of a newer version.
+    """
+    _check_target(file, force=force)
+    with _reporting() as stage, _failing(state, file), opened(state) as files:
+        counted = files.counted()
+        _check_room(files, file)
+        with _ended_in_order(), _beside(file) as folder:
+            archive = folder / "archive"
+            _write(files, folder, archive, stage)
+            size = archive.stat().st_size
+            _publish(archive, file, force=force)
+    out.write(
+        f"backed up {state} to {file} ({size / 1e6:,.1f} MB): records up to "
+        f"{counted.records:,}, {counted.users:,} users online, {counted.timers:,} live "
+        "timers\n"
+    )
+
+
+def _check_target(file: Path, *, force: bool) -> None:
+    if not file.parent.is_dir():
+        raise CommandError(f"{file.parent} is no folder; make it, or name another FILE")
+    if not (file.is_symlink() or file.exists()):
+        return
+    if not file.is_file():
+        raise CommandError(f"{file} is there and is no file; name another FILE")
+    if not force:
+        raise _exists(file)
+
+
+def _exists(file: Path) -> CommandError:
+    return CommandError(f"{file} is there already; name another FILE, or give --force")
+
+
+def _check_room(state: State, file: Path) -> None:
+    """A full disk would stop the sidecar's writing too, where it is the same one."""
+    needed = ROOM * state.bytes + SPARE_BYTES
+    free = shutil.disk_usage(file.parent).free
+    if free < needed:
+        raise CommandError(
+            f"{file.parent} has {free / 1e6:,.0f} MB free, and a backup takes "
+            f"{needed / 1e6:,.0f} MB while it is made; make room, or name a FILE elsewhere"
+        )
+
+
+@contextmanager
+def _failing(state: Path, file: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in _DAMAGE:
+            raise StateError(
+                f"{state} cannot be read ({error}); no backup was made: keep the one "
+                "before, and restore it if the sidecar cannot start"
+            ) from error
+        raise CommandError(
+            f"{state} could not be copied to {file}: {error}; nothing is left of it: "
+            "make room or mend the disk"
+        ) from error
+    except PermissionError as error:
+        raise CommandError(
+            f"{error.filename or file}: {error.strerror}; be the sidecar's user, and "
+            "name a FILE in a folder that it may write to"
+        ) from error
+    except OSError as error:
+        raise CommandError(
+            f"{file}: {error.strerror}; nothing is left of it: make room, or name a "
+            "FILE elsewhere"
+        ) from error
+
+
+@contextmanager
+def _reporting() -> Iterator[Stage]:
+    is_watched = sys.stderr.isatty()
+    with shown(sys.stderr) if is_watched else nullcontext(_untold) as stage:
+        yield stage
+
+
+def _untold(_what: str, _share: object) -> None:
+    """Nobody watches."""
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Has SIGTERM leave nothing behind, as Ctrl-C does."""
+
+    def end(_number: int, _frame: object) -> NoReturn:
+        sys.exit(TERMINATED)
+
+    was = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, was)
+
+
+@contextmanager
+def _beside(file: Path) -> Iterator[Path]:
+    """A private folder on the disk where the file will be."""
+    with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as name:
+        yield Path(name)
+
+
+def _write(state: State, folder: Path, archive: Path, stage: Stage) -> None:
+    done, whole = 0, ROOM * state.bytes
+
+    def wrote(count: int) -> None:
+        nonlocal done
+        done += count
+
+    stage("backing up", lambda: min(1.0, done / whole))
+    made_ms = Clock().wall_ms()
+    # Both first: until then what the sidecar writes stays in its WALs.
+    for path in state.paths:
+        state.copy(path, folder / path.name, made_ms=made_ms, wrote=wrote)
+    with _Paced(archive, wrote) as paced:
+        archive.chmod(0o600)
+        with tarfile.open(mode="w|", fileobj=paced, bufsize=STEP_BYTES) as tar:
+            for path in state.paths:
+                _add(tar, folder / path.name, path)
+
+
+class _Paced(io.BufferedWriter):
+    """A new file that is synced as it is written, for what else writes to that disk."""
+
+    def __init__(self, path: Path, wrote: Wrote) -> None:
+        super().__init__(io.FileIO(path, "x"))
+        self._wrote = wrote
+
+    def write(self, data: "ReadableBuffer") -> int:
+        count = super().write(data)
+        self.flush()
+        os.fsync(self.fileno())
+        self._wrote(count)
+        return count
+
+
+def _add(tar: tarfile.TarFile, copy: Path, original: Path) -> None:
+    """Add a copy, with the owner of what it was made from, and an empty WAL."""
+    info = tar.gettarinfo(original, original.name)
+    info.mode, info.size, info.mtime = 0o600, copy.stat().st_size, copy.stat().st_mtime
+    with copy.open("rb") as opened:
+        tar.addfile(info, opened)
+    copy.unlink()
+    info.name, info.size = f"{original.name}-wal", 0
+    tar.addfile(info)
+
+
+def _publish(archive: Path, file: Path, *, force: bool) -> None:
+    if not force:
+        try:
+            file.touch(0o600, exist_ok=False)  # unlike a rename, over nothing
+        except FileExistsError:
+            raise _exists(file) from None
+    archive.replace(file)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,200 @@
+"""Copies of the state's databases, as of one moment, while the sidecar writes them.
+
+Each is read as of one transaction that began while the other was not written: so the two
+are what a crash at that moment would have left. A run of a timer that the log has and the
+table does not is found by the start, as ever; nothing that the table has is missing from
+the log.
+
+SQLite's backup begins again whenever somebody else writes, unless its connection is
+reading already: so it is. What is written meanwhile stays in the WAL until the copy is
+over, and that has a bound.
+
+The copy is synced in steps. Written at one go, a gigabyte would lie in the kernel's
+memory, and a commit of the sidecar's, on the same disk, would wait until all of it is
+written.
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from liveness.errors import LivenessError, StateError
+from liveness.service import migrations, store, timertable
+from liveness.service.database import connect, make_private, meta, only_reading
+
+# What is written before it is synced.
+STEP_BYTES: Final = 4 * 2**20
+# A copy that is so slow that the WALs grow by this is given up, before they fill the
+# sidecar's disk. At 10,000 offlines a second that takes minutes.
+MOST_WAL_BYTES: Final = 2 * 2**30
+# Between two commits of the timers' table there is room for two statements, nearly always.
+TRIES: Final = 1_000
+
+_FILES: Final[Mapping[str, tuple[int, migrations.Steps]]] = {
+    store.DATABASE: (store.SCHEMA, migrations.LOG),
+    timertable.DATABASE: (timertable.SCHEMA, migrations.TIMERS),
+}
+
+# Told how many bytes were written.
+Wrote = Callable[[int], None]
+
+
+class BackupError(LivenessError):
+    """No backup was made. The person's to mend; the state is as it was."""
+
+
+class Counted(NamedTuple):
+    """What is in a backup."""
+
+    records: int
+    users: int
+    timers: int  # that are live
+
+
+class State:
+    """A state directory as of one moment.
+
+    Args:
+        databases: By path, each in a transaction that reads.
+    """
+
+    def __init__(self, databases: Mapping[Path, sqlite3.Connection]) -> None:
+        self._databases = databases
+        self.bytes = sum(map(_bytes, databases.values()))  # that the copies will have
+        self._wal_bytes = self._wals()
+
+    @property
+    def paths(self) -> list[Path]:
+        """The databases there are, the log's first."""
+        return [*self._databases]
+
+    def counted(self) -> Counted:
+        """What is in it."""
+        log, *rest = self._databases.values()
+        (records,) = log.execute("select coalesce(max(last), 0) from log").fetchone()
+        (users,) = log.execute("select count(*) from online").fetchone()
+        query = "select sum(timers) from states where state in ('pending', 'fired')"
+        timers = sum(timers.execute(query).fetchone()[0] for timers in rest)
+        return Counted(records, users, timers)
+
+    def copy(self, path: Path, target: Path, *, made_ms: int, wrote: Wrote) -> None:
+        """Copy a database, let go of it, and see that the copy can be read.
+
+        Args:
+            path: Which one.
+            target: A file that is not there yet.
+            made_ms: For the log: what its first start will say of its age.
+            wrote: Is told of every step.
+        Raises:
+            BackupError: It takes too long.
+            StateError: What lies there is damaged.
+            sqlite3.Error: It cannot be read, or not be written.
+        """
+        source = self._databases[path]
+        step = max(1, STEP_BYTES // _page_bytes(source))
+        make_private(target)
+        with target.open("rb") as opened, closing(connect(target)) as copy:
+            copied = 0
+
+            def progress(_status: int, remaining: int, pages: int) -> None:
+                nonlocal copied
+                os.fsync(opened.fileno())
+                wrote((pages - remaining - copied) * _page_bytes(source))
+                copied = pages - remaining
+                self._check_wals()
+
+            # Nobody needs half of it.
+            copy.execute("pragma journal_mode = off")
+            source.backup(copy, pages=step, progress=progress)
+            source.execute("rollback")
+            (found,) = copy.execute("pragma quick_check(1)").fetchone()
+            if found != "ok":
+                raise StateError(
+                    f"{path} is damaged ({found}); no backup was made: keep the one "
+                    "before, and restore it if the sidecar cannot start"
+                )
+            if path.name == store.DATABASE:
+                copy.execute(
+                    "insert or replace into meta values (?, ?)", [store.COPIED, made_ms]
+                )
+            # One file, until somebody writes to it.
+            copy.execute("pragma journal_mode = delete")
+            os.fsync(opened.fileno())
+
+    def _check_wals(self) -> None:
+        if self._wals() - self._wal_bytes > MOST_WAL_BYTES:
+            raise BackupError(
+                f"the copy is too slow: what is written meanwhile has come to "
+                f"{MOST_WAL_BYTES >> 30} GiB in {self.paths[0].parent}; name a FILE on "
+                "a faster disk"
+            )
+
+    def _wals(self) -> int:
+        wals = (path.with_name(path.name + "-wal") for path in self._databases)
+        return sum(wal.stat().st_size for wal in wals if wal.exists())
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[State]:
+    """Open a state directory, whether a sidecar uses it or not, as of one moment.
+
+    Raises:
+        StateError: What lies there is of a newer version, or none of ours.
+        BackupError: There is nothing, or it is not written for no moment.
+        sqlite3.Error: It cannot be read.
+    """
+    paths = [folder / name for name in _FILES]
+    if not _size(paths[0]):
+        raise BackupError(
+            f"{paths[0]}: there is no state to back up; name its folder with --state"
+        )
+    paths = [path for path in paths if _size(path)]
+    with ExitStack() as stack:
+        databases = {path: stack.enter_context(only_reading(path)) for path in paths}
+        timers = stack.enter_context(only_reading(paths[-1]))
+        for _ in range(TRIES):
+            before = _version(timers)
+            for db in reversed(databases.values()):
+                db.execute("begin")
+                db.execute("select count(*) from sqlite_schema").fetchone()
+            if _version(timers) == before:
+                break
+            for db in databases.values():
+                db.execute("rollback")
+        else:
+            raise BackupError(f"{paths[-1]} is written without a pause; try again")
+        for path, db in databases.items():
+            _check(path, db)
+        yield State(databases)
+
+
+def _check(path: Path, db: sqlite3.Connection) -> None:
+    schema, steps = _FILES[path.name]
+    has = meta(db, "schema")
+    migrations.check(path, has if isinstance(has, int) else 0, schema, steps)
+
+
+def _size(path: Path) -> int:
+    """How large a file is that can be read; never once SQLite has it open."""
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _version(db: sqlite3.Connection) -> int:
+    """Another one after each commit of others."""
+    return int(db.execute("pragma data_version").fetchone()[0])
+
+
+def _page_bytes(db: sqlite3.Connection) -> int:
+    return int(db.execute("pragma page_size").fetchone()[0])
+
+
+def _bytes(db: sqlite3.Connection) -> int:
+    (pages,) = db.execute("pragma page_count").fetchone()
+    return int(pages) * _page_bytes(db)
