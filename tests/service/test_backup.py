@@ -1,0 +1,266 @@
+"""A copy of the state: as of one moment, and with a log of its own once it is opened."""
+
+import os
+import sqlite3
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from liveness.commands import CommandError
+from liveness.commands.backup import backup
+from liveness.core.records import Record
+from liveness.core.timers import Fire, Schedule, Timer
+from liveness.errors import StateError
+from liveness.service import backup as files
+from liveness.service import store as log_file
+from liveness.service import timertable
+from liveness.service.backup import BackupError
+from liveness.service.store import Batch, CursorRow, Store
+from liveness.service.timertable import TimerTable
+from tests import disk
+
+
+def online(seq: int) -> Record:
+    return Record(seq, "online", f"u{seq}", "gw", seq, None, "login", 1)
+
+
+def timer(number: int, *, since: int) -> Timer:
+    return Timer(
+        number, "gw", f"k{number}", None, "pending", 9, 9, 0, None, since, None, 1,
+        None, 1,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A state: ten records, three timers, of which two were fired by records 8 and 9."""
+    folder = tmp_path / "state"
+    with closing(Store(folder)) as store:
+        records = [online(seq) for seq in range(1, 11)]
+        cursors = {("gateway", "gw"): CursorRow(7, 1, None)}
+        store.write(Batch(records=[*records], cursors=cursors))
+        with closing(TimerTable(folder, log=store.log)) as table:
+            table.write([Schedule(timer(n, since=6), "p") for n in (1, 2, 3)])
+            table.write([Fire("gw", f"k{n}", 1, n + 7, 5) for n in (1, 2)], seq=9)
+    return folder
+
+
+def restored(folder: Path, to: Path) -> Path:
+    """Backs up *folder*, and unpacks that."""
+    file = to.with_suffix(".tar")
+    backup(folder, file, force=True, out=StringIO())
+    with tarfile.open(file) as tar:
+        tar.extractall(to, filter="tar")
+    file.unlink()
+    return to
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[tuple[Store, TimerTable]]:
+    with (
+        closing(Store(folder)) as store,
+        closing(TimerTable(folder, log=store.log, parted=store.parted)) as table,
+    ):
+        yield store, table
+
+
+# --- what is in it ------------------------------------------------------------------------
+
+
+def test_what_is_restored_is_what_was_there(folder: Path, tmp_path: Path) -> None:
+    before = disk.log(folder / log_file.DATABASE)
+    timers = disk.rows(folder / timertable.DATABASE, "select * from timers")
+    assert len(before) == 10
+    assert len(timers) == 3
+    there = restored(folder, tmp_path / "a")
+    assert sorted(path.name for path in there.iterdir()) == [
+        "liveness.db", "liveness.db-wal", "timers.db", "timers.db-wal",
+    ]  # fmt: skip
+    assert {path.stat().st_mode & 0o777 for path in there.iterdir()} == {0o600}
+    with opened(there) as (store, table):
+        assert disk.log(store.path) == before
+        assert store.cursors() == {("gateway", "gw"): CursorRow(7, 1, None)}
+        assert disk.rows(table.path, "select * from timers") == timers
+        assert (table.seq, table.newest) == (9, 9)
+
+
+def test_a_second_start_of_what_was_restored_changes_nothing_more(
+    folder: Path, tmp_path: Path
+) -> None:
+    there = restored(folder, tmp_path / "a")
+    with opened(there) as (store, _):
+        log, parted = store.log, store.parted
+    with opened(there) as (store, _):
+        assert (store.log, store.parted) == (log, parted)
+
+
+def test_each_that_is_restored_has_a_log_of_its_own_and_knows_all_before(
+    folder: Path, tmp_path: Path
+) -> None:
+    with opened(folder) as (store, _):
+        original = store.log
+    first, second = (restored(folder, tmp_path / name) for name in "ab")
+    with opened(first) as (store, _), opened(second) as (other, _):
+        assert len({original, store.log, other.log}) == 3
+        assert store.parted == other.parted == {original: 10}
+        store.write(Batch(records=[online(11)]))
+    with opened(restored(first, tmp_path / "c")) as (grandchild, _):
+        assert grandchild.parted == {original: 10, store.log: 11}
+
+
+def test_of_many_logs_before_the_newest_are_known(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_file, "MOST_PARTED", 2)
+    logs = []
+    for name in "abc":
+        folder = restored(folder, tmp_path / name)
+        with opened(folder) as (store, _):
+            logs.append(store.log)
+    assert [*store.parted] == logs[:2]
+
+
+def test_a_table_that_is_restored_late_counts_on_no_record_of_the_other_log(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Between the log's start and the table's there may be a crash, or a person."""
+    there = restored(folder, tmp_path / "a")
+    with opened(folder) as (store, table):
+        store.write(Batch(records=[online(seq) for seq in (11, 12)]))
+        table.write([Schedule(timer(4, since=11), "p")])
+        table.write([Fire("gw", "k4", 1, 12, 5)], seq=12)
+    with closing(Store(there)) as store:
+        pass
+    for path in there.glob("timers.db*"):
+        path.unlink()
+    (folder / timertable.DATABASE).rename(there / timertable.DATABASE)
+    with opened(there) as (_, table):
+        assert (table.seq, table.newest) == (10, 10)
+        query = "select key, seq, since from timers order by id"
+        assert disk.rows(table.path, query) == [
+            ("k1", 8, 6), ("k2", 9, 6), ("k3", None, 6), ("k4", 0, 11),
+        ]  # fmt: skip
+
+
+def test_unpacked_over_an_older_state_none_of_its_commits_come_back(
+    folder: Path, tmp_path: Path
+) -> None:
+    """SQLite would take a WAL that was left for that of the file beside it."""
+    older = tmp_path / "older"
+    store = Store(older)
+    store.write(Batch(records=[online(seq) for seq in range(1, 30)]))
+    wal = older / "liveness.db-wal"
+    left = wal.read_bytes()
+    store.close()
+    wal.write_bytes(left)
+    with opened(restored(folder, older)) as (store, _):
+        assert store.bounds() == (1, 11)
+
+
+def test_the_state_is_as_of_one_moment(folder: Path) -> None:
+    """A number is noted in the timers' table first, and then in the log: without a pause,
+    and without waiting for the disk."""
+    is_over = threading.Event()
+
+    def note() -> None:
+        log, timers = (
+            sqlite3.connect(folder / name, isolation_level=None)
+            for name in (log_file.DATABASE, timertable.DATABASE)
+        )
+        with closing(log), closing(timers):
+            for db in (log, timers):
+                db.execute("pragma synchronous = off")
+            number = 0
+            while not is_over.is_set():
+                number += 1
+                for db in (timers, log):
+                    with suppress(sqlite3.OperationalError):  # it was locked
+                        db.execute(
+                            "insert or replace into meta values ('test', ?)", [number]
+                        )
+
+    def noted(db: sqlite3.Connection) -> int:
+        query = "select coalesce(max(value), 0) from meta where key = 'test'"
+        return int(db.execute(query).fetchone()[0])
+
+    writer = threading.Thread(target=note)
+    writer.start()
+    try:
+        seen = []
+        for _ in range(100):
+            with files.opened(folder) as state:
+                log, timers = (noted(db) for db in state._databases.values())
+            seen.append((log, timers))
+    finally:
+        is_over.set()
+        writer.join()
+    assert len(set(seen)) > 10
+    assert [pair for pair in seen if not 0 <= pair[1] - pair[0] <= 1] == []
+
+
+# --- what is none -------------------------------------------------------------------------
+
+
+def test_a_file_that_is_there_is_replaced_if_asked_for_and_else_left(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "b.tar"
+    file.write_text("precious")
+    with pytest.raises(CommandError, match="is there already"):
+        backup(folder, file, force=False, out=StringIO())
+    assert file.read_text() == "precious"
+    backup(folder, file, force=True, out=StringIO())
+    assert tarfile.is_tarfile(file)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert {path.name for path in tmp_path.iterdir()} == {"b.tar", "state"}
+
+
+def test_one_that_appears_meanwhile_is_left_too(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "b.tar"
+    fsync = os.fsync
+
+    def appears(opened: int) -> None:
+        file.write_text("precious")
+        fsync(opened)
+
+    monkeypatch.setattr(os, "fsync", appears)
+    with pytest.raises(CommandError, match="is there already"):
+        backup(folder, file, force=False, out=StringIO())
+    assert file.read_text() == "precious"
+    assert {path.name for path in tmp_path.iterdir()} == {"b.tar", "state"}
+
+
+def test_damage_is_told_and_no_backup_is_made_of_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Within a page that a copy goes past without reading it."""
+    with closing(sqlite3.connect(folder / log_file.DATABASE)) as db:
+        (page,) = db.execute(
+            "select rootpage from sqlite_schema where name = 'online'"
+        ).fetchone()
+        (size,) = db.execute("pragma page_size").fetchone()
+    with (folder / log_file.DATABASE).open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * 64)
+    with pytest.raises(StateError, match="no backup was made: keep the one before"):
+        backup(folder, tmp_path / "b.tar", force=False, out=StringIO())
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_copy_that_is_too_slow_is_given_up(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it reads nothing of the WALs can be given back."""
+    monkeypatch.setattr(files, "MOST_WAL_BYTES", 4_096)
+    with files.opened(folder) as state, opened(folder) as (store, _):
+        (path, _) = state.paths
+        store.write(Batch(records=[online(seq) for seq in range(11, 500)]))
+        with pytest.raises(BackupError, match="too slow"):
+            state.copy(path, tmp_path / "copy", made_ms=1, wrote=lambda _count: None)
