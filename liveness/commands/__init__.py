@@ -14,10 +14,18 @@ class NoSidecar(CommandError):
     """Nothing answers where the sidecar should be."""
 
 
-def unreachable(socket_path: Path, error: OSError) -> CommandError:
-    """Why nothing could be reached at *socket_path*, and what to do about it."""
+def unreachable(
+    socket_path: Path, error: OSError, *, at: Path | None = None
+) -> CommandError:
+    """Why nothing could be reached at *socket_path*, and what to do about it.
+
+    Args:
+        socket_path: The sidecar's socket.
+        error: What came of connecting.
+        at: The socket that was tried, if it is the one beside it.
+    """
     if isinstance(error, PermissionError):
-        told = f"not allowed to connect to {socket_path}"
+        told = f"not allowed to connect to {at or socket_path}"
         return CommandError(f"{told}: be its user, or of its group")
     told = f"no sidecar at {socket_path}"
     if not isinstance(error, FileNotFoundError | ConnectionRefusedError):

@@ -47,6 +47,7 @@ def ask(
     Raises:
         CommandError: There is no answer, or no room for another connection.
     """
+    path = socket_path.with_name(ADMIN_SOCKET)
     connection = Admin(socket_path, timeout_s)
     try:
         with suppress(BrokenPipeError):  # who is turned away is answered unasked
@@ -60,7 +61,7 @@ def ask(
             raise CommandError(escaped(str(read(socket_path, text).get("error"))))
         return answer.status, text
     except OSError as error:
-        raise unreachable(socket_path, error) from None
+        raise unreachable(socket_path, error, at=path) from None
     except http.client.HTTPException:
         raise no_sidecar(socket_path) from None
     finally:

@@ -1,5 +1,6 @@
 """The process around a sidecar: its state, its sockets, its limits, its signals."""
 
+import errno
 import gc
 import os
 import resource
@@ -172,10 +173,15 @@ def _listening_on(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise StartError(
-            f"HTTP address {host}:{port}: {error.strerror or error}; stop what uses it "
-            "or name another with --http"
-        ) from error
+        # The library adds the address to the system's words, in its own notation.
+        number = error.errno or 0
+        why = os.strerror(number) if number > 0 else error.strerror or error
+        remedies = {
+            errno.EADDRINUSE: "stop what uses it, or name another with --http",
+            errno.EACCES: "name a port from 1024 on with --http, or allow this user more",
+        }
+        remedy = remedies.get(number, "name one of this host's with --http")
+        raise StartError(f"HTTP address {host}:{port}: {why}; {remedy}") from error
 
 
 def _group_of(listener: socket.socket) -> int:

@@ -14,6 +14,7 @@ memory, and a commit of the sidecar's, on the same disk, would wait until all of
 written.
 """
 
+import errno
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -151,6 +152,8 @@ def opened(folder: Path) -> Iterator[State]:
         raise BackupError(
             f"{paths[0]}: there is no state to back up; name its folder with --state"
         )
+    if not os.access(folder, os.W_OK, effective_ids=True):  # SQLite has files beside it
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     paths = [path for path in paths if _size(path)]
     with ExitStack() as stack:
         databases = {path: stack.enter_context(only_reading(path)) for path in paths}

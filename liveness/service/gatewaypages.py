@@ -65,7 +65,7 @@ class GatewayPages:
         role, name = asked["role"], asked["name"]
         named = f"the {role} {name!r}"
         if name not in {*self._known(role)}:
-            told = f"no {role} {name!r} is known; /v1/gateways lists those that are"
+            told = f"no {role} {name!r} is known: `liveness gateways list` shows those that are"
             raise NotDone(404, told)
         why = self._engine.why_kept(role, name)
         if why is not None:

@@ -70,8 +70,8 @@ def _bind(
         sock.setblocking(False)
     except OSError as error:
         raise StartError(
-            f"socket {path}: {error.strerror or error}; mend that or name another with "
-            "--socket"
+            f"socket {path}: it cannot be made ({error.strerror or error}); make its "
+            "folder one that this user may write to, or name another with --socket"
         ) from error
     made = path.stat()
     return made.st_dev, made.st_ino

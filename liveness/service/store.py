@@ -166,9 +166,11 @@ class Store:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
+            is_file = isinstance(error, FileExistsError | NotADirectoryError)
+            why = "it is no folder" if is_file else error.strerror
             raise StartError(
-                f"state directory {folder}: {error.strerror}; make it writable or "
-                "name another with --state"
+                f"state directory {folder}: {why}; make it a folder that this user may "
+                "write to, or name another with --state"
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -158,7 +158,8 @@ class TimerPages:
             found: dict[str, Any] = timer
             return found
         told = (
-            f"{gateway!r} has no timer {key!r}; /v1/timers lists those that there are"
+            f"{gateway!r} has no timer {key!r}: `liveness timers list` shows those that "
+            "there are"
         )
         raise NotDone(404, told)
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from liveness.build import environment
 from liveness.core.records import Record
 from liveness.service.store import Batch, Store
 from tests import disk

@@ -319,7 +319,7 @@ def test_a_timer_that_is_not_there_is_not_found(sidecar: Sidecar, what: str) -> 
     status, answer = order(sidecar, what, "nobody", "nothing")
     assert status == 404
     assert answer == {
-        "error": "'nobody' has no timer 'nothing'; /v1/timers lists those that there are"
+        "error": "'nobody' has no timer 'nothing': `liveness timers list` shows those that there are"
     }
 
 

@@ -1,0 +1,575 @@
+"""Every mistake a person can make, made on purpose, and what the program says to it.
+
+Each row is a command, what is wrong beforehand, the exit code and the whole line on
+stderr, to be read as whoever is on call at night does: what is wrong, where, and what to
+do. In a row `{here}` is a folder of its own, `{live}` that of a sidecar that runs, and `…`
+any text, as of the system's own errors.
+
+Whatever the package raises on purpose has a row here, or is excused below by name.
+"""
+
+import ast
+import json
+import os
+import re
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from liveness import cli
+from liveness.build import environment
+from liveness.service.store import DATABASE, Batch, Store
+from liveness.service.timertable import TimerTable
+from tests.e2e.persons import SOMEBODY, Person, runs_as
+from tests.e2e.sidecar import READY_S, ROOT, Sidecar
+
+SERVE: Final = (
+    "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {here}/state"
+)
+STRANGER: Final = Person(SOMEBODY, SOMEBODY)
+# Of commands that wait for something half of the time.
+AT_ONCE: Final = 4
+WORDS: Final = "correct-horse/battery+staple=="
+
+Given = Callable[[Path, ExitStack], None]
+
+
+class Mistake(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    command: str
+    code: int
+    told: str  # without "liveness: "
+    given: Given | None = None  # what is wrong beforehand
+    environ: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
+    # As `sh` has it, before the program is started in its place; or as another user.
+    before: str = ""
+    person: Person | None = None
+
+
+# --- what is wrong beforehand ---------------------------------------------------------
+
+
+def text(name: str, content: str | bytes = "", mode: int = 0o600) -> Given:
+    """A file."""
+
+    def made(here: Path, _: ExitStack) -> None:
+        path = here / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        path.chmod(mode)
+
+    return made
+
+
+def folder(name: str, mode: int = 0o755) -> Given:
+    """A folder."""
+
+    def made(here: Path, _: ExitStack) -> None:
+        path = here / name
+        path.mkdir()
+        path.chmod(mode)
+
+    return made
+
+
+def both(*givens: Given) -> Given:
+    """One after the other."""
+
+    def made(here: Path, stack: ExitStack) -> None:
+        for given in givens:
+            given(here, stack)
+
+    return made
+
+
+def answered(name: str, answer: bytes | None, mode: int = 0o666) -> Given:
+    """A socket of another program, which says *answer* and hangs up; None: nothing."""
+
+    def made(here: Path, stack: ExitStack) -> None:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(here / name))
+        (here / name).chmod(mode)
+        listener.listen()
+        if answer is None:
+            return
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+
+    return made
+
+
+def abandoned(here: Path, _: ExitStack) -> None:
+    """A socket that was left by a process that is no more."""
+    for name in ("gateway.sock", "admin.sock"):
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(here / name))
+
+
+def taken(here: Path, stack: ExitStack) -> None:
+    """A port that another program has; written to a file for the command."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    (here / "port").write_text(str(listener.getsockname()[1]))
+
+
+def state(here: Path, _: ExitStack) -> None:
+    """The state of a sidecar that is down."""
+    with closing(Store(here / "state")) as store:
+        store.write(Batch())
+        TimerTable(here / "state", log=store.log).close()
+
+
+def told_by_sql(name: str, sql: str) -> Given:
+    """That state, with something done to a file of it."""
+
+    def made(here: Path, stack: ExitStack) -> None:
+        state(here, stack)
+        with closing(sqlite3.connect(here / "state" / name)) as db:
+            db.executescript(sql)
+
+    return made
+
+
+def damaged(name: str) -> Given:
+    """That state, with a file of it that is none of SQLite's any more."""
+
+    def made(here: Path, stack: ExitStack) -> None:
+        state(here, stack)
+        (here / "state" / name).write_bytes(b"not a database" * 400)
+
+    return made
+
+
+def theirs(here: Path, _: ExitStack) -> None:
+    """Let another user have the folder."""
+    for path in (here, *here.rglob("*")):
+        os.chown(path, STRANGER.uid, STRANGER.gid)
+
+
+def their_state(here: Path, stack: ExitStack) -> None:
+    """The state of another user, in a folder of that user's."""
+    (here / "s").mkdir()
+    state(here / "s", stack)
+    theirs(here / "s", stack)
+
+
+def large(here: Path, stack: ExitStack) -> None:
+    """That state, of more than what SQLite has beside it."""
+    told_by_sql(
+        DATABASE,
+        "insert into cursors values ('watcher', hex(randomblob(50000)), 1, 1, 1)",
+    )(here, stack)
+
+
+def huge(here: Path, stack: ExitStack) -> None:
+    """That state, of 8 TiB, of which hardly any take room."""
+    state(here, stack)
+    with (here / "state" / DATABASE).open("r+b") as file:
+        file.seek(28)  # the number of pages
+        file.write((2**31).to_bytes(4))
+        file.truncate(2**31 * 4_096)
+
+
+def damaged_within(here: Path, stack: ExitStack) -> None:
+    """That state, with a page that a start would not have to read."""
+    state(here, stack)
+    with closing(sqlite3.connect(here / "state" / DATABASE)) as db:
+        query = "select rootpage from sqlite_schema where name = 'cursors'"
+        ((page,),) = db.execute(query)
+    with (here / "state" / DATABASE).open("r+b") as file:
+        file.seek((page - 1) * 4_096)
+        file.write(b"\xff" * 64)
+
+
+# --- the table ------------------------------------------------------------------------
+
+COMMAND_LINES: Final = [
+    Mistake("unknown command", "srve", 2, 'Unknown command "srve". Did you mean "serve"? …; see `liveness --help`'),
+    Mistake("unknown flag", "serve --timeot 3", 2, "Unknown option: --timeot. Did you mean --timeout?; see `liveness serve --help`"),
+    Mistake("flag without a value", "serve --timeout", 2, "…--timeout requires an argument; see `liveness serve --help`"),
+    Mistake("argument too many", "serve now", 2, "there is no argument here: now; see `liveness serve --help`"),
+    Mistake("argument missing", "timers show", 2, 'Command "timers show" parameter KEY requires an argument; see `liveness timers show --help`'),
+    Mistake("not a number", "watch --after x", 2, "…--after: 'x' is not 0 to 9223372036854775807; see `liveness watch --help`"),
+    Mistake("not a choice", "watch --kind gone", 2, 'Invalid value "gone" for --kind. …; see `liveness watch --help`'),
+    Mistake("FILE that is a flag", "backup --to", 2, 'Unknown option: --to; see `liveness backup --help`'),
+]  # fmt: skip
+
+SETTINGS: Final = [
+    Mistake("file missing", "check-config --config {here}/l.toml", 78, "{here}/l.toml: the settings cannot be read (No such file or directory); correct --config or LIVENESS_CONFIG"),
+    Mistake("file named by the environment missing", "status", 78, "{here}/l.toml: the settings cannot be read (No such file or directory); correct --config or LIVENESS_CONFIG", environ={"LIVENESS_CONFIG": "{here}/l.toml"}),
+    Mistake("file unreadable", "check-config --config {here}", 78, "{here}: the settings cannot be read (Is a directory); correct --config or LIVENESS_CONFIG"),
+    Mistake("file that is no TOML", "check-config --config {here}/l.toml", 78, "{here}/l.toml: not TOML: … (at line 2, column 7); correct it there", text("l.toml", "slots = 30\nslots 30\n")),
+    Mistake("file that is no text", "check-config --config {here}/l.toml", 78, "{here}/l.toml: not UTF-8 (at line 2); correct it there", text("l.toml", b"slots = 30\n\xff")),
+    Mistake("file of another kind", "check-config --config {here}/l.toml", 78, "{here}/l.toml: not TOML: over 1048576 bytes; correct it there", text("l.toml", "#" * 1_048_577)),
+    Mistake("key that is none", "check-config --config {here}/l.toml", 78, "{here}/l.toml: there is no setting timeout; the nearest is timeout_s", text("l.toml", "timeout = 30\n")),
+    Mistake("key in another section", "check-config --config {here}/l.toml", 78, "{here}/l.toml: there is no setting limits.run_timeout_s; the nearest is timers.run_timeout_s", text("l.toml", "[limits]\nrun_timeout_s = 30\n")),
+    Mistake("section as a setting", "check-config --config {here}/l.toml", 78, "{here}/l.toml: socket is a section; write [socket] on a line above its settings", text("l.toml", "socket = '/run/s'\n")),
+    Mistake("variable that is none", "check-config", 78, "environment: there is no setting LIVENESS_TIMEOUT; the nearest is LIVENESS_TIMEOUT_S", environ={"LIVENESS_TIMEOUT": "3"}),
+    Mistake("variable with a bad value", "check-config", 78, "slots is 'many' (environment LIVENESS_SLOTS): it must be a whole number, 2 to 3600 slots", environ={"LIVENESS_SLOTS": "many"}),
+    Mistake("wheel that is no choice", "version", 78, "LIVENESS_PURE_WHEEL is 'yes' (environment): it must be 0 or 1 (1: the reference wheel, though there is a compiled one)", environ={"LIVENESS_PURE_WHEEL": "yes"}),
+    Mistake("value of another type", "check-config --config {here}/l.toml", 78, "timeout_s is 'long' ({here}/l.toml): it must be 1 to 86400 seconds", text("l.toml", "timeout_s = 'long'\n")),
+    Mistake("timeout too short", f"{SERVE} --timeout 0", 78, "timeout_s is '0' (flag --timeout): it must be 1 to 86400 seconds"),
+    Mistake("timeout too long", f"{SERVE} --timeout 86401", 78, "timeout_s is '86401' (flag --timeout): it must be 1 to 86400 seconds"),
+    Mistake("no HOME", "serve --socket {here}/gateway.sock", 78, "there is no HOME to keep the state in; name a folder: --state", environ={"HOME": ""}, person=STRANGER),
+    Mistake("address malformed", "serve --http 9874", 78, "http.address is '9874' (flag --http): it must be HOST:PORT, the port 0 to 65535 (0: any free one)"),
+    Mistake("address for everyone without a token", "serve --http 0.0.0.0:9874", 78, "http.address is '0.0.0.0:9874': an address other than loopback needs a token; write one to a file and name that by http.token_file, or use 127.0.0.1, [::1] or localhost"),
+    Mistake("socket path too long", "serve --socket {here}/" + "x" * 120, 78, "socket.path is '… (flag --socket): with admin.sock beside it that takes … bytes, and the path of a socket has room for 107; choose a shorter one"),
+    Mistake("socket path too long for a client", "watch --socket {here}/" + "x" * 120, 78, "socket.path is '… (flag --socket): with admin.sock beside it that takes … bytes, and the path of a socket has room for 107; choose a shorter one"),
+    Mistake("socket of the admin's name", "serve --socket {here}/admin.sock", 78, "socket.path is '… (flag --socket): admin.sock is the name of the socket beside it"),
+]  # fmt: skip
+
+SOCKETS: Final = [
+    Mistake("folder of the socket missing", "serve --socket {here}/a/b/gateway.sock --state {here}/state", 78, "{here}/a/b: the socket's folder cannot be made (No such file or directory); make it, or name another by --socket"),
+    Mistake("folder of the socket not writable", SERVE, 1, "socket {here}/gateway.sock: it cannot be made (Permission denied); make its folder one that this user may write to, or name another with --socket", both(folder("state", 0o777)), person=STRANGER),
+    Mistake("folder of the socket made by another user", "serve --state {here}/state", 78, f"{{here}}/liveness-{SOMEBODY} belongs to user 0, not to {SOMEBODY}; remove it, or name a socket: --socket", folder(f"liveness-{SOMEBODY}", 0o700), {"TMPDIR": "{here}", "XDG_RUNTIME_DIR": ""}, person=STRANGER),
+    Mistake("file in the socket's place", SERVE, 1, "socket {here}/gateway.sock: there is a file that is no socket; it was left alone, name another with --socket", text("gateway.sock")),
+    Mistake("second sidecar on a socket", "serve --http 127.0.0.1:0 --socket {live}/gateway.sock --state {here}/state", 1, "socket {live}/gateway.sock: another process serves there; stop it or name another with --socket"),
+    Mistake("group of the socket unknown", SERVE, 1, "socket.group names the group 'no-such-group', which this host does not know; create it, or give its number", environ={"LIVENESS_SOCKET_GROUP": "no-such-group"}),
+    Mistake("group of the socket not one's own", SERVE, 1, "socket {here}/gateway.sock: it cannot be given to group 0, of which this process is no member; make it one, or correct socket.group", theirs, {"LIVENESS_SOCKET_GROUP": "0"}, person=STRANGER),
+    Mistake("user of [access] unknown", SERVE, 1, "access.gateways names the user 'no-such-user', which this host does not know; create it, or give its number", environ={"LIVENESS_ACCESS_GATEWAYS": "own,no-such-user"}),
+    Mistake("group of [access] unknown", SERVE, 1, "access.watchers names the group 'no-such-group', which this host does not know; create it, or give its number", environ={"LIVENESS_ACCESS_WATCHERS": "@no-such-group"}),
+    Mistake("user of access.names unknown", SERVE, 1, "access.names names the user 'no-such-user', which this host does not know; create it, or give its number", environ={"LIVENESS_ACCESS_NAMES": "gw-1=no-such-user"}),
+    Mistake("port taken", "serve --http 127.0.0.1:$(cat {here}/port) --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 127.0.0.1:…: Address already in use; stop what uses it, or name another with --http", taken),
+    Mistake("port of root's", "serve --http 127.0.0.1:1 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 127.0.0.1:1: Permission denied; name a port from 1024 on with --http, or allow this user more", theirs, person=STRANGER),
+    Mistake("address of another host", "serve --http 192.0.2.7:9874 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 192.0.2.7:9874: Cannot assign requested address; name one of this host's with --http", text("token", WORDS), {"LIVENESS_HTTP_TOKEN_FILE": "{here}/token"}),
+    Mistake("sockets of a service manager", SERVE, 1, "LISTEN_FDS='two' is no number of sockets: unset it, or let the service manager set it", before="LISTEN_PID=$$ LISTEN_FDS=two; export LISTEN_PID LISTEN_FDS"),
+    Mistake("open files", SERVE, 1, "1000 links and 100 connections to each HTTP door need … open files, and 256 are allowed; raise the limit (ulimit -Hn, LimitNOFILE=) or lower limits.max_links or http.max_connections", before="ulimit -n 256"),
+]  # fmt: skip
+
+
+def _token(name: str, told: str, given: Given | None) -> Mistake:
+    return Mistake(
+        f"token file {name}",
+        SERVE,
+        1,
+        f"http.token_file: {{here}}/token {told}",
+        given,
+        {"LIVENESS_HTTP_TOKEN_FILE": "{here}/token"},
+    )
+
+
+TOKENS: Final = [
+    _token("missing", "cannot be read (No such file or directory); correct the path or its mode", None),
+    _token("that is a folder", "is no file; name one that holds the token", folder("token")),
+    _token("open to others", "is open to others than owner and group; chmod o= it", text("token", WORDS, 0o644)),
+    _token("empty", "has 0 characters; a token has 16 or more (openssl rand -base64 24)", text("token")),
+    _token("too short", "has 9 characters; a token has 16 or more (openssl rand -base64 24)", text("token", "too short")),
+    _token("of another kind", "has more than 4096 bytes; it must be the token", text("token", "x" * 5_000)),
+    _token("with spaces", "has characters other than printable ASCII; a token has no others", text("token", "correct horse battery")),
+]  # fmt: skip
+
+STATES: Final = [
+    Mistake("state is a file", SERVE, 1, "state directory {here}/state: it is no folder; make it a folder that this user may write to, or name another with --state", text("state")),
+    Mistake("state not writable", SERVE, 1, "state directory {here}/state: Permission denied; make it a folder that this user may write to, or name another with --state", folder("state"), person=STRANGER),
+    Mistake("state of another user", SERVE, 1, "{here}/state/liveness.db: Permission denied; make it writable or name another state directory with --state", both(state, lambda here, _: (here / "state").chmod(0o777), lambda here, _: (here / "state/lock").chmod(0o666)), person=STRANGER),
+    Mistake("second sidecar on a state", "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {live}/state", 1, "state directory {live}/state is in use by another sidecar; stop that one or name another with --state"),
+    Mistake("log damaged", SERVE, 1, "{here}/state/liveness.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away to start with an empty log", damaged("liveness.db")),
+    Mistake("timers damaged", SERVE, 1, "{here}/state/timers.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away to start without timers", damaged("timers.db")),
+    Mistake("state of a newer version", SERVE, 1, "{here}/state/liveness.db has schema 99, this version reads 2; use the version that wrote it, or another --state", told_by_sql("liveness.db", "update meta set value = 99 where key = 'schema'")),
+    Mistake("timers of a newer version", SERVE, 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", told_by_sql("timers.db", "update meta set value = 99 where key = 'schema'")),
+    Mistake("state of another program", SERVE, 1, "{here}/state/liveness.db says None for its schema, which is none of ours; it was left as it is: name another --state", told_by_sql("liveness.db", "delete from meta where key = 'schema'")),
+    Mistake("no room at the start", SERVE, 1, "{here}/state/liveness.db: disk I/O error; make room or mend the disk, nothing of it is lost", before="ulimit -f 4"),
+    Mistake("stop file unreadable", SERVE, 1, "{here}/state/stopped cannot be read (Is a directory); make it readable, or remove it to give everyone a fresh timeout", both(state, folder("state/stopped"))),
+]  # fmt: skip
+
+BACKUPS: Final = [
+    Mistake("backup to a file that is there", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar is there already; name another FILE, or give --force", both(state, text("b.tar"))),
+    Mistake("backup to a folder", "backup --state {here}/state {here}", 1, "{here} is there and is no file; name another FILE", state),
+    Mistake("backup into no folder", "backup --state {here}/state {here}/none/b.tar", 1, "{here}/none is no folder; make it, or name another FILE", state),
+    Mistake("backup into another's folder", "backup --state {here}/s/state {here}/b.tar", 1, "{here}/…: Permission denied; be the sidecar's user, and name a FILE in a folder that it may write to", their_state, person=STRANGER),
+    Mistake("backup of another's state", "backup --state {here}/state {here}/out/b.tar", 1, "{here}/state: Permission denied; be the sidecar's user, and name a FILE in a folder that it may write to", both(state, folder("out", 0o777)), person=STRANGER),
+    Mistake("backup of no state", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db: there is no state to back up; name its folder with --state"),
+    Mistake("backup of a damaged log", "backup --state {here}/state {here}/b.tar", 1, "{here}/state cannot be read (file is not a database); no backup was made: keep the one before, and restore it if the sidecar cannot start", damaged("liveness.db")),
+    Mistake("backup of a log that is damaged within", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db is damaged (…); no backup was made: keep the one before, and restore it if the sidecar cannot start", damaged_within),
+    Mistake("backup without room", "backup --state {here}/state {here}/b.tar", 1, "{here} has … MB free, and a backup takes … MB while it is made; make room, or name a FILE elsewhere", huge),
+    Mistake("backup on a disk that is full in the end", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar: File too large; nothing is left of it: make room, or name a FILE elsewhere", state, before="ulimit -f 70"),
+    Mistake("backup of a newer version", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", told_by_sql("timers.db", "update meta set value = 99 where key = 'schema'")),
+    Mistake("backup on a disk that fills up", "backup --state {here}/state {here}/b.tar", 1, "{here}/state could not be copied to {here}/b.tar: disk I/O error; nothing is left of it: make room or mend the disk", large, before="ulimit -f 70"),
+]  # fmt: skip
+
+CLIENTS: Final = [
+    Mistake("socket that is no socket", "watch --socket {here}/gateway.sock", 1, "no sidecar at {here}/gateway.sock: start it with `liveness serve`, or name another with --socket", text("gateway.sock")),
+    Mistake("socket nobody listens on", "watch --socket {here}/gateway.sock", 1, "no sidecar at {here}/gateway.sock: start it with `liveness serve`, or name another with --socket", abandoned),
+    Mistake("admin socket nobody listens on", "status --socket {here}/gateway.sock", 1, "no sidecar at {here}/gateway.sock: start it with `liveness serve`, or name another with --socket", abandoned),
+    Mistake("socket of another program", "watch --socket {here}/gateway.sock", 1, "what answers at {here}/gateway.sock is no liveness sidecar: name the right one with --socket", answered("gateway.sock", b"220 mail.example ESMTP\r\n")),
+    Mistake("admin socket of another program", "status --socket {here}/gateway.sock", 1, "what answers at {here}/admin.sock is no liveness sidecar: name the right socket with --socket", answered("admin.sock", b"220 mail.example ESMTP\r\n")),
+    Mistake("socket of a program that hangs up", "watch --socket {here}/gateway.sock", 1, "{here}/gateway.sock: the connection was closed; see the sidecar's log", answered("gateway.sock", b"")),
+    Mistake("socket of a program that says nothing", "watch --socket {here}/gateway.sock", 1, "{here}/gateway.sock: it does not answer; see the sidecar's log", answered("gateway.sock", None)),
+    Mistake("admin socket of a program that says nothing", "status --socket {here}/gateway.sock", 1, "no sidecar at {here}/gateway.sock (no answer): start it with `liveness serve`, or name another with --socket", answered("admin.sock", None)),
+    Mistake("gateway socket of another user", "watch --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/gateway.sock: be its user, or of its group", person=STRANGER),
+    Mistake("admin socket of another user", "status --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/admin.sock: be its user, or of its group", person=STRANGER),
+    Mistake("watch by whom [access] keeps out", "watch --socket {open}/gateway.sock", 1, "{open}/gateway.sock ended this watch: … (not-allowed)", person=STRANGER),
+    Mistake("admin socket by whom [access] keeps out", "timers list --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
+    Mistake("record that is not there yet", "watch --socket {live}/gateway.sock --after 1000000", 1, "--after 1000000: no such record yet, the newest is …"),
+    Mistake("timer that is none", "timers show k --socket {live}/gateway.sock", 1, "no gateway has a timer 'k': `liveness timers list` shows those that there are"),
+    Mistake("timer that is none of a gateway", "timers cancel k --gateway gw-1 --socket {live}/gateway.sock", 1, "'gw-1' has no timer 'k': `liveness timers list` shows those that there are"),
+    Mistake("timer of several", "timers cancel both --socket {live}/gateway.sock", 1, "several gateways have a timer 'both': …; say whose is meant with --gateway"),
+    Mistake("timer that is over", "timers retry over-gw-a --gateway gw-a --socket {live}/gateway.sock", 1, "the timer 'over-gw-a' of 'gw-a' is cancelled; only one that is pending or failed can be tried again"),
+    Mistake("gateway that is none", "gateways forget gw-9 --socket {live}/gateway.sock", 1, "no gateway 'gw-9' is known: `liveness gateways list` shows those that are"),
+    Mistake("gateway that is connected", "gateways forget gw-a --socket {live}/gateway.sock", 1, "the gateway 'gw-a' is connected; …"),
+    Mistake("guard that is off", "guard release --socket {live}/gateway.sock", 1, "the storm guard is off and holds nobody; to have it set guard.enabled, and restart the sidecar"),
+    Mistake("gateway that the guard does not hold", "guard release gw-a --socket {open}/gateway.sock", 1, "no users of 'gw-a' are held by a storm; `liveness status` shows whose are"),
+    Mistake("output full", "check-config > /dev/full", 1, "the output cannot be written (No space left on device); give it another place"),
+]  # fmt: skip
+
+
+def _without_a_sidecar() -> Iterator[Mistake]:
+    """Each command that speaks to one, of whatever group."""
+    groups = {"": cli.app, "timers ": cli.timers, "gateways ": cli.gateways}
+    groups["guard "] = cli.guard
+    for prefix, group in groups.items():
+        for name in group:
+            if name.startswith("-") or f"{name} " in groups:
+                continue
+            arguments = [*group[name].assemble_argument_collection()]
+            flags = {flag for one in arguments for flag in one.names}
+            if "--socket" not in flags or name == "serve":
+                continue
+            needed = " x" * sum(one.required for one in arguments)
+            yield Mistake(
+                f"{prefix}{name} without a sidecar",
+                f"{prefix}{name}{needed} --socket {{here}}/s",
+                1,
+                "no sidecar at {here}/s: start it with `liveness serve`, or name another "
+                "with --socket",
+            )
+
+
+MISTAKES: Final = [
+    *COMMAND_LINES, *SETTINGS, *SOCKETS, *TOKENS, *STATES, *BACKUPS, *CLIENTS,
+    *_without_a_sidecar(),
+]  # fmt: skip
+
+
+# --- they are made --------------------------------------------------------------------
+
+
+class Made(NamedTuple):
+    """What came of a mistake."""
+
+    done: "subprocess.CompletedProcess[str]"
+    places: dict[str, str]  # by their names in a row
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a sidecar that runs, and has timers."""
+    folder = tmp_path_factory.mktemp("live")
+    with Sidecar(folder) as running:
+        running.start()
+        for name in ("gw-a", "gw-b"):
+            gateway = running.gateway(name)
+            gateway.send("after", "both", 3_600)
+            gateway.send("after", f"over-{name}", 3_600)
+            gateway.send("cancel", {"key": f"over-{name}"})
+            gateway.settle()
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """That of one whose sockets everybody may connect to, and [access] keeps them out."""
+    folder = tmp_path_factory.mktemp("open")
+    with Sidecar(folder, socket_mode="0666", guard_enabled="true") as running:
+        running.start()
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def made(
+    request: pytest.FixtureRequest,
+    live: Path,
+    opened: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, Future[Made]]]:
+    """All that are asked for, by their names, several at a time: they mostly wait."""
+    asked = {item.name for item in request.session.items if item.path == request.path}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        places = {"{live}": str(live), "{open}": str(opened)}
+        yield {
+            row.name: pool.submit(make, row, tmp_path_factory.mktemp("m"), places)
+            for row in MISTAKES
+            if any(f"[{row.name}]" in name for name in asked) and may_be_made(row)
+        }
+
+
+def may_be_made(row: Mistake) -> bool:
+    return row.person is None or os.geteuid() == 0
+
+
+def make(row: Mistake, here: Path, places: dict[str, str]) -> Made:
+    places = places | {"{here}": str(here)}
+    under = runs_as(row.person) if row.person else []
+    program = [*under, sys.executable, "-m", "liveness", placed(row.command, places)]
+    with ExitStack() as stack:
+        if row.given:
+            row.given(here, stack)
+        done = subprocess.run(
+            ["sh", "-c", f"{row.before or ':'}; exec {' '.join(program)}"],
+            cwd=ROOT,
+            env=environment()
+            | {name: placed(value, places) for name, value in row.environ.items()},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=2 * READY_S,
+            check=False,
+        )
+    return Made(done, places)
+
+
+def placed(text: str, places: Mapping[str, str]) -> str:
+    return re.sub(r"\{\w+\}", lambda found: places[found[0]], text)
+
+
+def pattern(told: str) -> str:
+    return ".*".join(map(re.escape, told.split("…")))
+
+
+@pytest.mark.parametrize("row", MISTAKES, ids=lambda row: row.name)
+def test_a_mistake_is_one_line_that_says_what_where_and_what_to_do(
+    row: Mistake, made: dict[str, Future[Made]]
+) -> None:
+    if not may_be_made(row):
+        pytest.skip("only root can become others: run the tests as root")
+    done, places = made[row.name].result()
+    lines = [line for line in done.stderr.splitlines() if not is_of_the_log(line)]
+    assert len(lines) == 1, done.stderr
+    expected = pattern(placed(f"liveness: {row.told}", places))
+    assert re.fullmatch(expected, lines[0]), lines[0]
+    assert done.returncode == row.code
+    assert done.stdout == ""
+
+
+def is_of_the_log(line: str) -> bool:
+    return line.startswith("{") and "event" in json.loads(line)
+
+
+def test_every_row_has_a_name_of_its_own() -> None:
+    assert len({row.name for row in MISTAKES}) == len(MISTAKES)
+
+
+# --- and none is missing --------------------------------------------------------------
+
+# Raised to an author of a gateway or to another program, never to a person here.
+FOR_PROGRAMS: Final = {
+    "ReportError", "WireError", "Refused", "Replaced", "TaskFailed", "NotDone",
+}  # fmt: skip
+
+# What has no row: a folder, or a function; and why.
+EXCUSED: Final = {
+    "bench": "of `bench`: tests/e2e/test_bench.py and test_bench_others.py",
+    "demo": "of `demo`: tests/e2e/test_demo.py",
+    "commands/admin.py:ask": "what the sidecar says: HTTP's refusals",
+    "commands/admin.py:asked": "what the sidecar says: the rows of timers and gateways",
+    "config.py:__post_init__": "what a program gives, and no source lets through",
+    "service/backup.py:_check_wals": "takes gigabytes: tests/service/test_backup.py",
+    "service/backup.py:opened": "takes a machine on which two statements last long",
+    "sources.py:value": "the rows of bad values: its text is the setting's",
+}
+LEAST: Final = 8  # characters, that a text may be told from others by
+
+
+class Site(NamedTuple):
+    """Where something is raised on purpose for a person, and a pattern of its text."""
+
+    place: str
+    text: str
+    is_made_elsewhere: bool
+
+
+def errors() -> set[str]:
+    """The names of all that the package raises on purpose, for persons."""
+    found, before = {"LivenessError"}, set[str]()
+    while found != before:
+        before = set(found)
+        for node in (node for tree in trees().values() for node in ast.walk(tree)):
+            if isinstance(node, ast.ClassDef) and found & set(map(called, node.bases)):
+                found.add(node.name)
+    return found - FOR_PROGRAMS
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    package = ROOT / "liveness"
+    return {
+        str(path.relative_to(package)): ast.parse(path.read_text())
+        for path in sorted(package.rglob("*.py"))
+    }
+
+
+def called(node: ast.expr | None) -> str:
+    """The name of a class or function, without that of its module."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    return getattr(node, "id", getattr(node, "attr", ""))
+
+
+def sites() -> Iterator[Site]:
+    """Each call of such a class; and each of a function that makes one for others."""
+    classes = errors()
+    for name, tree in trees().items():
+        functions = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        makers = {it.name for it in functions if called(it.returns) in classes}
+        for function in functions:
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and called(node.func) in classes | makers:
+                    told = ".*".join(map(re.escape, texts(node.args)))
+                    place = f"{name}:{function.name}"
+                    yield Site(place, told, called(node.func) in makers)
+
+
+def texts(nodes: Iterable[ast.expr]) -> Iterator[str]:
+    """What of some texts is the same whatever else is told in them."""
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            yield from texts(node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def without_a_row() -> set[Site]:
+    told = "\n".join(row.told for row in MISTAKES)
+    return {
+        site
+        for site in sites()
+        if not re.search(site.text, told)
+        or (len(site.text) < LEAST and not site.is_made_elsewhere)
+    }
+
+
+def test_whatever_is_raised_on_purpose_for_a_person_has_a_row() -> None:
+    missing = without_a_row()
+    excused = {site for site in missing if EXCUSED.keys() & excuses(site)}
+    assert missing - excused == set()
+    assert EXCUSED.keys() <= {it for site in excused for it in excuses(site)}
+
+
+def excuses(site: Site) -> set[str]:
+    return {site.place, site.place.split("/")[0]}
+
+
+def test_what_is_raised_for_persons_is_found_at_all() -> None:
+    assert {"ConfigError", "StartError", "StateError", "CommandError"} <= errors()
+    assert len({site.place for site in sites()}) > 40
