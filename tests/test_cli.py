@@ -95,12 +95,8 @@ def test_the_kinds_of_watch_are_those_of_the_records(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("srve", 'Unknown command "srve". Did you mean "serve"?'),
         ("--timeout 3", 'Unknown command "--timeout"'),
-        ("serve --timeot 3", "Unknown option: --timeot. Did you mean --timeout?"),
-        ("serve --timeout", "--timeout requires an argument"),
         ("serve --slots 3 --slots 4", "--slots specified multiple times"),
-        ("serve now", "there is no argument here: now"),
         ("watch --after -1", "--after: '-1' is not 0 to 9223372036854775807"),
         ("watch --after 9223372036854775808", "is not 0 to 9223372036854775807"),
         ("watch --after none", "'none' is not"),
@@ -111,7 +107,6 @@ def test_the_kinds_of_watch_are_those_of_the_records(
         ("timers lst", 'Unknown command "lst". Did you mean "list"?'),
         ("timers list --state gone", 'Invalid value "gone" for --state'),
         ("timers list --limit 0", "--limit: '0' is not 1 to"),
-        ("timers show", '"timers show" parameter KEY requires an argument'),
         ("timers show --json", "KEY requires an argument"),
         ("timers show a b", "there is no argument here: b"),
         ("timers cancel k --all", "Unknown option: --all"),
@@ -150,18 +145,6 @@ def test_a_wrong_setting_is_one_line_that_names_its_flag_and_78(
     assert line.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["serve", "check-config"])
-def test_a_missing_settings_file_is_one_line_and_78(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, line = ran(capsys, command, "--config", str(tmp_path / "absent"))
-    assert code == 78
-    assert line.startswith(
-        f"liveness: {tmp_path / 'absent'}: the settings cannot be read"
-    )
-    assert line.count("\n") == 1
-
-
 def test_timers_without_a_command_are_helped_with_all_of_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -176,19 +159,6 @@ def test_the_states_of_timers_are_those_there_are(
 ) -> None:
     _, _, told = ran(capsys, "timers", "list", "--state", "?")
     assert re.findall(r'"(\w+)"', told) == list(STATES)
-
-
-@pytest.mark.parametrize("command", ["watch", "status", "timers list"])
-def test_a_client_without_a_sidecar_is_one_line_and_1(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = ["--socket", str(tmp_path / "s")]
-    code, shown, line = ran(capsys, *command.split(), *place)
-    assert (code, shown) == (1, "")
-    assert line == (
-        f"liveness: no sidecar at {tmp_path / 's'}: start it with `liveness serve`, "
-        "or name another with --socket\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -329,16 +299,6 @@ def test_a_reader_who_goes_away_ends_it_quietly() -> None:
     ended = process("check-config", stdout=writer)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, "")
-
-
-def test_a_full_disk_is_one_line() -> None:
-    with Path("/dev/full").open("w") as full:
-        ended = process("check-config", stdout=full)
-    assert ended.returncode == 1
-    assert ended.stderr == (
-        "liveness: the output cannot be written (No space left on device); "
-        "give it another place\n"
-    )
 
 
 def test_streams_that_were_closed_beforehand_do_no_harm() -> None:

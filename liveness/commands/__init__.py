@@ -27,10 +27,14 @@ def unreachable(
     if isinstance(error, PermissionError):
         told = f"not allowed to connect to {at or socket_path}"
         return CommandError(f"{told}: be its user, or of its group")
+    if isinstance(error, TimeoutError):
+        told = f"what listens at {at or socket_path} does not answer"
+        return CommandError(
+            f"{told}: see the sidecar's log, or name another with --socket"
+        )
     told = f"no sidecar at {socket_path}"
     if not isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        # A time-out has no number, and its text is of the library's choice.
-        told += f" ({os.strerror(error.errno) if error.errno else 'no answer'})"
+        told += f" ({os.strerror(error.errno or 0)})"
     return NoSidecar(
         f"{told}: start it with `liveness serve`, or name another with --socket"
     )

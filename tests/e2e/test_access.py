@@ -262,36 +262,6 @@ def test_an_ordinary_user_shares_its_sidecar_with_a_group_of_its_own(
         Person(SOMEBODY + 2, SOMEBODY + 2).connect(sidecar.socket)
 
 
-def test_a_group_that_the_user_is_not_in_is_refused_and_no_socket_is_left(
-    theirs: Callable[..., Sidecar],
-) -> None:
-    sidecar = theirs(STRANGER, socket_group=CREW)
-    code, line = sidecar.refused_start()
-    assert code == 1
-    assert "socket.group" in line
-    assert not sidecar.socket.exists()
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "what"),
-    [
-        ("access_gateways", "own,no-such-user", "user 'no-such-user'"),
-        ("access_watchers", "@no-such-group", "group 'no-such-group'"),
-        ("access_names", "gw-1=no-such-user", "user 'no-such-user'"),
-        ("socket_group", "no-such-group", "group 'no-such-group'"),
-    ],
-)
-def test_a_user_or_group_that_is_not_known_here_is_said_before_anything_is_served(
-    make: Start, setting: str, value: str, what: str
-) -> None:
-    sidecar = make(**{setting: value})
-    code, line = sidecar.refused_start()
-    assert code == 1
-    assert setting.replace("_", ".", 1) in line
-    assert what in line
-    assert not sidecar.socket.exists()
-
-
 # --- one gateway and another --------------------------------------------------
 
 

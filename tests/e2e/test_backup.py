@@ -19,7 +19,7 @@ from liveness.service.store import Batch, Store
 from tests import disk
 from tests.e2e.client import Client, packed
 from tests.e2e.conftest import Start
-from tests.e2e.sidecar import ROOT, SOON_S, Sidecar, environment
+from tests.e2e.sidecar import ROOT, SOON_S, Sidecar
 
 BACKUPS: Final = 3
 USERS: Final = 50  # that stay online

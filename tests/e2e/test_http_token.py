@@ -192,16 +192,6 @@ def test_beyond_loopback_it_starts_with_a_token_only(tmp_path: Path) -> None:
             assert connection.getresponse().status == 401
 
 
-def test_a_token_that_cannot_be_one_is_a_start_refused(
-    make: Start, tmp_path: Path
-) -> None:
-    file = token_file(tmp_path, "too short")
-    code, line = make(http_token_file=file).refused_start()
-    assert code != 0
-    assert line.startswith(f"liveness: http.token_file: {file} has 9 characters; ")
-    assert "too short" not in line.removeprefix(f"liveness: http.token_file: {file}")
-
-
 def test_without_a_token_there_is_no_sign_in(start: Start) -> None:
     sidecar = start()
     assert sidecar.ask("http", "GET", "/sign-in")[0].status == 404

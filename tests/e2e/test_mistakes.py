@@ -221,6 +221,8 @@ SETTINGS: Final = [
     Mistake("key that is none", "check-config --config {here}/l.toml", 78, "{here}/l.toml: there is no setting timeout; the nearest is timeout_s", text("l.toml", "timeout = 30\n")),
     Mistake("key in another section", "check-config --config {here}/l.toml", 78, "{here}/l.toml: there is no setting limits.run_timeout_s; the nearest is timers.run_timeout_s", text("l.toml", "[limits]\nrun_timeout_s = 30\n")),
     Mistake("section as a setting", "check-config --config {here}/l.toml", 78, "{here}/l.toml: socket is a section; write [socket] on a line above its settings", text("l.toml", "socket = '/run/s'\n")),
+    Mistake("names that are no ties", "check-config", 78, "access.names is 'gw-1' (environment LIVENESS_ACCESS_NAMES): it must be …", environ={"LIVENESS_ACCESS_NAMES": "gw-1"}),
+    Mistake("name that is tied twice", "check-config", 78, "access.names is 'gw-1=0, gw-1=1' (environment LIVENESS_ACCESS_NAMES): it ties a name twice; one name is one user's", environ={"LIVENESS_ACCESS_NAMES": "gw-1=0, gw-1=1"}),
     Mistake("variable that is none", "check-config", 78, "environment: there is no setting LIVENESS_TIMEOUT; the nearest is LIVENESS_TIMEOUT_S", environ={"LIVENESS_TIMEOUT": "3"}),
     Mistake("variable with a bad value", "check-config", 78, "slots is 'many' (environment LIVENESS_SLOTS): it must be a whole number, 2 to 3600 slots", environ={"LIVENESS_SLOTS": "many"}),
     Mistake("wheel that is no choice", "version", 78, "LIVENESS_PURE_WHEEL is 'yes' (environment): it must be 0 or 1 (1: the reference wheel, though there is a compiled one)", environ={"LIVENESS_PURE_WHEEL": "yes"}),
@@ -312,7 +314,7 @@ CLIENTS: Final = [
     Mistake("admin socket of another program", "status --socket {here}/gateway.sock", 1, "what answers at {here}/admin.sock is no liveness sidecar: name the right socket with --socket", answered("admin.sock", b"220 mail.example ESMTP\r\n")),
     Mistake("socket of a program that hangs up", "watch --socket {here}/gateway.sock", 1, "{here}/gateway.sock: the connection was closed; see the sidecar's log", answered("gateway.sock", b"")),
     Mistake("socket of a program that says nothing", "watch --socket {here}/gateway.sock", 1, "{here}/gateway.sock: it does not answer; see the sidecar's log", answered("gateway.sock", None)),
-    Mistake("admin socket of a program that says nothing", "status --socket {here}/gateway.sock", 1, "no sidecar at {here}/gateway.sock (no answer): start it with `liveness serve`, or name another with --socket", answered("admin.sock", None)),
+    Mistake("admin socket of a program that says nothing", "status --socket {here}/gateway.sock", 1, "what listens at {here}/admin.sock does not answer: see the sidecar's log, or name another with --socket", answered("admin.sock", None)),
     Mistake("gateway socket of another user", "watch --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/gateway.sock: be its user, or of its group", person=STRANGER),
     Mistake("admin socket of another user", "status --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/admin.sock: be its user, or of its group", person=STRANGER),
     Mistake("watch by whom [access] keeps out", "watch --socket {open}/gateway.sock", 1, "{open}/gateway.sock ended this watch: … (not-allowed)", person=STRANGER),
@@ -366,6 +368,7 @@ class Made(NamedTuple):
 
     done: "subprocess.CompletedProcess[str]"
     places: dict[str, str]  # by their names in a row
+    sockets: set[Path]  # that were not there before
 
 
 @pytest.fixture(scope="module")
@@ -421,6 +424,7 @@ def make(row: Mistake, here: Path, places: dict[str, str]) -> Made:
     with ExitStack() as stack:
         if row.given:
             row.given(here, stack)
+        before = sockets_in(here)
         done = subprocess.run(
             ["sh", "-c", f"{row.before or ':'}; exec {' '.join(program)}"],
             cwd=ROOT,
@@ -432,7 +436,11 @@ def make(row: Mistake, here: Path, places: dict[str, str]) -> Made:
             timeout=2 * READY_S,
             check=False,
         )
-    return Made(done, places)
+        return Made(done, places, sockets_in(here) - before)
+
+
+def sockets_in(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_socket()}
 
 
 def placed(text: str, places: Mapping[str, str]) -> str:
@@ -449,13 +457,14 @@ def test_a_mistake_is_one_line_that_says_what_where_and_what_to_do(
 ) -> None:
     if not may_be_made(row):
         pytest.skip("only root can become others: run the tests as root")
-    done, places = made[row.name].result()
+    done, places, sockets = made[row.name].result()
     lines = [line for line in done.stderr.splitlines() if not is_of_the_log(line)]
     assert len(lines) == 1, done.stderr
     expected = pattern(placed(f"liveness: {row.told}", places))
     assert re.fullmatch(expected, lines[0]), lines[0]
     assert done.returncode == row.code
     assert done.stdout == ""
+    assert sockets == set()
 
 
 def is_of_the_log(line: str) -> bool:

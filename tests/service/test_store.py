@@ -571,7 +571,7 @@ def test_a_second_owner_is_refused_and_may_follow_the_first(tmp_path: Path) -> N
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartError, match=r"file/state: .*; make it writable"):
+    with pytest.raises(StartError, match=r"file/state: it is no folder; make it"):
         Store(tmp_path / "file" / "state")
 
 
