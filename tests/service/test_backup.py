@@ -203,6 +203,25 @@ def test_the_state_is_as_of_one_moment(folder: Path) -> None:
     assert [pair for pair in seen if not 0 <= pair[1] - pair[0] <= 1] == []
 
 
+def test_what_is_written_meanwhile_is_in_no_backup(
+    folder: Path, tmp_path: Path
+) -> None:
+    """And does not have it begin again."""
+    copied = list[int]()
+    with files.opened(folder) as state, opened(folder) as (store, _):
+        (path, _) = state.paths
+
+        def wrote(count: int) -> None:
+            copied.append(count)
+            store.write(Batch(records=[online(store.bounds()[1])]))
+
+        store.write(Batch(records=[online(11)]))
+        state.copy(path, tmp_path / "copy", made_ms=1, wrote=wrote)
+        assert store.bounds() == (1, 12 + len(copied))
+    assert sum(copied) == (tmp_path / "copy").stat().st_size
+    assert [record.seq for record in disk.log(tmp_path / "copy")] == [*range(1, 11)]
+
+
 # --- what is none -------------------------------------------------------------------------
 
 
@@ -243,13 +262,15 @@ def test_damage_is_told_and_no_backup_is_made_of_it(
     """Within a page that a copy goes past without reading it."""
     with closing(sqlite3.connect(folder / log_file.DATABASE)) as db:
         (page,) = db.execute(
-            "select rootpage from sqlite_schema where name = 'online'"
+            "select rootpage from sqlite_schema where name = 'cursors'"
         ).fetchone()
         (size,) = db.execute("pragma page_size").fetchone()
     with (folder / log_file.DATABASE).open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xff" * 64)
-    with pytest.raises(StateError, match="no backup was made: keep the one before"):
+    with pytest.raises(
+        StateError, match="is damaged .* no backup was made: keep the one before"
+    ):
         backup(folder, tmp_path / "b.tar", force=False, out=StringIO())
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
