@@ -269,7 +269,7 @@ def test_damage_is_told_and_no_backup_is_made_of_it(
         file.seek((page - 1) * size)
         file.write(b"\xff" * 64)
     with pytest.raises(
-        StateError, match="is damaged .* no backup was made: keep the one before"
+        StateError, match=r"is damaged .* no backup was made: keep the one before"
     ):
         backup(folder, tmp_path / "b.tar", force=False, out=StringIO())
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
