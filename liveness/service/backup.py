@@ -114,7 +114,7 @@ class State:
             (found,) = copy.execute("pragma quick_check(1)").fetchone()
             if found != "ok":
                 raise StateError(
-                    f"{path} is damaged ({found}); no backup was made: keep the one "
+                    f"{path} is damaged ({found.splitlines()[-1]}); no backup was made: keep the one "
                     "before, and restore it if the sidecar cannot start"
                 )
             if path.name == store.DATABASE:
