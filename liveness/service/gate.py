@@ -33,8 +33,8 @@ _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.-]+))(?::[0-9]{0,5})?
 _HEADERS: Final = [
     (
         b"content-security-policy",
-        b"default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; "
-        b"base-uri 'none'; frame-ancestors 'none'",
+        b"default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self'; "
+        b"img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),

@@ -167,7 +167,8 @@ class Summaries:
             "layers": wheel.layer_users(),
             "due": sum(due.values()),
             "users": now.users,
-            "rates": self._rates(look),
+            "rates": self._rates(look, RATES_S),
+            "second": self._rates(look, EVERY_S),
             "lateness": self._quantiles(look),
             "early": now.early,
             "held": now.held,
@@ -212,8 +213,8 @@ class Summaries:
         since = look.mono - seconds - EVERY_S / 2
         return next((one for one in self._looks if one.mono >= since), look)
 
-    def _rates(self, look: Look) -> dict[str, Any]:
-        before = self._before(look, RATES_S)
+    def _rates(self, look: Look, seconds: float) -> dict[str, Any]:
+        before = self._before(look, seconds)
 
         def rates(counts: Callable[[Look], Counted]) -> dict[str, float]:
             return {

@@ -188,28 +188,36 @@ const wheel = {
     for (let slot = 0; slot < slots; slot += Math.max(1, this.per)) {
       const angle = (slot / slots) * TURN;
       const isNamed = slot % step === 0 && slots - slot >= step / 2;
-      const [[x1, y1], [x2, y2]] = [OUTER + 10, OUTER + (isNamed ? 17 : 13)].map((r) => at(angle, r).split(" "));
+      const [[x1, y1], [x2, y2]] = [OUTER + 8, OUTER + (isNamed ? 16 : 12)].map((r) => at(angle, r).split(" "));
       ticks.append(draw("line", { x1, y1, x2, y2 }));
       if (!isNamed) continue;
-      const [x, y] = at(angle, OUTER + 28).split(" ");
+      const [x, y] = at(angle, OUTER + 27).split(" ");
       const text = draw("text", { x, y });
       text.textContent = slot;
       ticks.append(text);
     }
   },
 
-  /** What share of a revolution the hand has to go to the middle of a sector. */
+  /** How many sectors the hand has to go to one; 0: it is in it. */
+  steps(n) {
+    return mod(n - Math.floor(this.hand / this.per), this.counts.length);
+  },
+
+  /**
+   * What share of a revolution the hand has to go to a sector. The one it is in is the
+   * furthest: nearly all of its users have just been put behind the hand.
+   */
   ahead(n) {
-    return mod((n + 0.5) * this.per - this.hand, this.slots) / this.slots;
+    return this.steps(n) ? mod((n + 0.5) * this.per - this.hand, this.slots) / this.slots : 1;
   },
 
   /** Dots for the coming second: who left the slots ahead, who was let go, who came. */
   plan(before, told) {
     const now = performance.now();
     const left = before.map((users, n) => {
-      const ahead = this.ahead(n) * this.slots;
-      const isPassed = ahead < 1.5 * this.per || ahead > this.slots - 1.5 * this.per;
-      return isPassed ? 0 : Math.max(0, users - this.counts[n]);
+      const steps = this.steps(n);
+      const isPassed = steps > this.counts.length - 1 - told.second.over_s / this.slot_s / this.per;
+      return !steps || isPassed ? 0 : Math.max(0, users - this.counts[n]);
     });
     let sum = left.reduce((a, b) => a + b, 0);
     const jumps = Math.min(JUMPS_PER_S, sum);
@@ -218,7 +226,7 @@ const wheel = {
       const n = left.findIndex((users) => (pick -= users) < 0);
       if (n >= 0) this.jobs.push({ at: now + Math.random() * 1000, kind: "jump", n });
     }
-    const { events, offlines } = told.rates;
+    const { events, offlines } = told.second;
     const due = { leaves: (offlines.silence ?? 0) + (offlines.gateway_lost ?? 0), comes: events.login ?? 0 };
     for (const kind of ["leaves", "comes"]) {
       this.owed[kind] = Math.min(LEAVES_PER_S, this.owed[kind] + due[kind]);
@@ -293,7 +301,7 @@ const wheel = {
       set(path, {
         d: radius > INNER ? sector(from + gap, to - gap, radius) : "",
         "fill-opacity": (0.2 + 0.8 * ahead ** 0.8).toFixed(2),
-        class: [ahead * this.slots < Math.max(1, this.per) ? "near" : "", n === chosen ? "chosen" : ""].join(" ").trim(),
+        class: [this.steps(n) === 1 && this.counts.length > 2 ? "near" : "", n === chosen ? "chosen" : ""].join(" ").trim(),
       });
     });
     set(byId("hand"), { transform: `rotate(${((this.hand / (this.slots || 1)) * 360).toFixed(2)})` });
@@ -333,7 +341,7 @@ const wheel = {
   chosenSector() {
     if (!this.chosen || !this.counts.length) return -1;
     if ("place" in this.chosen) return Math.floor(this.chosen.place / this.per);
-    return mod(Math.floor(this.hand / this.per) + this.chosen.ahead, this.counts.length);
+    return mod(Math.floor(this.hand / this.per) + 1 + this.chosen.ahead, this.counts.length);
   },
 
   /** The line under the ring: the slot that is looked at, or the wheel as a whole. */
@@ -415,7 +423,6 @@ class Chart {
       this.legend.append(make("li", {}, ...label, value));
       return value;
     });
-    this.legend.prepend(make("li", {}, this.when));
     this.svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true", focusable: "false" });
     for (const y of [0, HEIGHT / 2, HEIGHT]) {
       this.svg.append(draw("line", { class: y === HEIGHT ? "base" : "grid", x1: 0, x2: WIDTH, y1: y, y2: y }));
@@ -427,7 +434,7 @@ class Chart {
     this.bottom = make("span", { class: "bottom" });
     this.plot = make("div", { class: "plot", role: "slider", tabindex: 0, "aria-label": `${this.title}, over the last five minutes`, "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0, "aria-valuetext": "no figures yet" });
     this.plot.append(this.svg, this.top, this.bottom);
-    this.section.append(this.legend, this.plot);
+    this.section.append(this.when, this.legend, this.plot);
     this.listen();
   }
 
@@ -558,10 +565,10 @@ function remember(told) {
   keep(past.at, told.at);
   keep(past.users, told.users);
   for (const group of ["events", "offlines"]) {
-    const names = new Set([...Object.keys(past[group]), ...Object.keys(told.rates[group])]);
+    const names = new Set([...Object.keys(past[group]), ...Object.keys(told.second[group])]);
     for (const name of names) {
       past[group][name] ??= Array(past.at.length - 1).fill(0);
-      keep(past[group][name], told.rates[group][name] ?? 0);
+      keep(past[group][name], told.second[group][name] ?? 0);
     }
   }
 }
@@ -580,15 +587,17 @@ const along = (s) => {
 const stages = {};
 
 function buildLateness() {
+  const heads = ["", "", "p50", "p99"].map((text) => make("span", {}, text));
+  byId("stages").append(make("div", { class: "stage heads" }, ...heads));
   for (const [stage, name] of Object.entries(STAGES)) {
     const scale = make("div", { class: "scale", "aria-hidden": "true" });
     for (const part of ["within", "beyond", "promise", "span", "p50", "p99"]) scale.append(make("i", { class: part }));
     const [p50, p99] = [make("b", {}, "–"), make("b", {}, "–")];
-    byId("stages").append(make("div", { class: "stage" }, make("span", {}, name), scale, make("span", {}, "p50 ", p50, "  p99 ", p99)));
+    byId("stages").append(make("div", { class: "stage" }, make("span", {}, name), scale, p50, p99));
     stages[stage] = { scale, p50, p99 };
   }
   const axis = make("div", { class: "scale", "aria-hidden": "true" });
-  byId("stages").append(make("div", { class: "stage" }, make("span"), axis, make("span")));
+  byId("stages").append(make("div", { class: "stage" }, make("span"), axis));
   stages.axis = axis;
 }
 
@@ -664,15 +673,16 @@ function tellGateways(told) {
   told.gateways.forEach((gateway, n) => {
     gone.delete(gateway.name);
     const row = rows.get(gateway.name) ?? newRow(gateway.name);
-    const isTight = gateway.interval !== null && gateway.timeout < 2 * gateway.interval;
+    const interval = gateway.interval ?? null; // not known before they have spoken
+    const isTight = interval !== null && gateway.timeout < 2 * interval;
     if (isTight) tight.push(gateway);
-    put(row.tag, gateway.linked ? (held.has(gateway.name) ? "held by the storm guard" : "") : "not connected");
+    put(row.tag, gateway.linked ? (held.has(gateway.name) ? "held" : "") : "not connected");
     put(row.users, whole(gateway.users));
     put(row.unacked, whole(gateway.unacked));
     put(row.due, whole(gateway.due));
     row.due.className = held.has(gateway.name) ? "warn" : "";
     put(row.timeout, seconds(gateway.timeout));
-    put(row.interval, gateway.interval === null ? "–" : seconds(gateway.interval));
+    put(row.interval, interval === null ? "–" : seconds(interval));
     row.timeout.className = row.interval.className = isTight ? "warn" : "";
     row.share.style.setProperty("--share", `${(100 * gateway.users) / most}%`);
     if (body.children[n] !== row.element) body.insertBefore(row.element, body.children[n] ?? null);
@@ -717,9 +727,12 @@ function tellNotices(told) {
   const wanted = [];
   if (told.early) wanted.push(["early", "alert", "Offline too early", `${many(told.early, "user was", "users were")} declared offline before their time. That must never be: keep the log, and report it.`]);
   if (told.log_failure) wanted.push(["log", "alert", "The log is not written", `${told.log_failure}. Nothing is told until it is; see “When something is wrong” in README.`]);
-  for (const { gateway, users, left_s } of told.storms) {
+  const most = 5; // of storms, the largest first; /v1/guard has all
+  for (const { gateway, users, left_s } of told.storms.slice(0, most)) {
     wanted.push([`storm ${gateway}`, "", `Storm guard holds ${many(users, "user")}`, "of ", named(gateway), `, all due at once, for ${seconds(Math.ceil(left_s))} more at most. Is that gateway well? To have them judged now: `, make("code", {}, `liveness guard release ${visible(quoted(gateway))}`)]);
   }
+  const more = told.storms.length - most + (told.storms_more ?? 0);
+  if (more > 0) wanted.push(["storms", "", `${many(more, "more storm")}`, "are on: see /v1/guard, and ", make("code", {}, "liveness status")]);
   if (!told.ready) wanted.push(["ready", "alert", "Not ready", told.why.map(visible).join("; ") || "no reason is given"]);
   const gone = new Set(notices.keys());
   for (const [key, kind, title, ...text] of wanted) {
@@ -988,6 +1001,7 @@ async function refused(url) {
       setLink("refused", "refused: change the filter");
       return;
     }
+    if (!response.ok) setLink("reconnecting", `reconnecting: ${(await response.json()).error}`);
   } catch {
     // not there; it is tried again below, as after any other answer
   } finally {
