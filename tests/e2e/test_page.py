@@ -1,0 +1,408 @@
+"""The live page in a real browser, on a real sidecar with real gateways.
+
+Whatever a test looks at, at its end the browser has found no fault with the page: no
+error in its console, nothing that the content security policy forbids, and nothing
+asked for but from the sidecar itself.
+"""
+
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+
+from tests.e2e.client import Client
+from tests.e2e.conftest import Start
+from tests.e2e.sidecar import Sidecar
+
+SOON_MS: Final = 10_000
+TOKEN: Final = "correct-horse-battery-staple"
+HOSTILE: Final = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
+# What a browser says by itself of answers that a test provokes.
+NOT_THERE: Final = "net::ERR_(CONNECTION_|INCOMPLETE_CHUNKED|EMPTY_RESPONSE)"
+REFUSED: Final = "status of 40[01] "
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    assert chromium, "the page is tested in Debian's browser: apt install chromium"
+    arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    """Opens `/` of a sidecar, by `open_page(sidecar, "#uid=7", color_scheme="dark")`.
+
+    What the browser's console says is a fault, but for what has the pattern *but*.
+    """
+    contexts = []
+    faults: list[str] = []
+    expected = ["^$"]
+
+    def opened(
+        sidecar: Sidecar, rest: str = "", *, but: str = "^$", **options: object
+    ) -> Page:
+        expected.append(but)
+        address = f"http://{sidecar.line('ready')['http']}"
+        context = browser.new_context(**options)  # type: ignore[arg-type]  # by name
+        contexts.append(context)
+
+        def from_it_alone(route: Route) -> None:
+            url = route.request.url
+            if not url.startswith((f"{address}/", "data:")):
+                faults.append(f"asked {url}")
+            route.fallback()
+
+        context.route("**/*", from_it_alone)
+        page = context.new_page()
+        page.set_default_timeout(SOON_MS)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on(
+            "console",
+            lambda said: said.type == "error" and faults.append(said.text),
+        )
+        page.goto(f"{address}/{rest}")
+        return page
+
+    yield opened
+    for context in contexts:
+        with suppress(Exception):
+            context.unroute_all(behavior="ignoreErrors")
+        context.close()
+    assert [one for one in faults if not re.search("|".join(expected), one)] == []
+
+
+def is_live(page: Page) -> None:
+    expect(page.locator("#link-told")).to_have_text("live", timeout=SOON_MS)
+
+
+def arrive(sidecar: Sidecar, name: str, *uids: str | int) -> Client:
+    gateway = sidecar.gateway(name)
+    gateway.send("login", list(uids))
+    gateway.settle()
+    return gateway
+
+
+def record(page: Page, uid: str) -> str:
+    """How the feed shows the newest record of a user, once it does."""
+    row = page.locator("#records .record", has=page.get_by_text(uid, exact=True))
+    return row.first.inner_text(timeout=SOON_MS)
+
+
+def test_the_figures_move_with_real_traffic(
+    sidecar: Sidecar, open_page: Open, name: str
+) -> None:
+    page = open_page(sidecar)
+    is_live(page)
+    users = page.locator("#users")
+    expect(users).not_to_have_text("–")
+    before = int((users.text_content() or "").replace(",", ""))
+    hand = page.locator("#hand").get_attribute("transform")
+    gateway = arrive(sidecar, name, *(f"{name}-{n}" for n in range(40)))
+    expect(users).to_have_text(str(before + 40), timeout=SOON_MS)
+    expect(page.locator("#hand")).not_to_have_attribute("transform", hand or "")
+    row = page.locator("#gateways .row", has_text=name)
+    expect(row).to_contain_text("40")
+    expect(page.locator("#sectors path[d^=M]")).not_to_have_count(0)
+    # 40 in one second, which stay in the history.
+    assert "login" in page.locator("#chart-events .legend").inner_text()
+    plot = page.locator("#chart-events .plot")
+    expect(plot.locator(".t-login")).to_have_attribute("d", re.compile("^M"))
+    gateway.send("logout", [f"{name}-{n}" for n in range(30)])
+    gateway.settle()
+    expect(users).to_have_text(str(before + 10), timeout=SOON_MS)
+    expect(row).to_contain_text("10")
+    ready = page.locator("#ready")
+    expect(ready).to_have_text("ready")
+    expect(page).to_have_title(f"{before + 10} online – liveness")
+    gateway.close()
+    expect(row).to_contain_text("not connected", timeout=SOON_MS)
+
+
+def test_a_silent_user_leaves_and_the_feed_says_why(
+    quick: Sidecar, open_page: Open, name: str
+) -> None:
+    page = open_page(quick)
+    is_live(page)
+    gateway = arrive(quick, name, "silent", "leaving", 7)
+    gateway.send("logout", ["leaving"])
+    gateway.settle()
+    page.wait_for_selector("#records .record[data-reason=silence]")
+    told = page.locator("#records .record", has_text="silence").first.inner_text()
+    assert re.search(r"\b1\.0 s of silence, last login", told)
+    row = page.locator('#records [data-reason="logout"]', has_text="leaving")
+    expect(row).to_contain_text("logged out")
+    # A number is no string, and is shown as the command line has it.
+    assert "int:7" in record(page, "int:7")
+    expect(page.locator("#chart-offlines .t-silence").last).to_have_attribute(
+        "d", re.compile("^M")
+    )
+    expect(page.locator("#verdict")).to_have_text(re.compile("within the promise"))
+    page.wait_for_function("document.querySelector('#dots .fired') !== null")
+
+
+def test_who_speaks_jumps_ahead_unless_motion_is_not_wanted(
+    start: Start, open_page: Open
+) -> None:
+    sidecar = start(3)
+    uids = [f"u{n}" for n in range(200)]
+    gateway = arrive(sidecar, "gw", *uids)
+    page, calm = open_page(sidecar), open_page(sidecar, reduced_motion="reduce")
+    is_live(page)
+    is_live(calm)
+    for part in range(40):
+        gateway.send("keepalive", uids[part % 8 :: 8])
+        page.wait_for_timeout(100)  # users are spread over the wheel by speaking on
+        if page.locator("#dots circle").count():
+            break
+    expect(page.locator("#dots circle")).not_to_have_count(0)
+    assert calm.locator("#dots circle").count() == 0
+    hand = calm.locator("#hand").get_attribute("transform")
+    expect(calm.locator("#hand")).not_to_have_attribute("transform", hand or "")
+
+
+def test_the_feed_is_filtered_and_pauses(
+    sidecar: Sidecar, open_page: Open, name: str
+) -> None:
+    page = open_page(sidecar)
+    is_live(page)
+    one, other = arrive(sidecar, name, f"a-{name}"), arrive(sidecar, f"{name}x", "b")
+    assert "by login" in record(page, "b")
+    page.get_by_label("online", exact=True).uncheck()
+    page.get_by_label("Only this gateway").fill(name)
+    page.get_by_label("Only this gateway").press("Enter")
+    expect(page.locator("#records .record")).to_have_count(0)
+    is_live(page)
+    for gateway, uid in ((one, f"a-{name}"), (other, "b")):
+        gateway.send("logout", [uid])
+        gateway.settle()
+    assert "logged out" in record(page, f"a-{name}")
+    expect(page.locator("#records .record")).to_have_count(1)
+    pause = page.locator("#pause")
+    pause.click()
+    one.send("login", [f"c-{name}"])
+    one.send("logout", [f"c-{name}"])
+    one.settle()
+    expect(pause).to_have_text("Go on (1)")
+    expect(page.locator("#records .record")).to_have_count(1)
+    pause.click()
+    expect(page.locator("#records .record")).to_have_count(2)
+    expect(page.locator("#records .record").first).to_contain_text(f"c-{name}")
+
+
+def test_what_the_sidecar_will_not_look_for_is_told_beside_the_filter(
+    sidecar: Sidecar, open_page: Open
+) -> None:
+    page = open_page(sidecar, but=REFUSED)
+    is_live(page)
+    page.get_by_label("Only this user").fill("x" * 300)
+    page.get_by_label("Only this user").press("Enter")
+    expect(page.locator("#feed-note")).to_contain_text("Refused: ")
+    page.get_by_label("Only this user").fill("")
+    page.get_by_label("Only this user").press("Enter")
+    is_live(page)
+
+
+def test_a_storm_is_told_with_what_to_do(start: Start, open_page: Open) -> None:
+    settings = {"guard_least_users": 20, "guard_hold_s": 600}
+    sidecar = start(1, guard_enabled="true", **settings)
+    page = open_page(sidecar)
+    arrive(sidecar, "gw 1's", *(f"u{n}" for n in range(40)))
+    notice = page.locator(".notice", has_text="Storm guard holds 40 users")
+    expect(notice).to_contain_text(
+        "liveness guard release 'gw 1'\\\\''s'", timeout=SOON_MS
+    )
+    expect(page.locator("#gateways .row")).to_contain_text("held")
+    assert page.title().startswith("(!) ")
+
+
+def test_after_a_restart_the_page_goes_on_by_itself(
+    tmp_path: Path, open_page: Open
+) -> None:
+    with OnePort(tmp_path) as sidecar:
+        sidecar.start()
+        arrive(sidecar, "gw", "stays")
+        page = open_page(sidecar, but=NOT_THERE)
+        is_live(page)
+        expect(page.locator("#users")).to_have_text("1")
+        sidecar.stop()
+        state = page.locator("#link")
+        expect(state).to_have_attribute("data-state", "reconnecting")
+        expect(state).to_contain_text(re.compile(r"last heard \d+ s ago"))
+        hand = page.locator("#hand").get_attribute("transform")
+        sidecar.start()
+        is_live(page)
+        expect(page.locator("#users")).to_have_text("1")
+        expect(page.locator("#records")).to_contain_text("Not connected from")
+        expect(page.locator("#hand")).not_to_have_attribute("transform", hand or "")
+        arrive(sidecar, "gw", "comes")
+        assert "by login" in record(page, "comes")
+
+
+def test_who_is_not_signed_in_any_more_is_asked_to(
+    tmp_path: Path, open_page: Open
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    with OnePort(tmp_path, http_token_file=file) as sidecar:
+        sidecar.start()
+        page = open_page(sidecar, but=f"{NOT_THERE}|{REFUSED}")
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Sign in").click()
+        is_live(page)
+        sidecar.stop()
+        file.write_text(f"another-{TOKEN}")  # which ends the cookies of the old one
+        sidecar.start()
+        page.wait_for_url("**/sign-in")
+        expect(page.get_by_label("Token")).to_be_visible()
+
+
+def test_names_are_shown_as_text_whatever_they_say(
+    sidecar: Sidecar, open_page: Open
+) -> None:
+    page = open_page(sidecar, viewport={"width": 390, "height": 844})
+    is_live(page)
+    names = [HOSTILE, "مستخدم", "a\u202etxt.exe", "👩 ops", "x" * 255]
+    arrive(sidecar, f"{HOSTILE[:30]}{'y' * 34}", *names)
+    assert HOSTILE in record(page, HOSTILE)
+    # What turns the direction of what follows is seen, and turns nothing.
+    assert "a\\u202etxt.exe" in record(page, "a\\u202etxt.exe")
+    assert "مستخدم" in record(page, "مستخدم")
+    expect(page.locator("#gateways")).to_contain_text("<img src=x")
+    assert page.locator("main img, main b b").count() == 0
+    assert "taken" not in page.title()
+    assert is_narrow(page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read_in_both_schemes(
+    sidecar: Sidecar, open_page: Open, scheme: str
+) -> None:
+    page = open_page(sidecar, color_scheme=scheme)
+    is_live(page)
+    arrive(sidecar, f"gw {scheme}", f"seen in {scheme}").close()
+    record(page, f"seen in {scheme}")
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    lightness = sum(map(int, re.findall(r"\d+", ground)[:3])) / 3
+    assert (lightness > 200) == (scheme == "light")
+    found = page.evaluate(CONTRASTS)
+    assert len(found) > 60
+    assert [one for one in found if one["ratio"] < 4.5] == []
+
+
+def test_the_page_is_for_a_phone_too(sidecar: Sidecar, open_page: Open) -> None:
+    page = open_page(sidecar, viewport={"width": 390, "height": 844})
+    is_live(page)
+    arrive(sidecar, "gateway-of-some-length.chat.example.net", "somebody on a phone")
+    record(page, "somebody on a phone")
+    assert is_narrow(page)
+    page.set_viewport_size({"width": 320, "height": 640})
+    assert is_narrow(page)
+
+
+def test_all_is_reached_and_read_out_by_keyboard(
+    sidecar: Sidecar, open_page: Open
+) -> None:
+    arrive(sidecar, "gw of keys", "pressed")
+    page = open_page(sidecar)
+    is_live(page)
+    reached = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        focused = page.evaluate(FOCUSED)
+        if focused is None or focused in reached:
+            break
+        reached.append(focused)
+    assert reached[0] == "Skip to the figures"
+    wanted = ["ring", "explain-uid", "filter-uid", "filter-gateway", "pause", "records"]
+    assert {*wanted, "Health", "Metrics", "Storm guard"} <= {*reached}
+    assert sum("over the last five minutes" in one for one in reached) == 3
+    for name in ("ring", "Users online, over the last five minutes"):
+        slider = page.locator(f'[id="{name}"], [aria-label="{name}"]')
+        slider.focus()
+        told = []
+        for key in ("Home", "End", "ArrowLeft"):
+            slider.press(key)
+            told.append(slider.get_attribute("aria-valuetext"))
+        assert all(re.search(r"\d", one or "") for one in told)
+    ring = page.locator("#ring")
+    ring.focus()
+    ring.press("Home")
+    expect(page.locator("#slot-told")).to_contain_text(re.compile(r"^Slot \d+: "))
+    ring.press("Escape")
+    expect(page.locator("#slot-told")).to_contain_text("30 slots of 2 s")
+
+
+class OnePort(Sidecar):
+    """A sidecar that is at the same address after a restart."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        super().__init__(folder, **settings)  # type: ignore[arg-type]  # by name
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def command(self) -> list[str]:
+        """The command, with this address in the place of any."""
+        return [
+            self.address if one == "127.0.0.1:0" else one for one in super().command()
+        ]
+
+
+def is_narrow(page: Page) -> bool:
+    """Whether all is within the window, from left to right."""
+    width = "document.documentElement.scrollWidth <= innerWidth"
+    return bool(page.evaluate(width))
+
+
+# Every text that is shown, with the contrast to what is behind it.
+CONTRASTS: Final = """() => {
+  const channels = (color) => color.match(/[\\d.]+/g).map(Number);
+  const luminance = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((c) =>
+      c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const ground = (element) => {
+    for (let one = element; one; one = one.parentElement) {
+      const found = channels(getComputedStyle(one).backgroundColor);
+      if (found[3] !== 0) return found;
+    }
+    return [255, 255, 255];
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (walker.nextNode()) {
+    const text = walker.currentNode.textContent.trim();
+    const element = walker.currentNode.parentElement;
+    if (!text || !element.checkVisibility() || element.closest("script")) continue;
+    const style = getComputedStyle(element);
+    const isDrawn = element instanceof SVGElement;
+    const color = luminance(channels(isDrawn ? style.fill : style.color));
+    const behind = luminance(ground(element));
+    const [light, dark] = [Math.max(color, behind), Math.min(color, behind)];
+    found.push({ text, ratio: (light + 0.05) / (dark + 0.05) });
+  }
+  return found;
+}"""
+# What has the focus, if that can be seen.
+FOCUSED: Final = """() => {
+  const one = document.activeElement;
+  if (one === document.body) return null;
+  const shown = one.type === "checkbox" ? one.nextElementSibling : one;
+  if (getComputedStyle(shown).outlineStyle === "none") return `unseen ${one.id}`;
+  const name = one.querySelector("b")?.textContent ?? one.textContent.trim();
+  return one.id || one.getAttribute("aria-label") || one.value || name;
+}"""
