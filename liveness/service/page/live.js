@@ -70,6 +70,7 @@ function short(n) {
 }
 
 function seconds(s) {
+  if (!s) return "0 s";
   if (s < 0.0995) return `${(s * 1e3).toPrecision(2).replace(/\.0$/, "")} ms`;
   if (s < 0.9995) return `${Math.round(s * 1e3)} ms`;
   if (s < 99.95) return `${s.toFixed(1).replace(/\.0$/, "")} s`;
@@ -866,7 +867,7 @@ function watchTheFeed() {
 
 // --- the explanation of a user -----------------------------------------------------
 
-const asking = { uid: null, number: 0, isOnline: false, at: 0 };
+const asking = { uid: null, number: 0, answer: null, at: 0 };
 
 function asked() {
   const found = /^#uid=(.*)$/s.exec(location.hash);
@@ -897,7 +898,7 @@ async function explain({ isNew }) {
 }
 
 function showExplained(found) {
-  asking.isOnline = Boolean(found.online);
+  asking.answer = found;
   wheel.found = found.online && !found.layer ? found.slot : null;
   if (found.error) {
     byId("explained").replaceChildren(make("p", { class: "told" }, found.error));
@@ -910,7 +911,8 @@ function showExplained(found) {
   };
   fact("User", named(uidText(found.uid)));
   fact("Gateway", found.gateway === null ? null : named(found.gateway));
-  fact("Last heard", found.seen === null ? null : `${found.last ?? "restored"}, ${moment(found.seen)}`);
+  fact("Last heard", found.seen === null ? null : moment(found.seen));
+  fact("Last event", found.last);
   if (found.online) {
     fact("Fires in", found.held ? `held: ${found.held}` : found.fires_in === null ? null : seconds(found.fires_in));
     fact("Timeout", seconds(found.timeout));
@@ -931,6 +933,7 @@ function watchTheAsked() {
   const ask = () => {
     const uid = asked();
     asking.uid = uid || null;
+    asking.answer = null;
     wheel.found = null;
     if (!uid) return;
     input.value = uid;
@@ -955,12 +958,12 @@ function watchTheAsked() {
 /** Somebody who is online speaks on; what is said of them must not grow old. */
 function renewExplained() {
   const isOld = performance.now() - asking.at > EXPLAIN_MS;
-  if (asking.uid && asking.isOnline && isOld && link.state === "live" && !document.hidden) explain({ isNew: false });
+  if (asking.uid && asking.answer?.online && isOld && link.state === "live" && !document.hidden) explain({ isNew: false });
 }
 
 // --- the stream --------------------------------------------------------------------
 
-const link = { stream: null, state: "connecting", heard: 0, opened: 0, retry: 0 };
+const link = { stream: null, state: "connecting", heard: 0, opened: 0, retry: 0, wasLost: false };
 let latest = null;
 
 function connect() {
@@ -1024,6 +1027,7 @@ function setLink(state, text) {
 
 function lose() {
   wheel.stop();
+  link.wasLost = true;
   setLink("reconnecting", link.heard ? "reconnecting…" : "connecting…");
   tellSince();
 }
@@ -1039,8 +1043,12 @@ function tell(told) {
   const breach = latest && breachBetween(latest, told);
   const isNext = latest !== null && !breach;
   latest = told;
+  link.wasLost = false;
   link.heard = performance.now();
-  offset_s = told.utc_offset_s;
+  if (offset_s !== told.utc_offset_s) {
+    offset_s = told.utc_offset_s;
+    if (asking.answer) showExplained(asking.answer); // its times were of another clock
+  }
   setLink("live", "live");
   tellSince();
   if (told.at > end()) remember(told);
@@ -1057,8 +1065,10 @@ function tell(told) {
 /** What the feed cannot show between two summaries; nothing if they follow each other. */
 function breachBetween(before, told) {
   if (before.log !== told.log) return `A new log begins at ${clock(told.at)}.`;
-  if (told.at - before.at < QUIET_MS) return "";
-  return `Not connected from ${clock(before.at)} to ${clock(told.at)}; what happened then is in liveness log.`;
+  if (!link.wasLost) return "";
+  const written = told.seq - before.seq;
+  const meanwhile = written ? `; up to ${many(written, "record")} of then are not here, but in liveness log` : "";
+  return `Not connected from ${clock(before.at)} to ${clock(told.at)}${meanwhile}.`;
 }
 
 function watchTheLink() {
