@@ -46,7 +46,7 @@ APT := apt install git make python3-venv gcc python3-dev
 ASYNC := ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC112,ASYNC113,ASYNC120,ASYNC121
 ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231,ASYNC232,ASYNC400
 
-.PHONY: help setup demo serve test slow simulate mutants fuzz check audit bench performance lock clean
+.PHONY: help setup demo serve test slow simulate mutants fuzz check audit bench performance screenshots lock clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -90,6 +90,9 @@ bench: $(call READY,runtime)  ## The numbers, measured on this machine
 
 performance: $(call STAMP,dev)  ## The README's section of that name, from the reports committed
 	@exec $(VENV)/bin/python -m liveness.bench.performance
+
+screenshots: $(call READY,test)  ## The README's pictures of the live page (chromium; five minutes)
+	@exec $(VENV)/bin/python -m tests.screenshots $(ARGS)
 
 lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
 	@scratch=$$(mktemp -d)

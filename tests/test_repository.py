@@ -35,8 +35,8 @@ WANTED = {
     "requirements-audit.lock": GROUPS["audit"],
 }
 TARGETS = (
-    "audit bench check clean demo fuzz help lock mutants performance serve setup "
-    "simulate slow test"
+    "audit bench check clean demo fuzz help lock mutants performance screenshots "
+    "serve setup simulate slow test"
 )
 STEPS = ("check", "test", "mutants")
 

@@ -14,6 +14,7 @@ const FEED_ROWS = 200; // more than anybody reads; each is some elements
 const MOST_SECTORS = 120; // narrower ones could not be told apart
 const JUMPS_PER_S = 40; // dots that stand for those who spoke: more is a blur
 const LEAVES_PER_S = 24;
+const SECTORS_EVERY = 4; // frames: they change slowly, and are most of the work
 const MOST_DOTS = 160;
 const QUIET_MS = 3_500; // a summary comes each second: three were missed
 const LOST_MS = 10_000; // a connection that says nothing so long has died unnoticed
@@ -146,6 +147,8 @@ const wheel = {
   jobs: [], // dots to come, each with its moment
   dots: [],
   owed: { leaves: 0, comes: 0 },
+  frames: 0,
+  unpainted_s: 0, // since the sectors were painted
   chosen: null, // {place} where somebody points, {ahead} where the keys are
   found: null, // the place of the user who is explained
 
@@ -290,6 +293,11 @@ const wheel = {
   },
 
   paint(passed_s) {
+    this.paintSectors(passed_s);
+    this.paintHand();
+  },
+
+  paintSectors(passed_s) {
     const ease = passed_s ? 1 - Math.exp(-passed_s * 5) : 0;
     this.top += (Math.max(1, ...this.counts) - this.top) * ease;
     const gap = this.counts.length <= 60 ? 0.7 / INNER : 0;
@@ -305,6 +313,9 @@ const wheel = {
         class: [this.steps(n) === 1 && this.counts.length > 2 ? "near" : "", n === chosen ? "chosen" : ""].join(" ").trim(),
       });
     });
+  },
+
+  paintHand() {
     set(byId("hand"), { transform: `rotate(${((this.hand / (this.slots || 1)) * 360).toFixed(2)})` });
     const marker = byId("marker");
     set(marker, { visibility: this.found === null ? "hidden" : "visible" });
@@ -315,17 +326,21 @@ const wheel = {
   move(now, passed_s) {
     if (!this.slots) return;
     if (this.runs && !REDUCED.matches) {
-      const due = this.told.hand + (now - this.told.at) / 1000 / this.slot_s;
+      const place = this.told.hand + (now - this.told.at) / 1000 / this.slot_s;
       this.hand += passed_s / this.slot_s;
-      const off = mod(due - this.hand + this.slots / 2, this.slots) - this.slots / 2;
+      const off = mod(place - this.hand + this.slots / 2, this.slots) - this.slots / 2;
       // Small differences are made up for unseen; after a pause the hand is put right.
       this.hand = mod(this.hand + off * (Math.abs(off) * this.slot_s > 2 ? 1 : Math.min(1, 2 * passed_s)), this.slots);
-      while (this.jobs.length && this.jobs.some((job) => job.at <= now)) {
-        this.jobs = this.jobs.filter((job) => job.at > now || this.launch(job, now));
-      }
+      const due = this.jobs.filter((job) => job.at <= now);
+      if (due.length) this.jobs = this.jobs.filter((job) => job.at > now);
+      for (const job of due) this.launch(job, now);
     }
     this.fly(now);
-    this.paint(passed_s);
+    this.paintHand();
+    this.unpainted_s += passed_s;
+    if (++this.frames % SECTORS_EVERY) return;
+    this.paintSectors(this.unpainted_s);
+    this.unpainted_s = 0;
   },
 
   stop() {
@@ -349,9 +364,9 @@ const wheel = {
   tell(told = latest) {
     if (!told) return;
     const n = this.chosenSector();
-    const above = told.layers.slice(1).reduce((a, b) => a + b, 0);
+    const beyond = told.users - told.due - told.slot_users.reduce((a, b) => a + b, 0);
     let text = `${whole(told.slots)} slots of ${seconds(told.slot_s)}, a revolution is the timeout of ${seconds(told.timeout)}`;
-    if (above) text = `${text}; ${many(above, "user")} with more time in the layers above`;
+    if (beyond > 0) text = `${text}; ${many(beyond, "user")} have longer, and lie beyond`;
     if (n >= 0) {
       const [first, last] = [n * this.per, Math.min((n + 1) * this.per, this.slots) - 1];
       const to_go = mod(first - this.hand, this.slots) * this.slot_s;
@@ -899,7 +914,8 @@ async function explain({ isNew }) {
 
 function showExplained(found) {
   asking.answer = found;
-  wheel.found = found.online && !found.layer ? found.slot : null;
+  const isOnRing = found.online && found.slot !== null && found.fires_in <= (latest?.timeout ?? 0);
+  wheel.found = isOnRing ? found.slot : null;
   if (found.error) {
     byId("explained").replaceChildren(make("p", { class: "told" }, found.error));
     return;
@@ -1101,8 +1117,13 @@ charts.push(
   new Chart("chart-events", ["keepalive", "message", "login", "logout"], "areas"),
   new Chart("chart-offlines", ["silence", "logout", "gateway_lost"], "bars"),
 );
-const minutes = ["5 min ago", "4", "3", "2", "1", "now"].map((text) => make("span", {}, text));
-byId("chart-offlines").append(make("div", { class: "minutes", "aria-hidden": "true" }, ...minutes));
+const minutes = make("div", { class: "minutes", "aria-hidden": "true" });
+["5 min ago", "4", "3", "2", "1", "now"].forEach((text, n) => {
+  const label = make("span", {}, text);
+  label.style.setProperty("--at", `${20 * n}%`);
+  minutes.append(label);
+});
+byId("chart-offlines").append(minutes);
 buildLateness();
 watchTheRing();
 watchTheFeed();

@@ -1,0 +1,176 @@
+"""The README's pictures of the live page, taken of a real sidecar under real traffic.
+
+    python -m tests.screenshots [--minutes 5.2] [--users 40000]
+
+Users of three gateways speak every few seconds; some fall silent, log out, come back or
+move. Once the charts are full, Chromium takes the pictures into `deploy/screenshots`.
+"""
+
+import argparse
+import shutil
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from time import perf_counter, sleep
+from typing import Final
+
+from playwright.sync_api import Page, sync_playwright
+
+from liveness.client_sync import SyncSidecar, connect_sync
+from tests.e2e.sidecar import ROOT, Sidecar
+
+FOLDER: Final = ROOT / "deploy/screenshots"
+MOST_BYTES: Final = 150_000
+# Scheme, width, height, and device pixels to one of ours.
+LOOKS: Final = [
+    ("light", "light", 1200, 860, 1.0),
+    ("dark", "dark", 1200, 860, 1.0),
+    ("narrow", "light", 390, 780, 1.75),
+]
+TURN_S: Final = 0.1
+# Of 10,000 signs of life so many are a user's last for now, of each kind.
+SILENT, LOGOUT, MOVE = 4, 5, 2
+# A gateway's users, as a share of all, and how often they speak.
+GATEWAYS: Final = {
+    "gw-1": (0.5, (6.0, 14.0)),
+    "gw-2": (0.38, (6.0, 14.0)),
+    "gw-mobile": (0.12, (12.0, 24.0)),
+}
+
+
+class Traffic:
+    """Users that speak, each through its gateway at the time."""
+
+    def __init__(self, gateways: dict[str, SyncSidecar], users: int) -> None:
+        self._gateways = gateways
+        self._random = Random(1)
+        names = [*GATEWAYS]
+        shares = [share for share, _ in GATEWAYS.values()]
+        self._gateway = self._random.choices(names, shares, k=users)
+        self._turn = 0
+        self._agenda = defaultdict[int, list[tuple[int, bool]]](list)
+        for user in range(users):
+            self._gateways[self._gateway[user]].login(uid(user))
+            self._agenda[self._turns(self._pause_s(user))].append((user, False))
+
+    def go_on(self) -> None:
+        """Do what is to be done in one turn."""
+        self._turn += 1
+        for user, is_away in self._agenda.pop(self._turn, ()):
+            pause_s = self._speak(user, is_away=is_away)
+            is_away = pause_s < 0
+            self._agenda[self._turns(abs(pause_s))].append((user, is_away))
+
+    def _speak(self, user: int, *, is_away: bool) -> float:
+        """One sign of life; the pause until the next, negative to be away meanwhile."""
+        gateway = self._gateways[self._gateway[user]]
+        draw = self._random.randrange(10_000)
+        if is_away:
+            gateway.login(uid(user))
+        elif draw < SILENT:
+            gateway.keepalive(uid(user))
+            return -self._random.uniform(40, 70)
+        elif draw < SILENT + LOGOUT:
+            gateway.logout(uid(user))
+            return -self._random.uniform(5, 40)
+        elif draw < SILENT + LOGOUT + MOVE:
+            self._gateway[user] = self._random.choice([*GATEWAYS])
+            self._gateways[self._gateway[user]].login(uid(user))
+        elif draw % 6:
+            gateway.keepalive(uid(user))
+        else:
+            gateway.message(uid(user))
+        return self._pause_s(user)
+
+    def _pause_s(self, user: int) -> float:
+        return self._random.uniform(*GATEWAYS[self._gateway[user]][1])
+
+    def _turns(self, seconds: float) -> int:
+        return self._turn + max(1, round(seconds / TURN_S))
+
+
+def uid(user: int) -> str:
+    """A user's name."""
+    return f"user-{user:05}"
+
+
+def run(traffic: Traffic, is_over: threading.Event) -> None:
+    """Turn after turn, each at its time, until it is over."""
+    at = perf_counter()
+    while not is_over.is_set():
+        traffic.go_on()
+        at += TURN_S
+        sleep(max(0.0, at - perf_counter()))
+
+
+def take(address: str) -> Iterator[tuple[str, Page]]:
+    """The page as each picture shows it."""
+    arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+    chromium = shutil.which("chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
+
+        def opened(scheme: str, width: int, height: int, scale: float) -> Page:
+            page = browser.new_page(
+                viewport={"width": width, "height": height},
+                device_scale_factor=scale,
+                color_scheme=scheme,  # type: ignore[arg-type]  # one of two
+            )
+            page.goto(address)
+            page.locator("#link[data-state=live]").wait_for()
+            page.locator("#dots .fired").first.wait_for(state="attached")
+            return page
+
+        for name, scheme, width, height, scale in LOOKS:
+            page = opened(scheme, width, height, scale)
+            yield name, page
+            page.close()  # what nobody looks at takes no time from the sidecar
+        asked = opened("light", 1200, 860, 1.0)
+        silent = asked.locator("#records [data-reason=silence] a")
+        silent.first.click()
+        asked.locator("#explained .told").wait_for()
+        asked.evaluate("document.querySelector('.vitals').scrollIntoView()")
+        yield "questions", asked
+        browser.close()
+
+
+def main() -> int:
+    """Take them; 1 if one is too large for a repository."""
+    parser = argparse.ArgumentParser(prog="make screenshots")
+    parser.add_argument("--minutes", type=float, default=5.2)
+    parser.add_argument("--users", type=int, default=40_000)
+    asked = parser.parse_args()
+    FOLDER.mkdir(exist_ok=True)
+    is_over = threading.Event()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="l")))
+        sidecar = stack.enter_context(Sidecar(folder, 30)).start()
+        gateways = {
+            name: stack.enter_context(connect_sync(sidecar.socket, name=name))
+            for name in GATEWAYS
+        }
+        for gateway in gateways.values():
+            threading.Thread(
+                target=lambda it=gateway: [*it.ended()], daemon=True
+            ).start()
+        going = threading.Thread(
+            target=run, args=[Traffic(gateways, asked.users), is_over]
+        )
+        going.start()
+        stack.callback(going.join)
+        stack.callback(is_over.set)
+        is_over.wait(asked.minutes * 60)
+        sizes = {}
+        for name, page in take(f"http://{sidecar.line('ready')['http']}/"):
+            sizes[name] = len(page.screenshot(path=FOLDER / f"{name}.png"))
+            sys.stdout.write(f"{name}.png: {sizes[name]:,} bytes\n")
+    return int(max(sizes.values()) > MOST_BYTES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
