@@ -223,6 +223,29 @@ def test_what_the_sidecar_will_not_look_for_is_told_beside_the_filter(
     is_live(page)
 
 
+def test_a_user_is_explained_from_the_feed_and_by_address(
+    quick: Sidecar, open_page: Open, name: str
+) -> None:
+    page = open_page(quick)
+    is_live(page)
+    uid = f"who/{name}?#%"
+    arrive(quick, name, uid)
+    page.locator("#records [data-reason=silence] a", has_text=uid).click()
+    told = page.locator("#explained .told")
+    expect(told).to_contain_text(name)
+    expect(page.get_by_label("User", exact=True)).to_have_value(uid)
+    rows = page.locator("#explained .record")
+    expect(rows).to_have_count(2)
+    assert "1.0 s of silence, last login" in rows.first.inner_text()
+    # Whoever is given the address sees the same.
+    other = open_page(quick, page.url.partition("/#")[2].join(["#", ""]))
+    expect(other.locator("#explained .told")).to_contain_text(name)
+    other.get_by_label("User", exact=True).fill(f"nobody of {name}")
+    other.get_by_role("button", name="Explain").click()
+    expect(other.locator("#explained")).to_contain_text(f"nobody of {name}")
+    expect(other.locator("#explained .record")).to_have_count(0)
+
+
 def test_a_storm_is_told_with_what_to_do(start: Start, open_page: Open) -> None:
     settings = {"guard_least_users": 20, "guard_hold_s": 600}
     sidecar = start(1, guard_enabled="true", **settings)
