@@ -41,6 +41,7 @@ Open = Callable[..., Page]
 def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     assert chromium, "the page is tested in Debian's browser: apt install chromium"
+    expect.set_options(timeout=SOON_MS)
     arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=chromium, args=arguments)
@@ -93,7 +94,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
 
 
 def is_live(page: Page) -> None:
-    expect(page.locator("#link-told")).to_have_text("live", timeout=SOON_MS)
+    expect(page.locator("#link-told")).to_have_text("live")
 
 
 def arrive(sidecar: Sidecar, name: str, *uids: str | int) -> Client:
@@ -106,7 +107,7 @@ def arrive(sidecar: Sidecar, name: str, *uids: str | int) -> Client:
 def record(page: Page, uid: str) -> str:
     """How the feed shows the newest record of a user, once it does."""
     row = page.locator("#records .record", has=page.get_by_text(uid, exact=True))
-    return row.first.inner_text(timeout=SOON_MS)
+    return row.first.inner_text()
 
 
 def test_the_figures_move_with_real_traffic(
@@ -119,7 +120,7 @@ def test_the_figures_move_with_real_traffic(
     before = int((users.text_content() or "").replace(",", ""))
     hand = page.locator("#hand").get_attribute("transform")
     gateway = arrive(sidecar, name, *(f"{name}-{n}" for n in range(40)))
-    expect(users).to_have_text(str(before + 40), timeout=SOON_MS)
+    expect(users).to_have_text(str(before + 40))
     expect(page.locator("#hand")).not_to_have_attribute("transform", hand or "")
     row = page.locator("#gateways .row", has_text=name)
     expect(row).to_contain_text("40")
@@ -130,13 +131,13 @@ def test_the_figures_move_with_real_traffic(
     expect(plot.locator(".t-login")).to_have_attribute("d", re.compile("^M"))
     gateway.send("logout", [f"{name}-{n}" for n in range(30)])
     gateway.settle()
-    expect(users).to_have_text(str(before + 10), timeout=SOON_MS)
+    expect(users).to_have_text(str(before + 10))
     expect(row).to_contain_text("10")
     ready = page.locator("#ready")
     expect(ready).to_have_text("ready")
     expect(page).to_have_title(re.compile(f"^{before + 10} online "))
     gateway.close()
-    expect(row).to_contain_text("not connected", timeout=SOON_MS)
+    expect(row).to_contain_text("not connected")
 
 
 def test_a_silent_user_leaves_and_the_feed_says_why(
@@ -252,9 +253,7 @@ def test_a_storm_is_told_with_what_to_do(start: Start, open_page: Open) -> None:
     page = open_page(sidecar)
     arrive(sidecar, "gw 1's", *(f"u{n}" for n in range(40)))
     notice = page.locator(".notice", has_text="Storm guard holds 40 users")
-    expect(notice).to_contain_text(
-        "liveness guard release 'gw 1'\\\\''s'", timeout=SOON_MS
-    )
+    expect(notice).to_contain_text("liveness guard release 'gw 1'\\''s'")
     expect(page.locator("#gateways .row")).to_contain_text("held")
     assert page.title().startswith("(!) ")
 

@@ -82,9 +82,11 @@ function seconds(s) {
   return `${Math.floor(s / length)} ${unit}${rest ? ` ${rest} ${next[0]}` : ""}`;
 }
 
+const UNSEEN = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
+
 /** As the command line writes what no eye could tell apart, or would not see at all. */
 function visible(text) {
-  return text.replace(/[\p{C}\p{Zl}\p{Zp}\\]|(?! )\p{Zs}/gu, (one) => {
+  return text.replace(new RegExp(`${UNSEEN.source}|\\\\`, "gu"), (one) => {
     const code = one.codePointAt(0);
     if (one === "\\") return "\\\\";
     const [mark, digits] = code < 256 ? ["x", 2] : code < 65_536 ? ["u", 4] : ["U", 8];
@@ -108,10 +110,13 @@ function moment(ms) {
   return day === onHost(Date.now()).slice(0, 10) ? clock(ms) : `${day} ${clock(ms)}`;
 }
 
-/** A word for a POSIX shell. */
+/** A word for a shell; what cannot be seen is written as bash reads it. */
 function quoted(word) {
-  const plain = /^[\w.@%+=:,/-]+$/.test(word);
-  const safe = plain ? word : `'${word.replaceAll("'", "'\\''")}'`;
+  const isPlain = /^[\w.@%+=:,/-]+$/.test(word);
+  const code = (one) => `\\U${one.codePointAt(0).toString(16).padStart(8, "0")}`;
+  const isSeen = word.search(UNSEEN) < 0;
+  const escaped = isSeen ? word.replaceAll("'", "'\\''") : word.replace(/[\\']/g, "\\$&").replace(UNSEEN, code);
+  const safe = isPlain ? word : `${isSeen ? "" : "$"}'${escaped}'`;
   return word.startsWith("-") ? `-- ${safe}` : safe;
 }
 
@@ -574,6 +579,9 @@ function look(ms) {
 }
 
 function remember(told) {
+  // The clock of the host may be set back: what was later than now is no past.
+  const columns = [past.at, past.users, ...Object.values(past.events), ...Object.values(past.offlines)];
+  while (end() >= told.at) for (const column of columns) column.pop();
   const keep = (column, value) => {
     column.push(value);
     while (column.length > HISTORY_POINTS) column.shift();
@@ -745,7 +753,7 @@ function tellNotices(told) {
   if (told.log_failure) wanted.push(["log", "alert", "The log is not written", `${told.log_failure}. Nothing is told until it is; see “When something is wrong” in README.`]);
   const most = 5; // of storms, the largest first; /v1/guard has all
   for (const { gateway, users, left_s } of told.storms.slice(0, most)) {
-    wanted.push([`storm ${gateway}`, "", `Storm guard holds ${many(users, "user")}`, "of ", named(gateway), `, all due at once, for ${seconds(Math.ceil(left_s))} more at most. Is that gateway well? To have them judged now: `, make("code", {}, `liveness guard release ${visible(quoted(gateway))}`)]);
+    wanted.push([`storm ${gateway}`, "", `Storm guard holds ${many(users, "user")}`, "of ", named(gateway), `, all due at once, for ${seconds(Math.ceil(left_s))} more at most. Is that gateway well? To have them judged now: `, make("code", {}, `liveness guard release ${quoted(gateway)}`)]);
   }
   const more = told.storms.length - most + (told.storms_more ?? 0);
   if (more > 0) wanted.push(["storms", "", `${many(more, "more storm")}`, "are on: see /v1/guard, and ", make("code", {}, "liveness status")]);
@@ -1067,7 +1075,7 @@ function tell(told) {
   }
   setLink("live", "live");
   tellSince();
-  if (told.at > end()) remember(told);
+  remember(told);
   wheel.take(told, isNext);
   tellNotices(told);
   tellHead(told);
