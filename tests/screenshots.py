@@ -1,6 +1,6 @@
 """The README's pictures of the live page, taken of a real sidecar under real traffic.
 
-    python -m tests.screenshots [--minutes 5.2] [--users 40000]
+    python -m tests.screenshots [--minutes 5.2] [--users 20000]
 
 Users of three gateways speak every few seconds; some fall silent, log out, come back or
 move. Once the charts are full, Chromium takes the pictures into `deploy/screenshots`.
@@ -33,6 +33,8 @@ LOOKS: Final = [
     ("narrow", "light", 390, 780, 1.75),
 ]
 TURN_S: Final = 0.1
+# More often than the default second, so that each second has its share of reports.
+FLUSH_S: Final = 0.2
 # Of 10,000 signs of life so many are a user's last for now, of each kind.
 SILENT, LOGOUT, MOVE = 4, 5, 2
 # A gateway's users, as a share of all, and how often they speak.
@@ -143,13 +145,13 @@ def main() -> int:
     """Take them; 1 if one is too large for a repository."""
     parser = argparse.ArgumentParser(prog="make screenshots")
     parser.add_argument("--minutes", type=float, default=5.2)
-    parser.add_argument("--users", type=int, default=40_000)
+    parser.add_argument("--users", type=int, default=20_000)
     asked = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     is_over = threading.Event()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="l")))
-        sidecar = stack.enter_context(Sidecar(folder, 30)).start()
+        sidecar = stack.enter_context(Sidecar(folder, 30, flush_s=FLUSH_S)).start()
         gateways = {
             name: stack.enter_context(connect_sync(sidecar.socket, name=name))
             for name in GATEWAYS
