@@ -46,7 +46,7 @@ APT := apt install git make python3-venv gcc python3-dev
 ASYNC := ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC112,ASYNC113,ASYNC120,ASYNC121
 ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231,ASYNC232,ASYNC400
 
-.PHONY: help setup demo serve test slow simulate mutants fuzz check audit bench performance screenshots lock clean
+.PHONY: help setup demo serve test slow simulate mutants fuzz check audit bench performance dashboard screenshots lock clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -80,7 +80,7 @@ check: $(call READY,dev)  ## Lint, format, types
 	@$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
-	$(VENV)/bin/flake8 --select $(ASYNC) liveness tests
+	$(VENV)/bin/flake8 --select $(ASYNC) liveness tests grafana
 
 audit: $(call READY,audit)  ## Vulnerabilities and licences of what is locked, secrets (network)
 	@exec $(VENV)/bin/python -m tests.audit
@@ -93,6 +93,9 @@ performance: $(call STAMP,dev)  ## The README's section of that name, from the r
 
 screenshots: $(call READY,test)  ## The README's pictures of the live page (chromium; five minutes)
 	@exec $(VENV)/bin/python -m tests.screenshots $(ARGS)
+
+dashboard: $(call STAMP,test)  ## Grafana's dashboard, from the code beside it
+	@exec $(VENV)/bin/python -m grafana.dashboard
 
 lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
 	@scratch=$$(mktemp -d)
@@ -114,7 +117,7 @@ lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
 clean:  ## Remove the virtual environment and what tools left behind
 	@if [ -e $(VENV)/install.log ]; then rm -rf $(VENV); fi
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage liveness/core/_*.so
-	find liveness tests -name __pycache__ -prune -exec rm -rf {} +
+	find liveness tests grafana -name __pycache__ -prune -exec rm -rf {} +
 
 # The install log doubles as the mark of a folder that is ours to empty.
 define TELL

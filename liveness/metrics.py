@@ -178,6 +178,7 @@ class Now:
     timers: dict[str, int]
     timers_loaded: int
     timer_attempts: dict[str, int]
+    is_ready: bool
     version: str
     wheel: str
 
@@ -332,6 +333,9 @@ class Collector:
             "Runs of timers that ended, and answers that came too late.",
             "result",
             now.timer_attempts,
+        )
+        yield GaugeMetricFamily(
+            "liveness_ready", "1 while /readyz says ready, else 0.", now.is_ready
         )
         yield InfoMetricFamily(
             "liveness_build",

@@ -35,8 +35,8 @@ WANTED = {
     "requirements-audit.lock": GROUPS["audit"],
 }
 TARGETS = (
-    "audit bench check clean demo fuzz help lock mutants performance screenshots "
-    "serve setup simulate slow test"
+    "audit bench check clean dashboard demo fuzz help lock mutants performance "
+    "screenshots serve setup simulate slow test"
 )
 STEPS = ("check", "test", "mutants")
 
@@ -206,6 +206,7 @@ def test_the_second_set_up_finds_everything_there(copy: Copy) -> None:
         ("bench", "requirements.lock"),
         ("test", "requirements-test.lock"),
         ("slow", "requirements-test.lock"),
+        ("dashboard", "requirements-test.lock"),
         ("check", "requirements-dev.lock"),
         ("performance", "requirements-dev.lock"),
         ("fuzz", "requirements-fuzz.lock"),

@@ -56,6 +56,7 @@ def scraped() -> bytes:
         timers={},
         timers_loaded=0,
         timer_attempts={},
+        is_ready=True,
         version="0.1.0",
         wheel="reference",
     )

@@ -480,6 +480,7 @@ class Sidecar:
             timers=dict(self.timetable.states),
             timers_loaded=self.timetable.loaded,
             timer_attempts=dict(self.timetable.results),
+            is_ready=not self._why_not_ready(),
             version=__version__,
             wheel=WHEEL,
         )

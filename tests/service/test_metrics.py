@@ -45,6 +45,7 @@ NOW = Now(
     timers={"pending": 5},
     timers_loaded=3,
     timer_attempts={"late": 6},
+    is_ready=True,
     version="1.2.3",
     wheel="reference",
 )

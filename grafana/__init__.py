@@ -1,0 +1,1 @@
+"""The Grafana dashboard, and the few lines that build it."""

@@ -1,0 +1,642 @@
+"""The Grafana dashboard, as code: `make dashboard` writes `grafana/liveness.json`.
+
+Read from the top: is it well, who is online, was anybody told late; then, row by row,
+what may be the cause. Every panel says what it shows and what to do about it.
+
+The expressions use the sidecar's own metrics and no recording rule, so the dashboard
+works without the rules of `deploy/prometheus`.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from grafana_foundation_sdk.builders import (
+    barchart,
+    common,
+    heatmap,
+    prometheus,
+    stat,
+    timeseries,
+)
+from grafana_foundation_sdk.builders import dashboard as build
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models.common import (
+    HeatmapCellLayout,
+    LegendDisplayMode,
+    LegendPlacement,
+)
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from grafana.panels import (
+    BLUE,
+    DATASOURCE,
+    GREEN,
+    HERE,
+    ORANGE,
+    RED,
+    THROUGH,
+    by,
+    curves,
+    figure,
+    increase,
+    promised,
+    quantile,
+    query,
+    rate,
+    seldom,
+    stacked,
+    steps,
+)
+
+FILE: Final = Path(__file__).with_name("liveness.json")
+UID: Final = "liveness"  # links to the dashboard hold it: it never changes
+
+OFFLINE: Final = "liveness_offline_lateness_seconds"
+DECIDED: Final = f'{HERE},stage="decided"'
+PROMISE_S: Final = 0.05  # decided, p99: the README's second promise
+COMMIT: Final = "liveness_log_commit_seconds"
+TIMER: Final = "liveness_timer_lateness_seconds"
+
+Panel = barchart.Panel | heatmap.Panel | stat.Panel | timeseries.Panel
+
+
+def at_a_glance() -> list[Panel]:
+    """The top, without a title: whether it is well, in six figures."""
+    words = {
+        "1": model.ValueMappingResult(text="ready", color=GREEN),
+        "0": model.ValueMappingResult(text="not ready", color=RED),
+    }
+    return [
+        figure(
+            "Ready",
+            "Whether every sidecar answers and is ready: it listens, its hand moves, log "
+            "and timers can be written. If not, `liveness status` on its host says why; "
+            "see LivenessDown and LivenessNotReady in the README.",
+            f"min(liveness_ready{{{HERE}}} or up{{{HERE}}})",
+        ).mappings([model.ValueMap(options=words)]),
+        figure(
+            "Users online",
+            "Users with a session now. A step down is a gateway that has lost its users, "
+            "or that left: Users by gateway shows which.",
+            f"sum(liveness_users_online{{{HERE}}})",
+        ),
+        figure(
+            "Offlines a second",
+            "Sessions that end, for whatever reason. Compare with what is usual at this "
+            "hour; a step up is explained by Sessions ended.",
+            rate("", "liveness_offline_total"),
+            "cps",
+            decimals=1,
+        ),
+        figure(
+            "Decided within (p99)",
+            "99 of 100 silent users were found to be so within this time after their "
+            "deadline; 50 ms is promised. Empty while nobody falls silent. If it is "
+            "more: is the processor used up (Processor), or the host (Time unattended)?",
+            quantile(0.99, OFFLINE, over=DECIDED),
+            "s",
+            decimals=3,
+        ).thresholds(steps((PROMISE_S, ORANGE), (10 * PROMISE_S, RED))),
+        figure(
+            "Early offlines",
+            "Users reported silent before their whole timeout, since the start. It must "
+            "be 0. One is a fault of the sidecar: see LivenessEarlyOffline in the README.",
+            f"sum(liveness_early_offline_total{{{HERE}}})",
+        ).thresholds(steps((1, RED))),
+        figure(
+            "Unattended",
+            "Of the time that is shown, that in which a sidecar did not run or did not "
+            "read; it counts for nobody's silence. Some ms are nothing. Seconds are a "
+            "stopped process, a frozen host, or a disk that does not keep up.",
+            f"sum(increase(liveness_unattended_seconds_total{{{HERE}}}[$__range]))",
+            "s",
+            decimals=1,
+        ).thresholds(steps((1, ORANGE), (30, RED))),
+    ]
+
+
+def users() -> list[Panel]:
+    """Who is online, who comes, who goes and why."""
+    return [
+        curves(
+            "Users by sidecar",
+            "Sessions at each sidecar. They follow the hour of the day; a restart leaves "
+            "them as they were.",
+            query(by("instance", "liveness_users_online")),
+            width=12,
+        ),
+        curves(
+            "Users by gateway",
+            "Sessions through each gateway; those after the first 64 are `other`. One "
+            "that drops alone has a trouble of its own, all at once share a network.",
+            query(by("gateway", "liveness_gateway_users", THROUGH)),
+            width=12,
+        ),
+        curves(
+            "Sessions ended",
+            "By reason. silence: nothing was heard for the whole timeout. logout: the "
+            "gateway said so. gateway_lost: silence while the gateway was gone or mute. "
+            "moved: a newer connection took over. Much gateway_lost is about gateways, "
+            "not users; a burst of silence is a network: see LivenessMassOffline.",
+            query(rate("reason", "liveness_offline_total")),
+            query(rate("", "liveness_moved_total"), "moved"),
+            unit="cps",
+            coloured=("silence", "logout", "gateway_lost", "moved"),
+        ),
+        curves(
+            "Sessions begun",
+            "By reason. login: the gateway said so. keepalive, message: a sign of life "
+            "of a user who was offline by then. Many of these: the timeout is too short "
+            "for how often users speak, and they flap.",
+            query(rate("reason", "liveness_online_total")),
+            unit="cps",
+            coloured=("login", "keepalive", "message"),
+        ),
+        curves(
+            "Events received",
+            "What gateways report; signs of life are most of it. If it stops while users "
+            "are online, gateways hang or have no link: see Links.",
+            query(rate("event", "liveness_events_total")),
+            unit="cps",
+            coloured=("login", "keepalive", "message", "logout"),
+        ),
+        seldom(
+            curves(
+                "Events ignored",
+                "Events that changed nothing: of an older connection (older, "
+                "other_conn), of a gateway that does not have the user (other_gateway), "
+                "of somebody who is offline, or without room (no_room). Some after a "
+                "move are right; no_room is limits.max_users or "
+                "limits.max_gateway_users.",
+                query(f"{rate('why', 'liveness_events_ignored_total')} > 0"),
+                unit="cps",
+                width=24,
+            ).height(6)
+        ),
+    ]
+
+
+def lateness() -> list[Panel]:
+    """From a silent user's deadline to each stage of its offline."""
+    buckets = increase("le", f"{OFFLINE}_bucket", DECIDED)
+    heat = (
+        heatmap.Panel()
+        .title("Decided after the deadline")
+        .description(
+            "How many offlines were decided how long after the deadline. Nearly all "
+            "belong below 50 ms. A band high above is a burst, a stop of the process, or "
+            "users who came due while the disk was behind."
+        )
+        .datasource(DATASOURCE)
+        .height(9)
+        .span(12)
+        .calculate(False)
+        .color(
+            heatmap.HeatmapColorOptions()
+            .mode(HeatmapColorMode.SCHEME)
+            .scheme("Oranges")
+            .steps(64)
+        )
+        .cell_gap(1)
+        .rows_frame(heatmap.RowsHeatmapOptions().layout(HeatmapCellLayout.AUTO))
+        .y_axis(heatmap.YAxisConfig().unit("s"))
+        .show_y_histogram()
+        .show_legend()
+        .with_target(query(buckets, "{{le}}").format(PromQueryFormat.HEATMAP))
+    )
+    stages = curves(
+        "Lateness by stage",
+        "decided: the sidecar knew. durable: it was on disk. sent: it was given to the "
+        "gateway's socket. The dashed line is what is promised of decided p99. durable "
+        "far above decided: the disk (Time of a commit). sent far above durable: a "
+        "gateway that does not read (Unacknowledged).",
+        query(quantile(0.5, OFFLINE, "stage"), "{{stage}} p50"),
+        query(quantile(0.99, OFFLINE, "stage"), "{{stage}} p99"),
+        unit="s",
+        width=12,
+        coloured=(
+            "decided p50",
+            "decided p99",
+            "durable p50",
+            "durable p99",
+            "sent p50",
+            "sent p99",
+        ),
+    )
+    return [heat, promised(stages, PROMISE_S).height(9)]
+
+
+def wheel() -> list[Panel]:
+    """The ring, its hand, and the time that counts for nobody."""
+    return [
+        _slots(),
+        curves(
+            "Hand lag",
+            "By how much the next turn of the hand was overdue when it was asked. Some "
+            "ms are a busy pass. More, again and again, is a process that does not keep "
+            "up: see Processor, and Events received.",
+            query(by("instance", "liveness_hand_lag_seconds")),
+            unit="s",
+            width=6,
+        ),
+        curves(
+            "Time unattended",
+            "Share of the time in which the sidecar did not run or did not read. It "
+            "counts for nobody's silence, so offlines come that much later. Look for a "
+            "stopped process, a paused or crowded host, a quota, a disk far behind.",
+            query(rate("instance", "liveness_unattended_seconds_total")),
+            unit="percentunit",
+            width=6,
+        ),
+    ]
+
+
+def _slots() -> barchart.Panel:
+    def retyped(kind: str) -> model.DataTransformerConfig:
+        conversions = [{"targetField": "slot", "destinationType": kind}]
+        options = {"fields": {}, "conversions": conversions}
+        return model.DataTransformerConfig("convertFieldType", options=options)
+
+    # Labels are text, and come in no order.
+    in_order = [
+        model.DataTransformerConfig(
+            "organize", options={"excludeByName": {"Time": True}}
+        ),
+        retyped("number"),
+        model.DataTransformerConfig(
+            "sortBy", options={"fields": {}, "sort": [{"field": "slot"}]}
+        ),
+        retyped("string"),
+    ]
+    return (
+        barchart.Panel()
+        .title("Users due in each slot")
+        .description(
+            "The ring as it is now: users by the slot in which they come due if they say "
+            "nothing more. It should be about even, with a heap that wanders where many "
+            "logged in at once. A heap that stays in one slot is held: see Held."
+        )
+        .datasource(DATASOURCE)
+        .height(8)
+        .span(12)
+        .x_field("slot")
+        .bar_width(0.9)
+        .fill_opacity(70)
+        .line_width(0)
+        .min(0)
+        .color_scheme(
+            build.FieldColor().mode(model.FieldColorModeId.FIXED).fixed_color(BLUE)
+        )
+        .legend(
+            common.VizLegendOptions()
+            .display_mode(LegendDisplayMode.HIDDEN)
+            .placement(LegendPlacement.BOTTOM)
+            .show_legend(False)
+        )
+        .transformations(in_order)
+        .with_target(
+            prometheus.Dataquery()
+            .expr(by("slot", "liveness_wheel_slot_users"))
+            .datasource(DATASOURCE)
+            .ref_id("A")
+            .format(PromQueryFormat.TABLE)
+            .instant()
+        )
+    )
+
+
+def gateways() -> list[Panel]:
+    """Links, and who is told what."""
+    return [
+        curves(
+            "Links",
+            "Connected gateways and watchers, and those of the watchers that read "
+            "everyone's feed. If a gateway is missing: does it run, and what does its "
+            "log say? Its users are held, and then gateway_lost.",
+            query(by("role", "liveness_links")),
+            query(f"sum(liveness_feed_watchers{{{HERE}}})", "read the feed"),
+        ),
+        curves(
+            "Unacknowledged",
+            "Records that a gateway was sent and has not acknowledged, at most "
+            "limits.window. It returns to 0 where all is well. One that stays high does "
+            "not work off its notices: restart it; nothing is lost, they come again.",
+            query(by("gateway", "liveness_link_unacked", THROUGH)),
+        ),
+        curves(
+            "Records sent and acknowledged",
+            "They go together. More sent than acknowledged: gateways fall behind, or "
+            "reconnect and are sent the same again.",
+            query(rate("", "liveness_notices_sent_total"), "sent"),
+            query(rate("", "liveness_notices_acked_total"), "acknowledged"),
+            unit="cps",
+        ),
+    ]
+
+
+def holds() -> list[Panel]:
+    """Users who are due and not judged yet."""
+    return [
+        stacked(
+            curves(
+                "Held",
+                "Due users who are not judged yet. away: their gateway has no link, and "
+                "time to come back. mute: it promised ping and is silent. unread: its "
+                "socket has not been read empty. storm: the guard waits for a person, "
+                "`liveness guard release`.",
+                query(by("why", "liveness_users_held")),
+                width=16,
+                coloured=("away", "mute", "unread", "storm"),
+            )
+        ),
+        seldom(
+            curves(
+                "Storms",
+                "How often too many users of a gateway came due at once, and were held. "
+                "The sidecar's log names the gateway and the likely cause.",
+                query(f"{increase('instance', 'liveness_storms_total')} > 0"),
+            )
+        ),
+    ]
+
+
+def log() -> list[Panel]:
+    """What is on disk, and how it gets there."""
+    return [
+        curves(
+            "Records written",
+            "Records that came to disk. If it stops while Records waiting grows, the "
+            "disk does not write.",
+            query(
+                f"sum by (instance) (deriv(liveness_log_seq{{{HERE}}}[$__rate_interval]))"
+            ),
+            unit="cps",
+            width=6,
+        ),
+        curves(
+            "Records waiting",
+            "Decided and not on disk yet, so not told either. It returns to 0 within a "
+            "second. At limits.pause_firing offlines judging slows down, at "
+            "limits.pause_reading records reading stops.",
+            query(by("instance", "liveness_log_pending")),
+            width=6,
+        ),
+        curves(
+            "Time of a commit",
+            "How long the disk takes for one commit, with its sync. It is part of every "
+            "record's way. Tens of ms are a slow or shared disk: put the state on a "
+            "better one (state.dir).",
+            query(quantile(0.5, COMMIT), "p50"),
+            query(quantile(0.99, COMMIT), "p99"),
+            unit="s",
+            width=6,
+        ),
+        curves(
+            "Log size",
+            "Bytes of the database in use. It levels off at state.retention_s or "
+            "state.retention_bytes, whichever is met first; leave some room above that.",
+            query(by("instance", "liveness_log_bytes")),
+            unit="bytes",
+            width=6,
+        ),
+        seldom(
+            curves(
+                "Failed writes",
+                "Tries to write to the disk that failed, of the log or of the timers. "
+                "Nothing is dropped, and it is tried again every second: make room or "
+                "mend the disk. See LivenessWritesFail in the README.",
+                query(f"{rate('what', 'liveness_write_failures_total')} > 0"),
+                unit="cps",
+                width=24,
+            ).height(6)
+        ),
+    ]
+
+
+def timers() -> list[Panel]:
+    """What was asked to happen later."""
+    return [
+        curves(
+            "Timers by state",
+            "pending and fired are alive; the others have ended, and are kept for a "
+            "while. If failed grows, `liveness timers list --state failed` tells which "
+            "and why. Many fired: gateways do not answer.",
+            query(by("state", "liveness_timers")),
+            width=6,
+            coloured=("pending", "fired", "done", "failed", "cancelled", "replaced"),
+        ),
+        curves(
+            "Timers in memory",
+            "Those of the coming hour, at about 130 bytes each and at most "
+            "timers.max_loaded; the others stay on disk for longer.",
+            query(by("instance", "liveness_timers_loaded")),
+            width=6,
+        ),
+        curves(
+            "Runs of timers",
+            "By result. done and fail are the gateway's answers; unanswered had none "
+            "within timers.run_timeout_s; late is an answer after that. Much fail or "
+            "unanswered is work of the gateway that does not succeed.",
+            query(rate("result", "liveness_timer_attempts_total")),
+            unit="cps",
+            width=6,
+            coloured=("done", "fail", "unanswered", "late"),
+        ),
+        curves(
+            "Timer lateness",
+            "From a timer's due moment to its firing. After a downtime it is as long as "
+            "that, once. Otherwise more than some tens of ms is a disk or a process that "
+            "does not keep up.",
+            query(quantile(0.5, TIMER), "p50"),
+            query(quantile(0.99, TIMER), "p99"),
+            unit="s",
+            width=6,
+        ),
+    ]
+
+
+def refusals() -> list[Panel]:
+    """What was refused, and which bounds were met. Nothing here is good news."""
+    return [
+        seldom(
+            curves(
+                "Frames refused",
+                "Frames and links refused, by error code. bad-… and unknown-frame: a "
+                "fault in a gateway. not-allowed: who connects is not in [access]. "
+                "replaced: two processes share a name. The sidecar's log says who.",
+                query(f"{rate('code', 'liveness_frames_refused_total')} > 0"),
+                unit="cps",
+                width=6,
+            )
+        ),
+        seldom(
+            curves(
+                "HTTP refused",
+                "Connections and requests refused, by door and reason: the README "
+                "explains each under HTTP. token and tries: a program with an old token, "
+                "or somebody who guesses.",
+                query(
+                    f"{rate('door, why', 'liveness_http_refused_total')} > 0",
+                    "{{door}}: {{why}}",
+                ),
+                unit="reqps",
+                width=6,
+            )
+        ),
+        seldom(
+            curves(
+                "Limits met",
+                "How often a bound was met; each is the setting of that name. Raise it "
+                "if the load is right, or look for who causes it.",
+                query(f"{rate('limit', 'liveness_limits_met_total')} > 0"),
+                unit="cps",
+                width=6,
+            )
+        ),
+        seldom(
+            curves(
+                "Accepts put off",
+                "Tries to accept a connection for which there was no descriptor or "
+                "memory; who connects waits. Raise the limit of open files: see "
+                "Descriptors.",
+                query(f"{rate('socket', 'liveness_accepts_put_off_total')} > 0"),
+                unit="cps",
+                width=6,
+            )
+        ),
+    ]
+
+
+def process() -> list[Panel]:
+    """What it takes of the machine."""
+    return [
+        curves(
+            "Processor",
+            "Share of a core. The hand is one thread: near 100 % it falls behind, and "
+            "Hand lag grows. Have gateways collect for as long as `welcome` allows, and "
+            "send batches.",
+            query(rate("instance", "process_cpu_seconds_total")),
+            unit="percentunit",
+            width=6,
+        ),
+        curves(
+            "Memory",
+            "Resident memory: some 50 MB, and some 130 bytes for each user and for each "
+            "timer in memory.",
+            query(by("instance", "process_resident_memory_bytes")),
+            unit="bytes",
+            width=6,
+        ),
+        curves(
+            "Descriptors",
+            "Open files and sockets, and the most there may be. Each link and each HTTP "
+            "connection takes one. Close to it: raise the limit of open files, or find "
+            "who connects so often.",
+            query(by("instance", "process_open_fds")),
+            query(by("instance", "process_max_fds"), "{{instance}} at most"),
+            width=6,
+        ),
+        curves(
+            "Uptime",
+            "Time since the start, with version and wheel. A saw-tooth is a process that "
+            "ends again and again: its log says why. The wheel `reference` is slower: "
+            "`liveness version` says what is missing.",
+            query(
+                f"(time() - process_start_time_seconds{{{HERE}}}) * on (instance, job) "
+                f"group_left (version, wheel) liveness_build_info{{{HERE}}}",
+                "{{instance}} {{version}} {{wheel}}",
+            ),
+            unit="s",
+            width=6,
+        ),
+    ]
+
+
+ROWS: Final = {
+    "Users": users,
+    "Lateness": lateness,
+    "Wheel": wheel,
+    "Gateways and watchers": gateways,
+    "Holds and storms": holds,
+    "Log": log,
+    "Timers": timers,
+    "Refusals and limits": refusals,
+    "Process": process,
+}
+
+
+def dashboard() -> model.Dashboard:
+    """All of it."""
+    board = (
+        build.Dashboard("liveness")
+        .uid(UID)
+        .description("Who is online, who has fallen silent, and whether that is told.")
+        .tags(["liveness"])
+        .editable()
+        .tooltip(model.DashboardCursorSync.CROSSHAIR)
+        .time("now-1h", "now")
+        .refresh("30s")
+        .timezone("browser")
+        .annotation(
+            build.AnnotationQuery()
+            .name("Alerts")
+            .datasource(DATASOURCE)
+            .enable(True)
+            .icon_color(RED)
+            .expr(f'ALERTS{{alertname=~"Liveness.+",alertstate="firing",{HERE}}}')
+        )
+        .with_variable(
+            build.DatasourceVariable("datasource")
+            .label("Data source")
+            .type("prometheus")
+        )
+        .with_variable(
+            _choice(
+                "instance", "Sidecar", "label_values(liveness_build_info, instance)"
+            )
+        )
+        .with_variable(
+            _choice(
+                "gateway",
+                "Gateway",
+                f"label_values(liveness_gateway_users{{{HERE}}}, gateway)",
+            ).all_value(".*")  # so that one that has just come is not left out
+        )
+    )
+    for panel in at_a_glance():
+        board.with_panel(panel)
+    for title, panels in ROWS.items():
+        board.with_row(build.Row(title))
+        for panel in panels():
+            board.with_panel(panel)
+    built = board.build()
+    for place, one in enumerate(built.panels or [], 1):
+        one.id_val = place  # links to a panel hold it
+    return built
+
+
+def _choice(name: str, label: str, values: str) -> build.QueryVariable:
+    return (
+        build.QueryVariable(name)
+        .label(label)
+        .datasource(DATASOURCE)
+        .query({"query": values, "refId": name})
+        .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(model.VariableSort.NATURAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .current(model.VariableOption(selected=True, text=["All"], value=["$__all"]))
+    )
+
+
+def text() -> str:
+    """The dashboard as the file has it."""
+    encoder = JSONEncoder(sort_keys=True, indent=2, ensure_ascii=False)
+    return encoder.encode(dashboard()) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text())
+    print(f"liveness: {FILE} is written")
