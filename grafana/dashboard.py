@@ -234,9 +234,10 @@ def wheel() -> list[Panel]:
         _slots(),
         curves(
             "Hand lag",
-            "By how much the next turn of the hand was overdue when it was asked. Some "
-            "ms are a busy pass. More, again and again, is a process that does not keep "
-            "up: see Processor, and Events received.",
+            "By how much a turn of the hand was overdue, at most, within the last 15 to "
+            "30 s. Some ms are a busy pass. Much, again and again, is a process that "
+            "does not keep up: see Processor, and Events received. A single step is a "
+            "stop of the process: see Time unattended.",
             query(by("instance", "liveness_hand_lag_seconds")),
             unit="s",
             width=6,

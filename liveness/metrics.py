@@ -222,7 +222,7 @@ class Collector:
         )
         yield GaugeMetricFamily(
             "liveness_hand_lag_seconds",
-            "How far the hand is behind where it should be.",
+            "How far the hand was behind where it should be, at most, within 15 to 30 s.",
             now.hand_lag_s,
         )
         yield CounterMetricFamily(

@@ -93,3 +93,36 @@ class AttendedClock:
         stood = mono - self.stands_since
         if stood >= (self._settle if all_read else self._patience):
             self.stands_since = None
+
+
+class Highest:
+    """The highest of what was noted of late, for who asks only now and then.
+
+    A value is shown for one span at least and for two at most; nothing is kept but the
+    highest of this span and of the one before it.
+
+    Args:
+        span: Seconds, no less than who asks lets pass in between.
+    """
+
+    def __init__(self, span: float) -> None:
+        self._span = span
+        self._number = 0
+        self._this = self._before = 0.0
+
+    def note(self, value: float, mono: float) -> None:
+        """Note a value, which is 0 or more, at a time that never goes back."""
+        self._go_on(mono)
+        self._this = max(self._this, value)
+
+    def of_late(self, mono: float) -> float:
+        """The highest of those noted within the last span or two; 0 if there is none."""
+        self._go_on(mono)
+        return max(self._this, self._before)
+
+    def _go_on(self, mono: float) -> None:
+        number = int(mono // self._span)
+        if number > self._number:
+            is_next = number == self._number + 1
+            self._before = self._this if is_next else 0.0
+            self._number, self._this = number, 0.0

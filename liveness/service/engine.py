@@ -13,7 +13,7 @@ import structlog
 
 from liveness.build import Reader
 from liveness.core.cadence import TIMES
-from liveness.core.clock import AttendedClock
+from liveness.core.clock import AttendedClock, Highest
 from liveness.core.frames import bad_uid_text
 from liveness.core.gateways import DISK, STANDS, Gateway
 from liveness.core.guard import Begun, Storm
@@ -71,6 +71,8 @@ GATHER_S: Final = 0.020
 LEAST_SLEEP_S: Final = 0.0005
 # Due users that wait for their gateway are looked at this often.
 HELD_SLEEP_S: Final = 0.05
+# How late a turn was is shown for so long: Prometheus asks every 15 s as a rule.
+LAG_SHOWN_S: Final = 15.0
 # Longest sleep: of a longer one, time away from the machine could not be told.
 MOST_SLEEP_S: Final = 1.0
 
@@ -140,6 +142,7 @@ class Engine:
         self.timers_unread: str | None = None  # why the table cannot be read
         self.turned_at = clock.mono()
         self._turns_at = self.turned_at  # the next turn, unless one is wanted before
+        self._lags = Highest(LAG_SHOWN_S)
         self._attended = attended
         self._clock = clock
         self._journal = journal
@@ -179,8 +182,12 @@ class Engine:
 
     @property
     def hand_lag(self) -> float:
-        """Seconds by which the next turn is overdue."""
-        return max(0.0, self._clock.mono() - self.turned_at - self._asked)
+        """Most seconds by which a turn was overdue, of late, or is by now.
+
+        Whoever asks is served between turns, so that now there is hardly ever any.
+        """
+        mono = self._clock.mono()
+        return max(mono - self._turns_at, self._lags.of_late(mono), 0.0)
 
     def converse(self) -> Link:
         """Make the state machine of a new link."""
@@ -190,8 +197,9 @@ class Engine:
         """Start to listen. A restart is an absence: where there are users already,
         their gateways get time to connect before anyone is judged.
         """
+        self._turns_at = self._clock.mono()
         if len(self.presence):
-            self._attended.stand(self._clock.mono())
+            self._attended.stand(self._turns_at)
 
     def readable(self, link: SocketLink) -> None:
         """Note that a link has something to read."""
@@ -210,6 +218,7 @@ class Engine:
     def turn(self) -> float:
         """Make one pass; return the monotonic second at which to make the next."""
         mono = self._clock.mono()
+        self._lags.note(max(0.0, mono - self._turns_at), mono)
         stood_since = self._attended.stands_since
         now = self._attended.turn(
             mono=mono, cpu=self._clock.cpu(), asked=self._asked, deaf=self._is_deaf

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveness.core.clock import LONG_ABSENCE_S, SLACK_S, AttendedClock
+from liveness.core.clock import LONG_ABSENCE_S, SLACK_S, AttendedClock, Highest
 from tests.strategies import BOUNDED
 
 SETTLE_S, PATIENCE_S = 2.0, 10.0
+SPAN_S = 5.0
 
 
 def clock_at(mono: float, cpu: float = 0.0) -> AttendedClock:
@@ -146,3 +147,25 @@ def test_attended_time_is_a_part_of_monotonic_time_and_the_rest_is_counted(
         assert now - before <= asked + used + SLACK_S + 1e-9
         assert now + clock.unattended == pytest.approx(mono)
         clock.caught_up(mono=mono, all_read=all_read)
+
+
+# --- the highest of late ---------------------------------------------------------------
+
+
+@BOUNDED
+@given(st.lists(st.tuples(seconds, seconds), max_size=30), seconds)
+def test_the_highest_is_shown_for_a_span_at_least_and_for_two_at_most(
+    notes: list[tuple[float, float]], later: float
+) -> None:
+    highest, mono, noted = Highest(SPAN_S), 0.0, list[tuple[float, float]]()
+    for value, elapsed in notes:
+        mono += elapsed
+        highest.note(value, mono)
+        noted.append((mono, value))
+    mono += later
+    shown = highest.of_late(mono)
+    of_one, of_two = (
+        max((value for at, value in noted if at >= mono - spans * SPAN_S), default=0.0)
+        for spans in (1, 2)
+    )
+    assert of_one <= shown <= of_two

@@ -133,12 +133,13 @@ def test_overload_holds_back_who_floods_and_judges_the_others_as_ever(
         )  # fmt: skip
         silent = Silent(sidecar.gateway("silent", ack=False))
         writers = floods(sidecar, stack)
-        began = perf_counter()
+        began, longest_s = perf_counter(), 0.0
         while (at := perf_counter()) < began + seconds:
             silent.log_in()
             lags_s.append(sidecar.metric("liveness_hand_lag_seconds"))
-            # There was a turn for the login, so it cannot be later than this.
-            assert lags_s[-1] <= perf_counter() - at
+            # There was a turn for each login, so it cannot be later than this.
+            longest_s = max(longest_s, perf_counter() - at)
+            assert lags_s[-1] <= longest_s
             rss.append(sidecar.rss_bytes)
             pending.append(sidecar.metric("liveness_log_pending"))
         silent.wait()

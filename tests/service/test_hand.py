@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from liveness.service.engine import LAG_SHOWN_S
 from tests.service.rig import IDLE_PER_S, WAITING_PER_S, Rig, running
 
 GATHER_S: Final = 0.020
@@ -170,3 +171,19 @@ async def test_replies_that_nobody_reads_do_not_make_the_hand_spin(
         assert [await gateway.expect("pong") for _ in range(60)] == [
             [n] for n in range(60)
         ]
+
+
+async def test_a_turn_that_came_late_is_shown_for_as_long_as_scrapes_are_apart(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        await rig.gateway("g")
+        await trio.sleep(3 * LAG_SHOWN_S)
+        assert rig.engine.hand_lag == pytest.approx(0, abs=1e-6)
+        jumping.jump(4)  # it slept for a second at most
+        await trio.sleep(0.1)
+        assert 3 <= rig.engine.hand_lag <= 4
+        await trio.sleep(LAG_SHOWN_S - 0.2)
+        assert rig.engine.hand_lag >= 3
+        await trio.sleep(LAG_SHOWN_S + 0.2)
+        assert rig.engine.hand_lag == pytest.approx(0, abs=1e-6)

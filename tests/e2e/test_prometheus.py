@@ -1,0 +1,314 @@
+"""A real Prometheus on real sidecars: every expression of dashboard and rules has data.
+
+Two sidecars live through a scene in which everything happens that a panel is there to
+show. Each panel has its cause in `CAUSES`, and must show it. `hasty` is a sidecar with a
+fault, for what must never be seen of any other.
+"""
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.e2e.gateway import Gateway
+from tests.e2e.prometheus import (
+    DEPLOYED,
+    SCRAPE_S,
+    Prometheus,
+    Sample,
+    chosen_all,
+    filled_in,
+    has_data,
+    is_new,
+    now_s,
+)
+from tests.e2e.sidecar import ROOT, Sidecar, eventually
+from tests.e2e.test_descriptors import comers, few_files
+from tests.e2e.test_disk import crowd, disk_full
+from tests.e2e.test_http_token import token_file
+
+DASHBOARD: Final[dict[str, Any]] = json.loads(
+    (ROOT / "grafana" / "liveness.json").read_text()
+)
+PANELS: Final[dict[str, list[str]]] = {
+    panel["title"]: [target["expr"] for target in panel["targets"]]
+    for panel in DASHBOARD["panels"]
+    if panel["type"] != "row"
+}
+STORM: Final = 150  # users of one gateway, all silent at once
+MANY: Final = 20_000
+ABSENCE_S: Final = 4.0  # more than the 1 % of five minutes that is alarmed
+
+
+def rules(file: str) -> dict[str, str]:
+    """The expressions of a file of rules, by name."""
+    (group,) = yaml.safe_load((DEPLOYED / file).read_text())["groups"]
+    return {
+        one.get("alert") or one["record"]: " ".join(one["expr"].split())
+        for one in group["rules"]
+    }
+
+
+@dataclass
+class Scene:
+    """Two sidecars, who speaks to them, and the Prometheus that watches."""
+
+    sidecar: Sidecar
+    hasty: Sidecar
+    prometheus: Prometheus
+    stack: ExitStack
+    calm: tuple[float, float] = (0.0, 0.0)
+    ended: float = 0.0
+    times: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def until(self, expression: str) -> None:
+        self.prometheus.until(expression)
+
+    def at(self, expression: str, moment_s: float) -> list[Sample]:
+        return self.prometheus.between(expression, moment_s, moment_s)
+
+    def shown(self, expression: str) -> str:
+        """An expression of the dashboard as Grafana would send it now."""
+        chosen = chosen_all(DASHBOARD["templating"]["list"], self.prometheus.values)
+        return filled_in(expression, chosen, now_s() - self.prometheus.began_s)
+
+
+# --- what happens -------------------------------------------------------------------
+
+
+def users_come(scene: Scene) -> None:
+    gateway = scene.stack.enter_context(Gateway(scene.sidecar, "gw-1"))
+    users = [(f"user-{number}", number) for number in range(20)]
+    gateway.login(*users)
+    gateway.talk(*users[:10])
+    scene.stack.enter_context(scene.sidecar.watcher())
+    scene.until('liveness_events_total{event="keepalive"} > 20')
+    scene.until("liveness_feed_watchers == 1")
+    scene.until("liveness_gateway_users == 20")
+
+
+def users_go(scene: Scene) -> None:
+    quiet = scene.sidecar.gateway("quiet", timeout=1)
+    quiet.send("login", ["q1", "q2", "q3"], {"conn": [1, 2, 3]})
+    former = scene.sidecar.gateway("former")
+    former.send("login", "moves", {"conn": 1})
+    former.settle()
+    other = scene.sidecar.gateway("other")
+    other.send("login", "moves", {"conn": 2})
+    other.settle()
+    former.send("keepalive", "moves", {"conn": 1})
+    former.settle()
+    assert len(quiet.take(3)) == 3
+    scene.until('liveness_offline_total{reason="silence"} == 3')
+    scene.until('sum(liveness_events_ignored_total{why!="offline"}) > 0')
+    scene.until("liveness_moved_total == 1")
+
+
+def a_gateway_acknowledges_late(scene: Scene) -> None:
+    gateway = scene.sidecar.gateway("late", timeout=1)
+    gateway.send("login", ["l1", "l2"])
+    seq = gateway.take(2)[-1]["seq"]
+    scene.until('liveness_link_unacked{gateway="late"} == 2')
+    gateway.send("ack", seq)
+    scene.until('liveness_link_unacked{gateway="late"} == 0')
+
+
+def a_gateway_is_mute(scene: Scene) -> None:
+    scene.sidecar.gateway("mute", timeout=1, ping=0.2).send("login", ["m1", "m2"])
+    scene.until('liveness_users_held{why="mute"} == 2')
+
+
+def a_storm(scene: Scene) -> None:
+    gateway = scene.sidecar.gateway("storm", timeout=1)
+    gateway.send("login", [f"s{number}" for number in range(STORM)])
+    scene.until("liveness_storms_total == 1")
+    gateway.take(STORM)
+    scene.until(f'liveness_offline_total{{reason="silence"}} >= {STORM}')
+
+
+def frames_are_refused(scene: Scene) -> None:
+    gateway = scene.sidecar.gateway("wrong")
+    for _ in range(50):
+        gateway.send("nonsense")
+    gateway.send("login", [f"w{number}" for number in range(STORM + 1)])
+    gateway.send("ping", 0)
+    while (frame := gateway.receive()) and frame[0] == "error":
+        pass
+    scene.until('liveness_limits_met_total{limit="limits.max_batch"} == 1')
+    scene.until('liveness_frames_refused_total{code="unknown-frame"} == 50')
+
+
+def requests_are_refused(scene: Scene) -> None:
+    for _ in range(40):
+        scene.sidecar.ask("http", "GET", "/v1/timers")
+    scene.until('liveness_http_refused_total{why="token"} > 0')
+
+
+def timers_fire_and_fail(scene: Scene) -> None:
+    gateway = scene.sidecar.gateway("timers", kinds=["timer"])
+    gateway.send("after", "later", 1_800)
+    gateway.send("after", "good", 0.1)
+    gateway.send("after", "bad", 0.1)
+    gateway.take(2)
+    gateway.send("done", "good")
+    gateway.send("fail", "bad", "no route", {"final": True})
+    scene.until('liveness_timers{state="failed"} == 1')
+    scene.until('liveness_timers{state="done"} == 1')
+    scene.until("liveness_timer_lateness_seconds_count == 2")
+
+
+def a_sidecar_fires_early(scene: Scene) -> None:
+    gateway = scene.hasty.gateway("gw", timeout=2)
+    gateway.send("login", "wronged")
+    gateway.take(1)
+    scene.until("liveness_early_offline_total == 1")
+
+
+def a_sidecar_is_stopped(scene: Scene) -> None:
+    gateway = scene.hasty.gateway("timers", kinds=["timer"])
+    gateway.send("after", "due", 1)
+    gateway.settle()
+    began = now_s()
+    scene.hasty.signal(signal.SIGSTOP)
+    try:
+        scene.until("up == 0")
+        eventually(lambda: now_s() > began + ABSENCE_S)
+    finally:
+        scene.hasty.signal(signal.SIGCONT)
+    scene.until("liveness_unattended_seconds_total > 3")
+    gateway.take(1)
+    scene.until("liveness_timer_lateness_seconds_sum > 1")
+
+
+def the_disk_is_full(scene: Scene) -> None:
+    gateway = scene.sidecar.gateway("full")
+    with disk_full(scene.sidecar):
+        gateway.send("login", crowd("full", 100))
+        scene.until("liveness_log_pending >= 100")
+        scene.until('liveness_write_failures_total{what="log"} > 1')
+        scene.until("liveness_ready == 0")
+    scene.until("min(liveness_ready) == 1")
+
+
+def no_file_can_be_opened(scene: Scene) -> None:
+    with few_files(scene.sidecar, 2):
+        crowd = comers(scene.sidecar, "gateway")
+        scene.until('liveness_accepts_put_off_total{socket="gateway"} > 0')
+        for one in crowd:
+            one.close()
+
+
+def very_many_come(scene: Scene) -> None:
+    gateway = scene.sidecar.gateway("many")
+    for begin in range(0, MANY, STORM):
+        gateway.send("login", [f"many-{begin + number}" for number in range(STORM)])
+    gateway.settle()
+    scene.until(f"liveness_users_online > {MANY}")
+
+
+Cause = Callable[[Scene], None]
+
+# Every panel, under what it is to show.
+CAUSES: Final[dict[Cause, list[str]]] = {
+    users_come: [
+        *("Users online", "Users by sidecar", "Users by gateway", "Sessions begun"),
+        *("Events received", "Users due in each slot", "Links", "Records written"),
+        *("Time of a commit", "Descriptors"),
+    ],
+    very_many_come: ["Processor", "Memory", "Log size", "Uptime"],
+    users_go: [
+        *("Offlines a second", "Sessions ended", "Events ignored"),
+        *("Decided within (p99)", "Decided after the deadline", "Lateness by stage"),
+    ],
+    a_gateway_acknowledges_late: ["Unacknowledged", "Records sent and acknowledged"],
+    a_gateway_is_mute: ["Held"],
+    a_storm: ["Storms"],
+    frames_are_refused: ["Frames refused", "Limits met"],
+    requests_are_refused: ["HTTP refused"],
+    timers_fire_and_fail: [
+        *("Timers by state", "Timers in memory", "Runs of timers", "Timer lateness"),
+    ],
+    a_sidecar_fires_early: ["Early offlines"],
+    a_sidecar_is_stopped: ["Unattended", "Time unattended", "Hand lag"],
+    the_disk_is_full: ["Ready", "Records waiting", "Failed writes"],
+    no_file_can_be_opened: ["Accepts put off"],
+}
+CAUSE_OF: Final = {panel: cause for cause, them in CAUSES.items() for panel in them}
+# These differ from one scrape to the next, whatever happens.
+NEVER_CALM: Final = {"Processor", "Memory", "Uptime", "Hand lag", "Time unattended"}
+NEVER_CALM |= {"Unattended"}
+# Brought up to date every ten seconds only.
+SELDOM_READ: Final = {"Log size"}
+# Expressions beside the one that a panel is about, which stay as they are.
+CONSTANT: Final = re.compile(r"process_max_fds")
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """All of it, once. What was to be seen can be asked of Prometheus afterwards."""
+    with ExitStack() as stack:
+        folders = [tmp_path_factory.mktemp("s") for _ in range(3)]
+        token = token_file(folders[2])
+        sidecar, hasty = (
+            stack.enter_context(Sidecar(folder)) for folder in folders[:2]
+        )
+        hasty.under = [sys.executable, "-m", "tests.e2e.hasty"]
+        hasty.launch()
+        sidecar.launch(
+            http_token_file=token,
+            flush_s=0.1,
+            guard_enabled="true",
+            guard_least_users=STORM,
+            guard_hold_s=1,
+            limits_max_batch=STORM,
+            limits_gateway_hold_s=2,
+        )
+        sidecar.line("ready")
+        hasty.line("ready")
+        prometheus = stack.enter_context(
+            Prometheus(folders[2], [sidecar, hasty], token)
+        )
+        scene = Scene(sidecar, hasty, prometheus, stack)
+        prometheus.until("count(up == 1) == 2")
+        # So that a rate is one over calm scrapes only.
+        prometheus.until("min(count_over_time(liveness_users_online[1m])) >= 7")
+        scene.calm = (now_s() - SCRAPE_S, now_s())
+        for cause in CAUSES:
+            began = now_s()
+            cause(scene)
+            scene.times[cause.__name__] = (began, now_s())
+        hasty.kill()
+        prometheus.until("up == 0")
+        prometheus.until("liveness_log_bytes > 100e3")
+        scene.ended = now_s()
+        yield scene
+
+
+def test_every_panel_has_a_cause_and_every_cause_a_panel() -> None:
+    told = [panel for them in CAUSES.values() for panel in them]
+    assert sorted(told) == sorted(PANELS)
+
+
+@pytest.mark.parametrize("title", PANELS)
+def test_a_panel_shows_what_it_is_there_for_and_nothing_before(
+    scene: Scene, title: str
+) -> None:
+    began, ended = scene.times[CAUSE_OF[title].__name__]
+    if title in SELDOM_READ:
+        ended = scene.ended
+    for expression in PANELS[title]:
+        asked = scene.shown(expression)
+        before = scene.at(asked, began)
+        during = scene.prometheus.between(asked, began, ended + SCRAPE_S)
+        assert has_data(during), expression
+        assert is_new(before, during) or CONSTANT.search(expression), expression
+        if title not in NEVER_CALM:
+            calm = scene.prometheus.between(asked, *scene.calm)
+            assert not is_new(scene.at(asked, scene.calm[0]), calm), expression
