@@ -20,5 +20,5 @@ def turn(self: AttendedClock, **raw: float) -> float:
 
 
 if __name__ == "__main__":
-    AttendedClock.turn = turn  # type: ignore[assignment]
+    AttendedClock.turn = turn  # type: ignore[method-assign]
     sys.exit(main(sys.argv[4:]))  # after `python -m liveness`

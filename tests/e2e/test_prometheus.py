@@ -8,6 +8,7 @@ fault, for what must never be seen of any other.
 import json
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -222,7 +223,6 @@ CAUSES: Final[dict[Cause, list[str]]] = {
         *("Events received", "Users due in each slot", "Links", "Records written"),
         *("Time of a commit", "Descriptors"),
     ],
-    very_many_come: ["Processor", "Memory", "Log size", "Uptime"],
     users_go: [
         *("Offlines a second", "Sessions ended", "Events ignored"),
         *("Decided within (p99)", "Decided after the deadline", "Lateness by stage"),
@@ -230,6 +230,7 @@ CAUSES: Final[dict[Cause, list[str]]] = {
     a_gateway_acknowledges_late: ["Unacknowledged", "Records sent and acknowledged"],
     a_gateway_is_mute: ["Held"],
     a_storm: ["Storms"],
+    very_many_come: ["Processor", "Memory", "Log size", "Uptime"],
     frames_are_refused: ["Frames refused", "Limits met"],
     requests_are_refused: ["HTTP refused"],
     timers_fire_and_fail: [
@@ -242,8 +243,9 @@ CAUSES: Final[dict[Cause, list[str]]] = {
 }
 CAUSE_OF: Final = {panel: cause for cause, them in CAUSES.items() for panel in them}
 # These differ from one scrape to the next, whatever happens.
-NEVER_CALM: Final = {"Processor", "Memory", "Uptime", "Hand lag", "Time unattended"}
-NEVER_CALM |= {"Unattended"}
+NEVER_CALM: Final = {
+    *("Processor", "Memory", "Uptime", "Hand lag", "Time unattended", "Unattended")
+}
 # Brought up to date every ten seconds only.
 SELDOM_READ: Final = {"Log size"}
 # Expressions beside the one that a panel is about, which stay as they are.
@@ -285,9 +287,10 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             cause(scene)
             scene.times[cause.__name__] = (began, now_s())
         hasty.kill()
-        prometheus.until("up == 0")
+        prometheus.until("count(up == 0) == 1")
         prometheus.until("liveness_log_bytes > 100e3")
-        scene.ended = now_s()
+        # Whatever was seen is still the newest by then.
+        scene.ended = now_s() + SCRAPE_S
         yield scene
 
 
@@ -312,3 +315,61 @@ def test_a_panel_shows_what_it_is_there_for_and_nothing_before(
         if title not in NEVER_CALM:
             calm = scene.prometheus.between(asked, *scene.calm)
             assert not is_new(scene.at(asked, scene.calm[0]), calm), expression
+
+
+# --- the rules ----------------------------------------------------------------------
+
+ALERTS: Final = rules("alerts.yml")
+# What would take longer than a test may. They are shown to fire in alerts_test.yml; here
+# it is looked at whether there is data for what they compare.
+TAKES_LONGER: Final = {
+    "LivenessRestarts",
+    "LivenessHandLag",
+    "LivenessLate",
+    "LivenessToldLate",
+    "LivenessLogStalled",
+    "LivenessUnacknowledged",
+}
+# The one rule that is about what is not there.
+MISSING: Final = "LivenessMissing"
+
+
+@pytest.mark.parametrize("name", rules("recording.yml"))
+def test_a_recording_rule_has_data(scene: Scene, name: str) -> None:
+    began = scene.prometheus.began_s
+    assert has_data(scene.prometheus.between(name, began, scene.ended))
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_is_true_of_what_has_happened_and_of_nothing_before(
+    scene: Scene, name: str
+) -> None:
+    expression = ALERTS[name]
+    if name == MISSING:
+        expression = expression.replace("liveness", "nobody")
+    elif name in TAKES_LONGER:
+        expression = re.sub(r" (?:==|>=?) [\d.]+", "", expression)
+    seen = scene.prometheus.between(expression, scene.prometheus.began_s, scene.ended)
+    assert has_data(seen), expression
+    if name not in {MISSING, *TAKES_LONGER}:
+        assert not scene.prometheus.between(expression, *scene.calm)
+
+
+def test_the_alerts_that_fire_are_drawn_into_the_dashboard(scene: Scene) -> None:
+    (annotation,) = (one for one in DASHBOARD["annotations"]["list"] if "expr" in one)
+    fired = scene.prometheus.between(
+        scene.shown(annotation["expr"]), scene.prometheus.began_s, scene.ended
+    )
+    assert "LivenessEarlyOffline" in {dict(one.labels)["alertname"] for one in fired}
+
+
+def test_promtool_finds_no_fault_in_what_is_scraped(scene: Scene) -> None:
+    _, metrics = scene.sidecar.get("/metrics")
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=metrics,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
