@@ -12,9 +12,11 @@ from liveness.core.clock import AttendedClock
 right = AttendedClock.turn
 
 
-def turn(self: AttendedClock, **raw: float) -> float:
+def turn(
+    self: AttendedClock, *, mono: float, cpu: float, asked: float, deaf: bool = False
+) -> float:
     before = self.now
-    now = right(self, **raw)
+    now = right(self, mono=mono, cpu=cpu, asked=asked, deaf=deaf)
     self.now = now + (now - before)
     return self.now
 
