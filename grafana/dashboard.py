@@ -55,6 +55,7 @@ UID: Final = "liveness"  # links to the dashboard hold it: it never changes
 
 OFFLINE: Final = "liveness_offline_lateness_seconds"
 DECIDED: Final = f'{HERE},stage="decided"'
+WIDTH: Final = 24  # columns of the grid
 PROMISE_S: Final = 0.05  # decided, p99: the README's second promise
 COMMIT: Final = "liveness_log_commit_seconds"
 TIMER: Final = "liveness_timer_lateness_seconds"
@@ -431,7 +432,8 @@ def timers() -> list[Panel]:
         curves(
             "Timers in memory",
             "Those of the coming hour, at about 130 bytes each and at most "
-            "timers.max_loaded; the others stay on disk for longer.",
+            "timers.max_loaded; the others stay on disk for longer. Where it stays at that, "
+            "raise it if there is memory.",
             query(by("instance", "liveness_timers_loaded")),
             width=6,
         ),
@@ -525,7 +527,7 @@ def process() -> list[Panel]:
         curves(
             "Memory",
             "Resident memory: some 50 MB, and some 130 bytes for each user and for each "
-            "timer in memory.",
+            "timer in memory. If that is too much: limits.max_users, timers.max_loaded.",
             query(by("instance", "process_resident_memory_bytes")),
             unit="bytes",
             width=6,
