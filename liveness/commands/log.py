@@ -25,7 +25,7 @@ COLUMNS: Final = (
     "payload", "ext",
 )  # fmt: skip
 # Text that begins so is a formula to a spreadsheet; in the wide forms, too.
-_FORMULA: Final = tuple("=+-@＝＋－＠")  # noqa: RUF001 - as a spreadsheet reads them
+_FORMULA: Final = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _FIRST: Final = (*_FORMULA, "'")
 _AGO: Final = re.compile(r"-?(\d{1,9}) ?(s|m|min|h|d)( ago)?", re.ASCII)
 _UNIT_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}

@@ -50,7 +50,7 @@ CHUNK_BYTES: Final = 8 * 2**20
 # The wall clock may have been set back while the log was written, so what is older may
 # come behind: the look ends only with what is so much younger than is wanted.
 SET_BACK_MS: Final = 3_600_000
-# A file that nobody has open was changed as it was read, so often in a row.
+# So often in a row a file is read that changed as it was read.
 TRIES: Final = 5
 
 _END: Final = 2**63 - 1
@@ -205,9 +205,9 @@ class Logbook:
             try:
                 with self._opened() as db:
                     return look(db)
-            except _Changed as changed:
-                last = changed
-        raise sqlite3.OperationalError("it changes too often") from last
+            except _Changed:
+                continue  # a sidecar has just been started, or stopped
+        raise StateError("the log changes whenever it is read: ask again")
 
 
 class _Chunk(NamedTuple):

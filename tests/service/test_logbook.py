@@ -290,6 +290,9 @@ def test_what_is_read_while_a_sidecar_starts_counts_for_nothing(tmp_path: Path) 
                 live(disturbances.pop(0))
 
     assert Logbook(disturbed, clock=still).newest() == Mark(6, RECORDS[5].at)
+    disturbances = RECORDS[6 : 6 + logbook.TRIES]
+    with pytest.raises(StateError, match="ask again"):
+        Logbook(disturbed, clock=still).newest()
 
 
 # --- what cannot be read --------------------------------------------------------------
