@@ -789,7 +789,7 @@ function tellHead(told) {
 
 // --- the feed ----------------------------------------------------------------------
 
-const feed = { filter: { kinds: [], uid: "", gateway: "" }, rows: [], waiting: [], isPaused: false };
+const feed = { filter: { kinds: [], uid: "", gateway: "" }, rows: [], waiting: [], isPaused: false, refused: "" };
 
 function why(record) {
   const silent = record.silence === undefined ? "" : `${record.silence.toFixed(1)} s of silence`;
@@ -830,7 +830,9 @@ function matches(record) {
 }
 
 function tellFeed(told, breach) {
-  const fresh = told.records.map((record) => ({ record }));
+  const known = new Set([...feed.rows, ...feed.waiting].map(({ id }) => id));
+  const rows = told.records.map((record) => ({ id: `${told.log}:${record.seq}`, record }));
+  const fresh = rows.filter(({ id, record }) => matches(record) && !known.has(id));
   if (told.left_out) fresh.unshift({ text: `${many(told.left_out, "more record")} at ${clock(told.at)}` });
   if (breach) fresh.unshift({ text: breach });
   const to = feed.isPaused ? feed.waiting : feed.rows;
@@ -847,11 +849,11 @@ function showRows(fresh) {
   tellFeedNote();
 }
 
-function tellFeedNote(refused = "") {
+function tellFeedNote() {
   const { kinds, uid, gateway } = feed.filter;
   const asked = [kinds.join(" and "), uid && `of ${visible(uid)}`, gateway && `through ${visible(gateway)}`].filter(Boolean);
   const none = asked.length ? `Nothing yet: ${asked.join(" ")}.` : "Nothing yet. Whoever comes, goes or moves will be listed here.";
-  put(byId("feed-note"), refused || (feed.rows.length ? "" : none));
+  put(byId("feed-note"), feed.refused || (feed.rows.length ? "" : none));
 }
 
 function tellPause() {
@@ -868,11 +870,12 @@ function watchTheFeed() {
     const kinds = data.getAll("kind");
     const all = form.querySelectorAll("[name=kind]").length;
     feed.filter = { kinds: kinds.length === all ? [] : kinds, uid: data.get("uid").trim(), gateway: data.get("gateway").trim() };
+    feed.refused = "";
     feed.rows = feed.rows.filter(({ record }) => record && matches(record));
     feed.waiting = feed.waiting.filter(({ record }) => record && matches(record));
     byId("records").replaceChildren();
     showRows(feed.rows);
-    connect();
+    connect({ isOther: true });
   };
   form.addEventListener("change", apply);
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -987,13 +990,16 @@ function renewExplained() {
 
 // --- the stream --------------------------------------------------------------------
 
-const link = { stream: null, state: "connecting", heard: 0, opened: 0, retry: 0, wasLost: false };
+const link = { stream: null, former: null, state: "connecting", heard: 0, opened: 0, retry: 0, wasLost: false };
 let latest = null;
 
-function connect() {
+/** Opens the stream; with another filter, the one before goes on until it has told its second. */
+function connect({ isOther = false } = {}) {
   clearTimeout(link.retry);
   link.retry = 0;
-  link.stream?.close();
+  link.former?.close();
+  link.former = link.stream;
+  if (!isOther) link.former?.close();
   const { kinds, uid, gateway } = feed.filter;
   const query = new URLSearchParams();
   if (kinds.length) query.set("kind", kinds.join(","));
@@ -1007,9 +1013,14 @@ function connect() {
     const { every_s, at: moments, users, events, offlines } = JSON.parse(data);
     Object.assign(past, { every_s, at: moments, users, events, offlines });
   });
-  stream.addEventListener("summary", ({ data }) => tell(JSON.parse(data)));
+  stream.addEventListener("summary", ({ data }) => {
+    if (stream === link.stream) return tell(JSON.parse(data));
+    stream.close();
+    // What came as the filter was changed, which the stream with the new one may not have.
+    tellFeed({ ...JSON.parse(data), left_out: 0 });
+  });
   stream.addEventListener("error", () => {
-    if (stream !== link.stream) return;
+    if (stream !== link.stream) return stream.close();
     lose();
     // A browser connects again by itself, unless it was refused; then we ask why.
     if (stream.readyState === EventSource.CLOSED) refused(url);
@@ -1024,7 +1035,8 @@ async function refused(url) {
     if (response.status === 401) return signIn();
     if (response.status === 400) {
       const { error } = await response.json();
-      tellFeedNote(`Refused: ${error}.`);
+      feed.refused = `Refused: ${error}.`;
+      tellFeedNote();
       setLink("refused", "refused: change the filter");
       return;
     }
