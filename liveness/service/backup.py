@@ -113,8 +113,9 @@ class State:
             source.execute("rollback")
             (found,) = copy.execute("pragma quick_check(1)").fetchone()
             if found != "ok":
+                where = found.splitlines()[-1]
                 raise StateError(
-                    f"{path} is damaged ({found.splitlines()[-1]}); no backup was made: keep the one "
+                    f"{path} is damaged ({where}); no backup was made: keep the one "
                     "before, and restore it if the sidecar cannot start"
                 )
             if path.name == store.DATABASE:
@@ -128,7 +129,7 @@ class State:
     def _check_wals(self) -> None:
         if self._wals() - self._wal_bytes > MOST_WAL_BYTES:
             raise BackupError(
-                f"the copy is too slow: what is written meanwhile has come to "
+                "the copy is too slow: what is written meanwhile has come to "
                 f"{MOST_WAL_BYTES >> 30} GiB in {self.paths[0].parent}; name a FILE on "
                 "a faster disk"
             )
@@ -144,7 +145,8 @@ def opened(folder: Path) -> Iterator[State]:
 
     Raises:
         StateError: What lies there is of a newer version, or none of ours.
-        BackupError: There is nothing, or it is not written for no moment.
+        BackupError: There is nothing; or it was written whenever it was looked at.
+        OSError: This user may not use it.
         sqlite3.Error: It cannot be read.
     """
     paths = [folder / name for name in _FILES]
