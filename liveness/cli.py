@@ -36,6 +36,7 @@ from liveness.text import uid_of
 
 USAGE: Final = 2
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
+BACKGROUND: Final = 10  # how nice a command is that nobody should notice
 NO_READER: Final = 141  # as a shell reports SIGPIPE
 
 
@@ -663,6 +664,7 @@ def backup(
 ) -> None:
     """Copy the whole state into one file, while the sidecar runs or is down."""
     folder = state_folder(state)
+    os.nice(BACKGROUND)
 
     from liveness.commands.backup import backup
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TextIO
 from liveness.bench.progress import Stage, shown
 from liveness.commands import CommandError
 from liveness.errors import StateError
-from liveness.service.backup import STEP_BYTES, State, Wrote, opened
+from liveness.service.backup import STEP_BYTES, State, Wrote, opened, sync
 from liveness.service.clock import Clock
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class _Paced(io.BufferedWriter):
     def write(self, data: "ReadableBuffer") -> int:
         count = super().write(data)
         self.flush()
-        os.fsync(self.fileno())
+        sync(self.fileno())
         self._wrote(count)
         return count
 
