@@ -344,6 +344,7 @@ def test_colours_are_all_that_they_add_to_a_line(kind: str) -> None:
     painted = text_line(shown, paint=in_colours)
     colours = re.compile(r"\x1b\[(2|3[0-7])m([^\x1b]*)\x1b\[0m")
     assert colours.sub(r"\2", painted) == text_line(shown)
+    assert text_line(shown).isprintable()
     pieces = [piece for _, piece in colours.findall(painted)]
     assert f"{kind:<7}" in pieces
     assert pieces[0] == text_line(shown).partition("  ")[0]
