@@ -697,7 +697,7 @@ function tellGateways(told) {
   told.gateways.forEach((gateway, n) => {
     gone.delete(gateway.name);
     const row = rows.get(gateway.name) ?? newRow(gateway.name);
-    const interval = gateway.interval ?? null; // not known before they have spoken
+    const { interval } = gateway; // null until enough of them have spoken
     const isTight = interval !== null && gateway.timeout < 2 * interval;
     if (isTight) tight.push(gateway);
     put(row.tag, gateway.linked ? (held.has(gateway.name) ? "held" : "") : "not connected");
