@@ -335,6 +335,30 @@ def gateways() -> list[Panel]:
             query(rate("", "liveness_notices_acked_total"), "acknowledged"),
             unit="cps",
         ),
+        curves(
+            "How often users speak",
+            "Of each gateway how long its users are usually silent before the next sign "
+            "of life, and their timeout. It should be at least twice as long, or a lost "
+            "keepalive makes a false offline: raise the timeout, or have clients speak "
+            "more often.",
+            query(
+                by("gateway", "liveness_gateway_interval_seconds", THROUGH),
+                "{{gateway}} interval",
+            ),
+            query(
+                by("gateway", "liveness_gateway_timeout_seconds", THROUGH),
+                "{{gateway}} timeout",
+            ),
+            unit="s",
+            width=16,
+        ),
+        curves(
+            "Streams",
+            "Answers over HTTP that go on: readers of /v1/feed, live pages, and lists of "
+            "everyone online. At most http.max_streams; at that, find who holds them, or "
+            "raise it.",
+            query(by("stream", "liveness_streams")),
+        ),
     ]
 
 

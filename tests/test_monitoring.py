@@ -72,6 +72,8 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> Samples:
         _, metrics = sidecar.get("/metrics")
     names: Samples = {}
     for family in text_string_to_metric_families(metrics):
+        if not family.samples:  # not known at first
+            names[family.name] = {}
         for sample in family.samples:
             labels = names.setdefault(sample.name, {})
             for label, value in sample.labels.items():

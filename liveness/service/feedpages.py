@@ -3,8 +3,9 @@
     GET /v1/feed   ?after=SEQ&kind=offline,moved&uid=UID&gateway=NAME
 
 Each event's id is `LOG:SEQ`. A browser that connects anew sends the last one, and goes on
-behind it; where that is of another log, from the oldest record kept. The first event of
-every answer, `log`, says which log it is and from where it goes on.
+behind it; where that is of another log, from the oldest record kept, or, if this log is a
+copy of that, from where they part. The first event of every answer, `log`, says which log
+it is and from where it goes on.
 
 As with every reader there is no queue: a slow one has a position, which may fall behind
 by so many records; then it is told so, and let go.
@@ -96,9 +97,12 @@ class FeedPages:
             raise NotDone(
                 400, f"{told} this page, LOG:SEQ; leave it out, or use after=SEQ"
             )
-        if found[1] != journal.store.log:
-            return journal.first - 1, True
-        return min(int(found[2]), journal.durable_seq), False
+        log, seq = found[1], int(found[2])
+        if log == journal.store.log:
+            return min(seq, journal.durable_seq), False
+        # Of a log of which this one is a copy it is the same up to where they part.
+        parted = journal.store.parted.get(log)
+        return journal.first - 1 if parted is None else min(seq, parted), True
 
     async def _tell(
         self, listener: Listener, wanted: Wanted, position: int, *, is_new: bool

@@ -33,7 +33,8 @@ from tests.e2e.prometheus import (
 from tests.e2e.sidecar import ROOT, Sidecar, eventually
 from tests.e2e.test_descriptors import comers, few_files
 from tests.e2e.test_disk import crowd, disk_full
-from tests.e2e.test_http_token import token_file
+from tests.e2e.test_http_token import BEARER, token_file
+from tests.e2e.test_streams import streaming
 
 DASHBOARD: Final[dict[str, Any]] = json.loads(
     (ROOT / "grafana" / "liveness.json").read_text()
@@ -45,6 +46,7 @@ PANELS: Final[dict[str, list[str]]] = {
 }
 STORM: Final = 150  # users of one gateway, all silent at once
 MANY: Final = 20_000
+SELDOM_S: Final = 1.1  # more than half of their timeout
 ABSENCE_S: Final = 4.0  # more than the 1 % of five minutes that is alarmed
 
 
@@ -110,6 +112,28 @@ def users_go(scene: Scene) -> None:
     scene.until('liveness_offline_total{reason="silence"} == 3')
     scene.until('sum(liveness_events_ignored_total{why!="offline"}) > 0')
     scene.until("liveness_moved_total == 1")
+
+
+def users_speak_seldom(scene: Scene) -> None:
+    # So many that of those who speak at once, of whom some are looked at, a few rounds
+    # are enough; and no storm when they go.
+    users = [f"seldom-{number}" for number in range(STORM - 10)]
+    gateway = scene.sidecar.gateway("seldom", timeout=2)
+    gateway.send("login", users)
+    known = 'liveness_gateway_interval_seconds{gateway="seldom"}'
+    while not scene.prometheus.now(known):
+        gateway.send("keepalive", users)
+        # Some scrapes later: so often they speak.
+        spoken = now_s()
+        scene.until(f"min(timestamp(liveness_users_online)) > {spoken + SELDOM_S}")
+    scene.until(f"{known} > {0.9 * SELDOM_S}")
+    gateway.send("logout", users)
+    gateway.settle()
+
+
+def somebody_watches(scene: Scene) -> None:
+    with streaming(scene.sidecar, "/v1/live", BEARER):
+        scene.until('liveness_streams{stream="live"} == 1')
 
 
 def a_gateway_acknowledges_late(scene: Scene) -> None:
@@ -227,6 +251,8 @@ CAUSES: Final[dict[Cause, list[str]]] = {
         *("Offlines a second", "Sessions ended", "Events ignored"),
         *("Decided within (p99)", "Decided after the deadline", "Lateness by stage"),
     ],
+    users_speak_seldom: ["How often users speak"],
+    somebody_watches: ["Streams"],
     a_gateway_acknowledges_late: ["Unacknowledged", "Records sent and acknowledged"],
     a_gateway_is_mute: ["Held"],
     a_storm: ["Storms"],

@@ -106,6 +106,22 @@ async def test_a_reader_of_another_log_begins_with_the_oldest_record_kept(
             assert await seqs(reader, 2) == [1, 2]
 
 
+async def test_a_reader_of_the_log_that_was_copied_goes_on_where_they_part(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    former = "0123456789abcdef"
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("gw")
+        await gateway.send(["login", [*"abcd"]])
+        await gateway.settle()
+        rig.store.parted[former] = 2
+        for seen, place in ((1, 1), (2, 2), (77, 2)):
+            headers = {"last-event-id": f"{former}:{seen}"}
+            async with reading(door(rig), "/v1/feed", headers=headers) as reader:
+                await begun(reader, rig.store.log, place, is_new=True)
+                assert await seqs(reader, 4 - place) == [*range(place + 1, 5)]
+
+
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
