@@ -235,10 +235,10 @@ const wheel = {
       const n = left.findIndex((users) => (pick -= users) < 0);
       if (n >= 0) this.jobs.push({ at: now + Math.random() * 1000, kind: "jump", n });
     }
-    const { events, offlines } = told.second;
+    const { events, offlines, over_s } = told.second;
     const due = { leaves: (offlines.silence ?? 0) + (offlines.gateway_lost ?? 0), comes: events.login ?? 0 };
     for (const kind of ["leaves", "comes"]) {
-      this.owed[kind] = Math.min(LEAVES_PER_S, this.owed[kind] + due[kind]);
+      this.owed[kind] = Math.min(LEAVES_PER_S, this.owed[kind] + Math.round(due[kind] * over_s));
       for (; this.owed[kind] >= 1; this.owed[kind]--) this.jobs.push({ at: now + Math.random() * 1000, kind });
     }
     this.jobs = this.jobs.slice(-MOST_DOTS);
