@@ -54,7 +54,7 @@ def explain(
         try:
             found, end = _from_log(folder, uid)
         except StateError as unread:
-            raise CommandError(f"{error}; and {unread}") from None
+            raise CommandError(f"{error}; nor can the log tell: {unread}") from None
         tell(str(error))
         told = "is empty"
         if end is not None:

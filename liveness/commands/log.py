@@ -86,7 +86,10 @@ def history(
         oldest = look.oldest
         told = "is empty" if oldest is None else f"begins at {local_time(oldest.at)}"
         named = escaped(uid_text(uid))
-        raise CommandError(f"no record of {named} in the log of {folder}, which {told}")
+        raise CommandError(
+            f"no record of {named} in the log of {folder}, which {told}: correct the "
+            "name (int:7 is the integer, 7 the string), or --state"
+        )
     line = json_line if as_json else text_line
     out.writelines(f"{line(record.as_map())}\n" for record in reversed(look.records))
     if look.back_to is not None:

@@ -201,13 +201,17 @@ class Logbook:
                 size = max(1, size // 2)
 
     def _read(self, look: Callable[[sqlite3.Connection], T]) -> T:
+        changed: Exception | None = None
         for _ in range(TRIES):
             try:
                 with self._opened() as db:
                     return look(db)
-            except _Changed:
-                continue  # a sidecar has just been started, or stopped
-        raise StateError("the log changes whenever it is read: ask again")
+            except _Changed as error:
+                changed = error  # a sidecar has just been started, or stopped
+        raise StateError(
+            f"{changed} changes whenever it is read: a sidecar is started there again "
+            "and again; see its log, and ask again"
+        )
 
 
 class _Chunk(NamedTuple):
@@ -264,7 +268,10 @@ def _oldest(db: sqlite3.Connection) -> Mark | None:
 
 
 class _Changed(Exception):
-    """A file that nobody had open was written meanwhile: what was read may be torn."""
+    """A file that nobody had open was written meanwhile: what was read may be torn.
+
+    It is told by its path.
+    """
 
 
 @contextmanager
@@ -305,7 +312,7 @@ def looking_at(path: Path) -> Iterator[sqlite3.Connection]:
             yield db
     finally:
         if before.wal is None and _state(path) != before:
-            raise _Changed
+            raise _Changed(path)
 
 
 class _State(NamedTuple):
@@ -322,15 +329,20 @@ def _state(path: Path) -> _State:
         if not os.access(path, os.R_OK, effective_ids=True) and path.stat():
             raise PermissionError
         return _State(_facts(path), _facts(wal) if wal.exists() else None)
-    except FileNotFoundError:
-        told = f"there is no log in {path.parent}"
-        todo = "name the sidecar's state directory with --state"
-        raise StateError(f"{told}: {todo}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise StateError(
+            f"there is no log in {path.parent}: name the sidecar's state directory with "
+            "--state"
+        ) from None
     except PermissionError:
-        told = f"not allowed to read {path}"
-        raise StateError(f"{told}: be the user that the sidecar runs as") from None
+        raise StateError(
+            f"not allowed to read {path}: be the user that the sidecar runs as"
+        ) from None
     except OSError as error:
-        raise StateError(f"{path} cannot be read: {error.strerror}") from None
+        raise StateError(
+            f"{path} cannot be read: {error.strerror}; mend that, or name the sidecar's "
+            "state directory with --state"
+        ) from None
 
 
 def _facts(path: Path) -> tuple[int, int, int]:
@@ -344,19 +356,26 @@ def _check(db: sqlite3.Connection, path: Path) -> None:
     has = meta(db, "schema") if tables else None
     if has == SCHEMA:
         return
-    if has is None:
-        raise StateError(f"{path} has no log in it: nothing was written there yet")
-    told = f"{path} has schema {has!r:.40}, this version reads {SCHEMA}"
+    if not tables:
+        raise StateError(
+            f"{path} is empty, no sidecar has written there yet: start one, or name its "
+            "state directory with --state"
+        )
+    if not isinstance(has, int):
+        raise StateError(
+            f"{path} says {has!r:.40} for its schema, which is none of ours: name the "
+            "sidecar's state directory with --state"
+        )
     todo = "use the version that wrote it"
-    if isinstance(has, int) and has < SCHEMA:
-        todo = "start this version's sidecar there, which brings it up to date"
-    raise StateError(f"{told}; {todo}")
+    if has < SCHEMA:
+        todo += ", or start this version's sidecar there, which brings it up to date"
+    raise StateError(f"{path} has schema {has}, this version reads {SCHEMA}; {todo}")
 
 
 def _remedy(path: Path, error: sqlite3.Error) -> str:
     """What SQLite says, and what to do about it."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    if code == sqlite3.SQLITE_CANTOPEN or code == sqlite3.SQLITE_READONLY:
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
         todo = f"a sidecar was killed there, and only who may write to {path.parent} "
         return f"{error}; {todo}can read what it left: be the sidecar's user"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

@@ -203,7 +203,7 @@ def test_without_a_sidecar_and_without_a_log_both_are_told(
     shown, line = capsys.readouterr()
     assert (shown, line.count("\n")) == ("", 1)
     assert f"no sidecar at {tmp_path}/g.sock: " in line
-    assert f"; and there is no log in {tmp_path}/state: " in line
+    assert f"; nor can the log tell: there is no log in {tmp_path}/state: " in line
     assert [*tmp_path.iterdir()] == []
 
 

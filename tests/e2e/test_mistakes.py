@@ -12,6 +12,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -198,6 +199,31 @@ def damaged_within(here: Path, stack: ExitStack) -> None:
         file.write(b"\xff" * 64)
 
 
+def damaged_records(here: Path, stack: ExitStack) -> None:
+    """That state, with a page of records that are none."""
+    told_by_sql(DATABASE, "insert into log values (1, 1, 1, x'93c1')")(here, stack)
+
+
+def killed(here: Path, stack: ExitStack) -> None:
+    """What everybody may read of a sidecar's state, left as if it had been killed."""
+    folder = here / "state"
+    with closing(Store(here / "running")) as store:
+        store.write(Batch())
+        folder.mkdir()
+        for name in (DATABASE, f"{DATABASE}-wal"):
+            shutil.copy(here / "running" / name, folder / name)
+            (folder / name).chmod(0o644)
+
+
+def circle(name: str) -> Given:
+    """A link that leads to itself."""
+
+    def made(here: Path, _: ExitStack) -> None:
+        (here / name).symlink_to(name)
+
+    return made
+
+
 # --- the table ------------------------------------------------------------------------
 
 COMMAND_LINES: Final = [
@@ -208,6 +234,11 @@ COMMAND_LINES: Final = [
     Mistake("argument missing", "timers show", 2, 'Command "timers show" parameter KEY requires an argument; see `liveness timers show --help`'),
     Mistake("not a number", "watch --after x", 2, "…--after: 'x' is not 0 to 9223372036854775807; see `liveness watch --help`"),
     Mistake("not a choice", "watch --kind gone", 2, 'Invalid value "gone" for --kind. …; see `liveness watch --help`'),
+    Mistake("flags of which one is too many", "status --quiet --watch", 2, "Mutually exclusive arguments: {--quiet, --watch}; see `liveness status --help`"),
+    Mistake("forms of which one is too many", "log --json --csv", 2, "--json and --csv are two forms: choose one; see `liveness log --help`"),
+    Mistake("time that is none", "log --since yesterday", 2, "…--since: 'yesterday' is no time: write 2026-11-21T14:03, 14:03, or 15min for so long ago; see `liveness log --help`"),
+    Mistake("times of which the later is first", "log --since 15min --until 1h", 2, "--since is not before --until: nothing lies between; see `liveness log --help`"),
+    Mistake("user that is none", "explain int:x1 --socket {here}/s --state {here}/state", 1, "…"),
     Mistake("FILE that is a flag", "backup --to", 2, 'Unknown option: --to; see `liveness backup --help`'),
 ]  # fmt: skip
 
@@ -306,6 +337,24 @@ BACKUPS: Final = [
     Mistake("backup on a disk that fills up", "backup --state {here}/state {here}/b.tar", 1, "{here}/state could not be copied to {here}/b.tar: disk I/O error; nothing is left of it: make room or mend the disk", large, before="ulimit -f 70"),
 ]  # fmt: skip
 
+_UNREAD: Final = "{here}/state/liveness.db cannot be read: "
+
+LOGS: Final = [
+    Mistake("explain without sidecar and log", "explain x --socket {here}/s --state {here}/state", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket; nor can the log tell: there is no log in {here}/state: name the sidecar's state directory with --state"),
+    Mistake("explain without a sidecar, with a damaged log", "explain x --socket {here}/s --state {here}/state", 1, f"no sidecar at {{here}}/s: …; nor can the log tell: {_UNREAD}file is not a database; it is damaged, restore a backup", damaged(DATABASE)),
+    Mistake("history of nobody", "history 7 --state {live}/state", 1, "no record of 7 in the log of {live}/state, which begins at …: correct the name (int:7 is the integer, 7 the string), or --state"),
+    Mistake("history in an empty log", "history ada --state {here}/state", 1, "no record of ada in the log of {here}/state, which is empty: correct the name (int:7 is the integer, 7 the string), or --state", state),
+    Mistake("log of a file in place of a folder", "log --state {here}/state/liveness.db", 1, "there is no log in {here}/state/liveness.db: name the sidecar's state directory with --state", state),
+    Mistake("log that leads nowhere", "log --state {here}/state", 1, _UNREAD + "Too many levels of symbolic links; mend that, or name the sidecar's state directory with --state", circle("state")),
+    Mistake("log of another user", "log --state {live}/state", 1, "not allowed to read {live}/state/liveness.db: be the user that the sidecar runs as", person=STRANGER),
+    Mistake("log of another user's sidecar that was killed", "log --state {here}/state", 1, _UNREAD + "…; a sidecar was killed there, and only who may write to {here}/state can read what it left: be the sidecar's user", killed, person=STRANGER),
+    Mistake("log without a word in it", "log --state {here}/state", 1, "{here}/state/liveness.db is empty, no sidecar has written there yet: start one, or name its state directory with --state", both(folder("state"), text("state/liveness.db"))),
+    Mistake("log of another program", "log --state {here}/state", 1, "{here}/state/liveness.db says None for its schema, which is none of ours: name the sidecar's state directory with --state", told_by_sql(DATABASE, "delete from meta where key = 'schema'")),
+    Mistake("log of an older version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 1, this version reads 2; use the version that wrote it, or start this version's sidecar there, which brings it up to date", told_by_sql(DATABASE, "update meta set value = 1 where key = 'schema'")),
+    Mistake("log of a newer version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 99, this version reads 2; use the version that wrote it", told_by_sql(DATABASE, "update meta set value = 99 where key = 'schema'")),
+    Mistake("log that is damaged within", "log --state {here}/state", 1, _UNREAD + "…; it is damaged, restore a backup", damaged_records),
+]  # fmt: skip
+
 CLIENTS: Final = [
     Mistake("socket that is no socket", "watch --socket {here}/gateway.sock", 1, "no sidecar at {here}/gateway.sock: start it with `liveness serve`, or name another with --socket", text("gateway.sock")),
     Mistake("socket nobody listens on", "watch --socket {here}/gateway.sock", 1, "no sidecar at {here}/gateway.sock: start it with `liveness serve`, or name another with --socket", abandoned),
@@ -319,6 +368,7 @@ CLIENTS: Final = [
     Mistake("admin socket of another user", "status --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/admin.sock: be its user, or of its group", person=STRANGER),
     Mistake("watch by whom [access] keeps out", "watch --socket {open}/gateway.sock", 1, "{open}/gateway.sock ended this watch: … (not-allowed)", person=STRANGER),
     Mistake("admin socket by whom [access] keeps out", "timers list --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
+    Mistake("status again and again without a sidecar", "status --watch --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("record that is not there yet", "watch --socket {live}/gateway.sock --after 1000000", 1, "--after 1000000: no such record yet, the newest is …"),
     Mistake("timer that is none", "timers show k --socket {live}/gateway.sock", 1, "no gateway has a timer 'k': `liveness timers list` shows those that there are"),
     Mistake("timer that is none of a gateway", "timers cancel k --gateway gw-1 --socket {live}/gateway.sock", 1, "'gw-1' has no timer 'k': `liveness timers list` shows those that there are"),
@@ -333,7 +383,7 @@ CLIENTS: Final = [
 
 
 def _without_a_sidecar() -> Iterator[Mistake]:
-    """Each command that speaks to one, of whatever group."""
+    """Each command that speaks to no more than one, of whatever group."""
     groups = {"": cli.app, "timers ": cli.timers, "gateways ": cli.gateways}
     groups["guard "] = cli.guard
     for prefix, group in groups.items():
@@ -342,7 +392,7 @@ def _without_a_sidecar() -> Iterator[Mistake]:
                 continue
             arguments = [*group[name].assemble_argument_collection()]
             flags = {flag for one in arguments for flag in one.names}
-            if "--socket" not in flags or name == "serve":
+            if "--socket" not in flags or name in {"serve", "explain"}:
                 continue
             needed = " x" * sum(one.required for one in arguments)
             yield Mistake(
@@ -355,7 +405,7 @@ def _without_a_sidecar() -> Iterator[Mistake]:
 
 
 MISTAKES: Final = [
-    *COMMAND_LINES, *SETTINGS, *SOCKETS, *TOKENS, *STATES, *BACKUPS, *CLIENTS,
+    *COMMAND_LINES, *SETTINGS, *SOCKETS, *TOKENS, *STATES, *BACKUPS, *LOGS, *CLIENTS,
     *_without_a_sidecar(),
 ]  # fmt: skip
 
@@ -488,9 +538,11 @@ EXCUSED: Final = {
     "demo": "of `demo`: tests/e2e/test_demo.py",
     "commands/admin.py:ask": "what the sidecar says: HTTP's refusals",
     "commands/admin.py:asked": "what the sidecar says: the rows of timers and gateways",
+    "commands/statuswatch.py:watch_status": "what `status` says, whose rows there are",
     "config.py:__post_init__": "what a program gives, and no source lets through",
     "service/backup.py:_check_wals": "takes gigabytes: tests/service/test_backup.py",
     "service/backup.py:opened": "takes a machine on which two statements last long",
+    "service/logbook.py:_read": "takes starts amid reads: tests/service/test_logbook.py",
     "sources.py:value": "the rows of bad values: its text is the setting's",
 }
 LEAST: Final = 8  # characters, that a text may be told from others by
