@@ -376,8 +376,9 @@ def _remedy(path: Path, error: sqlite3.Error) -> str:
     """What SQLite says, and what to do about it."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
-        todo = f"a sidecar was killed there, and only who may write to {path.parent} "
-        return f"{error}; {todo}can read what it left: be the sidecar's user"
+        told = "beside a sidecar that runs or was killed, only who may write to"
+        todo = "be the user that the sidecar runs as"
+        return f"{error}; {told} {path.parent} can always read it: {todo}"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return f"{error}; ask again"
     if code == sqlite3.SQLITE_IOERR:
