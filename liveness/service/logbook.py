@@ -293,10 +293,11 @@ def looking_at(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a log that may be another process's, for one read; nothing is written.
 
     Where there is a WAL, a sidecar has the file open or was killed. SQLite then reads
-    both, beside whoever writes. Where there is none the file is all there is, and to
-    read it SQLite would make a WAL: a file that the sidecar, if it is another user's,
-    could not write to. So it is opened as one that does not change; and if it did, the
-    read counts for nothing.
+    both, beside whoever writes; for who may not write to the folder it does so only once
+    somebody who may has read there since the start. Where there is none the file is all
+    there is, and to read it SQLite would make a WAL: a file that the sidecar, if it is
+    another user's, could not write to. So it is opened as one that does not change; and
+    if it did, the read counts for nothing.
 
     Raises:
         StateError: There is no log, or none that this version reads.
