@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from liveness.core.records import Wanted
-from liveness.service.feed import Feed
+from liveness.service.feed import Entry, Feed
 from liveness.service.journal import Journal
 from liveness.service.pages import answering, json_text, query_of, wanted_in
 from liveness.service.streams import Kind, Listener, Streams, event
@@ -47,6 +47,8 @@ class LivePages:
         self._journal = journal
         self._feed = feed
         self._streams = streams
+        # Of this second: by what is newest, from where on, and who wants it.
+        self._told: dict[tuple[int, int, Wanted], str] = {}
 
     def routes(self, *, may_change: bool) -> list[Route]:
         """The routes of a door, whichever it is."""
@@ -88,9 +90,19 @@ class LivePages:
             summaries.unfollow(ring)
 
     def _records(self, after: int, wanted: Wanted) -> str:
-        newest = deque[str](maxlen=MOST_RECORDS)
+        """What is told of those above *after*, found once for all who want the same."""
+        key = (self._journal.durable_seq, after, wanted)
+        told = self._told.get(key)
+        if told is None:
+            if any(newest != key[0] for newest, *_ in self._told):
+                self._told.clear()
+            told = self._told[key] = self._found(after, wanted)
+        return told
+
+    def _found(self, after: int, wanted: Wanted) -> str:
+        newest = deque[Entry](maxlen=MOST_RECORDS)
         count = 0
         for count, entry in enumerate(self._feed.since(after, wanted), 1):  # noqa: B007 - it is how many there were
-            newest.append(entry.json)
-        left_out = count - len(newest)
-        return f'"records":[{",".join(newest)}],"left_out":{left_out}'
+            newest.append(entry)
+        records = ",".join(entry.json for entry in newest)
+        return f'"records":[{records}],"left_out":{count - len(newest)}'
