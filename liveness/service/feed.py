@@ -25,13 +25,14 @@ DISK_READERS: Final = 4
 class Entry:
     """A record in the tail, encoded when the first reader wants it, then for all."""
 
-    __slots__ = ("_encoded", "_json", "due", "record")
+    __slots__ = ("_encoded", "_event", "_json", "due", "record")
 
     def __init__(self, record: Logged | Gap, due: float = 0.0) -> None:
         self.record = record
         self.due = due
         self._encoded: bytes | None = None
         self._json: str | None = None
+        self._event: bytes | None = None
 
     @property
     def encoded(self) -> bytes:
@@ -46,6 +47,15 @@ class Entry:
         if self._json is None:
             self._json = json_line(json_ready(self.record.as_map()))
         return self._json
+
+    @property
+    def event(self) -> bytes:
+        """The record as a server-sent event, but for the log in front of its id's seq."""
+        if self._event is None:
+            record = self.record
+            head = f":{record.seq}\nevent: {record.kind}\n"
+            self._event = f"{head}data: {self.json}\n\n".encode()
+        return self._event
 
 
 class Commit:

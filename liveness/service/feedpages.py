@@ -17,6 +17,7 @@ from math import inf
 from typing import Final
 
 import structlog
+import trio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -33,8 +34,11 @@ from liveness.service.streams import Kind, Listener, Streams, Told, event
 from liveness.service.writer import SAY_AGAIN_S
 from liveness.text import json_line
 
-# Told at a time: a hundred kilobytes, which takes a millisecond to put together.
-EVENTS_AT_ONCE: Final = 500
+# Told at a time: for the first who wants them it takes two milliseconds to write them.
+EVENTS_AT_ONCE: Final = 200
+# What comes soon after something was told is gathered for so long: one write for each
+# commit and each of many readers would leave no time for anything else.
+GATHER_S: Final = 0.05
 _ID: Final = re.compile(r"([0-9a-f]{1,64}):([0-9]{1,19})")
 
 _log = structlog.get_logger("http")
@@ -118,6 +122,7 @@ class FeedPages:
         )
         begin = json_line({"log": log, "seq": position, "new": is_new})
         await listener.tell(event("log", begin, id=f"{log}:{position}"))
+        id_ = f"id: {log}".encode()  # in front of each event
         self._feed.follow(cursor, listener.wake.ring)
         try:
             least = inf  # records it was behind, when it was nearest to the end
@@ -127,15 +132,11 @@ class FeedPages:
                     least = min(least, behind)
                     if behind - least > self._max_backlog:
                         raise self._too_slow(behind)
-                    entries = await self._take(cursor)
-                    await listener.tell(
-                        b"".join(
-                            event(entry.record.kind, entry.json, id=f"{log}:{seq}")
-                            for entry in entries
-                            if (seq := entry.record.seq)
-                        )
-                    )
+                    if entries := await self._take(cursor):
+                        events = (entry.event for entry in entries)
+                        await listener.tell(b"".join([id_, id_.join(events)]))
                 least = 0
+                await trio.sleep(GATHER_S)
                 await listener.wait()
         finally:
             self._feed.unfollow(cursor)

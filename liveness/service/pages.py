@@ -103,7 +103,7 @@ def query_of(request: Request, *names: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in pairs:
         if name not in names:
-            known = ", ".join(names)
+            known = ", ".join(names) or "nothing"
             raise NotDone(400, f"the query has {name!r:.80}; it may have {known}")
         if name in found:
             raise NotDone(400, f"the query has {name} twice; give it once")
