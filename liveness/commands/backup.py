@@ -52,7 +52,8 @@ def backup(state: Path, file: Path, *, force: bool, out: TextIO) -> None:
         CommandError: It cannot be read or written; nothing is left behind.
         StateError: What lies there is damaged, or of a newer version.
     """
-    _check_target(file, force=force)
+    with _failing(state, file):
+        _check_target(file, force=force)
     with _reporting() as stage, _failing(state, file), opened(state) as files:
         counted = files.counted()
         _check_room(files, file)

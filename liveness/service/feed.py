@@ -20,6 +20,8 @@ from liveness.text import json_line, json_ready
 
 # At most this many readers of the disk at a time; each holds a thread and a file.
 DISK_READERS: Final = 4
+# And so many of those for whom no user waits.
+GUESTS: Final = 2
 
 
 class Entry:
@@ -90,6 +92,7 @@ class Feed:
         self._readers: dict[Cursor, Callable[[], None]] = {}
         self._awaiting: dict[Callable[[], None], None] = {}
         self.disk = trio.CapacityLimiter(DISK_READERS)
+        self.guests = trio.CapacityLimiter(GUESTS)
 
     def publish(self, batch: Batch) -> None:
         """Take a batch that is on disk, and wake whom it concerns."""
@@ -157,6 +160,7 @@ class Cursor:
         position: Everything up to here was given out, or did not concern it.
         follows: It goes on from its stored cursor, which the retention moves past
             what did not concern it; not so one that named a position of its own.
+        is_guest: No gateway waits for it, and it waits for none at the disk.
     """
 
     def __init__(
@@ -169,6 +173,7 @@ class Cursor:
         wanted: Wanted,
         position: int,
         follows: bool,
+        is_guest: bool = False,
     ) -> None:
         self.wanted = wanted
         self.position = position
@@ -176,6 +181,7 @@ class Cursor:
         self._feed = feed
         self._key = (role, name)
         self._follows = follows
+        self._disk = feed.guests if is_guest else feed.disk
 
     def passes(self, commit: Commit) -> bool:
         """Go past a commit that does not concern this reader, if it is that far.
@@ -214,7 +220,7 @@ class Cursor:
             limit=limit,
         )
         records, reached, first = await trio.to_thread.run_sync(
-            read, limiter=self._feed.disk
+            read, limiter=self._disk
         )
         if self.position + 1 < first:
             gap = Gap(self.position + 1, first, wall_ms)

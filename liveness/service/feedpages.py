@@ -30,7 +30,7 @@ from liveness.service.feed import Cursor, Entry, Feed
 from liveness.service.journal import Journal
 from liveness.service.logs import Every
 from liveness.service.pages import NotDone, answering, query_of, wanted_in
-from liveness.service.streams import Kind, Listener, Streams, Told, event
+from liveness.service.streams import STOPPING, Kind, Listener, Streams, Told, event
 from liveness.service.writer import SAY_AGAIN_S
 from liveness.text import json_line
 
@@ -119,6 +119,7 @@ class FeedPages:
             wanted=wanted,
             position=position,
             follows=False,
+            is_guest=True,
         )
         begin = json_line({"log": log, "seq": position, "new": is_new})
         await listener.tell(event("log", begin, id=f"{log}:{position}"))
@@ -128,6 +129,7 @@ class FeedPages:
             least = inf  # records it was behind, when it was nearest to the end
             while True:
                 while cursor.is_behind:
+                    is_last = listener.is_stopping
                     behind = journal.durable_seq - cursor.position
                     least = min(least, behind)
                     if behind - least > self._max_backlog:
@@ -135,6 +137,8 @@ class FeedPages:
                     if entries := await self._take(cursor):
                         events = (entry.event for entry in entries)
                         await listener.tell(b"".join([id_, id_.join(events)]))
+                    if is_last:
+                        raise Told(STOPPING)
                 least = 0
                 await trio.sleep(GATHER_S)
                 await listener.wait()

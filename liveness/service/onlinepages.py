@@ -10,7 +10,6 @@ statement, while others have the interpreter.
 
 import sqlite3
 from contextlib import ExitStack
-from functools import partial
 from tempfile import TemporaryFile
 from typing import BinaryIO, Final
 
@@ -35,20 +34,14 @@ class OnlinePages:
         journal: Has the file.
         feed: Whose readers of the disk these are as well.
         streams: Where the answers have their places.
-        lists: So many lists are put together at a time.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        feed: Feed,
-        streams: Streams,
-        lists: trio.CapacityLimiter,
-    ) -> None:
+    def __init__(self, journal: Journal, feed: Feed, streams: Streams) -> None:
         self._store: Store = journal.store
         self._feed = feed
         self._streams = streams
-        self._lists = lists
+        # One is put together at a time: between two of them the WAL can begin anew.
+        self._turn = trio.CapacityLimiter(1)
 
     def routes(self, *, may_change: bool) -> list[Route]:
         """The routes of a door, whichever it is."""
@@ -57,38 +50,26 @@ class OnlinePages:
     async def _answer(self, request: Request) -> Response:
         query_of(request)
         media = "application/x-ndjson"
-        if request.method == "HEAD":
-            return self._streams.answer(Kind.USERS, _nothing, media=media)
-        with ExitStack() as stack:
-            spool = stack.enter_context(await self._spool())
-            answer = self._streams.answer(
-                Kind.USERS, partial(_tell, spool), media=media
-            )
-            stack.pop_all()  # it is the answer's now
-            return answer
+        return self._streams.answer(Kind.USERS, self._tell, media=media)
+
+    async def _tell(self, listener: Listener) -> None:
+        async with self._turn:
+            spool = await self._spool()
+        with spool:
+            while piece := await trio.to_thread.run_sync(spool.read, PIECE_BYTES):
+                await listener.tell(piece)
 
     async def _spool(self) -> BinaryIO:
         """Everyone, as they are to be told, in a file that has no name."""
         with ExitStack() as stack:
             try:
                 spool = stack.enter_context(TemporaryFile(dir=self._store.folder))
-                async with self._lists:
-                    await trio.to_thread.run_sync(
-                        self._store.spool_users, spool, limiter=self._feed.disk
-                    )
+                await trio.to_thread.run_sync(
+                    self._store.spool_users, spool, limiter=self._feed.guests
+                )
                 spool.seek(0)
             except (sqlite3.Error, OSError) as error:
                 told = f"those online cannot be read ({error}); mend the disk, and ask"
                 raise NotDone(503, f"{told} again") from error
             stack.pop_all()
             return spool
-
-
-async def _tell(spool: BinaryIO, listener: Listener) -> None:
-    with spool:
-        while piece := await trio.to_thread.run_sync(spool.read, PIECE_BYTES):
-            await listener.tell(piece)
-
-
-async def _nothing(_: Listener) -> None:
-    """What is told to HEAD."""

@@ -55,6 +55,10 @@ class NotDone(LivenessError):
         super().__init__(told)
         self.status = status
 
+    def answer(self) -> Response:
+        """As whoever asked is told."""
+        return JSONResponse({"error": str(self)}, self.status)
+
 
 def answering(endpoint: Endpoint) -> Endpoint:
     """The endpoint, with what it refuses told as JSON."""
@@ -63,7 +67,7 @@ def answering(endpoint: Endpoint) -> Endpoint:
         try:
             return await endpoint(request)
         except NotDone as refusal:
-            return JSONResponse({"error": str(refusal)}, refusal.status)
+            return refusal.answer()
 
     return answer
 

@@ -215,7 +215,7 @@ class Sidecar:
                 counts=self.counts,
                 max_backlog=config.http.max_backlog,
             ),
-            OnlinePages(self.journal, self.feed, self._streams, self._delivery.lists),
+            OnlinePages(self.journal, self.feed, self._streams),
             TimerPages(self.engine, self.journal),
             GatewayPages(self.engine, self.journal),
             GuardPages(self.engine),

@@ -271,9 +271,14 @@ class Store:
         with reading(self.path) as db:
             db.execute("begin")
             first = _first(db)
+            # A page that lacks the bytes of a name has no record of it, as SQLite finds
+            # out without the interpreter.
+            names = [it for it in (wanted.uid, wanted.gateway) if it is not None]
+            has_them = "and instr(records, ?) " * len(names)
             pages = db.execute(
-                "select records from log where last > ? and first <= ? order by last",
-                [after, until],
+                "select records from log where last > ? and first <= ? "
+                f"{has_them}order by last",
+                [after, until, *map(encode, names)],
             )
             for (page,) in pages:
                 for record in records_in(page):

@@ -18,9 +18,8 @@ from functools import partial
 from typing import Final
 
 import trio
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from liveness.metrics import Counts
 from liveness.service.pages import NotDone
@@ -42,6 +41,10 @@ class Kind(StrEnum):
     USERS = "users"  # those online
 
 
+# Of one kind. What is told of everyone online lies on the disk until it is read.
+MOST_OF: Final = {Kind.USERS: 4}
+
+
 class Told(Exception):
     """A stream ends for a reason, which its reader is told."""
 
@@ -51,18 +54,43 @@ class Listener:
 
     Args:
         send: To the client.
+        media: What is told, for its head.
         is_stopping: Whether the sidecar stops.
     """
 
-    def __init__(self, send: Send, is_stopping: Callable[[], bool]) -> None:
+    def __init__(self, send: Send, media: str, is_stopping: Callable[[], bool]) -> None:
         self.wake = Wake()  # rung when there may be something to tell
         self._send = send
+        self._media = media
         self._is_stopping = is_stopping
+        self._has_begun = False
 
-    async def tell(self, data: bytes) -> None:
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the sidecar stops."""
+        return self._is_stopping()
+
+    async def begin(self) -> None:
+        """Answer that there is a stream; from then on nothing can be refused."""
+        if not self._has_begun:
+            self._has_begun = True
+            # nginx would keep back what comes in small pieces.
+            headers = {"content-type": self._media, "x-accel-buffering": "no"}
+            head = Response(headers=headers)
+            del head.headers["content-length"]  # nobody knows it
+            await self._send(
+                {
+                    "type": "http.response.start",
+                    "status": head.status_code,
+                    "headers": head.raw_headers,
+                }
+            )
+
+    async def tell(self, data: bytes, *, is_last: bool = False) -> None:
         """Send; returns when the client has room for more."""
+        await self.begin()
         await self._send(
-            {"type": "http.response.body", "body": data, "more_body": True}
+            {"type": "http.response.body", "body": data, "more_body": not is_last}
         )
 
     async def wait(self) -> None:
@@ -71,7 +99,7 @@ class Listener:
         Raises:
             Told: The sidecar stops, and all there was has been told.
         """
-        if self._is_stopping() and not self.wake.is_rung:
+        if self.is_stopping and not self.wake.is_rung:
             raise Told(STOPPING)
         while True:
             with trio.move_on_after(QUIET_S):
@@ -105,16 +133,22 @@ class Streams:
             listener.wake.ring()
 
     def answer(self, kind: Kind, tell: Tell, *, media: str) -> Response:
-        """The answer that is told by *tell*.
+        """The answer that is told by *tell*, unless there is no place for it.
 
-        Raises:
-            NotDone: There is no room for it.
+        Until it has told something it may still refuse, by `NotDone`.
         """
-        if self.open.total() < self._most:
-            return _Stream(partial(self._run, kind, tell), media)
-        self._counts.limits_met["http.max_streams"] += 1
-        told = f"there are {self._most} streams, as many as there may be"
-        raise NotDone(503, f"{told}; ask again later, or raise http.max_streams")
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            listener = Listener(send, media, lambda: self._is_stopping)
+            try:
+                if scope["method"] != "HEAD":  # who is told how an answer would begin
+                    await self._run(kind, tell, listener, receive)
+            except NotDone as refusal:
+                await refusal.answer()(scope, receive, send)
+            else:
+                await listener.tell(b"", is_last=True)
+
+        return _Stream(answer)
 
     def events(self, kind: Kind, tell: Tell) -> Response:
         """As `answer`, of events; the last one says why there are no more."""
@@ -122,18 +156,34 @@ class Streams:
             kind, partial(_as_events, tell), media="text/event-stream; charset=utf-8"
         )
 
-    async def _run(self, kind: Kind, tell: Tell, receive: Receive, send: Send) -> None:
-        listener = Listener(send, lambda: self._is_stopping)
+    async def _run(
+        self, kind: Kind, tell: Tell, listener: Listener, receive: Receive
+    ) -> None:
+        # Not a moment between the look and the place that is taken.
+        if self.open.total() >= self._most:
+            self._counts.limits_met["http.max_streams"] += 1
+            told = f"there are {self._most} streams, as many as there may be"
+            raise NotDone(503, f"{told}; ask again later, or raise http.max_streams")
+        if self.open[kind] >= MOST_OF.get(kind, self._most):
+            self._counts.limits_met["http.max_streams"] += 1
+            told = f"{self.open[kind]} others read this by now, as many as there may be"
+            raise NotDone(503, f"{told}; ask again later")
         self.open[kind] += 1
         self._listeners.add(listener)
+        refusal: NotDone | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_until_gone, receive, nursery.cancel_scope)
-                await tell(listener)
+                try:
+                    await tell(listener)
+                except NotDone as error:
+                    refusal = error
                 nursery.cancel_scope.cancel()
         finally:
             self._listeners.discard(listener)
             self.open[kind] -= 1
+        if refusal is not None:
+            raise refusal
 
 
 def event(name: str, data: str, *, id: str) -> bytes:
@@ -152,28 +202,15 @@ async def _as_events(tell: Tell, listener: Listener) -> None:
 
 
 class _Stream(Response):
-    """A response whose body is told as there is something to tell."""
+    """An answer that is told as there is something to tell."""
 
-    def __init__(
-        self, run: Callable[[Receive, Send], Awaitable[None]], media: str
-    ) -> None:
-        # nginx would keep back what comes in small pieces.
-        super().__init__(headers={"content-type": media, "x-accel-buffering": "no"})
-        del self.headers["content-length"]  # nobody knows it
-        self._run = run
+    def __init__(self, answer: ASGIApp) -> None:
+        super().__init__()
+        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; to HEAD, how the answer would begin."""
-        await send(
-            {
-                "type": "http.response.start",
-                "status": self.status_code,
-                "headers": self.raw_headers,
-            }
-        )
-        if Request(scope).method != "HEAD":
-            await self._run(receive, send)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        """Tell it."""
+        await self._answer(scope, receive, send)
 
 
 async def _until_gone(receive: Receive, reading: trio.CancelScope) -> None:

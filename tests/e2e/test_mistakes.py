@@ -325,6 +325,7 @@ STATES: Final = [
 BACKUPS: Final = [
     Mistake("backup to a file that is there", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar is there already; name another FILE, or give --force", both(state, text("b.tar"))),
     Mistake("backup to a folder", "backup --state {here}/state {here}", 1, "{here} is there and is no file; name another FILE", state),
+    Mistake("backup to a name that is too long", "backup --state {here}/state {here}/" + "b" * 260, 1, "{here}/" + "b" * 260 + ": File name too long; nothing is left of it: make room, or name a FILE elsewhere", state),
     Mistake("backup into no folder", "backup --state {here}/state {here}/none/b.tar", 1, "{here}/none is no folder; make it, or name another FILE", state),
     Mistake("backup into another's folder", "backup --state {here}/s/state {here}/b.tar", 1, "{here}/…: Permission denied; be the sidecar's user, and name a FILE in a folder that it may write to", their_state, person=STRANGER),
     Mistake("backup of another's state", "backup --state {here}/state {here}/out/b.tar", 1, "{here}/state: Permission denied; be the sidecar's user, and name a FILE in a folder that it may write to", both(state, folder("out", 0o777)), person=STRANGER),

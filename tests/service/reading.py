@@ -50,6 +50,11 @@ class Reader:
             if not message.get("more_body"):
                 self._more.close()
 
+    async def drain(self) -> None:
+        """Take whatever comes until the end."""
+        async for _ in self._pieces:
+            pass
+
     def leave(self) -> None:
         """Go, without reading on."""
         self._gone.set()
@@ -123,4 +128,4 @@ async def reading(
         yield reader
         reader.leave()
         with trio.fail_after(LONG_S):
-            await reader.rest()
+            await reader.drain()

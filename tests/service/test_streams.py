@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from starlette.types import ASGIApp
 from trio.testing import MockClock
 
@@ -262,6 +263,47 @@ async def test_there_are_so_many_streams_and_one_more_is_told_so(
         async with reading(door(rig), "/v1/feed") as reader:
             await reader.events(1)
         assert not rig.sidecar._streams.open.total()
+
+
+async def test_of_many_that_come_at_once_no_more_get_a_place(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with (
+        running(tmp_path, http=HttpSettings(max_streams=3)) as rig,
+        AsyncExitStack() as stack,
+    ):
+        readers = [
+            await stack.enter_async_context(reading(door(rig), "/v1/live"))
+            for _ in range(10)
+        ]
+        await rig.until(lambda: rig.counts.limits_met["http.max_streams"] == 7)
+        assert rig.sidecar._streams.open["live"] == 3
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(reader.status for reader in readers) == [200] * 3 + [503] * 7
+
+
+async def test_a_few_read_everyone_at_a_time_and_leave_no_file(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig, AsyncExitStack() as stack:
+        gateway = await rig.gateway("gw")
+        await gateway.send(["login", [f"{'long' * 50}-{n}" for n in range(3_000)]])
+        await gateway.settle()
+        for _ in range(4):
+            await stack.enter_async_context(reading(door(rig), "/v1/users"))
+        await rig.until(lambda: rig.sidecar._streams.open["users"] == 4)
+        with trio.fail_after(LONG_S):
+            answer = await ask(door(rig), "GET", "/v1/users")
+        assert answer.status == 503
+        assert "4 others" in answer.error
+        # A gateway's own list waits for none of them.
+        began = trio.current_time()
+        await gateway.send(["list"])
+        assert await gateway.expect("list")
+        assert trio.current_time() - began < 1
+        await stack.aclose()
+        assert not rig.sidecar._streams.open.total()
+        assert (await users(rig))[1]["users"] == 3_000
 
 
 def test_streams_leave_half_of_a_door_to_those_who_ask() -> None:
