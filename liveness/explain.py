@@ -25,7 +25,10 @@ from liveness.core.records import (
     Record,
     Uid,
 )
-from liveness.text import escaped, json_ready
+from liveness.text import duration, escaped, json_ready
+
+# From two minutes on seconds alone are not easily read.
+READ_AS_SECONDS: Final = 120.0
 
 
 class Known(NamedTuple):
@@ -121,11 +124,16 @@ class _Clock:
 
     def ago(self, at_ms: int) -> str:
         """How long ago that is."""
-        return f"{max(0, self._now_ms - at_ms) / 1000:.1f} s ago"
+        return f"{_lasting(max(0, self._now_ms - at_ms) / 1000)} ago"
 
     @staticmethod
     def _local(at_ms: int) -> datetime:
         return datetime.fromtimestamp(at_ms / 1000).astimezone()
+
+
+def _lasting(seconds: float) -> str:
+    """To a tenth of a second, as long as that is easily read."""
+    return f"{seconds:.1f} s" if seconds < READ_AS_SECONDS else duration(seconds)
 
 
 def _online(user: Standing, opening: Record | None, at: _Clock) -> list[str]:
@@ -141,7 +149,7 @@ def _online(user: Standing, opening: Record | None, at: _Clock) -> list[str]:
     elif user.slot is None:
         parts.append("due, and about to be judged")
     else:
-        parts.append(f"offline in {user.fires_in:.1f} s unless it is heard")
+        parts.append(f"offline in {_lasting(user.fires_in)} unless it is heard")
     if user.absence is not None and user.held != user.absence:
         parts.append(f"{gateway} {_ABSENCE[user.absence]}")
     parts.append(_began(opening, at) or f"connected {at(user.since)}")
@@ -150,7 +158,7 @@ def _online(user: Standing, opening: Record | None, at: _Clock) -> list[str]:
 
 def _offline(end: Record, opening: Record | None, at: _Clock) -> list[str]:
     gateway, when = escaped(end.gateway), f"offline at {at(end.at)}"
-    silence = f"{end.silence or 0.0:.1f} s of silence"
+    silence = f"{_lasting(end.silence or 0.0)} of silence"
     if end.reason == LOGOUT:
         return [f"{when} by a logout through {gateway}", _began(opening, at)]
     if end.reason == GATEWAY_LOST:

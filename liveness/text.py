@@ -47,6 +47,8 @@ def uid_of(text: str) -> str | int:
     if _LIKE_AN_INTEGER.fullmatch(text):
         name, _, number = text.partition(":")
         found = number if name == "str" else int(number) if len(number) < 20 else -1
+        if f"{found}" != number:  # one user has one name
+            found = -1
     if not is_uid(found):
         raise ValueError(
             f"{text!r:.80} is no uid: a string of 1 to {MAX_UID_BYTES} bytes of UTF-8 "
@@ -96,3 +98,16 @@ def relative(seconds: float) -> str:
     unit, length = next(one for one in units if distance > 1.95 * one[1] or one[1] == 1)
     many = f"{round(distance / length)} {unit}"
     return f"in {many}" if seconds > 0 else f"{many} ago"
+
+
+def duration(seconds: float | None) -> str:
+    """Days, hours, minutes and seconds, from the largest unit that is needed on."""
+    if seconds is None:
+        return "?"
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        many, left = divmod(left, length)
+        if many or parts or unit == "s":
+            parts.append(f"{many} {unit}")
+    return " ".join(parts)

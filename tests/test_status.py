@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from liveness.cli import main
 from liveness.commands import CommandError
-from liveness.commands.status import duration, readiness, status
+from liveness.commands.status import readiness, status
 from liveness.metrics import Collector, Counts, GatewayNow, Now, quantile
+from liveness.text import duration
 from tests.admin import Admin, answering
 
 READY = b'{"ready": true, "why": []}'

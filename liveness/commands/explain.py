@@ -63,7 +63,9 @@ def explain(
         tell(f"this is from the log in {folder}, which {told}")
     if not isinstance(found.get("told"), str):
         raise no_sidecar(socket_path)
-    out.write(f"{json.dumps(found, indent=2) if as_json else escaped(found['told'])}\n")
+    told = found["told"]
+    told = told if told.isprintable() else escaped(told)  # names in it are escaped
+    out.write(f"{json.dumps(found, indent=2) if as_json else told}\n")
 
 
 def _from_log(folder: Path, uid: Uid) -> tuple[Explained, Mark | None]:

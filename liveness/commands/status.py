@@ -16,7 +16,7 @@ from liveness.core.cadence import TIMES, is_short
 from liveness.core.gateways import STORM
 from liveness.core.timers import FAILED, FIRED, PENDING
 from liveness.metrics import quantile
-from liveness.text import escaped
+from liveness.text import duration, escaped
 
 MOST_LISTED: Final = 8  # of at most 65 gateways; --json has them all
 # Timers that something may still become of, and those that an operator has to look at.
@@ -248,16 +248,3 @@ def _listed(values: Mapping[str, float]) -> str:
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.1f} ms"
-
-
-def duration(seconds: float | None) -> str:
-    """Days, hours, minutes and seconds, from the largest unit that is needed on."""
-    if seconds is None:
-        return "?"
-    left = int(seconds)
-    parts: list[str] = []
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
-        many, left = divmod(left, length)
-        if many or parts or unit == "s":
-            parts.append(f"{many} {unit}")
-    return " ".join(parts)

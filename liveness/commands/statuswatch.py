@@ -24,7 +24,7 @@ from rich.text import Text
 from liveness.commands import CommandError
 from liveness.commands.status import Status, look, rows_of
 from liveness.streams import is_for_pictures, terminal_size
-from liveness.text import local_time
+from liveness.text import escaped, local_time
 
 # From the top left corner, with nothing left of what was there.
 REDRAWN: Final = "\x1b[H\x1b[J"
@@ -130,7 +130,7 @@ def text_line(now: Look, rates: Rates | None) -> str:
     assert found is not None
     told = [
         local_time(now.at_ms),
-        "ready" if found.ready else "NOT READY",
+        "ready" if found.ready else f"NOT READY: {escaped('; '.join(found.why))}",
         "? online"
         if found.users_online is None
         else f"{found.users_online:,.0f} online",

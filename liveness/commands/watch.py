@@ -354,7 +354,7 @@ def text_line(record: RecordMap, *, paint: Paint = plain) -> str:
         if kind == MOVED:
             what += f" from {escaped(record['from'])}"
         what += f"  {paint(record['reason'], record['reason'])}"
-        if record.get("silence") is not None:
+        if record.get("silence") is not None and record["reason"] != LOGOUT:
             since = "the restart" if record.get("restored") else record["last"]
             what += f"  {record['silence']:.3f} s since {since}"
     head = f"{paint(DIM, when)}  {paint(kind, f'{kind:<7}')}"

@@ -26,7 +26,7 @@ from liveness.text import json_line
 # In one summary: more than a person reads in a second.
 MOST_RECORDS: Final = 50
 # Of what came since the last summary so many are looked at, the newest: twice what the
-# promises allow for a second.
+# promises allow for a second. The others count as left out, wanted or not.
 LOOKED_AT: Final = 20_000
 
 
@@ -48,7 +48,7 @@ class LivePages:
         self._feed = feed
         self._streams = streams
         # Of this second: by what is newest, from where on, and who wants it.
-        self._told: dict[tuple[int, int, Wanted], str] = {}
+        self._found: dict[tuple[int, int, Wanted], tuple[str, int]] = {}
 
     def routes(self, *, may_change: bool) -> list[Route]:
         """The routes of a door, whichever it is."""
@@ -82,27 +82,28 @@ class LivePages:
             while True:
                 await listener.wait()
                 newest = journal.durable_seq
-                records = self._records(max(position, newest - LOOKED_AT), wanted)
+                passed_over = max(0, newest - LOOKED_AT - position)
+                records = self._records(position + passed_over, passed_over, wanted)
                 position = newest
                 text = f"{summaries.text[:-1]},{records}}}"
                 await listener.tell(event("summary", text, id=f"{log}:{position}"))
         finally:
             summaries.unfollow(ring)
 
-    def _records(self, after: int, wanted: Wanted) -> str:
+    def _records(self, after: int, passed_over: int, wanted: Wanted) -> str:
         """What is told of those above *after*, found once for all who want the same."""
         key = (self._journal.durable_seq, after, wanted)
-        told = self._told.get(key)
-        if told is None:
-            if any(newest != key[0] for newest, *_ in self._told):
-                self._told.clear()
-            told = self._told[key] = self._found(after, wanted)
-        return told
+        found = self._found.get(key)
+        if found is None:
+            if any(newest != key[0] for newest, *_ in self._found):
+                self._found.clear()
+            found = self._found[key] = self._find(after, wanted)
+        records, left_out = found
+        return f'"records":[{records}],"left_out":{left_out + passed_over}'
 
-    def _found(self, after: int, wanted: Wanted) -> str:
+    def _find(self, after: int, wanted: Wanted) -> tuple[str, int]:
         newest = deque[Entry](maxlen=MOST_RECORDS)
         count = 0
         for count, entry in enumerate(self._feed.since(after, wanted), 1):  # noqa: B007 - it is how many there were
             newest.append(entry)
-        records = ",".join(entry.json for entry in newest)
-        return f'"records":[{records}],"left_out":{count - len(newest)}'
+        return ",".join(entry.json for entry in newest), count - len(newest)

@@ -209,9 +209,13 @@ class Summaries:
         )
 
     def _before(self, look: Look, seconds: float) -> Look:
-        """The look of so many seconds before, or the oldest."""
-        since = look.mono - seconds - EVERY_S / 2
-        return next((one for one in self._looks if one.mono >= since), look)
+        """The newest look that is so many seconds old, give or take; else the oldest.
+
+        After a stop it is older, and what came since is in what is told next.
+        """
+        since = look.mono - seconds + EVERY_S / 2
+        old_enough = (one for one in reversed(self._looks) if one.mono <= since)
+        return next(old_enough, self._looks[0] if self._looks else look)
 
     def _rates(self, look: Look, seconds: float) -> dict[str, Any]:
         before = self._before(look, seconds)

@@ -395,6 +395,24 @@ async def test_a_summary_a_second_whatever_the_load(
         assert last["gateways"][0]["unacked"] == count
 
 
+async def test_a_second_in_which_nothing_could_be_told_is_in_the_next(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with (
+        running(tmp_path) as rig,
+        reading(door(rig), "/v1/live") as reader,
+    ):
+        await reader.events(3)
+        gateway = await rig.gateway("gw")
+        await gateway.send(["login", [*range(100)]])
+        await gateway.settle()
+        jumping.jump(4)  # as after a stop
+        (summary,) = await reader.events(1)
+        second = summary.data["second"]
+        assert second["over_s"] >= 4
+        assert second["events"]["login"] * second["over_s"] == pytest.approx(100, 0.01)
+
+
 async def test_the_hand_moves_and_stands_with_attended_time(
     tmp_path: Path, jumping: MockClock
 ) -> None:
