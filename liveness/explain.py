@@ -141,7 +141,7 @@ def _online(user: Standing, opening: Record | None, at: _Clock) -> list[str]:
     through = f"online through {gateway}"
     parts = [through if user.conn is None else f"{through} (connection {user.conn})"]
     if user.last is None or user.seen is None:
-        parts.append("not heard since the sidecar was started again after a crash")
+        parts.append("not heard since the sidecar was started again")
     else:
         parts.append(f"last heard: {user.last} at {at(user.seen)}, {at.ago(user.seen)}")
     if user.held is not None:
@@ -167,7 +167,7 @@ def _offline(end: Record, opening: Record | None, at: _Clock) -> list[str]:
         assert end.reason == SILENCE
         when += f" after {silence}"
     if end.last is None or end.seen is None:
-        heard = "not heard since the sidecar was started again after a crash"
+        heard = "not heard since the sidecar was started again"
         if end.reason == SILENCE:
             heard += f", through {gateway}"
     else:

@@ -75,7 +75,7 @@ def test_silence_is_told_with_what_was_heard_last_and_the_login() -> None:
 
 def test_what_was_unheard_since_a_crash_is_not_said_to_have_been_heard() -> None:
     unheard = END._replace(seen=None, last=None, restored=True)
-    not_heard = "not heard since the sidecar was started again after a crash"
+    not_heard = "not heard since the sidecar was started again"
     assert ended(unheard) == (
         f"offline at 14:03:07 after 30.0 s of silence; {not_heard}, through gw-2{BEGAN}"
     )

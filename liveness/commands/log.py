@@ -110,7 +110,9 @@ def log(folder: Path, sought: Sought, *, form: str, out: TextIO) -> None:
     with log_in(folder, clock=perf_counter) as book:
         records = book.records(sought)
         if form == "csv":
-            table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+            table = csv.DictWriter(
+                out, COLUMNS, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
+            )
             table.writeheader()
             table.writerows(map(_cells, records))
         else:
@@ -123,7 +125,8 @@ def _cells(record: Logged) -> dict[str, object]:
     """A record for a spreadsheet: users told apart, and no text that is taken for more.
 
     What could steer a terminal is escaped; before what is a formula to a spreadsheet, or
-    looks as if that had been done to it, stands an apostrophe.
+    looks as if that had been done to it, stands an apostrophe. All text is in quotes:
+    where cells are parted by semicolons, one within would begin another.
     """
     cells = record.as_map()
     if isinstance(record, Record):

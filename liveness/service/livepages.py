@@ -77,7 +77,7 @@ class LivePages:
         try:
             position = journal.durable_seq
             log = journal.store.log
-            history = json_line(summaries.history())
+            history = summaries.history_text
             await listener.tell(event("history", history, id=f"{log}:{position}"))
             while True:
                 await listener.wait()

@@ -75,13 +75,14 @@ class Summaries:
         self._looks: deque[Look] = deque(maxlen=KEPT_S + 1)
         self._rings: dict[Callable[[], None], None] = {}
         self._text: str | None = None
+        self._history: str | None = None
 
     async def run(self) -> None:
         """Look once a second, for ever."""
         at = trio.current_time()
         while True:
             self._looks.append(self._look(self._now()))
-            self._text = None
+            self._text = self._history = None
             for ring in self._rings:
                 ring()
             at = max(
@@ -105,6 +106,13 @@ class Summaries:
         return self._text
 
     # --- what is told -----------------------------------------------------------
+
+    @property
+    def history_text(self) -> str:
+        """The last minutes as JSON, made for the first who wants them in a second."""
+        if self._history is None:
+            self._history = json_line(self.history())
+        return self._history
 
     def history(self) -> dict[str, Any]:
         """The last minutes in columns, oldest first; rates are per second."""

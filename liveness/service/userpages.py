@@ -98,7 +98,7 @@ def _uid_in(request: Request) -> Uid:
     try:
         return uid_of(name.decode())
     except UnicodeDecodeError:
-        told = f"{name!r:.80} is no uid: it is not UTF-8; write it as %XX"
+        told = f"{name!r:.80} is no uid: it is not UTF-8; write each byte of its UTF-8 as %XX"
         raise NotDone(400, told) from None
     except ValueError as error:
         raise NotDone(400, str(error)) from None
