@@ -17,6 +17,7 @@ import pytest
 from playwright.sync_api import (
     Browser,
     ConsoleMessage,
+    Locator,
     Page,
     Route,
     expect,
@@ -33,6 +34,7 @@ HOSTILE: Final = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
 # What a browser says by itself of answers that a test provokes.
 NOT_THERE: Final = "net::ERR_(CONNECTION_|INCOMPLETE_CHUNKED|EMPTY_RESPONSE)"
 REFUSED: Final = "status of 40[01] "
+ABOVE_THE_BASE: Final = r" (?!100\.0)\d"  # a point of a curve whose value is not 0
 
 Open = Callable[..., Page]
 
@@ -123,16 +125,17 @@ def test_the_figures_move_with_real_traffic(
     expect(users).to_have_text(str(before + 40))
     expect(page.locator("#hand")).not_to_have_attribute("transform", hand or "")
     row = page.locator("#gateways .row", has_text=name)
-    expect(row).to_contain_text("40")
+    expect(row).to_contain_text("users 40")
     expect(page.locator("#sectors path[d^=M]")).not_to_have_count(0)
-    # 40 in one second, which stay in the history.
-    assert "login" in page.locator("#chart-events .legend").inner_text()
     plot = page.locator("#chart-events .plot")
-    expect(plot.locator(".t-login")).to_have_attribute("d", re.compile("^M"))
+    drawn = plot.locator(".t-login")
+    expect(drawn).to_have_attribute("d", re.compile(f"^M.*{ABOVE_THE_BASE}"))
+    # In one second, which stays in the history; nowhere else do so many log in at once.
+    assert max(read_back(plot, "login")) > 10
     gateway.send("logout", [f"{name}-{n}" for n in range(30)])
     gateway.settle()
     expect(users).to_have_text(str(before + 10))
-    expect(row).to_contain_text("10")
+    expect(row).to_contain_text("users 10")
     ready = page.locator("#ready")
     expect(ready).to_have_text("ready")
     expect(page).to_have_title(re.compile(f"^{before + 10} online "))
@@ -364,18 +367,38 @@ def test_all_is_reached_and_read_out_by_keyboard(
     assert sum("over the last five minutes" in one for one in reached) == 3
     for name in ("ring", "Users online, over the last five minutes"):
         slider = page.locator(f'[id="{name}"], [aria-label="{name}"]')
+        # Two points further on it is another second, and reads otherwise.
+        expect(slider).to_have_attribute("aria-valuemax", re.compile("^([3-9]|..+)$"))
         slider.focus()
-        told = []
+        places, told = [], []
         for key in ("Home", "End", "ArrowLeft"):
             slider.press(key)
-            told.append(slider.get_attribute("aria-valuetext"))
-        assert all(re.search(r"\d", one or "") for one in told)
+            places.append(int(slider.get_attribute("aria-valuenow") or ""))
+            told.append(slider.get_attribute("aria-valuetext") or "")
+        first, last, before_last = places
+        assert first == int(slider.get_attribute("aria-valuemin") or "")
+        assert first < before_last < last
+        assert told[0] != told[1]
+        assert all(re.search(r"\d", one) for one in told)
     ring = page.locator("#ring")
     ring.focus()
     ring.press("Home")
     expect(page.locator("#slot-told")).to_contain_text(re.compile(r"^Slot \d+: "))
     ring.press("Escape")
     expect(page.locator("#slot-told")).to_contain_text("30 slots of 2 s")
+
+
+def read_back(plot: Locator, name: str) -> list[float]:
+    """What a chart says of a series at each of its points, from the newest, by keys."""
+    plot.focus()
+    plot.press("End")
+    said = []
+    for _ in range(int(plot.get_attribute("aria-valuenow") or "") + 1):
+        told = plot.get_attribute("aria-valuetext") or ""
+        said += re.findall(rf"\b{name} ([\d,.]+)", told)
+        plot.press("ArrowLeft")
+    plot.press("Escape")
+    return [float(one.replace(",", "")) for one in said]
 
 
 class OnePort(Sidecar):
