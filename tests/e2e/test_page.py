@@ -8,6 +8,8 @@ asked for but from the sidecar itself.
 import re
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +28,7 @@ from playwright.sync_api import (
 
 from tests.e2e.client import Client
 from tests.e2e.conftest import Start
-from tests.e2e.sidecar import Sidecar
+from tests.e2e.sidecar import ROOT, Sidecar
 
 SOON_MS: Final = 10_000
 TOKEN: Final = "correct-horse-battery-staple"
@@ -252,6 +254,58 @@ def test_a_user_is_explained_from_the_feed_and_by_address(
     expect(other.locator("#explained .record")).to_have_count(0)
 
 
+def test_a_connection_is_shown_to_its_last_digit_or_not_at_all(
+    sidecar: Sidecar, open_page: Open, name: str
+) -> None:
+    conn = (1_785_000_000_000 << 20) + 1  # as protocol.md advises; no double holds it
+    assert int(float(conn)) != conn
+    small, large = f"small-{name}", f"large-{name}"
+    gateway = sidecar.gateway(name)
+    gateway.send("login", [small, large], {"conn": [7, conn]})
+    gateway.settle()
+    page = open_page(sidecar, f"#uid={large}")
+    shown = page.locator("#explained .facts div", has_text="Connection").locator("dd")
+    told = page.locator("#explained .told")
+    expect(told).to_contain_text(f"(connection {conn})")
+    expect(shown).to_have_text(f"{conn}")
+    page.evaluate(WITHOUT_SOURCES)
+    for uid, number in ((small, ["7"]), (large, [])):
+        page.get_by_label("User", exact=True).fill(uid)
+        page.get_by_role("button", name="Explain").click()
+        expect(told).to_contain_text(f"(connection {7 if number else conn})")
+        expect(shown).to_have_text(number)
+
+
+@pytest.mark.parametrize(
+    ("slots", "labels"),
+    [
+        (2, range(2)),
+        (30, range(0, 30, 5)),
+        (121, range(0, 120, 20)),
+        (1_000, range(0, 990, 90)),
+        (3_600, range(0, 3_600, 300)),
+    ],
+)
+def test_the_ring_has_its_labels_all_around(
+    start: Start, open_page: Open, slots: int, labels: range
+) -> None:
+    page = open_page(start(60, slots=slots))
+    expect(page.locator("#ticks text")).to_have_text([str(one) for one in labels])
+
+
+def test_a_command_that_the_page_names_is_one(
+    sidecar: Sidecar, open_page: Open
+) -> None:
+    page = open_page(sidecar)
+    is_live(page)
+    cell = page.locator("#vitals div", has_text="Timers failed")
+    named = re.search("`liveness (.+)`", cell.get_attribute("title") or "")
+    assert named
+    command = [sys.executable, "-m", "liveness", *named[1].split()]
+    environ = sidecar.environment() | {"LIVENESS_SOCKET_PATH": str(sidecar.socket)}
+    subprocess.run(command, env=environ, cwd=ROOT, timeout=SOON_MS / 1000, check=True)
+
+
 def test_a_storm_is_told_with_what_to_do(start: Start, open_page: Open) -> None:
     settings = {"guard_least_users": 20, "guard_hold_s": 600}
     sidecar = start(1, guard_enabled="true", **settings)
@@ -457,6 +511,11 @@ WATCH_FIRED: Final = """() => {
   const dots = document.getElementById("dots");
   const look = () => dots.querySelector(".fired") && (document.body.dataset.fired = "");
   new MutationObserver(look).observe(dots, { childList: true, subtree: true });
+}"""
+# As in a browser that does not say how a number was written.
+WITHOUT_SOURCES: Final = """() => {
+  const { parse } = JSON;
+  JSON.parse = (text, revive) => parse(text, revive && ((key, value) => revive(key, value)));
 }"""
 # What has the focus, if that can be seen.
 FOCUSED: Final = """() => {

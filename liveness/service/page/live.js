@@ -12,6 +12,7 @@
 const HISTORY_POINTS = 300; // as many as the stream's history has at most
 const FEED_ROWS = 200; // more than anybody reads; each is some elements
 const MOST_SECTORS = 120; // narrower ones could not be told apart
+const MOST_LABELS = 12; // around the ring, as on a clock
 const JUMPS_PER_S = 40; // dots that stand for those who spoke: more is a blur
 const LEAVES_PER_S = 24;
 const SECTORS_EVERY = 4; // frames: they change slowly, and are most of the work
@@ -193,8 +194,8 @@ const wheel = {
     set(byId("ring"), { "aria-valuemax": Math.ceil(slots / this.per) });
     const ticks = byId("ticks");
     ticks.replaceChildren();
-    const step = [1, 5, 10, 15, 30, 60, 100, 200, 300, 600].find((one) => slots / one <= 12) ?? 600;
-    for (let slot = 0; slot < slots; slot += Math.max(1, this.per)) {
+    const step = this.per * [1, 5, 10].find((one) => slots / this.per / one <= MOST_LABELS);
+    for (let slot = 0; slot < slots; slot += this.per) {
       const angle = (slot / slots) * TURN;
       const isNamed = slot % step === 0 && slots - slot >= step / 2;
       const [[x1, y1], [x2, y2]] = [OUTER + 8, OUTER + (isNamed ? 16 : 12)].map((r) => at(angle, r).split(" "));
@@ -683,7 +684,7 @@ function tellVitals(told) {
   vital("Log, to be written", told.log_failure ? "fails" : whole(told.log_pending), { is: told.log_failure ? "alert" : "", title: `Records that wait for the disk. The newest has seq ${whole(told.seq)}` });
   vital("Watchers", whole(told.links.watcher ?? 0), { title: "Links that follow the records" });
   vital("Timers pending", whole(told.timers.pending ?? 0));
-  vital("Timers failed", whole(failed), { is: failed ? "warn" : "", title: "Given up; `liveness timers` lists them" });
+  vital("Timers failed", whole(failed), { is: failed ? "warn" : "", title: "Given up; `liveness timers list --state failed` shows them" });
 }
 
 const rows = new Map();
@@ -895,6 +896,14 @@ function watchTheFeed() {
 
 const asking = { uid: null, number: 0, answer: null, at: 0 };
 
+/**
+ * A conn has up to 63 bits, a number here 53: where digits would be lost it is the text of
+ * the answer, or nothing in a browser that does not keep that text.
+ */
+function exactly(key, value, context) {
+  return key !== "conn" || value === null || Number.isSafeInteger(value) ? value : (context?.source ?? null);
+}
+
 function asked() {
   const found = /^#uid=(.*)$/s.exec(location.hash);
   if (!found) return null;
@@ -913,7 +922,7 @@ async function explain({ isNew }) {
   try {
     const response = await fetch(`/v1/users/${encodeURIComponent(uid)}`, { headers: { accept: "application/json" } });
     if (response.status === 401) return signIn();
-    answer = await response.json();
+    answer = JSON.parse(await response.text(), exactly);
   } catch {
     answer = { error: "The sidecar does not answer; ask again when this page is live." };
   }
