@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from playwright.sync_api import (
     ConsoleMessage,
     Locator,
     Page,
+    Request,
     Route,
     expect,
     sync_playwright,
@@ -36,6 +38,7 @@ HOSTILE: Final = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
 # What a browser says by itself of answers that a test provokes.
 NOT_THERE: Final = "net::ERR_(CONNECTION_|INCOMPLETE_CHUNKED|EMPTY_RESPONSE)"
 REFUSED: Final = "status of 40[01] "
+WITH_A_FILTER: Final = re.compile(r"/v1/live\?")
 ABOVE_THE_BASE: Final = r" (?!100\.0)\d"  # a point of a curve whose value is not 0
 
 Open = Callable[..., Page]
@@ -106,6 +109,18 @@ def arrive(sidecar: Sidecar, name: str, *uids: str | int) -> Client:
     gateway.send("login", list(uids))
     gateway.settle()
     return gateway
+
+
+def is_of_a_script(request: Request) -> bool:
+    """Whether it is the page's question why its stream was refused."""
+    return request.resource_type == "fetch" and "/v1/live?" in request.url
+
+
+def keep_what_a_script_asks(asked: list[Route], route: Route) -> None:
+    if is_of_a_script(route.request):
+        asked.append(route)
+    else:
+        route.fallback()
 
 
 def record(page: Page, uid: str) -> str:
@@ -231,6 +246,82 @@ def test_what_the_sidecar_will_not_look_for_is_told_beside_the_filter(
     is_live(page)
 
 
+def test_why_a_stream_was_refused_is_of_no_concern_to_the_next(
+    sidecar: Sidecar, open_page: Open, name: str
+) -> None:
+    page = open_page(sidecar, but=REFUSED)
+    is_live(page)
+    asked: list[Route] = []
+    page.route(WITH_A_FILTER, partial(keep_what_a_script_asks, asked))
+    only = page.get_by_label("Only this user")
+    only.fill("x" * 300)
+    with page.expect_request(is_of_a_script):
+        only.press("Enter")
+    only.fill(f"after-{name}")
+    only.press("Enter")
+    is_live(page)
+    with page.expect_response(lambda it: is_of_a_script(it.request)) as answered:
+        asked[0].continue_()
+    assert answered.value.status == 400
+    arrive(sidecar, name, f"after-{name}")
+    record(page, f"after-{name}")
+    expect(page.locator("#feed-note")).to_have_text("")
+    is_live(page)
+
+
+def test_an_answer_that_never_comes_is_not_waited_for(
+    sidecar: Sidecar, open_page: Open
+) -> None:
+    page = open_page(sidecar, but=f"{REFUSED}|{NOT_THERE}")
+    is_live(page)
+    page.clock.install()
+    asked: list[Route] = []
+    page.route(WITH_A_FILTER, partial(keep_what_a_script_asks, asked))
+    only = page.get_by_label("Only this user")
+    only.fill("x" * 300)
+    with page.expect_request(is_of_a_script):
+        only.press("Enter")
+    with page.expect_event("requestfailed", is_of_a_script):
+        page.clock.fast_forward(10_000)
+    page.unroute(WITH_A_FILTER)
+    with page.expect_request(WITH_A_FILTER):
+        page.clock.fast_forward(10_000)
+    expect(page.locator("#feed-note")).to_contain_text("Refused: ")
+
+
+def test_a_list_that_is_not_whole_says_so_whatever_the_filter(
+    sidecar: Sidecar, open_page: Open, name: str
+) -> None:
+    page = open_page(sidecar)
+    is_live(page)
+    gateway = arrive(sidecar, name, *(f"{name}-{n}" for n in range(200)))
+    rows, records = page.locator("#records li"), page.locator("#records .record")
+    changes = rows.filter(has_text="Another filter since")
+    missed = rows.filter(has_text=re.compile("more records? at"))
+    expect(missed).not_to_have_count(0)
+    page.get_by_label("online", exact=True).uncheck()
+    expect(records).to_have_count(0)
+    expect(page.locator("#feed-note")).to_contain_text("Nothing yet: offline")
+    expect(missed).not_to_have_count(0)
+    expect(changes).to_have_count(0)  # what it lets through was let through before
+    gateway.send("logout", [f"{name}-0"])
+    gateway.settle()
+    expect(records).to_have_count(1)
+    page.get_by_label("online", exact=True).check()
+    expect(rows.first).to_contain_text("Another filter since")
+    expect(records).to_have_count(1)
+    only = page.get_by_label("Only this gateway")
+    for gateway_name in (name, ""):
+        only.fill(gateway_name)
+        only.press("Enter")
+        expect(changes).to_have_count(1)
+        expect(records).to_have_count(1)
+    gateway.send("login", [f"{name}-0"])
+    gateway.settle()
+    expect(rows.first).to_contain_text(f"{name}-0")
+    expect(rows.nth(1)).to_contain_text("Another filter since")
+
+
 def test_a_user_is_explained_from_the_feed_and_by_address(
     quick: Sidecar, open_page: Open, name: str
 ) -> None:
@@ -303,7 +394,8 @@ def test_a_command_that_the_page_names_is_one(
     assert named
     command = [sys.executable, "-m", "liveness", *named[1].split()]
     environ = sidecar.environment() | {"LIVENESS_SOCKET_PATH": str(sidecar.socket)}
-    subprocess.run(command, env=environ, cwd=ROOT, timeout=SOON_MS / 1000, check=True)
+    said = subprocess.check_output(command, env=environ, cwd=ROOT, text=True)
+    assert "Usage:" not in said  # as the name of a group alone has it, without an error
 
 
 def test_a_storm_is_told_with_what_to_do(start: Start, open_page: Open) -> None:

@@ -830,6 +830,19 @@ function matches(record) {
   return !gateway || [record.gateway, record.from].includes(gateway);
 }
 
+/** Whether a filter lets nothing through but what another does. */
+function isWithin(filter, other) {
+  const { kinds, uid, gateway } = filter;
+  const areOfIts = !other.kinds.length || (kinds.length > 0 && kinds.every((kind) => other.kinds.includes(kind)));
+  return areOfIts && [uid, ""].includes(other.uid) && [gateway, ""].includes(other.gateway);
+}
+
+/** Says above what is there that it is not all that the new filter lets through. */
+function markTheChange(list) {
+  if (list[0]?.isOfFilter) list.shift(); // nothing came in between
+  list.unshift({ text: `Another filter since ${clock(latest.at)}: below is only what those before it let through.`, isOfFilter: true });
+}
+
 function tellFeed(told, breach) {
   const known = new Set([...feed.rows, ...feed.waiting].map(({ id }) => id));
   const rows = told.records.map((record) => ({ id: `${told.log}:${record.seq}`, record }));
@@ -854,7 +867,7 @@ function tellFeedNote() {
   const { kinds, uid, gateway } = feed.filter;
   const asked = [kinds.join(" and "), uid && `of ${visible(uid)}`, gateway && `through ${visible(gateway)}`].filter(Boolean);
   const none = asked.length ? `Nothing yet: ${asked.join(" ")}.` : "Nothing yet. Whoever comes, goes or moves will be listed here.";
-  put(byId("feed-note"), feed.refused || (feed.rows.length ? "" : none));
+  put(byId("feed-note"), feed.refused || (feed.rows.some(({ record }) => record) ? "" : none));
 }
 
 function tellPause() {
@@ -870,10 +883,13 @@ function watchTheFeed() {
     const data = new FormData(form);
     const kinds = data.getAll("kind");
     const all = form.querySelectorAll("[name=kind]").length;
+    const before = feed.filter;
     feed.filter = { kinds: kinds.length === all ? [] : kinds, uid: data.get("uid").trim(), gateway: data.get("gateway").trim() };
     feed.refused = "";
-    feed.rows = feed.rows.filter(({ record }) => record && matches(record));
-    feed.waiting = feed.waiting.filter(({ record }) => record && matches(record));
+    const isKept = ({ record }) => !record || matches(record);
+    feed.rows = feed.rows.filter(isKept);
+    feed.waiting = feed.waiting.filter(isKept);
+    if (latest && !isWithin(feed.filter, before)) markTheChange(feed.isPaused ? feed.waiting : feed.rows);
     byId("records").replaceChildren();
     showRows(feed.rows);
     connect({ isOther: true });
@@ -1014,8 +1030,7 @@ function connect({ isOther = false } = {}) {
   if (kinds.length) query.set("kind", kinds.join(","));
   if (uid) query.set("uid", uid);
   if (gateway) query.set("gateway", gateway);
-  const url = `/v1/live${query.size ? `?${query}` : ""}`;
-  const stream = new EventSource(url);
+  const stream = new EventSource(`/v1/live${query.size ? `?${query}` : ""}`);
   link.stream = stream;
   link.opened = performance.now();
   stream.addEventListener("history", ({ data }) => {
@@ -1032,29 +1047,34 @@ function connect({ isOther = false } = {}) {
     if (stream !== link.stream) return stream.close();
     lose();
     // A browser connects again by itself, unless it was refused; then we ask why.
-    if (stream.readyState === EventSource.CLOSED) refused(url);
+    if (stream.readyState === EventSource.CLOSED) refused(stream);
   });
 }
 
-/** Asks, as a stream cannot, with what it was refused. */
-async function refused(url) {
+/** Asks, as a stream cannot, with what it was refused; whatever comes is of that stream alone. */
+async function refused(stream) {
   const stopping = new AbortController();
+  const late = setTimeout(() => stopping.abort(), LOST_MS);
+  let status, error;
   try {
-    const response = await fetch(url, { signal: stopping.signal, headers: { accept: "application/json" } });
-    if (response.status === 401) return signIn();
-    if (response.status === 400) {
-      const { error } = await response.json();
-      feed.refused = `Refused: ${error}.`;
-      tellFeedNote();
-      setLink("refused", "refused: change the filter");
-      return;
-    }
-    if (!response.ok) setLink("reconnecting", `reconnecting: ${(await response.json()).error}`);
+    const response = await fetch(stream.url, { signal: stopping.signal, headers: { accept: "application/json" } });
+    status = response.status;
+    if (!response.ok) ({ error } = await response.json());
   } catch {
-    // not there; it is tried again below, as after any other answer
+    // not there, or not in time; it is tried again below, as after any other answer
   } finally {
+    clearTimeout(late);
     stopping.abort();
   }
+  if (stream !== link.stream) return; // another was opened meanwhile
+  if (status === 401) return signIn();
+  if (status === 400 && error) {
+    feed.refused = `Refused: ${error}.`;
+    tellFeedNote();
+    setLink("refused", "refused: change the filter");
+    return;
+  }
+  if (error) setLink("reconnecting", `reconnecting: ${error}`);
   link.retry = setTimeout(connect, RETRY_MS * (1 + Math.random()));
 }
 
