@@ -224,6 +224,8 @@ def test_the_log_is_read_in_order_while_it_is_written(start: Start, run: Run) ->
         eventually(lambda: sidecar.metric("liveness_log_seq") > 1_000)
         newest = 0
         for _ in range(5):
+            # It goes on, however slow the disk is at the moment.
+            eventually(lambda it=newest: sidecar.metric("liveness_log_seq") > it)  # type: ignore[misc]  # mypy infers no lambda with a default
             shown = run(sidecar, "log", "--json")[1]
             seqs = [json.loads(line)["seq"] for line in shown.splitlines()]
             assert seqs == [*range(1, len(seqs) + 1)]
