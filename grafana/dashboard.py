@@ -316,7 +316,7 @@ def gateways() -> list[Panel]:
             "Links",
             "Connected gateways and watchers, and those of the watchers that read "
             "everyone's feed. If a gateway is missing: does it run, and what does its "
-            "log say? Its users are held, and then gateway_lost.",
+            "log say? Without a link its users are gateway_lost, each at its own timeout.",
             query(by("role", "liveness_links")),
             query(f"sum(liveness_feed_watchers{{{HERE}}})", "read the feed"),
         ),

@@ -45,6 +45,7 @@ PANELS: Final[dict[str, list[str]]] = {
     if panel["type"] != "row"
 }
 STORM: Final = 150  # users of one gateway, all silent at once
+LOST: Final = 30  # users of a gateway that starts anew
 MANY: Final = 20_000
 SELDOM_S: Final = 1.1  # more than half of their timeout
 ABSENCE_S: Final = 4.0  # more than the 1 % of five minutes that is alarmed
@@ -150,6 +151,15 @@ def a_gateway_is_mute(scene: Scene) -> None:
     scene.until('liveness_users_held{why="mute"} == 2')
 
 
+def a_gateway_starts_anew(scene: Scene) -> None:
+    gateway = scene.sidecar.gateway("anew")
+    gateway.send("login", [f"lost-{number}" for number in range(LOST)])
+    gateway.settle()
+    scene.until(f'liveness_gateway_users{{gateway="anew"}} == {LOST}')
+    scene.sidecar.gateway("anew", fresh=True)
+    scene.until(f'liveness_offline_total{{reason="gateway_lost"}} >= {LOST}')
+
+
 def a_storm(scene: Scene) -> None:
     gateway = scene.sidecar.gateway("storm", timeout=1)
     gateway.send("login", [f"s{number}" for number in range(STORM)])
@@ -243,9 +253,9 @@ Cause = Callable[[Scene], None]
 # Every panel, under what it is to show.
 CAUSES: Final[dict[Cause, list[str]]] = {
     users_come: [
-        *("Users online", "Users by sidecar", "Users by gateway", "Sessions begun"),
-        *("Events received", "Users due in each slot", "Links", "Records written"),
-        *("Time of a commit", "Descriptors"),
+        *("Users online", "Users by sidecar", "Sessions begun", "Events received"),
+        *("Users due in each slot", "Links", "Records written", "Time of a commit"),
+        "Descriptors",
     ],
     users_go: [
         *("Offlines a second", "Sessions ended", "Events ignored"),
@@ -255,6 +265,7 @@ CAUSES: Final[dict[Cause, list[str]]] = {
     somebody_watches: ["Streams"],
     a_gateway_acknowledges_late: ["Unacknowledged", "Records sent and acknowledged"],
     a_gateway_is_mute: ["Held"],
+    a_gateway_starts_anew: ["Users by gateway"],
     a_storm: ["Storms"],
     very_many_come: ["Processor", "Memory", "Log size", "Uptime"],
     frames_are_refused: ["Frames refused", "Limits met"],
