@@ -36,7 +36,7 @@ OWN: Final = {"up", "ALERTS"}
 WORDS: Final = {
     "absent", "and", "avg_over_time", "by", "changes", "delta", "deriv", "group_left",
     "histogram_quantile", "increase", "max_over_time", "min", "min_over_time", "on", "or",
-    "rate", "sum", "time",
+    "quantile_over_time", "rate", "resets", "sum", "time", "unless",
 }
 # fmt: on
 
@@ -84,7 +84,7 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> Samples:
 
 def named(expression: str) -> set[str]:
     """The metrics that an expression is about."""
-    bare = re.sub(r'"[^"]*"|\[[^]]*\]', "", expression)
+    bare = re.sub(r'"[^"]*"|\[[^]]*\]|\boffset \w+', "", expression)
     bare = re.sub(r"\b(by|on|group_left) \([^)]*\)", "", bare)
     bare = re.sub(r"\{[^}]*\}", "", bare)
     return set(re.findall(r"[a-zA-Z_][\w:]*", bare)) - WORDS
