@@ -80,7 +80,8 @@ def at_a_glance() -> list[Panel]:
         figure(
             "Users online",
             "Users with a session now. A step down is a gateway that has lost its users, "
-            "or that left: Users by gateway shows which.",
+            "or that left: Users by gateway shows which. Where no sidecar answers any more it "
+            "stays as it was last: see Ready.",
             f"sum(liveness_users_online{{{HERE}}})",
         ),
         figure(
@@ -94,8 +95,9 @@ def at_a_glance() -> list[Panel]:
         figure(
             "Decided within (p99)",
             "99 of 100 silent users were found to be so within this time after their "
-            "deadline; 50 ms is promised. Empty while nobody falls silent. If it is "
-            "more: is the processor used up (Processor), or the host (Time unattended)?",
+            "deadline; 50 ms is promised. While nobody falls silent it is of those who "
+            "did last. If it is more: is the processor used up (Processor), or the host "
+            "(Time unattended)?",
             quantile(0.99, OFFLINE, over=DECIDED),
             "s",
             decimals=3,

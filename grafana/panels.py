@@ -24,8 +24,9 @@ from grafana_foundation_sdk.models.common import (
 )
 
 DATASOURCE: Final = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
-# What is chosen at the top.
-HERE: Final = 'instance=~"$instance"'
+# What is chosen at the top. The job, as other programs of a host have `up` and `process_…`
+# too, and may have the same instance.
+HERE: Final = 'job="liveness",instance=~"$instance"'
 THROUGH: Final = f'{HERE},gateway=~"$gateway"'
 
 GREEN: Final = "#73BF69"

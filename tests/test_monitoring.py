@@ -166,6 +166,14 @@ def test_every_metric_is_on_the_dashboard(exposed: Samples) -> None:
     assert known - shown == {"process_virtual_memory_bytes"}  # says nothing of memory
 
 
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_what_other_programs_have_too_is_asked_of_sidecars_only(
+    expression: str,
+) -> None:
+    for matchers in re.findall(r"\b(?:up|process_\w+)\b(\{[^}]*\})?", expression):
+        assert 'job="liveness"' in matchers
+
+
 def test_a_series_that_has_a_colour_exists(exposed: Samples) -> None:
     values = {
         value

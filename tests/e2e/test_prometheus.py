@@ -6,6 +6,7 @@ fault, for what must never be seen of any other.
 """
 
 import json
+import math
 import re
 import signal
 import subprocess
@@ -21,7 +22,9 @@ import yaml
 from tests.e2e.gateway import Gateway
 from tests.e2e.prometheus import (
     DEPLOYED,
+    RATE_S,
     SCRAPE_S,
+    Labels,
     Prometheus,
     Sample,
     chosen_all,
@@ -48,6 +51,7 @@ STORM: Final = 150  # users of one gateway, all silent at once
 LOST: Final = 30  # users of a gateway that starts anew
 MANY: Final = 20_000
 SELDOM_S: Final = 1.1  # more than half of their timeout
+UNATTENDED: Final = "liveness_unattended_seconds_total"
 ABSENCE_S: Final = 4.0  # more than the 1 % of five minutes that is alarmed
 
 
@@ -172,11 +176,12 @@ def frames_are_refused(scene: Scene) -> None:
     gateway = scene.sidecar.gateway("wrong")
     for _ in range(50):
         gateway.send("nonsense")
-    gateway.send("login", [f"w{number}" for number in range(STORM + 1)])
+    for _ in range(10):
+        gateway.send("login", [f"w{number}" for number in range(STORM + 1)])
     gateway.send("ping", 0)
     while (frame := gateway.receive()) and frame[0] == "error":
         pass
-    scene.until('liveness_limits_met_total{limit="limits.max_batch"} == 1')
+    scene.until('liveness_limits_met_total{limit="limits.max_batch"} == 10')
     scene.until('liveness_frames_refused_total{code="unknown-frame"} == 50')
 
 
@@ -210,6 +215,14 @@ def a_sidecar_is_stopped(scene: Scene) -> None:
     gateway = scene.hasty.gateway("timers", kinds=["timer"])
     gateway.send("after", "due", 1)
     gateway.settle()
+    # Short ones, until a rate has a scrape before and one after.
+    while not scene.prometheus.now(f"rate({UNATTENDED}[{RATE_S * 1000:.0f}ms]) > 0.2"):
+        scene.hasty.signal(signal.SIGSTOP)
+        try:
+            scene.until("up == 0")
+        finally:
+            scene.hasty.signal(signal.SIGCONT)
+        scene.until("min(up) == 1")
     began = now_s()
     scene.hasty.signal(signal.SIGSTOP)
     try:
@@ -217,7 +230,7 @@ def a_sidecar_is_stopped(scene: Scene) -> None:
         eventually(lambda: now_s() > began + ABSENCE_S)
     finally:
         scene.hasty.signal(signal.SIGCONT)
-    scene.until("liveness_unattended_seconds_total > 3")
+    scene.until(f"{UNATTENDED} > 3 and liveness_hand_lag_seconds > 3")
     gateway.take(1)
     scene.until("liveness_timer_lateness_seconds_sum > 1")
 
@@ -279,9 +292,15 @@ CAUSES: Final[dict[Cause, list[str]]] = {
     no_file_can_be_opened: ["Accepts put off"],
 }
 CAUSE_OF: Final = {panel: cause for cause, them in CAUSES.items() for panel in them}
-# These differ from one scrape to the next, whatever happens.
+# These differ from one scrape to the next, whatever happens. By how much they are to rise
+# above all that they were while it was calm.
 NEVER_CALM: Final = {
-    *("Processor", "Memory", "Uptime", "Hand lag", "Time unattended", "Unattended")
+    "Processor": 0.05,
+    "Memory": 2e6,  # of the 130 bytes a user, most
+    "Uptime": 5,  # timeouts that were waited for meanwhile
+    "Hand lag": 3,
+    "Time unattended": 0.1,
+    "Unattended": 3,
 }
 # Brought up to date every ten seconds only.
 SELDOM_READ: Final = {"Log size"}
@@ -349,9 +368,19 @@ def test_a_panel_shows_what_it_is_there_for_and_nothing_before(
         during = scene.prometheus.between(asked, began, ended + SCRAPE_S)
         assert has_data(during), expression
         assert is_new(before, during) or CONSTANT.search(expression), expression
+        calm = scene.prometheus.between(asked, *scene.calm)
         if title not in NEVER_CALM:
-            calm = scene.prometheus.between(asked, *scene.calm)
             assert not is_new(scene.at(asked, scene.calm[0]), calm), expression
+        else:
+            assert rise(calm, during) > NEVER_CALM[title], expression
+
+
+def rise(before: list[Sample], after: list[Sample]) -> float:
+    """By how much the highest value of a series is above all that it had before."""
+    most: dict[Labels, float] = {}
+    for one in before:
+        most[one.labels] = max(one.value, most.get(one.labels, 0))
+    return max(one.value - most.get(one.labels, math.inf) for one in after)
 
 
 # --- the rules ----------------------------------------------------------------------
@@ -388,6 +417,9 @@ def test_an_alert_is_true_of_what_has_happened_and_of_nothing_before(
         expression = re.sub(r" (?:==|>=?) [\d.]+", "", expression)
     seen = scene.prometheus.between(expression, scene.prometheus.began_s, scene.ended)
     assert has_data(seen), expression
+    if name == MISSING:
+        known = scene.prometheus.between(ALERTS[name], scene.calm[0], scene.ended)
+        assert not known
     if name not in {MISSING, *TAKES_LONGER}:
         assert not scene.prometheus.between(expression, *scene.calm)
 
