@@ -213,8 +213,6 @@ def a_sidecar_fires_early(scene: Scene) -> None:
 
 def a_sidecar_is_stopped(scene: Scene) -> None:
     gateway = scene.hasty.gateway("timers", kinds=["timer"])
-    gateway.send("after", "due", 1)
-    gateway.settle()
     # Short ones, until a rate has a scrape before and one after.
     while not scene.prometheus.now(f"rate({UNATTENDED}[{RATE_S * 1000:.0f}ms]) > 0.2"):
         scene.hasty.signal(signal.SIGSTOP)
@@ -223,6 +221,8 @@ def a_sidecar_is_stopped(scene: Scene) -> None:
         finally:
             scene.hasty.signal(signal.SIGCONT)
         scene.until("min(up) == 1")
+    gateway.send("after", "due", 1)
+    gateway.settle()
     began = now_s()
     scene.hasty.signal(signal.SIGSTOP)
     try:
