@@ -104,6 +104,7 @@ class LivePages:
     def _find(self, after: int, wanted: Wanted) -> tuple[str, int]:
         newest = deque[Entry](maxlen=MOST_RECORDS)
         count = 0
-        for count, entry in enumerate(self._feed.since(after, wanted), 1):  # noqa: B007 - it is how many there were
+        for entry in self._feed.since(after, wanted):
             newest.append(entry)
+            count += 1
         return ",".join(entry.json for entry in newest), count - len(newest)

@@ -85,9 +85,8 @@ class Summaries:
             self._text = self._history = None
             for ring in self._rings:
                 ring()
-            at = max(
-                at + EVERY_S, trio.current_time()
-            )  # not one for each that was missed
+            # Not one for each that was missed.
+            at = max(at + EVERY_S, trio.current_time())
             await trio.sleep_until(at)
 
     def follow(self, ring: Callable[[], None]) -> None:
@@ -116,26 +115,21 @@ class Summaries:
 
     def history(self) -> dict[str, Any]:
         """The last minutes in columns, oldest first; rates are per second."""
-        pairs = [*pairwise(self._looks)]
+        looks = [*self._looks][1:]
+        rates = [_rates(before, after) for before, after in pairwise(self._looks)]
 
-        def column(count: Callable[[Look], int]) -> list[float]:
-            return [_rate(count, before, after) for before, after in pairs]
-
-        def columns(counts: Callable[[Look], Counted]) -> dict[str, list[float]]:
-            names = counts(pairs[-1][1]) if pairs else ()
-            return {
-                name: column(lambda look, it=name: counts(look)[it])  # type: ignore[misc]  # mypy infers no lambda with a default
-                for name in names
-            }
+        def columns(name: str) -> dict[str, list[float]]:
+            counted = rates[-1][name] if rates else ()
+            return {one: [each[name][one] for each in rates] for one in counted}
 
         return {
             "every_s": EVERY_S,
-            "at": [after.at for _, after in pairs],
-            "users": [after.users for _, after in pairs],
-            "events": columns(lambda look: look.events),
-            "onlines": columns(lambda look: look.opened),
-            "offlines": columns(lambda look: look.ended),
-            "moved": column(lambda look: look.moved),
+            "at": [look.at for look in looks],
+            "users": [look.users for look in looks],
+            "events": columns("events"),
+            "onlines": columns("onlines"),
+            "offlines": columns("offlines"),
+            "moved": [each["moved"] for each in rates],
         }
 
     def summary(self) -> dict[str, Any]:
@@ -175,8 +169,8 @@ class Summaries:
             "layers": wheel.layer_users(),
             "due": sum(due.values()),
             "users": now.users,
-            "rates": self._rates(look, RATES_S),
-            "second": self._rates(look, EVERY_S),
+            "rates": _rates(self._before(look, RATES_S), look),
+            "second": _rates(self._before(look, EVERY_S), look),
             "lateness": self._quantiles(look),
             "early": now.early,
             "held": now.held,
@@ -225,23 +219,6 @@ class Summaries:
         old_enough = (one for one in reversed(self._looks) if one.mono <= since)
         return next(old_enough, self._looks[0] if self._looks else look)
 
-    def _rates(self, look: Look, seconds: float) -> dict[str, Any]:
-        before = self._before(look, seconds)
-
-        def rates(counts: Callable[[Look], Counted]) -> dict[str, float]:
-            return {
-                name: _rate(lambda it: counts(it)[name], before, look)  # noqa: B023 - called at once
-                for name in counts(look)
-            }
-
-        return {
-            "over_s": round(look.mono - before.mono, 3),
-            "events": rates(lambda it: it.events),
-            "onlines": rates(lambda it: it.opened),
-            "offlines": rates(lambda it: it.ended),
-            "moved": _rate(lambda it: it.moved, before, look),
-        }
-
     def _quantiles(self, look: Look) -> dict[str, Any]:
         before = self._before(look, KEPT_S)
         told: dict[str, Any] = {
@@ -263,6 +240,20 @@ class Summaries:
         return told
 
 
-def _rate(count: Callable[[Look], int], before: Look, after: Look) -> float:
+def _rates(before: Look, after: Look) -> dict[str, Any]:
+    """What happened between two looks, per second."""
     seconds = after.mono - before.mono
-    return round((count(after) - count(before)) / seconds, 2) if seconds else 0.0
+
+    def rate(rise: int) -> float:
+        return round(rise / seconds, 2) if seconds else 0.0
+
+    def rates(old: Counted, new: Counted) -> dict[str, float]:
+        return {name: rate(count - old[name]) for name, count in new.items()}
+
+    return {
+        "over_s": round(seconds, 3),
+        "events": rates(before.events, after.events),
+        "onlines": rates(before.opened, after.opened),
+        "offlines": rates(before.ended, after.ended),
+        "moved": rate(after.moved - before.moved),
+    }
