@@ -659,7 +659,7 @@ def backup(
     ],
     /,
     *,
-    state: Annotated[str | None, _flag("--state", "DIR")] = None,
+    state: State = None,
     force: Annotated[bool, Parameter(help="replace FILE if it is there")] = False,
 ) -> None:
     """Copy the whole state into one file, while the sidecar runs or is down."""

@@ -27,6 +27,7 @@ from liveness.core.records import (
 )
 from liveness.text import duration, escaped, json_ready
 
+RECORDS: Final = 20  # of a user, the newest, unless somebody wants more
 # From two minutes on seconds alone are not easily read.
 READ_AS_SECONDS: Final = 120.0
 

@@ -16,12 +16,11 @@ from liveness.commands import CommandError, NoSidecar
 from liveness.commands.admin import asked, no_sidecar
 from liveness.core.records import Mark, Uid
 from liveness.errors import StateError
-from liveness.explain import Known, answer
+from liveness.explain import RECORDS, Known, answer
 from liveness.text import escaped, local_time, uid_text
 
 # The sidecar looks back for 2 s, after those who asked before.
 TIMEOUT_S: Final = 10.0
-RECORDS: Final = 20  # as the sidecar has them
 
 Explained = dict[str, Any]
 
@@ -73,11 +72,8 @@ def _from_log(folder: Path, uid: Uid) -> tuple[Explained, Mark | None]:
 
     with log_in(folder, clock=perf_counter) as book:
         row, end = book.online(uid), book.newest()
-        look = book.newest_of(uid, limit=RECORDS)
-        session = look.records[0].session if look.records else None
-        if row is not None:
-            session = row.session
-        opening = None if session is None else book.opening(session)
+        session = None if row is None else row.session
+        look, opening = book.newest_with_opening(uid, session, limit=RECORDS)
     known = Known(row, look.records, opening, look.back_to, look.oldest)
     now_ms = round(datetime.now(UTC).timestamp() * 1000)
     return answer(uid, known, now_ms=now_ms), end

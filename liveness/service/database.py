@@ -96,7 +96,7 @@ def schema_of(path: Path) -> int | None:
         # SQLite would take it for new, and what is in the WAL for rubbish.
         raise sqlite3.DatabaseError(f"it is empty, and {log.name} is not")
     # A start that was killed as it made the file has left a journal to roll back.
-    with closing(_opened(path, "rw" if journal.exists() else "ro")) as db:
+    with closing(opened(path, "mode=rw" if journal.exists() else "mode=ro")) as db:
         (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
         (page_bytes,) = db.execute("pragma page_size").fetchone()
         found = meta(db, "schema") if tables else None
@@ -128,15 +128,16 @@ def meta(db: sqlite3.Connection, key: str) -> object:
     return row[0] if row else None
 
 
-def _opened(path: Path, mode: str) -> sqlite3.Connection:
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
+def opened(path: Path, how: str) -> sqlite3.Connection:
+    """Open a file that is there; *how* is SQLite's, as `mode=ro` or `immutable=1`."""
+    uri = f"{path.absolute().as_uri()}?{how}"
     return sqlite3.connect(uri, uri=True, isolation_level=None)
 
 
 @contextmanager
 def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a file that may be another process's, and leave it and its WAL as they are."""
-    with closing(_opened(path, "ro")) as db:
+    with closing(opened(path, "mode=ro")) as db:
         db.execute("pragma busy_timeout = 1000")
         yield db
 

@@ -37,7 +37,7 @@ from liveness.core.records import (
 )
 from liveness.core.wire import encode
 from liveness.errors import StateError
-from liveness.service.database import meta
+from liveness.service.database import meta, opened
 from liveness.service.store import DATABASE, SCHEMA, records_in
 
 # How long a chunk is to take. By how long one took the next has more pages, or fewer: a
@@ -168,6 +168,18 @@ class Logbook:
         """The record that a session began with; None if it is no longer kept."""
         record = self.record(session)
         return record if isinstance(record, Record) else None
+
+    def newest_with_opening(
+        self, uid: Uid, session: int | None, *, limit: int, within_s: float = inf
+    ) -> tuple[Look, Record | None]:
+        """As `newest_of`, and what its session began with.
+
+        That is the one given, or without any that of its newest record.
+        """
+        look = self.newest_of(uid, limit=limit, within_s=within_s)
+        if session is None and look.records:
+            session = look.records[0].session
+        return look, None if session is None else self.opening(session)
 
     def online(self, uid: Uid) -> OnlineRow | None:
         """The session of a user that was open when the file was last written."""
@@ -304,10 +316,9 @@ def looking_at(path: Path) -> Iterator[sqlite3.Connection]:
         sqlite3.Error: It cannot be read.
     """
     before = _state(path)
-    mode = "immutable=1" if before.wal is None else "mode=ro"
+    how = "immutable=1" if before.wal is None else "mode=ro"
     try:
-        uri = f"{path.absolute().as_uri()}?{mode}"
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+        with closing(opened(path, how)) as db:
             db.execute("pragma busy_timeout = 1000")
             _check(db, path)
             yield db

@@ -19,17 +19,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from liveness.core.records import Record, Uid
-from liveness.explain import Known, answer
+from liveness.core.records import Uid
+from liveness.explain import RECORDS, Known, answer
 from liveness.service.database import reading
 from liveness.service.engine import Engine
 from liveness.service.journal import Journal
-from liveness.service.logbook import Logbook, Look
+from liveness.service.logbook import Logbook
 from liveness.service.pages import NotDone, answering, number_in, query_of
 from liveness.text import uid_of
 
 PAGE: Final = b"/v1/users/"
-DEFAULT_RECORDS: Final = 20
 # In an answer, of at most 1 KiB each; a hundred answers may be in memory.
 MOST_RECORDS: Final = 100
 # How long a look back takes, about, if it finds less than it might.
@@ -62,12 +61,19 @@ class UserPages:
     async def _user(self, readers: trio.CapacityLimiter, request: Request) -> Response:
         uid = _uid_in(request)
         query = query_of(request, "limit")
-        limit = number_in(query, "limit", DEFAULT_RECORDS, MOST_RECORDS)
+        limit = number_in(query, "limit", RECORDS, MOST_RECORDS)
         standing = self._engine.standing(uid)
         session = None if standing is None else standing.session
         try:
             look, opening = await trio.to_thread.run_sync(
-                partial(self._look, uid, session, limit), limiter=readers
+                partial(
+                    self._logbook.newest_with_opening,
+                    uid,
+                    session,
+                    limit=limit,
+                    within_s=LOOK_S,
+                ),
+                limiter=readers,
             )
         except sqlite3.Error as error:
             told = f"the log cannot be read ({error}); mend the disk, and ask again"
@@ -78,14 +84,6 @@ class UserPages:
             opening = None
         known = Known(standing, look.records, opening, look.back_to, look.oldest)
         return JSONResponse(answer(uid, known, now_ms=self._wall_ms()))
-
-    def _look(
-        self, uid: Uid, session: int | None, limit: int
-    ) -> tuple[Look, Record | None]:
-        look = self._logbook.newest_of(uid, limit=limit, within_s=LOOK_S)
-        if session is None and look.records:
-            session = look.records[0].session
-        return look, None if session is None else self._logbook.opening(session)
 
 
 def _uid_in(request: Request) -> Uid:
