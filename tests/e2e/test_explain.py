@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -207,6 +208,10 @@ def test_without_a_sidecar_and_without_a_log_both_are_told(
     assert [*tmp_path.iterdir()] == []
 
 
+def has_gone_on(sidecar: Sidecar, seq: int) -> bool:
+    return sidecar.metric("liveness_log_seq") > seq
+
+
 def test_the_log_is_read_in_order_while_it_is_written(start: Start, run: Run) -> None:
     sidecar = start()
     gateway = sidecar.gateway("gw-1")
@@ -225,7 +230,7 @@ def test_the_log_is_read_in_order_while_it_is_written(start: Start, run: Run) ->
         newest = 0
         for _ in range(5):
             # It goes on, however slow the disk is at the moment.
-            eventually(lambda it=newest: sidecar.metric("liveness_log_seq") > it)  # type: ignore[misc]  # mypy infers no lambda with a default
+            eventually(partial(has_gone_on, sidecar, newest))
             shown = run(sidecar, "log", "--json")[1]
             seqs = [json.loads(line)["seq"] for line in shown.splitlines()]
             assert seqs == [*range(1, len(seqs) + 1)]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any
 
@@ -41,6 +42,10 @@ def events(response: HTTPResponse) -> Iterator[tuple[str, str, Any]]:
 
 def open_streams(sidecar: Sidecar, stream: str = "feed") -> float:
     return sidecar.metric("liveness_streams", stream=stream)
+
+
+def is_left(sidecar: Sidecar, stream: str) -> bool:
+    return open_streams(sidecar, stream) == 0
 
 
 @pytest.mark.parametrize("kills", [False, True])
@@ -85,7 +90,7 @@ def test_who_goes_leaves_the_place(sidecar: Sidecar) -> None:
         with streaming(sidecar, path) as response:
             next(events(response))
             assert open_streams(sidecar, stream) == 1
-        eventually(lambda it=stream: open_streams(sidecar, it) == 0)  # type: ignore[misc]  # mypy infers no lambda with a default
+        eventually(partial(is_left, sidecar, stream))
 
 
 def test_who_reads_nothing_is_cut_off_and_the_others_are_not(start: Start) -> None:
