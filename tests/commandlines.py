@@ -1,0 +1,43 @@
+"""Holds what a file of ours runs and sets against the real command line and settings."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from liveness.cli import app
+from liveness.config import SETTINGS, Config
+from liveness.sources import load
+
+NOWHERE = Path("/nonexistent/liveness.toml")
+
+
+def checked(
+    command: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    *,
+    uid: int = 0,
+    file: Path | None = None,
+) -> Config:
+    """The settings that *command*, `liveness` and its arguments, would run with.
+
+    Nothing is run. It fails for a command, a flag, a setting or a value that there is not.
+
+    Args:
+        command: As a unit, an image or a manifest has it, without a shell.
+        environ: What its environment is given.
+        uid: The user that it runs as.
+        file: What lies in the place of its `--config`, or of the default file.
+    """
+    program, *arguments = command
+    assert Path(program).name == "liveness", command
+    assert arguments, "it would show its help"
+    _, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
+    flags = {setting.flag for setting in SETTINGS if setting.flag}
+    given = {f"--{name}": value for name, value in bound.arguments.items()}
+    assert file is not None or not given.get("--config"), f"{command}: which file?"
+    return load(
+        {flag: given[flag] for flag in sorted(flags & given.keys())},
+        file=file,
+        environ=dict(environ or {}),
+        uid=uid,
+        default_file=NOWHERE,
+    ).config
