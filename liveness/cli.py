@@ -26,7 +26,7 @@ from cyclopts.validators import MutuallyExclusive
 
 from liveness import __version__
 from liveness.bench import FULL, OTHERS, QUICK, SCENARIOS, full
-from liveness.config import SETTINGS
+from liveness.config import SETTINGS, Config
 from liveness.core.records import GATEWAY, KINDS, ROLES
 from liveness.core.timers import STATES
 from liveness.errors import ConfigError, LivenessError
@@ -284,11 +284,18 @@ def serve(
 ) -> None:
     """Run the sidecar until SIGTERM or Ctrl-C.
 
-    Every other setting is in the file and the environment: see check-config.
+    Every other setting is in the file and the environment: see check-config. Without a
+    terminal SIGHUP has them read anew.
     """
     flags = {"--socket": socket, "--http": http, "--state": state}
     flags |= {"--timeout": timeout, "--slots": slots}
-    settings = load(flags, file=_path(config)).config
+
+    def read() -> Config:
+        return load(flags, file=_path(config)).config
+
+    settings = read()
+
+    import faulthandler
 
     import trio
 
@@ -297,9 +304,11 @@ def serve(
     from liveness.service import logs
 
     logs.configure(settings.logging.format, settings.logging.level)
+    # A watchdog ends us by SIGABRT: then it is told where we stood.
+    faulthandler.enable()
     try:
         make_socket_folder(settings.socket.path)
-        trio.run(service.serve, settings)
+        trio.run(service.serve, settings, read)
     finally:
         logs.drain()  # what is told of a mistake comes behind its lines
 

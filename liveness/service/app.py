@@ -6,8 +6,8 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,9 @@ from liveness.core.timers import Fire
 from liveness.errors import StartError
 from liveness.metrics import DOORS
 from liveness.service.clock import Clock
+from liveness.service.manager import ADMIN_SOCKET, GATEWAY_SOCKET, Manager
 from liveness.service.peers import access_to, gid_of
+from liveness.service.rereading import reread
 from liveness.service.sidecar import Sidecar
 from liveness.service.sockets import listening
 from liveness.service.store import Store
@@ -46,9 +48,14 @@ COLLECT_EVERY: Final = (10_000, 20, 50)
 _log = structlog.get_logger("sidecar")
 
 
-async def serve(config: Config) -> None:
-    """Run a sidecar until SIGTERM or SIGINT.
+async def serve(config: Config, read: Callable[[], Config]) -> None:
+    """Run a sidecar until SIGTERM or SIGINT, or until its terminal is closed.
 
+    Without a terminal SIGHUP has the settings read anew.
+
+    Args:
+        config: The settings.
+        read: Reads them anew.
     Raises:
         StartError: A socket, port or folder is not to be had, or there is no token.
         StateError: What lies in the state directory cannot be used.
@@ -71,10 +78,12 @@ async def serve(config: Config) -> None:
     _allow_files(
         config.limits.max_links, config.http.max_connections, config.http.streams
     )
+    manager, clock = Manager(os.environ, os.getpid()), Clock()
+    hangs_up = _is_ended_by_sighup()
     with ExitStack() as stack:
         # Before there is anything to clean up: a stop that comes early is a stop.
         signals = stack.enter_context(
-            trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+            trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         )
         # The state's lock comes first: of two that start at once only one gets to
         # look for stale sockets.
@@ -87,20 +96,15 @@ async def serve(config: Config) -> None:
             ladder=config.timers.ladder,
         )
         stack.callback(table.close)
-        listens = partial(
-            listening,
-            mode=int(config.socket.mode, 8),
-            group=gid_of(config.socket.group, "socket.group")
-            if config.socket.group
-            else None,
-        )
-        listener = stack.enter_context(listens(config.socket.path, name="gateway"))
-        admin = stack.enter_context(listens(config.socket.admin_path, name="admin"))
-        access = access_to(config.access, group=_group_of(listener))
+        listens = partial(_listening_at, config=config, manager=manager)
+        listener = stack.enter_context(listens(config.socket.path, GATEWAY_SOCKET))
+        admin = stack.enter_context(listens(config.socket.admin_path, ADMIN_SOCKET))
+        group = _group_of(listener)
+        access = access_to(config.access, group=group)
         http = stack.enter_context(_listening_on(config.http.host, config.http.port))
         # Nothing of what is loaded is garbage; looking for some takes half the time.
         gc.disable()
-        sidecar = load(config, store, table, Clock(), access, token)
+        sidecar = load(config, store, table, clock, access, token)
         # What was loaded stays: the collector need not walk it ever again.
         gc.freeze()
         gc.set_threshold(*COLLECT_EVERY)
@@ -115,9 +119,18 @@ async def serve(config: Config) -> None:
                 address = f"[{address}]" if ":" in address else address
                 users = len(sidecar.presence)
                 _log.info("ready", http=f"{address}:{port}", users=users)
-                number = await anext(signals)
+                await manager.tell("READY=1", f"STATUS={sidecar.status}")
+                nursery.start_soon(manager.keep_told, sidecar)
+                async for number in signals:
+                    if number != signal.SIGHUP or hangs_up:
+                        break
+                    at_us = clock.system_us()
+                    await manager.tell("RELOADING=1", f"MONOTONIC_USEC={at_us}")
+                    config = reread(config, read, sidecar, group=group)
+                    await manager.tell("READY=1")
                 _log.info("stopping", reason=signal.Signals(number).name)
                 nursery.start_soon(_take_no_more, signals)
+                nursery.start_soon(manager.tell, "STOPPING=1", "STATUS=stopping")
                 stop.set()
             nursery.cancel_scope.cancel()
 
@@ -168,6 +181,25 @@ def _catch_up(table: TimerTable, store: Store) -> None:
         table.follow(newest)
 
 
+@contextmanager
+def _listening_at(
+    path: Path, name: str, *, config: Config, manager: Manager
+) -> Iterator[socket.socket]:
+    """Listen on a socket that was handed over, or on one of our own."""
+    sock = manager.socket(name, path)
+    if sock is not None:
+        with sock:
+            yield sock
+        return
+    group = config.socket.group
+    with listening(
+        path,
+        mode=int(config.socket.mode, 8),
+        group=gid_of(group, "socket.group") if group else None,
+    ) as sock:
+        yield sock
+
+
 def _listening_on(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -185,11 +217,18 @@ def _listening_on(host: str, port: int) -> socket.socket:
 
 
 def _group_of(listener: socket.socket) -> int:
-    """The group of a socket's file; of one that was handed over without any, our own."""
+    return Path(os.fsdecode(listener.getsockname())).stat().st_gid
+
+
+def _is_ended_by_sighup() -> bool:
+    """Whether SIGHUP would mean that our terminal was closed, and nobody wants us to stay."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup has it
+        return False
     try:
-        return Path(os.fsdecode(listener.getsockname())).stat().st_gid
-    except (OSError, ValueError):  # it was removed, or is of the abstract kind
-        return os.getegid()
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 async def _take_no_more(signals: AsyncIterator[int]) -> None:

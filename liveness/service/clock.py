@@ -18,6 +18,10 @@ class Clock:
         """Unix milliseconds, for stamps in records only."""
         return time.time_ns() // 1_000_000
 
+    def system_us(self) -> int:
+        """Microseconds of the clock that all processes of this host share."""
+        return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
+
     def cpu(self) -> float:
         """CPU seconds used by all threads of this process."""
         return time.process_time()

@@ -68,7 +68,7 @@ class LinkBook:
         self._clock = clock
         self._journal = journal
         self._counts = counts
-        self._access = access
+        self.access = access  # asked when a link opens and says hello
         self._limits = limits
         self._every = Every(REFUSALS_LOG_S, clock=clock.mono)
 
@@ -99,7 +99,7 @@ class LinkBook:
         link.read_at = self._clock.mono()
         if self._is_stopping:
             self.end(link, why="the sidecar stops")
-        elif (why := self._access.why_no_link(link.peer)) is not None:
+        elif (why := self.access.why_no_link(link.peer)) is not None:
             self.refuse(link, link.conversation.close(Code.NOT_ALLOWED, why))
         elif is_full:
             self.refuse(
@@ -117,7 +117,7 @@ class LinkBook:
     def objection(self, link: SocketLink, hello: Hello) -> Refusal | None:
         """Why a link cannot be welcomed, in the order in which a person would mend it."""
         close = link.conversation.close
-        if (why := self._access.why_not(link.peer, hello)) is not None:
+        if (why := self.access.why_not(link.peer, hello)) is not None:
             return close(Code.NOT_ALLOWED, why)
         key, limits = (hello.role, hello.name), self._limits
         if (
@@ -145,7 +145,7 @@ class LinkBook:
 
     def sees_everyone(self, link: SocketLink) -> bool:
         """Whether a link may be told of users of other names than its own."""
-        return self._access.everyone.admits(link.peer)
+        return self.access.everyone.admits(link.peer)
 
     def name(self, link: SocketLink, hello: Hello) -> None:
         """Have *link* found by the name that it said."""

@@ -42,7 +42,6 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
     stream = stream or sys.stderr
     outlet = _Outlet(stream)
     is_text = format == "text" or (format == "auto" and stream.isatty())
-    least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -51,7 +50,6 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
             outlet.mention,
             *(_for_a_person(stream) if is_text else _for_a_machine()),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(outlet),  # type: ignore[arg-type]
         cache_logger_on_first_use=False,  # a test may configure anew
     )
@@ -59,6 +57,18 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
         if isinstance(handler, _ToStructlog):  # configured before: its thread ends
             handler.close()
     logging.root.handlers = [_ToStructlog(outlet)]
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """From now on nothing less urgent than *level* is said, one of those of `configure`."""
+    least = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        **{
+            **structlog.get_config(),
+            "wrapper_class": structlog.make_filtering_bound_logger(least),
+        }
+    )
     logging.root.setLevel(max(least, logging.WARNING))
 
 

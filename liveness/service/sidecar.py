@@ -91,6 +91,8 @@ class Sidecar:
         clock: The clocks.
         access: Who may do what.
         token: What is asked for at the TCP door; None: nothing.
+
+    `token`, and `engine.book.access`, may change while it runs.
     """
 
     def __init__(
@@ -103,12 +105,11 @@ class Sidecar:
         token: Token | None = None,
     ) -> None:
         self.config = config
-        self._access = access
         self.counts = Counts()
         self._store = store
         self._table = table
         self._clock = clock
-        self._token = token
+        self.token = token
         self._listens = False
         limits = config.limits
         self.feed = Feed(keep=limits.tail)
@@ -205,7 +206,7 @@ class Sidecar:
             journal=self.journal,
             clock=clock,
             lateness=self._lateness,
-            why_not_ready=self._why_not_ready,
+            why_not_ready=self.why_not_ready,
         )
         self._pages: tuple[Pages, ...] = (
             LivePages(self._summaries, self.journal, self.feed, self._streams),
@@ -364,15 +365,14 @@ class Sidecar:
         every = Every(REFUSALS_LOG_S, clock=self._clock.mono)
 
         def is_stranger(connection: socket.socket) -> bool:
-            return door == "admin" and not self._access.admin.admits(
-                peer_of(connection)
-            )
+            admin = self.engine.book.access.admin
+            return door == "admin" and not admin.admits(peer_of(connection))
 
         def app_for(connection: socket.socket) -> ASGIApp:
             if not is_stranger(connection):
                 return app
             peer = peer_of(connection)
-            why = self._access.why_no_admin(peer)
+            why = self.engine.book.access.why_no_admin(peer)
             every(
                 _log.warning, "admin refused", key=peer.uid, pid=peer.pid, uid=peer.uid,
                 detail=why,
@@ -407,7 +407,7 @@ class Sidecar:
             for route in pages.routes(may_change=may_change)
         ]
         checks: list[Check] = []
-        http, token = self.config.http, self._token if door == "http" else None
+        http, token = self.config.http, self.token if door == "http" else None
         if door == "http":
             posts = {SIGN_IN, SIGN_OUT} if token else set[str]()
             checks += [asked_by_a_name_in(http.names), only_reads(posts)]
@@ -420,23 +420,32 @@ class Sidecar:
         pages = build_pages(
             registry,
             routes,
-            why_ill=self._why_ill,
-            why_not_ready=self._why_not_ready,
+            why_ill=self.why_ill,
+            why_not_ready=self.why_not_ready,
             has_sign_out=token is not None,
         )
         return Gate(pages, checks, refused, max_body_bytes=http.max_body_bytes)
 
-    def _why_ill(self) -> list[str]:
+    def why_ill(self) -> list[str]:
+        """What is wrong with the process; empty if it lives."""
         lag = self._clock.mono() - self.engine.turned_at
         return [f"the hand stands still for {lag:.0f} s"] if lag > HAND_DEAD_S else []
 
-    def _why_not_ready(self) -> list[str]:
-        why = self._why_ill()
+    def why_not_ready(self) -> list[str]:
+        """Why it should not be given work; empty if it is ready."""
+        why = self.why_ill()
         if not self._listens:
             why.append("the socket is not listened on")
         failures = (self.journal.failure, self.engine.timers_unread)
         why += [failure for failure in failures if failure is not None]
         return why
+
+    @property
+    def status(self) -> str:
+        """How it is, in a line for a person."""
+        online = f"{len(self.presence):,} users online"
+        why = "; ".join(self.why_not_ready())
+        return f"not ready: {why}; {online}" if why else f"ready, {online}"
 
     def _lateness(self) -> dict[str, list[tuple[str, float]]]:
         lateness = self.counts.lateness
@@ -480,7 +489,7 @@ class Sidecar:
             timers=dict(self.timetable.states),
             timers_loaded=self.timetable.loaded,
             timer_attempts=dict(self.timetable.results),
-            is_ready=not self._why_not_ready(),
+            is_ready=not self.why_not_ready(),
             version=__version__,
             wheel=WHEEL,
         )

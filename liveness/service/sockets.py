@@ -1,7 +1,7 @@
 """Unix sockets that we listen on: made strictly, found stale or live, taken away.
 
 One function makes them all. A file that we made is removed when we stop, if it is
-still ours; a socket handed to us by a service manager is never removed.
+still ours; that of a socket which a service manager handed over is the manager's.
 """
 
 import errno
@@ -18,30 +18,21 @@ from liveness.errors import StartError
 SOCKET_MODE: Final = 0o660
 # Gateways reconnect all at once after a restart.
 BACKLOG: Final = 512
-# The first descriptor that a service manager hands over (sd_listen_fds(3)).
-_FIRST_INHERITED: Final = 3
 
 
 @contextmanager
 def listening(
-    path: Path, *, name: str, mode: int = SOCKET_MODE, group: int | None = None
+    path: Path, *, mode: int = SOCKET_MODE, group: int | None = None
 ) -> Iterator[socket.socket]:
-    """Listen on *path*, or on the inherited socket of this *name*, until left.
+    """Listen on *path* until left.
 
     Args:
         path: Where the file is made.
-        name: What a service manager calls the socket; one that it hands over is used as
-            it is.
         mode: The file's permissions.
         group: The file's group; None: the one that it gets by itself.
     Raises:
         StartError: Somebody else serves there, or the file cannot be made.
     """
-    inherited = _inherited(name)
-    if inherited is not None:
-        with inherited:
-            yield inherited
-        return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         ours = _bind(sock, path, mode, group)
         try:
@@ -118,21 +109,3 @@ def _remove(path: Path, ours: tuple[int, int]) -> None:
     # A successor may have replaced it already.
     if (found.st_dev, found.st_ino) == ours:
         path.unlink(missing_ok=True)
-
-
-def _inherited(name: str) -> socket.socket | None:
-    if os.environ.get("LISTEN_PID") != str(os.getpid()):
-        return None
-    count = os.environ.get("LISTEN_FDS", "0")
-    if not count.isdecimal():
-        raise StartError(
-            f"LISTEN_FDS={count!r} is no number of sockets: unset it, or let the service "
-            "manager set it"
-        )
-    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
-    if name not in names[: int(count)]:
-        return None
-    sock = socket.socket(fileno=_FIRST_INHERITED + names.index(name))
-    sock.setblocking(False)
-    os.set_inheritable(sock.fileno(), False)
-    return sock

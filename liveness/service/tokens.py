@@ -42,6 +42,10 @@ class Token:
         self._secret = secret.encode("ascii")
         self._key = hmac.digest(self._secret, _KEY_FOR, "sha256")
 
+    def become(self, other: "Token") -> None:
+        """Be *other* from now on: whoever signed in with this one has to do so again."""
+        self._secret, self._key = other._secret, other._key
+
     def is_it(self, text: str) -> bool:
         """Whether this is the token."""
         return hmac.compare_digest(text.encode(), self._secret)

@@ -283,6 +283,10 @@ SOCKETS: Final = [
     Mistake("port of root's", "serve --http 127.0.0.1:1 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 127.0.0.1:1: Permission denied; name a port from 1024 on with --http, or allow this user more", theirs, person=STRANGER),
     Mistake("address of another host", "serve --http 192.0.2.7:9874 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 192.0.2.7:9874: Cannot assign requested address; name one of this host's with --http", text("token", WORDS), {"LIVENESS_HTTP_TOKEN_FILE": "{here}/token"}),
     Mistake("sockets of a service manager", SERVE, 1, "LISTEN_FDS='two' is no number of sockets: unset it, or let the service manager set it", before="LISTEN_PID=$$ LISTEN_FDS=two; export LISTEN_PID LISTEN_FDS"),
+    Mistake("names of a service manager's sockets", SERVE, 1, "the service manager's sockets are named 'liveness.socket' (LISTEN_FDS=1), and there may be a gateway and an admin; set FileDescriptorName= in the socket's unit", before="LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=liveness.socket; export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES"),
+    Mistake("socket of a service manager that is none", SERVE, 1, "the service manager's socket gateway: descriptor 3 is no socket (…); start it with the sockets that LISTEN_FDS counts", before="LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=gateway; export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES; exec 3</dev/null"),
+    Mistake("where to notify", SERVE, 1, "NOTIFY_SOCKET='vsock:2:1' is neither a path nor @ and a name: unset it, or let the service manager set it", environ={"NOTIFY_SOCKET": "vsock:2:1"}),
+    Mistake("watchdog", SERVE, 1, "WATCHDOG_USEC='soon' is no number of microseconds: unset it, or let the service manager set it", environ={"WATCHDOG_USEC": "soon"}),
     Mistake("open files", SERVE, 1, "1000 links and 100 connections to each HTTP door need … open files, and 256 are allowed; raise the limit (ulimit -Hn, LimitNOFILE=) or lower limits.max_links or http.max_connections", before="ulimit -n 256"),
 ]  # fmt: skip
 
@@ -543,6 +547,7 @@ EXCUSED: Final = {
     "config.py:__post_init__": "what a program gives, and no source lets through",
     "service/backup.py:_check_wals": "takes gigabytes: tests/service/test_backup.py",
     "service/backup.py:opened": "takes a machine on which two statements last long",
+    "service/manager.py:socket": "takes other sockets: tests/service/test_manager.py",
     "service/logbook.py:_state": "who may not read it: tests/e2e/test_explain.py",
     "service/logbook.py:_read": "takes starts amid reads: tests/service/test_logbook.py",
     "sources.py:value": "the rows of bad values: its text is the setting's",

@@ -207,7 +207,7 @@ async def running(
     with (
         closing(Store(config.state.dir)) as store,
         closing(TimerTable(config.state.dir, log=store.log)) as table,
-        listening(config.socket.path, name="gateway") as listener,
+        listening(config.socket.path) as listener,
     ):
         sidecar = load(
             config, store, table, Clock(), access_to(config.access, group=os.getegid())

@@ -34,7 +34,7 @@ async def test_one_that_is_lost_on_the_way_is_passed_over(
     tmp_path: Path, code: int
 ) -> None:
     put_off = Counter[str]()
-    with listening(tmp_path / "s", name="none") as sock:
+    with listening(tmp_path / "s") as sock:
         unlucky = Unlucky(fileno=sock.detach())
         unlucky.code = code
         with unlucky, trio.fail_after(10):
@@ -49,7 +49,7 @@ async def test_one_that_is_lost_on_the_way_is_passed_over(
 
 
 async def test_a_fault_of_ours_is_not_passed_over(tmp_path: Path) -> None:
-    with listening(tmp_path / "s", name="none") as sock:
+    with listening(tmp_path / "s") as sock:
         unlucky = Unlucky(fileno=sock.detach())
         unlucky.code = errno.EINVAL
         with unlucky, socket.socket(socket.AF_UNIX) as one:

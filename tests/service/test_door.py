@@ -137,7 +137,7 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
 @asynccontextmanager
 async def opened(path: Path) -> AsyncIterator[Door]:
     door = Door(path)
-    with listening(path, name="none") as listener:
+    with listening(path) as listener:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(door.serve, listener)  # noqa: ASYNC113 - it listens already
             try:

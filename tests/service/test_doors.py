@@ -50,7 +50,7 @@ async def test_what_changes_something_is_on_the_admin_socket_alone(
     tmp_path: Path, jumping: MockClock, token: Token | None
 ) -> None:
     async with running(tmp_path) as rig:
-        rig.sidecar._token = token
+        rig.sidecar.token = token
         shown = {(path, READ) for path in {*SHOWN, "/page"}}
         changes = {(path, frozenset({"POST"})) for path in CHANGES}
         sign_in = {(path, frozenset({"POST"})) for path in SIGN_IN}
@@ -64,7 +64,7 @@ async def test_nothing_but_reading_passes_the_tcp_door_whatever_is_behind_it(
     tmp_path: Path, jumping: MockClock, token: Token | None
 ) -> None:
     async with running(tmp_path) as rig:
-        rig.sidecar._token = token
+        rig.sidecar.token = token
         gate = rig.sidecar._gate("http", lambda _: None)
         for door in DOORS:
             for path, _ in routes(rig, door):

@@ -56,7 +56,7 @@ def _note_mode(event: str, args: tuple[object, ...]) -> None:
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o777])
 def test_owner_and_group_may_connect_whatever_the_umask(path: Path, mask: int) -> None:
-    with umask(mask), listening(path, name="gateway") as listener:
+    with umask(mask), listening(path) as listener:
         assert mode(path) == 0o660
         assert greets(listener, path)
 
@@ -64,25 +64,25 @@ def test_owner_and_group_may_connect_whatever_the_umask(path: Path, mask: int) -
 def test_the_file_is_made_strict_before_the_group_is_let_in(path: Path) -> None:
     sys.addaudithook(_note_mode)
     _modes_before_chmod[str(path)] = -1
-    with umask(0), listening(path, name="gateway"):
+    with umask(0), listening(path):
         assert _modes_before_chmod.pop(str(path)) == 0o600
 
 
 def test_the_file_is_there_while_we_listen_and_gone_afterwards(path: Path) -> None:
-    with listening(path, name="gateway"):
+    with listening(path):
         assert path.is_socket()
     assert not path.exists()
 
 
 def test_it_is_gone_after_a_failure_too(path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), listening(path, name="gateway"):
+    with pytest.raises(ZeroDivisionError), listening(path):
         raise ZeroDivisionError
     assert not path.exists()
 
 
 def test_accepting_never_blocks(path: Path) -> None:
     with (
-        listening(path, name="gateway") as listener,
+        listening(path) as listener,
         pytest.raises(BlockingIOError),
     ):
         listener.accept()
@@ -93,7 +93,7 @@ def test_a_file_left_by_a_crash_is_replaced(path: Path) -> None:
         crashed.bind(str(path))
         crashed.listen()
     assert path.is_socket()
-    with listening(path, name="gateway") as listener:
+    with listening(path) as listener:
         assert greets(listener, path)
 
 
@@ -107,7 +107,7 @@ def test_a_socket_that_is_served_is_refused_and_goes_on(
         waiting = [connect(path)]  # at 0 the backlog is full by now
         with (
             pytest.raises(StartError, match="another process serves there; stop it"),
-            listening(path, name="gateway"),
+            listening(path),
         ):
             pass
         other.accept()[0].close()
@@ -120,7 +120,7 @@ def test_a_file_that_is_no_socket_is_left_alone(path: Path) -> None:
     path.write_text("precious")
     with (
         pytest.raises(StartError, match="a file that is no socket; it was left alone"),
-        listening(path, name="gateway"),
+        listening(path),
     ):
         pass
     assert path.read_text() == "precious"
@@ -130,7 +130,7 @@ def test_a_link_to_a_stale_socket_is_not_followed(path: Path, tmp_path: Path) ->
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as crashed:
         crashed.bind(str(tmp_path / "target"))
     path.symlink_to(tmp_path / "target")
-    with pytest.raises(StartError, match="no socket"), listening(path, name="gateway"):
+    with pytest.raises(StartError, match="no socket"), listening(path):
         pass
     assert path.is_symlink()
     assert (tmp_path / "target").is_socket()
@@ -142,13 +142,13 @@ def test_a_folder_that_is_missing_is_named_with_what_to_do(tmp_path: Path) -> No
         pytest.raises(
             StartError, match=f"socket {path}: it cannot be made .*No such file"
         ),
-        listening(path, name="gateway"),
+        listening(path),
     ):
         pass
 
 
 def test_the_file_of_a_successor_is_not_removed(path: Path) -> None:
-    with listening(path, name="gateway"):
+    with listening(path):
         path.unlink()
         successor = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         successor.bind(str(path))
@@ -158,58 +158,5 @@ def test_the_file_of_a_successor_is_not_removed(path: Path) -> None:
 
 
 def test_a_file_that_somebody_removed_meanwhile_is_not_missed(path: Path) -> None:
-    with listening(path, name="gateway"):
+    with listening(path):
         path.unlink()
-
-
-# --- sockets that a service manager hands over ---------------------------------------
-
-
-@pytest.fixture
-def inherited(path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
-    """A listening socket, announced under the name `gateway` as systemd would."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.bind(str(path))
-        sock.listen()
-        ours = sock.dup()
-    os.set_inheritable(ours.fileno(), True)
-    names = [f"other{n}" for n in range(3, ours.fileno())] + ["gateway"]
-    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
-    monkeypatch.setenv("LISTEN_FDS", str(len(names)))
-    monkeypatch.setenv("LISTEN_FDNAMES", ":".join(names))
-    return ours
-
-
-def test_an_inherited_socket_is_used_and_its_file_never_removed(
-    inherited: socket.socket, path: Path
-) -> None:
-    before = path.lstat()
-    elsewhere = path.with_name("elsewhere")
-    number = inherited.detach()
-    with listening(elsewhere, name="gateway") as listener:
-        assert listener.fileno() == number
-        assert greets(listener, path)
-        assert not elsewhere.exists()
-        assert not os.get_inheritable(number)
-        with pytest.raises(BlockingIOError):
-            listener.accept()
-    assert path.lstat() == before
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("LISTEN_PID", "1"), ("LISTEN_FDNAMES", "http:admin"), ("LISTEN_FDS", "0")],
-)
-def test_what_is_not_meant_for_us_is_not_taken(
-    inherited: socket.socket,
-    path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    value: str,
-) -> None:
-    monkeypatch.setenv(variable, value)
-    own = path.with_name("own")
-    with inherited, listening(own, name="gateway") as listener:
-        assert listener.fileno() != inherited.fileno()
-        assert greets(listener, own)
-    assert path.is_socket()

@@ -217,7 +217,7 @@ class Machine:
             ladder = config.timers.ladder
             table = TimerTable(life.folder, log=store.log, ladder=ladder)
             stack.enter_context(closing(table))
-            listener = stack.enter_context(listening(self.socket, name="gateway"))
+            listener = stack.enter_context(listening(self.socket))
             self.sidecar = load(config, store, table, self.clock, self._access)
             task_status.started()
             with life.scope:
