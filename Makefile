@@ -76,11 +76,12 @@ mutants: $(call READY,test)  ## The tests notice each protection taken out (ARGS
 fuzz: $(call READY,fuzz)  ## Any bytes at the core, some minutes (ARGS="wire --runs 1000000")
 	@exec $(VENV)/bin/python -m tests.fuzz $(ARGS)
 
-check: $(call READY,dev)  ## Lint, format, types
+check: $(call READY,dev)  ## Lint, format, types, Containerfile
 	@$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/flake8 --select $(ASYNC) liveness tests grafana
+	$(VENV)/bin/hadolint deploy/container/Containerfile
 
 audit: $(call READY,audit)  ## Vulnerabilities and licences of what is locked, secrets (network)
 	@exec $(VENV)/bin/python -m tests.audit

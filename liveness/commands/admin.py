@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,7 +46,7 @@ def ask(
     """Ask for a page, or with a body to have something done; its status and text.
 
     Raises:
-        CommandError: There is no answer, or no room for another connection.
+        CommandError: There is no answer, no room for another connection, or no right.
     """
     path = socket_path.with_name(ADMIN_SOCKET)
     connection = Admin(socket_path, timeout_s)
@@ -57,7 +58,8 @@ def ask(
                 connection.request("POST", page, json.dumps(body))
         answer = connection.getresponse()
         text = answer.read(MAX_ANSWER_BYTES)
-        if answer.getheader("retry-after"):  # and nobody else is told to come again
+        # Whatever was asked for: nobody else is told to come again, or may not ask.
+        if answer.status == HTTPStatus.FORBIDDEN or answer.getheader("retry-after"):
             raise CommandError(escaped(str(read(socket_path, text).get("error"))))
         return answer.status, text
     except OSError as error:

@@ -43,13 +43,16 @@ LAST_LINES_S: Final = 1.0
 MOST_CONNECTIONS: Final = 1_000
 
 
-async def run(*, sidecar_path: str | None, name: str, port: int, most: int) -> None:
+async def run(
+    *, sidecar_path: str | None, name: str, host: str, port: int, most: int
+) -> None:
     """Runs a gateway until cancelled, and prints where it listens.
 
     Args:
         sidecar_path: The sidecar's socket; None for the default one.
         name: This gateway's, the same at every start.
-        port: Where it listens on this machine; 0 for any that is free.
+        host: The address that it listens on.
+        port: Where it listens there; 0 for any that is free.
         most: Connections at a time; one more is refused.
     Raises:
         liveness.Replaced: Another process has taken the name.
@@ -57,9 +60,9 @@ async def run(*, sidecar_path: str | None, name: str, port: int, most: int) -> N
     """
     async with liveness.connect(sidecar_path, name=name) as sidecar:
         gateway = Gateway(sidecar, most=most)
-        listeners = await trio.open_tcp_listeners(port, host=HOST)
+        listeners = await trio.open_tcp_listeners(port, host=host)
         port = listeners[0].socket.getsockname()[1]
-        print(f"{name} listens on {HOST}:{port}", flush=True)
+        print(f"{name} listens on {host}:{port}", flush=True)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(gateway.close_ended)
             await trio.serve_listeners(gateway.serve, listeners)
@@ -243,15 +246,19 @@ def main() -> None:
     parser = ArgumentParser(description="A chat gateway with a sidecar.")
     parser.add_argument("--sidecar", metavar="PATH", help="the sidecar's socket")
     parser.add_argument("--name", default="gw-1", help="of this gateway; default gw-1")
+    parser.add_argument(
+        "--host", default=HOST, help=f"where it listens; default {HOST}"
+    )
     parser.add_argument("--port", type=int, default=0, help="default: any free one")
     parser.add_argument(
         "--most", type=int, default=MOST_CONNECTIONS, help="connections at a time"
     )
     asked = parser.parse_args()
 
-    wanted = {"name": asked.name, "port": asked.port, "most": asked.most}
+    where = {"host": asked.host, "port": asked.port}
+    wanted = {"sidecar_path": asked.sidecar, "name": asked.name, "most": asked.most}
     try:
-        trio.run(partial(run, sidecar_path=asked.sidecar, **wanted))
+        trio.run(partial(run, **wanted, **where))
     except* (liveness.Refused, liveness.Replaced, ValueError, OSError) as errors:
         sys.exit(f"{asked.name}: {errors.exceptions[0]}")
     except* KeyboardInterrupt:

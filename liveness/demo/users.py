@@ -3,22 +3,39 @@
 They know their gateway's address and nothing of what is behind it. Should their
 connection break, they come back by themselves, as real clients do: soon, at a random
 moment, so that they do not all come at once. The referee hears from them what they do.
+
+    python -m liveness.demo.users --port 7000        on a gateway that is there already
 """
 
 import json
 import re
+import sys
+from argparse import ArgumentParser
 from collections import deque
+from dataclasses import replace
+from functools import partial
 from math import inf
 from random import choice, uniform
 from typing import Final
 
 import trio
 
-from liveness.demo.gateway import HOST
-from liveness.demo.plans import LEAST_PAUSE, MOST_PAUSE, Behaviour, Plan
+from liveness.demo.gateway import HOST, MOST_CONNECTIONS
+from liveness.demo.plans import (
+    LEAST_PAUSE,
+    MOST_PAUSE,
+    Behaviour,
+    Plan,
+    joining_s,
+    planned,
+)
 from liveness.demo.referee import Referee
 
 LEAST_BACK_S: Final = 0.05
+# Of a crowd's users, who begin anew: their moments are within one such time, and after
+# one to two of them even who talks goes and comes back.
+LIFE_S: Final = 60.0
+MOST_TIMEOUT_S: Final = 86_400
 REMINDER: Final = re.compile(rb'"uid": "([^"]*)", "reminder": "([^"]*)"')
 SAYINGS: Final = ("hello", "who is there?", "nice weather", "what a day", "so long")
 # A user looks for three lines in what the gateway sends: that it is in, why it ends, and
@@ -31,7 +48,8 @@ class User:
 
     Args:
         plan: What it does, from the moment `live` is called.
-        port: The gateway's.
+        host: Where the gateway is.
+        port: Its port there.
         timeout_s: The silence after which somebody is offline.
         back_s: How long it takes at most to come back.
         referee: Is told what it does.
@@ -41,6 +59,7 @@ class User:
         self,
         plan: Plan,
         *,
+        host: str = HOST,
         port: int,
         timeout_s: float,
         back_s: float,
@@ -48,6 +67,7 @@ class User:
     ) -> None:
         self.plan = plan
         self.lines_said = 0
+        self._host = host
         self._port = port
         self._timeout_s = timeout_s
         self._back_s = back_s
@@ -86,7 +106,7 @@ class User:
         self._referee.calls(uid, trio.current_time())
         try:
             async with (
-                await trio.open_tcp_stream(HOST, self._port) as stream,
+                await trio.open_tcp_stream(self._host, self._port) as stream,
                 trio.open_nursery() as nursery,
             ):
                 nursery.start_soon(self._listen, stream, nursery.cancel_scope)
@@ -153,3 +173,66 @@ class User:
     async def _send(self, stream: trio.SocketStream, **content: object) -> None:
         self._referee.wrote(self.plan.uid, trio.current_time())
         await stream.send_all(json.dumps(content).encode() + b"\n")
+
+
+async def crowd(host: str, port: int, *, count: int, timeout_s: float) -> None:
+    """Lets *count* users live at a gateway, and begin anew when they are through.
+
+    Each of them at a moment of its own, until cancelled. Nobody judges what is reported.
+
+    Args:
+        host: Where the gateway is, which need not be there yet.
+        port: Its port there.
+        count: How many they are.
+        timeout_s: The silence after which somebody is offline.
+    """
+    plans = planned(count, seconds=LIFE_S, timeout_s=timeout_s, flush_s=0)
+    back_s = joining_s(count)
+
+    async def live_on(plan: Plan) -> None:
+        while True:
+            referee = Referee(
+                {plan.uid: plan.behaviour}, timeout_s=timeout_s, flush_s=0
+            )
+            user = User(
+                plan,
+                host=host,
+                port=port,
+                timeout_s=timeout_s,
+                back_s=back_s,
+                referee=referee,
+            )
+            with trio.move_on_after(uniform(1, 2) * LIFE_S):
+                await user.live()
+            plan = replace(plan, joins_s=uniform(LEAST_BACK_S, back_s))
+
+    async with trio.open_nursery() as nursery:
+        for plan in plans:
+            nursery.start_soon(live_on, plan)
+
+
+def main() -> None:
+    """Runs users as the command line says, until they are ended by a signal."""
+    parser = ArgumentParser(description="Simulated users of a chat gateway.")
+    parser.add_argument("--host", default=HOST, help=f"of the gateway; default {HOST}")
+    parser.add_argument("--port", type=int, required=True, help="of the gateway")
+    parser.add_argument("--users", type=int, default=50, help="how many; default 50")
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, help="of the sidecar; default 30 s"
+    )
+    asked = parser.parse_args()
+    if not 1 <= asked.users <= MOST_CONNECTIONS:
+        parser.error(f"--users: from 1 to {MOST_CONNECTIONS}")
+    if not 1 <= asked.timeout <= MOST_TIMEOUT_S:
+        parser.error(f"--timeout: from 1 to {MOST_TIMEOUT_S}, in seconds")
+
+    print(f"{asked.users} users of {asked.host}:{asked.port}", flush=True)
+    live = partial(crowd, count=asked.users, timeout_s=asked.timeout)
+    try:
+        trio.run(live, asked.host, asked.port)
+    except* KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

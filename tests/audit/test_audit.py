@@ -87,6 +87,25 @@ def test_a_package_under_any_other_licence_is_refused(
     assert "do without" in told
 
 
+def test_a_program_that_is_only_run_may_be_under_the_licence_that_is_noted_for_it(
+    tmp_path: Path,
+) -> None:
+    for name, licence in licences.RUN_ONLY.items():
+        info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        said = ["Metadata-Version: 2.4", f"Name: {name}", "Version: 1.0"]
+        for under, is_good in ((licence, True), ("AGPL-3.0-only", False)):
+            text = "\n".join([*said, f"License-Expression: {under}", ""])
+            (info / "METADATA").write_text(text)
+            pin = Pin(canonicalize_name(name), "1.0", "")
+            verdict = licences.look([pin], [str(tmp_path)])
+            assert (verdict.faults == ()) is is_good, verdict
+    # It is run by `make check`, and nothing that runs or tests the sidecar needs it.
+    dev = {pin.name for pin in pins([ROOT / "requirements-dev.lock"])}
+    test = {pin.name for pin in pins([ROOT / "requirements-test.lock"])}
+    assert licences.RUN_ONLY.keys() <= dev - test
+
+
 def test_what_is_locked_and_not_there_is_not_passed_over(tmp_path: Path) -> None:
     assert "not installed" in licences.look([IT], [str(tmp_path)]).faults[0]
     there = installed(tmp_path, "License-Expression: MIT")

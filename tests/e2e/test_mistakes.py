@@ -372,6 +372,7 @@ CLIENTS: Final = [
     Mistake("admin socket of another user", "status --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/admin.sock: be its user, or of its group", person=STRANGER),
     Mistake("watch by whom [access] keeps out", "watch --socket {open}/gateway.sock", 1, "{open}/gateway.sock ended this watch: … (not-allowed)", person=STRANGER),
     Mistake("admin socket by whom [access] keeps out", "timers list --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
+    Mistake("status by whom [access] keeps out", "status --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
     Mistake("status again and again without a sidecar", "status --watch --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("record that is not there yet", "watch --socket {live}/gateway.sock --after 1000000", 1, "--after 1000000: no such record yet, the newest is …"),
     Mistake("timer that is none", "timers show k --socket {live}/gateway.sock", 1, "no gateway has a timer 'k': `liveness timers list` shows those that there are"),
