@@ -46,7 +46,10 @@ APT := apt install git make python3-venv gcc python3-dev
 ASYNC := ASYNC101,ASYNC102,ASYNC103,ASYNC104,ASYNC111,ASYNC112,ASYNC113,ASYNC120,ASYNC121
 ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231,ASYNC232,ASYNC400
 
-.PHONY: help setup demo serve test slow simulate mutants fuzz check audit bench performance dashboard screenshots lock clean
+# What Kubernetes itself knows; the others, of operators, are looked at by the tests.
+MANIFESTS := deploy/kubernetes/gateway.yaml deploy/kubernetes/service.yaml
+
+.PHONY: help setup demo serve test slow simulate mutants fuzz check audit bench performance dashboard rules screenshots lock clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -82,6 +85,9 @@ check: $(call READY,dev)  ## Lint, format, types, Containerfile
 	$(VENV)/bin/mypy
 	$(VENV)/bin/flake8 --select $(ASYNC) liveness tests grafana
 	$(VENV)/bin/hadolint deploy/container/Containerfile
+	for version in 1.29 1.37; do
+		$(VENV)/bin/kubernetes-validate --strict --quiet -k "$$version" $(MANIFESTS)
+	done
 
 audit: $(call READY,audit)  ## Vulnerabilities and licences of what is locked, secrets (network)
 	@exec $(VENV)/bin/python -m tests.audit
@@ -97,6 +103,18 @@ screenshots: $(call READY,test)  ## The README's pictures of the live page (chro
 
 dashboard: $(call STAMP,test)  ## Grafana's dashboard, from the code beside it
 	@exec $(VENV)/bin/python -m grafana.dashboard
+
+rules:  ## The rules of deploy/prometheus for a Prometheus operator in Kubernetes
+	@rules() {
+		printf -- '---\napiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\n'
+		printf 'metadata:\n  name: liveness-%s\n  labels:\n    app.kubernetes.io/name: chat\nspec:\n' "$$1"
+		sed -n '/^groups:/,$$p' "deploy/prometheus/$$1.yml" | sed 's/^./  &/'
+	}
+	{
+		echo '# Written by `make rules`, from deploy/prometheus: change them there.'
+		rules recording
+		rules alerts
+	} >deploy/kubernetes/monitoring/rules.yaml
 
 lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
 	@scratch=$$(mktemp -d)

@@ -36,7 +36,7 @@ WANTED = {
 }
 TARGETS = (
     "audit bench check clean dashboard demo fuzz help lock mutants performance "
-    "screenshots serve setup simulate slow test"
+    "rules screenshots serve setup simulate slow test"
 )
 STEPS = ("check", "test", "mutants")
 

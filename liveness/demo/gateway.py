@@ -11,6 +11,7 @@ reports is collected until there is one, and sent again where that may have been
 """
 
 import json
+import signal
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
@@ -46,7 +47,9 @@ MOST_CONNECTIONS: Final = 1_000
 async def run(
     *, sidecar_path: str | None, name: str, host: str, port: int, most: int
 ) -> None:
-    """Runs a gateway until cancelled, and prints where it listens.
+    """Runs a gateway until SIGTERM or cancelled, and prints where it listens.
+
+    Its users are logged out then: they end as `logout`, and not with their gateway.
 
     Args:
         sidecar_path: The sidecar's socket; None for the default one.
@@ -58,14 +61,17 @@ async def run(
         liveness.Replaced: Another process has taken the name.
         liveness.Refused: The sidecar will not have this gateway.
     """
-    async with liveness.connect(sidecar_path, name=name) as sidecar:
-        gateway = Gateway(sidecar, most=most)
-        listeners = await trio.open_tcp_listeners(port, host=host)
-        port = listeners[0].socket.getsockname()[1]
-        print(f"{name} listens on {host}:{port}", flush=True)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(gateway.close_ended)
-            await trio.serve_listeners(gateway.serve, listeners)
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        async with liveness.connect(sidecar_path, name=name) as sidecar:
+            gateway = Gateway(sidecar, most=most)
+            listeners = await trio.open_tcp_listeners(port, host=host)
+            port = listeners[0].socket.getsockname()[1]
+            print(f"{name} listens on {host}:{port}", flush=True)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(gateway.close_ended)
+                nursery.start_soon(trio.serve_listeners, gateway.serve, listeners)
+                await anext(signals)
+                nursery.cancel_scope.cancel()
 
 
 @dataclass(eq=False, slots=True)
