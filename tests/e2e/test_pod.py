@@ -1,0 +1,203 @@
+"""A pod as `deploy/kubernetes` has it: its containers run, and may do what they are to."""
+
+import http.client
+import json
+import socket
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.client import SOON_S, Client
+from tests.e2e.persons import Person, as_root
+from tests.e2e.pod import IMAGE, TOKEN, Container, Pod
+from tests.e2e.sidecar import eventually
+from tests.manifests import MANIFESTS, Manifests, container, pod_of, settings
+
+pytestmark = as_root
+
+OURS = Manifests(MANIFESTS)
+PORT = settings(OURS).http.port
+CHAT = container(pod_of(OURS), "gateway")["ports"][0]["containerPort"]
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    with Pod(tmp_path, OURS) as made:
+        yield made
+
+
+@pytest.fixture
+def sidecar(pod: Pod) -> Iterator[Container]:
+    """The sidecar's container, ready."""
+    with Container(pod) as made:
+        made.start()
+        yield made
+
+
+def users(pod: Pod) -> list[str]:
+    """Who is online, as another pod is told."""
+    response, body = pod.get("/v1/users", port=PORT, token=TOKEN)
+    assert response.status == 200
+    lines = [json.loads(line) for line in body.splitlines()]
+    assert "uid" not in lines[-1]
+    return [line["uid"] for line in lines[:-1]]
+
+
+def logged_in(pod: Pod, name: str) -> socket.socket:
+    """A user's connection to the gateway."""
+    connection = pod.connect(CHAT)
+    connection.sendall(json.dumps({"login": name}).encode() + b"\n")
+    with connection.makefile() as lines:
+        assert any("joined" in line for line in lines)
+    return connection
+
+
+def first_event(pod: Pod, last: str = "") -> dict[str, Any]:
+    """What the feed begins with, for one who goes on behind *last*."""
+    connection = http.client.HTTPConnection("chat-0.chat", PORT, timeout=SOON_S)
+    connection.sock = pod.connect(PORT)
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    with closing(connection):
+        connection.request(
+            "GET",
+            "/v1/feed",
+            headers=headers | ({"last-event-id": last} if last else {}),
+        )
+        with connection.getresponse() as response:
+            data = next(line[6:] for line in response if line.startswith(b"data: "))
+            found: dict[str, Any] = json.loads(data)
+            return found
+
+
+def test_the_sidecar_is_asked_by_probes_prometheus_and_other_pods(
+    pod: Pod, sidecar: Container
+) -> None:
+    probes = [
+        it["httpGet"]
+        for name, it in container(pod_of(OURS), "liveness").items()
+        if name.endswith("Probe")
+    ]
+    assert len(probes) == 3
+    monitor = Manifests(MANIFESTS / "monitoring").one("PodMonitor")
+    for asked in [*probes, *monitor["spec"]["podMetricsEndpoints"]]:
+        response, _ = pod.get(asked["path"], port=PORT)
+        assert response.status == 200, asked
+    for host in ("chat-0.chat", "chat-0.chat.prod.svc.cluster.local", "localhost"):
+        assert pod.get("/v1/users", port=PORT, host=host)[0].status == 401
+        told = pod.get("/v1/users", port=PORT, host=host, token=TOKEN)
+        assert told[0].status == 200
+    assert pod.get("/v1/users", port=PORT, host="chat-1.chat")[0].status == 421
+
+
+def test_only_the_gateways_user_is_a_gateway_and_only_the_sidecars_an_admin(
+    pod: Pod, sidecar: Container
+) -> None:
+    own, gateway = (pod.person(name) for name in ("liveness", "gateway"))
+    with Client(Person(*gateway, (pod.group,)).connect(sidecar.socket)) as client:
+        client.hello("gw-1")
+    # Every container is in the group that the socket is open to.
+    with Client(Person(20_000, 20_000, (pod.group,)).connect(sidecar.socket)) as other:
+        assert other.refusal()["code"] == "not-allowed"
+    with pytest.raises(PermissionError):
+        Person(20_000, 20_000).connect(sidecar.socket)
+    answers = {}
+    for person in (own, gateway):
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = Person(*person, (pod.group,)).connect(sidecar.admin)
+        with closing(connection):
+            connection.request("GET", "/v1/gateways")
+            answers[person] = connection.getresponse().status
+    assert answers == {own: 200, gateway: 403}
+
+
+def test_the_state_is_the_sidecars_alone_and_nothing_else_can_be_written(
+    pod: Pod, sidecar: Container
+) -> None:
+    state = pod.volume("state") / "state"
+    assert stat.S_IMODE(state.stat().st_mode) & 0o777 == 0o700
+    assert state.stat().st_uid == pod.person("liveness")[0]
+    status = Path(f"/proc/{sidecar.pid}/status").read_text()
+    assert "CapEff:\t0000000000000000\n" in status
+    assert "NoNewPrivs:\t1\n" in status
+    for name, path in {"liveness": "/x", "gateway": "/run/liveness/x"}.items():
+        done = subprocess.run(
+            pod.command(name, "/usr/bin/touch", path),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "Read-only file system" in done.stderr
+
+
+def test_the_command_line_finds_all_by_itself(pod: Pod, sidecar: Container) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            pod.command("liveness", f"{IMAGE}/bin/liveness", *words),
+            env=pod.environment("liveness"),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    done = run("status", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    sidecar.stop()
+    assert run("status", "--quiet").returncode == 1
+
+
+def test_the_gateway_reports_and_the_pod_stops_as_the_kubelet_stops_it(
+    pod: Pod, sidecar: Container
+) -> None:
+    with pod.gateway() as gateway:
+        with logged_in(pod, "ada"):
+            eventually(lambda: users(pod) == ["ada"])
+            gateway.terminate()
+            assert gateway.wait(SOON_S) == 0
+        assert sidecar.stop() == 0
+    ends = [(one.kind, one.reason) for one in sidecar.log()]
+    assert ends == [("online", "login"), ("offline", "logout")]
+
+
+def test_an_emptydir_outlasts_a_container_and_no_pod(
+    pod: Pod, sidecar: Container, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with pod.gateway():
+        with logged_in(pod, "ada"):
+            eventually(lambda: users(pod) == ["ada"])
+            before = first_event(pod)
+            sidecar.kill()
+            sidecar.start()
+            assert users(pod) == ["ada"]
+            again = first_event(pod, f"{before['log']}:{before['seq']}")
+            assert (again["log"], again["new"]) == (before["log"], False)
+        sidecar.kill()
+    with (
+        Pod(tmp_path_factory.mktemp("p"), OURS) as next_pod,
+        Container(next_pod) as one,
+    ):
+        one.start()
+        assert users(next_pod) == []
+        other = first_event(next_pod, f"{before['log']}:{before['seq']}")
+        assert (other["log"] != before["log"], other["new"]) == (True, True)
+
+
+@pytest.mark.parametrize("name", ["LIVENESS_PORT", "LIVENESS_SERVICE_HOST"])
+def test_what_a_service_puts_into_the_environment_would_keep_it_from_starting(
+    pod: Pod, name: str
+) -> None:
+    done = subprocess.run(
+        pod.command("liveness"),
+        env=pod.environment("liveness") | {name: "192.0.2.1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 78
+    assert f"there is no setting {name}" in done.stderr
