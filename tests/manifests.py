@@ -6,6 +6,7 @@ Of kustomize there is just what our files use; whatever else one says is refused
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -89,6 +90,22 @@ def _merged(target: Any, patch: Any) -> Any:
         merged = _merged(ours, theirs)
         return [one for name, one in merged.items() if name not in gone]
     return patch
+
+
+def durable(tmp_path: Path) -> Path:
+    """The folder once the last lines of its kustomization are taken for what they say."""
+    folder = tmp_path / "kubernetes"
+    shutil.copytree(MANIFESTS, folder)
+    file = folder / "kustomization.yaml"
+    text, count = re.subn(
+        "^#components:\n#  - durable$",
+        "components:\n  - durable",
+        file.read_text(),
+        flags=re.M,
+    )
+    assert count == 1
+    file.write_text(text)
+    return folder
 
 
 def by_kubectl(folder: Path) -> list[Object]:

@@ -18,34 +18,21 @@ import yaml
 from tests.manifests import (
     MANIFESTS,
     ROOT,
+    TIMER_BYTES,
     Manifests,
     Object,
     by_kubectl,
     container,
+    durable,
     faults_of,
+    measured,
     pod_of,
+    settings,
     volume_of,
 )
 
 RULES: Final = ROOT / "deploy" / "prometheus"
-VALIDATE: Final = Path(".venv/bin/kubernetes-validate")
 KUBECTL: Final = [by_kubectl] if shutil.which("kubectl") else []
-
-
-def durable(tmp_path: Path) -> Path:
-    """The folder as it is once its last lines are taken for what they say."""
-    folder = tmp_path / "kubernetes"
-    shutil.copytree(MANIFESTS, folder)
-    file = folder / "kustomization.yaml"
-    text, count = re.subn(
-        "^#components:\n#  - durable$",
-        "components:\n  - durable",
-        file.read_text(),
-        flags=re.M,
-    )
-    assert count == 1
-    file.write_text(text)
-    return folder
 
 
 # --- the gateway and its sidecar ------------------------------------------------------
@@ -172,6 +159,25 @@ def test_no_file_is_left_out() -> None:
         ]
         named |= {file, *(folder / name for name in names)}
     assert named == {path for path in MANIFESTS.rglob("*") if path.is_file()}
+
+
+def test_the_readme_has_the_figures_that_were_measured() -> None:
+    text = (ROOT / "README.md").read_text()
+    told = text.split("\n## In Kubernetes\n")[1].split("\n## ")[0]
+    config = settings(Manifests(MANIFESTS))
+    online = measured("million", "logins", "server memory with all online")
+    storm = measured("million", "silence", "memory growth")
+    timers = config.timers.max_live * TIMER_BYTES / 1e6
+    steady = measured(
+        "hundred-thousand", "steady", "server CPU with 50 offlines a second"
+    )
+    assert f"online take {online:.0f} MB, {storm:.0f} more" in told
+    assert f"up to {timers:.0f}:" in told
+    assert f"take {steady:.1f} % of a core" in told
+    asked = sidecar(Manifests(MANIFESTS))["resources"]
+    assert f"so {asked['requests']['memory'].replace('Mi', ' MiB')} are" in told
+    assert f"{asked['limits']['memory'].removesuffix('Mi')} the limit" in told
+    assert f"{asked['requests']['cpu']} are asked for" in told
 
 
 def test_no_token_is_in_the_repository() -> None:

@@ -13,7 +13,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -60,10 +60,17 @@ class Pod:
     Args:
         folder: An empty folder of its own.
         manifests: Those of the StatefulSet that it is of.
+        claimed: Volumes that outlast it, by name: folders that are used as they are.
     """
 
-    def __init__(self, folder: Path, manifests: Manifests) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifests: Manifests,
+        claimed: Mapping[str, Path] | None = None,
+    ) -> None:
         self._folder = folder
+        self._claimed = claimed or {}
         self._manifests = manifests
         self._spec = pod_of(manifests)
         self.group: int = self._spec["securityContext"]["fsGroup"]
@@ -90,7 +97,7 @@ class Pod:
 
     def volume(self, name: str) -> Path:
         """Where the node has a volume."""
-        return self._folder / "volumes" / name
+        return self._claimed.get(name, self._folder / "volumes" / name)
 
     def _make(self, volume: Object) -> None:
         folder = self.volume(volume["name"])

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import socket
 import stat
 import subprocess
@@ -16,7 +17,7 @@ from tests.e2e.client import SOON_S, Client
 from tests.e2e.persons import Person, as_root
 from tests.e2e.pod import IMAGE, TOKEN, Container, Pod
 from tests.e2e.sidecar import eventually
-from tests.manifests import MANIFESTS, Manifests, container, pod_of, settings
+from tests.manifests import MANIFESTS, Manifests, container, durable, pod_of, settings
 
 pytestmark = as_root
 
@@ -187,10 +188,43 @@ def test_an_emptydir_outlasts_a_container_and_no_pod(
         assert (other["log"] != before["log"], other["new"]) == (True, True)
 
 
-@pytest.mark.parametrize("name", ["LIVENESS_PORT", "LIVENESS_SERVICE_HOST"])
-def test_what_a_service_puts_into_the_environment_would_keep_it_from_starting(
-    pod: Pod, name: str
+def test_a_volume_of_its_own_outlasts_the_pod_and_who_was_online_is_told_offline(
+    tmp_path: Path,
 ) -> None:
+    manifests = Manifests(durable(tmp_path))
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    # As a node leaves the root of a filesystem, for fsGroup.
+    os.chown(disk, 0, pod_of(manifests)["securityContext"]["fsGroup"])
+    disk.chmod(0o2775)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    with (
+        Pod(tmp_path / "1", manifests, {"state": disk}) as pod,
+        Container(pod) as sidecar,
+    ):
+        sidecar.start()
+        with pod.gateway(), logged_in(pod, "ada"):
+            eventually(lambda: users(pod) == ["ada"])
+            before = first_event(pod)
+            sidecar.kill()
+    with (
+        Pod(tmp_path / "2", manifests, {"state": disk}) as pod,
+        Container(pod) as sidecar,
+    ):
+        sidecar.start()
+        again = first_event(pod, f"{before['log']}:{before['seq']}")
+        assert (again["log"], again["new"]) == (before["log"], False)
+        assert users(pod) == ["ada"]
+        with pod.gateway():
+            eventually(lambda: users(pod) == [])
+        assert [one.reason for one in sidecar.log()] == ["login", "gateway_lost"]
+
+
+def test_what_a_service_puts_into_the_environment_would_keep_it_from_starting(
+    pod: Pod,
+) -> None:
+    name = "LIVENESS_SERVICE_HOST"
     done = subprocess.run(
         pod.command("liveness"),
         env=pod.environment("liveness") | {name: "192.0.2.1"},
