@@ -64,7 +64,9 @@ class Manifests:
             assert one.keys() == {"patch"}, one
             patch = yaml.safe_load(one["patch"])
             target = self.one(patch["kind"], patch["metadata"]["name"])
-            target.update(_merged(target, patch))
+            merged = _merged(target, patch)
+            target.clear()
+            target.update(merged)
 
     def one(self, kind: str, name: str | None = None) -> Object:
         """The one object of a kind, or of a kind and name."""
@@ -77,13 +79,13 @@ class Manifests:
 
 
 def _merged(target: Any, patch: Any) -> Any:
-    """As kustomize merges: maps by key, lists of named things by their name."""
+    """As kustomize merges: maps by key, lists of named things by their name; null ends."""
     if isinstance(target, dict) and isinstance(patch, dict):
-        merged = {
+        merged = target | {
             key: _merged(target[key], it) if key in target else it
             for key, it in patch.items()
         }
-        return target | merged
+        return {key: it for key, it in merged.items() if it is not None}
     if isinstance(target, list) and isinstance(patch, list):
         ours, theirs = ({one["name"]: one for one in it} for it in (target, patch))
         gone = {name for name, one in theirs.items() if one.get("$patch") == "delete"}
@@ -108,8 +110,8 @@ def durable(tmp_path: Path) -> Path:
     return folder
 
 
-def by_kubectl(folder: Path) -> list[Object]:
-    """What kubectl makes of a folder, but for the ConfigMaps, whose names it changes."""
+def by_kubectl(folder: Path) -> Manifests:
+    """What kubectl makes of a folder, which must be what we make of it."""
     done = subprocess.run(
         ["kubectl", "kustomize", str(folder)],
         capture_output=True,
@@ -118,12 +120,22 @@ def by_kubectl(folder: Path) -> list[Object]:
     )
     assert done.stderr == ""
     objects: list[Object] = list(yaml.safe_load_all(done.stdout))
-    hashed = {one["metadata"]["name"] for one in objects if one["kind"] == "ConfigMap"}
-    text = json.dumps([one for one in objects if one["kind"] != "ConfigMap"])
-    for name in hashed:
-        text = text.replace(json.dumps(name), json.dumps(name.rpartition("-")[0]))
-    found: list[Object] = json.loads(text)
-    return found
+    manifests = Manifests(folder)
+    for one in (it for it in objects if it["kind"] == "ConfigMap"):
+        hashed = one["metadata"]["name"]
+        name = hashed.rpartition("-")[0]
+        files = manifests.files[name]
+        assert one["data"] == {key: it.read_text() for key, it in files.items()}
+        text = json.dumps(objects).replace(json.dumps(hashed), json.dumps(name))
+        objects = json.loads(text)
+    rest = [one for one in objects if one["kind"] != "ConfigMap"]
+    assert sorted(map(_sorted, rest)) == sorted(map(_sorted, manifests.objects))
+    manifests.objects = rest
+    return manifests
+
+
+def _sorted(one: Object) -> str:
+    return json.dumps(one, sort_keys=True)
 
 
 # --- a pod ----------------------------------------------------------------------------
