@@ -49,7 +49,7 @@ ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231
 # What Kubernetes itself knows; the others, of operators, are looked at by the tests.
 MANIFESTS := deploy/kubernetes/gateway.yaml deploy/kubernetes/service.yaml
 
-.PHONY: help setup demo serve test slow simulate mutants fuzz check audit bench performance dashboard rules screenshots lock clean
+.PHONY: help setup demo serve test slow simulate mutants fuzz check audit bench performance dashboard rules screenshots lock dist clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -125,13 +125,19 @@ lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
 	compile() {
 		"$$scratch/bin/uv" pip compile --quiet --universal --python-version 3.11 \
 			--generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
-			$(ARGS) "$$@" pyproject.toml "$$scratch/build.in" >/dev/null
+			--extra sidecar $(ARGS) "$$@" pyproject.toml "$$scratch/build.in" >/dev/null
 	}
 	compile -o $(LOCK_runtime)
 	compile -o $(LOCK_test) -c $(LOCK_runtime) --group test
 	compile -o $(LOCK_dev) -c $(LOCK_test) --group test --group dev
 	compile -o $(LOCK_fuzz) -c $(LOCK_dev) --group test --group fuzz
 	compile -o $(LOCK_audit) -c $(LOCK_dev) -c $(LOCK_fuzz) --group test --group dev --group fuzz --group audit
+
+dist: $(call STAMP,runtime)  ## An sdist, and the wheel that this machine makes of it
+	@rm -rf dist
+	$(VENV)/bin/python setup.py -q sdist
+	$(VENV)/bin/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	ls dist/*
 
 clean:  ## Remove the virtual environment and what tools left behind
 	@if [ -e $(VENV)/install.log ]; then rm -rf $(VENV); fi

@@ -2,30 +2,77 @@
 
 import os
 from pathlib import Path
+from shutil import rmtree
 
-from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 
-class BuildAnew(build_ext):
-    """What does not compile any more must not ship what once did from the same tree."""
+class CopyAnew(build_py):
+    """A file that is gone from the tree must not ship because it was once copied."""
 
-    def build_extension(self, ext: Extension) -> None:
-        """Compile *ext*, and leave nothing in its place if that fails."""
-        Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
-        super().build_extension(ext)
+    def run(self) -> None:
+        """Copy the sources into an empty folder, unless they serve where they are."""
+        if not self.editable_mode:
+            rmtree(self.build_lib, ignore_errors=True)
+        super().run()
 
 
-extensions = cythonize(
-    "liveness/core/_*.pyx",
-    build_dir="build",  # the C files name paths of this machine: no place among ours
-    compiler_directives={"language_level": "3"},
+class CompileAnew(build_ext):
+    """All of the wheel or none of it: half of it would not serve.
+
+    What does not compile any more must not ship what once did from the same tree. Below
+    this is Cython's build_ext, by which sources become C only here: whoever wants the
+    metadata or a source distribution does not wait for that.
+    """
+
+    def initialize_options(self) -> None:
+        """Leave the C files in build/: they name paths of this machine."""
+        super().initialize_options()
+        self.cython_c_in_temp = True
+
+    def build_extensions(self) -> None:
+        """Compile; without all of it this is a package like any, for every machine."""
+        compiled = [Path(self.get_ext_fullpath(ext.name)) for ext in self.extensions]
+        for path in compiled:
+            path.unlink(missing_ok=True)
+        super().build_extensions()
+        if not all(path.exists() for path in compiled):
+            for path in compiled:
+                path.unlink(missing_ok=True)
+            self.distribution.ext_modules = []
+
+
+class NameAfterwards(bdist_wheel):
+    """A wheel's name says for which machines it is: for all, if nothing was compiled."""
+
+    def run(self) -> None:
+        """Build first, then name what there is."""
+        self.run_command("build")
+        self.root_is_pure = not self.distribution.has_ext_modules()
+        self.skip_build = True  # or it would all be compiled again
+        super().run()
+
+
+setup(
+    ext_modules=[
+        Extension(
+            f"liveness.core.{path.stem}",
+            [str(path)],
+            # Nothing is for this machine's processor alone, as what is built may be
+            # carried elsewhere. CFLAGS take the place of all flags: a sanitizer's build
+            # says -O1. What debuggers want would name folders of this machine.
+            extra_compile_args=[] if "CFLAGS" in os.environ else ["-O3", "-g0"],
+            # Not CI, which many set who only want a gateway's library and have no gcc.
+            optional=os.environ.get("REQUIRE_COMPILED") != "1",
+        )
+        for path in sorted(Path("liveness/core").glob("_*.pyx"))
+    ],
+    cmdclass={
+        "bdist_wheel": NameAfterwards,
+        "build_ext": CompileAnew,
+        "build_py": CopyAnew,
+    },
 )
-for extension in extensions:  # cythonize drops what it is told of these beforehand
-    # Nothing is for this machine's processor alone, as what is built may be carried
-    # elsewhere. CFLAGS take the place of all flags: a sanitizer's build says -O1.
-    extension.extra_compile_args = [] if "CFLAGS" in os.environ else ["-O3"]
-    extension.optional = not os.environ.get("CI")
-
-setup(ext_modules=extensions, cmdclass={"build_ext": BuildAnew})

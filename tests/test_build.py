@@ -23,7 +23,9 @@ from liveness import build
 ROOT = Path(__file__).parents[1]
 SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 # What would steer a build or a run, were it set where the tests are started.
-STEERING = {"CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED", "CI"}
+STEERING = {"CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED"}
+STEERING |= {"CI", "REQUIRE_COMPILED"}
+REQUIRED = {"REQUIRE_COMPILED": "1"}
 SHOW = "from liveness import build; print(build.WHEEL, build.WHY_REFERENCE, sep=': ')"
 NOT_COMPILED = (
     "it was not compiled for this Python; apt install gcc python3-dev, then install "
@@ -155,8 +157,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, folder / name)
     shutil.copytree(ROOT / "liveness", folder / "liveness", ignore=without("*.so"))
     # Leaves the C files in build/, so that not every installation writes them anew.
-    distribute = "from setuptools import build_meta; build_meta.build_sdist('dist')"
-    made = python("-c", distribute, cwd=folder)
+    made = python("setup.py", "-q", "sdist", "build", cwd=folder, CC="false")
     assert made.returncode == 0, made.stderr
     return folder
 
@@ -220,7 +221,6 @@ def place(tmp_path: Path, sources: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 @WITHOUT
 def test_where_it_cannot_be_compiled_the_reference_is_installed_and_says_so(
     place: Path, lacking: Callable[[Path], dict[str, str]], reason: str
@@ -253,7 +253,7 @@ def test_what_does_not_compile_any_more_is_not_installed_from_before(
 ) -> None:
     if not HAS_COMPILER:
         pytest.skip("no gcc or no Python.h here")
-    code, said = installed(place / "sources", place / "first", CI="true")
+    code, said = installed(place / "sources", place / "first", **REQUIRED)
     assert code == 0, said
     assert version(place / "first") == "wheel: compiled"
     failing = a_failing_gcc(place / "machine")
@@ -265,11 +265,11 @@ def test_what_does_not_compile_any_more_is_not_installed_from_before(
 
 @pytest.mark.slow
 @WITHOUT
-def test_under_ci_what_does_not_compile_fails_the_installation(
+def test_where_it_is_required_what_does_not_compile_fails_the_installation(
     place: Path, lacking: Callable[[Path], dict[str, str]], reason: str
 ) -> None:
     machine = lacking(place / "machine")
-    code, said = installed(place / "sources", place / "target", CI="true", **machine)
+    code, said = installed(place / "sources", place / "target", **REQUIRED, **machine)
     assert code != 0
     assert reason in said
     assert not (place / "target").exists()
@@ -283,7 +283,7 @@ def test_the_source_distribution_is_compiled_where_it_can_be(
     if not HAS_COMPILER:
         pytest.skip("no gcc or no Python.h here")
     (distribution,) = (sources / "dist").iterdir()
-    code, said = installed(distribution, tmp_path / "target", CI="true", **flags)
+    code, said = installed(distribution, tmp_path / "target", **REQUIRED, **flags)
     assert code == 0, said
     compiling = [line for line in said.splitlines() if " -c build/" in line]
     assert {re.findall(r" (-O\w+)", line)[-1] for line in compiling} == {level}

@@ -530,5 +530,6 @@ def test_compose_has_users_watched_and_prometheus_sees_them(
         _, metrics = fetched(net, "http://127.0.0.1:9874/metrics")
         assert "liveness_early_offline_total 0.0" in metrics
         for container, name in ((users, "users"), (gateway, "gateway")):
-            container.stop(services(yaml.safe_load(TEXT))[name]["stop_signal"])
+            service = services(yaml.safe_load(TEXT))[name]
+            container.stop(service.get("stop_signal", "SIGTERM"))
         assert sidecar.stop() == 0

@@ -14,6 +14,9 @@ import trio
 
 from tests.mutants import runner
 from tests.mutants.runner import PATCHES, faults_of, mutants_of, run
+from tests.tree import needs_git
+
+pytestmark = needs_git  # which applies the patches
 
 ROOT: Final = Path(__file__).parents[1]
 GATE: Final = """\

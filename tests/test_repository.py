@@ -21,6 +21,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.tree import files
+
 ROOT = Path(__file__).parent.parent
 LOCKS = ("requirements.lock", "requirements-test.lock", "requirements-dev.lock")
 ALL_LOCKS = (*LOCKS, "requirements-fuzz.lock", "requirements-audit.lock")
@@ -28,14 +30,15 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PROJECT["dependency-groups"]
 WANTED = {
     "requirements.lock": PROJECT["build-system"]["requires"]
-    + PROJECT["project"]["dependencies"],
+    + PROJECT["project"]["dependencies"]
+    + PROJECT["project"]["optional-dependencies"]["sidecar"],
     "requirements-test.lock": GROUPS["test"],
     "requirements-dev.lock": GROUPS["dev"],
     "requirements-fuzz.lock": GROUPS["fuzz"],
     "requirements-audit.lock": GROUPS["audit"],
 }
 TARGETS = (
-    "audit bench check clean dashboard demo fuzz help lock mutants performance "
+    "audit bench check clean dashboard demo dist fuzz help lock mutants performance "
     "rules screenshots serve setup simulate slow test"
 )
 STEPS = ("check", "test", "mutants")
@@ -58,7 +61,7 @@ sysconfig.get_config_vars()['INCLUDEPY'] = '$HEADERS'; $LIE; exec(sys.argv[1])" 
 esac
 """
 TRACER = """#!/bin/sh
-echo "${0##*/} $* CI=$CI stdin=$(cat)" >>"$TRACE"
+echo "${0##*/} $* CI=$CI REQUIRE_COMPILED=$REQUIRE_COMPILED stdin=$(cat)" >>"$TRACE"
 [ "$*" != "$FAIL" ]
 """
 
@@ -145,21 +148,10 @@ def entries(lock: str) -> Iterator[re.Match[str]]:
 
 
 def texts() -> Iterator[tuple[Path, str]]:
-    """Every text file of the project, without what git, tools and builds leave."""
-    for folder, folders, files in os.walk(ROOT):
-        here = Path(folder)
-        folders[:] = [name for name in folders if is_ours(here / name)]
-        for path in (here / name for name in files):
-            if path.is_file() and b"\0" not in (data := path.read_bytes()):
-                yield path.relative_to(ROOT), data.decode(errors="replace")
-
-
-def is_ours(folder: Path) -> bool:
-    if folder.name.startswith(".") and folder.name != ".ci":
-        return False
-    if folder.name in {"__pycache__", "build", "dist"}:
-        return False
-    return folder.suffix != ".egg-info" and not (folder / "pyvenv.cfg").exists()
+    """Every text file of the project."""
+    for path in files(ROOT):
+        if b"\0" not in (data := path.read_bytes()):
+            yield path.relative_to(ROOT), data.decode(errors="replace")
 
 
 # --- the locks
@@ -207,6 +199,7 @@ def test_the_second_set_up_finds_everything_there(copy: Copy) -> None:
         ("test", "requirements-test.lock"),
         ("slow", "requirements-test.lock"),
         ("dashboard", "requirements-test.lock"),
+        ("dist", "requirements.lock"),
         ("check", "requirements-dev.lock"),
         ("performance", "requirements-dev.lock"),
         ("fuzz", "requirements-fuzz.lock"),
@@ -365,7 +358,8 @@ def gate(copy: Copy) -> Copy:
 
 def test_the_gate_takes_its_steps_without_standard_input(gate: Copy) -> None:
     assert gate.run(".ci/run").returncode == 0
-    assert gate.traced() == [f"make {step} CI=true stdin=" for step in STEPS]
+    known = "CI=true REQUIRE_COMPILED=1 stdin="
+    assert gate.traced() == [f"make {step} {known}" for step in STEPS]
 
 
 @pytest.mark.parametrize("step", STEPS)

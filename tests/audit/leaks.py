@@ -1,4 +1,4 @@
-"""Is there a secret in what git tracks? detect-secrets says.
+"""Is there a secret in what git tracks, or in an sdist? detect-secrets says.
 
 It asks nobody whether a secret is a live one. Of the vectors, which are bytes written as
 hex, it is not asked whether their digits look drawn by chance: all do. All else is asked
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.audit.verdict import Verdict
+from tests.tree import tracked
 
 VECTORS: Final = "proto/vectors/"
 HOOK: Final = [
@@ -26,16 +27,12 @@ AS_HEX: Final = ("--disable-plugin", "HexHighEntropyString")
 
 
 def look(root: Path) -> Verdict:
-    """Scan every file of the repository at *root* that git tracks, as it is now."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True
-    )
-    names = [name for name in listed.stdout.decode().split("\0") if name]
-    there = [name for name in names if (root / name).is_file()]
+    """Scan every file of the repository or sdist at *root*, as it is now."""
+    there = tracked(root)
     vectors = [name for name in there if name.startswith(VECTORS)]
     others = [name for name in there if not name.startswith(VECTORS)]
     return Verdict(
-        f"secrets in {len(there)} files that git tracks:",
+        f"secrets in {len(there)} files of the project:",
         (*found(root, others), *found(root, vectors, *AS_HEX)),
     )
 

@@ -1,0 +1,39 @@
+"""The project's files: what git tracks, or, where there is no clone, what is no leaving."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+needs_git = pytest.mark.skipif(not shutil.which("git"), reason="no git here")
+
+
+def tracked(root: Path) -> list[str]:
+    """The names of the files that git tracks, and that are there; of an sdist all."""
+    if not (root / ".git").exists():
+        return sorted(str(path.relative_to(root)) for path in files(root))
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True
+    )
+    names = [name for name in listed.stdout.decode().split("\0") if name]
+    return [name for name in names if (root / name).is_file()]
+
+
+def files(root: Path) -> Iterator[Path]:
+    """Every file of the project, without what git, tools and builds leave."""
+    for folder, folders, names in os.walk(root):
+        here = Path(folder)
+        folders[:] = [name for name in folders if is_ours(here / name)]
+        yield from (here / name for name in names if (here / name).is_file())
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder holds files of the project."""
+    if folder.name.startswith(".") and folder.name != ".ci":
+        return False
+    if folder.name in {"__pycache__", "build", "dist"}:
+        return False
+    return folder.suffix != ".egg-info" and not (folder / "pyvenv.cfg").exists()
