@@ -134,7 +134,7 @@ lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
 	compile -o $(LOCK_audit) -c $(LOCK_dev) -c $(LOCK_fuzz) --group test --group dev --group fuzz --group audit
 
 dist: $(call STAMP,runtime)  ## An sdist, and the wheel that this machine makes of it
-	@rm -rf dist
+	@rm -rf dist *.egg-info  # which lists what there was once
 	$(VENV)/bin/python setup.py -q sdist
 	$(VENV)/bin/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	ls dist/*

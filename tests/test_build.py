@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from liveness import build
+from tests.needs import needs_compiler
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
@@ -30,10 +31,6 @@ SHOW = "from liveness import build; print(build.WHEEL, build.WHY_REFERENCE, sep=
 NOT_COMPILED = (
     "it was not compiled for this Python; apt install gcc python3-dev, then install "
     "liveness again (in a clone: make setup)"
-)
-HAS_COMPILER = bool(
-    shutil.which("gcc")
-    and Path(sysconfig.get_config_var("INCLUDEPY"), "Python.h").exists()
 )
 
 
@@ -221,6 +218,7 @@ def place(tmp_path: Path, sources: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @WITHOUT
 def test_where_it_cannot_be_compiled_the_reference_is_installed_and_says_so(
     place: Path, lacking: Callable[[Path], dict[str, str]], reason: str
@@ -230,6 +228,22 @@ def test_where_it_cannot_be_compiled_the_reference_is_installed_and_says_so(
     assert code == 0, said
     assert reason in said
     assert version(target) == f"wheel: reference, because {NOT_COMPILED}"
+
+
+@needs_compiler
+def test_half_a_wheel_is_none(place: Path) -> None:
+    target, gcc = place / "target", place / "machine" / "gcc"
+    gcc.write_text(
+        '#!/bin/sh\ncase "$*" in *_wire*) echo out of order >&2; exit 1;; esac\n'
+        f'exec {shutil.which("gcc")} "$@"\n'
+    )
+    gcc.chmod(0o755)
+    code, said = installed(place / "sources", target, CC=str(gcc), CFLAGS="-O0")
+    assert code == 0, said
+    assert "out of order" in said
+    assert [*target.rglob("*.so")] == []
+    (told,) = target.glob("*.dist-info/WHEEL")
+    assert "\nTag: py3-none-any\n" in told.read_text()
 
 
 @pytest.mark.slow
@@ -247,12 +261,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_what_does_not_compile_any_more_is_not_installed_from_before(
     place: Path,
 ) -> None:
-    if not HAS_COMPILER:
-        pytest.skip("no gcc or no Python.h here")
     code, said = installed(place / "sources", place / "first", **REQUIRED)
     assert code == 0, said
     assert version(place / "first") == "wheel: compiled"
@@ -275,13 +288,12 @@ def test_where_it_is_required_what_does_not_compile_fails_the_installation(
     assert not (place / "target").exists()
 
 
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(("flags", "level"), [({}, "-O3"), ({"CFLAGS": "-O1"}, "-O1")])
 def test_the_source_distribution_is_compiled_where_it_can_be(
     tmp_path: Path, sources: Path, flags: dict[str, str], level: str
 ) -> None:
-    if not HAS_COMPILER:
-        pytest.skip("no gcc or no Python.h here")
     (distribution,) = (sources / "dist").iterdir()
     code, said = installed(distribution, tmp_path / "target", **REQUIRED, **flags)
     assert code == 0, said

@@ -14,7 +14,7 @@ import trio
 
 from tests.mutants import runner
 from tests.mutants.runner import PATCHES, faults_of, mutants_of, run
-from tests.tree import needs_git
+from tests.needs import needs_git
 
 pytestmark = needs_git  # which applies the patches
 

@@ -1,14 +1,9 @@
 """The project's files: what git tracks, or, where there is no clone, what is no leaving."""
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
-
-needs_git = pytest.mark.skipif(not shutil.which("git"), reason="no git here")
 
 
 def tracked(root: Path) -> list[str]:

@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from tests.audit import leaks, licences, vulnerabilities
 from tests.audit.locked import Pin, locks, pins
-from tests.tree import needs_git
+from tests.needs import needs_git
 
 ROOT: Final = Path(__file__).parents[2]
 IT: Final = Pin(canonicalize_name("it"), "1.0", "")

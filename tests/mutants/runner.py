@@ -32,7 +32,10 @@ import trio
 
 PATCHES: Final = Path("tests", "mutants")
 # What tests need of the project, and a build.
-COPIED: Final = ("liveness", "tests", "proto", "pyproject.toml", "setup.py")
+COPIED: Final = (
+    *("liveness", "tests", "proto"),
+    *("pyproject.toml", "setup.py", "README.md", "LICENSE"),
+)
 WITHOUT: Final = shutil.ignore_patterns("__pycache__")
 SAID: Final = "said"  # a file, in a copy
 
