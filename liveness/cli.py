@@ -179,6 +179,11 @@ def _writable(_kind: Any, tokens: Sequence[Token]) -> str:
     return text
 
 
+def _lines(_kind: Any, tokens: Sequence[Token]) -> str:
+    """A file to be read; or `-`."""
+    return tokens[0].value if tokens[0].value == "-" else _file(_kind, tokens)
+
+
 def _seconds(_kind: Any, tokens: Sequence[Token]) -> list[float]:
     """At most one number of seconds, for which there is time to look."""
     read = _number(float, "SECONDS", "", 0.1, 86_400).converter
@@ -489,6 +494,58 @@ def log(
     sought = Sought(uid, kinds, gateway, since, until)
     form = "json" if json else "csv" if csv else "text"
     log(folder, sought, form=form, out=sys.stdout)
+
+
+@app.command(
+    help_epilogue="Example: tail -n 0 -F detector.log | liveness compare --within 30 -"
+)
+def compare(
+    file: Annotated[
+        str,
+        Parameter(
+            help='lines of JSON, as {"uid": "ada", "at": 1789000030004}; - is stdin, beside '
+            "a sidecar that runs",
+            metavar="FILE",
+            converter=_lines,
+            allow_leading_hyphen=True,  # of "-"
+        ),
+    ],
+    /,
+    *,
+    socket: Socket = None,
+    state: State = None,
+    within: Annotated[
+        float,
+        _number(
+            float,
+            "S",
+            "how far apart in time the two may call the same user offline (default 60)",
+            0.1,
+            3_600,
+        ),
+    ] = 60.0,
+    all: Annotated[
+        bool, Parameter(help="show those whom both called offline, too")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Compare whom another detector calls offline, and when, with what is decided here.
+
+    A FILE is compared with the log in the state directory, lines on stdin with the records
+    as they are written, until the lines end or Ctrl-C. The exit code is 0 if both called
+    somebody offline, and neither anybody alone; 3 if not, or if a line was left out.
+    """
+    path, folder = socket_path(socket), state_folder(state)
+
+    import trio
+
+    from liveness.commands.compare import Options, compare_file, compare_live
+
+    options = Options(within, all, json, sys.stdout, _tell)
+    if file != "-":
+        return compare_file(Path(file), folder, options)
+    code: int = trio.run(compare_live, path, options)
+    return code
 
 
 timers: Final = App(

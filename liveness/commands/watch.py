@@ -147,8 +147,15 @@ class Feed:
         host = socket.gethostname()[:24]
         self._name = f"watch-{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
-    async def follow(self, show: Callable[[list[RecordMap]], bool]) -> None:
+    async def follow(
+        self,
+        show: Callable[[list[RecordMap]], bool],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
         """Gives *show* each frame's records, each once, until it returns True.
+
+        It is started when the sidecar has welcomed it.
 
         Raises:
             CommandError: There was no sidecar from the start, or it refuses us.
@@ -160,6 +167,7 @@ class Feed:
         except OSError as error:
             raise unreachable(self._path, error) from None
         self._tell(f"watching {self._path} from seq {self._place() + 1} on")
+        task_status.started()
         while True:
             try:
                 async with link:

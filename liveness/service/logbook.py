@@ -146,7 +146,7 @@ class Logbook:
                             return Look(found, here, None)
             if not chunk.is_last and self._clock() >= until:
                 return Look(found, chunk.edge, None)
-        return Look(found, None, self._read(_oldest))
+        return Look(found, None, self.oldest())
 
     def records(self, sought: Sought) -> Iterator[Logged]:
         """Every record that is sought, oldest first."""
@@ -186,6 +186,10 @@ class Logbook:
         query = "select * from online where uid = ?"
         row = self._read(lambda db: db.execute(query, [uid]).fetchone())
         return None if row is None else OnlineRow._make(row)
+
+    def oldest(self) -> Mark | None:
+        """Where the log begins by now; None if it is empty."""
+        return self._read(_oldest)
 
     def newest(self) -> Mark | None:
         """Where the log ends by now; None if it is empty."""
