@@ -16,8 +16,8 @@ tolerance before and after.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 from itertools import count, pairwise
 from math import ceil, inf
 from typing import Any, Final, NamedTuple
@@ -36,7 +36,7 @@ from liveness.core.records import (
 MOST_PENDING: Final = 2_000_000
 # Who goes offline again and again within the tolerance is never done with. After so many
 # tolerances the older ones are settled.
-LONGEST_CHAIN: Final = 10
+LONGEST_RUN: Final = 10
 
 BOTH: Final = "both"
 HERE: Final = "only here"
@@ -85,19 +85,13 @@ class Settled(NamedTuple):
 
 
 class _Waiting:
-    """One user's offlines that are not settled yet, and when the first and last were."""
+    """One user's offlines that are not settled yet, and when to look at them again."""
 
-    __slots__ = ("first", "last", "offlines")
+    __slots__ = ("look_at", "offlines")
 
-    def __init__(self) -> None:
+    def __init__(self, look_at: int) -> None:
+        self.look_at = look_at
         self.offlines: list[Record | Line] = []
-        self.first = inf
-        self.last = -inf
-
-    def add(self, one: Record | Line) -> None:
-        self.offlines.append(one)
-        self.first = min(self.first, one.at)
-        self.last = max(self.last, one.at)
 
 
 class Comparison:
@@ -117,7 +111,7 @@ class Comparison:
         self._spans = {HERE: here, THERE: there}
         self._most = most
         self._waiting: dict[Uid, _Waiting] = {}
-        self._due: list[tuple[int, int, Uid]] = []
+        self._due: list[tuple[float, int, Uid]] = []
         self._numbers = count()
         self._settled_to = -inf
         self.pending = 0
@@ -145,17 +139,15 @@ class Comparison:
         upto = now - 2 * self._within_ms
         self._settled_to = max(self._settled_to, upto)
         while self._due and (self._due[0][0] < upto or self.pending > self._most):
-            at, _, uid = heappop(self._due)
+            look_at, _, uid = heappop(self._due)
             waiting = self._waiting.get(uid)
-            if waiting is None:
-                continue
-            if at >= upto:
+            if waiting is None or waiting.look_at != look_at:
+                continue  # looked at already, at an earlier moment
+            if look_at < upto:
+                yield from self._settled(uid, upto, now)
+            else:
                 self.hurried += len(waiting.offlines)
                 yield from self._settled(uid, inf, now)
-            elif waiting.last < upto:
-                yield from self._settled(uid, inf, now)
-            elif waiting.first < upto - LONGEST_CHAIN * self._within_ms:
-                yield from self._settled(uid, upto - self._within_ms, now)
 
     def finish(self, now: float) -> Iterator[Settled]:
         """Whatever is still waiting, when neither side tells any more from *now* on."""
@@ -167,66 +159,94 @@ class Comparison:
 
     def _add(self, uid: Uid, one: Record | Line) -> None:
         waiting = self._waiting.get(uid)
-        if waiting is None:
-            waiting = self._waiting[uid] = _Waiting()
-        waiting.add(one)
-        heappush(self._due, (one.at, next(self._numbers), uid))
+        # What is a little earlier may as well wait for the rest.
+        if waiting is None or one.at < waiting.look_at - self._within_ms:
+            waiting = self._look_at(one.at, uid)
+        waiting.offlines.append(one)
         self.pending += 1
         self.late += one.at < self._settled_to
 
+    def _look_at(self, at: int, uid: Uid) -> _Waiting:
+        waiting = self._waiting.setdefault(uid, _Waiting(at))
+        waiting.look_at = at
+        heappush(self._due, (at, next(self._numbers), uid))
+        return waiting
+
     def _settled(self, uid: Uid, upto: float, now: float) -> list[Settled]:
-        """Takes out what a user has waiting up to a moment, both of a pair or none."""
-        settled, left = list[Settled](), _Waiting()
-        offlines = self._waiting.pop(uid).offlines
-        for here, there in paired(offlines, self._within_ms):
-            taken = [one for one in (here, there) if one is not None]
-            if any(one.at > upto for one in taken):
-                for one in taken:
-                    left.add(one)
-                continue
-            self.pending -= len(taken)
-            settled.append(Settled(self._verdict(here, there, now), uid, here, there))
-        if left.offlines:
-            self._waiting[uid] = left
+        """Takes out what a user has waiting up to a moment; of a pair both, or neither."""
+        settled, left = list[Settled](), list[Record | Line]()
+        look_at: float = inf
+        for run in _runs(self._waiting.pop(uid).offlines, self._within_ms):
+            is_over = run[-1].at < upto
+            if not is_over:
+                look_at = min(look_at, run[-1].at)
+                if run[0].at >= upto - LONGEST_RUN * self._within_ms:
+                    left += run
+                    continue
+            for pair in paired(run, self._within_ms):
+                if is_over or all(one is None or one.at < upto for one in pair):
+                    settled.append(self._judged(uid, *pair, now))
+                else:
+                    left += filter(None, pair)
+        if left:
+            self._look_at(round(look_at), uid).offlines = left
         return settled
 
+    def _judged(
+        self, uid: Uid, here: Record | None, there: Line | None, now: float
+    ) -> Settled:
+        self.pending -= 1 if here is None or there is None else 2
+        return Settled(self._verdict(here, there, now), uid, here, there)
+
     def _verdict(self, here: Record | None, there: Line | None, now: float) -> str:
-        if here is not None and there is not None:
+        if here is None:
+            assert there is not None
+            verdict, at, other = THERE, there.at, self._spans[HERE]
+        elif there is not None:
             return BOTH
-        one, verdict = (there, THERE) if here is None else (here, HERE)
-        assert one is not None
-        if here is not None and here.reason == LOGOUT:
+        elif here.reason == LOGOUT:
             return LOGGED_OUT
-        begin, end = self._spans[HERE if verdict == THERE else THERE]
-        within = begin + self._within_ms <= one.at <= min(end, now) - self._within_ms
-        return verdict if within else NOT_JUDGED
+        else:
+            verdict, at, other = HERE, here.at, self._spans[THERE]
+        begin, end = (
+            other.begin + self._within_ms,
+            min(other.end, now) - self._within_ms,
+        )
+        return verdict if begin <= at <= end else NOT_JUDGED
+
+
+def _runs(
+    waiting: Iterable[Record | Line], within_ms: int
+) -> Iterator[list[Record | Line]]:
+    """One user's offlines in the order of time, cut where nothing can belong together."""
+    run = list[Record | Line]()
+    for one in sorted(waiting, key=_place):
+        if run and one.at - run[-1].at > within_ms:
+            yield run
+            run = []
+        run.append(one)
+    yield run
 
 
 def paired(
-    waiting: Sequence[Record | Line], within_ms: int
+    run: Sequence[Record | Line], within_ms: int
 ) -> Iterator[tuple[Record | None, Line | None]]:
-    """One user's offlines, the closest together, in the order of time."""
-    ordered = sorted(waiting, key=_place)
-    after = [*range(1, len(ordered)), None]
-    before = [None, *range(len(ordered) - 1)]
+    """One user's offlines in the order of time, the closest of both sides together."""
+    before: list[int | None] = [None, *range(len(run) - 1)]
+    after: list[int | None] = [*range(1, len(run)), None]
     other: dict[int, int] = {}
+    pairs = list[tuple[int, int, int]]()
 
-    def neighbours(
-        first: int | None, second: int | None
-    ) -> tuple[int, int, int] | None:
+    def offer(first: int | None, second: int | None) -> None:
+        """Two that are neighbours by now."""
         if first is None or second is None:
-            return None
-        one, two = ordered[first], ordered[second]
-        if isinstance(one, Line) == isinstance(two, Line):
-            return None
-        return (
-            (two.at - one.at, first, second) if two.at - one.at <= within_ms else None
-        )
+            return
+        apart_ms = run[second].at - run[first].at
+        if type(run[first]) is not type(run[second]) and apart_ms <= within_ms:
+            heappush(pairs, (apart_ms, first, second))
 
-    pairs = [
-        it for it in (neighbours(*both) for both in pairwise(range(len(ordered)))) if it
-    ]
-    heapify(pairs)
+    for first, second in pairwise(range(len(run))):
+        offer(first, second)
     while pairs:
         _, first, second = heappop(pairs)
         if first in other or second in other:
@@ -237,12 +257,10 @@ def paired(
             after[left] = right
         if right is not None:
             before[right] = left
-        if closer := neighbours(left, right):
-            heappush(pairs, closer)
-    for place, one in enumerate(ordered):
-        two = ordered[other[place]] if place in other else None
-        if place < other.get(place, len(ordered)):
-            yield _sides(one, two)
+        offer(left, right)
+    for place, one in enumerate(run):
+        if place < other.get(place, len(run)):
+            yield _sides(one, run[other[place]] if place in other else None)
 
 
 def _sides(
