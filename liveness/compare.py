@@ -403,8 +403,8 @@ class Account:
         return {
             "both": self.verdicts[BOTH],
             "both_by_reason": {it: self.reasons[BOTH][it] for it in OFFLINE_REASONS},
-            "there_later_s": self.later_s(),
-            "there": self.later(),
+            "later_there_s": self.later_s(),
+            "later_there": self.later(),
             "only_here": self.verdicts[HERE],
             "only_here_by_reason": {
                 it: self.reasons[HERE][it] for it in OFFLINE_REASONS if it != LOGOUT

@@ -36,8 +36,10 @@ LONG_AFTER = 10**9
 
 
 def record(seq: int, at: int, uid: Uid = "ada", **more: Any) -> Record:
-    told = {"kind": OFFLINE, "reason": SILENCE, "gateway": "gw", "session": 1} | more
-    return Record(seq=seq, at=at, uid=uid, conn=None, **told)
+    told: dict[str, Any] = {"kind": OFFLINE, "reason": SILENCE}
+    return Record(
+        seq=seq, at=at, uid=uid, gateway="gw", session=1, conn=None, **(told | more)
+    )
 
 
 def comparison(here: Span = ALWAYS, there: Span = ALWAYS, **more: int) -> Comparison:
@@ -69,7 +71,7 @@ def model(uid: Uid, told: Sequence[Record | Line]) -> set[tuple[Uid, Any, Any]]:
             one[1 if isinstance(one, Line) else 0],
         ),
     )
-    found = []
+    found = list[tuple[Record | Line, ...]]()
     while pairs := [
         (left[j].at - left[i].at, j - i, i, j)
         for i, j in itertools.combinations(range(len(left)), 2)
@@ -279,7 +281,7 @@ def test_the_account_adds_up_what_was_settled() -> None:
     assert account.agrees
     found = account.as_map()
     assert found["both_by_reason"] == {"silence": 100, "logout": 1, "gateway_lost": 0}
-    assert (found["logouts_here"], found["there_later_s"]["max"]) == (1, 0.4)
+    assert (found["logouts_here"], found["later_there_s"]["max"]) == (1, 0.4)
     account.add(Settled(THERE, "ada", None, Line(1, 1)), ALIVE)
     assert not account.agrees
     assert account.as_map()["only_there_by_why"][ALIVE] == 1

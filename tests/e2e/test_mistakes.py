@@ -239,6 +239,7 @@ COMMAND_LINES: Final = [
     Mistake("forms of which one is too many", "log --json --csv", 2, "--json and --csv are two forms: choose one; see `liveness log --help`"),
     Mistake("time that is none", "log --since yesterday", 2, "…--since: 'yesterday' is no time: write 2026-11-21T14:03, 14:03, or 15min for so long ago; see `liveness log --help`"),
     Mistake("times of which the later is first", "log --since 15min --until 1h", 2, "--since is not before --until: nothing lies between; see `liveness log --help`"),
+    Mistake("lines from a flag", "compare --lines", 2, "…'--lines' is a flag; ./--lines would be a file; see `liveness compare --help`"),
     Mistake("FILE that is a flag", "backup --to", 2, 'Unknown option: --to; see `liveness backup --help`'),
 ]  # fmt: skip
 
@@ -356,6 +357,10 @@ LOGS: Final = [
     Mistake("log of another program", "log --state {here}/state", 1, "{here}/state/liveness.db says None for its schema, which is none of ours: name the sidecar's state directory with --state", told_by_sql(DATABASE, "delete from meta where key = 'schema'")),
     Mistake("log of an older version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 1, this version reads 2; use the version that wrote it, or start this version's sidecar there, which brings it up to date", told_by_sql(DATABASE, "update meta set value = 1 where key = 'schema'")),
     Mistake("log of a newer version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 99, this version reads 2; use the version that wrote it", told_by_sql(DATABASE, "update meta set value = 99 where key = 'schema'")),
+    Mistake("comparison with a file that is missing", "compare {here}/theirs --state {here}/state", 1, "{here}/theirs: No such file or directory; name a file of lines, or - for those on stdin", state),
+    Mistake("comparison with a folder", "compare {here} --state {here}/state", 1, "{here}: Is a directory; name a file of lines, or - for those on stdin", state),
+    Mistake("comparison with an empty log", "compare {here}/theirs --state {here}/state", 1, "the log in {here}/state is empty, and nothing can be compared with it: name the sidecar's state directory with --state", both(state, text("theirs"))),
+    Mistake("comparison with no log", "compare {here}/theirs --state {here}/state", 1, "there is no log in {here}/state: name the sidecar's state directory with --state", text("theirs")),
     Mistake("log that is damaged within", "log --state {here}/state", 1, _UNREAD + "…; it is damaged, restore a backup", damaged_records),
 ]  # fmt: skip
 
@@ -374,6 +379,8 @@ CLIENTS: Final = [
     Mistake("admin socket by whom [access] keeps out", "timers list --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
     Mistake("status by whom [access] keeps out", "status --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
     Mistake("status again and again without a sidecar", "status --watch --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
+    Mistake("comparison without a sidecar", "compare - --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
+    Mistake("comparison beside another program", "compare - --socket {here}/gateway.sock", 1, "what answers at {here}/gateway.sock is no liveness sidecar: name the right one with --socket", answered("gateway.sock", b"220 mail.example ESMTP\r\n")),
     Mistake("record that is not there yet", "watch --socket {live}/gateway.sock --after 1000000", 1, "--after 1000000: no such record yet, the newest is …"),
     Mistake("timer that is none", "timers show k --socket {live}/gateway.sock", 1, "no gateway has a timer 'k': `liveness timers list` shows those that there are"),
     Mistake("timer that is none of a gateway", "timers cancel k --gateway gw-1 --socket {live}/gateway.sock", 1, "'gw-1' has no timer 'k': `liveness timers list` shows those that there are"),
@@ -397,7 +404,7 @@ def _without_a_sidecar() -> Iterator[Mistake]:
                 continue
             arguments = [*group[name].assemble_argument_collection()]
             flags = {flag for one in arguments for flag in one.names}
-            if "--socket" not in flags or name in {"serve", "explain"}:
+            if "--socket" not in flags or name in {"serve", "explain", "compare"}:
                 continue
             needed = " x" * sum(one.required for one in arguments)
             yield Mistake(
@@ -544,6 +551,7 @@ EXCUSED: Final = {
     "demo": "of `demo`: tests/e2e/test_demo.py",
     "commands/admin.py:ask": "what the sidecar says: HTTP's refusals",
     "commands/admin.py:asked": "what the sidecar says: the rows of timers and gateways",
+    "commands/compare.py:_bounded": "takes five million lines",
     "commands/statuswatch.py:watch_status": "what `status` says, whose rows there are",
     "config.py:__post_init__": "what a program gives, and no source lets through",
     "service/backup.py:_check_wals": "takes gigabytes: tests/service/test_backup.py",

@@ -1,0 +1,289 @@
+"""`compare` beside a real sidecar: lines through a real pipe, and a file of the past."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liveness.build import environment
+from liveness.cli import main
+from liveness.commands import compare
+from liveness.commands.compare import AGREE, DIFFER
+from tests.e2e.conftest import Start
+from tests.e2e.sidecar import ROOT, SOON_S, Sidecar, eventually
+
+WITHIN_S = 0.2
+Shown = list[dict[str, Any]]
+
+
+class Shadow:
+    """A comparison that runs, and the pipe of a detector to it."""
+
+    def __init__(self, process: "subprocess.Popen[str]", told: Path) -> None:
+        self.process = process
+        self._told = told
+
+    def says(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def offline(self, uid: str | int, at: float) -> None:
+        self.says(json.dumps({"uid": uid, "at": at, "detector": "theirs"}))
+
+    def told(self) -> list[str]:
+        """What it has said on stderr."""
+        return self._told.read_text().splitlines()
+
+    def hangs_up(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def ends(self) -> tuple[int, Shown, dict[str, Any]]:
+        """Its exit code, lines and account, once the lines end or it was asked to."""
+        code = self.process.wait(SOON_S)
+        assert self.process.stdout is not None
+        shown = self.process.stdout.read()
+        *lines, account = [json.loads(line) for line in shown.splitlines()]
+        return code, lines, account["account"]
+
+
+@contextmanager
+def beside(sidecar: Sidecar, *arguments: str) -> Iterator[Shadow]:
+    """A comparison that was welcomed."""
+    command = [sys.executable, "-m", "liveness", "compare", "-", "--json", "--all"]
+    command += [f"--within={WITHIN_S}", f"--socket={sidecar.socket}", *arguments]
+    with (
+        (sidecar.folder / "told").open("w") as told,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=told,
+            text=True,
+        ) as process,
+    ):
+        try:
+            shadow = Shadow(process, sidecar.folder / "told")
+            eventually(lambda: any("watching" in line for line in shadow.told()))
+            yield shadow
+        finally:
+            process.kill()
+
+
+def now_ms() -> int:
+    return round(datetime.now(UTC).timestamp() * 1000)
+
+
+def wait_ms(milliseconds: float) -> None:
+    """Until the clock that both sides are stamped by has gone on so far."""
+    until = now_ms() + milliseconds
+    eventually(lambda: now_ms() >= until)
+
+
+EDGE_MS = 1000 * WITHIN_S + 100
+
+
+def offlines(sidecar: Sidecar) -> dict[str | int, int]:
+    return {one.uid: one.at for one in sidecar.log() if one.kind == "offline"}
+
+
+def test_a_detector_that_runs_is_compared_line_by_line(start: Start) -> None:
+    sidecar = start(1, flush_s=0.1)
+    gateway = sidecar.gateway("gw-1")
+    with beside(sidecar) as shadow:
+        gateway.send("login", ["ada", "bob", 7], {"conn": [1, 2, 3]})
+        gateway.send("login", ["liz", "out"], {"conn": [4, 5], "timeout": 3_600})
+        gateway.settle()
+        eventually(lambda: len(offlines(sidecar)) == 3)
+        at = offlines(sidecar)
+        shadow.offline("ada", at["ada"] + 50)
+        shadow.offline(7, (at[7] - 20) / 1000)
+        shadow.offline("liz", now_ms())
+        shadow.offline("nobody", now_ms())
+        shadow.says("nonsense")
+        gateway.send("logout", "out", {"conn": 5})
+        wait_ms(2)
+        gateway.send("message", "liz", {"conn": 4})
+        gateway.settle()
+        wait_ms(EDGE_MS)  # or what is offline on one side alone is not judged
+        shadow.hangs_up()
+        code, lines, account = shadow.ends()
+        told = shadow.told()
+    assert code == DIFFER
+    by_uid = {line["uid"]: line for line in lines}
+    assert {uid: line["verdict"] for uid, line in by_uid.items()} == {
+        "ada": "both", 7: "both", "bob": "only here", "out": "logout",
+        "liz": "only there", "nobody": "only there",
+    }  # fmt: skip
+    assert (by_uid["ada"]["later_s"], by_uid[7]["later_s"]) == (0.05, -0.02)
+    assert by_uid["bob"]["here"]["reason"] == "silence"
+    assert (by_uid["liz"]["why"], by_uid["nobody"]["why"]) == ("alive", "unknown")
+    assert account["later_there_s"] == {
+        "min": -0.02,
+        "p50": -0.02,
+        "p99": 0.05,
+        "max": 0.05,
+    }
+    assert (account["both"], account["only_here"], account["only_there"]) == (2, 1, 2)
+    assert (account["lines"], account["bad_lines"], account["late"]) == (5, 1, 0)
+    assert told[-1].startswith("liveness: line 5 is left out: it is no JSON object")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_goes_on_over_a_restart_and_ends_with_the_account_when_asked_to(
+    start: Start, number: int
+) -> None:
+    sidecar = start(1, flush_s=0.1)
+    with beside(sidecar) as shadow:
+        sidecar.stop()
+        sidecar.start()
+        gateway = sidecar.gateway("gw-1")
+        gateway.send("login", "ada", {"conn": 1})
+        gateway.settle()
+        eventually(lambda: "ada" in offlines(sidecar))
+        shadow.offline("ada", offlines(sidecar)["ada"])
+        eventually(lambda: any("connected again" in line for line in shadow.told()))
+        # Settled, and so shown, before the end.
+        assert shadow.process.stdout is not None
+        assert json.loads(shadow.process.stdout.readline())["later_s"] == 0.0
+        shadow.process.send_signal(number)
+        code, lines, account = shadow.ends()
+    assert (code, lines, account["both"]) == (AGREE, [], 1)
+
+
+def test_what_was_compared_is_told_when_the_sidecar_ends_the_watch(
+    start: Start,
+) -> None:
+    sidecar = start(1, flush_s=0.1)
+    with beside(sidecar) as shadow:
+        shadow.says("nonsense")
+        eventually(lambda: any("left out" in line for line in shadow.told()))
+        sidecar.stop()
+        # Another program serves there by now.
+        with served(sidecar.socket, b"220 mail.example ESMTP\r\n"):
+            code, lines, account = shadow.ends()
+        assert (code, lines, account["bad_lines"]) == (1, [], 1)
+        assert "is no liveness sidecar" in shadow.told()[-1]
+
+
+@contextmanager
+def served(path: Path, answer: bytes) -> Iterator[None]:
+    """A socket of another program, which says *answer* to whoever connects."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            with suppress(OSError):  # shut at the end
+                connection, _ = listener.accept()
+                with connection:
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.fixture
+def past(start: Start) -> Sidecar:
+    """eve and int:7 fell silent, ada logged out, bob is online."""
+    sidecar = start(1, flush_s=0.1)
+    gateway = sidecar.gateway("gw-1")
+    gateway.send("login", ["eve", "ada", 7], {"conn": [1, 2, 3]})
+    gateway.send("login", "bob", {"conn": 4, "timeout": 3_600})
+    gateway.send("logout", "ada", {"conn": 2})
+    gateway.settle()
+    eventually(lambda: len(offlines(sidecar)) == 3)
+    return sidecar
+
+
+Compare = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def compared(past: Sidecar, capsys: pytest.CaptureFixture[str]) -> Compare:
+    def compared(lines: list[dict[str, Any]], *arguments: str) -> tuple[int, str, str]:
+        file = past.folder / "theirs.jsonl"
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        place = [f"--state={past.state}", "--within=0.2"]
+        code = main(["compare", str(file), *place, *arguments])
+        return code, *capsys.readouterr()
+
+    return compared
+
+
+def test_a_file_of_the_past_is_compared_with_the_log_of_a_sidecar_up_or_down(
+    past: Sidecar, compared: Compare
+) -> None:
+    at = offlines(past)
+    began = min(one.at for one in past.log())
+    lines = [
+        {"uid": "eve", "at": at["eve"] + 100},  # in no order
+        {"uid": "bob", "at": began + 400},
+        {"uid": "of before", "at": began - 1},
+        {"uid": 7, "at": at[7] / 1000 - 0.1},
+        {"uid": "eve", "at": at["eve"] + 1_000},
+        {"uid": "of after", "at": at["eve"] + 10_000_000},
+    ]
+    eventually(lambda: now_ms() > at["eve"] + 1_000 + EDGE_MS)
+    code, shown, told = compared(lines)
+    assert code == DIFFER
+    assert [line.split("  ")[0] for line in shown.splitlines()[:2]] == [
+        "only there"
+    ] * 2
+    assert "  bob  line 2  online here\n" in shown
+    assert (
+        "  eve  line 5  offline here already, 1.000 s before that (silence)\n" in shown
+    )
+    assert shown.splitlines()[2:] == [
+        "both          2  (silence 2)",
+        "later there   min -0.100 s, p50 -0.100 s, p99 +0.100 s, max +0.100 s",
+        "              earlier 1, later 1",
+        "only here     0",
+        "only there    2  (online 1, already 1)",
+        "not judged    1  (within 0.2 s of where one side begins or ends)",
+        "logouts here  1  (not told there)",
+        "lines         6  (before 1)",
+    ]
+    assert told.startswith(f"liveness: comparing with the log in {past.state}, from ")
+    past.kill()
+    assert compared(lines)[:2] == (code, shown)
+
+
+def test_both_say_the_same_only_where_somebody_was_compared(
+    past: Sidecar, compared: Compare
+) -> None:
+    same = [{"uid": uid, "at": at} for uid, at in offlines(past).items()]
+    code, shown, _ = compared(same, "--json", "--all")
+    *lines, account = [json.loads(line) for line in shown.splitlines()]
+    assert (code, account["account"]["both"]) == (AGREE, 3)
+    assert {line["later_s"] for line in lines} == {0.0}
+    assert compared([*same, {"uid": "eve"}])[0] == DIFFER  # a line is left out
+    assert compared([])[0] == DIFFER
+
+
+def test_only_so_many_users_are_looked_up_and_the_others_are_counted(
+    past: Sidecar, compared: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "MOST_LOOKS", 2)
+    at = offlines(past)["eve"]
+    lines = [{"uid": f"nobody-{number}", "at": at} for number in range(5)]
+    wait_ms(EDGE_MS)
+    _, shown, _ = compared(lines)
+    assert "only there    5  (unknown 2, unlooked 3)" in shown
