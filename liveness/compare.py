@@ -208,10 +208,8 @@ class Comparison:
             return LOGGED_OUT
         else:
             verdict, at, other = HERE, here.at, self._spans[THERE]
-        begin, end = (
-            other.begin + self._within_ms,
-            min(other.end, now) - self._within_ms,
-        )
+        begin = other.begin + self._within_ms
+        end = min(other.end, now) - self._within_ms
         return verdict if begin <= at <= end else NOT_JUDGED
 
 
