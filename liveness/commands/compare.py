@@ -70,6 +70,8 @@ LOOK_S: Final = 0.2
 LOOK_RECORDS: Final = 1_000
 # For how long users are looked up at the end, when somebody waits for the account.
 LAST_LOOKS_S: Final = 5.0
+# When a detector was there that told nothing.
+NOBODY: Final = Span(0, 0)
 
 Look = Callable[[Uid], Evidence]
 Tell = Callable[[str], None]
@@ -292,7 +294,7 @@ def compare_file(
     reader, within_ms = Reader(options.tell), options.within_ms
     lines = _bounded(reader.read(_lines_of(path)), path)
     lines.sort(key=lambda told: told[1].at)
-    there = Span(lines[0][1].at, lines[-1][1].at) if lines else Span()
+    there = Span(lines[0][1].at, lines[-1][1].at) if lines else NOBODY
     with log_in(folder, clock=perf_counter) as book:
         here = _span(book, folder, options.tell)
         comparison = Comparison(within_ms, here=here, there=there)
@@ -303,7 +305,7 @@ def compare_file(
         )
         sought = Sought(
             kinds=frozenset({OFFLINE}),
-            since=round(max(there.begin, 0)) - within_ms,
+            since=round(there.begin) - within_ms,
             until=round(min(there.end, here.end)) + within_ms + 1,
         )
         for settled in _merged(comparison, lines, book.records(sought)):
