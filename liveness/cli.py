@@ -496,9 +496,7 @@ def log(
     log(folder, sought, form=form, out=sys.stdout)
 
 
-@app.command(
-    help_epilogue="Example: tail -n 0 -F detector.log | liveness compare --within 30 -"
-)
+@app.command(help_epilogue="Example: liveness compare theirs.jsonl --within 30")
 def compare(
     file: Annotated[
         str,

@@ -10,6 +10,7 @@ import os
 import re
 import select
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,11 @@ import msgpack
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from liveness.bench.redis import RedisServer
 from liveness.build import PURE_WHEEL
 from liveness.config import SETTINGS, Setting
 from liveness.metrics import HttpRefusal
+from liveness.offlines import offline_in
 from liveness.sources import FILE_VARIABLE
 from tests.peer import listening, timer
 
@@ -140,7 +144,7 @@ def example(text: str) -> str:
 
 
 def test_every_python_example_is_run_below() -> None:
-    assert len(blocks("python")) == len(GATEWAYS) + 3
+    assert len(blocks("python")) == len(GATEWAYS) + 4
 
 
 @pytest.mark.parametrize("face", GATEWAYS)
@@ -188,6 +192,37 @@ async def test_the_test_of_the_readme_passes() -> None:
     exec(example("liveness.testing"), names)
     (written,) = (one for name, one in names.items() if name.startswith("test_"))
     await written()
+
+
+@pytest.mark.skipif(not shutil.which("redis-cli"), reason="no redis here")
+def test_the_lines_of_the_readme_are_made_of_what_redis_says(tmp_path: Path) -> None:
+    server, began_ms = RedisServer(tmp_path), datetime.now(UTC).timestamp() * 1000 // 1
+    server.start()
+    cli = ["redis-cli", "-s", str(server.socket)]
+    program = [sys.executable, "-W", "error", "-c", example("redis-cli psubscribe")]
+    try:
+        with (
+            subprocess.Popen(
+                [*cli, "psubscribe", "__keyevent@*__:expired"], stdout=subprocess.PIPE
+            ) as told,
+            subprocess.Popen(
+                program, stdin=told.stdout, stdout=subprocess.PIPE
+            ) as lines,
+        ):
+            assert lines.stdout is not None
+            until = time.perf_counter() + PATIENCE_S
+            while not select.select([lines.stdout], [], [], 0.1)[0]:  # once it listens
+                assert time.perf_counter() < until
+                for key in ("other:bob", "online:ada"):
+                    subprocess.run([*cli, "set", key, "gw-1", "px", "20"], check=True)
+            line = lines.stdout.readline()
+            told.terminate()
+            lines.stdout.read()
+    finally:
+        server.stop()
+    uid, at_ms = offline_in(line)
+    assert uid == "ada"
+    assert began_ms <= at_ms <= datetime.now(UTC).timestamp() * 1000 + 1
 
 
 def free_port() -> int:
