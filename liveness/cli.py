@@ -533,16 +533,14 @@ def compare(
     as they are written, until the lines end or Ctrl-C. The exit code is 0 if both called
     somebody offline, and neither anybody alone; 3 if not, or if a line was left out.
     """
-    path, folder = socket_path(socket), state_folder(state)
-
     import trio
 
     from liveness.commands.compare import Options, compare_file, compare_live
 
     options = Options(within, all, json, sys.stdout, _tell)
     if file != "-":
-        return compare_file(Path(file), folder, options)
-    code: int = trio.run(compare_live, path, options)
+        return compare_file(Path(file), state_folder(state), options)
+    code: int = trio.run(compare_live, socket_path(socket), options)
     return code
 
 

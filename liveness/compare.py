@@ -31,7 +31,7 @@ from liveness.core.records import (
     Uid,
 )
 
-# A million users who go offline at once on both sides: about 1 GB. What is more is
+# A million users who go offline at once on both sides: 0.8 GB. What is more is
 # settled before its time, the oldest first, and counted.
 MOST_PENDING: Final = 2_000_000
 # Who goes offline again and again within the tolerance is never done with. After so many

@@ -25,7 +25,7 @@ from urllib.parse import quote
 import trio
 
 from liveness.commands import CommandError
-from liveness.commands.admin import asked
+from liveness.commands.admin import asked, no_sidecar
 from liveness.commands.explain import TIMEOUT_S
 from liveness.commands.watch import Feed, RecordMap, text_line
 from liveness.compare import (
@@ -472,8 +472,12 @@ class _Beside:
     async def _read(self, until: trio.CancelScope) -> None:
         lines, read = Lines(), partial(os.read, STDIN, PIECE_BYTES)
         # Not by a buffered stream: a thread that is left in it holds its lock for ever.
-        while data := await trio.to_thread.run_sync(read, abandon_on_cancel=True):
-            self._tell_there(lines.feed(data))
+        try:
+            while data := await trio.to_thread.run_sync(read, abandon_on_cancel=True):
+                self._tell_there(lines.feed(data))
+        except OSError as error:
+            told = f"stdin cannot be read ({error.strerror}); give it lines"
+            raise CommandError(told) from None
         self._tell_there(lines.end())
         until.cancel()
 
@@ -500,6 +504,8 @@ class _Beside:
 def _in_sidecar(socket_path: Path, uid: Uid) -> Evidence:
     page = f"/v1/users/{quote(uid_text(uid), safe='')}?limit=100"
     found = asked(socket_path, page, timeout_s=TIMEOUT_S)
+    if not isinstance(found.get("told"), str):
+        raise no_sidecar(socket_path)
     return Evidence(
         is_online=found["online"],
         seen=found["seen"],

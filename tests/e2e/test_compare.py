@@ -1,6 +1,7 @@
 """`compare` beside a real sidecar: lines through a real pipe, and a file of the past."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -176,6 +177,35 @@ def test_what_was_compared_is_told_when_the_sidecar_ends_the_watch(
             code, lines, account = shadow.ends()
         assert (code, lines, account["bad_lines"]) == (1, [], 1)
         assert "is no liveness sidecar" in shadow.told()[-1]
+
+
+def test_a_stdin_that_cannot_be_read_is_said(sidecar: Sidecar) -> None:
+    only_written = os.open(os.devnull, os.O_WRONLY)
+    try:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "liveness",
+                "compare",
+                "-",
+                f"--socket={sidecar.socket}",
+            ],
+            cwd=ROOT,
+            env=environment(),
+            stdin=only_written,
+            capture_output=True,
+            text=True,
+            timeout=SOON_S,
+            check=False,
+        )
+    finally:
+        os.close(only_written)
+    assert done.returncode == 1
+    assert done.stdout.startswith("both          0\n")
+    assert done.stderr.splitlines()[1:] == [
+        "liveness: stdin cannot be read (Bad file descriptor); give it lines"
+    ]
 
 
 @contextmanager

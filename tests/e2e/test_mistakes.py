@@ -552,6 +552,7 @@ EXCUSED: Final = {
     "commands/admin.py:ask": "what the sidecar says: HTTP's refusals",
     "commands/admin.py:asked": "what the sidecar says: the rows of timers and gateways",
     "commands/compare.py:_bounded": "takes five million lines",
+    "commands/compare.py:_read": "beside a sidecar: tests/e2e/test_compare.py",
     "commands/statuswatch.py:watch_status": "what `status` says, whose rows there are",
     "config.py:__post_init__": "what a program gives, and no source lets through",
     "service/backup.py:_check_wals": "takes gigabytes: tests/service/test_backup.py",
