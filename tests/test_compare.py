@@ -159,24 +159,23 @@ def test_what_is_further_apart_than_the_tolerance_is_two() -> None:
     assert [one.verdict for one in of.settle(LONG_AFTER)] == [HERE, THERE]
 
 
-@pytest.mark.parametrize(
-    ("at", "verdict"), [(9, NOT_JUDGED), (10, HERE), (90, HERE), (91, NOT_JUDGED)]
-)
-def test_alone_counts_only_where_the_other_side_could_have_told_it(
-    at: int, verdict: str
-) -> None:
+def test_alone_counts_only_where_the_other_side_could_have_told_it() -> None:
+    edges = {9: NOT_JUDGED, 10: HERE, 90: HERE, 91: NOT_JUDGED}
     of = comparison(there=Span(0, 100))
-    of.here(record(1, at))
-    assert [one.verdict for one in of.finish(LONG_AFTER)] == [verdict]
+    for at in edges:
+        of.here(record(at, at, uid=at))
+    assert {one.uid: one.verdict for one in of.finish(LONG_AFTER)} == edges
+    edges = {at: THERE if it == HERE else it for at, it in edges.items()}
     of = comparison(here=Span(0, 100))
-    of.there("ada", Line(at, 1))
-    other = THERE if verdict == HERE else verdict
-    assert [one.verdict for one in of.finish(LONG_AFTER)] == [other]
+    for at in edges:
+        of.there(at, Line(at, at))
+    assert {one.uid: one.verdict for one in of.finish(LONG_AFTER)} == edges
     # It ends with the comparison, too.
     of = comparison()
     of.begin(0)
-    of.there("ada", Line(at, 1))
-    assert [one.verdict for one in of.finish(100)] == [other]
+    for at in edges:
+        of.there(at, Line(at, at))
+    assert {one.uid: one.verdict for one in of.finish(100)} == edges
 
 
 def test_a_logout_belongs_to_a_line_and_is_not_missing_without_one() -> None:
