@@ -26,18 +26,31 @@ PORT = settings(OURS).http.port
 CHAT = container(pod_of(OURS), "gateway")["ports"][0]["containerPort"]
 
 
-@pytest.fixture
-def pod(tmp_path: Path) -> Iterator[Pod]:
-    with Pod(tmp_path, OURS) as made:
+@pytest.fixture(scope="module")
+def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    """One for all tests that end none of its containers."""
+    with Pod(tmp_path_factory.mktemp("p"), OURS) as made:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def sidecar(pod: Pod) -> Iterator[Container]:
-    """The sidecar's container, ready."""
+    """Its sidecar's container, ready."""
     with Container(pod) as made:
         made.start()
         yield made
+
+
+def within(pod: Pod, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command of ours, in the sidecar's container."""
+    return subprocess.run(
+        pod.command("liveness", f"{IMAGE}/bin/liveness", *words),
+        env=pod.environment("liveness"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
 def users(pod: Pod) -> list[str]:
@@ -136,40 +149,31 @@ def test_the_state_is_the_sidecars_alone_and_nothing_else_can_be_written(
 
 
 def test_the_command_line_finds_all_by_itself(pod: Pod, sidecar: Container) -> None:
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            pod.command("liveness", f"{IMAGE}/bin/liveness", *words),
-            env=pod.environment("liveness"),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-
-    done = run("status", "--quiet")
+    done = within(pod, "status", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    sidecar.stop()
-    assert run("status", "--quiet").returncode == 1
 
 
 def test_the_gateway_reports_and_the_pod_stops_as_the_kubelet_stops_it(
-    pod: Pod, sidecar: Container
+    tmp_path: Path,
 ) -> None:
-    with pod.gateway() as gateway:
-        with logged_in(pod, "ada"):
+    with Pod(tmp_path, OURS) as pod, Container(pod) as sidecar:
+        sidecar.start()
+        with pod.gateway() as gateway, logged_in(pod, "ada"):
             eventually(lambda: users(pod) == ["ada"])
             gateway.terminate()
             assert gateway.wait(SOON_S) == 0
         assert sidecar.stop() == 0
-    ends = [(one.kind, one.reason) for one in sidecar.log()]
+        assert within(pod, "status", "--quiet").returncode == 1
+        ends = [(one.kind, one.reason) for one in sidecar.log()]
     assert ends == [("online", "login"), ("offline", "logout")]
 
 
 def test_an_emptydir_outlasts_a_container_and_no_pod(
-    pod: Pod, sidecar: Container, tmp_path_factory: pytest.TempPathFactory
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    with pod.gateway():
-        with logged_in(pod, "ada"):
+    with Pod(tmp_path_factory.mktemp("p"), OURS) as pod, Container(pod) as sidecar:
+        sidecar.start()
+        with pod.gateway(), logged_in(pod, "ada"):
             eventually(lambda: users(pod) == ["ada"])
             before = first_event(pod)
             sidecar.kill()
