@@ -9,6 +9,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.metadata import distributions
@@ -50,14 +52,15 @@ Compose = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """The image, made by the Containerfile's own steps."""
     if os.geteuid() != 0:
         pytest.skip("mounts are made by root only: run this as root")
     folder = tmp_path_factory.mktemp("image")
     context = folder / "context"
     send(ROOT, IGNORED, context)
-    return build(CONTAINERFILE, context, folder)
+    yield build(CONTAINERFILE, context, folder)
+    shutil.rmtree(folder)  # 100 MB, which pytest would keep for three more runs
 
 
 @pytest.fixture(scope="module")
@@ -420,6 +423,28 @@ def test_what_is_wrong_in_compose_is_found(
 
 
 # --- compose.yml: what it does ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["--port", "7000", "--users", "0"], "--users: from 1 to 1000"),
+        (["--port", "7000", "--timeout", "nan"], "--timeout: from 1 to 86400"),
+        (["--users", "5"], "the following arguments are required: --port"),
+    ],
+)
+def test_simulated_users_are_refused_what_cannot_be(
+    asked: list[str], told: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "liveness.demo.users", *asked],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert told in done.stderr.splitlines()[-1]
 
 
 class Composed:
