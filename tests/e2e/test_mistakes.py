@@ -377,7 +377,7 @@ CLIENTS: Final = [
     Mistake("admin socket of another user", "status --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/admin.sock: be its user, or of its group", person=STRANGER),
     Mistake("watch by whom [access] keeps out", "watch --socket {open}/gateway.sock", 1, "{open}/gateway.sock ended this watch: … (not-allowed)", person=STRANGER),
     Mistake("admin socket by whom [access] keeps out", "timers list --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
-    Mistake("status by whom [access] keeps out", "status --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
+    Mistake("status by a stranger", "status --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
     Mistake("status again and again without a sidecar", "status --watch --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("comparison without a sidecar", "compare - --socket {here}/s", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket"),
     Mistake("comparison beside another program", "compare - --socket {here}/gateway.sock", 1, "what answers at {here}/gateway.sock is no liveness sidecar: name the right one with --socket", answered("gateway.sock", b"220 mail.example ESMTP\r\n")),
