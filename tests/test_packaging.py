@@ -271,6 +271,7 @@ def test_the_metadata_is_what_the_project_says(wheels: dict[str, Path]) -> None:
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # it is compiled twice, with the flags that are shipped
 def test_of_the_same_sources_the_same_wheel_is_made(dist: Path, tmp_path: Path) -> None:
     pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation")
     made = []
