@@ -49,7 +49,7 @@ ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231
 # What Kubernetes itself knows; the others, of operators, are looked at by the tests.
 MANIFESTS := deploy/kubernetes/gateway.yaml deploy/kubernetes/service.yaml
 
-.PHONY: help setup demo serve test slow simulate mutants fuzz check audit bench performance dashboard rules screenshots lock dist clean
+.PHONY: help setup demo serve test slow simulate mutants fuzz check audit bench performance dashboard rules screenshots lock dist install uninstall clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -139,6 +139,14 @@ dist: $(call STAMP,runtime)  ## An sdist, and the wheel that this machine makes 
 	$(VENV)/bin/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	ls dist/*
 
+install:  ## For this host, as root (PREFIX=/opt/liveness; DESTDIR for packages; network)
+	@$(TELL)
+	$(CHECK_PYTHON)
+	PYTHON="$(PYTHON)" exec deploy/install install
+
+uninstall:  ## What install made (PURGE=1: settings, state and user too)
+	@exec deploy/install uninstall
+
 clean:  ## Remove the virtual environment and what tools left behind
 	@if [ -e $(VENV)/install.log ]; then rm -rf $(VENV); fi
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage liveness/core/_*.so
@@ -149,6 +157,15 @@ define TELL
 say() { printf 'liveness: %s\n' "$$*" >&2; }
 fail() { say "$$@"; exit 1; }
 log() { "$$@" >>$(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log >&2; fail "set-up failed, see $(VENV)/install.log"; }; }
+endef
+
+define CHECK_PYTHON
+version=$$("$(PYTHON)" -c 'import platform; print(platform.python_version())' 2>/dev/null) ||
+	fail "$(PYTHON) does not run here. Debian: $(APT). Or name another: PYTHON=python3.13"
+"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+	fail "Python 3.11 or newer is needed, $(PYTHON) is $$version. Name a newer one: PYTHON=python3.13"
+"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null ||
+	fail "$(PYTHON) lacks the venv module. Debian: $(APT)"
 endef
 
 # Two makes at once take turns: the lock is on this Makefile, as the folder itself may
@@ -165,12 +182,7 @@ endef
 $(call STAMP,%):
 	@$(TELL)
 	levels="$(or $(LEVELS_$*),$(error LEVEL is runtime, test, dev, fuzz or audit, not "$*"))"
-	version=$$("$(PYTHON)" -c 'import platform; print(platform.python_version())' 2>/dev/null) ||
-		fail "$(PYTHON) does not run here. Debian: $(APT). Or name another: PYTHON=python3.13"
-	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-		fail "Python 3.11 or newer is needed, $(PYTHON) is $$version. Name a newer one: PYTHON=python3.13"
-	"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null ||
-		fail "$(PYTHON) lacks the venv module. Debian: $(APT)"
+	$(CHECK_PYTHON)
 	command -v git >/dev/null ||
 		say "git is missing; it is not needed to run, but to follow and change the project. Debian: $(APT)"
 

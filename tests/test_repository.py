@@ -38,8 +38,8 @@ WANTED = {
     "requirements-audit.lock": GROUPS["audit"],
 }
 TARGETS = (
-    "audit bench check clean dashboard demo dist fuzz help lock mutants performance "
-    "rules screenshots serve setup simulate slow test"
+    "audit bench check clean dashboard demo dist fuzz help install lock mutants "
+    "performance rules screenshots serve setup simulate slow test uninstall"
 )
 STEPS = ("check", "test", "mutants")
 

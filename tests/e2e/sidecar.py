@@ -56,6 +56,7 @@ class Sidecar:
         self.timeout_s = timeout_s
         self.settings = settings
         self.under: list[str] = []  # a command that runs it, and becomes it
+        self.stdin: int = subprocess.DEVNULL
         self.lines: list[Line] = []
         self._said = threading.Condition()
         self._reader: threading.Thread | None = None
@@ -92,7 +93,7 @@ class Sidecar:
             self.command(),
             cwd=ROOT,
             env=self.environment(),
-            stdin=subprocess.DEVNULL,
+            stdin=self.stdin,
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -1,0 +1,176 @@
+"""Sockets that outlive the sidecar, and a manager that is told how it goes.
+
+The manager is systemd's own activator where one start is enough; where the socket has to
+outlive the process it is this test, which holds it as systemd does.
+"""
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from tests.e2e.client import Client
+from tests.e2e.conftest import Start
+from tests.e2e.sidecar import SOON_S, Sidecar, eventually
+from tests.service.test_manager import Told
+from tests.units import SOCKET, setting
+
+WATCHDOG_S = 0.5
+NAME = setting(SOCKET, "FileDescriptorName")
+# Only the process itself knows its number; what was fd 0 is handed over as the first.
+HAND_OVER = (
+    f'LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES={NAME} exec "$@" 3<&0 </dev/null'
+)
+STUCK = """
+import sys, trio
+from liveness.cli import main
+from liveness.service import hand, sidecar
+
+async def turn_once(engine):
+    with trio.move_on_after(1):
+        await hand.turn_for_ever(engine)
+    await trio.sleep_forever()
+
+sidecar.turn_for_ever = turn_once
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Stuck(Sidecar):
+    """One whose hand stands still after a second, while all else goes on."""
+
+    def command(self) -> list[str]:
+        command = super().command()
+        at = command.index("-m")
+        return [*command[:at], "-c", STUCK, *command[at + 2 :]]
+
+
+class Manager:
+    """Holds the sidecar's socket as systemd does, and hears what it is told."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self.sidecar = sidecar
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(str(sidecar.socket))
+        self.listener.listen(int(setting(SOCKET, "Backlog")))
+        notify = sidecar.folder / "notify"
+        self.told = Told(str(notify))
+        self.told.sock.settimeout(SOON_S)
+        self.lines: list[str] = []
+        usec = f"WATCHDOG_USEC={round(WATCHDOG_S * 1e6)}"
+        sidecar.under = ["env", f"NOTIFY_SOCKET={notify}", usec]
+        sidecar.under += ["sh", "-c", HAND_OVER, "sh"]
+        sidecar.stdin = self.listener.fileno()
+
+    def hears(self, line: str) -> None:
+        """Waits until it is told this; forgets what it was told before."""
+        while line not in self.lines:
+            self.lines += self.told.sock.recv(4096).decode().split("\n")
+        self.lines = self.lines[self.lines.index(line) + 1 :]
+
+    def next(self) -> list[str]:
+        """What it is told about, with the next datagram."""
+        lines = self.told.sock.recv(4096).decode().split("\n")
+        return [line.split("=")[0] for line in lines]
+
+    def close(self) -> None:
+        self.listener.close()
+        self.told.sock.close()
+
+
+@pytest.fixture
+def manager(make: Start) -> Iterator[Manager]:
+    with closing(Manager(make())) as manager:
+        yield manager
+
+
+def test_who_connects_before_during_and_after_a_restart_is_served(
+    manager: Manager,
+) -> None:
+    sidecar = manager.sidecar
+    with Client(sidecar.socket) as early:
+        early.say_hello("early")
+        sidecar.launch()
+        early.expect("welcome")
+        early.send("login", "ada", {"conn": 1})
+        early.settle()
+        sidecar.signal(signal.SIGTERM)
+        early.leave()
+        assert sidecar.ended() == 0
+    assert sidecar.socket.is_socket()  # its manager's
+    with Client(sidecar.socket) as between:
+        between.say_hello("early")
+        sidecar.launch()
+        between.expect("welcome")
+        online, _ = between.listed()
+        assert [*online] == ["ada"]
+        sidecar.line("ready")
+        with Client(sidecar.socket) as late:
+            late.hello("late")
+        sidecar.kill()
+    assert sidecar.socket.is_socket()
+    with Client(sidecar.socket) as between:
+        between.say_hello("early")
+        sidecar.launch()
+        between.expect("welcome")
+
+
+def test_it_is_told_when_links_are_taken_and_that_it_lives_and_stops(
+    manager: Manager,
+) -> None:
+    sidecar = manager.sidecar
+    with Client(sidecar.socket) as gateway:
+        gateway.say_hello("gw-1")
+        sidecar.launch()
+        manager.hears("READY=1")
+        gateway.expect("welcome")
+        for _ in range(3):
+            manager.hears("WATCHDOG=1")
+        sidecar.signal(signal.SIGHUP)
+        manager.hears("RELOADING=1")
+        manager.hears("READY=1")
+        sidecar.signal(signal.SIGTERM)
+        manager.hears("STOPPING=1")
+        gateway.leave()
+    assert sidecar.ended() == 0
+
+
+def test_the_sign_of_life_ends_with_the_hand_though_all_else_goes_on(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with (
+        Stuck(tmp_path_factory.mktemp("s")) as sidecar,
+        closing(Manager(sidecar)) as manager,
+    ):
+        sidecar.launch()
+        manager.hears("READY=1")
+        manager.hears("WATCHDOG=1")
+        sidecar.line("the service manager gets no sign of life")
+        while manager.next() != ["STATUS"]:  # has come before that
+            pass
+        for _ in range(2):  # each time that one would be due
+            assert manager.next() == ["STATUS"]
+        sidecar.signal(signal.SIGABRT)  # as systemd does then
+        assert sidecar.ended() == -signal.SIGABRT
+        stacks = [line.get("text", "") for line in sidecar.lines]
+        assert any(line.startswith("Current thread") for line in stacks)
+
+
+def test_systemd_activates_it_when_the_first_gateway_connects(make: Start) -> None:
+    sidecar = make()
+    activator = ["systemd-socket-activate", f"--listen={sidecar.socket}"]
+    sidecar.under = [*activator, f"--fdname={NAME}"]
+    sidecar.launch()
+    eventually(lambda: any("Listening on" in line["text"] for line in sidecar.lines))
+    assert not sidecar.admin.exists()
+    with Client(sidecar.socket) as gateway:
+        gateway.hello("gw-1")
+        gateway.send("login", "ada", {"conn": 1})
+        gateway.settle()
+        sidecar.signal(signal.SIGTERM)
+        gateway.leave()
+        assert sidecar.ended() == 0
+    assert sidecar.socket.is_socket()
+    assert not sidecar.admin.exists()

@@ -1,0 +1,364 @@
+"""`make install`, for real: what it makes, that it serves, and that it goes again.
+
+One installation in a folder is made for all tests (it takes as long as `make setup`),
+and one more over it, on a host that is this one's overlay.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from liveness.sources import load
+from tests.commandlines import checked
+from tests.e2e.client import Client
+from tests.e2e.host import PIP, PYTHON, SYSTEM, Host, hosting, make, mounted
+from tests.e2e.sidecar import READY_S, ROOT
+
+pytestmark = pytest.mark.timeout(280)  # builds, and fetches what is locked
+
+PREFIX: Final = "/opt/liveness"
+SETTINGS: Final = "/etc/liveness/liveness.toml"
+OUTSIDE: Final = {
+    "/usr/local/bin/liveness",
+    "/usr/lib/systemd/system/liveness.service",
+    "/usr/lib/systemd/system/liveness.socket",
+    "/usr/lib/sysusers.d/liveness.conf",
+    "/usr/lib/tmpfiles.d/liveness.conf",
+    "/usr/share/bash-completion/completions/liveness",
+    "/usr/share/fish/vendor_completions.d/liveness.fish",
+    "/usr/local/share/zsh/site-functions/_liveness",
+}
+UNITS: Final = ("liveness.service", "liveness.socket")
+
+
+def files(folder: Path) -> set[str]:
+    """What is there and no folder, without the prefix."""
+    found = (path for path in folder.rglob("*") if not path.is_dir())
+    paths = {f"/{path.relative_to(folder)}" for path in found}
+    return {path for path in paths if not path.startswith(f"{PREFIX}/")}
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[Path]:
+    """A folder, in memory, in which `make install` was run."""
+    # Not pytest's: the path of a socket within is to be short.
+    with (
+        tempfile.TemporaryDirectory() as name,
+        mounted(Path(name), "-t", "tmpfs", "tmpfs") as memory,
+    ):
+        dest = memory / "dest"
+        done = make("install", f"DESTDIR={dest}")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.splitlines()[-1].endswith(f"{dest}{PREFIX}, wheel: compiled")
+        yield dest
+
+
+@pytest.fixture(scope="module")
+def host(installed: Path) -> Iterator[Host]:
+    """A host on which that was unpacked, and systemd has made user and folder."""
+    with hosting(installed) as host:
+        Path(host.root / "root").chmod(0o755)  # where the tests' Python may be
+        host.run("systemd-sysusers")
+        host.run("systemd-tmpfiles", "--create", "liveness.conf")
+        # As far as anybody can tell it runs there.
+        host.path("/run/systemd/system").mkdir(parents=True)
+        systemctl = host.path("/usr/bin/systemctl")
+        systemctl.unlink(missing_ok=True)
+        systemctl.write_text('#!/bin/sh\necho "$@" >>/run/told\n')
+        systemctl.chmod(0o755)
+        yield host
+
+
+def told(host: Host) -> list[str]:
+    """What systemd was told to do since this was asked last."""
+    path = host.path("/run/told")
+    lines = path.read_text().splitlines() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return lines
+
+
+@contextmanager
+def serving(host: Host) -> Iterator[Path]:
+    """The sidecar as its unit starts it, as the unit's user; its socket."""
+    unit = host.path("/usr/lib/systemd/system/liveness.service").read_text()
+    (command,) = re.findall(r"^ExecStart=(.*)$", unit, re.M)
+    host.run("install", "-d", "-m", "700", "-o", "liveness", "/var/lib/liveness")
+    with subprocess.Popen(
+        host.command(*command.split(), user="liveness:liveness"),
+        env={"PATH": SYSTEM, "LIVENESS_HTTP_ADDRESS": "127.0.0.1:0"},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            said = ""
+            for line in process.stderr:
+                said += line
+                if '"ready"' in line:
+                    break
+            else:
+                raise AssertionError(said)
+            yield host.path("/run/liveness/gateway.sock")
+        finally:
+            process.terminate()
+            process.communicate(timeout=READY_S)
+    assert process.returncode == 0
+
+
+def test_an_installation_is_these_files(installed: Path) -> None:
+    assert files(installed) == {SETTINGS, *OUTSIDE}
+    made = installed / "opt/liveness"
+    assert {path.name for path in made.parent.iterdir()} == {"liveness"}
+    packages = {path.name.split("-")[0].lower() for path in made.glob("lib/*/*/*-info")}
+    assert packages >= {"liveness", "trio", "cyclopts"}
+    assert not packages & {"pip", "setuptools", "wheel", "cython", "packaging"}
+    assert list(made.glob("lib/*/site-packages/liveness/core/_wheel.*.so"))
+
+
+def test_everybody_may_read_it_and_only_root_may_change_it(installed: Path) -> None:
+    for path in installed.rglob("*"):
+        if not path.is_symlink():
+            mode = path.stat().st_mode & 0o777
+            runs = path.is_dir() or mode & 0o100
+            wanted = {0o755} if runs else {0o644}
+            assert mode in wanted, f"{path} {mode:o}"
+            assert path.owner() == "root"
+
+
+def test_no_file_names_the_folder_that_it_was_staged_in(installed: Path) -> None:
+    found = subprocess.run(
+        ["grep", "-rlF", str(installed), str(installed)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.stdout == ""
+    program = (installed / "opt/liveness/bin/liveness").read_text()
+    assert program.startswith(f"#!{PREFIX}/bin/python\n")
+    link = installed / "usr/local/bin/liveness"
+    assert str(link.readlink()) == f"{PREFIX}/bin/liveness"
+
+
+def test_the_settings_are_the_example_with_the_places_of_a_sidecar_that_is_not_root(
+    installed: Path,
+) -> None:
+    path = installed / SETTINGS[1:]
+    sections = tomllib.loads(path.read_text())
+    assert {name: section for name, section in sections.items() if section} == {
+        "socket": {"path": "/run/liveness/gateway.sock"},
+        "state": {"dir": "/var/lib/liveness"},
+    }
+    plain = path.read_text().replace("\npath", "\n#path").replace("\ndir", "\n#dir")
+    example = (ROOT / "deploy/liveness.toml").read_text()
+    assert plain == example
+    assert (installed / "opt/liveness/share/liveness/liveness.toml").read_text() == (
+        example
+    )
+    unit = (installed / "usr/lib/systemd/system/liveness.service").read_text()
+    (command,) = re.findall(r"^ExecStart=(.*) --config /etc/\S+$", unit, re.M)
+    for uid in (0, 1000):  # the sidecar, and whoever asks it
+        config = load(file=path, environ={"HOME": "/"}, uid=uid).config
+        assert config == checked(command.split(), uid=0, file=path)
+
+
+def test_systemd_finds_nothing_to_say_about_the_units(host: Host) -> None:
+    said = host.run("systemd-analyze", "verify", *UNITS, check=False)
+    assert (said.returncode, said.stdout + said.stderr) == (0, "")
+    # It returns 0 for this one too.
+    wrong = host.path("/usr/lib/systemd/system/liveness-wrong.service")
+    unit = host.path("/usr/lib/systemd/system/liveness.service").read_text()
+    wrong.write_text(unit.replace("ProtectClock=", "ProtectClocks="))
+    said = host.run("systemd-analyze", "verify", wrong.name)
+    assert "'ProtectClocks'" in said.stderr
+    wrong.unlink()
+
+
+def test_user_group_and_folder_are_those_of_the_units(host: Host) -> None:
+    assert host.run("id", "-un", "liveness").stdout == "liveness\n"
+    assert host.run("id", "-gn", "liveness").stdout == "liveness\n"
+    made = host.run("stat", "-c", "%a %U %G", "/run/liveness").stdout
+    assert made == "755 liveness liveness\n"
+    assert "/usr/sbin/nologin" in host.run("getent", "passwd", "liveness").stdout
+
+
+def test_what_is_installed_serves(host: Host) -> None:
+    version = host.run("liveness", "version", user="nobody").stdout
+    assert version.endswith("wheel: compiled\n")
+    with serving(host) as socket, closing(Client(socket)) as gateway:
+        gateway.hello("gw-1")
+        gateway.send("login", "ada", {"conn": 1, "timeout": 1})
+        ended = gateway.until(lambda found: found)
+        assert [(one["kind"], one["uid"]) for one in ended] == [("offline", "ada")]
+        assert host.run("liveness", "status", "--quiet").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("liveness sta", {"status"}),
+        ("liveness timers ", {"list", "show", "cancel", "retry"}),
+        ("liveness serve --s", {"--socket", "--state", "--slots"}),
+    ],
+)
+def test_bash_completes(host: Host, line: str, offered: set[str]) -> None:
+    script = f"""
+        source /usr/share/bash-completion/completions/liveness
+        [[ $(complete -p liveness) =~ -F\\ (.*)\\ liveness ]]
+        COMP_LINE={line!r} COMP_WORDS=({line} {"''" if line.endswith(" ") else ""})
+        COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) COMP_POINT=${{#COMP_LINE}}
+        "${{BASH_REMATCH[1]}}"
+        echo "${{COMPREPLY[@]}}"
+    """
+    assert {*host.run("bash", "-uc", script).stdout.split()} == offered
+
+
+# --- again, and away
+
+
+def test_a_second_install_is_an_upgrade_that_finishes_what_was_interrupted(
+    host: Host,
+) -> None:
+    settings = host.path(SETTINGS)
+    edited = settings.read_text().replace("#enabled = false", "enabled = true")
+    settings.write_text(edited)
+    with serving(host) as socket, closing(Client(socket)) as gateway:
+        gateway.hello("gw-1")
+        host.path(PREFIX).rename(host.path(f"{PREFIX}.old"))
+        half = host.path(f"{PREFIX}.new")
+        half.mkdir()
+        (half / ".made").touch()
+        (half / "half").touch()
+        host.path("/usr/lib/systemd/system/liveness.socket").unlink()
+        # To the clone it writes nothing.
+        with mounted(host.path("/mnt"), "--bind", "-o", "ro", str(ROOT)):
+            done = host.run(
+                *("make", "-C", "/mnt", "install", f"PYTHON={PYTHON}", "CC=false"),
+                check=False,
+                **PIP,
+            )
+        assert done.returncode == 0, done.stderr
+        gateway.settle()  # it goes on with what it has
+    assert f"kept {SETTINGS}" in done.stderr
+    assert done.stderr.splitlines()[-1].endswith(": systemctl restart liveness.service")
+    assert "enabled = true" in edited == settings.read_text()
+    names = {path.name for path in host.path("/opt").glob("liveness*")}
+    assert names == {"liveness"}
+    assert not host.path(f"{PREFIX}/half").exists()
+    assert host.path("/usr/lib/systemd/system/liveness.socket").exists()
+    assert told(host) == ["daemon-reload"]
+    # Without a compiler it serves as well.
+    assert "wheel: reference" in host.run("liveness", "version").stdout
+    with serving(host) as socket, closing(Client(socket)) as gateway:
+        gateway.hello("gw-1")
+        gateway.settle()
+
+
+def copied(installed: Path, name: str) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(installed, installed.with_name(name), symlinks=True))
+
+
+def test_uninstall_leaves_settings_and_state_and_purge_nothing(
+    installed: Path,
+) -> None:
+    state = "/var/lib/liveness/liveness.db"
+    kept = {SETTINGS, state, "/etc", "/etc/liveness"}
+    for purge, left in (("", kept | {"/var/lib/liveness"}), ("1", set[str]())):
+        dest = copied(installed, f"gone{purge}")
+        (dest / state[1:]).parent.mkdir(parents=True)
+        (dest / state[1:]).touch()
+        done = make("uninstall", f"DESTDIR={dest}", f"PURGE={purge}")
+        assert done.returncode == 0, done.stderr
+        there = {f"/{path.relative_to(dest)}" for path in dest.rglob("*")}
+        assert there == left | {"/var", "/var/lib"}  # which it did not make
+
+
+def test_purge_of_a_host_stops_it_and_takes_its_user(host: Host) -> None:
+    told(host)
+    with mounted(host.path("/mnt"), "--bind", str(ROOT)):
+        host.run("make", "-C", "/mnt", "uninstall", "PURGE=1")
+    stopped = "disable --now liveness.socket liveness.service"
+    assert told(host) == [stopped, "daemon-reload"]
+    for path in (PREFIX, "/etc/liveness", "/var/lib/liveness", *OUTSIDE):
+        assert not host.path(path).exists(), path
+    assert host.run("getent", "passwd", "liveness", check=False).stdout == ""
+    assert host.run("getent", "group", "liveness", check=False).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("there", "given", "why"),
+    [
+        ("opt/liveness/mine", {}, "opt/liveness was not made by make install: "),
+        ("opt/liveness.new/mine", {}, "liveness.new was not made by make install: "),
+        ("usr/local/bin/liveness", {}, "bin/liveness was not made by make install: "),
+        ("mine", {"PREFIX": "opt/liveness"}, "PREFIX=opt/liveness is no folder that"),
+        ("mine", {"PREFIX": "/opt/a|b"}, "PREFIX=/opt/a|b is no folder that"),
+        ("mine", {"PREFIX": "/"}, "PREFIX=/ is no folder that"),
+        ("mine", {"UNITDIR": "/a/../b"}, "UNITDIR=/a/../b is no folder that"),
+    ],
+)
+def test_what_install_did_not_make_is_left_alone(
+    tmp_path: Path, there: str, given: dict[str, str], why: str
+) -> None:
+    (tmp_path / there).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / there).touch()
+    for target in ("install", "uninstall"):
+        done = refused(target, {"DESTDIR": str(tmp_path), **given})
+        assert why in done or target == "uninstall"
+    assert files(tmp_path) | {f"/{there}"} == {f"/{there}"}
+    assert (tmp_path / there).exists()
+
+
+def refused(
+    target: str,
+    given: dict[str, str],
+    user: int = 0,
+    script: Path = ROOT / "deploy/install",
+) -> str:
+    """The one line for which nothing was done."""
+    done = subprocess.run(
+        [script, target],
+        env=os.environ | given,
+        user=user,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("liveness: ")
+    return line
+
+
+def test_others_may_not_change_what_root_will_run(tmp_path: Path) -> None:
+    (tmp_path / "loose").mkdir()
+    (tmp_path / "loose").chmod(0o777)
+    prefix = f"{tmp_path}/loose/liveness"
+    line = refused("install", {"PREFIX": prefix, "BINDIR": "/nonexistent"})
+    assert f"{tmp_path}/loose can be changed by others than root: " in line
+    assert not list((tmp_path / "loose").iterdir())
+
+
+def test_only_root_installs_without_a_folder_of_its_own() -> None:
+    # Where another user may read it.
+    with tempfile.TemporaryDirectory() as name:
+        script = Path(name) / "deploy/install"
+        script.parent.mkdir()
+        Path(name).chmod(0o755)
+        shutil.copy(ROOT / "deploy/install", script)
+        line = refused("install", {}, 65534, script)
+    assert line == (
+        "liveness: only root can install in /opt/liveness: sudo make install, or name a "
+        "folder of your own with DESTDIR="
+    )
