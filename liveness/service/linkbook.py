@@ -62,7 +62,7 @@ class LinkBook:
         self.named: dict[tuple[str, str], SocketLink] = {}  # by role and name
         self.all_closed = trio.Event()  # after the farewell
         self.thinned = Wake()  # rung when those that say no hello were looked at
-        self._is_stopping = False
+        self.accepting = trio.CancelScope()  # until the farewell
         self._strangers: dict[int, SocketLink] = {}  # before their hello
         self._attended = attended
         self._clock = clock
@@ -97,9 +97,7 @@ class LinkBook:
         # Behind those who have waited for longer: newcomers without end would otherwise
         # use up the time of everyone who was there before.
         link.read_at = self._clock.mono()
-        if self._is_stopping:
-            self.end(link, why="the sidecar stops")
-        elif (why := self.access.why_no_link(link.peer)) is not None:
+        if (why := self.access.why_no_link(link.peer)) is not None:
             self.refuse(link, link.conversation.close(Code.NOT_ALLOWED, why))
         elif is_full:
             self.refuse(
@@ -192,7 +190,7 @@ class LinkBook:
         """Forget a link whose socket is closed."""
         self._part(link)
         del self.links[link.number]
-        if self._is_stopping and not self.links:
+        if self.accepting.cancel_called and not self.links:
             self.all_closed.set()
 
     def slow(self, now: float) -> list[SocketLink]:
@@ -239,7 +237,7 @@ class LinkBook:
 
     def bid_farewell(self, reason: str) -> None:
         """End all links with `bye`, once what they asked for is answered."""
-        self._is_stopping = True
+        self.accepting.cancel()
         if not self.links:
             self.all_closed.set()
         for link in [*self.links.values()]:

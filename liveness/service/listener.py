@@ -22,7 +22,10 @@ _log = structlog.get_logger("link")
 async def accept_links(
     listener: socket.socket, engine: Engine, delivery: Delivery
 ) -> None:
-    """Accept links for ever; a link's own troubles end only that link.
+    """Accept links until the farewell; a link's own troubles end only that link.
+
+    Who connects after it waits in the backlog: for the next process, where a service
+    manager keeps the socket.
 
     Args:
         listener: Non-blocking, listening.
@@ -32,31 +35,32 @@ async def accept_links(
     number = 0
     acceptor = Acceptor(listener, "gateway", delivery.counts.accepts_put_off)
     async with trio.open_nursery() as nursery:
-        while True:
-            sock = await acceptor.accept()
-            try:
-                peer = peer_of(sock)
-            except OSError as error:
-                sock.close()
-                _log.warning("nobody knows who connected", error=str(error))
-                continue
-            number += 1
-            link = SocketLink(
-                sock,
-                engine.converse(),
-                Outbox(sock, delivery),
-                peer=peer,
-                number=number,
-                opened_at=engine.attended,
-            )
-            engine.book.opened(link)
-            nursery.start_soon(_serve, link, engine)
-            if engine.book.is_crowded:
-                # Before more come the engine is to read what those have said, and to end
-                # some of those that have said nothing.
-                engine.book.thinned.clear()
-                engine.wanted.ring()
-                await engine.book.thinned.wait()
+        with engine.book.accepting:
+            while True:
+                sock = await acceptor.accept()
+                try:
+                    peer = peer_of(sock)
+                except OSError as error:
+                    sock.close()
+                    _log.warning("nobody knows who connected", error=str(error))
+                    continue
+                number += 1
+                link = SocketLink(
+                    sock,
+                    engine.converse(),
+                    Outbox(sock, delivery),
+                    peer=peer,
+                    number=number,
+                    opened_at=engine.attended,
+                )
+                engine.book.opened(link)
+                nursery.start_soon(_serve, link, engine)
+                if engine.book.is_crowded:
+                    # Before more come the engine is to read what those have said, and
+                    # to end some of those that have said nothing.
+                    engine.book.thinned.clear()
+                    engine.wanted.ring()
+                    await engine.book.thinned.wait()
 
 
 async def _serve(link: SocketLink, engine: Engine) -> None:

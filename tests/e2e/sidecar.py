@@ -57,6 +57,7 @@ class Sidecar:
         self.settings = settings
         self.under: list[str] = []  # a command that runs it, and becomes it
         self.stdin: int = subprocess.DEVNULL
+        self.handed: list[int] = []  # descriptors that this is given
         self.lines: list[Line] = []
         self._said = threading.Condition()
         self._reader: threading.Thread | None = None
@@ -95,6 +96,7 @@ class Sidecar:
             env=self.environment(),
             stdin=self.stdin,
             stderr=subprocess.PIPE,
+            pass_fds=self.handed,
             text=True,
         )
         self._reader = threading.Thread(target=self._read_log, args=[self._process])
