@@ -38,9 +38,19 @@ class AttendedClock:
         self.unattended = 0.0
         self._mono = mono
         self._cpu = cpu
-        self._settle = settle
+        self.settle = settle
         self._patience = patience
         self.stands_since: float | None = None  # monotonic; None if it does not
+
+    def begin(self, *, mono: float, cpu: float) -> None:
+        """Start to run from here; nobody was attended before.
+
+        Args:
+            mono: Monotonic seconds now.
+            cpu: CPU seconds used so far.
+        """
+        self.unattended += mono - self._mono
+        self._mono, self._cpu = mono, cpu
 
     def stand(self, mono: float) -> None:
         """Stand still from *mono* on, as after a long absence, until `caught_up`."""
@@ -91,7 +101,7 @@ class AttendedClock:
         if self.stands_since is None:
             return
         stood = mono - self.stands_since
-        if stood >= (self._settle if all_read else self._patience):
+        if stood >= (self.settle if all_read else self._patience):
             self.stands_since = None
 
 

@@ -385,6 +385,8 @@ class Presence:
         clock = next(clocks, _NO_CLOCK)
         for session, uid, start_ms, conn, name, own in rows:
             gateway = self.gateway(name)
+            if not gateway.users:  # it has time to come back, as after any other end
+                gateway.unlinked(at.now)
             gateway.users += 1
             while clock[0] < session:
                 clock = next(clocks, _NO_CLOCK)

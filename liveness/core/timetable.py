@@ -240,7 +240,8 @@ class Timetable:
         """
         absences = self._absences
         if absences and absences[-1][1] >= since:
-            absences[-1] = (absences[-1][0], until)
+            first, last = absences[-1]
+            absences[-1] = (first, max(last, until))
             return
         absences.append((since, until))
         if len(absences) > MOST_ABSENCES:

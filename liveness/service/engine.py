@@ -194,12 +194,13 @@ class Engine:
         return Link(self._greeter.limits, Reader)
 
     def begin(self) -> None:
-        """Start to listen. A restart is an absence: where there are users already,
-        their gateways get time to connect before anyone is judged.
-        """
+        """Start to listen; from here on everyone's clock runs."""
         self._turns_at = self._clock.mono()
-        if len(self.presence):
-            self._attended.stand(self._turns_at)
+        self._attended.begin(mono=self._turns_at, cpu=self._clock.cpu())
+        # Nor can a run be answered before its gateway is back.
+        self.timetable.was_absent(
+            self._turns_at, self._turns_at + self._attended.settle
+        )
 
     def readable(self, link: SocketLink) -> None:
         """Note that a link has something to read."""

@@ -41,6 +41,14 @@ def test_load_counts(clock: AttendedClock) -> None:
     assert clock.unattended == 0
 
 
+def test_what_was_computed_before_it_began_does_not_count(
+    clock: AttendedClock,
+) -> None:
+    clock.begin(mono=107.0, cpu=11.0)
+    assert (clock.now, clock.unattended, clock.stands) == (0.0, 7.0, False)
+    assert clock.turn(mono=107.5, cpu=11.25, asked=0.25) == 0.5
+
+
 def test_the_schedulers_delay_counts(clock: AttendedClock) -> None:
     now = clock.turn(mono=100.5 + SLACK_S, cpu=5.0, asked=0.5)
     assert now == pytest.approx(0.5 + SLACK_S)

@@ -787,3 +787,43 @@ async def test_a_gateway_that_reconnects_saves_its_users(
         (record,) = await watcher.records(1)
         assert (record["uid"], record["reason"]) == ("v", "silence")
         assert await watcher.is_told_nothing(25)
+
+
+# --- after a restart ----------------------------------------------------------------------
+
+
+async def test_after_a_crash_a_silent_user_is_told_one_timeout_later_and_no_more(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["login", ["u", "v"], {"conn": [1, 2]}])
+        await gateway.settle()
+    async with running(tmp_path) as rig:
+        began = trio.current_time()
+        gateway = await rig.gateway("g")
+        await gateway.send(["keepalive", "v", {"conn": 2}])
+        (record,) = await gateway.records(1)
+        took = trio.current_time() - began
+        assert (record["uid"], record["restored"]) == ("u", True)
+        assert 30.0 <= took < 30.1
+        assert rig.presence.early == 0
+
+
+async def test_after_a_restart_who_is_due_waits_for_its_gateway_to_come_back(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, timeout_s=1.0) as rig:
+        gateway = await rig.gateway("g", timeout=1.0)
+        await gateway.send(["login", ["u", "v"], {"conn": [1, 2]}])
+        await gateway.settle()
+    async with running(tmp_path, timeout_s=1.0) as rig:
+        # Its second, in which both come due.
+        assert await rig.until(lambda: rig.presence.held(rig.engine.attended)["away"])
+        gateway = await rig.gateway("g", timeout=1.0)
+        for _ in range(8):
+            await gateway.send(["keepalive", "v", {"conn": 2}])
+            await trio.sleep(0.5)
+        (record,) = await gateway.records(1)
+        assert (record["uid"], record["reason"]) == ("u", "silence")
+        assert rig.presence.where(["v"])
