@@ -23,7 +23,7 @@ SCENARIOS: Final = {
     "steady": "keepalives all along, one a frame, while some users fall silent",
     "silence": "everyone falls silent at once, and others meanwhile",
     "day": "everyone logs in for a day; what that does to others, then and hours later",
-    "restart": "a planned stop, then a crash, with everyone online",
+    "restart": "a planned stop, then a crash, with everyone online; and under load",
     "timers": "ten million that wait, and those that come, go and fire",
     "client": "what the client library costs a gateway",
     "cost": "CPU and memory by the number of users, beside other systems",

@@ -13,6 +13,8 @@ IDLE_READY_S: Final = 1.0
 IDLE_MB: Final = 80.0
 IDLE_CPU_PERCENT: Final = 1.0
 STOP_S: Final = 5.0
+# After a restart whoever is due waits so long for its gateway to come back.
+AWAITED_S: Final = 2.5
 DECIDED_MS: Final = 50.0
 NONE: Final = 0.0
 # Of another gateway's users, while everyone of one falls silent.

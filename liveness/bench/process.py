@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -26,10 +26,12 @@ def child(
     env: Mapping[str, str],
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
+    handed: Collection[int] = (),
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Runs a command in a process of its own, which is killed at the end if need be.
 
-    It gets none of this machine's settings but *env*, and no Ctrl-C: that is for us.
+    It gets none of this machine's settings but *env*, no descriptor of ours but those
+    *handed* over, and no Ctrl-C: that is for us.
     """
     process: subprocess.Popen[bytes] | None = None
     try:
@@ -40,6 +42,7 @@ def child(
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
+                pass_fds=handed,
                 bufsize=0,  # whoever selects sees all that can be read
                 process_group=0,
             )

@@ -3,7 +3,7 @@
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Self
@@ -40,14 +40,21 @@ class Program(ABC):
         folder: For its files and what it says.
         command: How it is called.
         env: What it finds in its environment beside this machine's.
+        handed: Descriptors that it is given.
     """
 
     def __init__(
-        self, folder: Path, command: Sequence[str], *, env: Mapping[str, str]
+        self,
+        folder: Path,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        handed: Collection[int] = (),
     ) -> None:
         self._said = folder / "said"
         self._command = command
         self._env = env
+        self._handed = handed
         self._process: subprocess.Popen[bytes] | None = None
         self._running = ExitStack()
 
@@ -66,7 +73,13 @@ class Program(ABC):
         began = time.perf_counter()
         with self._said.open("ab") as said:
             self._process = self._running.enter_context(
-                process.child(*self._command, env=self._env, stdout=said, stderr=said)
+                process.child(
+                    *self._command,
+                    env=self._env,
+                    stdout=said,
+                    stderr=said,
+                    handed=self._handed,
+                )
             )
         while not self.is_ready():
             self.check()

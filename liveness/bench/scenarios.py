@@ -23,6 +23,7 @@ from liveness.bench.floors import (
 from liveness.bench.load import Gateway, Moment, Pace, Users, now
 from liveness.bench.program import Window
 from liveness.bench.progress import Stage, passing
+from liveness.bench.replacement import replacement
 from liveness.bench.server import Server, server
 from liveness.bench.stragglers import Stragglers
 from liveness.bench.systems import LONG_S
@@ -236,7 +237,7 @@ def restart(options: Options, stage: Stage) -> list[Figure]:
     """A planned stop and start, then a crash, with everyone online and speaking.
 
     Afterwards everyone is watched until each clock that should have been renewed
-    would have run out.
+    would have run out. Then both again under load, with the socket kept.
     """
     users, watch_s = Users(options.users), options.timeout_s + RENEWED_S
     ready_s = promised(options).ready_s
@@ -268,6 +269,7 @@ def restart(options: Options, stage: Stage) -> list[Figure]:
         Figure("restart", "ready after kill -9", crash_s, "s", ready_s),
         Figure("restart", "false offlines", false, "", NONE),
         Figure("restart", "missing", lost, "", NONE),
+        *replacement(options, stage),
     ]
 
 

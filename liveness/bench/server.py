@@ -1,17 +1,22 @@
 """The server under test: its own process, in a folder of its own, gone at the end."""
 
+import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from liveness.bench import activated
 from liveness.bench.load import Gateway, LoadError
 from liveness.bench.process import PYTHON, folder_of_its_own
 from liveness.bench.program import Program
 from liveness.commands import CommandError
 from liveness.commands.status import readiness
+from liveness.service.sockets import BACKLOG
 
+SOCKET: Final = "gateway.sock"
 AS_INSTALLED: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -23,6 +28,7 @@ class Server(Program):
         timeout_s: Its silence timeout.
         slots: Of its ring; None: the default.
         env: What it finds in its environment beside this machine's.
+        handed: Listens at its socket, and outlives it; None: it makes one itself.
     """
 
     def __init__(
@@ -32,8 +38,9 @@ class Server(Program):
         timeout_s: float,
         slots: int | None = None,
         env: Mapping[str, str] = AS_INSTALLED,
+        handed: socket.socket | None = None,
     ) -> None:
-        self.socket = folder / "gateway.sock"
+        self.socket = folder / SOCKET
         self.state = folder / "state"
         settings = folder / "settings.toml"
         settings.touch()  # none but the defaults, whatever this machine has set
@@ -42,7 +49,13 @@ class Server(Program):
         command += ["--state", str(self.state), "--timeout", str(timeout_s)]
         if slots is not None:
             command += ["--slots", str(slots)]
-        super().__init__(folder, command, env=env)
+        fds = [] if handed is None else [handed.fileno()]
+        for fd in fds:
+            command = [
+                *(sys.executable, "-S", activated.__file__, str(fd), "gateway"),
+                *command,
+            ]
+        super().__init__(folder, command, env=env, handed=fds)
 
     def is_ready(self) -> bool:
         """Whether hello and `/readyz` succeed."""
@@ -66,6 +79,20 @@ def server(folder: Path | None, *, timeout_s: float) -> Iterator[Server]:
     """
     with folder_of_its_own(folder) as own:
         it = Server(own, timeout_s=timeout_s)
+        with ended(it):
+            yield it
+
+
+@contextmanager
+def replaceable(folder: Path | None, *, timeout_s: float) -> Iterator[Server]:
+    """The same, with a socket that is kept while one process replaces another."""
+    with (
+        folder_of_its_own(folder) as own,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+    ):
+        listener.bind(str(own / SOCKET))
+        listener.listen(BACKLOG)
+        it = Server(own, timeout_s=timeout_s, handed=listener)
         with ended(it):
             yield it
 

@@ -55,6 +55,11 @@ PROMISED = {
     ("restart", "ready after a planned stop"): "≤ 1 s",
     ("restart", "ready after kill -9"): "≤ 1 s",
     ("restart", "stopped after SIGTERM"): "≤ 5 s",
+    ("restart", "late beyond that p99"): "≤ 0 s",
+    ("restart", "late beyond that, if due at once"): "≤ 2.5 s",
+    ("restart", "late beyond that and a timeout p99"): "≤ 0 s",
+    ("restart", "logins lost under load"): "≤ 0",
+    ("restart", "logouts lost under load"): "≤ 0",
     ("timers", "ready with them"): "≤ 5 s",
     ("timers", "memory growth with them"): "≤ 300 MB",
     ("timers", "asked for a second"): "≥ 10,000",
@@ -71,6 +76,8 @@ PROMISED = {
     ("client", "trio: library CPU"): "≤ 2 %",
 }
 MISTAKES = {"early offlines", "false offlines", "missing"}
+MISTAKES |= {f"{it} under load" for it in ("early", "false", "missing")}
+MISTAKES |= {"logins lost under load", "logouts lost under load"}
 MILLION = Floors(
     logins_s=15.0,
     delivered_ms=100.0,

@@ -23,6 +23,7 @@ import anyio
 import pytest
 
 import liveness
+from liveness.bench import activated
 from liveness.core.records import OnlineRow, Record
 from liveness.service.store import CursorRow
 from tests import older
@@ -39,15 +40,6 @@ GATEWAYS: Final = ("gw-1", "gw-2")
 KINDS: Final = ("online", "offline", "moved")
 STAMP_MS: Final = 1  # `at` is a whole millisecond, cut off
 
-# What a service manager does between fork and exec; see sd_listen_fds(3).
-HAND_OVER: Final = """
-import os, sys
-os.dup2(int(sys.argv[1]), 3)
-os.environ["LISTEN_FDS"], os.environ["LISTEN_FDNAMES"] = "1", "gateway"
-os.environ["LISTEN_PID"] = str(os.getpid())
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-
 
 @contextmanager
 def kept(sidecar: Sidecar) -> Iterator[socket.socket]:
@@ -55,9 +47,9 @@ def kept(sidecar: Sidecar) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(sidecar.socket))
         listener.listen(128)
-        handed = listener.fileno()
-        sidecar.handed = [handed]
-        sidecar.under = [sys.executable, "-c", HAND_OVER, str(handed)]
+        fd = listener.fileno()
+        sidecar.handed = [fd]
+        sidecar.under = [sys.executable, "-S", activated.__file__, str(fd), "gateway"]
         yield listener
 
 
