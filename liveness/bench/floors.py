@@ -13,7 +13,10 @@ IDLE_READY_S: Final = 1.0
 IDLE_MB: Final = 80.0
 IDLE_CPU_PERCENT: Final = 1.0
 STOP_S: Final = 5.0
-# After a restart whoever is due waits so long for its gateway to come back.
+# Beyond the time that a replacement takes silence is told no later than ever: this is for
+# a machine that has just started a process.
+REPLACED_S: Final = 0.1
+# But whoever is due just then waits so long for its gateway to come back.
 AWAITED_S: Final = 2.5
 DECIDED_MS: Final = 50.0
 NONE: Final = 0.0
