@@ -77,8 +77,8 @@ def words(containerfile: str) -> dict[str, str]:
 # --- the image ----------------------------------------------------------------------
 
 
-def needed(name: str, site: Path) -> set[str]:
-    """A package and all that it needs, by what is installed."""
+def needed(name: str, extra: str, site: Path) -> set[str]:
+    """A package with an extra, and all that it needs, by what is installed."""
     installed = {
         canonicalize_name(one.name): one for one in distributions(path=[str(site)])
     }
@@ -86,9 +86,10 @@ def needed(name: str, site: Path) -> set[str]:
     while waiting:
         if (one := waiting.pop()) not in found:
             found.add(one)
+            wants = {"extra": extra if one == name else ""}
             for text in installed[one].requires or []:
                 wanted = Requirement(text)
-                if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+                if wanted.marker is None or wanted.marker.evaluate(wants):
                     waiting.append(canonicalize_name(wanted.name))
     return found
 
@@ -98,7 +99,7 @@ def test_the_image_has_what_the_sidecar_needs_and_nothing_to_install_or_compile_
 ) -> None:
     (site,) = image.root.glob("opt/liveness/lib/python3.*/site-packages")
     there = {canonicalize_name(one.name) for one in distributions(path=[str(site)])}
-    assert there == needed("liveness", site)
+    assert there == needed("liveness", "sidecar", site)
     assert list(site.glob("liveness/core/_*.so"))
     assert not list(image.root.glob("src"))
     left = [*image.folder.glob("local/lib/python3.*/site-packages/*")]

@@ -69,7 +69,7 @@ SAMPLE: Final = (
 # it makes, and a program that only bears the name.
 RUN_GIT: Final = {
     *("tests/tree.py", "tests/mutants/runner.py", "tests/audit/test_audit.py"),
-    "tests/test_repository.py",
+    *("tests/test_repository.py", "tests/needs.py"),
 }
 
 # A gateway's own programs: a user logs in and falls silent.
