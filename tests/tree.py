@@ -22,7 +22,8 @@ def files(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
         here = Path(folder)
         folders[:] = [name for name in folders if is_ours(here / name)]
-        yield from (here / name for name in names if (here / name).is_file())
+        paths = [here / name for name in names if name != ".coverage"]
+        yield from (path for path in paths if path.is_file() and path.suffix != ".so")
 
 
 def is_ours(folder: Path) -> bool:
