@@ -1,6 +1,6 @@
 """A sidecar that is replaced under load, its socket kept: what that adds to lateness.
 
-The gateway is the client library's. Beside users who stay and speak in turns, others come
+The gateways are the client library's. Beside users who stay and speak in turns, others come
 all along: of two of them one never says a word again, and the other logs out some time
 after it was told to be online. The next process owes everything to all of them.
 """
@@ -87,7 +87,7 @@ class Replaced:
 
 
 class Load:
-    """A gateway in a thread of its own, its users, and what it is told of them.
+    """The gateways, in a thread of their own, their users, and what is told of them.
 
     Args:
         options: How much of everything.
@@ -99,20 +99,23 @@ class Load:
         self.has_begun = threading.Event()  # all who stay are online
         self.is_over = threading.Event()  # nobody comes any more
         self._stayers: dict[int, str] = {}  # uids by conn
-        self._told = 0  # of them
         self._options = options
 
     async def serve(self, path: Path) -> None:
         """Serve until it is over, and nothing is owed any more."""
         async with (
-            liveness.connect(path, name="bench", kinds=KINDS) as sidecar,
+            # It asks for no news of who is online: what is told of those who come is not
+            # to wait behind a million of those.
+            liveness.connect(path, name="stay") as staying,
+            liveness.connect(path, name="come", kinds=KINDS) as coming,
             trio.open_nursery() as nursery,
         ):
-            nursery.start_soon(self._read, sidecar)
-            await self._log_in(sidecar)
-            nursery.start_soon(self._speak, sidecar)
+            nursery.start_soon(self._read_ends, staying)
+            nursery.start_soon(self._read_records, coming)
+            await self._log_in(staying)
+            nursery.start_soon(self._speak, staying)
             self.has_begun.set()
-            await self._come(sidecar, nursery)
+            await self._come(coming, nursery)
             with trio.move_on_after(PATIENCE_S):
                 while self.owes:  # noqa: ASYNC110 - of another process
                     await trio.sleep(TURN_S)
@@ -128,9 +131,7 @@ class Load:
             sidecar.login(who, conn=conn, timeout=long_s)
             if number % LOGINS_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
-        # All are told to be online, too: those who come are not to wait behind them.
-        while self._told < options.users:  # noqa: ASYNC110 - of another process
-            await trio.sleep(TURN_S)
+        await sidecar.flush()
 
     async def _speak(self, sidecar: liveness.Sidecar) -> None:
         """Those who stay, in turns."""
@@ -163,16 +164,13 @@ class Load:
             await trio.sleep(self._options.timeout_s / 2)
             sidecar.logout(who, conn=conn)
 
-    async def _read(self, sidecar: liveness.Sidecar) -> None:
-        """Note what is told."""
+    async def _read_ends(self, sidecar: liveness.Sidecar) -> None:
+        async for _ in sidecar.ended():
+            self.false += 1
+
+    async def _read_records(self, sidecar: liveness.Sidecar) -> None:
         async for record in sidecar.records():
-            visit = self.visits.get(record.get("conn", -1))
-            if visit is not None:
-                visit.take(record)
-            elif record["kind"] == ONLINE:
-                self._told += 1
-            else:
-                self.false += 1
+            self.visits[record["conn"]].take(record)
 
     @property
     def owes(self) -> int:
