@@ -8,8 +8,8 @@ do; a traceback is a fault of ours.
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout, suppress
-from dataclasses import MISSING, replace
+from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -17,22 +17,43 @@ from typing import Annotated, Any, Final
 from cyclopts import (
     App,
     CycloptsError,
-    Group,
     Parameter,
-    Token,
     UnusedCliTokensError,
 )
-from cyclopts.validators import MutuallyExclusive
 
 from liveness import __version__
+from liveness.arguments import (
+    EITHER,
+    UID_FORMS,
+    ConfigFile,
+    GatewayName,
+    Json,
+    Key,
+    Kinds,
+    Role,
+    Socket,
+    State,
+    UserName,
+    as_written,
+    file_at,
+    folder_at,
+    lines_at,
+    moment_flag,
+    number,
+    seconds_of,
+    setting_flag,
+    sized,
+    sizes_of,
+    user_of,
+    writable,
+)
 from liveness.bench import FULL, OTHERS, QUICK, SCENARIOS, full
-from liveness.config import SETTINGS, Config
-from liveness.core.records import GATEWAY, KINDS, ROLES
+from liveness.config import Config
+from liveness.core.records import GATEWAY, KINDS
 from liveness.core.timers import STATES
 from liveness.errors import ConfigError, LivenessError
 from liveness.sources import load, socket_path, state_folder
 from liveness.streams import AUTO, COLORS, Output, OutputError, open_closed
-from liveness.text import uid_of
 
 USAGE: Final = 2
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
@@ -103,167 +124,6 @@ def _tell(line: str) -> None:
     print("liveness:", " ".join(line.splitlines()), file=sys.stderr, flush=True)
 
 
-def _as_written(_kind: Any, tokens: Sequence[Token]) -> str:
-    """No conversion, and none of cyclopts' own, where "none" is no text."""
-    return tokens[0].value
-
-
-def _flag(flag: str, metavar: str) -> Parameter:
-    """The flag of a setting, described by its field in `liveness.config`."""
-    (setting,) = (one for one in SETTINGS if one.flag == flag)
-    allowed = setting.allowed
-    if setting.default is not MISSING:
-        allowed += f"; default {setting.default}"
-    told = f"{setting.meaning} ({allowed})"
-    return Parameter(name=flag, help=told, metavar=metavar, converter=_as_written)
-
-
-def _number(
-    kind: type[int | float], metavar: str, told: str, low: float, high: float
-) -> Parameter:
-    """A number within bounds; strict, as cyclopts lets "none" and NaN pass."""
-
-    def read(_kind: Any, tokens: Sequence[Token]) -> float:
-        text = tokens[0].value
-        with suppress(ValueError):
-            value = kind(text)
-            if low <= value <= high:
-                return value
-        raise ValueError(f"{text!r} is not {low} to {high}")
-
-    return Parameter(help=told, metavar=metavar, converter=read)
-
-
-def _sized(name: str, told: str) -> str:
-    """The help of an amount of `bench`, with its two defaults."""
-    full, quick = (getattr(one, name) for one in (FULL, QUICK))
-    return f"{told} (default {full:g}, with --quick {quick:g})"
-
-
-def _sizes(_kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
-    """Numbers of users, as in 10000,100000."""
-    sizes = tokens[0].value.split(",")
-    if not all(size.isdecimal() and 100 <= int(size) <= 10_000_000 for size in sizes):
-        raise ValueError(f"{tokens[0].value!r} is not numbers from 100 to 10000000")
-    return tuple(map(int, sizes))
-
-
-def _folder(_kind: Any, tokens: Sequence[Token]) -> Path:
-    path = Path(tokens[0].value)
-    if not path.is_dir():
-        raise ValueError(f"{tokens[0].value!r} is no folder")
-    return path
-
-
-def _file(_kind: Any, tokens: Sequence[Token]) -> str:
-    """The name of a file, which begins like no flag."""
-    text = tokens[0].value
-    if text.startswith("-"):
-        raise ValueError(f"{text!r} is a flag; ./{text} would be a file")
-    if not text or "\0" in text:
-        raise ValueError(f"{text!r} is no name of a file")
-    return text
-
-
-def _writable(_kind: Any, tokens: Sequence[Token]) -> str:
-    """A file that can be written, as far as that can be told beforehand; or `-`."""
-    text = tokens[0].value
-    path = Path(text)
-    if text == "-":
-        return text
-    _file(_kind, tokens)
-    if path.is_dir():
-        raise ValueError(f"{text!r} is a folder")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"{text!r} cannot be written")
-    return text
-
-
-def _lines(_kind: Any, tokens: Sequence[Token]) -> str:
-    """A file to be read; or `-`."""
-    return tokens[0].value if tokens[0].value == "-" else _file(_kind, tokens)
-
-
-def _seconds(_kind: Any, tokens: Sequence[Token]) -> list[float]:
-    """At most one number of seconds, for which there is time to look."""
-    read = _number(float, "SECONDS", "", 0.1, 86_400).converter
-    assert callable(read)
-    return [read(float, tokens)]
-
-
-# Flags of which one takes the other's sense away.
-_EITHER: Final = (
-    Group.create_default_parameters(),
-    Group(show=False, validator=MutuallyExclusive()),  # type: ignore[no-untyped-call]  # it has no types
-)
-
-Socket = Annotated[str | None, _flag("--socket", "PATH")]
-ConfigFile = Annotated[
-    str | None,
-    Parameter(
-        help="TOML file of settings, which must exist "
-        "(else $LIVENESS_CONFIG, else /etc/liveness/liveness.toml if it is there)",
-        metavar="FILE",
-        converter=_as_written,
-    ),
-]
-State = Annotated[str | None, _flag("--state", "DIR")]
-Json = Annotated[bool, Parameter(help="JSON in place of text")]
-Key = Annotated[
-    str, Parameter(help="the timer's key", metavar="KEY", converter=_as_written)
-]
-GatewayName = Annotated[
-    str | None,
-    Parameter(
-        name="--gateway",
-        help="only of this gateway",
-        metavar="NAME",
-        converter=_as_written,
-    ),
-]
-
-
-def _user(_kind: Any, tokens: Sequence[Token]) -> str | int:
-    return uid_of(tokens[0].value)
-
-
-def _moment(_kind: Any, tokens: Sequence[Token]) -> int:
-    from datetime import UTC, datetime
-
-    from liveness.commands.log import moment
-
-    return moment(tokens[0].value, datetime.now(UTC).astimezone())
-
-
-def _time(told: str) -> Parameter:
-    """A moment, in milliseconds."""
-    return Parameter(
-        help=f"{told}: 2026-11-21T14:03, 14:03, or 15min for so long ago",
-        metavar="T",
-        converter=_moment,
-        allow_leading_hyphen=True,  # of -15min
-    )
-
-
-_UID: Final = "int:7 is the integer, 7 the string"
-UserName = Annotated[
-    str | int,
-    Parameter(help=f"the user ({_UID})", metavar="UID", converter=_user, n_tokens=1),
-]
-Kinds = Annotated[
-    list[str] | None,
-    Parameter(help="only this kind; may be repeated", choices=KINDS, metavar="KIND"),
-]
-
-Role = Annotated[
-    str,
-    Parameter(
-        help="whether it is of a gateway (as if not given) or of a watcher",
-        choices=ROLES,
-        metavar="ROLE",
-    ),
-]
-
 app: Final = App(
     name="liveness",
     help="Tells TCP gateways which of their users have fallen silent.",
@@ -281,10 +141,10 @@ app: Final = App(
 def serve(
     *,
     socket: Socket = None,
-    http: Annotated[str | None, _flag("--http", "HOST:PORT")] = None,
+    http: Annotated[str | None, setting_flag("--http", "HOST:PORT")] = None,
     state: State = None,
-    timeout: Annotated[str | None, _flag("--timeout", "SECONDS")] = None,
-    slots: Annotated[str | None, _flag("--slots", "N")] = None,
+    timeout: Annotated[str | None, setting_flag("--timeout", "SECONDS")] = None,
+    slots: Annotated[str | None, setting_flag("--slots", "N")] = None,
     config: ConfigFile = None,
 ) -> None:
     """Run the sidecar until SIGTERM or Ctrl-C.
@@ -324,14 +184,14 @@ def watch(
     socket: Socket = None,
     after: Annotated[
         int | None,
-        _number(
+        number(
             int, "SEQ", "show the records above SEQ (default: new ones)", 0, 2**63 - 1
         ),
     ] = None,
     kind: Kinds = None,
     json: Json = False,
     count: Annotated[
-        int | None, _number(int, "N", "end after N records", 1, 2**63 - 1)
+        int | None, number(int, "N", "end after N records", 1, 2**63 - 1)
     ] = None,
     color: Annotated[
         str,
@@ -372,7 +232,7 @@ def status(
     json: Json = False,
     quiet: Annotated[
         bool,
-        Parameter(help="print nothing: the exit code tells", group=_EITHER),
+        Parameter(help="print nothing: the exit code tells", group=EITHER),
     ] = False,
     watch: Annotated[
         list[float] | None,
@@ -382,8 +242,8 @@ def status(
             metavar="[SECONDS]",
             consume_multiple=(0, 1),
             allow_repeating=False,
-            converter=_seconds,
-            group=_EITHER,
+            converter=seconds_of,
+            group=EITHER,
         ),
     ] = None,
 ) -> int:
@@ -444,7 +304,7 @@ def history(
     *,
     state: State = None,
     limit: Annotated[
-        int, _number(int, "N", "at most the newest N (default 100)", 1, 100_000)
+        int, number(int, "N", "at most the newest N (default 100)", 1, 100_000)
     ] = 100,
     json: Json = False,
 ) -> None:
@@ -460,16 +320,16 @@ def history(
 def log(
     *,
     state: State = None,
-    since: Annotated[int | None, _time("from then on")] = None,
-    until: Annotated[int | None, _time("before then")] = None,
+    since: Annotated[int | None, moment_flag("from then on")] = None,
+    until: Annotated[int | None, moment_flag("before then")] = None,
     kind: Kinds = None,
     gateway: GatewayName = None,
     uid: Annotated[
         str | int | None,
         Parameter(
-            help=f"only of this user ({_UID})",
+            help=f"only of this user ({UID_FORMS})",
             metavar="UID",
-            converter=_user,
+            converter=user_of,
             n_tokens=1,
         ),
     ] = None,
@@ -504,7 +364,7 @@ def compare(
             help='lines of JSON, as {"uid": "ada", "at": 1789000030004}; - is stdin, beside '
             "a sidecar that runs",
             metavar="FILE",
-            converter=_lines,
+            converter=lines_at,
             allow_leading_hyphen=True,  # of "-"
         ),
     ],
@@ -514,7 +374,7 @@ def compare(
     state: State = None,
     within: Annotated[
         float,
-        _number(
+        number(
             float,
             "S",
             "how far apart in time the two may call the same user offline (default 60)",
@@ -570,11 +430,11 @@ def list_timers(
         Parameter(
             help="only those that share this; found soonest with --state pending",
             metavar="EXT",
-            converter=_as_written,
+            converter=as_written,
         ),
     ] = None,
     limit: Annotated[
-        int, _number(int, "N", "at most N (default 100)", 1, 2**63 - 1)
+        int, number(int, "N", "at most N (default 100)", 1, 2**63 - 1)
     ] = 100,
     json: Json = False,
 ) -> None:
@@ -667,7 +527,7 @@ def list_gateways(
 @gateways.command(name="forget", help_epilogue="Example: liveness gateways forget gw-7")
 def forget_gateway(
     name: Annotated[
-        str, Parameter(help="the name", metavar="NAME", converter=_as_written)
+        str, Parameter(help="the name", metavar="NAME", converter=as_written)
     ],
     /,
     *,
@@ -698,7 +558,7 @@ def release_users(
         Parameter(
             help="the gateway whose users are meant (default: those of all)",
             metavar="NAME",
-            converter=_as_written,
+            converter=as_written,
         ),
     ] = None,
     /,
@@ -717,7 +577,7 @@ def release_users(
 def backup(
     file: Annotated[
         str,
-        Parameter(help="the tar archive to make", metavar="FILE", converter=_file),
+        Parameter(help="the tar archive to make", metavar="FILE", converter=file_at),
     ],
     /,
     *,
@@ -737,13 +597,13 @@ def backup(
 def demo(
     *,
     seconds: Annotated[
-        float, _number(float, "S", "how long it runs (default 40)", 1, 86_400)
+        float, number(float, "S", "how long it runs (default 40)", 1, 86_400)
     ] = 40.0,
     users: Annotated[
-        int, _number(int, "N", "simulated users (default 200)", 1, 10_000)
+        int, number(int, "N", "simulated users (default 200)", 1, 10_000)
     ] = 200,
     timeout: Annotated[
-        float, _number(float, "S", "silence timeout (default 10)", 1, 86_400)
+        float, number(float, "S", "silence timeout (default 10)", 1, 86_400)
     ] = 10.0,
     script: Annotated[
         str,
@@ -751,7 +611,7 @@ def demo(
             help="what is made to happen, and when: SECONDS and silence [N], gateway, "
             "stop [S], restart or kill, as in '5 silence, 10 gateway'",
             metavar="STEPS",
-            converter=_as_written,
+            converter=as_written,
         ),
     ] = "",
 ) -> int:
@@ -781,24 +641,24 @@ def bench(
         ),
     ],
     users: Annotated[
-        int | None, _number(int, "N", _sized("users", "users"), 100, 10_000_000)
+        int | None, number(int, "N", sized("users", "users"), 100, 10_000_000)
     ] = None,
     rate: Annotated[
         int | None,
-        _number(
+        number(
             int,
             "N",
-            _sized("rate", "frames a second in steady; 33000 with more users"),
+            sized("rate", "frames a second in steady; 33000 with more users"),
             1,
             100_000,
         ),
     ] = None,
     seconds: Annotated[
         float | None,
-        _number(
+        number(
             float,
             "S",
-            _sized(
+            sized(
                 "seconds",
                 "how long everyone speaks in steady, and then users fall silent",
             ),
@@ -808,10 +668,10 @@ def bench(
     ] = None,
     timeout: Annotated[
         float | None,
-        _number(
+        number(
             float,
             "S",
-            _sized("timeout_s", "silence timeout of those who fall silent"),
+            sized("timeout_s", "silence timeout of those who fall silent"),
             1,
             86_400,
         ),
@@ -822,7 +682,7 @@ def bench(
             help="users beside other systems, one number after "
             "the other (default: powers of ten and 4000000, up to four times --users)",
             metavar="N,N",
-            converter=_sizes,
+            converter=sizes_of,
             n_tokens=1,
         ),
     ] = None,
@@ -845,7 +705,7 @@ def bench(
             help="where the sidecar has its files: the disk that is measured "
             "(default: the temporary folder)",
             metavar="DIR",
-            converter=_folder,
+            converter=folder_at,
         ),
     ] = None,
     json: Annotated[
@@ -853,7 +713,7 @@ def bench(
         Parameter(
             help="write a report there too; - is stdout, and the table is on stderr",
             metavar="FILE",
-            converter=_writable,
+            converter=writable,
             allow_leading_hyphen=True,  # of "-"
         ),
     ] = None,
