@@ -39,6 +39,7 @@ class AttendedClock:
         self._mono = mono
         self._cpu = cpu
         self.settle = settle
+        self._stands_for = settle
         self._patience = patience
         self.stands_since: float | None = None  # monotonic; None if it does not
 
@@ -52,9 +53,15 @@ class AttendedClock:
         self.unattended += mono - self._mono
         self._mono, self._cpu = mono, cpu
 
-    def stand(self, mono: float) -> None:
-        """Stand still from *mono* on, as after a long absence, until `caught_up`."""
+    def stand(self, mono: float, *, settle: float | None = None) -> None:
+        """Stand still from *mono* on, as after a long absence, until `caught_up`.
+
+        Args:
+            mono: Monotonic seconds.
+            settle: For how long at least; None: as after an absence.
+        """
         self.stands_since = mono
+        self._stands_for = self.settle if settle is None else settle
 
     @property
     def stands(self) -> bool:
@@ -101,7 +108,7 @@ class AttendedClock:
         if self.stands_since is None:
             return
         stood = mono - self.stands_since
-        if stood >= (self.settle if all_read else self._patience):
+        if stood >= (self._stands_for if all_read else self._patience):
             self.stands_since = None
 
 

@@ -6,6 +6,7 @@ nothing tells when there is room, and said once a minute.
 """
 
 import errno
+import select
 import socket
 from collections import Counter
 from typing import Final
@@ -56,10 +57,18 @@ class Acceptor:
         self._put_off = put_off
         self._every = Every(SAY_AGAIN_S, clock=trio.current_time)
 
+    def has_waiting(self) -> bool:
+        """Whether somebody waits in the backlog at this moment."""
+        looked = select.poll()  # of any number, which select() has not
+        looked.register(self._listener, select.POLLIN)
+        return bool(looked.poll(0))
+
     async def accept(self) -> socket.socket:
         """Wait for the next connection; it is non-blocking."""
         while True:
             await trio.lowlevel.wait_readable(self._listener)
+            # Whoever was not taken when that ended waits for the next process.
+            await trio.lowlevel.checkpoint_if_cancelled()
             try:
                 sock, _ = self._listener.accept()
             except BlockingIOError:

@@ -162,6 +162,8 @@ class Engine:
         self._is_behind = False  # the disk, with what was read
         self._owes_orders = False  # with what is asked of timers
         self._waits_for_disk = False
+        # Until those who waited in the backlog before we listened are taken on.
+        self.takes_in = False
 
     # --- links come and go ----------------------------------------------------
 
@@ -194,9 +196,16 @@ class Engine:
         return Link(self._greeter.limits, Reader)
 
     def begin(self) -> None:
-        """Start to listen; from here on everyone's clock runs."""
-        self._turns_at = self._clock.mono()
+        """Start to listen; from here on everyone's clock runs.
+
+        Who waits in the backlog has spoken already: it is read before anyone is judged,
+        and the clock stands until then.
+        """
+        self._turns_at = self.turned_at = self._clock.mono()
         self._attended.begin(mono=self._turns_at, cpu=self._clock.cpu())
+        if len(self.presence):
+            self._attended.stand(self._turns_at, settle=0.0)
+            self.takes_in = True
         # Nor can a run be answered before its gateway is back.
         self.timetable.was_absent(
             self._turns_at, self._turns_at + self._attended.settle
@@ -515,7 +524,8 @@ class Engine:
         if self._attended.stands:
             self._attended.caught_up(
                 mono=self._clock.mono(),
-                all_read=not any(
+                all_read=not self.takes_in
+                and not any(
                     link.owed and link.is_open for link in self.book.links.values()
                 ),
             )

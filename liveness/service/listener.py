@@ -37,6 +37,7 @@ async def accept_links(
     async with trio.open_nursery() as nursery:
         with engine.book.accepting:
             while True:
+                engine.takes_in = engine.takes_in and acceptor.has_waiting()
                 sock = await acceptor.accept()
                 try:
                     peer = peer_of(sock)
@@ -54,6 +55,8 @@ async def accept_links(
                     opened_at=engine.attended,
                 )
                 engine.book.opened(link)
+                if engine.takes_in:
+                    link.owed = link.unread()
                 nursery.start_soon(_serve, link, engine)
                 if engine.book.is_crowded:
                     # Before more come the engine is to read what those have said, and
