@@ -6,10 +6,12 @@ so that no web page can reach it by rebinding a name, and where there is a token
 who has it. On `admin.sock`, which is for owner and group, an operator can also cancel and
 retry timers, and release users whom the guard holds.
 
-Of files only those in the folder `page` are served, which is in the package.
+Of files only those in the folder `page` are served, which is in the package, as they were
+at the start: after an upgrade there are another version's.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from mimetypes import guess_type
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -18,8 +20,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import BaseRoute, Route
 
 from liveness.service.signin import PAGE, SIGN_OUT
 
@@ -49,11 +50,23 @@ def build_pages(
         why_not_ready: Why it should not be given work; empty if it is ready.
         has_sign_out: Whether one signs in at this door.
     """
-    front = (PAGE / "index.html").read_text()
+    files = {
+        path.name: (path.read_bytes(), guess_type(path)[0])
+        for path in PAGE.iterdir()
+        if path.is_file() and not path.is_symlink()
+    }
+    front = files["index.html"][0].decode()
     front = front.replace(_SIGN_OUT, _SIGN_OUT_FORM if has_sign_out else "")
 
     async def index(_: Request) -> Response:
         return HTMLResponse(front)
+
+    async def file(request: Request) -> Response:
+        found = files.get(request.path_params["name"])
+        if found is None:
+            raise HTTPException(404)
+        content, kind = found
+        return Response(content, media_type=kind)
 
     async def metrics(request: Request) -> Response:
         encoder, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -65,7 +78,7 @@ def build_pages(
             Route("/metrics", metrics),
             Route("/healthz", _health("healthy", why_ill)),
             Route("/readyz", _health("ready", why_not_ready)),
-            Mount("/page", StaticFiles(directory=PAGE)),
+            Route("/page/{name}", file),
             *routes,
         ],
         exception_handlers={HTTPException: _refused},

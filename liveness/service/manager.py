@@ -135,7 +135,7 @@ def handed_over(environ: Mapping[str, str], pid: int) -> dict[str, int]:
     if environ.get("LISTEN_PID") != str(pid):
         return {}
     count = environ.get("LISTEN_FDS", "0")
-    if not count.isdecimal():
+    if not _is_number(count):
         raise StartError(
             f"LISTEN_FDS={count!r} is no number of sockets: unset it, or let the service "
             "manager set it"
@@ -166,12 +166,16 @@ def _watchdog_s(environ: Mapping[str, str], pid: int) -> float:
     if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
         return 0.0
     wanted = environ.get("WATCHDOG_USEC", "0")
-    if not wanted.isdecimal():
+    if not _is_number(wanted):
         raise StartError(
             f"WATCHDOG_USEC={wanted!r} is no number of microseconds: unset it, or let "
             "the service manager set it"
         )
     return int(wanted) / 1e6
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 20  # as 64 bits have
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -52,8 +52,7 @@ def reread(
         )
         return config
     sidecar.engine.book.access = access
-    if sidecar.token and token:
-        sidecar.token.become(token)
+    is_new_token = bool(sidecar.token and token and sidecar.token.become(token))
     logs.set_level(wanted.logging.level)
     now = replace(
         config,
@@ -63,6 +62,7 @@ def reread(
     _log.info(
         "settings read anew",
         changed=_different(config, now),
+        new_token=is_new_token,
         after_a_restart=_different(now, wanted),
     )
     return now

@@ -1,6 +1,6 @@
 """The token of the TCP door: who has it, who signed in with it, who tries in vain.
 
-The token is read once, from a file, and kept nowhere else. A program says it with each
+The token is read from a file, and kept nowhere else. A program says it with each
 request. A browser says it once and gets a cookie, which is a date and a signature of it
 by a key that the token gives: so nothing is kept of who signed in, no cookie tells the
 token, and a new token ends them all. All that is secret is compared in a time that does
@@ -42,9 +42,15 @@ class Token:
         self._secret = secret.encode("ascii")
         self._key = hmac.digest(self._secret, _KEY_FOR, "sha256")
 
-    def become(self, other: "Token") -> None:
-        """Be *other* from now on: whoever signed in with this one has to do so again."""
+    def become(self, other: "Token") -> bool:
+        """Be *other* from now on: whoever signed in with this one has to do so again.
+
+        Returns:
+            Whether that is another.
+        """
+        is_new = not hmac.compare_digest(self._secret, other._secret)
         self._secret, self._key = other._secret, other._key
+        return is_new
 
     def is_it(self, text: str) -> bool:
         """Whether this is the token."""

@@ -80,7 +80,8 @@ def test_the_token_is_the_one_that_is_in_its_file_now(
 
     assert (answer(WORDS), answer(WORDS[::-1])) == (200, 401)
     path.write_text(WORDS[::-1])
-    reread(sidecar)
+    assert reread(sidecar)["new_token"]
+    assert not reread(sidecar)["new_token"]
     assert (answer(WORDS), answer(WORDS[::-1])) == (401, 200)
 
 

@@ -65,7 +65,7 @@ def test_sockets_of_other_names_are_refused(names: str, count: str) -> None:
         handed_over(environ(names, count), PID)
 
 
-@pytest.mark.parametrize("count", ["two", "", "-1", "1\n2"])
+@pytest.mark.parametrize("count", ["two", "", "-1", "1\n2", "9" * 5_000])
 def test_a_count_of_sockets_that_is_no_number_is_one_line(count: str) -> None:
     given = {"LISTEN_PID": str(PID), "LISTEN_FDS": count, "LISTEN_FDNAMES": "gateway"}
     with pytest.raises(StartError) as caught:
@@ -280,6 +280,7 @@ async def test_without_a_watchdog_only_the_status_is_told(
         ("NOTIFY_SOCKET", "vsock:2:1"),
         ("WATCHDOG_USEC", "soon"),
         ("WATCHDOG_USEC", "-1"),
+        ("WATCHDOG_USEC", "9" * 400),
     ],
 )
 async def test_what_no_manager_says_is_refused_by_its_name(
