@@ -247,12 +247,11 @@ def check(compose: Compose) -> None:
         for other, wanted in service.get("depends_on", {}).items():
             assert wanted == {"condition": "service_healthy"}
             assert "test" in every[other]["healthcheck"]
-        if service["image"] == OURS:
-            build = service["build"]
-            assert (HERE / build["context"]).resolve() == ROOT
-            assert (ROOT / build["dockerfile"]).read_text() == CONTAINERFILE
-        else:
+        if service["image"] != OURS:
             assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), "of one version"
+        elif name != "sidecar":
+            assert "build" not in service, "one image would be built twice at a time"
+            assert service["pull_policy"] == "never"
     check_sidecar(compose)
     check_gateway(compose)
     check_prometheus(compose)
@@ -280,6 +279,9 @@ def check_confined(compose: Compose, name: str) -> None:
 
 def check_sidecar(compose: Compose) -> None:
     sidecar, last = services(compose)["sidecar"], words(CONTAINERFILE)
+    assert sidecar["image"] == OURS
+    assert (HERE / sidecar["build"]["context"]).resolve() == ROOT
+    assert (ROOT / sidecar["build"]["dockerfile"]).read_text() == CONTAINERFILE
     uid, _, gid = sidecar.get("user", last["USER"]).partition(":")
     settings = checked(command_of(sidecar), environ_of(sidecar), uid=int(uid))
     assert settings.http.port in ports(compose, "sidecar")
@@ -380,7 +382,7 @@ def test_all_that_compose_names_is_there_and_it_allows_no_more_than_it_must() ->
 def changed(name: str, key: str, change: Callable[[Any], Any]) -> Compose:
     compose: Compose = yaml.safe_load(TEXT)
     service = compose["services"][name]
-    service[key] = change(service[key])
+    service[key] = change(service.get(key))
     return compose
 
 
@@ -406,7 +408,9 @@ def changed(name: str, key: str, change: Callable[[Any], Any]) -> Compose:
             "depends_on",
             lambda _: {"users": {"condition": "service_healthy"}},
         ),
-        ("gateway", "build", lambda it: it | {"context": ".."}),
+        ("sidecar", "build", lambda it: it | {"context": ".."}),
+        ("gateway", "build", lambda _: {"context": "../.."}),
+        ("users", "pull_policy", lambda _: "always"),
         ("prometheus", "volumes", lambda it: it[:2]),
         ("prometheus", "volumes", lambda it: [*it, "./it.yml:/it.yml:ro,z"]),
         ("prometheus", "image", lambda _: "prom/prometheus:latest"),
@@ -419,8 +423,9 @@ def changed(name: str, key: str, change: Callable[[Any], Any]) -> Compose:
 def test_what_is_wrong_in_compose_is_found(
     name: str, key: str, change: Callable[[Any], Any]
 ) -> None:
+    compose = changed(name, key, change)
     with pytest.raises(Exception):  # noqa: B017, PT011 - any: the check is what is tested
-        check(changed(name, key, change))
+        check(compose)
 
 
 # --- compose.yml: what it does ------------------------------------------------------
