@@ -269,6 +269,11 @@ def check_confined(compose: Compose, name: str) -> None:
     )
     for port in service.get("ports", []):
         assert port.startswith("127.0.0.1:"), "only this host's own"
+    for one in service.get("tmpfs", []):
+        options = one.partition(":")[2].split(",")
+        assert {it.partition("=")[0] for it in options} <= {"", "mode", "size"}, (
+            "what both engines know"
+        )
     for one in service.get("secrets", []):
         secret = compose["secrets"][one]
         assert not is_sent(PurePosixPath("deploy/container", secret["file"]), IGNORED)
@@ -416,6 +421,7 @@ def changed(name: str, key: str, change: Callable[[Any], Any]) -> Compose:
         ("prometheus", "image", lambda _: "prom/prometheus:latest"),
         ("grafana", "volumes", lambda it: it[:2]),
         ("grafana", "cap_drop", lambda _: []),
+        ("grafana", "tmpfs", lambda _: ["/var/lib/grafana:uid=472,mode=0700"]),
         ("users", "command", lambda it: [*it[:3], "7001", *it[4:]]),
         ("users", "read_only", lambda _: False),
     ],
