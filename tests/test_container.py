@@ -269,6 +269,8 @@ def check_confined(compose: Compose, name: str) -> None:
     )
     for port in service.get("ports", []):
         assert port.startswith("127.0.0.1:"), "only this host's own"
+    known = {"test", "interval", "timeout", "start_period", "retries", "disable"}
+    assert service["healthcheck"].keys() <= known, "what an older Docker knows, too"
     for one in service.get("tmpfs", []):
         options = one.partition(":")[2].split(",")
         assert {it.partition("=")[0] for it in options} <= {"", "mode", "size"}, (
@@ -405,6 +407,7 @@ def changed(name: str, key: str, change: Callable[[Any], Any]) -> Compose:
         ("sidecar", "ports", lambda _: ["9874:9874"]),
         ("sidecar", "stop_grace_period", lambda _: "5s"),
         ("sidecar", "healthcheck", lambda it: it | {"test": ["CMD", "true"]}),
+        ("gateway", "healthcheck", lambda it: it | {"start_interval": "2s"}),
         ("gateway", "user", lambda _: "9875:9875"),
         ("gateway", "user", lambda _: "9874:9874"),
         ("gateway", "volumes", lambda it: [*it, "state:/var/lib/liveness"]),
