@@ -370,6 +370,9 @@ def check_grafana(compose: Compose) -> None:
     (provider,) = yaml.safe_load(
         (HERE / there[f"{provisioning}/dashboards/liveness.yml"]).read_text()
     )["providers"]
+    asked = {name: it for name, it in grafana["environment"].items() if "CHECK" in name}
+    assert set(asked.values()) == {"false"}
+    assert grafana["environment"]["GF_PLUGINS_PREINSTALL_DISABLED"] == "true"
     inside = f"{provider['options']['path']}/liveness.json"
     dashboard = json.loads((HERE / there[inside]).read_text())
     assert grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == inside
@@ -423,6 +426,11 @@ def changed(name: str, key: str, change: Callable[[Any], Any]) -> Compose:
         ("prometheus", "volumes", lambda it: [*it, "./it.yml:/it.yml:ro,z"]),
         ("prometheus", "image", lambda _: "prom/prometheus:latest"),
         ("grafana", "volumes", lambda it: it[:2]),
+        (
+            "grafana",
+            "environment",
+            lambda it: it | {"GF_PLUGINS_PREINSTALL_DISABLED": "false"},
+        ),
         ("grafana", "cap_drop", lambda _: []),
         ("grafana", "tmpfs", lambda _: ["/var/lib/grafana:uid=472,mode=0700"]),
         ("users", "command", lambda it: [*it[:3], "7001", *it[4:]]),
