@@ -218,9 +218,18 @@ def command_of(service: Compose) -> list[str]:
 
 
 def mounted(service: Compose) -> dict[str, str]:
-    """What is mounted in a service, by where."""
-    parts = [one.split(":") for one in service.get("volumes", [])]
+    """What is mounted in a service, by where; of the long form see `secret_of`."""
+    short = [one for one in service.get("volumes", []) if isinstance(one, str)]
+    parts = [one.split(":") for one in short]
     return {target: source for source, target, *_ in parts}
+
+
+def secret_of(service: Compose) -> dict[str, str]:
+    """The one mount in the long form: a file that has to be there, by where it is seen."""
+    (one,) = (it for it in service["volumes"] if not isinstance(it, str))
+    assert (one["type"], one["read_only"]) == ("bind", True)
+    assert one["bind"] == {"selinux": "z", "create_host_path": False}
+    return {one["target"]: one["source"]}
 
 
 def environ_of(service: Compose) -> dict[str, str]:
@@ -238,6 +247,8 @@ def check(compose: Compose) -> None:
     every = services(compose)
     for name, service in every.items():
         check_confined(compose, name)
+        long = [one for one in service.get("volumes", []) if not isinstance(one, str)]
+        assert len(long) == (name == "sidecar"), "the secret is the sidecar's alone"
         for target, source in mounted(service).items():
             if source.startswith("."):
                 assert (HERE / source).is_file(), source
@@ -276,12 +287,6 @@ def check_confined(compose: Compose, name: str) -> None:
         assert {it.partition("=")[0] for it in options} <= {"", "mode", "size"}, (
             "what both engines know"
         )
-    for one in service.get("secrets", []):
-        secret = compose["secrets"][one]
-        assert not is_sent(PurePosixPath("deploy/container", secret["file"]), IGNORED)
-        assert f"/deploy/container/{Path(secret['file'])}" in (
-            ROOT / ".gitignore"
-        ).read_text().split("\n")
 
 
 def check_sidecar(compose: Compose) -> None:
@@ -293,9 +298,10 @@ def check_sidecar(compose: Compose) -> None:
     settings = checked(command_of(sidecar), environ_of(sidecar), uid=int(uid))
     assert settings.http.port in ports(compose, "sidecar")
     assert "sidecar" in settings.http.names
-    assert str(settings.http.token_file) in {
-        f"/run/secrets/{one}" for one in sidecar["secrets"]
-    }
+    source = secret_of(sidecar)[str(settings.http.token_file)]
+    kept = PurePosixPath("deploy/container", source)
+    assert not is_sent(kept, IGNORED)
+    assert f"/{kept}" in (ROOT / ".gitignore").read_text().split("\n")
     written = {str(settings.socket.path.parent), str(settings.state.dir)}
     assert mounted(sidecar).keys() == written == set(json.loads(last["VOLUME"]))
     kind, *health = sidecar["healthcheck"]["test"]
@@ -406,7 +412,11 @@ def changed(name: str, key: str, change: Callable[[Any], Any]) -> Compose:
         ("sidecar", "environment", lambda it: it | {"LIVENESS_HTTP_HOSTS": "it"}),
         ("sidecar", "environment", lambda it: it | {"LIVENESS_ACCESS_GATEWAYS": "1"}),
         ("sidecar", "environment", lambda it: it | {"LIVENESS_STATE_DIR": "/it"}),
-        ("sidecar", "volumes", lambda it: it[:1]),
+        ("sidecar", "volumes", lambda it: [it[0], it[2]]),
+        ("sidecar", "volumes", lambda it: [*it[:2], it[2] | {"target": "/it"}]),
+        ("sidecar", "volumes", lambda it: [*it[:2], it[2] | {"source": "./secret"}]),
+        ("sidecar", "volumes", lambda it: [*it[:2], it[2] | {"read_only": False}]),
+        ("sidecar", "volumes", lambda it: [*it[:2], it[2] | {"bind": {}}]),
         ("sidecar", "ports", lambda _: ["9874:9874"]),
         ("sidecar", "stop_grace_period", lambda _: "5s"),
         ("sidecar", "healthcheck", lambda it: it | {"test": ["CMD", "true"]}),
@@ -414,6 +424,7 @@ def changed(name: str, key: str, change: Callable[[Any], Any]) -> Compose:
         ("gateway", "user", lambda _: "9875:9875"),
         ("gateway", "user", lambda _: "9874:9874"),
         ("gateway", "volumes", lambda it: [*it, "state:/var/lib/liveness"]),
+        ("gateway", "volumes", lambda it: [*it, {"type": "bind", "source": "/"}]),
         (
             "gateway",
             "depends_on",
@@ -509,8 +520,8 @@ class Composed:
             else self._volume(source, target)
             for target, source in mounted(service).items()
         ]
-        secrets = service.get("secrets", [])
-        mounts += [Mount(self._secret, f"/run/secrets/{one}") for one in secrets]
+        if name == "sidecar":
+            mounts += [Mount(self._secret, one) for one in secret_of(service)]
         return self._stack.enter_context(
             Container(
                 self._image,
