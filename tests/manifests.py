@@ -244,7 +244,7 @@ def _of_start(manifests: Manifests) -> Iterator[str]:
     if pod["terminationGracePeriodSeconds"] < 2 * STOP_S:
         yield "there is no time to stop both one after the other"
     for one in _containers(pod):
-        if one["image"] != f"liveness:{__version__}":
+        if one["image"] != f"localhost/liveness:{__version__}":
             yield f"{one['name']}: the image is not of this version"
 
 

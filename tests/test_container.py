@@ -42,7 +42,7 @@ HERE: Final = ROOT / "deploy" / "container"
 CONTAINERFILE: Final = (HERE / "Containerfile").read_text()
 IGNORED: Final = (HERE / "Containerfile.dockerignore").read_text()
 TEXT: Final = (HERE / "compose.yml").read_text()
-OURS: Final = "localhost/liveness"
+OURS: Final = f"localhost/liveness:{liveness.__version__}"
 TOKEN: Final = "0123456789abcdefghijklmn"
 
 # Building is most of it: packages are fetched, and the wheel is compiled.
@@ -122,6 +122,24 @@ def test_the_image_says_what_it_is(image: Stage) -> None:
         "start-period",
         "retries",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "times"),
+    [
+        ("deploy/container/Containerfile", r'image\.version="([^"]*)"', 1),
+        ("deploy/container/Containerfile", r"localhost/liveness:?(\S*)", 2),
+        ("deploy/container/compose.yml", r"localhost/liveness:?(\S*)", 2),
+        ("deploy/kubernetes/gateway.yaml", r"localhost/liveness:?(\S*)", 2),
+        ("deploy/kubernetes/kustomization.yaml", r"newTag: (\S*)", 1),
+        ("README.md", r"localhost/liveness:?(\S*)", 2),
+    ],
+)
+def test_the_image_has_one_name_and_this_version_wherever_it_is_named(
+    name: str, pattern: str, times: int
+) -> None:
+    found = re.findall(pattern, (ROOT / name).read_text())
+    assert found == [liveness.__version__] * times
 
 
 def test_the_image_keeps_all_that_it_writes_in_its_volumes() -> None:

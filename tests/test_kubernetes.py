@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from liveness import __version__
 from tests.manifests import (
     MANIFESTS,
     ROOT,
@@ -97,7 +98,7 @@ WRONG: Final[dict[str, Change]] = {
     "wait": lambda it: sidecar(it).pop("startupProbe"),
     "quota": lambda it: sidecar(it)["resources"]["limits"].update(cpu="1"),
     "no time": lambda it: pod_of(it).update(terminationGracePeriodSeconds=5),
-    "version": lambda it: gateway(it).update(image="liveness:latest"),
+    "version": lambda it: gateway(it).update(image="localhost/liveness:latest"),
     "what is mounted": lambda it: gateway(it)["volumeMounts"][0].update(name="sockets"),
     "make its socket": lambda it: sidecar(it)["volumeMounts"][2].update(mountPath="/x"),
     "elsewhere": lambda it: gateway(it)["env"][0].update(value="/run/gateway.sock"),
@@ -162,6 +163,28 @@ def test_a_setting_that_is_none_is_noticed(tmp_path: Path) -> None:
         file.write("max_user = 7\n")
     (fault,) = faults_of(Manifests(folder))
     assert "there is no setting limits.max_user" in fault
+
+
+def test_an_image_from_elsewhere_takes_the_place_of_the_one_named_here(
+    tmp_path: Path,
+) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is missing")
+    folder = tmp_path / "kubernetes"
+    shutil.copytree(MANIFESTS, folder)
+    file = folder / "kustomization.yaml"
+    hint = re.compile("^#images:\n(?:#  .*\n)+", re.M)
+    text, count = hint.subn(lambda it: it[0].replace("#", ""), file.read_text())
+    assert count == 1
+    file.write_text(text)
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    images = re.findall(r" image: (\S+)", done.stdout)
+    assert images == [f"registry.example.com/liveness:{__version__}"] * 2
 
 
 def test_no_file_is_left_out() -> None:
