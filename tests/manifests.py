@@ -347,8 +347,10 @@ def _of_ports(manifests: Manifests, config: Config) -> Iterator[str]:
         yield "something chooses other pods"
     if stateful["serviceName"] != service["metadata"]["name"]:
         yield "the pods have no names"
-    if f"chat-0.{stateful['serviceName']}" not in config.http.names:
-        yield "the sidecar does not know the name of its pod"
+    for domain in ("", ".prod", ".prod.svc", ".prod.svc.cluster.local"):
+        name = f"chat-0.{stateful['serviceName']}{domain}"
+        if name not in config.http.names:
+            yield f"the sidecar does not know that its pod is called {name}"
 
 
 def measured(report: str, scenario: str, name: str) -> float:

@@ -130,6 +130,11 @@ WRONG: Final[dict[str, Change]] = {
     "Service's ports": lambda it: it.one("Service")["spec"]["ports"].pop(),
     "other pods": lambda it: it.one("Service")["spec"]["selector"].update(app="chat"),
     "have no names": lambda it: it.one("StatefulSet")["spec"].update(serviceName="x"),
+    "called chat-0.chat.prod": lambda it: sidecar(it)["env"][4].update(
+        value=sidecar(it)["env"][4]["value"].replace(
+            " $(POD_NAME).chat.$(POD_NAMESPACE),", ""
+        )
+    ),
     "asked for is under 1.25": lambda it: sidecar(it)["resources"]["requests"].update(
         memory="128Mi"
     ),

@@ -101,7 +101,8 @@ def test_the_sidecar_is_asked_by_probes_prometheus_and_other_pods(
     for asked in [*probes, *monitor["spec"]["podMetricsEndpoints"]]:
         response, _ = pod.get(asked["path"], port=PORT)
         assert response.status == 200, asked
-    for host in ("chat-0.chat", "chat-0.chat.prod.svc.cluster.local", "localhost"):
+    names = ("chat-0.chat", "chat-0.chat.prod", "chat-0.chat.prod.svc.cluster.local")
+    for host in (*names, "localhost"):
         assert pod.get("/v1/users", port=PORT, host=host)[0].status == 401
         told = pod.get("/v1/users", port=PORT, host=host, token=TOKEN)
         assert told[0].status == 200
