@@ -333,19 +333,30 @@ def _of_ports(manifests: Manifests, config: Config) -> Iterator[str]:
             )
             if asked and asked["port"] not in {it["name"] for it in one["ports"]}:
                 yield f"{one['name']}: {name} asks at no port of it"
-    service = manifests.one("Service")
     stateful = manifests.one("StatefulSet")["spec"]
-    if {it["name"]: it["port"] for it in service["spec"]["ports"]} != ports:
-        yield "the Service's ports are not the pod's"
+    names, users = (
+        manifests.one("Service", it)["spec"] for it in ("chat", "chat-users")
+    )
+    given = [{it["name"]: it["port"] for it in one["ports"]} for one in (names, users)]
+    if given != [{name: ports[name]} for name in ("liveness", "chat")]:
+        yield "the Services' ports are not the pod's"
+    if names.get("clusterIP") != "None" or not names.get("publishNotReadyAddresses"):
+        yield "a pod that is not ready loses its name"
+    if users.get("publishNotReadyAddresses"):
+        yield "users are sent to pods that are not ready"
+    budget = manifests.one("PodDisruptionBudget")["spec"]
+    if budget.get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
+        yield "where no pod is ready no node is drained"
     labels = stateful["template"]["metadata"]["labels"].items()
     chosen = [
         stateful["selector"]["matchLabels"],
-        service["spec"]["selector"],
-        manifests.one("PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        names["selector"],
+        users["selector"],
+        budget["selector"]["matchLabels"],
     ]
     if not all(one.items() <= labels for one in chosen):
         yield "something chooses other pods"
-    if stateful["serviceName"] != service["metadata"]["name"]:
+    if stateful["serviceName"] != "chat":
         yield "the pods have no names"
     for domain in ("", ".prod", ".prod.svc", ".prod.svc.cluster.local"):
         name = f"chat-0.{stateful['serviceName']}{domain}"

@@ -86,6 +86,11 @@ def gateway(manifests: Manifests) -> Object:
     return container(pod_of(manifests), "gateway")
 
 
+def service(manifests: Manifests, name: str) -> Object:
+    found: Object = manifests.one("Service", name)["spec"]
+    return found
+
+
 Change = Callable[[Manifests], Any]
 # What somebody may get wrong, and a word of what is said about it.
 WRONG: Final[dict[str, Change]] = {
@@ -127,8 +132,20 @@ WRONG: Final[dict[str, Change]] = {
     "no port of it": lambda it: sidecar(it)["livenessProbe"]["httpGet"].update(
         port="chat"
     ),
-    "Service's ports": lambda it: it.one("Service")["spec"]["ports"].pop(),
-    "other pods": lambda it: it.one("Service")["spec"]["selector"].update(app="chat"),
+    "Services' ports": lambda it: service(it, "chat-users")["ports"][0].update(
+        port=9001
+    ),
+    "loses its name": lambda it: service(it, "chat").update(
+        publishNotReadyAddresses=False
+    ),
+    "that is not ready loses": lambda it: service(it, "chat").pop("clusterIP"),
+    "users are sent": lambda it: service(it, "chat-users").update(
+        publishNotReadyAddresses=True
+    ),
+    "no node is drained": lambda it: it.one("PodDisruptionBudget")["spec"].update(
+        unhealthyPodEvictionPolicy="IfHealthyBudget"
+    ),
+    "other pods": lambda it: service(it, "chat-users")["selector"].update(app="x"),
     "have no names": lambda it: it.one("StatefulSet")["spec"].update(serviceName="x"),
     "called chat-0.chat.prod": lambda it: sidecar(it)["env"][4].update(
         value=sidecar(it)["env"][4]["value"].replace(
