@@ -515,7 +515,7 @@ class Composed:
         self._services = services(compose)
         # Owned as the head of compose.yml says.
         self._secret = folder / "token"
-        self._secret.write_text(f"{TOKEN}\n")
+        self.write_token(TOKEN)
         self._secret.chmod(0o640)
         os.chown(self._secret, 0, 9874)
         names = " ".join(self._services)
@@ -526,6 +526,10 @@ class Composed:
 
     def __exit__(self, *_exc: object) -> None:
         self._stack.close()
+
+    def write_token(self, token: str) -> None:
+        """Into the very file that is mounted, as a shell's > does."""
+        self._secret.write_text(f"{token}\n")
 
     def up(self, name: str, *program: str) -> Container:
         """Starts a service, as *program* if it is not of our image."""
@@ -592,6 +596,17 @@ def test_compose_has_users_watched_and_prometheus_sees_them(
         assert fetched(net, "http://127.0.0.1:9874/v1/users")[0] == 401
         bearer = {"Authorization": f"Bearer {TOKEN}", "Host": "sidecar:9874"}
         assert fetched(net, "http://127.0.0.1:9874/v1/wheel", **bearer)[0] == 200
+        # Another token in the same file, as the README has it for one in a container.
+        composed.write_token(TOKEN[::-1])
+        assert fetched(net, "http://127.0.0.1:9874/v1/wheel", **bearer)[0] == 200
+        told = sidecar.exec("sh", "-c", "kill -HUP 1")
+        assert (told.returncode, told.stderr) == (0, "")
+        other = bearer | {"Authorization": f"Bearer {TOKEN[::-1]}"}
+        eventually(
+            lambda: fetched(net, "http://127.0.0.1:9874/v1/wheel", **other)[0] == 200,
+            lambda: sidecar.said,
+        )
+        assert fetched(net, "http://127.0.0.1:9874/v1/wheel", **bearer)[0] == 401
 
         def seen() -> list[Any]:
             query = "liveness_users_online%7Bjob%3D%22liveness%22%7D%20%3E%2040"
