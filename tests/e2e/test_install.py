@@ -1,12 +1,15 @@
 """`make install`, for real: what it makes, that it serves, and that it goes again.
 
 One installation in a folder is made for all tests (it takes as long as `make setup`),
-and one more over it, on a host that is this one's overlay.
+and one more over it, on a host that is this one's overlay. Where it is about the script
+alone, a stand-in for the Python it calls makes environments of one file.
 """
 
+import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import tomllib
@@ -209,12 +212,13 @@ def test_what_is_installed_serves(host: Host) -> None:
         ("liveness sta", {"status"}),
         ("liveness timers ", {"list", "show", "cancel", "retry"}),
         ("liveness serve --s", {"--socket", "--state", "--slots"}),
+        ("liveness serve --config /et", set[str]()),  # so bash offers files
     ],
 )
 def test_bash_completes(host: Host, line: str, offered: set[str]) -> None:
     script = f"""
         source /usr/share/bash-completion/completions/liveness
-        [[ $(complete -p liveness) =~ -F\\ (.*)\\ liveness ]]
+        [[ $(complete -p liveness) =~ -o\\ default\\ -F\\ (.*)\\ liveness ]]
         COMP_LINE={line!r} COMP_WORDS=({line} {"''" if line.endswith(" ") else ""})
         COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) COMP_POINT=${{#COMP_LINE}}
         "${{BASH_REMATCH[1]}}"
@@ -305,6 +309,10 @@ def test_purge_of_a_host_stops_it_and_takes_its_user(host: Host) -> None:
         ("mine", {"PREFIX": "opt/liveness"}, "PREFIX=opt/liveness is no folder that"),
         ("mine", {"PREFIX": "/opt/a|b"}, "PREFIX=/opt/a|b is no folder that"),
         ("mine", {"PREFIX": "/"}, "PREFIX=/ is no folder that"),
+        ("mine", {"PREFIX": "/usr/local"}, "PREFIX=/usr/local is for more than"),
+        ("mine", {"PREFIX": "/opt"}, "PREFIX=/opt is for more than"),
+        ("mine", {"PREFIX": "/var/lib/liveness"}, "PREFIX=/var/lib/liveness is for"),
+        ("mine", {"PREFIX": "/a", "BINDIR": "/a/bin"}, "PREFIX=/a is for more than"),
         ("mine", {"UNITDIR": "/a/../b"}, "UNITDIR=/a/../b is no folder that"),
     ],
 )
@@ -341,24 +349,273 @@ def refused(
     return line
 
 
-def test_others_may_not_change_what_root_will_run(tmp_path: Path) -> None:
-    (tmp_path / "loose").mkdir()
-    (tmp_path / "loose").chmod(0o777)
-    prefix = f"{tmp_path}/loose/liveness"
-    line = refused("install", {"PREFIX": prefix, "BINDIR": "/nonexistent"})
-    assert f"{tmp_path}/loose can be changed by others than root: " in line
-    assert not list((tmp_path / "loose").iterdir())
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
+def test_others_may_not_change_what_root_will_run(tmp_path: Path, mode: int) -> None:
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    loose.chmod(mode)
+    for target in ("install", "uninstall"):
+        prefix = f"{loose}/liveness"
+        line = refused(target, {"PREFIX": prefix, "BINDIR": "/nonexistent"})
+        assert f"{loose} can be changed by others than root: " in line
+    assert not list(loose.iterdir())
 
 
-def test_only_root_installs_without_a_folder_of_its_own() -> None:
-    # Where another user may read it.
+@contextmanager
+def anybodys() -> Iterator[tuple[Path, Path]]:
+    """A folder where another user may look, and a copy of the script in it."""
     with tempfile.TemporaryDirectory() as name:
         script = Path(name) / "deploy/install"
         script.parent.mkdir()
         Path(name).chmod(0o755)
         shutil.copy(ROOT / "deploy/install", script)
+        yield Path(name), script
+
+
+def test_only_root_installs_without_a_folder_of_its_own() -> None:
+    with anybodys() as (_, script):
         line = refused("install", {}, 65534, script)
     assert line == (
         "liveness: only root can install in /opt/liveness: sudo make install, or name a "
         "folder of your own with DESTDIR="
     )
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_fetched() -> None:
+    why = ": it is no folder, or you may not write there"
+    with anybodys() as (folder, script):
+        line = refused("install", {"DESTDIR": str(folder)}, 65534, script)
+        assert line == f"liveness: nothing can be made in {folder}{why}"
+        for file in ("dest", "usr/lib/systemd", "etc/liveness"):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).touch()
+            dest = folder / "dest" if file == "dest" else folder
+            line = refused("install", {"DESTDIR": str(dest)}, 0, script)
+            assert line == f"liveness: nothing can be made in {folder / file}{why}"
+            (folder / file).unlink()
+
+
+# --- the script alone
+
+# Makes environments of itself; of the rest it does what the script asks it for itself.
+STAND_IN: Final = f"""#!/bin/bash
+case "$*" in
+*renameat2*) ${{CANNOT_EXCHANGE:-exec {PYTHON}}} "$@" ;;
+*" -m venv "*) mkdir -p "${{!#}}/bin" && cp "$0" "${{!#}}/bin/python" && touch "${{!#}}/pyvenv.cfg" ;;
+*_base_executable*) echo /usr/bin/python3 ;;
+esac
+"""
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A folder to install in, and an environment in which that takes a moment."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "python").write_text(STAND_IN)
+    (tools / "python").chmod(0o755)
+    dest = tmp_path / "dest"
+    return dest, {
+        "PATH": f"{tools}:{SYSTEM}",
+        "PYTHON": str(tools / "python"),
+        "DESTDIR": str(dest),
+        "TMPDIR": str(tools),
+    }
+
+
+def alone(target: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "deploy/install", target],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["liveness", "liveness.old", "liveness.new"])
+def test_what_an_interrupted_removal_leaves_is_known_as_ours(
+    quick: tuple[Path, dict[str, str]], name: str
+) -> None:
+    dest, environ = quick
+    assert alone("install", environ).returncode == 0
+    whole = dest / "opt" / name
+    (dest / PREFIX[1:]).rename(whole)
+    for number in range(20):  # whichever comes first
+        (whole / f"{number}").touch()
+    with mounted(whole / "busy", "-t", "tmpfs", "tmpfs"):
+        assert alone("uninstall", environ).returncode != 0
+        assert (whole / ".made").exists()
+    assert alone("uninstall", environ).returncode == 0
+    assert files(dest) == {SETTINGS}
+    assert not whole.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_upgrade_that_is_ended_while_it_takes_its_place_leaves_a_program(
+    quick: tuple[Path, dict[str, str]], number: signal.Signals
+) -> None:
+    dest, environ = quick
+    program = dest / PREFIX[1:]
+    assert alone("install", environ).returncode == 0
+    (program / "first").touch()
+    move = Path(environ["PYTHON"]).with_name("mv")
+    move.write_text(
+        f'#!/bin/bash\n/usr/bin/mv "$@"\n[[ $* != *.old ]] || kill -{number} $PPID\n'
+    )
+    move.chmod(0o755)
+    ended = alone("install", environ | {"CANNOT_EXCHANGE": "false"})
+    assert ended.returncode == -number
+    if number == signal.SIGTERM:
+        assert [one.name for one in program.parent.iterdir()] == ["liveness"]
+        assert (program / "first").exists()
+    # Where they can be exchanged there is nothing in between.
+    move.write_text("#!/bin/bash\nkill -KILL $PPID\n")
+    if number == signal.SIGTERM:
+        assert alone("install", environ).returncode == 0
+    move.unlink()
+    assert alone("install", environ).returncode == 0
+    assert [one.name for one in program.parent.iterdir()] == ["liveness"]
+    assert not (program / "first").exists()
+    assert files(dest) == {SETTINGS, *OUTSIDE}
+
+
+def test_a_purge_needs_no_installation(quick: tuple[Path, dict[str, str]]) -> None:
+    dest, environ = quick
+    assert alone("install", environ).returncode == 0
+    assert alone("uninstall", environ).returncode == 0
+    assert files(dest) == {SETTINGS}
+    refused("uninstall", environ)
+    done = alone("uninstall", environ | {"PURGE": "1"})
+    assert (done.returncode, files(dest)) == (0, set())
+    assert done.stderr == (
+        f"liveness: removed {dest}/etc/liveness, {dest}/var/lib/liveness\n"
+    )
+
+
+def test_two_at_once_take_turns_and_say_so(
+    quick: tuple[Path, dict[str, str]],
+) -> None:
+    dest, environ = quick
+    assert alone("install", environ).returncode == 0
+    held = os.open(dest, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with subprocess.Popen(
+        [ROOT / "deploy/install", "uninstall"],
+        env=environ,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line == "liveness: waiting for another make install or uninstall\n"
+        assert (dest / PREFIX[1:]).exists()
+        os.close(held)
+        process.communicate()
+    assert process.returncode == 0
+    assert not (dest / PREFIX[1:]).exists()
+
+
+# --- a host on which nothing was installed
+
+
+@pytest.fixture
+def bare() -> Iterator[Host]:
+    """Such a host, with the clone at /mnt."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        mounted(Path(name), "-t", "tmpfs", "tmpfs") as memory,
+    ):
+        (memory / "nothing").mkdir()
+        with (
+            hosting(memory / "nothing") as host,
+            mounted(host.path("/mnt"), "--bind", str(ROOT)),
+        ):
+            host.path(PREFIX).mkdir(parents=True)
+            yield host
+
+
+def uninstall(host: Host, **environ: str) -> subprocess.CompletedProcess[str]:
+    return host.run("/mnt/deploy/install", "uninstall", check=False, **environ)
+
+
+def test_root_goes_by_no_list_that_another_user_wrote(bare: Host) -> None:
+    made = bare.path(f"{PREFIX}/.made")
+    victim = bare.path("/etc/victim")
+    victim.touch()
+    made.write_text("/etc/victim\n")
+    no = "liveness: /opt/liveness was not made by make install: nothing was removed\n"
+    for path in (made, made.parent):
+        os.chown(path, 65534, 65534)
+        assert uninstall(bare).stderr == no
+        os.chown(path, 0, 0)
+    made.rename(made.with_name("list"))
+    made.symlink_to("list")
+    assert uninstall(bare).stderr == no
+    assert victim.exists()
+    made.with_name("list").replace(made)
+    # By a link of root's it is the same folder.
+    bare.path("/srv/link").symlink_to("/opt")
+    done = uninstall(bare, PREFIX="/srv/link/liveness")
+    assert done.returncode == 0, done.stderr
+    assert not victim.exists()
+    assert not made.parent.exists()
+
+
+def test_a_link_into_a_folder_of_others_is_no_way_to_a_program(bare: Host) -> None:
+    loose = bare.path("/srv/loose")
+    loose.mkdir()
+    loose.chmod(0o777)
+    bare.path("/srv/there").symlink_to("/srv/loose")
+    (loose / "back").symlink_to("/opt")
+    for prefix, named in (
+        ("/srv/there/liveness", "/srv/there"),
+        ("/srv/loose/back/liveness", "/srv/loose"),
+    ):
+        done = uninstall(bare, PREFIX=prefix)
+        assert f"{named} can be changed by others than root: " in done.stderr
+        assert done.returncode == 1
+
+
+def test_without_systemd_it_takes_these_commands_and_a_purge_takes_all(
+    bare: Host,
+) -> None:
+    (block,) = re.findall(
+        r"^\*\*Without systemd\*\*.*?```console\n(.*?)```",
+        (ROOT / "README.md").read_text(),
+        re.M | re.S,
+    )
+    commands = [line.removeprefix("$ sudo ").split() for line in block.splitlines()]
+    program = bare.path("/usr/local/bin/liveness")
+    program.write_text('#!/bin/sh\necho "$(id -un) $(id -Gn) $*"\nexec cat\n')
+    program.chmod(0o755)
+    for command in commands[:-1]:
+        bare.run(*command)
+    for folder, mode in (("/run/liveness", "755"), ("/var/lib/liveness", "700")):
+        made = bare.run("stat", "-c", "%a %U %G", folder).stdout
+        assert made == f"{mode} liveness liveness\n"
+    bare.path(f"{PREFIX}/.made").write_text("/usr/local/bin/liveness\n")
+    with subprocess.Popen(
+        bare.command(*commands[-1]),
+        env={"PATH": SYSTEM},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert said == f"liveness liveness serve --config {SETTINGS}\n"
+        done = uninstall(bare, PURGE="1")
+        assert done.returncode == 1
+        assert str(process.pid) in done.stderr
+        assert done.stderr.endswith(": no file was removed\n")
+        assert program.exists()
+        assert bare.path("/var/lib/liveness").exists()
+        process.communicate()
+    done = uninstall(bare, PURGE="1")
+    assert done.returncode == 0, done.stderr
+    for path in (PREFIX, "/var/lib/liveness", "/run/liveness"):
+        assert not bare.path(path).exists(), path
+    for database in ("passwd", "group"):
+        found = bare.run("getent", database, "liveness", check=False)
+        assert found.stdout == ""
