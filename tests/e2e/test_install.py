@@ -356,7 +356,9 @@ def test_others_may_not_change_what_root_will_run(tmp_path: Path, mode: int) -> 
     loose.chmod(mode)
     for target in ("install", "uninstall"):
         prefix = f"{loose}/liveness"
-        line = refused(target, {"PREFIX": prefix, "BINDIR": "/nonexistent"})
+        # Were it not refused, it would go no further than this Python.
+        given = {"PREFIX": prefix, "BINDIR": "/nonexistent", "PYTHON": "/bin/false"}
+        line = refused(target, given)
         assert f"{loose} can be changed by others than root: " in line
     assert not list(loose.iterdir())
 
