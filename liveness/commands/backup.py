@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 ROOM: Final = 2
 SPARE_BYTES: Final = 64 * 2**20
 TERMINATED: Final = 128 + signal.SIGTERM  # as a shell reports it
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 
 _DAMAGE: Final = frozenset(
     {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
@@ -149,9 +150,22 @@ def _ended_in_order() -> Iterator[None]:
 
 @contextmanager
 def _beside(file: Path) -> Iterator[Path]:
-    """A private folder on the disk where the file will be."""
-    with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as name:
-        yield Path(name)
+    """A private folder on the disk where the file will be.
+
+    Signals wait while it is made and taken away: between a folder and its name there is a
+    moment in which nobody would know what to take away.
+    """
+    folder: Path | None = None
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{file.name}.", dir=file.parent))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield folder
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        if folder is not None:
+            shutil.rmtree(folder)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _write(state: State, folder: Path, archive: Path, stage: Stage) -> None:
