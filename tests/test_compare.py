@@ -2,10 +2,11 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
+from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from liveness.compare import (
@@ -101,6 +102,10 @@ sides = st.lists(
 
 
 @BOUNDED
+@example(
+    [("ada", False, 0, 0), ("ada", True, WITHIN - 2, 0), ("ada", False, WITHIN, 0)],
+    Random(0),
+)
 @given(sides, st.randoms(use_true_random=False))
 def test_the_closest_belong_together_however_they_are_told(
     drawn: list[tuple[Uid, bool, int, int]], random: Any

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import anyio.lowlevel
 import structlog
 import trio
 
@@ -116,9 +115,6 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
         async with trio.open_nursery() as nursery:
             async with trio.open_nursery() as running:
                 await running.start(run)
-                # Brings in what pages would, at some later time: by then an upgrade may have
-                # put another version's files in its place.
-                await anyio.lowlevel.checkpoint()
                 address, port = http.getsockname()[:2]
                 address = f"[{address}]" if ":" in address else address
                 users = len(sidecar.presence)
