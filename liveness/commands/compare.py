@@ -293,12 +293,12 @@ def compare_file(
     """
     reader, within_ms = Reader(options.tell), options.within_ms
     lines = _bounded(reader.read(_lines_of(path)), path)
-    if not lines:
-        options.tell(f"{path} has no line to compare: does that detector write there?")
     lines.sort(key=lambda told: told[1].at)
     there = Span(lines[0][1].at, lines[-1][1].at) if lines else NOBODY
     with log_in(folder, clock=perf_counter) as book:
         here = _span(book, folder, options.tell)
+        if not lines:
+            options.tell(f"{path} has no line to compare: is it theirs?")
         comparison = Comparison(within_ms, here=here, there=there)
         report = Report(
             comparison,
