@@ -404,7 +404,7 @@ STAND_IN: Final = f"""#!/bin/bash
 case "$*" in
 *renameat2*) ${{CANNOT_EXCHANGE:-exec {PYTHON}}} "$@" ;;
 *" -m venv "*) mkdir -p "${{!#}}/bin" && cp "$0" "${{!#}}/bin/python" && touch "${{!#}}/pyvenv.cfg" ;;
-*_base_executable*) echo /usr/bin/python3 ;;
+*_base_executable*) exit ${{IS_ELSEWHERE:-1}} ;;
 esac
 """
 
@@ -433,6 +433,16 @@ def alone(target: str, environ: dict[str, str]) -> subprocess.CompletedProcess[s
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_python_that_the_unit_may_not_see_is_told_of(
+    quick: tuple[Path, dict[str, str]], code: int
+) -> None:
+    _, environ = quick
+    done = alone("install", environ | {"IS_ELSEWHERE": str(code)})
+    assert done.returncode == 0
+    assert ("is in somebody's home" in done.stderr) == (code == 0)
 
 
 @pytest.mark.parametrize("name", ["liveness", "liveness.old", "liveness.new"])
