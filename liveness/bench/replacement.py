@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
@@ -194,13 +194,13 @@ def replacement(options: Options, stage: Stage) -> list[Figure]:
         try:
             _wait(load.has_begun, serving)
             stage("users come, speak, leave and fall silent", passing(after_s))
-            time.sleep(after_s)
+            _go_on(serving, after_s)
             stage("a planned replacement under load", passing(after_s))
             planned = _replaced(sidecar, sidecar.stop)
-            time.sleep(after_s)
+            _go_on(serving, after_s)
             stage("a replacement after kill -9 under load", passing(after_s))
             crash = _replaced(sidecar, sidecar.kill)
-            time.sleep(after_s)
+            _go_on(serving, after_s)
         finally:
             load.is_over.set()
         stage("what is owed is told", None)
@@ -217,6 +217,12 @@ def _wait(event: threading.Event, serving: Future[None]) -> None:
     while not event.wait(TURN_S):
         if serving.done():
             serving.result()
+
+
+def _go_on(serving: Future[None], seconds: float) -> None:
+    """Let the load go on for so long; should it end before, that is told at once."""
+    if wait([serving], seconds).done:
+        serving.result()
 
 
 def _replaced(sidecar: Server, end: Callable[[], object]) -> Replaced:

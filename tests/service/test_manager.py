@@ -232,7 +232,7 @@ async def test_a_sign_of_life_is_given_to_who_wants_it_of_us(
 
 
 async def test_the_sign_of_life_ends_when_the_hand_stands_still_and_comes_back(
-    tmp_path: Path, jumping: MockClock
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = str(tmp_path / "notify")
     told = Told(address)
@@ -243,16 +243,15 @@ async def test_the_sign_of_life_ends_when_the_hand_stands_still_and_comes_back(
             await trio.sleep(20.5)
             status = "STATUS=ready, 0 users online"
             assert told() == [["WATCHDOG=1", status]] * 11
-            turn = rig.engine.turn
             # What a hand is that moves no more: it is called, and does nothing.
-            rig.engine.turn = lambda: trio.current_time() + 1  # type: ignore[method-assign]
-            await trio.sleep(60)
-            assert rig.sidecar.why_ill()
+            with monkeypatch.context() as stuck:
+                stuck.setattr(rig.engine, "turn", lambda: trio.current_time() + 1)
+                await trio.sleep(60)
+                assert rig.sidecar.why_ill()
             signs = told()
             alive = [lines for lines in signs if "WATCHDOG=1" in lines]
             assert len(alive) <= HAND_DEAD_S / 2 + 1
             assert signs[-1][0].startswith("STATUS=not ready: the hand stands still")
-            rig.engine.turn = turn  # type: ignore[method-assign]
             await trio.sleep(4)
             assert told()[-1] == ["WATCHDOG=1", status]
             nursery.cancel_scope.cancel()
