@@ -395,7 +395,8 @@ def compare(
     """
     import trio
 
-    from liveness.commands.compare import Options, compare_file, compare_live
+    from liveness.commands.compare import compare_file, compare_live
+    from liveness.commands.comparereport import Options
 
     options = Options(within, all, json, sys.stdout, _tell)
     if file != "-":

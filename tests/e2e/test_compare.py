@@ -18,7 +18,7 @@ import pytest
 from liveness.build import environment
 from liveness.cli import main
 from liveness.commands import compare
-from liveness.commands.compare import AGREE, DIFFER
+from liveness.commands.comparereport import AGREE, DIFFER
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import ROOT, SOON_S, Sidecar, eventually
 
