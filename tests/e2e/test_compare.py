@@ -17,7 +17,7 @@ import pytest
 
 from liveness.build import environment
 from liveness.cli import main
-from liveness.commands import compare
+from liveness.commands import comparereport
 from liveness.commands.comparereport import AGREE, DIFFER
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import ROOT, SOON_S, Sidecar, eventually
@@ -311,7 +311,7 @@ def test_both_say_the_same_only_where_somebody_was_compared(
 def test_only_so_many_users_are_looked_up_and_the_others_are_counted(
     past: Sidecar, compared: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "MOST_LOOKS", 2)
+    monkeypatch.setattr(comparereport, "MOST_LOOKS", 2)
     at = offlines(past)["eve"]
     lines = [{"uid": f"nobody-{number}", "at": at} for number in range(5)]
     wait_ms(EDGE_MS)
