@@ -22,6 +22,8 @@ from tests.e2e.sidecar import Sidecar
 STOP_S = 5  # what a planned stop may take
 # After a restart gateways are given a second and this, before anyone is judged.
 QUICK_FLUSH_S = 0.1
+# Long enough for a test to come in between.
+SLOW_FLUSH_S = 3
 
 
 # --- a planned stop -----------------------------------------------------------------------
@@ -147,11 +149,11 @@ def stopped_with(state: Path, remaining_s: dict[str, float]) -> None:
 def test_after_a_restart_gateways_have_time_to_report_who_would_be_due(
     make: Start,
 ) -> None:
-    sidecar = make(timeout_s=1, flush_s=QUICK_FLUSH_S)
+    sidecar = make(timeout_s=1, flush_s=SLOW_FLUSH_S)
     stopped_with(sidecar.state, {"reported": 0, "silent": 0, "patient": 50})
     sidecar.start()
-    for _ in range(3):  # it is at work, and passes its judgement on nobody
-        assert sidecar.metric("liveness_users_online") == 3
+    # It is at work, and would judge them, were their gateway not given time.
+    sidecar.metric_until(lambda due: due == 2, "liveness_users_held", why="away")
     link = sidecar.gateway("a")
     sent = perf_counter()
     link.send("keepalive", "reported")
