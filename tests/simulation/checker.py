@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from math import inf
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tests.simulation.history import (
     STAMP_S,
@@ -59,7 +59,7 @@ def _records(link: Link) -> list[Told]:
 class _Event(NamedTuple):
     at: float
     link: Link
-    frame: list[object]
+    frame: list[Any]
 
 
 class Checker:
@@ -272,8 +272,8 @@ class Checker:
         """A session is displaced by a connection that may be newer, and by no other."""
         conns, at = self.history.conns, self.at[record["seq"]]
         new, old = conns[record["conn"]], conns[record["from_conn"]]
-        logins = [it.at for it in self._sent(new, "login") if it.at <= at + STAMP_S]
-        if not logins:
+        ages = self._ages(new, at)
+        if not ages:
             yield f"6: {record}, and nobody logged in"
             return
         # The wall clock's steps reach the starts of sessions over a restart.
@@ -281,7 +281,7 @@ class Checker:
             return
         # In real time two clocks are read one after the other.
         slack = STAMP_S if self._is_virtual else LINK_S
-        if old.opened_at > new.opened_at + (at - min(logins)) + slack:
+        if old.opened_at > at - min(ages) + slack:
             yield f"6: {record}, and {old} is newer than {new}"
 
     # --- delivery (4) ---------------------------------------------------------
@@ -464,15 +464,24 @@ class Checker:
     def _starts(self, session: Record) -> float:
         """The latest that the connection of a session may be taken to have begun."""
         at, conn = self.at[session["seq"]], self.history.conns[session["conn"]]
-        logins = [it.at for it in self._sent(conn, "login") if it.at <= at + STAMP_S]
-        if session["reason"] != "login" or not logins:
+        ages = self._ages(conn, at)
+        if session["reason"] != "login" or not ages:
             return at + STAMP_S
-        return conn.opened_at + (at - min(logins)) + 2 * STAMP_S
+        return at - min(ages) + 2 * STAMP_S
 
     # --- what is asked of the history -----------------------------------------
 
     def _sent(self, conn: Conn, *kinds: str) -> list[_Event]:
         return [it for kind in kinds for it in self.events[conn.conn][kind]]
+
+    def _ages(self, conn: Conn, at: float) -> list[float]:
+        """The ages that its logins gave it which were written by then.
+
+        When they were written follows from them, and not from when they are noted to
+        have been in the socket, which in real time is later.
+        """
+        ages = [it.frame[2]["age"] for it in self._sent(conn, "login")]
+        return [age for age in ages if conn.opened_at + age <= at + STAMP_S]
 
     def _timeouts(self, conn: Conn) -> list[float]:
         """Its own, and the one that holds after a sign of life began its session."""

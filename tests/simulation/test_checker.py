@@ -201,7 +201,22 @@ def test_an_older_connection_that_displaces_a_newer_one_is_told(
     told = next(it for it in reader(history).told if it.record["seq"] == seq)
     conn = told.record["conn"]
     history.conns[conn] = history.conns[conn]._replace(opened_at=1.0)
+    for link in history.links:
+        for at, frame in link.sent:
+            if frame[0] == "login" and frame[2]["conn"] == conn:
+                frame[2]["age"] = at - 1.0
     assert "6" in breaches(history)
+
+
+def test_a_login_that_lay_unread_counts_from_when_it_was_read(history: History) -> None:
+    seq = seq_of(history, uid="moving", kind="moved")
+    told = next(it for it in reader(history).told if it.record["seq"] == seq)
+    new = history.conns[told.record["conn"]]
+    old = history.conns[told.record["from_conn"]]
+    # Written half a second before it is noted to have been in the socket.
+    history.conns[new.conn] = new._replace(opened_at=new.opened_at - 0.5)
+    history.conns[old.conn] = old._replace(opened_at=new.opened_at - 0.1)
+    assert breaches(history) == set()
 
 
 def test_silence_of_a_gateway_that_was_not_there_is_told(history: History) -> None:
