@@ -29,6 +29,7 @@ from liveness.core.records import (
     ListedSigns,
     Login,
     Logout,
+    OnlineFields,
     OnlineRow,
     Record,
     SignsOfLife,
@@ -369,7 +370,10 @@ class Presence:
     # --- restarts -------------------------------------------------------------
 
     def restore(
-        self, rows: Iterable[OnlineRow], at: Instant, stopped: Iterable[Stopped] = ()
+        self,
+        rows: Iterable[OnlineFields],
+        at: Instant,
+        stopped: Iterable[Stopped] = (),
     ) -> None:
         """Take sessions up again after a restart.
 
@@ -383,8 +387,10 @@ class Presence:
         """
         clocks = iter(stopped)
         clock = next(clocks, _NO_CLOCK)
+        # Nobody is served until the last of a million is back: each look-up counts.
+        known, put, wall_ms = self.gateways, self.wheel.put, at.wall_ms
         for session, uid, start_ms, conn, name, own in rows:
-            gateway = self.gateway(name)
+            gateway = known.get(name) or self.gateway(name)
             if not gateway.users:  # it has time to come back, as after any other end
                 gateway.unlinked(at.now)
             gateway.users += 1
@@ -396,15 +402,16 @@ class Presence:
             else:
                 remaining = whole = own or self.wheel.timeout_of(gateway.number)
                 silence, event = 0.0, 0
-            self.wheel.put(
-                Entry(
+            # Not in the future, whatever was done to the wall clock meanwhile: each new
+            # connection would count as older.
+            age_ms = wall_ms - start_ms if wall_ms > start_ms else 0
+            put(
+                (
                     uid,
                     gateway.number,
                     session,
                     conn,
-                    # Not in the future, whatever was done to the wall clock meanwhile:
-                    # each new connection would count as older.
-                    at.mono - max(0, at.wall_ms - start_ms) / 1000,
+                    at.mono - age_ms / 1000,
                     whole,
                     at.now + remaining,
                     at.mono - silence,

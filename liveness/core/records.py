@@ -230,6 +230,8 @@ class OnlineRow(NamedTuple):
     timeout: float | None  # None: whatever the gateway's is
 
 
+# The same without names, which a restart, with a million of them, has no time for.
+OnlineFields: TypeAlias = tuple[int, Uid, int, int | None, str, float | None]
 # A session's clock at a planned stop: the session; the whole timeout that began at its
 # last event, the seconds left of it and those since that event; the event's index.
 Stopped: TypeAlias = tuple[int, float, float, float, int]

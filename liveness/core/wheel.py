@@ -42,7 +42,7 @@ from typing import Final, NamedTuple
 
 from liveness.core.cadence import SAMPLED, Silences
 from liveness.core.records import SignsOfLife, Uid
-from liveness.core.table import NO_CONN, OWN_TIMEOUT, RENEWED, Entry, Table
+from liveness.core.table import NO_CONN, OWN_TIMEOUT, RENEWED, Entry, EntryFields, Table
 from liveness.core.uids import is_uid
 
 # The promise is 50 ms at the 99th percentile. Ten for the bucket leave forty for
@@ -250,7 +250,7 @@ class Wheel:
             )
         )
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: EntryFields) -> None:
         """Take in a user, who must not be known, just as *entry* says."""
         place = self._table.add(entry)
         self._table.append(place, self._home(place))

@@ -34,7 +34,14 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import structlog
 
-from liveness.core.records import GATEWAY, Logged, OnlineRow, Wanted, logged
+from liveness.core.records import (
+    GATEWAY,
+    Logged,
+    OnlineFields,
+    OnlineRow,
+    Wanted,
+    logged,
+)
 from liveness.core.timers import Fire
 from liveness.core.wire import decode, encode
 from liveness.errors import StartError
@@ -248,9 +255,9 @@ class Store:
         rows = self._db.execute("select role, name, seq, used, timeout from cursors")
         return {(role, name): CursorRow(*rest) for role, name, *rest in rows}
 
-    def online(self) -> Iterator[OnlineRow]:
+    def online(self) -> Iterator[OnlineFields]:
         """Every open session, in the order in which they began."""
-        return map(OnlineRow._make, self._db.execute(_ONLINE))
+        return self._db.execute(_ONLINE)
 
     def read(
         self, *, after: int, until: int, wanted: Wanted, limit: int
