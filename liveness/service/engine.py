@@ -1,52 +1,39 @@
-"""The one owner of core state: reads, applies, judges, hands on.
+"""The one owner of core state: reads, has applied, judges, hands on.
 
 Everything here is synchronous, so that in trio it is atomic. One `turn` is one pass
-in one direction: drain every readable link, each up to a budget; judge who is due;
-give what was decided to the journal. Read, then fire: a user is judged only after its
-gateway's socket has been read empty since its deadline.
+in one direction: drain every readable link, each up to a budget, and have applied what
+it asks for (`requests`); judge who is due; give what was decided to the journal. Read,
+then fire: a user is judged only after its gateway's socket has been read empty since
+its deadline.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, assert_never
+from typing import Final
 
 import structlog
 
 from liveness.build import Reader
-from liveness.core.cadence import TIMES
 from liveness.core.clock import AttendedClock, Highest
-from liveness.core.frames import bad_uid_text
-from liveness.core.gateways import DISK, STANDS, Gateway
-from liveness.core.guard import Begun, Storm
+from liveness.core.gateways import DISK, STANDS
+from liveness.core.guard import Storm
 from liveness.core.link import Link
-from liveness.core.presence import NoRoom, Presence, Standing
+from liveness.core.presence import Presence, Standing
 from liveness.core.records import (
-    EVENTS,
     GATEWAY,
-    Ack,
-    After,
-    Answer,
     Cancel,
-    Hello,
     Instant,
-    ListSessions,
-    Login,
-    Logout,
-    Ping,
-    Refusal,
-    Request,
-    SignsOfLife,
     Uid,
-    Where,
 )
 from liveness.core.timetable import Due, Timetable
 from liveness.errors import Code
 from liveness.metrics import Counts
+from liveness.service.advice import Advice
 from liveness.service.clock import Clock
 from liveness.service.greeter import Greeter
 from liveness.service.journal import Journal
 from liveness.service.linkbook import LinkBook
 from liveness.service.links import PIECE_BYTES, SocketLink
-from liveness.service.logs import Every
+from liveness.service.requests import Requests
 from liveness.service.wake import Wake
 
 # One pass reads no longer than this; who was not reached comes first in the next one.
@@ -54,9 +41,6 @@ from liveness.service.wake import Wake
 READING_S: Final = 0.002
 # As much again, at most half of it, is for watchers and those who have not said hello.
 OTHERS_S: Final = 0.001
-# Places of the table looked at in one pass for a gateway that came back fresh: some
-# milliseconds.
-LOSE_STEPS: Final = 2_000
 # Offlines decided in one pass, over all gateways. Passes follow each other at once
 # while there are more, so this bounds a pass, not the rate.
 FIRE_PER_PASS: Final = 1_000
@@ -80,14 +64,7 @@ MOST_SLEEP_S: Final = 1.0
 # costs them a longer look at the log.
 FOLLOW_EVERY_S: Final = 10.0
 
-# How often users speak is looked at so often; it changes over minutes.
-LOOK_EVERY_S: Final = 2.0
-# Advice on a timeout comes no more often: who is on call cannot follow it at night.
-ADVICE_EVERY_S: Final = 3_600.0
-
 _log = structlog.get_logger("link")
-_cadence_log = structlog.get_logger("cadence")
-_guard_log = structlog.get_logger("guard")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +73,6 @@ class EngineLimits:
 
     pause_firing: int
     pause_reading: int
-
-
-class _Losing(NamedTuple):
-    """A gateway that came back fresh: its old sessions are being ended."""
-
-    link: SocketLink
-    hello: Hello
-    backlog: list[tuple[Request, Instant]]
 
 
 class Engine:
@@ -149,14 +118,20 @@ class Engine:
         self._counts = counts
         self._limits = limits
         self._greeter = greeter
-        self._advise = Every(ADVICE_EVERY_S, clock=clock.mono)
+        self._requests = Requests(
+            presence,
+            timetable,
+            journal=journal,
+            book=book,
+            greeter=greeter,
+            read_out=self._read_out,
+        )
+        self._advice = Advice(presence, clock)
         self._ready: dict[int, SocketLink] = {}
         # Gave something in the last pass, so they are read in the next one without
         # being watched in between.
         self._lively: dict[int, SocketLink] = {}
-        self._losing: dict[int, tuple[_Losing, int]] = {}
         self._follow_at = 0.0
-        self._look_at = 0.0
         self._asked = 0.0
         self._is_deaf = False
         self._is_behind = False  # the disk, with what was read
@@ -263,13 +238,12 @@ class Engine:
         if not self._is_deaf:
             has_more |= self._read_links(now)
         # Also a hello that was read just now: it waits for its welcome.
-        has_more |= bool(self._losing) and not self._waits_for_disk
+        has_more |= self._requests.has_losing and not self._waits_for_disk
         self._call_timers(mono)
         judged = 0
         if not self._attended.stands:
             judged = presence.fire(self._instant(now), limit=self._fire_limit())
-        if presence.guard is not None:
-            self._tell_of_storms()
+        self._advice.of_storms(now)
         if not self._waits_for_disk:
             has_more |= judged > 0 and bool(presence.due_gateways())
         if not self._is_deaf:
@@ -284,10 +258,8 @@ class Engine:
             for link in self.book.named.values():
                 link.outbox.follow()
             self._forget_gateways(now)
-        if mono >= self._look_at:
-            self._look_at = mono + LOOK_EVERY_S
-            self._advise_of_timeouts(now)
-        self._hand_over()
+        self._advice.of_timeouts(mono, now)
+        self._journal.take_over(self.presence.decided)
         return self._next_turn(mono, now, has_more, judged > 0)
 
     def written(self) -> None:
@@ -317,19 +289,19 @@ class Engine:
         lateness = self.timetable.judge(rows, at, self._handed, self._hurry)
         for seconds in lateness:
             self._counts.timer_lateness.observe(seconds)
-        self._hand_over()
+        self._journal.take_over(self.presence.decided)
 
     def cancel_timer(self, gateway: str, key: str) -> None:
         """Cancel the live timer of a key, as an operator wants it."""
         at = self._instant(self._attended.now)
         self.timetable.cancel(gateway, Cancel(key, None), at)
-        self._hand_over()
+        self._journal.take_over(self.presence.decided)
 
     def retry_timer(self, gateway: str, key: str) -> None:
         """Have a failed or pending timer tried now, as an operator wants it."""
         at = self._instant(self._attended.now)
         self.timetable.try_again(gateway, key, at)
-        self._hand_over()
+        self._journal.take_over(self.presence.decided)
 
     # --- users ----------------------------------------------------------------
 
@@ -402,8 +374,8 @@ class Engine:
         is_empty = [
             self._read(link, now, until=until) for link in [*self.book.links.values()]
         ]
-        self._hand_over()
-        return all(is_empty) and not self._losing
+        self._journal.take_over(self.presence.decided)
+        return all(is_empty) and not self._requests.has_losing
 
     # --- storms ---------------------------------------------------------------
 
@@ -420,51 +392,9 @@ class Engine:
         if guard is None or (name is not None and gateway is None):
             return []
         released = guard.release(gateway, self._attended.now)
-        self._tell_of_storms()
+        self._advice.of_storms(self._attended.now)
         self.wanted.ring()
         return released
-
-    def _tell_of_storms(self) -> None:
-        """Log what began and ended: two lines a storm."""
-        assert self.presence.guard is not None
-        for one in self.presence.guard.take(self._attended.now):
-            if isinstance(one, Begun):
-                _guard_log.warning(
-                    "storm: too many users came due at once, and are held",
-                    gateway=one.gateway,
-                    due=one.due,
-                    users=one.users,
-                    hold_s=round(one.left, 1),
-                    likely=one.cause,
-                    todo="wait, or `liveness guard release`",
-                )
-            else:
-                _guard_log.warning(
-                    "storm is over",
-                    gateway=one.gateway,
-                    why=one.why,
-                    saved=one.saved,
-                    others=one.others,
-                )
-
-    # --- advice ---------------------------------------------------------------
-
-    def _advise_of_timeouts(self, now: float) -> None:
-        """Log which timeouts are too short for how often users speak."""
-        for gateway in self.presence.look_at_cadence(now):
-            timeout = gateway.timeout or self.presence.timeout
-            interval = self.presence.interval(gateway)
-            assert interval is not None
-            self._advise(
-                _cadence_log.warning,
-                "the timeout is under twice the usual interval of its users",
-                key=gateway.name,
-                gateway=gateway.name,
-                timeout_s=timeout,
-                interval_s=round(interval, 3),
-                todo=f"raise the timeout to {TIMES * interval:g} s or more, or have its "
-                f"users speak every {timeout / TIMES:g} s",
-            )
 
     # --- within ---------------------------------------------------------------
 
@@ -564,7 +494,7 @@ class Engine:
         taken = 0
         mono = self._clock.mono()
         while taken < owed or (mono < until and not (taken and self._is_behind)):
-            if not link.is_open or link.number in self._losing:
+            if not link.is_open or self._requests.is_losing(link):
                 return True
             if taken >= owed and self._holds_back(link):
                 return False
@@ -600,222 +530,17 @@ class Engine:
                 return True
             if link.gateway is not None:
                 link.gateway.heard(at.now)
-            self._listen_to(link, data, at)
+            self._requests.listen_to(link, data, at)
             link.measure(self._clock.mono() - mono)
         return False
 
-    def _listen_to(self, link: SocketLink, data: bytes, at: Instant) -> None:
-        try:
-            for request in link.conversation.receive(data, at.now):
-                self._take(link, request, at)
-        except Exception:
-            # Ours, whatever it is. The link is told and ends; the others go on.
-            _log.exception("a fault of the sidecar", link=link.number)
-            message = "a fault of the sidecar, see its log; connect anew"
-            self.book.refuse(link, link.conversation.close(Code.INTERNAL, message))
-
-    def _take(self, link: SocketLink, request: Request, at: Instant) -> None:
-        losing = self._losing.get(link.number)
-        if losing is not None:
-            losing[0].backlog.append((request, at))
-        elif link.is_open:
-            self._apply(link, request, at)
-
-    def _apply(self, link: SocketLink, request: Request, at: Instant) -> None:
-        gateway = link.gateway
-        match request:
-            # First, as they come one by one: to ask for the abstract class is slow.
-            case After():
-                link.gives_orders = True
-                if not self.timetable.after(self._name(link), request, at):
-                    self.book.refuse(link, self._one_timer_too_many(link, request.key))
-            case Cancel():
-                link.gives_orders = True
-                self.timetable.cancel(self._name(link), request, at)
-            case Answer():
-                link.gives_orders = True
-                self.timetable.answer(self._name(link), request, at)
-            case SignsOfLife():
-                assert gateway is not None
-                for n, position, index in self.presence.heard(gateway, request, at):
-                    uid, _conn, event = request.at(position)
-                    self.book.refuse(
-                        link,
-                        link.conversation.refuse(
-                            Code.BAD_UID,
-                            bad_uid_text(uid),
-                            at.now,
-                            n=n,
-                            frame=EVENTS[event],
-                            index=index,
-                        ),
-                    )
-            case Login():
-                assert gateway is not None
-                full = self.presence.login(gateway, request, at)
-                if full is not None:
-                    self.book.refuse(link, self._users_too_many(link, full))
-            case Logout():
-                assert gateway is not None
-                self.presence.logout(gateway, request, at)
-            case Ack():
-                self._acknowledge(link, request, at)
-            case Ping():
-                link.outbox.reply(["pong", request.payload], mark=self._mark())
-            case Where():
-                found = self.presence.where(request.uids)
-                if not self.book.sees_everyone(link):
-                    assert link.hello is not None
-                    found = [row for row in found if row[1] == link.hello.name]
-                link.outbox.reply(["where", found], mark=self._mark())
-            case ListSessions():
-                hello = link.hello
-                assert hello is not None
-                is_all = hello.role != GATEWAY and hello.scope == "all"
-                link.outbox.reply_list(
-                    None if is_all else hello.name, mark=self._mark()
-                )
-            case Hello():
-                self._introduce(link, request, at)
-            case Refusal():
-                self.book.refuse(link, request)
-            case never:
-                assert_never(never)
-
-    @staticmethod
-    def _name(link: SocketLink) -> str:
-        assert link.gateway is not None
-        return link.gateway.name
-
-    @staticmethod
-    def _one_timer_too_many(link: SocketLink, key: str) -> Refusal:
-        # Not counted with the refusals for which a link is closed: it is no fault of the
-        # gateway, whose users need the link.
-        return Refusal(
-            Code.TOO_MANY_TIMERS,
-            "there are as many timers as timers.max_live allows; ask again once some "
-            "have ended, or raise it",
-            link.conversation.n,
-            fatal=False,
-            frame="after",
-            key=key,
-            limit="timers.max_live",
-        )
-
-    @staticmethod
-    def _users_too_many(link: SocketLink, full: NoRoom) -> Refusal:
-        # Nor is this: it goes on for those that there is room for.
-        return Refusal(
-            Code.TOO_MANY_USERS,
-            f"there is no room for {len(full.indices)} of these users, the first at index "
-            f"{full.indices[0]}: as many are online as limits.{full.limit} allows; they "
-            "are watched from the first sign of life on for which there is room",
-            link.conversation.n,
-            fatal=False,
-            frame="login",
-            index=full.indices[0],
-            limit=f"limits.{full.limit}",
-        )
-
-    def _mark(self) -> int:
-        """The mark at which all that was decided so far will be on disk."""
-        self._hand_over()
-        return self._journal.flush()
-
-    def _hand_over(self) -> None:
-        """Give the journal what was decided since the last time."""
-        changes = self.presence.decided.take()
-        if not changes:
-            return
-        mono = self._clock.mono()
-        lateness = self._counts.lateness["decided"]
-        for due in changes.due:
-            if due:
-                lateness.observe(mono - due)
-        self._journal.append(changes)
-
-    # --- hello ----------------------------------------------------------------
-
-    def _introduce(self, link: SocketLink, hello: Hello, at: Instant) -> None:
-        objection = self.book.objection(link, hello)
-        if objection is not None:
-            self.book.refuse(link, objection)
-            return
-        older = self.book.named.get((hello.role, hello.name))
-        if older is not None:
-            self._replace(older, at)
-        self.book.name(link, hello)
-        if hello.role == GATEWAY:
-            gateway = self.presence.gateway(hello.name)
-            link.gateway = gateway
-            self.presence.set_timeout(gateway, hello.timeout)
-            gateway.linked(ping=hello.ping, now=at.now)
-            if self._was_losing(gateway) or hello.fresh:
-                self._losing[link.number] = (_Losing(link, hello, []), 0)
-                return
-        self._greet(link, hello)
-
-    def _was_losing(self, gateway: Gateway) -> bool:
-        """Stop ending a gateway's sessions for an older link, if that was under way."""
-        older = [n for n, (it, _) in self._losing.items() if it.link.gateway is gateway]
-        for number in older:
-            del self._losing[number]
-        return bool(older)
-
-    def _replace(self, older: SocketLink, at: Instant) -> None:
-        """End the link that a newer one of the same name replaces.
-
-        What it had sent before is applied first: those signs of life were given. But
-        not what it goes on to write, which might never end.
-        """
-        if older.gateway is not None:
-            self._read(older, at.now, owed=older.unread())
-        if older.is_open:
-            self.book.refuse(
-                older,
-                older.conversation.close(
-                    Code.REPLACED,
-                    "the same name connected anew; do not reconnect by yourself",
-                ),
-            )
-
-    def _greet(self, link: SocketLink, hello: Hello) -> None:
-        self._hand_over()
-        self._greeter.greet(link, hello, newest=self.presence.decided.next_seq - 1)
+    def _read_out(self, link: SocketLink, now: float) -> None:
+        """Read what a link has sent up to now, and not what it goes on to write."""
+        self._read(link, now, owed=link.unread())
 
     def _end_lost_sessions(self, now: float) -> None:
-        """Go on ending the sessions of gateways that came back fresh."""
-        for number, (losing, place) in list(self._losing.items()):
-            gateway = losing.link.gateway
-            assert gateway is not None
-            place = self.presence.lose(
-                gateway, place, self._instant(now), limit=LOSE_STEPS
-            )
-            if place >= 0:
-                self._losing[number] = (losing, place)
-                continue
-            del self._losing[number]
-            if losing.link.is_open:
-                self._greet(losing.link, losing.hello)
-                for request, at in losing.backlog:
-                    self._take(losing.link, request, at)
-                self._ready[number] = losing.link
-
-    # --- endings --------------------------------------------------------------
-
-    def _acknowledge(self, link: SocketLink, ack: Ack, at: Instant) -> None:
-        following = self._journal.durable_seq + 1
-        if ack.seq >= following:
-            refusal = link.conversation.refuse(
-                Code.BAD_OPTION,
-                f"ack of {ack.seq}, but the next record will be {following}",
-                at.now,
-                n=ack.n,
-                frame="ack",
-            )
-            self.book.refuse(link, refusal)
-        else:
-            link.outbox.acknowledge(ack.seq)
+        for link in self._requests.end_lost_sessions(self._instant(now)):
+            self._ready[link.number] = link
 
     def _instant(self, now: float) -> Instant:
         return self._clock.instant(now, self._clock.mono())

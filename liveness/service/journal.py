@@ -19,6 +19,7 @@ from typing import Final
 import structlog
 import trio
 
+from liveness.core.decisions import Decisions
 from liveness.core.records import Changes
 from liveness.core.timers import Fire, Order
 from liveness.metrics import Counts
@@ -111,6 +112,14 @@ class Journal:
         return self._waiting[0][0] - 1 if self._waiting else self.mark
 
     # --- what the engine says -------------------------------------------------
+
+    def take_over(self, decided: Decisions) -> None:
+        """Queue what was decided since the last time, if anything was."""
+        changes = decided.take()
+        if not changes:
+            return
+        self._observe("decided", changes.due)
+        self.append(changes)
 
     def append(self, changes: Changes) -> None:
         """Queue what was decided. On disk once `durable_mark` reaches `mark`."""
@@ -273,6 +282,13 @@ class Journal:
         self._counts.commits.observe(self._clock.mono() - began)
         self._is_written(batch)
 
+    def _observe(self, stage: str, due: list[float]) -> None:
+        """Count how late a stage is for those who had a deadline."""
+        now, lateness = self._clock.mono(), self._counts.lateness[stage]
+        for moment in due:
+            if moment:
+                lateness.observe(now - moment)
+
     def _is_written(self, batch: Batch) -> None:
         for _ in range(batch.changes):
             self._waiting.popleft()
@@ -283,11 +299,7 @@ class Journal:
         self.pending_ends -= batch.ends
         if batch.records:
             self.durable_seq = batch.records[-1].seq
-        now = self._clock.mono()
-        lateness = self._counts.lateness["durable"]
-        for due in batch.due:
-            if due:
-                lateness.observe(now - due)
+        self._observe("durable", batch.due)
         self._published(batch)
         self.is_settled()
 

@@ -1,0 +1,82 @@
+"""What an operator is told, in the log, of how users speak and come due."""
+
+from typing import Final
+
+import structlog
+
+from liveness.core.cadence import TIMES
+from liveness.core.guard import Begun
+from liveness.core.presence import Presence
+from liveness.service.clock import Clock
+from liveness.service.logs import Every
+
+# How often users speak is looked at so often; it changes over minutes.
+LOOK_EVERY_S: Final = 2.0
+# Advice on a timeout comes no more often: who is on call cannot follow it at night.
+ADVICE_EVERY_S: Final = 3_600.0
+
+_cadence_log = structlog.get_logger("cadence")
+_guard_log = structlog.get_logger("guard")
+
+
+class Advice:
+    """Tells of storms, and of timeouts that are too short.
+
+    Args:
+        presence: What is told of.
+        clock: By which it is seldom told.
+    """
+
+    def __init__(self, presence: Presence, clock: Clock) -> None:
+        self._presence = presence
+        self._advise = Every(ADVICE_EVERY_S, clock=clock.mono)
+        self._look_at = 0.0  # monotonic
+
+    def of_storms(self, now: float) -> None:
+        """Tell which began and ended, as of an attended second: two lines a storm."""
+        if self._presence.guard is None:
+            return
+        for one in self._presence.guard.take(now):
+            if isinstance(one, Begun):
+                _guard_log.warning(
+                    "storm: too many users came due at once, and are held",
+                    gateway=one.gateway,
+                    due=one.due,
+                    users=one.users,
+                    hold_s=round(one.left, 1),
+                    likely=one.cause,
+                    todo="wait, or `liveness guard release`",
+                )
+            else:
+                _guard_log.warning(
+                    "storm is over",
+                    gateway=one.gateway,
+                    why=one.why,
+                    saved=one.saved,
+                    others=one.others,
+                )
+
+    def of_timeouts(self, mono: float, now: float) -> None:
+        """Tell which timeouts are too short for how often users speak, if it is time.
+
+        Args:
+            mono: Monotonic seconds.
+            now: Attended seconds.
+        """
+        if mono < self._look_at:
+            return
+        self._look_at = mono + LOOK_EVERY_S
+        for gateway in self._presence.look_at_cadence(now):
+            timeout = gateway.timeout or self._presence.timeout
+            interval = self._presence.interval(gateway)
+            assert interval is not None
+            self._advise(
+                _cadence_log.warning,
+                "the timeout is under twice the usual interval of its users",
+                key=gateway.name,
+                gateway=gateway.name,
+                timeout_s=timeout,
+                interval_s=round(interval, 3),
+                todo=f"raise the timeout to {TIMES * interval:g} s or more, or have its "
+                f"users speak every {timeout / TIMES:g} s",
+            )
