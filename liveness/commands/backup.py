@@ -10,16 +10,16 @@ between the backup and the start of what is restored: all get a fresh timeout.
 
 import io
 import os
+import secrets
 import shutil
 import signal
 import sqlite3
 import sys
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 from liveness.bench.progress import Stage, shown
 from liveness.commands import CommandError
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 # Copies of both, the archive, and what the sidecar may write meanwhile.
 ROOM: Final = 2
 SPARE_BYTES: Final = 64 * 2**20
-TERMINATED: Final = 128 + signal.SIGTERM  # as a shell reports it
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM)
+# That it was ended by a signal is reported as a shell does: by this and its number.
+ENDED: Final = 128
 
 _DAMAGE: Final = frozenset(
     {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
@@ -58,10 +58,11 @@ def backup(state: Path, file: Path, *, force: bool, out: TextIO) -> None:
     with _reporting() as stage, _failing(state, file), opened(state) as files:
         counted = files.counted()
         _check_room(files, file)
-        with _ended_in_order(), _beside(file) as folder:
+        with _Ending() as ending, _beside(file, ending) as folder:
             archive = folder / "archive"
             _write(files, folder, archive, stage)
             size = archive.stat().st_size
+            ending.is_too_late = True
             _publish(archive, file, force=force)
     out.write(
         f"backed up {state} to {file} ({size / 1e6:,.1f} MB): records up to "
@@ -134,38 +135,50 @@ def _untold(_what: str, _share: object) -> None:
     """Nobody watches."""
 
 
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Has SIGTERM leave nothing behind, as Ctrl-C does."""
+class _Ending:
+    """Has a signal that ends the command leave nothing behind, whenever it comes.
 
-    def end(_number: int, _frame: object) -> NoReturn:
-        sys.exit(TERMINATED)
-
-    was = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, was)
-
-
-@contextmanager
-def _beside(file: Path) -> Iterator[Path]:
-    """A private folder on the disk where the file will be.
-
-    Signals wait while it is made and taken away: between a folder and its name there is a
-    moment in which nobody would know what to take away.
+    That holds for a terminal that is hung up as well, unless the command is to outlive it
+    (`nohup`).
     """
-    folder: Path | None = None
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+
+    def __init__(self) -> None:
+        self.is_too_late = False  # to change anything
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._end)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _end(self, number: int, _frame: object) -> None:
+        if self.is_too_late:
+            return
+        self.is_too_late = True  # a second one is not to end the tidying up
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(ENDED + number)
+
+
+@contextmanager
+def _beside(file: Path, ending: _Ending) -> Iterator[Path]:
+    """A private folder on the disk where the file will be."""
+    # Named before it is made: whatever comes in between knows what to take away.
+    folder = file.parent / f".{file.name}.{secrets.token_hex(8)}"
     try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{file.name}.", dir=file.parent))
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        yield folder
+        try:
+            folder.mkdir(0o700)
+            yield folder
+        finally:
+            ending.is_too_late = True
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-        if folder is not None:
+        if folder.exists():
             shutil.rmtree(folder)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _write(state: State, folder: Path, archive: Path, stage: Stage) -> None:
@@ -219,7 +232,12 @@ def _publish(archive: Path, file: Path, *, force: bool) -> None:
             file.touch(0o600, exist_ok=False)  # unlike a rename, over nothing
         except FileExistsError:
             raise _exists(file) from None
-    archive.replace(file)
+    try:
+        archive.replace(file)
+    except OSError:
+        if not force:
+            file.unlink()
+        raise
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -189,7 +189,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
 )
 def test_one_that_is_ended_leaves_nothing_behind(
     large: Path, tmp_path: Path, number: int, code: int
@@ -208,3 +209,40 @@ def test_one_that_is_ended_leaves_nothing_behind(
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert [*tmp_path.iterdir()] == []
+
+
+# As the folder is made, as it is taken away again, as FILE is claimed and as it is named.
+@pytest.mark.parametrize(
+    ("calls", "code", "left"),
+    [
+        ("?mkdir,mkdirat", 143, []),
+        ("?mkdir,mkdirat,?rmdir,unlinkat", 143, []),
+        ("?rmdir,unlinkat", 0, ["b.tar"]),
+        ("openat -P {file}", 0, ["b.tar"]),
+        ("?rename,?renameat,renameat2", 0, ["b.tar"]),
+    ],
+)
+def test_a_signal_in_its_worst_moment_leaves_all_or_nothing(
+    start: Start, tmp_path: Path, calls: str, code: int, left: list[str]
+) -> None:
+    sidecar = start()
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    file = folder / "b.tar"
+    calls, *options = calls.format(file=file).split()
+    strace = ["strace", "-f", "-o", f"{tmp_path}/said", *options]
+    strace += ["-e", f"trace={calls}", "-e", f"inject={calls}:signal=TERM"]
+    done = subprocess.run(
+        strace + command(sidecar.state, file),
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "SIGTERM" in (tmp_path / "said").read_text()
+    assert (done.returncode, done.stderr) == (code, "")
+    assert [path.name for path in folder.iterdir()] == left
+    if left:
+        unpacked(file, folder / "unpacked")
