@@ -574,7 +574,7 @@ def release_users(
     release(path, name, out=sys.stdout)
 
 
-@app.command(help_epilogue="Example: liveness backup /var/backups/liveness.tar")
+@app.command(help_epilogue="Example: liveness backup state.tar")
 def backup(
     file: Annotated[
         str,

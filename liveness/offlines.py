@@ -82,7 +82,9 @@ def _uid(value: object) -> Uid:
         return uid_of(value)
     if is_uid(value):
         return value
-    raise ValueError(f'"uid" is {_shown(value)}: it must be a string or an integer')
+    raise ValueError(
+        f'"uid" is {_shown(value)}: it must be a string, or an integer from 0 to 2^63-1'
+    )
 
 
 def _at(value: object) -> int:

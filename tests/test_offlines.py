@@ -49,7 +49,8 @@ def test_every_user_is_told_apart_as_in_our_own_lines(uid: str | int) -> None:
         ("[" * 50_000, "it is no JSON object"),
         ('{"at": 1789000030004}', 'it has no "uid"'),
         ('{"uid": "ada"}', 'it has no "at"'),
-        ('{"uid": null, "at": 1789000030004}', '"uid" is null: it must be a string or an integer'),
+        ('{"uid": null, "at": 1789000030004}', '"uid" is null: it must be a string, or an integer from 0 to 2^63-1'),
+        ('{"uid": 9223372036854775808, "at": 1789000030004}', '"uid" is 9223372036854775808: it must be a string, or an integer from 0 to 2^63-1'),
         ('{"uid": 1.5, "at": 1789000030004}', '"uid" is 1.5: it must be'),
         ('{"uid": "", "at": 1789000030004}', "'' is no uid: a string of 1 to 255 bytes"),
         *((f'{{"uid": "ada", "at": {at}}}', f'"at" is {at}: it must be Unix milliseconds (1789000030004), Unix seconds (1789000030.004), or ISO 8601 with a zone (')

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
 from math import inf
 from pathlib import Path
 from sys import intern
@@ -37,14 +36,17 @@ from liveness.compare import (
 )
 from liveness.core.records import GAP, OFFLINE, Logged, Record, Uid
 from liveness.offlines import Lines
+from liveness.service import stopfile
 from liveness.service.logbook import Logbook, Sought, log_in
 from liveness.text import local_time, uid_text
 
 STDIN: Final = 0
 PIECE_BYTES: Final = 65_536
 SETTLE_EVERY_S: Final = 1.0
-# Of a file, which is sorted in memory: some 250 bytes a line.
+# Of a file, which is sorted in memory: some 250 bytes a line that was understood. The
+# others, and lines without end, are bounded with them.
 MOST_LINES: Final = 5_000_000
+MOST_BYTES: Final = 4 * 2**30
 # Of a log on disk: how long a look takes about, and of how many records.
 LOOK_S: Final = 0.2
 LOOK_RECORDS: Final = 1_000
@@ -74,7 +76,7 @@ def compare_file(path: Path, folder: Path, options: Options) -> int:
         StateError: The log cannot be read.
     """
     reader, within_ms = Reader(options.tell), options.within_ms
-    lines = _bounded(reader.read(_lines_of(path)), path)
+    lines = [*reader.read(_lines_of(path))]
     lines.sort(key=lambda told: told[1].at)
     there = Span(lines[0][1].at, lines[-1][1].at) if lines else NOBODY
     with log_in(folder, clock=perf_counter) as book:
@@ -97,11 +99,14 @@ def compare_file(path: Path, folder: Path, options: Options) -> int:
 
 
 def _lines_of(path: Path) -> Iterator[bytes | None]:
-    lines = Lines()
+    lines, count, size = Lines(), 0, 0
     try:
         with path.open("rb") as file:
             while data := file.read(PIECE_BYTES):
-                yield from lines.feed(data)
+                found = lines.feed(data)
+                count, size = count + len(found), size + len(data)
+                _check_size(path, count, size)
+                yield from found
     except OSError as error:
         raise CommandError(
             f"{path}: {error.strerror}; name a file of lines, or - for those on stdin"
@@ -109,24 +114,25 @@ def _lines_of(path: Path) -> Iterator[bytes | None]:
     yield from lines.end()
 
 
-def _bounded(found: Iterable[tuple[Uid, Line]], path: Path) -> list[tuple[Uid, Line]]:
-    lines = list(islice(found, MOST_LINES + 1))
-    if len(lines) > MOST_LINES:
-        raise CommandError(f"{path} has more than {MOST_LINES:,} lines; split it")
-    return lines
+def _check_size(path: Path, lines: int, size: int) -> None:
+    if lines > MOST_LINES or size > MOST_BYTES:
+        raise CommandError(
+            f"{path} has more than {MOST_LINES:,} lines, or {MOST_BYTES:,} bytes; split it"
+        )
 
 
 def _span(book: Logbook, folder: Path, tell: Tell) -> Span:
-    """From when to when the log can tell; until now, if nobody has been offline since."""
+    """From when to when the log can tell; until now, unless its sidecar was stopped."""
     oldest, newest = book.oldest(), book.newest()
     if oldest is None or newest is None:
         raise CommandError(
             f"the log in {folder} is empty, and nothing can be compared with it: name "
             "the sidecar's state directory with --state"
         )
-    span = f"from {local_time(oldest.at)} to {local_time(newest.at)}"
-    tell(f"comparing with the log in {folder}, {span}")
-    return Span(oldest.at, wall_ms())
+    stopped = stopfile.stopped_at(folder, log=book.log(), seq=newest.seq)
+    until = "now" if stopped is None else f"{local_time(stopped)}, the sidecar's stop"
+    tell(f"comparing with the log in {folder}, from {local_time(oldest.at)} to {until}")
+    return Span(oldest.at, wall_ms() if stopped is None else stopped)
 
 
 def _merged(

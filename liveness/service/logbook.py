@@ -187,6 +187,10 @@ class Logbook:
         row = self._read(lambda db: db.execute(query, [uid]).fetchone())
         return None if row is None else OnlineRow._make(row)
 
+    def log(self) -> str:
+        """The log's id."""
+        return str(self._read(lambda db: meta(db, "log")))
+
     def oldest(self) -> Mark | None:
         """Where the log begins by now; None if it is empty."""
         return self._read(_oldest)

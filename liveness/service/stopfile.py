@@ -108,25 +108,14 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
         of this log.
     """
     path = folder / NAME
-    try:
-        packed = path.read_bytes()
-    except FileNotFoundError:
+    packed = _packed(path)
+    if packed is None:
         return Clocks()
-    except OSError as error:
-        raise StateError(
-            f"{path} cannot be read ({error.strerror}); make it readable, or remove it "
-            "to give everyone a fresh timeout"
-        ) from error
     path.unlink()
     # Used twice, after a loss of power, it would take users back to an earlier clock.
     _sync(folder)
     try:
-        head, body = decode(packed)
-        version, of_log, of_seq, stopped_ms, crc = decode(head)
-        if version != _VERSION or zlib.crc32(body) != crc:
-            raise ValueError("it is damaged or of another version")
-        if (of_log, of_seq) != (log, seq):
-            raise ValueError("it belongs to another end of the log")
+        stopped_ms, body = _opened(packed, log, seq)
         clocks = Clocks(decode(body), away=max(0.0, (wall_ms - stopped_ms) / 1000))
     except (ValueError, TypeError) as error:
         _log.warning(
@@ -136,6 +125,50 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
         )
         return Clocks()
     return clocks
+
+
+def stopped_at(folder: Path, *, log: str, seq: int) -> int | None:
+    """When the sidecar was stopped that wrote this end of this log; the file stays.
+
+    Returns:
+        Unix milliseconds; None if it runs, or ended without being able to say so.
+    Raises:
+        StateError: The file cannot be read.
+    """
+    packed = _packed(folder / NAME)
+    if packed is None:
+        return None
+    try:
+        return _opened(packed, log, seq)[0]
+    except (ValueError, TypeError):
+        return None  # the next start says why it is of no use
+
+
+def _packed(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateError(
+            f"{path} cannot be read ({error.strerror}); make it readable, or remove it "
+            "to give everyone a fresh timeout"
+        ) from error
+
+
+def _opened(packed: bytes, log: str, seq: int) -> tuple[int, bytes]:
+    """When it was written, and the clocks, still packed.
+
+    Raises:
+        ValueError: It is of no use for this end of this log.
+    """
+    head, body = decode(packed)
+    version, of_log, of_seq, stopped_ms, crc = decode(head)
+    if version != _VERSION or zlib.crc32(body) != crc:
+        raise ValueError("it is damaged or of another version")
+    if (of_log, of_seq) != (log, seq):
+        raise ValueError("it belongs to another end of the log")
+    return stopped_ms, body
 
 
 def _sync(folder: Path) -> None:

@@ -17,8 +17,9 @@ import pytest
 
 from liveness.build import environment
 from liveness.cli import main
-from liveness.commands import comparereport
+from liveness.commands import compare, comparereport
 from liveness.commands.comparereport import AGREE, DIFFER
+from liveness.service import stopfile
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import ROOT, SOON_S, Sidecar, eventually
 
@@ -294,6 +295,33 @@ def test_a_file_of_the_past_is_compared_with_the_log_of_a_sidecar_up_or_down(
     assert told.startswith(f"liveness: comparing with the log in {past.state}, from ")
     past.kill()
     assert compared(lines)[:2] == (code, shown)
+
+
+def test_after_a_planned_stop_nothing_is_missed_here(
+    past: Sidecar, compared: Compare
+) -> None:
+    past.stop()
+    later = now_ms() + EDGE_MS
+    lines = [{"uid": "bob", "at": at} for at in (offlines(past)["eve"], later)]
+    eventually(lambda: now_ms() > later + EDGE_MS)
+    _, shown, told = compared(lines)
+    assert "the sidecar's stop\n" in told
+    assert "bob  line 2" not in shown
+    (past.state / stopfile.NAME).unlink()  # as if it had been killed
+    _, shown, told = compared(lines)
+    assert "to now\n" in told
+    assert "bob  line 2" in shown
+
+
+@pytest.mark.parametrize("bound", ["MOST_LINES", "MOST_BYTES"])
+def test_a_file_is_read_up_to_a_bound_whatever_is_in_it(
+    past: Sidecar, compared: Compare, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(compare, bound, 2)
+    code, shown, told = compared([{}, {}, {}])
+    assert (code, shown) == (1, "")
+    assert "theirs.jsonl has more than " in told
+    assert "; split it\n" in told
 
 
 def test_both_say_the_same_only_where_somebody_was_compared(

@@ -404,7 +404,7 @@ STAND_IN: Final = f"""#!/bin/bash
 case "$*" in
 *renameat2*) ${{CANNOT_EXCHANGE:-exec {PYTHON}}} "$@" ;;
 *" -m venv "*) mkdir -p "${{!#}}/bin" && cp "$0" "${{!#}}/bin/python" && touch "${{!#}}/pyvenv.cfg" ;;
-*_base_executable*) exit ${{IS_ELSEWHERE:-1}} ;;
+*_base_executable*) exec "${{SEEN:-/usr/bin/python3}}" "$@" ;;
 esac
 """
 
@@ -435,14 +435,39 @@ def alone(target: str, environ: dict[str, str]) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize(
+    ("seen", "is_told"),
+    [
+        ("/usr/bin/python3", False),
+        ("/srv/open/python3", False),
+        ("/srv/closed/python3", True),
+        ("/srv/open/closed", True),  # by a link
+        ("/home/alice/bin/python3", True),
+        ("/root/bin/python3", True),
+        ("/run/user/1000/python3", True),
+    ],
+)
 def test_a_python_that_the_unit_may_not_see_is_told_of(
-    quick: tuple[Path, dict[str, str]], code: int
+    host: Host, quick: tuple[Path, dict[str, str]], seen: str, is_told: bool
 ) -> None:
     _, environ = quick
-    done = alone("install", environ | {"IS_ELSEWHERE": str(code)})
-    assert done.returncode == 0
-    assert ("is in somebody's home" in done.stderr) == (code == 0)
+    for name, lies in (("closed", 0o700), ("open", 0o755)):
+        host.path(f"/srv/{name}").mkdir(mode=lies, exist_ok=True)
+    link = host.path(seen)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if seen == "/srv/open/closed":
+        host.run("cp", "/usr/bin/python3", "/srv/closed/of-its-own")
+        link.symlink_to("/srv/closed/of-its-own")
+    elif not link.exists():
+        host.run("cp", "/usr/bin/python3", seen)
+    done = host.run(
+        str(ROOT / "deploy/install"),
+        "install",
+        PYTHON=environ["PYTHON"],
+        DESTDIR="/srv/open/dest",
+        SEEN=seen,
+    )
+    assert ("may not see it" in done.stderr) == is_told
 
 
 @pytest.mark.parametrize("name", ["liveness", "liveness.old", "liveness.new"])
