@@ -442,9 +442,7 @@ def alone(target: str, environ: dict[str, str]) -> subprocess.CompletedProcess[s
         ("/srv/open/python3", False),
         ("/srv/closed/python3", True),
         ("/srv/open/closed", True),  # by a link
-        ("/home/alice/bin/python3", True),
-        ("/root/bin/python3", True),
-        ("/run/user/1000/python3", True),
+        *((f"{home}/of/one/python3", True) for home in ("/home", "/root", "/run/user")),
     ],
 )
 def test_a_python_that_the_unit_may_not_see_is_told_of(
