@@ -206,6 +206,37 @@ def test_what_is_installed_serves(host: Host) -> None:
         assert host.run("liveness", "status", "--quiet").returncode == 0
 
 
+def test_it_is_backed_up_and_restored_as_the_readme_says(host: Host) -> None:
+    text = (ROOT / "README.md").read_text().split("\n### Backups\n")[1]
+    backup, restore = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)[:2]
+    with serving(host) as socket, closing(Client(socket)) as gateway:
+        gateway.hello("gw-1")
+        gateway.send("login", "of then", {"conn": 1, "timeout": 3_600})
+        gateway.settle()
+        *_, line = [follow(host, line) for line in lines_of(backup)]
+        assert ": records up to " in line
+        gateway.send("login", "of later", {"conn": 2, "timeout": 3_600})
+        gateway.settle()
+    told(host)
+    for line in lines_of(restore):
+        follow(host, line)
+    units = "liveness.socket liveness.service"
+    assert told(host) == [f"stop {units}", f"start {units}"]
+    with serving(host) as socket, closing(Client(socket)) as gateway:
+        gateway.hello("gw-1")
+        online, _ = gateway.listed()
+        assert [*online] == ["of then"]
+
+
+def lines_of(block: str) -> list[str]:
+    return re.findall(r"^\$ sudo (.*)$", block, re.M)
+
+
+def follow(host: Host, line: str) -> str:
+    """Runs a line as root; what it says."""
+    return host.run("bash", "-c", line).stdout
+
+
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
