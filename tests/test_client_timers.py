@@ -403,9 +403,11 @@ def test_no_more_run_at_once_than_may_and_one_that_stands_still_delays_no_other(
     run: Run, is_async: bool
 ) -> None:
     started, go_on = list[str](), threading.Event()
+    begun = threading.Semaphore(0)
 
     def stand_still(one: liveness.Timer) -> None:
         started.append(one.key)
+        begun.release()
         assert go_on.wait(SOON_S)
 
     async def main(peer: Peer) -> None:
@@ -414,6 +416,7 @@ def test_no_more_run_at_once_than_may_and_one_that_stands_still_delays_no_other(
 
             async def stand_still_async(one: liveness.Timer) -> None:
                 started.append(one.key)
+                begun.release()
                 await go_on_async.wait()
 
             sidecar.task("s", at_once=3)(stand_still_async if is_async else stand_still)
@@ -422,8 +425,8 @@ def test_no_more_run_at_once_than_may_and_one_that_stands_still_delays_no_other(
             await link.fire(*(timer(n, f"k{n}") for n in range(6, 30)))
             assert {answer[1][0] for answer in await answers(link, 24)} == {"k"}
             await link.acks(29)  # the waiting ones too
-            while len(started) < 3:  # noqa: ASYNC110 - of threads, which may be late
-                await anyio.sleep(0.001)
+            for _ in range(3):  # threads may be late
+                assert await anyio.to_thread.run_sync(begun.acquire, True, SOON_S)
             assert (sorted(started), sidecar.stats().waiting) == (["s1", "s2", "s3"], 2)
             go_on.set()
             go_on_async.set()

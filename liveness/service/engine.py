@@ -76,7 +76,7 @@ class EngineLimits:
 
 
 class Engine:
-    """Applies what links ask for, and decides who is offline.
+    """Has applied what links ask for, and decides who is offline.
 
     Args:
         presence: The core, as far as users go.

@@ -33,17 +33,21 @@ def command(state: Path, file: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def backed_up(state: Path, file: Path) -> str:
-    done = subprocess.run(
-        command(state, file),
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
         cwd=ROOT,
         env=environment(),
         capture_output=True,
         text=True,
         timeout=60,
-        check=True,
+        check=False,
     )
-    assert done.stderr == ""
+
+
+def backed_up(state: Path, file: Path) -> str:
+    done = run(command(state, file))
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
@@ -232,15 +236,7 @@ def test_a_signal_in_its_worst_moment_leaves_all_or_nothing(
     calls, *options = calls.format(file=file).split()
     strace = ["strace", "-f", "-o", f"{tmp_path}/said", *options]
     strace += ["-e", f"trace={calls}", "-e", f"inject={calls}:signal=TERM"]
-    done = subprocess.run(
-        strace + command(sidecar.state, file),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run(strace + command(sidecar.state, file))
     assert "SIGTERM" in (tmp_path / "said").read_text()
     assert (done.returncode, done.stderr) == (code, "")
     assert [path.name for path in folder.iterdir()] == left
