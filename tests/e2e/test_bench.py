@@ -137,11 +137,12 @@ def until(bench: subprocess.Popen[str], told: str) -> str:
 
 def running_in(folder: Path) -> list[int]:
     """The processes that work in *folder*."""
-    return [
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if str(folder) in path.read_text(errors="replace")
-    ]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # ended by now
+            if str(folder) in path.read_text(errors="replace"):
+                found.append(int(path.parent.name))
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from liveness.cli import main
 from liveness.commands import compare, comparereport
 from liveness.commands.comparereport import AGREE, DIFFER
 from liveness.service import stopfile
+from tests.e2e.client import packed
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import ROOT, SOON_S, Sidecar, eventually
 
@@ -236,9 +237,14 @@ def past(start: Start) -> Sidecar:
     """eve and int:7 fell silent, ada logged out, bob is online."""
     sidecar = start(1, flush_s=0.1)
     gateway = sidecar.gateway("gw-1")
-    gateway.send("login", ["eve", "ada", 7], {"conn": [1, 2, 3]})
-    gateway.send("login", "bob", {"conn": 4, "timeout": 3_600})
-    gateway.send("logout", "ada", {"conn": 2})
+    # At once: ada is to log out in time, and bob to be online as the log begins.
+    gateway.send_bytes(
+        packed(
+            ["login", ["eve", "ada", 7], {"conn": [1, 2, 3]}],
+            ["login", "bob", {"conn": 4, "timeout": 3_600}],
+            ["logout", "ada", {"conn": 2}],
+        )
+    )
     gateway.settle()
     eventually(lambda: len(offlines(sidecar)) == 3)
     return sidecar

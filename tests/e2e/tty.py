@@ -1,5 +1,6 @@
 """A real terminal for a command, with a shell of its own."""
 
+import codecs
 import os
 import re
 import select
@@ -12,14 +13,15 @@ from typing import Self
 END_S = 60
 
 # Leads the session of a terminal, as a shell does, and stays when the demo has ended: a
-# terminal without its leader is hung up, and nobody could see how it was left.
+# terminal without its leader is hung up, and nobody could see how it was left. The
+# command tells its number itself, before anything else: later it would come amid its words.
 SHELL = """
 import fcntl, os, signal, subprocess, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 for number in (signal.SIGINT, signal.SIGTSTP, signal.SIGHUP):
     signal.signal(number, lambda *_: None)
-command = subprocess.Popen(sys.argv[1:])
-print("pid", command.pid, flush=True)
+told = lambda: print("pid", os.getpid(), flush=True)
+command = subprocess.Popen(sys.argv[1:], preexec_fn=told)
 while True:
     _, status = os.waitpid(command.pid, os.WUNTRACED)
     if os.WIFSTOPPED(status):
@@ -43,6 +45,8 @@ class Tty:
         self._before = termios.tcgetattr(self._theirs)
         self.out = ""
         self._from = 0
+        # A read may end in the middle of a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._shell = subprocess.Popen(
             [sys.executable, "-c", SHELL, sys.executable, *map(str, command)],
             stdin=self._theirs,
@@ -68,7 +72,7 @@ class Tty:
         while not (found := re.compile(pattern).search(self.text, self._from)):
             assert perf_counter() < until, self.text[-5_000:]
             if select.select([self._ours], [], [], 0.1)[0]:
-                self.out += os.read(self._ours, 65_536).decode(errors="replace")
+                self.out += self._decoder.decode(os.read(self._ours, 65_536))
         self._from = found.end()
         return found
 
