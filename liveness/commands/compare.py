@@ -180,7 +180,7 @@ async def compare_live(socket_path: Path, options: Options) -> int:
     # The moment at which both are there is known only once the link is.
     comparison = Comparison(options.within_ms, here=Span(inf), there=Span(inf))
     report = Report(comparison, reader, options)
-    beside = _Beside(socket_path, comparison, reader, report, options.tell)
+    beside = _Beside(socket_path, comparison, reader, report, options)
     failed: list[BaseExceptionGroup[CommandError]] = []
     try:
         await beside.run()
@@ -202,7 +202,7 @@ class _Beside:
         comparison: Is told of both.
         reader: Understands the lines.
         report: Is given what is settled.
-        tell: Is told what happens to the link.
+        options: How, and who is told what happens to the link.
     """
 
     def __init__(
@@ -211,23 +211,26 @@ class _Beside:
         comparison: Comparison,
         reader: Reader,
         report: Report,
-        tell: Tell,
+        options: Options,
     ) -> None:
         self._socket_path = socket_path
         self._comparison = comparison
         self._reader = reader
         self._report = report
-        self._tell = tell
+        self._tell = options.tell
+        self._within_ms = options.within_ms
+        self._feed = Feed(socket_path, after=None, kinds=[OFFLINE], tell=options.tell)
+        self._told_to = 0  # until when this side has told all, Unix milliseconds
         self.has_begun = False
 
     async def run(self) -> None:
         """Compares until the lines end, or a signal comes."""
-        feed = Feed(self._socket_path, after=None, kinds=[OFFLINE], tell=self._tell)
         try:
             with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async with trio.open_nursery() as nursery:
-                    await nursery.start(feed.follow, self._take)
-                    self._comparison.begin(wall_ms())
+                    await nursery.start(self._feed.follow, self._take)
+                    self._told_to = wall_ms()
+                    self._comparison.begin(self._told_to)
                     self.has_begun = True
                     nursery.start_soon(self._read, nursery.cancel_scope)
                     nursery.start_soon(self._settle)
@@ -237,7 +240,18 @@ class _Beside:
             if self.has_begun:
                 self._report.look_for(LAST_LOOKS_S)
                 with trio.CancelScope(shield=True):
-                    await self._write(self._comparison.finish(wall_ms()))
+                    await self._write(self._comparison.finish(self._now()))
+
+    def _now(self) -> int:
+        """Up to when this side has told all: now, or when the link was lost.
+
+        That holds until what was missed has come over the next one. What was told there
+        in between may be told here as well: it is not to be judged before that.
+        """
+        linked_ms = 1000 * (trio.current_time() - self._feed.linked_at)
+        if linked_ms >= self._within_ms:
+            self._told_to = wall_ms()
+        return self._told_to
 
     def _take(self, records: list[RecordMap]) -> bool:
         for record in records:
@@ -268,7 +282,7 @@ class _Beside:
         while True:
             await trio.sleep(SETTLE_EVERY_S)
             with trio.CancelScope(shield=True):  # or what is settled would be lost
-                await self._write(self._comparison.settle(wall_ms()))
+                await self._write(self._comparison.settle(self._now()))
 
     async def _write(self, settled: Iterable[Settled]) -> None:
         look = partial(_in_sidecar, self._socket_path)

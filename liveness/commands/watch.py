@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import uniform
 from typing import Any, Final, TextIO, cast
@@ -143,6 +144,7 @@ class Feed:
         self._kinds = list(kinds)
         self._tell = tell
         self._pause_s = pause_s
+        self.linked_at = inf  # by trio's clock; inf: there is no link
         # Unique, as a watcher of the same name would replace this one.
         host = socket.gethostname()[:24]
         self._name = f"watch-{host}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -167,6 +169,7 @@ class Feed:
         except OSError as error:
             raise unreachable(self._path, error) from None
         self._tell(f"watching {self._path} from seq {self._place() + 1} on")
+        self.linked_at = trio.current_time()
         task_status.started()
         while True:
             try:
@@ -175,8 +178,10 @@ class Feed:
                         pass
                     return
             except _Lost as lost:
+                self.linked_at = inf
                 self._tell(f"lost {self._path} ({lost}): connecting again")
             link = await self._reconnect()
+            self.linked_at = trio.current_time()
             self._tell(f"connected again, going on after seq {self._place()}")
 
     def _place(self) -> int:

@@ -166,6 +166,30 @@ def test_it_goes_on_over_a_restart_and_ends_with_the_account_when_asked_to(
     assert (code, lines, account["both"]) == (AGREE, [], 1)
 
 
+def test_while_the_sidecar_is_away_what_it_will_tell_is_not_missed_here(
+    start: Start,
+) -> None:
+    sidecar = start(1, flush_s=0.1)
+    place = sidecar.socket
+    with beside(sidecar) as shadow:
+        sidecar.stop()
+        sidecar.socket = place.with_name("elsewhere")
+        gateway = sidecar.start().gateway("gw-1")
+        gateway.send("login", "ada", {"conn": 1})
+        gateway.settle()
+        eventually(lambda: "ada" in offlines(sidecar))
+        shadow.offline("ada", offlines(sidecar)["ada"])
+        wait_ms(1000 * (2 * WITHIN_S + 2 * compare.SETTLE_EVERY_S))
+        place.symlink_to(sidecar.socket)
+        eventually(lambda: any("connected again" in line for line in shadow.told()))
+        assert shadow.process.stdout is not None
+        assert json.loads(shadow.process.stdout.readline())["later_s"] == 0.0
+        shadow.hangs_up()
+        code, lines, account = shadow.ends()
+    assert (code, lines) == (AGREE, [])
+    assert (account["both"], account["only_there"], account["late"]) == (1, 0, 0)
+
+
 def test_what_was_compared_is_told_when_the_sidecar_ends_the_watch(
     start: Start,
 ) -> None:
