@@ -11,6 +11,9 @@ import pytest
 # are started that are to end by it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Under nohup, which holds for us, it is the same with SIGHUP.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

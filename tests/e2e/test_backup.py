@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -14,17 +14,18 @@ from typing import Final
 import pytest
 
 from liveness.build import environment
-from liveness.core.records import Record
-from liveness.service.store import Batch, Store
 from tests import disk
 from tests.e2e.client import Client, packed
 from tests.e2e.conftest import Start
-from tests.e2e.sidecar import ROOT, SOON_S, Sidecar
+from tests.e2e.sidecar import ROOT, SOON_S, Sidecar, eventually
 
 BACKUPS: Final = 3
 USERS: Final = 50  # that stay online
-# Records of a state of which a backup takes long enough to be interrupted.
-MANY: Final = 1_000_000
+# Under it each step of a backup is on disk a second later: it is ended in the middle.
+SLOWLY: Final = [
+    *("strace", "-D", "-o", "/dev/null", "-e", "trace=fsync"),
+    *("-e", "inject=fsync:delay_enter=1s"),
+]
 
 
 def command(state: Path, file: Path) -> list[str]:
@@ -33,11 +34,11 @@ def command(state: Path, file: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=ROOT,
-        env=environment(),
+        env=environment() | environ,
         capture_output=True,
         text=True,
         timeout=60,
@@ -59,7 +60,7 @@ def unpacked(file: Path, folder: Path) -> Path:
 
 @contextmanager
 def busy(sidecar: Sidecar) -> Iterator[Client]:
-    """A gateway whose users come and go, and whose timers fire and are done."""
+    """A gateway whose users come and go, and whose timers fire and are done by now."""
     gateway = sidecar.gateway("gw", kinds=[])
     gateway.send(
         "login", [f"user-{n}" for n in range(USERS)], {"conn": [*range(USERS)]}
@@ -82,6 +83,7 @@ def busy(sidecar: Sidecar) -> Iterator[Client]:
     thread = threading.Thread(target=work)
     thread.start()
     try:
+        eventually(lambda: ("done",) in sidecar.timer_rows("select state from timers"))
         yield gateway
     finally:
         is_over.set()
@@ -176,31 +178,15 @@ def test_what_is_restored_goes_on_and_its_gateways_go_on_with_it(
 # --- ended on the way ---------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state of which a backup takes a while."""
-    folder = tmp_path_factory.mktemp("s") / "state"
-    with closing(Store(folder)) as store:
-        store._db.execute("pragma synchronous = off")
-        for first in range(1, MANY, 100_000):
-            numbers = range(first, first + 100_000)
-            records = [
-                Record(n, "online", f"user-{n}", "gw", n, n, "login", 1)
-                for n in numbers
-            ]
-            store.write(Batch(records=[*records]))
-    return folder
-
-
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
 )
 def test_one_that_is_ended_leaves_nothing_behind(
-    large: Path, tmp_path: Path, number: int, code: int
+    sidecar: Sidecar, tmp_path: Path, number: int, code: int
 ) -> None:
     with subprocess.Popen(
-        command(large, tmp_path / "b.tar"),
+        SLOWLY + command(sidecar.state, tmp_path / "b.tar"),
         cwd=ROOT,
         env=environment(),
         stderr=subprocess.PIPE,
@@ -236,7 +222,8 @@ def test_a_signal_in_its_worst_moment_leaves_all_or_nothing(
     calls, *options = calls.format(file=file).split()
     strace = ["strace", "-f", "-o", f"{tmp_path}/said", *options]
     strace += ["-e", f"trace={calls}", "-e", f"inject={calls}:signal=TERM"]
-    done = run(strace + command(sidecar.state, file))
+    # Or it is Python, which makes a folder for bytecode, that a signal comes amid.
+    done = run(strace + command(sidecar.state, file), PYTHONDONTWRITEBYTECODE="1")
     assert "SIGTERM" in (tmp_path / "said").read_text()
     assert (done.returncode, done.stderr) == (code, "")
     assert [path.name for path in folder.iterdir()] == left
