@@ -28,10 +28,12 @@ Line = dict[str, Any]
 
 
 def eventually(
-    is_so: Callable[[], bool], otherwise: Callable[[], str] = lambda: "it never was so"
+    is_so: Callable[[], bool],
+    otherwise: Callable[[], str] = lambda: "it never was so",
+    within_s: float = SOON_S,
 ) -> None:
     """Asks until it is so."""
-    until = perf_counter() + SOON_S
+    until = perf_counter() + within_s
     while not is_so():
         assert perf_counter() < until, otherwise()
 

@@ -22,7 +22,7 @@ from liveness.commands.comparereport import AGREE, DIFFER
 from liveness.service import stopfile
 from tests.e2e.client import packed
 from tests.e2e.conftest import Start
-from tests.e2e.sidecar import ROOT, SOON_S, Sidecar, eventually
+from tests.e2e.sidecar import READY_S, ROOT, SOON_S, Sidecar, eventually
 
 WITHIN_S = 0.2
 Shown = list[dict[str, Any]]
@@ -79,7 +79,11 @@ def beside(sidecar: Sidecar, *arguments: str) -> Iterator[Shadow]:
     ):
         try:
             shadow = Shadow(process, sidecar.folder / "told")
-            eventually(lambda: any("watching" in line for line in shadow.told()))
+            eventually(
+                lambda: any("watching" in line for line in shadow.told()),
+                lambda: str(shadow.told()),
+                within_s=READY_S,
+            )
             yield shadow
         finally:
             process.kill()
