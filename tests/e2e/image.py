@@ -495,7 +495,9 @@ class Container:
 
     def stop(self, name: str = "") -> int:
         """Asks it to end as an engine does; its exit code."""
-        os.kill(self.pid, signal.Signals[name or self._stage.stop_signal])
+        pid = self.pid
+        assert pid, "it has no process yet"  # 0 would be all of ours
+        os.kill(pid, signal.Signals[name or self._stage.stop_signal])
         return self._process.wait(COMMAND_S)
 
 
