@@ -35,7 +35,7 @@ from tests.e2e.image import (
     network,
     send,
 )
-from tests.e2e.sidecar import eventually
+from tests.e2e.sidecar import READY_S, eventually
 
 ROOT: Final = Path(__file__).parents[1]
 HERE: Final = ROOT / "deploy" / "container"
@@ -176,7 +176,9 @@ def test_the_image_serves_is_well_and_ends_when_it_is_asked_to(
     log, kept = tmp_path / "log", volumes(image, tmp_path)
     with Container(image, log, network=net, mounts=kept) as sidecar:
         eventually(lambda: bool(sidecar.pid), lambda: sidecar.said)
-        eventually(lambda: sidecar.exec(*image.health).returncode == 0)
+        eventually(
+            lambda: sidecar.exec(*image.health).returncode == 0, within_s=READY_S
+        )
         version = sidecar.exec("liveness", "version")
         assert version.stdout.startswith(f"liveness {liveness.__version__} ")
         assert version.stdout.endswith("wheel: compiled\n")
@@ -193,7 +195,9 @@ def test_the_image_serves_is_well_and_ends_when_it_is_asked_to(
     # What was kept is served by the next one; one that does not start is not well.
     with Container(image, log, network=net, mounts=kept) as sidecar:
         eventually(lambda: bool(sidecar.pid), lambda: sidecar.said)
-        eventually(lambda: sidecar.exec(*image.health).returncode == 0)
+        eventually(
+            lambda: sidecar.exec(*image.health).returncode == 0, within_s=READY_S
+        )
     sleeping = ["/bin/sleep", "60"]
     with Container(image, log, network=net, command=sleeping, mounts=kept) as other:
         eventually(lambda: bool(other.pid), lambda: other.said)
@@ -579,11 +583,15 @@ def test_compose_has_users_watched_and_prometheus_sees_them(
     with Composed(image, net, tmp_path) as composed:
         sidecar = composed.up("sidecar")
         eventually(
-            lambda: composed.is_healthy("sidecar", sidecar), lambda: sidecar.said
+            lambda: composed.is_healthy("sidecar", sidecar),
+            lambda: sidecar.said,
+            within_s=READY_S,
         )
         gateway = composed.up("gateway")
         eventually(
-            lambda: composed.is_healthy("gateway", gateway), lambda: gateway.said
+            lambda: composed.is_healthy("gateway", gateway),
+            lambda: gateway.said,
+            within_s=READY_S,
         )
         users = composed.up("users")
         prometheus = composed.up("prometheus", prometheus_here)
@@ -614,7 +622,11 @@ def test_compose_has_users_watched_and_prometheus_sees_them(
             status, body = fetched(net, url)
             return json.loads(body)["data"]["result"] if status == 200 else []
 
-        eventually(lambda: bool(seen()), lambda: prometheus.said + users.said)
+        eventually(
+            lambda: bool(seen()),
+            lambda: prometheus.said + users.said,
+            within_s=READY_S,
+        )
         (found,) = seen()
         assert found["metric"]["instance"] == "sidecar:9874"
         _, rules = fetched(net, "http://127.0.0.1:9090/api/v1/rules")
