@@ -4,9 +4,10 @@ import os
 import sqlite3
 import tarfile
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from io import StringIO
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from liveness.service import backup as files
 from liveness.service import store as log_file
 from liveness.service import timertable
 from liveness.service.backup import BackupError
+from liveness.service.database import only_reading
 from liveness.service.store import Batch, CursorRow, Store
 from liveness.service.timertable import TimerTable
 from tests import disk
@@ -162,40 +164,77 @@ def test_unpacked_over_an_older_state_none_of_its_commits_come_back(
         assert store.bounds() == (1, 11)
 
 
+@contextmanager
+def noting(folder: Path) -> Iterator[Callable[[int], None]]:
+    """Notes a number in the timers' table first, and then in the log, without waiting for
+    the disk."""
+    with ExitStack() as stack:
+        databases = [
+            stack.enter_context(
+                closing(sqlite3.connect(folder / name, isolation_level=None))
+            )
+            for name in (timertable.DATABASE, log_file.DATABASE)
+        ]
+        for db in databases:
+            db.execute("pragma synchronous = off")
+
+        def note(number: int) -> None:
+            for db in databases:
+                with suppress(sqlite3.OperationalError):  # it was locked
+                    db.execute(
+                        "insert or replace into meta values ('test', ?)", [number]
+                    )
+
+        yield note
+
+
+def noted(folder: Path) -> tuple[int, int]:
+    """What a state that is opened has of the numbers, in its log and in its timers."""
+    query = "select coalesce(max(value), 0) from meta where key = 'test'"
+    with files.opened(folder) as state:
+        log, timers = (
+            int(db.execute(query).fetchone()[0]) for db in state._databases.values()
+        )
+    return log, timers
+
+
+def test_what_is_written_while_the_state_is_opened_is_in_both_or_in_neither(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number before each statement, amid the second try still."""
+    numbers = list(range(10, 0, -1))
+
+    with noting(folder) as note:
+
+        def disturb(_statement: str) -> None:
+            if numbers:
+                note(numbers.pop())
+
+        @contextmanager
+        def disturbed(path: Path) -> Iterator[sqlite3.Connection]:
+            with only_reading(path) as db:
+                db.set_trace_callback(disturb)
+                yield db
+
+        monkeypatch.setattr(files, "only_reading", disturbed)
+        assert noted(folder) == (10, 10)
+
+
 def test_the_state_is_as_of_one_moment(folder: Path) -> None:
-    """A number is noted in the timers' table first, and then in the log: without a pause,
-    and without waiting for the disk."""
+    """Whoever writes without a pause does so in no step with those who open it."""
     is_over = threading.Event()
 
-    def note() -> None:
-        log, timers = (
-            sqlite3.connect(folder / name, isolation_level=None)
-            for name in (log_file.DATABASE, timertable.DATABASE)
-        )
-        with closing(log), closing(timers):
-            for db in (log, timers):
-                db.execute("pragma synchronous = off")
-            number = 0
-            while not is_over.is_set():
-                number += 1
-                for db in (timers, log):
-                    with suppress(sqlite3.OperationalError):  # it was locked
-                        db.execute(
-                            "insert or replace into meta values ('test', ?)", [number]
-                        )
+    def write() -> None:
+        with noting(folder) as note:
+            for number in count(1):
+                if is_over.is_set():
+                    return
+                note(number)
 
-    def noted(db: sqlite3.Connection) -> int:
-        query = "select coalesce(max(value), 0) from meta where key = 'test'"
-        return int(db.execute(query).fetchone()[0])
-
-    writer = threading.Thread(target=note)
+    writer = threading.Thread(target=write)
     writer.start()
     try:
-        seen = []
-        for _ in range(100):
-            with files.opened(folder) as state:
-                log, timers = (noted(db) for db in state._databases.values())
-            seen.append((log, timers))
+        seen = [noted(folder) for _ in range(100)]
     finally:
         is_over.set()
         writer.join()
