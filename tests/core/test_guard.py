@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from liveness.core.gateways import STORM
@@ -500,6 +500,7 @@ def test_one_that_is_over_before_is_told_all_the_same(wheel_class: type[Wheel]) 
 
 
 @settings(BOUNDED)
+@example([(0.0, 1), (2 * TIMEOUT_S, 0)])
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 5)), max_size=50))
 def test_who_is_counted_is_so_for_a_revolution_and_little_longer(
     steps: list[tuple[float, int]],
