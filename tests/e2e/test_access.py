@@ -166,7 +166,8 @@ def test_each_role_and_seeing_everyone_is_a_right_of_its_own(
 
 
 def test_those_who_may_not_use_admin_take_up_nobodys_place(start: Start) -> None:
-    sidecar = start(socket_mode="0666", http_max_connections=12)
+    # However long it takes them all to connect, none is let go for being silent.
+    sidecar = start(socket_mode="0666", http_max_connections=12, http_request_s=600)
     with ExitStack() as stack:
         for _ in range(14):
             stack.enter_context(STRANGER.connect(sidecar.admin))
