@@ -263,6 +263,7 @@ def test_why_a_stream_was_refused_is_of_no_concern_to_the_next(
     with page.expect_response(lambda it: is_of_a_script(it.request)) as answered:
         asked[0].continue_()
     assert answered.value.status == 400
+    answered.value.finished()  # its head alone says nothing yet
     arrive(sidecar, name, f"after-{name}")
     record(page, f"after-{name}")
     expect(page.locator("#feed-note")).to_have_text("")
