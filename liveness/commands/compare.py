@@ -217,8 +217,7 @@ class _Beside:
         self._comparison = comparison
         self._reader = reader
         self._report = report
-        self._tell = options.tell
-        self._within_ms = options.within_ms
+        self._options = options
         self._feed = Feed(socket_path, after=None, kinds=[OFFLINE], tell=options.tell)
         self._told_to = 0  # until when this side has told all, Unix milliseconds
         self.has_begun = False
@@ -249,7 +248,7 @@ class _Beside:
         in between may be told here as well: it is not to be judged before that.
         """
         linked_ms = 1000 * (trio.current_time() - self._feed.linked_at)
-        if linked_ms >= self._within_ms:
+        if linked_ms >= self._options.within_ms:
             self._told_to = wall_ms()
         return self._told_to
 
@@ -259,7 +258,9 @@ class _Beside:
                 self._comparison.here(_record(record))
             else:
                 assert record["kind"] == GAP
-                self._tell("some offlines here are no longer kept, and are missing")
+                self._options.tell(
+                    "some offlines here are no longer kept, and are missing"
+                )
         return False
 
     async def _read(self, until: trio.CancelScope) -> None:
