@@ -64,12 +64,14 @@ def test_an_offline_user_is_explained_alike_with_a_sidecar_and_without(
 ) -> None:
     code, sentence, told = run(scene, "explain", "eve")
     assert (code, told) == (0, "")
+    found = json.loads(run(scene, "explain", "eve", "--json")[1])
+    silence = found["records"][0]["silence"]
+    assert silence >= 1
     assert re.fullmatch(
-        rf"offline at {CLOCK} after \d+\.\d s of silence; last heard: login at {CLOCK} "
-        rf"through gw-1; logged in {CLOCK}\n",
+        rf"offline at {CLOCK} after {silence:.1f} s of silence; last heard: login at "
+        rf"{CLOCK} through gw-1; logged in {CLOCK}\n",
         sentence,
     )
-    found = json.loads(run(scene, "explain", "eve", "--json")[1])
     assert found["told"] == sentence.strip()
     for door in ("http", "admin"):
         response, body = scene.ask(door, "GET", "/v1/users/eve")
