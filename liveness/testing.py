@@ -556,7 +556,12 @@ class ScriptedSidecar:
         )
         self._cursors = dict(disk.cursors)
         for name, timeout in disk.timeouts.items():
-            self._presence.set_timeout(self._presence.gateway(name), timeout)
+            self._presence.set_timeout(
+                self._presence.gateway(name),
+                timeout,
+                self._now,
+                in_force=disk.in_force[name],
+            )
         stopped = [
             (it.session, it.timeout, left, at.mono - it.seen, it.event)
             for it in disk.clocks
@@ -929,8 +934,9 @@ class ScriptedSidecar:
         self._named[link.key] = link
         if hello.role == GATEWAY:
             link.gateway = gateway = self._presence.gateway(hello.name)
-            self._presence.set_timeout(gateway, hello.timeout)
+            self._presence.set_timeout(gateway, hello.timeout, self._now)
             self._disk.timeouts[hello.name] = hello.timeout
+            self._disk.in_force[hello.name] = gateway.in_force
             gateway.linked(ping=hello.ping, now=self._now)
             if hello.fresh:
                 self._presence.lose(gateway, 0, self._at, limit=ALL)
@@ -985,6 +991,8 @@ class ScriptedSidecar:
         if self._is_disk_full:
             return
         self._disk.cursors = dict(self._cursors)
+        for gateway in self._presence.timeouts_over(self._now):
+            self._disk.in_force[gateway.name] = gateway.in_force
         if changes := self._presence.decided.take():
             settlement = self._disk.write(changes, LADDER)
             self._timetable.settled(changes.orders, settlement)

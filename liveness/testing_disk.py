@@ -25,6 +25,7 @@ class Disk:
     online: dict[int, OnlineRow] = field(default_factory=dict)
     cursors: dict[tuple[str, str], int] = field(default_factory=dict)
     timeouts: dict[str, float | None] = field(default_factory=dict)
+    in_force: dict[str, float] = field(default_factory=dict)  # by gateway
     clocks: list[Entry] = field(default_factory=list)  # as of a planned stop
     timers: dict[int, Due] = field(default_factory=dict)  # by id
     next_timer: int = 1

@@ -51,5 +51,5 @@ def schema_1(
         )
         db.executemany(
             "insert into cursors values (?, ?, ?, ?, ?)",
-            ((*key, *row) for key, row in (cursors or {}).items()),
+            ((*key, *row[:3]) for key, row in (cursors or {}).items()),
         )

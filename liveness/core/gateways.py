@@ -53,6 +53,9 @@ class Gateway:
     empty_at: float = NEVER
     settles_at: float = NEVER
     renew_until: float = NEVER
+    # The longest timeout that a session of its may still be under, and until when.
+    in_force: float = 0.0
+    in_force_until: float = NEVER
     cadence: Cadence = field(default_factory=Cadence)
 
     def linked(self, *, ping: float | None, now: float) -> None:
@@ -86,6 +89,14 @@ class Gateway:
             self.is_held_back = False
             self.renew_until = now
             self.settles_at = now + self.settle
+
+    def set_in_force(self, timeout: float, now: float) -> None:
+        """Note that its sessions are under *timeout* from their next event on.
+
+        Until then, or their deadline, they are under the one before, which may be longer.
+        """
+        self.in_force = max(self.in_force, timeout) if self.users else timeout
+        self.in_force_until = now + self.in_force
 
     def clearance(self, now: float, *, hold: float) -> Clearance:
         """Say which due users may be judged at *now*."""

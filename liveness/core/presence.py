@@ -148,7 +148,7 @@ class Presence:
         known = self.gateways.get(name)
         if known is None:
             number = self._free.pop() if self._free else self.wheel.add_gateway()
-            known = Gateway(name, number, self._settle)
+            known = Gateway(name, number, self._settle, in_force=self.timeout)
             self.gateways[name] = known
             self._by_number[number : number + 1] = [known]
         return known
@@ -164,10 +164,38 @@ class Presence:
                 self.guard.forget(gateway, now)
             self._free.append(gateway.number)
 
-    def set_timeout(self, gateway: Gateway, timeout: float | None) -> None:
-        """Set a gateway's silence timeout, or the server's again with None."""
+    def set_timeout(
+        self,
+        gateway: Gateway,
+        timeout: float | None,
+        now: float,
+        *,
+        in_force: float = 0.0,
+    ) -> None:
+        """Set a gateway's silence timeout, or the server's again with None.
+
+        Args:
+            gateway: The gateway.
+            timeout: For its users, from each one's next event on.
+            now: Attended seconds.
+            in_force: A longer one, if sessions that are to be restored are under it.
+        """
         gateway.timeout = timeout
         self.wheel.set_timeout(gateway.number, timeout or self.timeout)
+        gateway.set_in_force(max(timeout or self.timeout, in_force), now)
+
+    def timeouts_over(self, now: float) -> list[Gateway]:
+        """End the longer timeouts that no session is under any more; whose they were."""
+        over = [
+            gateway
+            for gateway in self.gateways.values()
+            if gateway.in_force > self.wheel.timeout_of(gateway.number)
+            and now
+            > max(gateway.in_force_until, gateway.renew_until + gateway.in_force)
+        ]
+        for gateway in over:
+            gateway.in_force = self.wheel.timeout_of(gateway.number)
+        return over
 
     # --- events ---------------------------------------------------------------
 
@@ -400,7 +428,8 @@ class Presence:
                 _, lasts, remaining, silence, event = clock
                 whole = own or lasts
             else:
-                remaining = whole = own or self.wheel.timeout_of(gateway.number)
+                # The timeout that its last event promised, not one set since.
+                remaining = whole = own or gateway.in_force
                 silence, event = 0.0, 0
             # Not in the future, whatever was done to the wall clock meanwhile: each new
             # connection would count as older.

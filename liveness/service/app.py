@@ -165,14 +165,15 @@ def _catch_up(table: TimerTable, store: Store) -> None:
     if not has_live:
         reached = newest
     while reached < newest:
-        records, reached, _ = store.read(
+        page = store.read(
             after=reached, until=newest, wanted=RUNS, limit=REPLAYED_AT_ONCE
         )
+        reached = page.reached
         with table.expecting_damage():
             table.write(
                 [
                     Fire(one.gateway, one.key, one.attempt, one.seq, one.at)
-                    for one in records
+                    for one in page.records
                     if isinstance(one, TimerRecord)
                 ],
                 seq=reached,

@@ -258,6 +258,8 @@ class Engine:
             for link in self.book.named.values():
                 link.outbox.follow()
             self._forget_gateways(now)
+            for gateway in presence.timeouts_over(now):
+                journal.keep_in_force(gateway.name, gateway.in_force)
         self._advice.of_timeouts(mono, now)
         self._journal.take_over(self.presence.decided)
         return self._next_turn(mono, now, has_more, judged > 0)
@@ -317,6 +319,12 @@ class Engine:
         return standing
 
     # --- names ----------------------------------------------------------------
+
+    def names_in_use(self) -> list[tuple[str, str]]:
+        """Names, with their roles, that have a link or users."""
+        gateways = self.presence.gateways.values()
+        with_users = [(GATEWAY, gateway.name) for gateway in gateways if gateway.users]
+        return [*self.book.named, *with_users]
 
     def why_kept(self, role: str, name: str) -> str | None:
         """Why a name cannot be forgotten by now; None if it can."""

@@ -154,12 +154,8 @@ class Cursor:
     Args:
         journal: The log.
         feed: Its tail.
-        role: Whether a gateway or a watcher reads.
-        name: Its name.
         wanted: Which records concern it.
         position: Everything up to here was given out, or did not concern it.
-        follows: It goes on from its stored cursor, which the retention moves past
-            what did not concern it; not so one that named a position of its own.
         is_guest: No gateway waits for it, and it waits for none at the disk.
     """
 
@@ -168,19 +164,14 @@ class Cursor:
         journal: Journal,
         feed: Feed,
         *,
-        role: str,
-        name: str,
         wanted: Wanted,
         position: int,
-        follows: bool,
         is_guest: bool = False,
     ) -> None:
         self.wanted = wanted
         self.position = position
         self._journal = journal
         self._feed = feed
-        self._key = (role, name)
-        self._follows = follows
         self._disk = feed.guests if is_guest else feed.disk
 
     def passes(self, commit: Commit) -> bool:
@@ -208,8 +199,6 @@ class Cursor:
             limit: At most this many.
             wall_ms: Now, as the stamp of a gap.
         """
-        if self._skip_what_did_not_concern():
-            return []
         if self._feed.reaches(self.position):
             return self._from_memory(limit)
         read = partial(
@@ -219,15 +208,13 @@ class Cursor:
             wanted=self.wanted,
             limit=limit,
         )
-        records, reached, first = await trio.to_thread.run_sync(
-            read, limiter=self._disk
-        )
-        if self.position + 1 < first:
-            gap = Gap(self.position + 1, first, wall_ms)
+        page = await trio.to_thread.run_sync(read, limiter=self._disk)
+        if self.position < page.lost:
+            gap = Gap(self.position + 1, page.first, wall_ms)
             self.position = gap.seq
             return [Entry(gap)]
-        self.position = reached
-        return [Entry(record) for record in records]
+        self.position = page.reached
+        return [Entry(record) for record in page.records]
 
     def _from_memory(self, limit: int) -> list[Entry]:
         taken: list[Entry] = []
@@ -239,13 +226,3 @@ class Cursor:
                 break
         self.position = end
         return taken
-
-    def _skip_what_did_not_concern(self) -> bool:
-        """Follow the stored cursor where the retention has moved it forward."""
-        if not self._follows or self.position + 1 >= self._journal.first:
-            return False
-        stored = self._journal.cursors.get(self._key)
-        if stored is None or stored.seq <= self.position:
-            return False
-        self.position = stored.seq
-        return True

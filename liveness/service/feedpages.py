@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from liveness.core.records import WATCHER, Wanted
+from liveness.core.records import Wanted
 from liveness.core.uids import MAX_INTEGER
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
@@ -114,11 +114,8 @@ class FeedPages:
         journal, log = self._journal, self._journal.store.log
         cursor = Cursor(
             *(journal, self._feed),
-            role=WATCHER,
-            name="",
             wanted=wanted,
             position=position,
-            follows=False,
             is_guest=True,
         )
         begin = json_line({"log": log, "seq": position, "new": is_new})

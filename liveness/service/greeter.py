@@ -56,22 +56,24 @@ class Greeter:
             seq = position if stored is None else stored.seq
             if hello.fresh:
                 seq = newest
-            journal.introduce(hello.role, hello.name, seq=seq, timeout=hello.timeout)
+            journal.introduce(
+                *(hello.role, hello.name),
+                seq=seq,
+                timeout=hello.timeout,
+                in_force=None if link.gateway is None else link.gateway.in_force,
+            )
             if hello.after is None:
                 position = seq
         is_all = hello.scope == "all"
         cursor = Cursor(
             journal,
             self._feed,
-            role=hello.role,
-            name=hello.name,
             wanted=Wanted(
                 None if is_all else hello.name,
                 hello.kinds,
                 runs=hello.name if hello.role == GATEWAY else None,
             ),
             position=position,
-            follows=hello.after is None and not is_all,
         )
         # `next` is a seq: it is shown once everything before it is on disk.
         link.outbox.welcome(

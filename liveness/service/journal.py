@@ -10,9 +10,10 @@ What is asked of timers goes to a journal of its own (`timerjournal`). A run is 
 in the log first; the timers' table follows.
 """
 
+import math
 import sqlite3
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -20,7 +21,7 @@ import structlog
 import trio
 
 from liveness.core.decisions import Decisions
-from liveness.core.records import Changes
+from liveness.core.records import GATEWAY, Changes
 from liveness.core.timers import Fire, Order
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
@@ -38,6 +39,11 @@ CURSOR_DELAY_S: Final = 1.0
 # Retention is looked at this often; a backlog is worked off in steps in between.
 TRIM_EVERY_S: Final = 10.0
 TRIM_PAUSE_S: Final = 0.05
+# That a name is in use is noted no more often than each fourth of the retention, which
+# leaves an idle disk alone. It is forgotten so much later, and by the time that a crash
+# between two looks costs: never before the last record that it was to get.
+USE_NOTED: Final = 1 / 4
+USE_SLACK_S: Final = 2 * TRIM_EVERY_S
 
 _log = structlog.get_logger("journal")
 
@@ -71,7 +77,6 @@ class Journal:
         self.pending_ends = 0  # and of that the records that end a session
         self.log_bytes = store.log_bytes()
         self.mark = 0
-        self.linked: set[tuple[str, str]] = set()
         self._clock = clock
         self._counts = counts
         self._published = published
@@ -81,6 +86,7 @@ class Journal:
         self._every = Every(SAY_AGAIN_S, clock=clock.mono)
         self._wake = Wake()
         self._is_urgent = False
+        self._note_use_after_ms = math.inf  # until `trim` knows the retention
         self._settled = trio.Event()
         self._writer = Writer("the log", store.path, clock=clock)
 
@@ -143,15 +149,31 @@ class Journal:
             self._wake.ring()
 
     def introduce(
-        self, role: str, name: str, *, seq: int, timeout: float | None
+        self,
+        role: str,
+        name: str,
+        *,
+        seq: int,
+        timeout: float | None,
+        in_force: float | None = None,
     ) -> int:
-        """Store a name with its cursor and timeout, at once; return its mark."""
+        """Store a name with its cursor and timeouts, at once; return its mark."""
         known = self.cursors.get((role, name))
         if known is not None:
             seq = max(seq, known.seq)
-        self.cursors[role, name] = CursorRow(seq, self._clock.wall_ms(), timeout)
+        self.cursors[role, name] = CursorRow(
+            seq, self._clock.wall_ms(), timeout, in_force
+        )
         self._dirty.add((role, name))
         return self.flush()
+
+    def keep_in_force(self, gateway: str, timeout: float) -> None:
+        """Store the longest timeout that a session of a gateway may still be under."""
+        known = self.cursors.get((GATEWAY, gateway))
+        if known is not None and known.in_force != timeout:
+            self.cursors[GATEWAY, gateway] = known._replace(in_force=timeout)
+            self._dirty.add((GATEWAY, gateway))
+            self._wake.ring()
 
     def forget(self, role: str, name: str) -> None:
         """Forget a name and its place in the log."""
@@ -191,6 +213,7 @@ class Journal:
         retention_s: float,
         most_bytes: int,
         most_ended: int,
+        in_use: Callable[[], Iterable[tuple[str, str]]],
         forgot: Callable[[dict[str, int]], None],
     ) -> None:
         """Keep the log and ended timers within the retention, in steps, for ever.
@@ -199,32 +222,30 @@ class Journal:
             retention_s: Seconds.
             most_bytes: Bytes of the log above which its oldest records go before that.
             most_ended: Ended timers above which the oldest go.
+            in_use: The names, with their roles, that have a link or users.
             forgot: Told how many timers of each state went.
         """
+        self._note_use_after_ms = retention_s * USE_NOTED * 1000
         while True:
             now_ms = self._clock.wall_ms()
             oldest_ms = now_ms - round(retention_s * 1000)
-            for key in self.linked & self.cursors.keys():
-                cursor = self.cursors[key]
-                # Often enough never to be taken for forgotten, and seldom enough to
-                # leave an idle disk alone.
-                if now_ms - cursor.used_ms > (now_ms - oldest_ms) / 4:
-                    self.cursors[key] = cursor._replace(used_ms=now_ms)
-                    self._dirty.add(key)
+            idle_ms = oldest_ms - round(self._note_use_after_ms + USE_SLACK_S * 1000)
+            for key in in_use():
+                self._note_use(key, now_ms)
             await self.settled()
             try:
                 step = partial(
                     self.store.trim,
                     oldest_ms=oldest_ms,
                     most_bytes=most_bytes,
-                    idle_ms=oldest_ms,
+                    idle_ms=idle_ms,
                 )
                 # What the table lacks after a crash is read from the log: that stays as
                 # it is while the table cannot be written.
                 is_behind = False
                 if self.timers.writer.failure is None:
                     is_behind = await self._writer.once(step)
-                await self._after_trim(idle_ms=oldest_ms)
+                await self._after_trim(idle_ms=idle_ms)
                 gone = await self.timers.writer.once(
                     partial(
                         self.timers.table.trim, oldest_ms=oldest_ms, most=most_ended
@@ -248,8 +269,14 @@ class Journal:
         for key in list(self.cursors):
             if key not in stored and self.cursors[key].used_ms < idle_ms:
                 del self.cursors[key]
-            elif key in stored and stored[key].seq > self.cursors[key].seq:
-                self.cursors[key] = stored[key]
+
+    def _note_use(self, key: tuple[str, str], now_ms: int) -> None:
+        """Note that a name is in use, or will have something to read."""
+        cursor = self.cursors.get(key)
+        if cursor is not None and now_ms - cursor.used_ms > self._note_use_after_ms:
+            self.cursors[key] = cursor._replace(used_ms=now_ms)
+            self._dirty.add(key)
+            self._wake.ring()
 
     def _hurry(self) -> None:
         self._is_urgent = True
@@ -299,6 +326,12 @@ class Journal:
         self.pending_ends -= batch.ends
         if batch.records:
             self.durable_seq = batch.records[-1].seq
+            now_ms = self._clock.wall_ms()
+            for name in {record.gateway for record in batch.records} | {
+                record.from_gateway for record in batch.records
+            }:
+                if name is not None:
+                    self._note_use((GATEWAY, name), now_ms)
         self._observe("durable", batch.due)
         self._published(batch)
         self.is_settled()

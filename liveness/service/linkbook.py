@@ -42,7 +42,7 @@ class LinkBook:
     Args:
         attended: Attended time, for gateways whose link ends.
         clock: For the log.
-        journal: Told which names are linked; knows those that were.
+        journal: Knows the names that were linked.
         counts: Where refusals are counted.
         access: Who may be what.
         limits: How many there may be.
@@ -150,7 +150,6 @@ class LinkBook:
         key = (hello.role, hello.name)
         self.named[key] = link
         self._strangers.pop(link.number, None)
-        self._journal.linked.add(key)
         _log.info(
             "link up", role=hello.role, name=hello.name, link=link.number,
             pid=link.peer.pid, uid=link.peer.uid,
@@ -253,7 +252,6 @@ class LinkBook:
         if hello is None or self.named.get((hello.role, hello.name)) is not link:
             return
         del self.named[hello.role, hello.name]
-        self._journal.linked.discard((hello.role, hello.name))
         if link.gateway is not None:
             link.gateway.unlinked(self._attended.now)
         _log.info(

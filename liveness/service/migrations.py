@@ -116,7 +116,21 @@ def _pages(rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[int, int, int, byt
         yield records[-1][0], records[0][0], newest, encode(records)
 
 
-LOG: Final[Steps] = {1: _to_pages}
+def _to_checksums(db: sqlite3.Connection) -> None:
+    """Pages with a checksum; what was trimmed by name; timeouts in force.
+
+    Pages of before have none: to read gigabytes would keep the sidecar from starting.
+    """
+    for statement in (
+        "alter table log add column crc integer",
+        "alter table cursors add column in_force real",
+        "create table trimmed (name text primary key, seq integer not null) strict, "
+        "without rowid",
+    ):
+        db.execute(statement)
+
+
+LOG: Final[Steps] = {1: _to_pages, 2: _to_checksums}
 
 # --- timers -------------------------------------------------------------------
 

@@ -229,7 +229,7 @@ class Requests:
         if hello.role == GATEWAY:
             gateway = self._presence.gateway(hello.name)
             link.gateway = gateway
-            self._presence.set_timeout(gateway, hello.timeout)
+            self._presence.set_timeout(gateway, hello.timeout, at.now)
             gateway.linked(ping=hello.ping, now=at.now)
             if self._was_losing(gateway) or hello.fresh:
                 self._losing[link.number] = (_Losing(link, hello, []), 0)

@@ -247,6 +247,7 @@ class Sidecar:
                     retention_s=self.config.state.retention_s,
                     most_bytes=self.config.state.retention_bytes,
                     most_ended=self.config.timers.max_ended,
+                    in_use=self.engine.names_in_use,
                     forgot=self.timetable.forgot,
                 )
             )
@@ -289,9 +290,13 @@ class Sidecar:
             wall_ms=wall_ms,
         )
         for (role, name), cursor in self.journal.cursors.items():
-            if role == GATEWAY and cursor.timeout is not None:
+            timeout = cursor.timeout or self.config.timeout_s
+            in_force = cursor.in_force or timeout
+            if role == GATEWAY and (cursor.timeout or in_force > timeout):
                 gateway = self.presence.gateway(name)
-                self.presence.set_timeout(gateway, cursor.timeout)
+                self.presence.set_timeout(
+                    gateway, cursor.timeout, at.now, in_force=in_force
+                )
         self.presence.restore(self._store.online(), at, stopped)
         if len(self.presence):
             _log.info("restored", users=len(self.presence), clocks=len(stopped))

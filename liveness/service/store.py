@@ -2,7 +2,8 @@
 
     log       what was decided, in order: a row a page of records of one commit
     online    whose session is open: the log's effect, changed with it
-    cursors   how far each gateway and watcher has acknowledged
+    cursors   how far each gateway and watcher has acknowledged, and a gateway's timeouts
+    trimmed   for each name the newest record that concerned it and is no longer kept
     meta      the log's id, the schema's version; the logs that it was a copy of, and
               up to which seq it is the same as each
 
@@ -31,11 +32,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
+from zlib import crc32
 
 import structlog
 
 from liveness.core.records import (
-    GATEWAY,
     Logged,
     OnlineFields,
     OnlineRow,
@@ -58,7 +59,7 @@ from liveness.service.database import (
 )
 from liveness.text import EXACT_IN_JSON, json_line, uid_text, utc_time
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 DATABASE: Final = "liveness.db"
 # Of `meta`: when a copy was made, in Unix milliseconds, until it is first opened.
 COPIED: Final = "copied"
@@ -83,7 +84,7 @@ _TABLES: Final = f"""
 create table meta (key text primary key, value any) strict, without rowid;
 create table log (
     last integer primary key, first integer not null, newest integer not null,
-    records blob not null, check (first <= last)) strict;
+    records blob not null, crc integer, check (first <= last)) strict;
 create trigger log_goes_on before insert on log
     when new.first <= (select max(last) from log)
     begin select raise(abort, 'a seq is given twice'); end;
@@ -92,8 +93,10 @@ create table online (
     conn integer, gateway text not null, timeout real) strict;
 create table cursors (
     role text not null, name text not null, seq integer not null,
-    used integer not null, timeout real, primary key (role, name)
+    used integer not null, timeout real, in_force real, primary key (role, name)
     ) strict, without rowid;
+create table trimmed (name text primary key, seq integer not null) strict,
+    without rowid;
 insert into meta values ('schema', {SCHEMA});
 """
 
@@ -111,7 +114,7 @@ _FORGET_ONLINE: Final = (
     "delete from online where session in (select value from json_each(?))"
 )
 _PUT_CURSORS: Final = (
-    f"insert or replace into cursors select {_from_json(5)} from json_each(?)"
+    f"insert or replace into cursors select {_from_json(6)} from json_each(?)"
 )
 _FORGET_CURSORS: Final = f"delete from cursors where (role, name) in (select {_from_json(2)} from json_each(?))"
 
@@ -128,10 +131,18 @@ select group_concat(line, char(10)), count(*), max(session) from (
     from online where session > :after order by session limit :most)
 """
 
-_FOLLOW: Final = """
-update cursors set seq = :last
-where role = :role and name in (select value from json_each(:names))
+# A name that is new here had read everything that was trimmed before, or all of it counts
+# as lost to it: nobody knows which of it concerned that name.
+_TRIMMED_NAMES: Final = """
+insert or ignore into trimmed select distinct name, ? from cursors
 """
+_TRIMMED: Final = f"""
+insert or replace into trimmed select {_from_json(2)} from json_each(?)
+where json_extract(value, '$[0]') in (select name from cursors)
+"""
+_FORGET_TRIMMED: Final = (
+    "delete from trimmed where name not in (select name from cursors)"
+)
 
 
 class CursorRow(NamedTuple):
@@ -140,6 +151,19 @@ class CursorRow(NamedTuple):
     seq: int
     used_ms: int
     timeout: float | None  # a gateway's, as its last hello gave it
+    # The longest timeout that a session of that gateway may still be under, in seconds.
+    in_force: float | None = None
+
+
+class Page(NamedTuple):
+    """What a read of the log found, all of it as of one snapshot."""
+
+    records: list[Logged]
+    reached: int  # the seq up to which the log was looked at
+    first: int  # the oldest seq kept
+    # The newest seq that is no longer kept and concerned this reader, as far as that is
+    # known; else the newest that is no longer kept.
+    lost: int
 
 
 @dataclass(slots=True)
@@ -252,16 +276,14 @@ class Store:
 
     def cursors(self) -> dict[tuple[str, str], CursorRow]:
         """Every stored cursor, by role and name."""
-        rows = self._db.execute("select role, name, seq, used, timeout from cursors")
+        rows = self._db.execute("select * from cursors")
         return {(role, name): CursorRow(*rest) for role, name, *rest in rows}
 
     def online(self) -> Iterator[OnlineFields]:
         """Every open session, in the order in which they began."""
         return self._db.execute(_ONLINE)
 
-    def read(
-        self, *, after: int, until: int, wanted: Wanted, limit: int
-    ) -> tuple[list[Logged], int, int]:
+    def read(self, *, after: int, until: int, wanted: Wanted, limit: int) -> Page:
         """Read a page of the log.
 
         Args:
@@ -269,15 +291,14 @@ class Store:
             until: None above this seq.
             wanted: Only records that concern this reader.
             limit: At most this many.
-        Returns:
-            The records, in order; the seq up to which the log was looked at; and the
-            oldest seq kept, as of the same snapshot.
         """
-        until = min(until, after + SCAN_RECORDS)
         records: list[Logged] = []
         with reading(self.path) as db:
             db.execute("begin")
             first = _first(db)
+            lost = _lost(db, wanted.gateway, first)
+            after = max(after, first - 1)
+            until = min(until, after + SCAN_RECORDS)
             # A page that lacks the bytes of a name has no record of it, as SQLite finds
             # out without the interpreter.
             names = [it for it in (wanted.uid, wanted.gateway) if it is not None]
@@ -292,8 +313,8 @@ class Store:
                     if after < record.seq <= until and wanted.wants(record):
                         records.append(record)
                         if len(records) == limit:
-                            return records, record.seq, first
-        return records, until, first
+                            return Page(records, record.seq, first, lost)
+        return Page(records, until, first, lost)
 
     def spool_online(self, gateway: str | None, out: BinaryIO) -> None:
         """Write the answer to `list`, whole, as frames, from one snapshot.
@@ -352,7 +373,7 @@ class Store:
         pages = [_page(part) for part in cut(batch.records, PAGE_RECORDS)]
         db = self._db
         with transaction(db):
-            db.executemany("insert into log values (?, ?, ?, ?)", pages)
+            db.executemany("insert into log values (?, ?, ?, ?, ?)", pages)
             changes: tuple[tuple[str, list[Any]], ...] = (
                 (_FORGET_ONLINE, gone),
                 (_PUT_ONLINE, kept),
@@ -374,9 +395,10 @@ class Store:
     def trim(self, *, oldest_ms: int, most_bytes: int, idle_ms: int) -> bool:
         """Take one small step towards the retention; return whether more is to do.
 
-        A cursor that none of the deleted records concerned follows the log; one that
-        stays behind is told by a gap. Names not used since *idle_ms* are forgotten.
-        The newest page is always kept: it says which seq comes next.
+        Cursors stay where they are. Of each name it is kept which record that concerned
+        it was the newest to go: a reader that had not read that one is told of a gap, and
+        no other. Names not used since *idle_ms* are forgotten. The newest page is always
+        kept: it says which seq comes next.
         """
         db = self._db
         is_full = self.log_bytes() > most_bytes
@@ -395,23 +417,11 @@ class Store:
             last = page_last
         with transaction(db):
             db.execute("delete from cursors where used < ?", [idle_ms])
+            db.execute(_FORGET_TRIMMED)
             if not count:
                 return False
-            db.execute(
-                _FOLLOW,
-                {
-                    "last": last,
-                    "role": GATEWAY,
-                    "names": json.dumps(
-                        [
-                            name
-                            for (role, name), cursor in self.cursors().items()
-                            if role == GATEWAY
-                            and newest.get(name, 0) <= cursor.seq < last
-                        ]
-                    ),
-                },
-            )
+            db.execute(_TRIMMED_NAMES, [_first(db) - 1])
+            db.execute(_TRIMMED, [json.dumps([*newest.items()], ensure_ascii=False)])
             db.execute("delete from log where last <= ?", [last])
         # As a script: `execute` stops after the first page that was given back.
         db.executescript(f"pragma incremental_vacuum({TRIM_PAGES})")
@@ -424,10 +434,17 @@ def _first(db: sqlite3.Connection) -> int:
     return 1 if row is None else int(row[0])
 
 
-def _page(records: Sequence[Logged]) -> tuple[int, int, int, bytes]:
-    """A row of the log: the last and the first seq, the newest stamp, the records."""
+def _lost(db: sqlite3.Connection, gateway: str | None, first: int) -> int:
+    """The newest record that is gone and may have concerned a reader of *gateway*."""
+    row = db.execute("select seq from trimmed where name = ?", [gateway]).fetchone()
+    return first - 1 if row is None else int(row[0])
+
+
+def _page(records: Sequence[Logged]) -> tuple[int, int, int, bytes, int]:
+    """A row of the log: last and first seq, newest stamp, the records, their CRC-32."""
     newest = max(record.at for record in records)
-    return records[-1].seq, records[0].seq, newest, encode(records)
+    encoded = encode(records)
+    return records[-1].seq, records[0].seq, newest, encoded, crc32(encoded)
 
 
 def records_in(page: bytes) -> list[Logged]:

@@ -68,6 +68,7 @@ class Scene:
         self.hold, self.settle, self.guard = hold, settle, guard
         self.disk: dict[int, OnlineRow] = {}  # by session
         self.timeouts: dict[str, float | None] = {}
+        self.in_force: dict[str, float] = {}
         self.log: list[Shown] = []
         self.start()
 
@@ -82,7 +83,9 @@ class Scene:
             guard=self.guard,
         )
         for name, timeout in self.timeouts.items():
-            self.presence.set_timeout(self.presence.gateway(name), timeout)
+            self.presence.set_timeout(
+                self.gateway(name), timeout, self.now, in_force=self.in_force[name]
+            )
 
     @property
     def at(self) -> Instant:
@@ -98,7 +101,8 @@ class Scene:
         self, name: str, *, ping: float | None = None, timeout: float | None = None
     ) -> None:
         self.timeouts[name] = timeout
-        self.presence.set_timeout(self.gateway(name), timeout)
+        self.presence.set_timeout(self.gateway(name), timeout, self.now)
+        self.in_force[name] = self.gateway(name).in_force
         self.gateway(name).linked(ping=ping, now=self.now)
 
     def unlink(self, name: str) -> None:

@@ -49,6 +49,7 @@ class Sessions:
         self.named = dict.fromkeys(uids)
         self.linked: dict[str, None] = {}
         self.timeouts: dict[str, float | None] = {}
+        self.in_force: dict[str, float] = {}
         self.ignored: Counter[str] = Counter()
         self.seq = 0
 
@@ -202,9 +203,13 @@ class Sessions:
     # --- gateways and restarts ---------------------------------------------------------
 
     def hello(self, name: str, *, timeout: float | None, is_fresh: bool) -> None:
+        before = self.in_force.get(name, self.scene.timeout)
         self.scene.link(name, timeout=timeout)
         self.linked[name] = None
         self.timeouts[name] = timeout
+        self.in_force[name] = timeout or self.scene.timeout
+        if any(session.gateway == name for session in self.online.values()):
+            self.in_force[name] = max(before, self.in_force[name])
         if is_fresh:
             got = self.scene.lose(name)
             mine = {uid for uid, s in self.online.items() if s.gateway == name}
@@ -221,7 +226,8 @@ class Sessions:
         self.scene.crash()
         for session in self.online.values():
             session.seen_ms, session.last = self.scene.wall_ms, None
-            session.due = self.scene.now + self.timeout_of(session)
+            in_force = session.timeout or self.in_force[session.gateway]
+            session.due = self.scene.now + in_force
         self.restarted()
 
     def planned_stop(self, away: float) -> None:

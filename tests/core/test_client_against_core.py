@@ -174,7 +174,7 @@ class Sidecar:
     def restore(self, mono: float) -> None:
         at, disk, presence = self.at(mono), self.disk, self.presence
         for name, timeout in self.timeouts.items():
-            presence.set_timeout(presence.gateway(name), timeout)
+            presence.set_timeout(presence.gateway(name), timeout, self.clock.now)
         stopped: list[Stopped] = []
         if disk.stopped is not None:
             shot, stopped_at = disk.stopped
@@ -263,7 +263,7 @@ class Sidecar:
         gateway = self.presence.gateway(hello.name)
         link.hello, link.gateway = hello, gateway
         self.timeouts[hello.name] = hello.timeout
-        self.presence.set_timeout(gateway, hello.timeout)
+        self.presence.set_timeout(gateway, hello.timeout, self.clock.now)
         gateway.linked(ping=hello.ping, now=self.clock.now)
         place = 0
         while hello.fresh and place >= 0:

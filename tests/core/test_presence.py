@@ -661,6 +661,38 @@ def test_after_a_crash_everyone_gets_a_fresh_timeout_and_is_restored(
     }
 
 
+def test_a_timeout_lasts_over_a_crash_until_the_users_next_event(scene: Scene) -> None:
+    scene.link("g", timeout=60)
+    scene.login("g", ["heard", "unheard"])
+    scene.link("g", timeout=2)
+    scene.crash()
+    scene.link("g", timeout=2)
+    scene.hear("g", ("keepalive", "heard", None))
+    assert brief(scene.wait(2.25, "g")) == [("offline", "heard", "silence")]
+    assert scene.wait(57.5, "g") == []
+    assert brief(scene.wait(0.5, "g")) == [("offline", "unheard", "silence")]
+
+
+def test_a_longer_timeout_is_in_force_as_long_as_a_session_may_be_under_it(
+    scene: Scene,
+) -> None:
+    gateway = scene.gateway("g")
+    scene.link("g", timeout=60, ping=5)
+    scene.login("g", ["u"])
+    scene.wait(1, "g")
+    scene.link("g", timeout=2, ping=5)
+    scene.pass_time(59.75)
+    assert scene.presence.timeouts_over(scene.now) == []
+    gateway.heard(scene.now)  # it was mute: its users are given a fresh timeout
+    scene.pass_time(59.75)
+    assert scene.presence.timeouts_over(scene.now) == []
+    assert gateway.in_force == 60
+    scene.pass_time(0.5)
+    assert scene.presence.timeouts_over(scene.now) == [gateway]
+    assert gateway.in_force == 2
+    assert scene.presence.timeouts_over(scene.now) == []
+
+
 @pytest.mark.parametrize("event", ["keepalive", "message", "login", "logout"])
 def test_whoever_is_heard_after_a_crash_is_no_longer_restored(
     scene: Scene, event: str

@@ -23,9 +23,10 @@ def journal_of(
     published: Callable[[Batch], None],
     counts: Counts | None = None,
     settled: Callable[[list[Order], Settlement], None] = _forget,
+    clock: Clock | None = None,
 ) -> Iterator[Journal]:
     """The journal of a store, and of timers in the same folder."""
-    clock = Clock()
+    clock = clock or Clock()
     with closing(TimerTable(store.folder, log=store.log)) as table:
         yield Journal(
             store,

@@ -60,17 +60,12 @@ class Log:
         wanted: Wanted = EVERYTHING,
         *,
         position: int = 0,
-        name: str = "g",
-        follows: bool = True,
     ) -> Cursor:
         return Cursor(
             self.journal,
             self.feed,
-            role="gateway",
-            name=name,
             wanted=wanted,
             position=position,
-            follows=follows,
         )
 
 
@@ -102,7 +97,6 @@ def trim(log: Log, *, below: int) -> None:
     store._db.execute("update log set newest = 0 where last < ?", [below])
     store.trim(oldest_ms=1, most_bytes=2**40, idle_ms=0)
     log.journal.first, _ = store.bounds()
-    log.journal.cursors = store.cursors()
     assert log.journal.first == below
 
 
@@ -274,7 +268,7 @@ async def test_past_the_retention_a_gap_comes_first_whatever_the_kinds(
     with log_of(batches([6, 4]), folder, keep=10) as log:
         log.feed = Feed(keep=10)
         trim(log, below=7)
-        cursor = log.cursor(Wanted(None, frozenset(kinds)), position=2, follows=False)
+        cursor = log.cursor(Wanted(None, frozenset(kinds)), position=2)
         gap, *rest = await all_of(cursor)
     assert gap == Gap(3, 7, WALL_MS)
     assert gap.seq == 6
@@ -285,7 +279,7 @@ async def test_no_gap_where_nothing_was_lost(folder: Path) -> None:
     with log_of(batches([6, 4]), folder, keep=10) as log:
         log.feed = Feed(keep=10)
         trim(log, below=7)
-        taken = await all_of(log.cursor(position=6, follows=False))
+        taken = await all_of(log.cursor(position=6))
     assert [one.seq for one in taken] == [7, 8, 9, 10]
     assert all(isinstance(one, Record) for one in taken)
 
@@ -295,23 +289,34 @@ async def test_what_is_still_in_memory_is_given_though_it_left_the_disk(
 ) -> None:
     with log_of(batches([6, 4]), folder, keep=10) as log:
         trim(log, below=7)
-        taken = await all_of(log.cursor(position=2, follows=False))
+        taken = await all_of(log.cursor(position=2))
     assert [one.seq for one in taken] == [3, 4, 5, 6, 7, 8, 9, 10]
 
 
-@pytest.mark.parametrize("follows", [True, False])
-async def test_a_reader_on_its_stored_cursor_follows_it_past_what_did_not_concern_it(
-    folder: Path, follows: bool
+async def test_a_trim_of_what_did_not_concern_a_reader_is_no_gap_to_it(
+    folder: Path,
 ) -> None:
     cursors = {("gateway", "idle"): CursorRow(2, 1, None)}
     with log_of([Batch(cursors=cursors), *batches([6, 4])], folder, keep=1) as log:
         log.feed = Feed(keep=1)
         trim(log, below=7)
-        assert log.journal.cursors["gateway", "idle"].seq == 6
-        wanted = Wanted("idle", frozenset(KINDS))
-        cursor = log.cursor(wanted, position=2, name="idle", follows=follows)
-        taken = await all_of(cursor)
-    assert taken == ([] if follows else [Gap(3, 7, WALL_MS)])
+        taken = await all_of(log.cursor(Wanted("idle", frozenset(KINDS)), position=2))
+    assert taken == []
+
+
+async def test_a_trim_in_steps_is_a_gap_to_a_reader_that_the_first_of_them_concerned(
+    folder: Path,
+) -> None:
+    cursors = {("gateway", "g"): CursorRow(2, 1, None)}
+    others = [record(seq)._replace(gateway="h") for seq in range(7, 11)]
+    written = [Batch(cursors=cursors), *batches([6])]
+    written += [Batch([one], [0.0]) for one in others]
+    with log_of(written, folder, keep=1) as log:
+        log.feed = Feed(keep=1)
+        for below in (7, 8, 9, 10):
+            trim(log, below=below)
+        taken = await all_of(log.cursor(Wanted("g", frozenset(KINDS)), position=2))
+    assert taken == [Gap(3, 10, WALL_MS)]
 
 
 async def test_a_stored_cursor_that_lost_something_meets_a_gap(folder: Path) -> None:

@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from liveness.core.records import Changes, OnlineRow, Record
 from liveness.metrics import Counts
+from liveness.service.clock import Clock
 from liveness.service.journal import (
     COMMIT_RECORDS,
     CURSOR_DELAY_S,
@@ -23,19 +24,29 @@ from tests.service.journals import journal_of
 
 KEY = ("gateway", "g")
 LONG_AGO_MS = 1_000
+RETENTION_S = 60
+
+
+class VirtualClock(Clock):
+    """The wall clock goes with the loop's."""
+
+    def wall_ms(self) -> int:
+        return LONG_AGO_MS + int(trio.current_time() * 1000)
 
 
 class Told:
     """A running journal, and each batch it published, with when."""
 
-    def __init__(self, store: Store, stack: ExitStack) -> None:
+    def __init__(self, store: Store, stack: ExitStack, clock: Clock | None) -> None:
         self.batches: list[Batch] = []
         self.marks: list[int] = []
         self.at: list[float] = []
         self.pending: list[int] = []
         self.counts = Counts()
         self.journal = stack.enter_context(
-            journal_of(store, counts=self.counts, published=self._published)
+            journal_of(
+                store, counts=self.counts, published=self._published, clock=clock
+            )
         )
 
     def _published(self, batch: Batch) -> None:
@@ -60,9 +71,9 @@ class Told:
 
 
 @asynccontextmanager
-async def writing(store: Store) -> AsyncIterator[Told]:
+async def writing(store: Store, clock: Clock | None = None) -> AsyncIterator[Told]:
     with ExitStack() as stack:
-        told = Told(store, stack)
+        told = Told(store, stack, clock)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(told.journal.run)
             nursery.start_soon(told.journal.timers.run)
@@ -319,7 +330,7 @@ async def test_a_seq_given_twice_ends_the_journal_rather_than_be_retried(
 ) -> None:
     store.write(Batch(records=changes(1).records))
     with ExitStack() as stack:
-        told = Told(store, stack)
+        told = Told(store, stack, None)
         told.journal.append(changes(1))
         with trio.fail_after(60), pytest.raises(sqlite3.IntegrityError):
             await told.journal.run()
@@ -364,16 +375,15 @@ async def test_that_nothing_can_be_trimmed_is_said_once_a_minute(
     assert store.bounds() == (1, 9_003)
 
 
-async def test_a_linked_name_is_never_forgotten_and_an_idle_one_is(
+async def test_a_name_in_use_is_never_forgotten_and_an_idle_one_is(
     store: Store, jumping: MockClock
 ) -> None:
     for name in ("linked", "idle"):
         cursor = CursorRow(0, LONG_AGO_MS, 7.0)
         store.write(Batch(cursors={("gateway", name): cursor}))
     async with writing(store) as told:
-        told.journal.linked.add(("gateway", "linked"))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_trim, told.journal)
+            nursery.start_soon(_trim, told.journal, ("gateway", "linked"))
             await trio.sleep(3 * TRIM_EVERY_S)
             nursery.cancel_scope.cancel()
         assert list(told.journal.cursors) == [("gateway", "linked")]
@@ -381,25 +391,32 @@ async def test_a_linked_name_is_never_forgotten_and_an_idle_one_is(
         assert store.cursors()["gateway", "linked"].timeout == 7.0
 
 
-async def test_a_cursor_that_a_trim_took_along_is_known_to_the_journal(
+async def test_a_name_is_kept_for_as_long_as_the_last_record_that_concerns_it(
     store: Store, jumping: MockClock
 ) -> None:
-    async with writing(store) as told:
+    async with writing(store, VirtualClock()) as told:
         journal = told.journal
-        journal.introduce("gateway", "bystander", seq=0, timeout=None)
-        journal.introduce(*KEY, seq=0, timeout=None)
-        for first, count in ((1, 9), (10, 1)):
-            journal.append(changes(first, count))
-            await journal.settled()
+        for name in ("idle", "g"):
+            journal.introduce("gateway", name, seq=0, timeout=None)
+        await journal.settled()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_trim, journal)
-            await trio.sleep(1)
+            # They have gone, and their users' sessions end one by one.
+            for seq in (1, 2, 3):
+                await trio.sleep(RETENTION_S * 0.9)
+                journal.append(changes(seq, 1))
+            await trio.sleep(RETENTION_S * 0.99)
+            assert list(journal.cursors) == list(store.cursors()) == [KEY]
+            await trio.sleep(RETENTION_S)
+            assert journal.cursors == store.cursors() == {}
             nursery.cancel_scope.cancel()
-        assert journal.cursors["gateway", "bystander"].seq == 9
-        assert journal.cursors[KEY].seq == 0
 
 
-async def _trim(journal: Journal) -> None:
+async def _trim(journal: Journal, *in_use: tuple[str, str]) -> None:
     await journal.trim(
-        retention_s=60, most_bytes=2**40, most_ended=0, forgot=lambda _: None
+        retention_s=RETENTION_S,
+        most_bytes=2**40,
+        most_ended=0,
+        in_use=lambda: in_use,
+        forgot=lambda _: None,
     )

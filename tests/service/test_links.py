@@ -91,6 +91,32 @@ async def test_a_pong_with_nothing_before_it_waits_for_no_disk(
         assert rig.journal.mark == before
 
 
+async def test_a_session_keeps_its_timeout_over_a_crash_whatever_is_set_since(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    def in_force() -> tuple[float | None, ...]:
+        found = [rig.engine.standing(uid) for uid in ("of the server", "of a hello")]
+        return tuple(None if it is None else it.timeout for it in found)
+
+    async with running(tmp_path, timeout_s=40) as rig:
+        first, second = await rig.gateway("first"), await rig.gateway("g", timeout=60)
+        for gateway, uid in ((first, "of the server"), (second, "of a hello")):
+            await gateway.send(["login", uid])
+            await gateway.settle()
+        await rig.gateway("g", timeout=2)
+    for _ in range(2):
+        async with running(tmp_path, timeout_s=5) as rig:
+            assert in_force() == (40, 60)
+            await rig.gateway("g", timeout=2)
+    async with running(tmp_path, timeout_s=5) as rig:
+        await rig.gateway("g", timeout=2)
+        await trio.sleep(58)
+        assert rig.store.cursors()["gateway", "g"].in_force == 60
+        await trio.sleep(15)
+        assert in_force() == (None, None)
+        assert rig.store.cursors()["gateway", "g"].in_force == 2
+
+
 async def test_welcome_waits_until_the_position_of_a_new_name_is_on_disk(
     tmp_path: Path, jumping: MockClock
 ) -> None:

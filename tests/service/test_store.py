@@ -32,6 +32,7 @@ from liveness.service.store import (
     TRIM_RECORDS,
     Batch,
     CursorRow,
+    Page,
     Store,
 )
 from tests import disk
@@ -80,8 +81,7 @@ def fill(store: Store, count: int, *, at: int = 1_000, gateway: str = "g") -> No
 def page(
     store: Store, wanted: Wanted = ALL, *, after: int = 0, limit: int = 100_000
 ) -> list[Logged]:
-    records, _, _ = store.read(after=after, until=10**9, wanted=wanted, limit=limit)
-    return records
+    return store.read(after=after, until=10**9, wanted=wanted, limit=limit).records
 
 
 def trim(
@@ -257,7 +257,7 @@ def test_a_reader_gets_the_same_wherever_the_pages_end(
     asked: tuple[int, int, int],
 ) -> None:
     after, until, limit = asked
-    seqs, records = count(1), list[Record]()
+    seqs, records = count(1), list[Logged]()
     with closing(Store(tmp_path_factory.mktemp("state"))) as store:
         for commit in commits:
             new = [
@@ -271,7 +271,7 @@ def test_a_reader_gets_the_same_wherever_the_pages_end(
             write(store, *new)
             records += new
         got = store.read(after=after, until=until, wanted=wanted, limit=limit)
-    expected = [
+    expected: list[Logged] = [
         one
         for one in records[after:until]
         if one.kind in wanted.kinds
@@ -279,7 +279,7 @@ def test_a_reader_gets_the_same_wherever_the_pages_end(
         and wanted.uid in (None, one.uid)
     ][:limit]
     reached = expected[-1].seq if len(expected) == limit else until
-    assert got == (expected, reached, 1)
+    assert got == Page(expected, reached, 1, 0)
 
 
 def test_a_page_goes_from_after_to_until_and_no_further_than_its_limit(
@@ -288,7 +288,7 @@ def test_a_page_goes_from_after_to_until_and_no_further_than_its_limit(
     fill(store, 10)
 
     def seqs(after: int, until: int, limit: int) -> tuple[list[int], int]:
-        records, reached, first = store.read(
+        records, reached, first, _ = store.read(
             after=after, until=until, wanted=ALL, limit=limit
         )
         assert first == 1
@@ -332,14 +332,17 @@ def test_a_reader_concerned_by_few_is_taken_forward_without_an_answer(
     write(store, online(SCAN_RECORDS + 1), online(SCAN_RECORDS + 2))
     own = Wanted("g", frozenset(KINDS))
     looked = [store.read(after=0, until=10**9, wanted=own, limit=10)]
-    looked.append(store.read(after=looked[0][1], until=10**9, wanted=own, limit=10))
-    assert looked[0] == ([], SCAN_RECORDS, 1)
-    assert [one.seq for one in looked[1][0]] == [SCAN_RECORDS + 1, SCAN_RECORDS + 2]
+    looked.append(store.read(after=SCAN_RECORDS, until=10**9, wanted=own, limit=10))
+    assert looked[0] == Page([], SCAN_RECORDS, 1, 0)
+    assert [one.seq for one in looked[1].records] == [
+        SCAN_RECORDS + 1,
+        SCAN_RECORDS + 2,
+    ]
 
 
 def test_the_page_of_an_empty_log_has_nothing_and_no_gap(store: Store) -> None:
     assert store.bounds() == (1, 1)
-    assert store.read(after=0, until=0, wanted=ALL, limit=10) == ([], 0, 1)
+    assert store.read(after=0, until=0, wanted=ALL, limit=10) == Page([], 0, 1, 0)
 
 
 @pytest.mark.parametrize("blob", [b"", bytes(900), b"\x91\x90", b"\xc1", b"\x92\x01"])
@@ -487,47 +490,89 @@ def test_a_read_tells_what_is_no_longer_kept(store: Store) -> None:
     fill(store, 5, at=1_000)
     fill(store, 5, at=2_000)
     trim(store, oldest_ms=2_000)
-    records, reached, first = store.read(after=2, until=7, wanted=ALL, limit=10)
-    assert ([record.seq for record in records], reached, first) == ([6, 7], 7, 6)
+    records, reached, first, lost = store.read(after=2, until=7, wanted=ALL, limit=10)
+    assert [record.seq for record in records] == [6, 7]
+    assert (reached, first, lost) == (7, 6, 5)
 
 
-def test_a_cursor_follows_a_trim_of_what_did_not_concern_it_and_no_other_does(
+def lost(store: Store, name: str | None, *, after: int = 0) -> int:
+    wanted = Wanted(name, frozenset(KINDS))
+    return store.read(after=after, until=10**9, wanted=wanted, limit=1).lost
+
+
+def test_each_name_keeps_which_record_of_its_own_was_the_newest_to_be_trimmed(
     store: Store,
 ) -> None:
     fill(store, 3, gateway="g")
-    # Of several gateways in one page, some have all of theirs.
+    # Several gateways share a page.
     write(
         store,
         online(4, gateway="done"),
         online(5, gateway="g"),
         moved(6, gateway="h", origin="loser"),
-        online(7, gateway="g"),
+        online(7, gateway="other"),
     )
     fill(store, 3, gateway="kept")
-    seqs = {"g": 6, "h": 5, "loser": 3, "done": 4, "kept": 1, "idle": 0}
-    seqs |= {"at the end": 7, "ahead": 9}
-    cursors = {("gateway", name): CursorRow(seq, 50, 7.5) for name, seq in seqs.items()}
-    cursors["watcher", "idle"] = CursorRow(2, 50, None)  # a watcher of who knows what
+    names = ("g", "done", "h", "loser", "kept", "idle")
+    cursors = {("gateway", name): CursorRow(2, 50, 7.5) for name in names}
+    cursors["watcher", "of nobody"] = CursorRow(2, 50, None)
     store.write(Batch(cursors=cursors))
     trim(store, oldest_ms=10**15, idle_ms=50)
     assert store.bounds() == (8, 11)
-    followed = {
-        ("gateway", name): CursorRow(7, 50, 7.5) for name in ("done", "kept", "idle")
-    }
-    assert store.cursors() == cursors | followed
+    newest = {"g": 5, "done": 4, "h": 6, "loser": 6}
+    newest |= dict.fromkeys(("kept", "idle", "of nobody"), 0)
+    assert {name: lost(store, name) for name in newest} == newest
+    # Nobody keeps account for a name without a cursor, or for those who read everything.
+    assert lost(store, "other") == lost(store, None) == 7
+    assert store.cursors() == cursors
 
 
-def test_a_cursor_that_a_later_step_concerns_follows_no_further_than_the_one_before(
+gateways = st.sampled_from("ghi")
+
+
+@BOUNDED
+@given(
+    st.lists(st.tuples(gateways, gateways, stamps), min_size=1, max_size=12),
+    st.fixed_dictionaries({name: st.integers(0, 12) for name in "ghi"}),
+    st.lists(stamps, min_size=1, max_size=4),
+)
+def test_a_reader_has_lost_something_only_if_a_trim_took_a_record_it_had_not_read(
+    tmp_path_factory: pytest.TempPathFactory,
+    records: list[tuple[str, str, int]],
+    seqs: dict[str, int],
+    steps: list[int],
+) -> None:
+    with closing(Store(tmp_path_factory.mktemp("state"))) as store:
+        cursors = {("gateway", name): CursorRow(seqs[name], 1, None) for name in seqs}
+        store.write(Batch(cursors=cursors))
+        for seq, (gateway, origin, at) in enumerate(records, 1):
+            record = moved(seq, gateway=gateway, origin=origin)
+            write(store, record._replace(at=at))
+        for oldest_ms in steps:
+            trim(store, oldest_ms=oldest_ms)
+        first, _ = store.bounds()
+        for name, seq in seqs.items():
+            gone = [
+                of
+                for of, (gateway, origin, _) in enumerate(records[: first - 1], 1)
+                if of > seq and name in (gateway, origin)
+            ]
+            assert (lost(store, name, after=seq) > seq) is bool(gone)
+
+
+def test_to_a_name_that_is_new_all_that_was_trimmed_before_counts_as_lost(
     store: Store,
 ) -> None:
-    fill(store, TRIM_RECORDS, gateway="g", at=1)
-    fill(store, 1, gateway="h", at=1)
-    fill(store, 1, gateway="g", at=1)
-    store.write(Batch(cursors={("gateway", "h"): CursorRow(0, 1, None)}))
-    assert trim(store, oldest_ms=2) is True
-    assert trim(store, oldest_ms=2) is False
-    assert store.bounds()[0] == TRIM_RECORDS + 2
-    assert store.cursors()["gateway", "h"].seq == TRIM_RECORDS
+    fill(store, 3, at=1)
+    fill(store, 3, at=2)
+    fill(store, 1, at=3)
+    trim(store, oldest_ms=2)
+    store.write(Batch(cursors={("watcher", "asks for 1"): CursorRow(1, 9, None)}))
+    trim(store, oldest_ms=3)
+    assert lost(store, "asks for 1", after=1) == 3
+    store.write(Batch(cursors={("watcher", "asks for 1"): None}))
+    trim(store, oldest_ms=3)
+    assert disk.rows(store.path, "select * from trimmed") == []
 
 
 def test_names_that_were_not_used_for_long_are_forgotten(store: Store) -> None:

@@ -617,6 +617,7 @@ async def test_the_log_stays_as_it_is_while_the_table_cannot_follow_it(
             retention_s=60,
             most_bytes=0,
             most_ended=2**40,
+            in_use=tuple,
             forgot=lambda _: None,
         )
         with disk_full(table):
@@ -648,6 +649,7 @@ async def test_ended_timers_go_with_the_log_and_it_is_said_how_many(
                     retention_s=60,
                     most_bytes=2**40,
                     most_ended=2**40,
+                    in_use=tuple,
                     forgot=gone.append,
                 )
 
