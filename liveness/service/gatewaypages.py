@@ -3,8 +3,8 @@
     GET  /v1/gateways          names of a role, in order, a page at a time
     POST /v1/gateways/forget   {"role": …, "name": …}
 
-A name is kept with its place in the log for as long as the retention, so that whoever
-comes back under it misses nothing. Forgetting gives the place up: by that name, whoever
+A name is kept with its place in the log for as long as there is something for it to read,
+so that whoever comes back under it misses nothing. Forgetting gives the place up: by that name, whoever
 says hello next begins with what is decided from then on.
 """
 

@@ -190,20 +190,25 @@ class Checker:
         least = min(self._timeouts(conn))
         if record["silence"] < least - STAMP_S:
             yield f"1: {record}, and its timeout is {least:g}"
-        signs = self._heard_by(conn, at)
-        yield from self._never_early(record, signs, at, least)
+        heard = self._heard_by(conn, at)
+        signs = [it.at for it in heard]
+        yield from self._never_early(record, heard, at, least)
         yield from self._whose_fault(record, conn, signs, at, least)
         yield from self._prompt(record, conn, signs, at)
 
     def _never_early(
-        self, record: Record, signs: list[float], at: float, least: float
+        self, record: Record, heard: list[_Event], at: float, least: float
     ) -> Iterator[str]:
         """A whole timeout that the sidecar ran passed since everything heard."""
         ran, before = self.history.ran, -inf
-        for sign in signs:
+        own = self.history.conns[record["conn"]].timeout
+        for sign, link, _ in heard:
+            # That of the link that it came by, whatever a later hello says.
+            of_link = link.hello.get("timeout", self.plan.timeout_s)
+            whole = min(own or of_link, of_link)
             # What came when the user was due already need not be waited for.
             was_due = before > -inf and ran(before, sign) >= least
-            if not was_due and ran(sign, at) < least - STAMP_S:
+            if not was_due and ran(sign, at) < whole - STAMP_S:
                 yield (
                     f"1, 5: {record} at {at:.3f}, and of its connection something was "
                     f"in the socket at {sign:.3f}, {ran(sign, at):.3f} s before"
@@ -313,7 +318,7 @@ class Checker:
                 continue
             lost = [
                 seq
-                for seq in self._of_interest(link)
+                for seq in self._in_scope(link)
                 if gap["first"] <= seq < gap["until"]
             ]
             if not lost:
@@ -347,8 +352,13 @@ class Checker:
             for it in self.history.links
             if it.name_and_role == link.name_and_role and it.number < link.number
         ]
-        away_s = link.welcomed_at - max(before, default=0.0)
-        return away_s >= self.plan.retention_s / 2 or len(self.history.wall) > 1
+        used_at = max(before, default=0.0)
+        if link.role == "gateway":
+            # It is kept for as long as there is something for it to read.
+            decided = [self.at[seq] for seq in self._in_scope(link)]
+            used_at = max([used_at, *(it for it in decided if it < link.welcomed_at)])
+        away_s = link.welcomed_at - used_at
+        return away_s >= self.plan.retention_s or len(self.history.wall) > 1
 
     def _listed(self, link: Link) -> Iterator[str]:
         """Whoever is listed is whom the log has online at that seq."""
@@ -403,12 +413,19 @@ class Checker:
         ]
 
     def _of_interest(self, link: Link) -> list[int]:
+        in_scope = self._in_scope(link)
+        if link.role == "watcher":
+            return in_scope
+        return [seq for seq in in_scope if self.log[seq]["kind"] != "online"]
+
+    def _in_scope(self, link: Link) -> list[int]:
+        """Records that concern a link, of whatever kind."""
         if link.role == "watcher":
             return [*self.log]
         return [
             seq
             for seq, it in self.log.items()
-            if link.name in (it["gateway"], it.get("from")) and it["kind"] != "online"
+            if link.name in (it["gateway"], it.get("from"))
         ]
 
     def _position(self, link: Link) -> int:
@@ -484,18 +501,19 @@ class Checker:
         return [age for age in ages if conn.opened_at + age <= at + STAMP_S]
 
     def _timeouts(self, conn: Conn) -> list[float]:
-        """Its own, and the one that holds after a sign of life began its session."""
-        of = self.plan.timeout_of
-        return [of(conn.gateway, conn.timeout), of(conn.gateway, None)]
+        """Its own, and those that hold after a sign of life began its session."""
+        of = self.plan.timeouts_of
+        return [*of(conn.gateway, conn.timeout), *of(conn.gateway, None)]
 
-    def _heard_by(self, conn: Conn, at: float) -> list[float]:
-        """When signs of life were in a socket that has been read since, until *at*."""
+    def _heard_by(self, conn: Conn, at: float) -> list[_Event]:
+        """Signs of life in sockets that have been read since, in order, until *at*."""
         now = self.history.process_at(at)
-        return sorted(
-            it.at
+        found = [
+            it
             for it in self._sent(conn, *_SIGNS)
             if it.at <= at - self._late_s and self._was_read(it, now)
-        )
+        ]
+        return sorted(found, key=lambda it: it.at)
 
     def _was_read(self, event: _Event, now: int) -> bool:
         link, processes = event.link, self.history.processes

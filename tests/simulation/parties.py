@@ -295,6 +295,7 @@ class Gateway(Party):
         self._is_fresh = False
         self._log = ""
         self._pinged = 0
+        self._links = 0
 
     # --- what its users do ----------------------------------------------------
 
@@ -427,8 +428,10 @@ class Gateway(Party):
 
     def options(self) -> dict[str, Any]:
         said: dict[str, Any] = {}
-        if self.plan.timeout is not None:
-            said["timeout"] = self.plan.timeout
+        self._links += 1
+        timeout = self.plan.timeout if self._links % 2 else self.plan.other_timeout
+        if timeout is not None:
+            said["timeout"] = timeout
         if self.plan.ping is not None:
             said["ping"] = self.plan.ping
         if self._is_fresh:

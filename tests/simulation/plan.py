@@ -92,6 +92,7 @@ class GatewayPlan:
     timeout: float | None
     ping: float | None
     flush_s: float
+    other_timeout: float | None  # of its links in turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Plan:
         visits = [it for it in self.steps if isinstance(it, Visit)]
         own = {None, *(visit.timeout for visit in visits)}
         names = [gateway.name for gateway in self.gateways]
-        timeouts = [self.timeout_of(name, it) for name in names for it in own]
+        timeouts = [max(self.timeouts_of(name, it)) for name in names for it in own]
         rest_s = max(timeouts) + self.hold_s + SETTLE_S
         asked = [it.seconds for it in self.steps if isinstance(it, Remind)]
         if asked:
@@ -126,10 +127,12 @@ class Plan:
             rest_s += max(asked) + 4 * self.run_timeout_s + sum(RETRIES_S)
         return rest_s
 
-    def timeout_of(self, gateway: str, own: float | None) -> float:
-        """The whole timeout of a user."""
+    def timeouts_of(self, gateway: str, own: float | None) -> list[float]:
+        """The whole timeouts that a user may have."""
         (plan,) = [it for it in self.gateways if it.name == gateway]
-        return own or plan.timeout or self.timeout_s
+        return [
+            own or it or self.timeout_s for it in (plan.timeout, plan.other_timeout)
+        ]
 
     def config(self, state: Path, socket: Path) -> Config:
         """The sidecar's settings."""
@@ -158,13 +161,7 @@ def plan_of(seed: int) -> Plan:
     random = Random(seed)
     timeout_s = random.choice([2.0, 3.0, 5.0, 10.0])
     gateways = tuple(
-        GatewayPlan(
-            name=f"gw-{number}",
-            timeout=random.choice([None, None, 4.0, 8.0]),
-            ping=random.choice([None, None, 0.5, 1.5]),
-            flush_s=random.choice([0.0, 0.0, 0.2]),
-        )
-        for number in range(random.randint(1, 4))
+        _gateway(random, seed, number) for number in range(random.randint(1, 4))
     )
     lasts_s = random.uniform(60, 240)
     uids = UIDS + [f"u-{n}" for n in range(random.choice([0, 5, 30]))]
@@ -177,21 +174,60 @@ def plan_of(seed: int) -> Plan:
         ),
         *(_fault(random, lasts_s, timeout_s) for _ in range(random.randint(1, 25))),
     ]
+    hold_s = random.choice([4.0, 15.0])
+    run_timeout_s = random.choice([2.0, 6.0])
+    window = random.choice([2, 10, 10_000])
+    pause_firing = random.choice([2, 10_000])
+    pause_reading = random.choice([6, 30_000])
+    tail = random.choice([1, 20, 20_000])
+    retention_s = random.choice([WEEK_S, WEEK_S, 20.0])
+    watchers = random.randint(0, 3)
+    # Drawn by themselves, so that every other plan stays as it was.
+    steps += _long_absences(seed, retention_s, lasts_s)
     return Plan(
         seed=seed,
         timeout_s=timeout_s,
-        hold_s=random.choice([4.0, 15.0]),
-        run_timeout_s=random.choice([2.0, 6.0]),
-        window=random.choice([2, 10, 10_000]),
-        pause_firing=random.choice([2, 10_000]),
-        pause_reading=random.choice([6, 30_000]),
-        tail=random.choice([1, 20, 20_000]),
-        retention_s=random.choice([WEEK_S, WEEK_S, 20.0]),
+        hold_s=hold_s,
+        run_timeout_s=run_timeout_s,
+        window=window,
+        pause_firing=pause_firing,
+        pause_reading=pause_reading,
+        tail=tail,
+        retention_s=retention_s,
         gateways=gateways,
-        watchers=random.randint(0, 3),
+        watchers=watchers,
         lasts_s=lasts_s,
         steps=tuple(sorted(steps, key=lambda step: step.at)),
     )
+
+
+def _gateway(random: Random, seed: int, number: int) -> GatewayPlan:
+    timeout = random.choice([None, None, 4.0, 8.0])
+    # Drawn by itself, so that every other plan stays as it was.
+    other = Random(f"{seed}, timeouts of {number}").choice([timeout] * 3 + [2.0, 12.0])
+    return GatewayPlan(
+        name=f"gw-{number}",
+        timeout=timeout,
+        ping=random.choice([None, None, 0.5, 1.5]),
+        flush_s=random.choice([0.0, 0.0, 0.2]),
+        other_timeout=other,
+    )
+
+
+def _long_absences(seed: int, retention_s: float, lasts_s: float) -> list[Step]:
+    """Gateways that are away, or do not read, for longer than records are kept."""
+    random = Random(f"{seed}, long absences")
+    if retention_s == WEEK_S or random.random() < 0.5:
+        return []
+    return [
+        Fault(
+            at=random.uniform(0, lasts_s - 5),
+            what=random.choice(["gateway hangs", "gateway crashes"]),
+            whom=random.randrange(12),
+            lasts_s=random.uniform(0.5, 3) * retention_s,
+        )
+        for _ in range(random.randint(1, 3))
+    ]
 
 
 def _visit(

@@ -32,7 +32,7 @@ def quiet_plan() -> Plan:
         pause_reading=1_000,
         tail=20,
         retention_s=WEEK_S,
-        gateways=(GatewayPlan("gw-0", None, None, 0.0),),
+        gateways=(GatewayPlan("gw-0", None, None, 0.0, None),),
         watchers=1,
         lasts_s=20.0,
         steps=steps,
