@@ -93,8 +93,9 @@ WELCOME_S: Final = 5.0
 # sidecar may not be reading just then.
 LAST_S: Final = 1.0
 # From the sidecar: a frame has 1,000 records, or one row for each uid that was asked for.
+# It may hold four times as many values as this: 99 a record, keys and all.
 MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
-MAX_BATCH: Final = 4_000
+MAX_BATCH: Final = 25_000
 MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path, less its end
 
 logger: Final = logging.getLogger("liveness.client")

@@ -68,12 +68,12 @@ class WireError(LivenessError):
     """The other side sent bytes that are not our protocol.
 
     The stream cannot be trusted any more: whatever follows is not read, and the
-    link is closed after `code` was sent.
+    link is closed after `code` was sent. `limit` is the setting whose bound was met.
     """
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: Code, message: str, *, limit: str | None = None) -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.limit = code, limit
 
 
 class Refused(LivenessError):

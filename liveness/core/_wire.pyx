@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Bytes to frames, compiled: `wire.Reader` again, with a short way for signs of life.
 
-A frame's end is found by walking over msgpack's headers; until it is there the frame
-is kept as bytes, and nothing of it is decoded. What gateways send all the time, a
+A frame's end is found by walking over msgpack's headers, which counts its values too;
+until it is there the frame is kept as bytes, and nothing of it is decoded. What gateways send all the time, a
 keepalive or message of valid uids with no option but `conn`, is then *packed*: noted
 in C beside the bytes it came in, without a Python object for it. Every other frame is
 decoded and checked as by the reference, and what is wrong with one is told in its
@@ -21,7 +21,9 @@ import msgpack
 
 from liveness.core.records import EVENT_NUMBER, KEEPALIVE, MESSAGE, SignsOfLife
 from liveness.core.uids import MAX_UID_BYTES
-from liveness.core.wire import array_room, blaming_the_sender, checked, too_large
+from liveness.core.wire import (
+    blaming_the_sender, decoded, most_values, too_large, too_many_values,
+)
 from liveness.errors import WireError
 
 cdef extern from *:
@@ -298,18 +300,21 @@ cdef class Reader:
 
     cdef public bint packs
     cdef readonly int64_t n
-    cdef Py_ssize_t max_frame, max_batch, most
+    cdef Py_ssize_t max_frame, max_batch
+    cdef uint64_t most_values
     # The frame that is not whole yet, and how far it was walked over: where its next
-    # header is, and how many values are still to come in each that it is within.
+    # header is, how many values there were said to be, and how many are still to come
+    # in each that it is within.
     cdef bytearray held
     cdef Py_ssize_t walked
+    cdef uint64_t values
     cdef int depth
     cdef uint64_t[DEEPEST] inner
 
     def __cinit__(self, *, Py_ssize_t max_frame_bytes, Py_ssize_t max_batch):
         self.max_frame = max_frame_bytes
         self.max_batch = max_batch
-        self.most = array_room(max_frame_bytes, max_batch)
+        self.most_values = most_values(max_batch)
         self.held = bytearray()
 
     def feed(self, data):
@@ -333,7 +338,7 @@ cdef class Reader:
         else:
             whole = bytes(data)
         while start < len(whole):
-            self.walked = self.depth = 0
+            self.walked = self.depth = self.values = 0
             try:
                 size = self.end_of_frame(
                     <const unsigned char *> whole + start, len(whole) - start
@@ -354,7 +359,7 @@ cdef class Reader:
                 if run.frames:
                     yield run
                 run = None
-            frame = self.decoded(whole[start:start + size])
+            frame = decoded(whole[start:start + size])
             self.n += 1
             start += size
             yield frame
@@ -363,20 +368,6 @@ cdef class Reader:
         if fault is not None:
             raise fault
         self.held += whole[start:]
-
-    cdef object decoded(self, bytes frame):
-        try:
-            return checked(
-                msgpack.unpackb(
-                    frame,
-                    use_list=False,
-                    strict_map_key=True,
-                    max_array_len=self.most,
-                    max_map_len=self.most,
-                )
-            )
-        except (ValueError, msgpack.UnpackException) as error:
-            raise blaming_the_sender(error) from error
 
     cdef Py_ssize_t end_of_frame(
         self, const unsigned char *frame, Py_ssize_t have
@@ -399,6 +390,7 @@ cdef class Reader:
             if not header_at(frame + self.walked, have - self.walked, &header):
                 return self.wait(have)
             self.walked += header.size
+            self.values += header.inner
             if header.inner:
                 if self.depth == DEEPEST:
                     raise blaming_the_sender(msgpack.StackError())
@@ -414,6 +406,8 @@ cdef class Reader:
             return self.wait(have)
         if self.walked > self.max_frame:
             raise too_large(self.walked, self.max_frame)
+        if self.values > self.most_values:
+            raise too_many_values(self.most_values)
         size, self.walked = self.walked, 0
         return size
 

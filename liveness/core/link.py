@@ -52,8 +52,6 @@ from liveness.errors import NOT_FATAL, Code, WireError
 # Refusals are counted over this long; how many are too many is a setting.
 REFUSED_WINDOW_S: Final = 10.0
 
-MAX_FRAME: Final = "limits.max_frame_bytes"
-
 _SIGNS: Final = {KEEPALIVE: EVENT_NUMBER[KEEPALIVE], MESSAGE: EVENT_NUMBER[MESSAGE]}
 _EVENTS: Final = frozenset({LOGIN, LOGOUT, KEEPALIVE, MESSAGE})
 _TIMERS: Final = frozenset({"after", "cancel", "done", "fail"})
@@ -124,8 +122,7 @@ class Link:
         except WireError as error:
             self.n += 1
             yield from self._flush()
-            limit = MAX_FRAME if error.code is Code.TOO_LARGE else None
-            yield self.close(error.code, str(error), limit=limit)
+            yield self.close(error.code, str(error), limit=error.limit)
         yield from self._flush()
 
     def close(self, code: Code, message: str, *, limit: str | None = None) -> Refusal:

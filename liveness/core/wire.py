@@ -6,10 +6,13 @@ keys, no extension types, size and depth within bounds) and for nothing else: wh
 frame means is `link`'s. After an error it is closed: msgpack-python goes on with
 garbage values after invalid UTF-8, so nothing after the fault is looked at.
 
-Two unpackers read the same bytes. The first only skips, which builds nothing, to find
-where a frame ends; the second decodes what is whole. Decoding as the bytes come would
-make room for all that the headers claim, a thousand of them deep, before one element
-was seen; a whole frame holds what it claims.
+A frame is decoded once it is whole. An unpacker that only skips, which builds nothing,
+finds where it ends. Decoding as the bytes come would make room for all that the headers
+claim, a thousand of them deep, before one element was seen; a whole frame holds what it
+claims.
+
+A megabyte may hold half a million arrays of one small integer, which take a third of a
+second to build. So the values of a frame are counted before it is decoded.
 
 msgpack's exceptions have no common base; `blaming_the_sender` is the one place where
 they become ours.
@@ -30,13 +33,19 @@ Frame: TypeAlias = tuple[Any, ...]
 
 MAX_DEPTH: Final = 4
 
+MAX_FRAME: Final = "limits.max_frame_bytes"
+MAX_BATCH: Final = "limits.max_batch"
+
 # An unpacker's buffer must hold one whole frame and the piece that completes it, or
 # honest traffic that straddles two pieces is cut off. It begins with room for a piece
 # (msgpack's default is 1 MiB a link) and grows where a frame needs it.
 PIECE_BYTES: Final = 65_536
 
-# An array or map of more than this many full batches is not decoded.
-ARRAY_ROOM: Final = 4
+# A frame may hold the values of so many full batches, in all its arrays and maps: twice
+# what a batch with its conns holds. A map's keys count.
+BATCHES_OF_VALUES: Final = 4
+# However small the batches are: the options of hello, and some that are unknown here.
+LEAST_VALUES: Final = 64
 
 _PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
 _STRINGS: Final = frozenset({str})
@@ -72,22 +81,16 @@ class Reader:
 
     Args:
         max_frame_bytes: A frame may have this many bytes, and no more.
-        max_batch: What `link` allows in an array; bounds what is decoded.
+        max_batch: What `link` allows in an array; bounds the values of a frame.
     """
 
     def __init__(self, *, max_frame_bytes: int, max_batch: int) -> None:
         self._max_frame = max_frame_bytes
-        most = array_room(max_frame_bytes, max_batch)
+        self._most_values = most_values(max_batch)
         room = max_frame_bytes + 2 * PIECE_BYTES
         self._finder = msgpack.Unpacker(read_size=PIECE_BYTES, max_buffer_size=room)
-        self._unpacker = msgpack.Unpacker(
-            use_list=False,
-            strict_map_key=True,
-            read_size=PIECE_BYTES,
-            max_buffer_size=room,
-            max_array_len=most,
-            max_map_len=most,
-        )
+        # Gives back the bytes of a frame, and decodes nothing.
+        self._held = msgpack.Unpacker(read_size=PIECE_BYTES, max_buffer_size=room)
         self.n = 0  # frames given so far: the number of the last one
         self.packs = False
         self._fed = 0
@@ -111,18 +114,25 @@ class Reader:
         return self.feed(data)
 
     def _piece(self, piece: bytes) -> Iterator[Frame]:
-        finder, unpacker = self._finder, self._unpacker
+        finder, held = self._finder, self._held
         self._fed += len(piece)
         try:
             finder.feed(piece)
-            unpacker.feed(piece)
+            held.feed(piece)
             while True:
                 finder.skip()
                 # Asked after each frame: between frames `tell` also counts what was
                 # consumed of an unfinished one.
                 ended, self._ended = self._ended, finder.tell()
-                self._check_size(self._ended - ended)
-                frame = checked(unpacker.unpack())
+                size = self._ended - ended
+                self._check_size(size)
+                data = held.read_bytes(size)
+                # A value has at least a byte.
+                if size > self._most_values and has_more_values(
+                    data, self._most_values
+                ):
+                    raise too_many_values(self._most_values)
+                frame = decoded(data)
                 self.n += 1
                 yield frame
         except msgpack.OutOfData:
@@ -138,9 +148,9 @@ class Reader:
             raise too_large(size, self._max_frame)
 
 
-def array_room(max_frame_bytes: int, max_batch: int) -> int:
-    """How long an array or map may be that is decoded."""
-    return min(max(ARRAY_ROOM * max_batch, 16), max_frame_bytes)
+def most_values(max_batch: int) -> int:
+    """How many values a frame may hold."""
+    return max(BATCHES_OF_VALUES * max_batch, LEAST_VALUES)
 
 
 def too_large(size: int, most: int) -> WireError:
@@ -149,7 +159,67 @@ def too_large(size: int, most: int) -> WireError:
         Code.TOO_LARGE,
         f"a frame of {size} bytes or more: at most {most} (welcome.max_frame) are "
         "taken; send smaller batches",
+        limit=MAX_FRAME,
     )
+
+
+def too_many_values(most: int) -> WireError:
+    """The complaint about a frame of more values than *most*."""
+    return WireError(
+        Code.TOO_LARGE,
+        f"a frame of more than {most} values in all its arrays and maps "
+        f"({BATCHES_OF_VALUES} times welcome.max_batch); send smaller batches",
+        limit=MAX_BATCH,
+    )
+
+
+# By a value's first byte: its bytes without what a length says, the bytes of that length,
+# and how many values it contains, with a length for each of it.
+_HEADERS: Final = (
+    *((1, 0, 0) for _ in range(0x80)),  # integers
+    *((1, 0, 2 * pairs) for pairs in range(16)),
+    *((1, 0, items) for items in range(16)),
+    *((1 + size, 0, 0) for size in range(32)),
+    *((1, 0, 0) for _ in range(4)),  # nil, never used, false, true
+    *((2, 1, 0), (3, 2, 0), (5, 4, 0)),  # bytes
+    *((3, 1, 0), (4, 2, 0), (6, 4, 0)),  # extensions
+    *((5, 0, 0), (9, 0, 0)),  # floats
+    *((1 + size, 0, 0) for size in (1, 2, 4, 8)),  # integers without sign
+    *((1 + size, 0, 0) for size in (1, 2, 4, 8)),  # and with one
+    *((2 + size, 0, 0) for size in (1, 2, 4, 8, 16)),  # extensions
+    *((2, 1, 0), (3, 2, 0), (5, 4, 0)),  # strings
+    *((3, 2, 1), (5, 4, 1)),  # arrays
+    *((3, 2, 2), (5, 4, 2)),  # maps
+    *((1, 0, 0) for _ in range(0x20)),  # integers below 0
+)
+
+
+def has_more_values(frame: bytes, most: int) -> bool:
+    """Whether the arrays and maps of a frame, which is whole, hold more than *most*."""
+    at = values = 0
+    while at < len(frame) and values <= most:
+        size, width, inner = _HEADERS[frame[at]]
+        if width:
+            length = int.from_bytes(frame[at + 1 : at + 1 + width])
+            if frame[at] == 0xC9:  # counted with its type, by msgpack, in 32 bits
+                length = (length + 1) % 2**32 - 1
+            inner *= length
+            size += 0 if inner else length
+        values += inner
+        at += size
+    return values > most
+
+
+def decoded(frame: bytes) -> Frame:
+    """Decode and check a frame, which is whole.
+
+    Raises:
+        WireError: It is broken.
+    """
+    try:
+        return checked(msgpack.unpackb(frame, use_list=False, strict_map_key=True))
+    except (ValueError, msgpack.UnpackException) as error:
+        raise blaming_the_sender(error) from error
 
 
 def checked(value: object) -> Frame:
@@ -206,11 +276,15 @@ def blaming_the_sender(error: Exception) -> WireError:
     """What msgpack's complaint means to whoever sent the bytes."""
     if "max_ext_len" in str(error):  # of 4 GiB: shorter ones are met as they come
         return WireError(
-            Code.TOO_LARGE, "an extension type of 4 GiB; use plain msgpack types"
+            Code.TOO_LARGE,
+            "an extension type of 4 GiB; use plain msgpack types",
+            limit=MAX_FRAME,
         )
     if isinstance(error, msgpack.BufferFull) or "exceeds max" in str(error):
         return WireError(
-            Code.TOO_LARGE, f"more than is taken ({error}); send smaller batches"
+            Code.TOO_LARGE,
+            f"more than is taken ({error}); send smaller batches",
+            limit=MAX_FRAME,
         )
     if isinstance(error, msgpack.StackError):
         return WireError(Code.TOO_DEEP, f"nested deeper than {MAX_DEPTH} levels")

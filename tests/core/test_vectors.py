@@ -434,8 +434,12 @@ def test_the_page_shows_the_features_of_this_version() -> None:
     [
         ("a frame to the sidecar", f"max_frame: {LIMITS.max_frame_bytes:,} bytes"),
         (
-            "a frame to the sidecar",
-            f"more than {wire.ARRAY_ROOM} \N{MULTIPLICATION SIGN} max_batch",
+            "values in a frame",
+            f"{wire.BATCHES_OF_VALUES} \N{MULTIPLICATION SIGN} max_batch",
+        ),
+        (
+            "values in a frame",
+            f"at least {wire.LEAST_VALUES}",
         ),
         ("uids in a frame", f"max_batch: {LIMITS.max_batch:,}"),
         ("nesting", f"{wire.MAX_DEPTH} levels"),

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from liveness.core.wire import (
-    ARRAY_ROOM,
+    BATCHES_OF_VALUES,
+    LEAST_VALUES,
     MAX_DEPTH,
     PIECE_BYTES,
     Frame,
@@ -303,13 +304,41 @@ def test_no_room_is_made_for_what_many_headers_claim(
     assert peak < 2**18
 
 
-def test_an_array_of_many_batches_is_not_decoded(read: Read) -> None:
-    room = ARRAY_ROOM * 100
-    for opening, entry in ((b"\xdc", b"\x07"), (b"\xde", b"\xa1a\x07")):
-        for count, code in ((room, None), (room + 1, Code.TOO_LARGE)):
-            data = b"\x92\xa1x" + opening + count.to_bytes(2) + entry * count
-            for cut in ([data], singly(data)):
-                assert read(cut, max_batch=100, max_frame_bytes=2**20)[1] is code
+# What a frame holds, so many times over, and how many values each of them is.
+HELD = {
+    "integers": (b"\x07", 1),
+    "strings": (b"\xd9\x03abc", 1),
+    "small arrays": (b"\x91\x07", 2),
+    "small maps": (b"\x81\xa1a\x07", 3),
+    "long headers": (b"\xdf\0\0\0\x01\xa1a\xdd\0\0\0\x01\x07", 4),
+}
+
+
+@pytest.mark.parametrize(("held", "values"), HELD.values(), ids=HELD)
+@pytest.mark.parametrize("max_batch", [1, 100])
+def test_a_frame_may_hold_the_values_of_many_batches_and_not_one_more(
+    read: Read, max_batch: int, held: bytes, values: int
+) -> None:
+    most = max(BATCHES_OF_VALUES * max_batch, LEAST_VALUES)
+    count, rest = divmod(most - 2, values)  # beside a name, and the array of these
+    for more, code in ((0, None), (1, Code.TOO_LARGE)):
+        items = held * count + b"\x07" * (rest + more)
+        length = (count + rest + more).to_bytes(2)
+        data = b"\x92\xa1x\xdc" + length + items
+        for cut in ([data], singly(data), [data + encode(["list"])]):
+            taken, ended = read(cut, max_batch=max_batch, max_frame_bytes=2**20)
+            assert ended is code
+            assert bool(taken) is (code is None)
+
+
+def test_values_beyond_the_most_are_counted_and_never_built(read: Read) -> None:
+    # Of each array of one integer an object would be made: 30 MB.
+    row = b"\xdc" + (8_000).to_bytes(2) + b"\x91\x01" * 8_000
+    data = b"\x92\xa1x\xdc\0\x41" + row * 65
+    assert len(data) < 2**20
+    peak, code = peak_of(read, data, max_batch=4_000)
+    assert code is Code.TOO_LARGE
+    assert peak < 2**22
 
 
 # --- what is not ours ----------------------------------------------------------------
