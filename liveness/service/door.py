@@ -8,6 +8,11 @@ It waits for ever for the rest of a body, and for an answer to be read, even whe
 stop. Here both have a time, and so has a head, from its first byte on: not each piece of
 them, but the whole. Nor is there anything but HTTP/1: asked to go on with a websocket or
 with HTTP/2, where no more bounds of ours would hold, it goes on with HTTP/1.
+
+Where there are as many connections as there may be, the one that has been idle longest
+makes room. If none is idle, a new one gets one of a few places where only health is told,
+so that nobody can have the sidecar restarted by keeping its connections. Of those, too,
+the oldest makes room: who asks for health is answered long before that.
 """
 
 import json
@@ -16,6 +21,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, Final
 
@@ -34,10 +40,13 @@ from starlette.types import ASGIApp
 from liveness.metrics import HttpRefusal
 from liveness.service.accepting import Acceptor
 from liveness.service.logs import Every
+from liveness.service.pacing import Turnstile
 
 LOG_S: Final = 10.0
 # Connections at a time of those who are only told that they may not ask.
 STRANGERS: Final = 10
+# And of those who are told of health alone, as there are no other places.
+HEALTH_PLACES: Final = 10
 # To close without waiting for what the client has not read: the kernel lets go of it.
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 
@@ -62,7 +71,10 @@ class DoorLimits:
         if status == 431:
             most = f"{self.head_bytes} bytes"
             return f"the request's head is larger than {most}; http.max_header_bytes"
-        return "this is no HTTP/1.1 request with one Host; ask by a URL"
+        told = (
+            "this is no HTTP/1.1 request with one Host, and one length if it has a body"
+        )
+        return f"{told}; ask by a URL"
 
 
 Refused = Callable[[HttpRefusal], None]
@@ -91,6 +103,15 @@ class _Http1(H11Protocol):
         """HTTP/2 is asked for here: by an upgrade, or as if it were known to be there."""
 
     async def _create_stream(self, request: h11.Request) -> None:
+        names = {name for name, _ in request.headers}
+        # Where such a request ends a proxy in front may see otherwise, and take the rest
+        # of it for the next one, of somebody else (RFC 9112, 6.1 and 11.2).
+        if b"transfer-encoding" in names and (
+            b"content-length" in names or request.http_version == b"1.0"
+        ):
+            await self._send_error_response(400)
+            await self.send(Closed())
+            return
         headers = [one for one in request.headers if one[0] != b"upgrade"]
         await super()._create_stream(
             h11.Request(
@@ -129,10 +150,19 @@ class _Connection(TCPServer):
     would have been idle for too long: where descriptors are scarce, those have them all.
     """
 
-    def __init__(self, *args: Any, limits: DoorLimits, refused: Refused) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        limits: DoorLimits,
+        refused: Refused,
+        turnstile: Turnstile,
+        is_idle: Callable[[bool], None],
+    ) -> None:
         super().__init__(*args)
         self._limits = limits
         self._refused = refused
+        self._turnstile = turnstile
+        self._is_idle = is_idle
         self._due = inf  # when the request that is being read has to be whole
 
     async def _read_data(self) -> None:
@@ -155,6 +185,9 @@ class _Connection(TCPServer):
                 break
             except (trio.ClosedResourceError, trio.BrokenResourceError):
                 break
+            if data:
+                self._is_idle(False)
+                await self._turnstile.wait()
             await wrapper.handle(RawData(bytes(data)))
             if data == b"":
                 break
@@ -171,8 +204,12 @@ class _Connection(TCPServer):
         if isinstance(event, RawData):
             await self._send(event.data)
             return
-        if isinstance(event, Updated) and event.idle:
-            self._due = inf  # what may have come already is of another request
+        if isinstance(event, Updated):
+            http = self.protocol.protocol
+            assert isinstance(http, _Http1)
+            self._is_idle(event.idle and not http.unread_bytes)
+            if event.idle:
+                self._due = inf  # what may have come already is of another request
         await super().protocol_send(event)
 
     async def _send(self, data: bytes) -> None:
@@ -189,6 +226,51 @@ class _Connection(TCPServer):
                 await self.protocol.handle(Closed())
 
 
+class _Places:
+    """Who has a place at a door; at first each is idle.
+
+    Args:
+        connections: So many may there be, and a few who are told of health alone.
+    """
+
+    def __init__(self, connections: int) -> None:
+        self._free = connections
+        # By what ends it, the one that is idle longest first, or the oldest.
+        self._idle: dict[trio.CancelScope, None] = {}
+        self._for_health: dict[trio.CancelScope, None] = {}
+
+    def take(self, connection: trio.CancelScope) -> bool:
+        """Give a place to a connection; whether it is one for everything."""
+        if self._free <= 0 and not self._idle:
+            self._for_health[connection] = None
+            if len(self._for_health) > HEALTH_PLACES:
+                self._end_first(self._for_health)
+            return False
+        if self._free <= 0:
+            self._end_first(self._idle)  # whose place is free once it has ended
+        self._free -= 1
+        self._idle[connection] = None
+        return True
+
+    def leave(self, connection: trio.CancelScope, *, is_for_all: bool) -> None:
+        """Take the place back."""
+        self._idle.pop(connection, None)
+        self._for_health.pop(connection, None)
+        self._free += is_for_all
+
+    def note(self, connection: trio.CancelScope, is_idle: bool) -> None:
+        """Note whether nothing is asked on a connection."""
+        self._idle.pop(connection, None)
+        if is_idle:
+            self._idle[connection] = None
+
+    @staticmethod
+    def _end_first(connections: dict[trio.CancelScope, None]) -> None:
+        first = next(iter(connections))
+        del connections[first]
+        first.cancel()
+
+
 async def serve_door(
     app_for: Callable[[socket.socket], ASGIApp],
     acceptor: Acceptor,
@@ -197,6 +279,8 @@ async def serve_door(
     limits: DoorLimits,
     refused: Refused,
     grace_s: float,
+    only_health: Callable[[ASGIApp], ASGIApp],
+    turnstile: Turnstile,
     is_stranger: Callable[[socket.socket], bool] = lambda _: False,
 ) -> None:
     """Serve until *stopped* returns, and then those who are connected a little longer.
@@ -208,6 +292,8 @@ async def serve_door(
         limits: Whoever is beyond one of them is refused.
         refused: Counts what is refused.
         grace_s: How long connections have from then on.
+        only_health: An application that tells of health, and nothing else.
+        turnstile: Passed by all that comes.
         is_stranger: Whether a connection is of somebody who is only to be told that it
             may not ask. They have places of their own, so that they take up nobody's.
     """
@@ -221,16 +307,21 @@ async def serve_door(
     config.h11_max_incomplete_size = limits.head_bytes - 1
     context = WorkerContext(None)
     every = Every(LOG_S, clock=trio.current_time)
-    places = {False: limits.connections, True: min(STRANGERS, limits.connections)}
+    places = _Places(limits.connections)
+    strangers = trio.Semaphore(min(STRANGERS, limits.connections))
 
-    async def converse(sock: socket.socket, stranger: bool) -> None:
+    async def converse(
+        sock: socket.socket, app: ASGIApp, is_idle: Callable[[bool], None]
+    ) -> None:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         try:
-            app = ASGIWrapper(app_for(sock))  # type: ignore[arg-type]  # the same in other words
             await _Connection(
-                *(app, config, context, ConnectionState({}), stream),
+                ASGIWrapper(app),  # type: ignore[arg-type]  # the same in other words
+                *(config, context, ConnectionState({}), stream),
                 limits=limits,
                 refused=refused,
+                turnstile=turnstile,
+                is_idle=is_idle,
             )
         except* Exception as group:
             error = group.exceptions[0]
@@ -240,18 +331,38 @@ async def serve_door(
             every(_log.warning, say, key=type(error).__name__, error=repr(error))
         finally:
             stream.socket.close()
-            places[stranger] += 1
+
+    async def with_place(
+        sock: socket.socket, place: trio.CancelScope, is_for_all: bool
+    ) -> None:
+        try:
+            with place:
+                if is_for_all:
+                    await converse(sock, app_for(sock), partial(places.note, place))
+                else:
+                    await converse(sock, only_health(app_for(sock)), lambda _: None)
+        finally:
+            places.leave(place, is_for_all=is_for_all)
+
+    async def as_stranger(sock: socket.socket) -> None:
+        try:
+            await converse(sock, app_for(sock), lambda _: None)
+        finally:
+            strangers.release()
 
     async def accept(connections: trio.Nursery) -> None:
         while True:
             sock = await acceptor.accept()
-            stranger = is_stranger(sock)
-            if places[stranger]:
-                places[stranger] -= 1
-                connections.start_soon(converse, sock, stranger)
+            if not is_stranger(sock):
+                place = trio.CancelScope()
+                is_for_all = places.take(place)
+                connections.start_soon(with_place, sock, place, is_for_all)
+            elif strangers.value:
+                strangers.acquire_nowait()
+                connections.start_soon(as_stranger, sock)
             else:
                 refused(HttpRefusal.CONNECTIONS)
-                _turn_away(sock, limits.connections)
+                _turn_away(sock)
 
     async with trio.open_nursery() as connections:
         async with trio.open_nursery() as accepting:
@@ -262,11 +373,9 @@ async def serve_door(
         connections.cancel_scope.deadline = trio.current_time() + grace_s
 
 
-def _turn_away(sock: socket.socket, most: int) -> None:
-    told = (
-        f"there are {most} connections here, as many as there may be; ask again later"
-    )
-    body = json.dumps({"error": f"{told}, or raise http.max_connections"})
+def _turn_away(sock: socket.socket) -> None:
+    told = f"there are {STRANGERS} others here who may not ask, as many as there may be"
+    body = json.dumps({"error": f"{told}; ask again later"})
     # Whoever has gone or does not read needs no answer; nobody is waited for.
     with sock, suppress(OSError):
         sock.send(

@@ -24,6 +24,8 @@ from liveness.metrics import HttpRefusal
 from liveness.service.logs import Every
 
 LOG_S: Final = 10.0
+# What has places of its own; what kills or spares a process must not depend on others.
+HEALTH: Final = frozenset({"/healthz", "/readyz"})
 _VERSIONS: Final = ("1.0", "1.1")
 # A name or an IPv4 address, or an IPv6 one in brackets, and perhaps a port.
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.-]+))(?::[0-9]{0,5})?")
@@ -172,6 +174,22 @@ def from_nobody(why: str) -> Check:
 
     def check(_: Request) -> Refusal | None:
         return refusal(HttpRefusal.ACCESS, 403, why)
+
+    return check
+
+
+def only_health(most: int) -> Check:
+    """Refuses all but the pages of health, where there are no places for others."""
+
+    def check(request: Request) -> Refusal | None:
+        if request.scope["path"] in HEALTH:
+            return None
+        told = (
+            f"there are {most} connections here, as many as there may be, and none is "
+        )
+        told += "idle; ask again later, or raise http.max_connections"
+        headers = {"connection": "close", "retry-after": "1"}
+        return refusal(HttpRefusal.CONNECTIONS, 503, told, headers)
 
     return check
 

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from liveness.service.pacing import SharedPages, Turnstile
 from liveness.service.signin import PAGE, SIGN_OUT
 
 # The place in the page for what only who signed in can do.
@@ -40,6 +41,7 @@ def build_pages(
     why_ill: Why,
     why_not_ready: Why,
     has_sign_out: bool,
+    turnstile: Turnstile,
 ) -> Starlette:
     """Build the pages behind a door.
 
@@ -49,6 +51,7 @@ def build_pages(
         why_ill: What is wrong with the process; empty if it lives.
         why_not_ready: Why it should not be given work; empty if it is ready.
         has_sign_out: Whether one signs in at this door.
+        turnstile: Whoever waited for the metrics goes through it.
     """
     files = {
         path.name: (path.read_bytes(), guess_type(path)[0])
@@ -68,9 +71,14 @@ def build_pages(
         content, kind = found
         return Response(content, media_type=kind)
 
+    # By what is accepted there are several formats, and few.
+    encoders: dict[str, Callable[[CollectorRegistry], bytes]] = {}
+    shared = SharedPages[str](lambda kind: encoders[kind](registry), turnstile)
+
     async def metrics(request: Request) -> Response:
-        encoder, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encoder(registry), headers={"content-type": content_type})
+        encoder, kind = choose_encoder(request.headers.get("accept", ""))
+        encoders[kind] = encoder
+        return Response(await shared.page(kind), headers={"content-type": kind})
 
     pages = Starlette(
         routes=[

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from liveness.core.records import Wanted
 from liveness.service.feed import Entry, Feed
 from liveness.service.journal import Journal
+from liveness.service.pacing import SharedPages, Turnstile
 from liveness.service.pages import answering, json_text, query_of, wanted_in
 from liveness.service.streams import Kind, Listener, Streams, event
 from liveness.service.summary import Summaries
@@ -38,15 +39,24 @@ class LivePages:
         journal: The log.
         feed: Its tail.
         streams: Where the answers have their places.
+        turnstile: Whoever waited for a summary goes through it.
     """
 
     def __init__(
-        self, summaries: Summaries, journal: Journal, feed: Feed, streams: Streams
+        self,
+        summaries: Summaries,
+        journal: Journal,
+        feed: Feed,
+        streams: Streams,
+        turnstile: Turnstile,
     ) -> None:
         self._summaries = summaries
         self._journal = journal
         self._feed = feed
         self._streams = streams
+        self._shared = SharedPages[None](
+            lambda _: json_line(summaries.summary()).encode(), turnstile
+        )
         # Of this second: by what is newest, from where on, and who wants it.
         self._found: dict[tuple[int, int, Wanted], tuple[str, int]] = {}
 
@@ -59,7 +69,7 @@ class LivePages:
 
     async def _wheel(self, request: Request) -> Response:
         query_of(request)
-        return json_text(json_line(self._summaries.summary()))
+        return json_text(await self._shared.page(None))
 
     async def _live(self, request: Request) -> Response:
         query = query_of(request, "kind", "uid", "gateway")

@@ -85,7 +85,7 @@ async def written(journal: Journal, otherwise: str) -> None:
         raise NotDone(503, f"{journal.failure or late}; {otherwise}")
 
 
-def json_text(text: str) -> Response:
+def json_text(text: str | bytes) -> Response:
     """An answer that is JSON already."""
     return Response(text, media_type="application/json")
 

@@ -37,6 +37,7 @@ from liveness.service.gate import (
     Refused,
     asked_by_a_name_in,
     from_nobody,
+    only_health,
     only_reads,
 )
 from liveness.service.gatewaypages import GatewayPages
@@ -51,6 +52,7 @@ from liveness.service.livepages import LivePages
 from liveness.service.logs import Every
 from liveness.service.onlinepages import OnlinePages
 from liveness.service.outbox import Delivery, OutboxLimits
+from liveness.service.pacing import Turnstile
 from liveness.service.pages import Pages
 from liveness.service.peers import peer_of
 from liveness.service.signin import SIGN_IN, SIGN_OUT, SignIn
@@ -199,7 +201,10 @@ class Sidecar:
                 max_reply_bytes=limits.max_reply_bytes,
             ),
         )
-        self._streams = Streams(most=config.http.streams, counts=self.counts)
+        self._turnstile = Turnstile()
+        self._streams = Streams(
+            most=config.http.streams, counts=self.counts, turnstile=self._turnstile
+        )
         self._summaries = Summaries(
             self._now,
             engine=self.engine,
@@ -209,7 +214,10 @@ class Sidecar:
             why_not_ready=self.why_not_ready,
         )
         self._pages: tuple[Pages, ...] = (
-            LivePages(self._summaries, self.journal, self.feed, self._streams),
+            LivePages(
+                *(self._summaries, self.journal, self.feed, self._streams),
+                self._turnstile,
+            ),
             FeedPages(
                 *(self.journal, self.feed, self._streams),
                 clock=clock,
@@ -396,6 +404,13 @@ class Sidecar:
             ),
             refused=refused,
             grace_s=STOP_HTTP_S,
+            only_health=partial(
+                Gate,
+                checks=[only_health(http.max_connections)],
+                refused=refused,
+                max_body_bytes=http.max_body_bytes,
+            ),
+            turnstile=self._turnstile,
             is_stranger=is_stranger,
         )
 
@@ -428,6 +443,7 @@ class Sidecar:
             why_ill=self.why_ill,
             why_not_ready=self.why_not_ready,
             has_sign_out=token is not None,
+            turnstile=self._turnstile,
         )
         return Gate(pages, checks, refused, max_body_bytes=http.max_body_bytes)
 

@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from liveness.metrics import Counts
+from liveness.service.pacing import Turnstile
 from liveness.service.pages import NotDone
 from liveness.service.wake import Wake
 from liveness.text import json_line
@@ -56,9 +57,17 @@ class Listener:
         send: To the client.
         media: What is told, for its head.
         is_stopping: Whether the sidecar stops.
+        turnstile: Passed before there is more to tell.
     """
 
-    def __init__(self, send: Send, media: str, is_stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        send: Send,
+        media: str,
+        is_stopping: Callable[[], bool],
+        turnstile: Turnstile,
+    ) -> None:
+        self._turnstile = turnstile
         self.wake = Wake()  # rung when there may be something to tell
         self._send = send
         self._media = media
@@ -102,10 +111,13 @@ class Listener:
         if self.is_stopping and not self.wake.is_rung:
             raise Told(STOPPING)
         while True:
-            with trio.move_on_after(QUIET_S):
+            with trio.move_on_after(QUIET_S) as waiting:
                 await self.wake.wait()
-                return
+            if not waiting.cancelled_caught:
+                break
             await self.tell(b": quiet\n\n")
+        # One reader at a time: a commit, or a new second, wakes them all.
+        await self._turnstile.wait()
 
 
 Tell = Callable[[Listener], Awaitable[None]]
@@ -117,9 +129,11 @@ class Streams:
     Args:
         most: So many may be open at a time.
         counts: Where it is counted that there were as many.
+        turnstile: Passed by each of them when there is more to tell.
     """
 
-    def __init__(self, *, most: int, counts: Counts) -> None:
+    def __init__(self, *, most: int, counts: Counts, turnstile: Turnstile) -> None:
+        self._turnstile = turnstile
         self.open: Counter[str] = Counter({kind.value: 0 for kind in Kind})
         self._most = most
         self._counts = counts
@@ -139,7 +153,7 @@ class Streams:
         """
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            listener = Listener(send, media, lambda: self._is_stopping)
+            listener = Listener(send, media, lambda: self._is_stopping, self._turnstile)
             try:
                 if scope["method"] != "HEAD":  # who is told how an answer would begin
                     await self._run(kind, tell, listener, receive)

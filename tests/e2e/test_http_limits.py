@@ -100,9 +100,10 @@ def test_one_connection_too_many_is_told_so_and_counted(
     with ExitStack() as stack:
         for _ in range(3):
             sock = stack.enter_context(connected(sidecar, door))
-            sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            assert sock.recv(65_536).startswith(b"HTTP/1.1 200")
-        status, body = answer(sidecar, door, GET % b"/healthz" + b"\r\n")
+            sock.sendall(b"GET")
+        asked = GET % b"/v1/guard" + b"\r\n"
+        eventually(lambda: answer(sidecar, door, asked)[0] == 503)
+        status, body = answer(sidecar, door, asked)
         assert status == 503
         assert "there are 3 connections here" in json.loads(body)["error"]
         if door == "admin":
@@ -110,8 +111,10 @@ def test_one_connection_too_many_is_told_so_and_counted(
             assert told.startswith("liveness: there are 3 connections here")
         # The other door has as many of its own.
         assert sidecar.get("/healthz", admin=other == "admin")[0] == 200
+        # Health has places of its own.
+        assert answer(sidecar, door, GET % b"/healthz" + b"\r\n")[0] == 200
         sock.close()
-        eventually(lambda: answer(sidecar, door, GET % b"/healthz" + b"\r\n")[0] == 200)
+        eventually(lambda: answer(sidecar, door, asked)[0] == 200)
         _, metrics = sidecar.get("/metrics", admin=other == "admin")
     counted = rf'refused_total{{door="{door}",why="connections"}} (\d+)'
     (count,) = re.findall(counted, metrics)

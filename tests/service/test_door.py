@@ -17,8 +17,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from liveness.metrics import HttpRefusal
 from liveness.service.accepting import Acceptor
-from liveness.service.door import DoorLimits, serve_door
-from liveness.service.gate import Gate
+from liveness.service.door import HEALTH_PLACES, DoorLimits, serve_door
+from liveness.service.gate import Gate, only_health
+from liveness.service.pacing import Turnstile
 from liveness.service.sockets import listening
 
 CONNECTIONS = 3
@@ -43,6 +44,15 @@ async def pages(scope: Scope, receive: Receive, send: Send) -> None:
     await Response(answer)(scope, receive, send)
 
 
+class Passes(trio.abc.Instrument):
+    """Counts the passes of the event loop."""
+
+    count = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.count += 1
+
+
 class Door:
     """A door that is open.
 
@@ -54,6 +64,8 @@ class Door:
         self._path = path
         self.refused: list[HttpRefusal] = []
         self.asked: list[socket.socket] = []
+        self.passes = Passes()
+        self.began_at: list[int] = []  # the pass in which each request reached the gate
         self.clients: list[Client] = []
         self.stop = trio.Event()
         self.limits = DoorLimits(
@@ -61,7 +73,7 @@ class Door:
         )
 
     async def serve(self, listener: socket.socket) -> None:
-        gate = Gate(pages, [], self.refused.append, max_body_bytes=BODY_BYTES)
+        gate = Gate(pages, [self.note], self.refused.append, max_body_bytes=BODY_BYTES)
 
         def app_for(sock: socket.socket) -> Gate:
             self.asked.append(sock)
@@ -74,7 +86,17 @@ class Door:
             limits=self.limits,
             refused=self.refused.append,
             grace_s=GRACE_S,
+            only_health=partial(
+                Gate,
+                checks=[only_health(CONNECTIONS)],
+                refused=self.refused.append,
+                max_body_bytes=BODY_BYTES,
+            ),
+            turnstile=Turnstile(),
         )
+
+    def note(self, _: Request) -> None:
+        self.began_at.append(self.passes.count)
 
     async def connect(self) -> "Client":
         client = Client(await trio.open_unix_socket(str(self._path)))
@@ -356,25 +378,94 @@ async def test_a_body_far_too_large_is_refused_before_its_end_and_costs_no_time(
 # --- connections ----------------------------------------------------------------------
 
 
+async def busy(door: Door, begun: bytes = GET % b"late") -> list[Client]:
+    """As many connections as there may be, none of them idle."""
+    clients = [await door.connect() for _ in range(CONNECTIONS)]
+    for client in clients:
+        await client.send(begun)
+    await wait_all_tasks_blocked()
+    return clients
+
+
 async def test_one_connection_too_many_is_told_so_and_there_is_room_when_one_leaves(
     door: Door,
     autojump_clock: MockClock,
 ) -> None:
-    clients = [await door.connect() for _ in range(CONNECTIONS)]
-    for client in clients:
-        await client.send(GET % b"")
-        assert status(await client.answer()) == 200
-    answer = await door.answer(CLOSE)
+    clients = await busy(door)
+    answer = await door.answer(GET % b"")
     assert status(answer) == 503
     assert b"\r\nconnection: close\r\n" in answer
     assert b"there are 3 connections here" in answer
     assert door.refused == [HttpRefusal.CONNECTIONS]
-    await clients[0].send(GET % b"")  # the others go on
-    assert status(await clients[0].answer()) == 200
+    assert status(await clients[0].answer()) == 200  # the others go on
     await clients[1].stream.aclose()
     await wait_all_tasks_blocked()  # it was noticed
     assert status(await door.answer(CLOSE)) == 200
     assert door.refused == [HttpRefusal.CONNECTIONS]
+
+
+@pytest.mark.parametrize("has_asked", [True, False])
+async def test_the_connection_that_is_idle_longest_makes_room(
+    door: Door, autojump_clock: MockClock, has_asked: bool
+) -> None:
+    clients = [await door.connect() for _ in range(CONNECTIONS)]
+    for client in clients[::-1]:
+        await wait_all_tasks_blocked()
+        if has_asked:
+            await client.send(GET % b"")
+            assert status(await client.answer()) == 200
+    longest = clients.pop(-1 if has_asked else 0)
+    assert status(await door.answer(CLOSE)) == 200
+    assert await longest.to_end() == b""
+    for client in clients:
+        await client.send(GET % b"")
+        assert status(await client.answer()) == 200
+    assert door.refused == []
+
+
+async def test_who_has_sent_part_of_a_request_is_not_idle(
+    door: Door,
+    autojump_clock: MockClock,
+) -> None:
+    request = GET % b""
+    clients = await busy(door, request + request[:9])  # behind one that was answered
+    assert status(await door.answer(GET % b"")) == 503
+    for client in clients:
+        assert status(await client.answer()) == 200
+        await client.send(request[9:])
+        assert status(await client.answer()) == 200
+
+
+@pytest.mark.parametrize("path", [b"healthz", b"readyz"])
+@pytest.mark.parametrize("begun", [GET % b"late", b"GET"], ids=["late", "head"])
+async def test_health_is_told_however_many_others_keep_their_connections(
+    door: Door, autojump_clock: MockClock, path: bytes, begun: bytes
+) -> None:
+    await busy(door, begun)
+    for _ in range(3):
+        for _ in range(2 * HEALTH_PLACES):
+            await (await door.connect()).send(b"GET")
+        await wait_all_tasks_blocked()
+        client = await door.connect()
+        await client.send(GET % path)
+        assert status(await client.answer()) == 200
+    assert door.refused == []
+
+
+async def test_of_requests_that_come_together_one_is_worked_on_in_a_pass_of_the_loop(
+    door: Door,
+    autojump_clock: MockClock,
+) -> None:
+    clients = [await door.connect() for _ in range(CONNECTIONS)]
+    await wait_all_tasks_blocked()
+    door.passes = Passes()
+    trio.lowlevel.add_instrument(door.passes)
+    async with trio.open_nursery() as nursery:
+        for client in clients:
+            nursery.start_soon(client.send, GET % b"")
+    for client in clients:
+        assert status(await client.answer()) == 200
+    assert len(door.began_at) == len(set(door.began_at)) == CONNECTIONS
 
 
 async def test_an_application_is_chosen_by_the_connection(
@@ -438,6 +529,9 @@ async def test_who_begins_with_http_2_is_refused(
         b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: -1\r\n\r\n",
         b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: gzip\r\n\r\n",
         b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 5\r\n"
+        b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GET % b"",
+        b"POST / HTTP/1.0\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
 )
 async def test_what_is_no_http_is_refused_and_counted(

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from liveness.metrics import DOORS
 from liveness.service.http import build_pages
+from liveness.service.pacing import Turnstile
 from liveness.service.signin import PAGE
 from liveness.service.tokens import Token
 from tests.service.asgi import ask
@@ -80,6 +81,7 @@ def pages() -> Starlette:
         why_ill=list,
         why_not_ready=list,
         has_sign_out=False,
+        turnstile=Turnstile(),
     )
 
 

@@ -11,6 +11,7 @@ from trio.testing import MockClock
 from liveness.metrics import HttpRefusal
 from liveness.service.gate import Gate
 from liveness.service.http import build_pages
+from liveness.service.pacing import Turnstile
 from liveness.service.signin import MAX_FORM_BYTES, OPEN, SignIn
 from liveness.service.tokens import SIGNED_IN_S, TRIES_AT_ONCE, Token
 from tests.service.asgi import Answer, ask
@@ -37,6 +38,7 @@ class Door:
             why_ill=list,
             why_not_ready=list,
             has_sign_out=True,
+            turnstile=Turnstile(),
         )
         self.app = Gate(
             pages, [sign_in.check], self.refused.append, max_body_bytes=65_536
