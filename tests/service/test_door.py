@@ -529,9 +529,6 @@ async def test_who_begins_with_http_2_is_refused(
         b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: -1\r\n\r\n",
         b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: gzip\r\n\r\n",
         b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-        b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 5\r\n"
-        b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GET % b"",
-        b"POST / HTTP/1.0\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
 )
 async def test_what_is_no_http_is_refused_and_counted(
@@ -543,6 +540,26 @@ async def test_what_is_no_http_is_refused_and_counted(
     assert b'{"error": "this is no HTTP/1.1 request with one Host' in answer
     assert door.refused == [HttpRefusal.MALFORMED]
     assert lines == []
+
+
+@pytest.mark.parametrize(
+    ("version", "lengths"),
+    [
+        (b"1.1", b"content-length: 5\r\ntransfer-encoding: chunked"),
+        (b"1.1", b"Transfer-Encoding: chunked\r\nContent-Length: 0"),
+        (b"1.0", b"transfer-encoding: chunked"),
+    ],
+    ids=["both", "both, the other way round", "chunks in HTTP/1.0"],
+)
+async def test_a_body_whose_end_others_may_see_elsewhere_is_refused_and_so_is_the_rest(
+    door: Door, autojump_clock: MockClock, version: bytes, lengths: bytes
+) -> None:
+    head = b"POST / HTTP/%s\r\nhost: h\r\n%s\r\n\r\n" % (version, lengths)
+    answer = await door.answer(head + b"0\r\n\r\n" + GET % b"")
+    assert status(answer) == 400
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert door.refused == [HttpRefusal.MALFORMED]
+    assert door.began_at == []
 
 
 async def test_who_ends_its_side_after_asking_is_answered(
