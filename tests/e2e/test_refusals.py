@@ -84,6 +84,7 @@ BAD_STREAMS: Final = [
         "a billion claimed",
         b"\x92\xa5login\xdd\x3f\xff\xff\xff" + bytes(MAX_FRAME_BYTES),
     ),
+    Offence("too-large", "too many values", packed(["ping", [[1]] * 2 * MAX_BATCH])),
     Offence("too-deep", "a level too many", packed(["ping", nested(4)])),
     Offence("too-deep", "a thousand levels", b"\x92\xa4ping" + b"\x91" * 1_000),
     Offence("bad-frame", "an integer for a frame", msgpack.packb(7)),

@@ -28,7 +28,14 @@ from liveness.core.records import (
     Where,
 )
 from liveness.core.wheel import Wheel
-from liveness.core.wire import MAX_DEPTH, Frame, Reader, decode, encode
+from liveness.core.wire import (
+    MAX_DEPTH,
+    Frame,
+    Reader,
+    decode,
+    encode,
+    most_values,
+)
 from liveness.errors import Code, WireError
 from tests.core.conftest import READERS, WHEELS
 from tests.core.scene import Shown
@@ -95,6 +102,7 @@ def wire(data: bytes) -> None:
     for frame in frames:
         assert type(frame) is tuple
         is_sound(frame, 1)
+        assert values_in(frame) <= most_values(limits.max_batch)
     expected = repr((frames, code))  # as text: NaN is not equal to itself
     assert repr((list(decode(encode(frames))), code)) == expected
     for reader_class, way in others(ways):
@@ -139,6 +147,13 @@ def is_sound(value: Any, depth: int) -> None:
     assert depth <= MAX_DEPTH
     for one in inner:
         is_sound(one, depth + 1)
+
+
+def values_in(value: Any) -> int:
+    """How many values it holds, all arrays and maps together."""
+    if type(value) is dict:
+        return 2 * len(value) + sum(map(values_in, value.values()))
+    return len(value) + sum(map(values_in, value)) if type(value) is tuple else 0
 
 
 # --- link ------------------------------------------------------------------------------

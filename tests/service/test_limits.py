@@ -9,6 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from liveness.config import SETTINGS
+from liveness.core.wire import BATCHES_OF_VALUES
 from liveness.metrics import LIMITS
 from liveness.service import engine
 from liveness.service.links import PIECE_BYTES
@@ -329,6 +330,22 @@ async def test_a_frame_is_at_most_so_large(
         assert told["code"] == code
         assert str(most) in told["message"]
         assert met(rig) == {f"limits.{limit}": 1}
+
+
+async def test_a_frame_holds_at_most_the_values_of_so_many_batches(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    most = BATCHES_OF_VALUES * 100
+    async with running(tmp_path, max_batch=100) as rig:
+        gateway = await rig.gateway("gw")
+        await gateway.send(["ping", [0] * (most - 2)])
+        await gateway.expect("pong")
+        assert met(rig) == {}
+        await gateway.send(["ping", [0] * (most - 1)])
+        told = await refusal(gateway)
+        assert (told["code"], told["fatal"]) == ("too-large", True)
+        assert f"more than {most} values" in told["message"]
+        assert met(rig) == {"limits.max_batch": 1}
 
 
 async def test_refused_frames_are_at_most_so_many(
