@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from liveness.client import MAX_BATCH, MAX_FRAME_BYTES
 from liveness.core.wire import (
     BATCHES_OF_VALUES,
     LEAST_VALUES,
@@ -21,6 +22,7 @@ from liveness.core.wire import (
     encode,
 )
 from liveness.errors import Code, WireError
+from liveness.service.outbox import NOTICES_PER_FRAME
 from tests.strategies import BOUNDED, frames, pieces, singly, values
 
 # Small enough that an example is often at a limit.
@@ -340,6 +342,19 @@ def test_values_beyond_the_most_are_counted_and_never_built(read: Read) -> None:
     peak, code = peak_of(read, data, max_batch=4_000)
     assert code is Code.TOO_LARGE
     assert peak < 2**22
+
+
+def test_a_client_reads_as_many_records_and_rows_as_a_frame_may_have(
+    read: Read,
+) -> None:
+    record = {f"key-{n}": n for n in range(40)}  # more than any record has
+    for frame in (
+        ["notices", [record] * NOTICES_PER_FRAME],
+        ["where", [["user", "gateway", 1, None]] * 10_000],
+    ):
+        data = encode(frame)
+        taken, code = read([data], max_frame_bytes=MAX_FRAME_BYTES, max_batch=MAX_BATCH)
+        assert (len(taken), code) == (1, None)
 
 
 # --- what is not ours ----------------------------------------------------------------
