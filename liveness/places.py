@@ -55,15 +55,17 @@ def make_socket_folder(path: Path) -> None:
         ConfigError: It cannot be made, or is not the private one it should be.
     """
     folder, uid = path.parent, os.geteuid()
+    # Not by a chmod afterwards: by then another folder may have taken its place.
+    before = os.umask(0o022)
     try:
-        folder.mkdir(mode=0o700)
-        if uid == 0:
-            folder.chmod(0o755)  # whatever the umask
+        folder.mkdir(mode=0o700 if uid else 0o755)
     except FileExistsError:
         pass
     except OSError as error:
         told = f"{folder}: the socket's folder cannot be made ({error.strerror})"
         raise ConfigError(f"{told}; make it, or name another by --socket") from None
+    finally:
+        os.umask(before)
     if uid != 0 and folder == private_folder(os.environ, uid):
         check_private(folder, uid)  # again: somebody may have made it meanwhile
 

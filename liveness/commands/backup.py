@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 from liveness.bench.progress import Stage, shown
 from liveness.commands import CommandError
 from liveness.errors import StateError
-from liveness.service.backup import STEP_BYTES, State, Wrote, opened, sync
+from liveness.service.backup import (
+    STEP_BYTES,
+    State,
+    Wrote,
+    is_of_a_state,
+    opened,
+    sync,
+)
 from liveness.service.clock import Clock
 
 if TYPE_CHECKING:
@@ -50,11 +57,12 @@ def backup(state: Path, file: Path, *, force: bool, out: TextIO) -> None:
         force: Whether a file that is there already is replaced.
         out: Is told what was written.
     Raises:
-        CommandError: It cannot be read or written; nothing is left behind.
+        CommandError: It cannot be read or written, or FILE is of a state; nothing is
+            left behind.
         StateError: What lies there is damaged, or of a newer version.
     """
     with _failing(state, file):
-        _check_target(file, force=force)
+        _check_target(state, file, force=force)
     with _reporting() as stage, _failing(state, file), opened(state) as files:
         counted = files.counted()
         _check_room(files, file)
@@ -71,9 +79,13 @@ def backup(state: Path, file: Path, *, force: bool, out: TextIO) -> None:
     )
 
 
-def _check_target(file: Path, *, force: bool) -> None:
+def _check_target(state: Path, file: Path, *, force: bool) -> None:
     if not file.parent.is_dir():
         raise CommandError(f"{file.parent} is no folder; make it, or name another FILE")
+    if is_of_a_state(file, state):
+        raise CommandError(
+            f"{file} is a file of a sidecar's state, not of a backup; name another FILE"
+        )
     if not (file.is_symlink() or file.exists()):
         return
     if not file.is_file():

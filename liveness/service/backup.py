@@ -24,8 +24,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from liveness.errors import LivenessError, StateError
-from liveness.service import migrations, store, timertable
-from liveness.service.database import connect, make_private, meta, only_reading
+from liveness.service import migrations, stopfile, store, timertable
+from liveness.service.database import (
+    beside,
+    connect,
+    make_private,
+    meta,
+    only_reading,
+)
+from liveness.service.folders import identities, identity
 
 # What is written before it is synced.
 STEP_BYTES: Final = 2**20
@@ -39,6 +46,12 @@ _FILES: Final[Mapping[str, tuple[int, migrations.Steps]]] = {
     store.DATABASE: (store.SCHEMA, migrations.LOG),
     timertable.DATABASE: (timertable.SCHEMA, migrations.TIMERS),
 }
+
+# All that there may be in a state folder.
+_NAMES: Final = frozenset(
+    {*_FILES, store.LOCK, stopfile.NAME, stopfile.NEW}
+    | {its.name for name in _FILES for its in beside(Path(name))}
+)
 
 # Told how many bytes were written.
 Wrote = Callable[[int], None]
@@ -175,6 +188,25 @@ def opened(folder: Path) -> Iterator[State]:
         for path, db in databases.items():
             _check(path, db)
         yield State(databases)
+
+
+def is_of_a_state(file: Path, folder: Path) -> bool:
+    """Whether a file is one of a sidecar's state, or would be taken for one.
+
+    A folder is known by what is in it, wherever it was mounted and whoever uses it now.
+
+    Args:
+        file: Any path.
+        folder: A state folder, in which it may be under any name.
+    """
+    real = Path(os.path.realpath(file))
+    for path in (file, real):
+        if path.name in _NAMES and any(
+            os.path.lexists(path.with_name(name)) for name in (*_FILES, store.LOCK)
+        ):
+            return True
+    there = identities(folder.iterdir() if folder.is_dir() else ())
+    return identity(real) in there.values()
 
 
 def sync(descriptor: int) -> None:

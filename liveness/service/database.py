@@ -13,11 +13,14 @@ from typing import Final, TypeVar
 
 from liveness.errors import StartError, StateError
 from liveness.service import wal
+from liveness.service.folders import Identity, check_own, identities, open_own
 
 _T = TypeVar("_T")
 
 # The WAL is cut back to this after a burst.
 WAL_BYTES: Final = 64 * 2**20
+
+_SUFFIXES: Final = ("-wal", "-shm", "-journal")
 
 # The file is whole, but it cannot be used now.
 _DISK_TROUBLE: Final = frozenset(
@@ -68,13 +71,33 @@ def make_private(path: Path) -> None:
     a file lets go of all the process's locks on it. Another process that opened the
     database then took itself for the last one, and at its end deleted the WAL that
     commits were written to.
+
+    Raises:
+        StartError: It, or one of SQLite's beside it, is a link or another user's.
     """
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    os.close(open_own(path, os.O_RDWR | os.O_CREAT))
+    for its in beside(path):
+        check_own(its)
+
+
+def open_files(path: Path) -> dict[Path, Identity]:
+    """Which files SQLite has open of a database that was read and written."""
+    return identities([path, *beside(path)])
+
+
+def beside(path: Path) -> list[Path]:
+    """What SQLite may have beside a database: WAL, index and journal."""
+    return [path.with_name(path.name + suffix) for suffix in _SUFFIXES]
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a file, for any thread."""
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    """Open a file that is there, for any thread.
+
+    None is made: an empty one in the place of one that was removed while it is written
+    to would look like a state in which nobody is online.
+    """
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     db.execute("pragma busy_timeout = 1000")
     return db
 
@@ -89,9 +112,7 @@ def schema_of(path: Path) -> int | None:
         StateError: It says none.
         sqlite3.Error: It cannot be read.
     """
-    log, index, journal = (
-        path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal")
-    )
+    log, index, journal = beside(path)
     if not path.stat().st_size and log.exists() and log.stat().st_size:
         # SQLite would take it for new, and what is in the WAL for rubbish.
         raise sqlite3.DatabaseError(f"it is empty, and {log.name} is not")

@@ -24,6 +24,7 @@ from liveness.core.wire import decode, encode
 from liveness.errors import StateError
 
 NAME: Final = "stopped"
+NEW: Final = f"{NAME}.new"  # until it is whole
 _VERSION: Final = 2
 
 _log = structlog.get_logger("start")
@@ -87,9 +88,12 @@ def write(
         ]
     )
     head = encode([_VERSION, log, seq, wall_ms, zlib.crc32(body)])
-    path = folder / f"{NAME}.new"
+    path = folder / NEW
     try:
-        with path.open("wb") as out:
+        # Left by a write that was interrupted, or a link that somebody put there.
+        path.unlink(missing_ok=True)
+        made = _open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with os.fdopen(made, "wb") as out:
             out.write(encode([head, body]))
             out.flush()
             os.fsync(out.fileno())
@@ -146,7 +150,8 @@ def stopped_at(folder: Path, *, log: str, seq: int) -> int | None:
 
 def _packed(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        with os.fdopen(_open_no_link(path, os.O_RDONLY), "rb") as file:
+            return file.read()
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -154,6 +159,11 @@ def _packed(path: Path) -> bytes | None:
             f"{path} cannot be read ({error.strerror}); make it readable, or remove it "
             "to give everyone a fresh timeout"
         ) from error
+
+
+def _open_no_link(path: Path, flags: int) -> int:
+    """Open a file, a new one for us alone; wait for nobody at the other end of a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
 def _opened(packed: bytes, log: str, seq: int) -> tuple[int, bytes]:

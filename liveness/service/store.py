@@ -53,14 +53,17 @@ from liveness.service.database import (
     expecting_damage,
     make_private,
     meta,
+    open_files,
     reading,
     transaction,
     write_ahead,
 )
+from liveness.service.folders import make_own_folder, open_own
 from liveness.text import EXACT_IN_JSON, json_line, uid_text, utc_time
 
 SCHEMA: Final = 3
 DATABASE: Final = "liveness.db"
+LOCK: Final = "lock"
 # Of `meta`: when a copy was made, in Unix milliseconds, until it is first opened.
 COPIED: Final = "copied"
 
@@ -194,8 +197,8 @@ class Store:
         self.folder = folder
         self.path = folder / DATABASE
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            make_own_folder(folder)
+            self._lock = open_own(folder / LOCK, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             is_file = isinstance(error, FileExistsError | NotADirectoryError)
             why = "it is no folder" if is_file else error.strerror
@@ -217,6 +220,10 @@ class Store:
                 has = migrations.found(self.path, SCHEMA, migrations.LOG)
                 self._db = connect(self.path)
                 self._prepare(has)
+            locked = os.fstat(self._lock)
+            # By where each was opened.
+            self.files = open_files(self.path)
+            self.files[folder / LOCK] = locked.st_dev, locked.st_ino
         except BaseException:
             os.close(self._lock)
             raise

@@ -52,6 +52,7 @@ from liveness.service.database import (
     expecting_damage,
     make_private,
     meta,
+    open_files,
     transaction,
     write_ahead,
 )
@@ -248,6 +249,7 @@ class TimerTable:
             has = migrations.found(self.path, SCHEMA, migrations.TIMERS)
             self._db = connect(self.path)
             self._prepare(has, log, parted or {})
+            self.files = open_files(self.path)  # by where each was opened
             known = dict(self._db.execute("select key, value from meta"))
             self.seq, self.newest = known["seq"], known["newest"]
             self.next_id: int = _one(self._db, _NEXT_ID)  # for the next timer

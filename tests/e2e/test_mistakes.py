@@ -31,7 +31,7 @@ from liveness import cli
 from liveness.build import environment
 from liveness.service.store import DATABASE, Batch, Store
 from liveness.service.timertable import TimerTable
-from tests.e2e.persons import SOMEBODY, Person, runs_as
+from tests.e2e.persons import NOBODY, SOMEBODY, Person, runs_as
 from tests.e2e.sidecar import READY_S, ROOT, Sidecar
 
 SERVE: Final = (
@@ -164,6 +164,16 @@ def theirs(here: Path, _: ExitStack) -> None:
         os.chown(path, STRANGER.uid, STRANGER.gid)
 
 
+def their_folder(name: str) -> Given:
+    """A folder of that user's."""
+
+    def made(here: Path, _: ExitStack) -> None:
+        (here / name).mkdir()
+        os.chown(here / name, STRANGER.uid, STRANGER.gid)
+
+    return made
+
+
 def their_state(here: Path, stack: ExitStack) -> None:
     """The state of another user, in a folder of that user's."""
     (here / "s").mkdir()
@@ -271,7 +281,7 @@ SETTINGS: Final = [
 
 SOCKETS: Final = [
     Mistake("folder of the socket missing", "serve --socket {here}/a/b/gateway.sock --state {here}/state", 78, "{here}/a/b: the socket's folder cannot be made (No such file or directory); make it, or name another by --socket"),
-    Mistake("folder of the socket not writable", SERVE, 1, "socket {here}/gateway.sock: it cannot be made (Permission denied); make its folder one that this user may write to, or name another with --socket", both(folder("state", 0o777)), person=STRANGER),
+    Mistake("folder of the socket not writable", SERVE, 1, "socket {here}/gateway.sock: it cannot be made (Permission denied); make its folder one that this user may write to, or name another with --socket", their_folder("state"), person=STRANGER),
     Mistake("folder of the socket made by another user", "serve --state {here}/state", 78, f"{{here}}/liveness-{SOMEBODY} belongs to user 0, not to {SOMEBODY}; remove it, or name a socket: --socket", folder(f"liveness-{SOMEBODY}", 0o700), {"TMPDIR": "{here}", "XDG_RUNTIME_DIR": ""}, person=STRANGER),
     Mistake("file in the socket's place", SERVE, 1, "socket {here}/gateway.sock: there is a file that is no socket; it was left alone, name another with --socket", text("gateway.sock")),
     Mistake("second sidecar on a socket", "serve --http 127.0.0.1:0 --socket {live}/gateway.sock --state {here}/state", 1, "socket {live}/gateway.sock: another process serves there; stop it or name another with --socket"),
@@ -316,7 +326,11 @@ TOKENS: Final = [
 STATES: Final = [
     Mistake("state is a file", SERVE, 1, "state directory {here}/state: it is no folder; make it a folder that this user may write to, or name another with --state", text("state")),
     Mistake("state not writable", SERVE, 1, "state directory {here}/state: Permission denied; make it a folder that this user may write to, or name another with --state", folder("state"), person=STRANGER),
-    Mistake("state of another user", SERVE, 1, "{here}/state/liveness.db: Permission denied; make it writable or name another state directory with --state", both(state, lambda here, _: (here / "state").chmod(0o777), lambda here, _: (here / "state/lock").chmod(0o666)), person=STRANGER),
+    Mistake("state of another user", SERVE, 1, "state directory {here}/state: it belongs to user 65534; start as that user, chown it and what is in it, or name another with --state", both(state, lambda here, _: os.chown(here / "state", NOBODY, -1)), person=STRANGER),
+    Mistake("log of another user", SERVE, 1, "{here}/state/liveness.db: Permission denied; make it writable or name another state directory with --state", both(state, lambda here, _: os.chown(here / "state", STRANGER.uid, -1), lambda here, _: os.chown(here / "state/lock", STRANGER.uid, -1)), person=STRANGER),
+    Mistake("state open to others", SERVE, 1, "state directory {here}/state: others than its owner may write to it; look at what is in it, then chmod go-w it, or name a folder within it with --state", folder("state", 0o1777)),
+    Mistake("state that anybody may replace", "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {here}/open/state", 1, "state directory {here}/open/state: anybody may put another in its place, as {here}/open is open to all; chmod o-w that, or name another with --state", folder("open", 0o777)),
+    Mistake("link in the place of the log", SERVE, 1, "{here}/state/liveness.db is a link; it was left alone: find out who put it there, then put the sidecar's own file in its place, or name another --state", both(folder("state"), lambda here, _: (here / "state/liveness.db").symlink_to(here / "precious"))),
     Mistake("second sidecar on a state", "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {live}/state", 1, "state directory {live}/state is in use by another sidecar; stop that one or name another with --state"),
     Mistake("log damaged", SERVE, 1, "{here}/state/liveness.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away to start with an empty log", damaged("liveness.db")),
     Mistake("timers damaged", SERVE, 1, "{here}/state/timers.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away to start without timers", damaged("timers.db")),
@@ -329,6 +343,8 @@ STATES: Final = [
 
 BACKUPS: Final = [
     Mistake("backup to a file that is there", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar is there already; name another FILE, or give --force", both(state, text("b.tar"))),
+    Mistake("backup onto the state itself", "backup --force --state {live}/state {live}/state/liveness.db", 1, "{live}/state/liveness.db is a file of a sidecar's state, not of a backup; name another FILE"),
+    Mistake("backup onto the state of another sidecar", "backup --force --state {here}/state {live}/state/timers.db", 1, "{live}/state/timers.db is a file of a sidecar's state, not of a backup; name another FILE", state),
     Mistake("backup to a folder", "backup --state {here}/state {here}", 1, "{here} is there and is no file; name another FILE", state),
     Mistake("backup to a name that is too long", "backup --state {here}/state {here}/" + "b" * 260, 1, "{here}/" + "b" * 260 + ": File name too long; nothing is left of it: make room, or name a FILE elsewhere", state),
     Mistake("backup into no folder", "backup --state {here}/state {here}/none/b.tar", 1, "{here}/none is no folder; make it, or name another FILE", state),
@@ -557,6 +573,8 @@ EXCUSED: Final = {
     "config.py:__post_init__": "what a program gives, and no source lets through",
     "service/backup.py:_check_wals": "takes gigabytes: tests/service/test_backup.py",
     "service/backup.py:opened": "takes a machine on which two statements last long",
+    "service/sockets.py:_open_up": "takes another between: tests/service/test_sockets.py",
+    "service/sockets.py:make_anew": "while it runs: tests/e2e/test_lost_files.py",
     "service/manager.py:socket": "takes other sockets: tests/service/test_manager.py",
     "service/logbook.py:_state": "who may not read it: tests/e2e/test_explain.py",
     "service/logbook.py:_read": "takes starts amid reads: tests/service/test_logbook.py",

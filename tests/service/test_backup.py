@@ -295,6 +295,51 @@ def test_one_that_appears_meanwhile_is_left_too(
     assert {path.name for path in tmp_path.iterdir()} == {"b.tar", "state"}
 
 
+def state_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("force", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    ["liveness.db", "liveness.db-wal", "timers.db", "timers.db-shm", "lock", "stopped"],
+)
+@pytest.mark.parametrize("whose", ["state", "other", "link", "to/../state"])
+def test_no_file_of_a_state_is_replaced_or_added_whatever_leads_there(
+    folder: Path, tmp_path: Path, whose: str, name: str, force: bool
+) -> None:
+    Store(tmp_path / "other").close()
+    (tmp_path / "to").mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    there = tmp_path / whose
+    with opened(folder):
+        before = state_files(there)
+        with pytest.raises(CommandError, match="is a file of a sidecar's state"):
+            backup(folder, there / name, force=force, out=StringIO())
+        assert state_files(there) == before
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_nor_is_one_that_a_link_of_another_name_leads_to(
+    folder: Path, tmp_path: Path, link: Callable[[Path, Path], None]
+) -> None:
+    file = tmp_path / "b.tar"
+    link(file, folder / "liveness.db")
+    before = state_files(folder)
+    with pytest.raises(CommandError, match="is a file of a sidecar's state"):
+        backup(folder, file, force=True, out=StringIO())
+    assert file.samefile(folder / "liveness.db")
+    assert state_files(folder) == before
+
+
+def test_a_name_of_the_state_is_as_good_as_any_where_there_is_no_state(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "backups").mkdir()
+    backup(folder, tmp_path / "backups/liveness.db", force=False, out=StringIO())
+    backup(folder, folder / "b.tar", force=False, out=StringIO())
+
+
 def test_damage_is_told_and_no_backup_is_made_of_it(
     folder: Path, tmp_path: Path
 ) -> None:
