@@ -73,7 +73,7 @@ def at_a_glance() -> list[Panel]:
         figure(
             "Ready",
             "Whether every sidecar answers and is ready: it listens, its hand moves, log "
-            "and timers can be written. If not, `liveness status` on its host says why; "
+            "and timers can be written, and their files are where they were. If not, `liveness status` on its host says why; "
             "see LivenessDown and LivenessNotReady in the README.",
             f"min(liveness_ready{{{HERE}}} or up{{{HERE}}})",
         ).mappings([model.ValueMap(options=words)]),
@@ -437,7 +437,18 @@ def log() -> list[Panel]:
                 "mend the disk. See LivenessWritesFail in the README.",
                 query(f"{rate('what', 'liveness_write_failures_total')} > 0"),
                 unit="cps",
-                width=24,
+                width=12,
+            ).height(6)
+        ),
+        seldom(
+            curves(
+                "Files lost",
+                "Times that a socket's file or a file of the state was removed or "
+                "replaced while in use. A socket is made anew at once; of the state the "
+                "README tells under LivenessNotReady.",
+                query(f"{rate('file', 'liveness_files_lost_total')} > 0"),
+                unit="cps",
+                width=12,
             ).height(6)
         ),
     ]

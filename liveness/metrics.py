@@ -31,6 +31,8 @@ OTHER: Final = "other"
 
 SOCKETS: Final = ("gateway", "http", "admin")
 DOORS: Final = ("http", "admin")
+# What others may remove or replace while it is used.
+FILES: Final = ("gateway", "admin", "state")
 # The bounds that are counted here when they are met. What is missing is no refusal: a
 # full window and an old record are a reader's own affair.
 LIMITS: Final = (
@@ -130,6 +132,9 @@ class Counts:
     )
     accepts_put_off: Counter[str] = field(
         default_factory=lambda: Counter(dict.fromkeys(SOCKETS, 0))
+    )
+    files_lost: Counter[str] = field(
+        default_factory=lambda: Counter(dict.fromkeys(FILES, 0))
     )
     http_refused: Counter[tuple[str, str]] = field(
         default_factory=lambda: Counter(
@@ -302,6 +307,12 @@ class Collector:
             "Tries to write to the disk that failed.",
             "what",
             now.write_failures,
+        )
+        yield _counter(
+            "files_lost",
+            "Times that a socket's file or a file of the state was removed or replaced.",
+            "file",
+            counts.files_lost,
         )
         commits = HistogramMetricFamily(
             "liveness_log_commit_seconds", "Time a commit of the log takes."

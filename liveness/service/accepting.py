@@ -66,7 +66,10 @@ class Acceptor:
     async def accept(self) -> socket.socket:
         """Wait for the next connection; it is non-blocking."""
         while True:
-            await trio.lowlevel.wait_readable(self._listener)
+            try:
+                await trio.lowlevel.wait_readable(self._listener)
+            except trio.ClosedResourceError:
+                continue  # its socket was made anew, and has the same descriptor
             # Whoever was not taken when that ended waits for the next process.
             await trio.lowlevel.checkpoint_if_cancelled()
             try:

@@ -20,6 +20,7 @@ import trio
 from liveness.errors import StartError
 from liveness.service.logs import Every
 from liveness.service.sidecar import Sidecar
+from liveness.service.sockets import Listener
 
 # The names of sockets that are taken; all of the kind that gateways connect to.
 GATEWAY_SOCKET: Final = "gateway"
@@ -52,7 +53,7 @@ class Manager:
         self.watchdog_s = _watchdog_s(environ, pid)
         self._every = Every(LOG_S, clock=trio.current_time)
 
-    def socket(self, name: str, path: Path) -> socket.socket | None:
+    def socket(self, name: str, path: Path) -> Listener | None:
         """The listening socket of this name; None if none was handed over.
 
         Args:
@@ -66,7 +67,7 @@ class Manager:
             return None
         told = f"the service manager's socket {name}"
         try:
-            sock = socket.socket(fileno=number)
+            sock = Listener(path, fileno=number)
         except OSError as error:
             raise StartError(
                 f"{told}: descriptor {number} is no socket ({error.strerror}); start it "
@@ -89,6 +90,7 @@ class Manager:
                 f"{told} is at {found or 'no path'}, and clients look for it at {path}; "
                 "name one path in ListenStream= and socket.path"
             )
+        sock.found()
         return sock
 
     async def tell(self, *lines: str) -> None:

@@ -31,6 +31,7 @@ from liveness.service.door import DoorLimits, serve_door
 from liveness.service.engine import Engine, EngineLimits
 from liveness.service.feed import Feed
 from liveness.service.feedpages import FeedPages
+from liveness.service.filewatch import FileWatch
 from liveness.service.gate import (
     Check,
     Gate,
@@ -56,6 +57,7 @@ from liveness.service.pacing import Turnstile
 from liveness.service.pages import Pages
 from liveness.service.peers import peer_of
 from liveness.service.signin import SIGN_IN, SIGN_OUT, SignIn
+from liveness.service.sockets import Listener
 from liveness.service.store import Batch, Store
 from liveness.service.streams import Streams
 from liveness.service.summary import Summaries
@@ -205,6 +207,7 @@ class Sidecar:
         self._streams = Streams(
             most=config.http.streams, counts=self.counts, turnstile=self._turnstile
         )
+        self._files = FileWatch(store.files | table.files, counts=self.counts)
         self._summaries = Summaries(
             self._now,
             engine=self.engine,
@@ -272,10 +275,14 @@ class Sidecar:
                 hand = trio.CancelScope()
                 nursery.start_soon(_within, hand, turn_for_ever, self.engine)
                 links.start_soon(accept_links, listener, self.engine, self._delivery)
+                looking = trio.CancelScope()
+                sockets = {"gateway": listener, **doors}
+                nursery.start_soon(self._look_after, looking, sockets)
                 self._listens = True
                 task_status.started()
                 await asked_to_stop()
                 self._listens = False
+                looking.cancel()
                 hand.cancel()
                 timekeeping.cancel()  # or runs would come behind the clocks of the stop
                 await self._stop_links(links)
@@ -284,6 +291,14 @@ class Sidecar:
             await trio.lowlevel.checkpoint()
             nursery.cancel_scope.deadline = trio.current_time() + STOP_HTTP_S
         _log.info("stopped", users=len(self.presence), log_seq=self.journal.durable_seq)
+
+    async def _look_after(
+        self, scope: trio.CancelScope, sockets: dict[str, socket.socket]
+    ) -> None:
+        with scope:
+            await self._files.run(
+                {name: it for name, it in sockets.items() if isinstance(it, Listener)}
+            )
 
     # --- start and stop -------------------------------------------------------
 
@@ -459,7 +474,7 @@ class Sidecar:
             why.append("the socket is not listened on")
         failures = (self.journal.failure, self.engine.timers_unread)
         why += [failure for failure in failures if failure is not None]
-        return why
+        return why + self._files.failures
 
     @property
     def status(self) -> str:

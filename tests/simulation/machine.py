@@ -179,6 +179,9 @@ class Machine:
                 self.clock.zero_ms += self._random.choice([-DAY_MS, DAY_MS])
                 self._history.wall.append((trio.current_time(), self.clock.zero_ms))
                 return lambda: None  # it stays
+            case "socket removed":
+                self.socket.unlink(missing_ok=True)  # twice within a second
+                return lambda: None  # it is the sidecar that makes it anew
             case _:
                 raise AssertionError(f"{what} is not known here")
 

@@ -82,6 +82,8 @@ FAULTS: Final = {
     "watcher slow": 2,
     "watcher lost": 3,
 }
+# Drawn apart from those, so that what a seed draws besides stays as it was.
+SOCKET_REMOVED: Final = "socket removed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ def plan_of(seed: int) -> Plan:
             for n in range(random.randint(0, 20))
         ),
         *(_fault(random, lasts_s, timeout_s) for _ in range(random.randint(1, 25))),
+        *_lost_files(Random(f"{seed}-files"), lasts_s),
     ]
     hold_s = random.choice([4.0, 15.0])
     run_timeout_s = random.choice([2.0, 6.0])
@@ -274,3 +277,11 @@ def _fault(random: Random, lasts_s: float, timeout_s: float) -> Fault:
         lasts_s=random.choice([0.05, random.uniform(0, 1.5), random.uniform(0, 4)])
         * timeout_s,
     )
+
+
+def _lost_files(random: Random, lasts_s: float) -> list[Step]:
+    """Somebody removes the file of the socket."""
+    moments = [
+        random.uniform(0, lasts_s - 5) for _ in range(random.choice([0, 0, 1, 2]))
+    ]
+    return [Fault(at, SOCKET_REMOVED, 0, 0.0) for at in moments]

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from tests.simulation.machine import Files, files, torn
-from tests.simulation.plan import FAULTS, Fault, Step, Visit, plan_of
+from tests.simulation.plan import FAULTS, SOCKET_REMOVED, Fault, Step, Visit, plan_of
 from tests.simulation.search import reduced
 
 
@@ -70,7 +70,10 @@ def test_a_file_renamed_into_place_is_there_or_not_and_never_in_part() -> None:
 
 def test_plans_hold_every_fault_and_every_kind_of_user() -> None:
     steps = [step for seed in range(1, 40) for step in plan_of(seed).steps]
-    assert {step.what for step in steps if isinstance(step, Fault)} == set(FAULTS)
+    assert {step.what for step in steps if isinstance(step, Fault)} == {
+        *FAULTS,
+        SOCKET_REMOVED,
+    }
     visits = [step for step in steps if isinstance(step, Visit)]
     assert any(not visit.talks_for_s and not visit.logs_out for visit in visits)
     assert {7, "7"} <= {visit.uid for visit in visits}

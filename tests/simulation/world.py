@@ -166,7 +166,7 @@ class World:
         if self.now >= self.plan.lasts_s:
             return None  # it was put off for so long that all is to come to rest
         kind, _, does = fault.what.partition(" ")
-        if kind in ("sidecar", "disk", "wall"):
+        if kind in ("sidecar", "disk", "wall", "socket"):
             is_busy = self._is_restarting or not self.machine.is_up
             if self._paused_at is not None or is_busy:
                 self.after(0.5, partial(self._befall, fault))

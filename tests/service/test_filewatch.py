@@ -1,0 +1,116 @@
+"""Files that are removed or replaced while they are in use: said, counted, and what can
+be made anew is."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import trio
+from trio.testing import MockClock
+
+from liveness.service.filewatch import LOOK_EVERY_S, SAY_AGAIN_S
+from liveness.service.sockets import listening
+from tests.service.rig import running
+
+SEEN_S = 2 * LOOK_EVERY_S
+
+
+def removed(path: Path) -> Callable[[], object]:
+    """Remove it; return what puts it back."""
+    aside = path.with_name(f"{path.name}.aside")
+    path.rename(aside)
+    return lambda: aside.rename(path)
+
+
+def replaced(path: Path) -> Callable[[], object]:
+    """Put a copy in its place; return what puts it back."""
+    back = removed(path)
+    path.write_bytes(path.with_name(f"{path.name}.aside").read_bytes())
+    return back
+
+
+def errors(logs: list[Any]) -> list[Any]:
+    return [line for line in logs if line["log_level"] == "error"]
+
+
+@pytest.mark.parametrize("lose", [removed, replaced])
+@pytest.mark.parametrize(
+    "name",
+    ["lock", "liveness.db", "liveness.db-wal", "liveness.db-shm", "timers.db"],
+)
+async def test_a_file_of_the_state_that_is_lost_is_said_until_it_is_back(
+    tmp_path: Path,
+    jumping: MockClock,
+    name: str,
+    lose: Callable[[Path], Callable[[], object]],
+) -> None:
+    async with running(tmp_path) as rig:
+        await trio.sleep(SEEN_S)
+        assert rig.sidecar.why_not_ready() == []
+        with structlog.testing.capture_logs() as logs:
+            back = lose(rig.store.folder / name)
+            await trio.sleep(SEEN_S)
+            (why,) = rig.sidecar.why_not_ready()
+            folder = rig.store.folder
+            assert why.startswith(
+                f"state directory {folder}: {name} removed or replaced"
+            )
+            assert rig.sidecar.status.startswith("not ready: ")
+            await trio.sleep(3 * SAY_AGAIN_S)
+            assert len(errors(logs)) == 4
+            assert errors(logs)[-1]["why"] == why
+        back()
+        await trio.sleep(SEEN_S)
+        assert rig.sidecar.why_not_ready() == []
+        assert rig.counts.files_lost == {"gateway": 0, "admin": 0, "state": 1}
+
+
+async def test_links_go_on_while_the_state_folder_is_elsewhere(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("gw")
+        back = removed(rig.store.folder)
+        await trio.sleep(SEEN_S)
+        assert len(rig.sidecar.why_not_ready()) == 1
+        await gateway.send(["login", "ada", {"conn": 1}])
+        await gateway.settle()
+        back()
+        await trio.sleep(SEEN_S)
+        assert rig.sidecar.why_not_ready() == []
+        assert [record.uid for record in rig.log()] == ["ada"]
+
+
+async def test_a_socket_that_was_removed_is_made_anew_and_links_go_on(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        early = await rig.gateway("early")
+        for times in range(1, 4):
+            with structlog.testing.capture_logs() as logs:
+                removed(rig.sidecar.config.socket.path)
+                await trio.sleep(SEEN_S)
+            assert len(errors(logs)) == (1 if times == 1 else 0)  # again in a minute
+            assert rig.sidecar.why_not_ready() == []
+            late = await rig.gateway("late")
+            for gateway in (early, late):
+                await gateway.settle()
+            assert rig.counts.files_lost["gateway"] == times
+
+
+async def test_another_that_serves_there_is_left_alone_and_said_until_it_has_gone(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        removed(rig.sidecar.config.socket.path)
+        with listening(rig.sidecar.config.socket.path) as other:
+            await trio.sleep(SEEN_S)
+            (why,) = rig.sidecar.why_not_ready()
+            assert "another process serves there" in why
+            assert other.is_reachable()
+        await trio.sleep(SEEN_S)
+        assert rig.sidecar.why_not_ready() == []
+        assert rig.counts.files_lost["gateway"] == 1
+        await rig.gateway("gw")
