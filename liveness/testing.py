@@ -939,7 +939,7 @@ class ScriptedSidecar:
             self._disk.in_force[hello.name] = gateway.in_force
             gateway.linked(ping=hello.ping, now=self._now)
             if hello.fresh:
-                self._presence.lose(gateway, 0, self._at, limit=ALL)
+                self._presence.lose([gateway], 0, self._at, limit=ALL)
         self._greet(link, hello)
 
     def _greet(self, link: _Link, hello: Hello) -> None:
@@ -1032,7 +1032,7 @@ class ScriptedSidecar:
     def _rows(self) -> list[tuple[Uid, str, int, int | None]]:
         presence = self._presence
         owned = (
-            presence.wheel.owned(gateway.number, 0, ALL)[0]
+            presence.wheel.owned([gateway.number], 0, ALL)[0]
             for gateway in presence.gateways.values()
         )
         return presence.where([uid for uids in owned for uid in uids])

@@ -332,8 +332,8 @@ cdef class Wheel:
 
     # --- looking at it --------------------------------------------------------
 
-    def owned(self, int32_t gateway, int64_t place, int64_t limit):
-        """Look for users of *gateway*, a stretch at a time; see `wheel.Wheel.owned`.
+    def owned(self, gateways, int64_t place, int64_t limit):
+        """Look for users of *gateways*, a stretch at a time; see `wheel.Wheel.owned`.
 
         From the last entry down: whatever replaces one that goes was looked at.
         """
@@ -344,7 +344,7 @@ cdef class Wheel:
         found = [
             table.uid_at(at)
             for at in range(bottom, top)
-            if table.user(at).gateway == <uint32_t> gateway
+            if table.user(at).gateway in gateways
         ]
         return found, bottom or -1
 

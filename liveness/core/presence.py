@@ -335,20 +335,25 @@ class Presence:
         waiting = waiting[self._turn :] + waiting[: self._turn]
         return in_turns(waiting, limit, lambda one, most: self._judge(one, at, most))
 
-    def lose(self, gateway: Gateway, place: int, at: Instant, *, limit: int) -> int:
-        """End the sessions of a gateway that came back without them, in bounded steps.
+    def lose(
+        self, gateways: Sequence[Gateway], place: int, at: Instant, *, limit: int
+    ) -> int:
+        """End the sessions of gateways that came back without them, in bounded steps.
 
         Args:
-            gateway: The gateway; it must not open sessions meanwhile.
+            gateways: The gateways; they must not open sessions meanwhile.
             place: 0 at first, then what was returned.
             at: Now.
-            limit: Places of the table to look at.
+            limit: Places of the table to look at, for all of them together.
         Returns:
-            Where to go on, or -1 when done.
+            Where to go on, or -1 at the end of the table: then those have no sessions
+            left that were among the gateways from its beginning.
         """
         if self.guard is not None:
-            self.guard.lose(gateway, at.now)
-        uids, place = self.wheel.owned(gateway.number, place, limit)
+            for gateway in gateways:
+                self.guard.lose(gateway, at.now)
+        numbers = {gateway.number for gateway in gateways}
+        uids, place = self.wheel.owned(numbers, place, limit)
         for uid in uids:
             self._end(self.wheel.close(uid), GATEWAY_LOST, at)
         return place

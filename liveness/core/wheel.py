@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import inf
 from typing import Final, NamedTuple
 
@@ -358,11 +358,13 @@ class Wheel:
 
     # --- looking at it --------------------------------------------------------
 
-    def owned(self, gateway: int, place: int, limit: int) -> tuple[list[Uid], int]:
-        """Look for users of *gateway*, a stretch of the table at a time.
+    def owned(
+        self, gateways: Collection[int], place: int, limit: int
+    ) -> tuple[list[Uid], int]:
+        """Look for users of some gateways, a stretch of the table at a time.
 
         Args:
-            gateway: Its number.
+            gateways: Their numbers; they open no sessions before the end of the table.
             place: Where to go on: 0 at first, then what was returned.
             limit: How many places to look at.
         Returns:
@@ -373,7 +375,7 @@ class Wheel:
         found = [
             uid
             for at in range(place, stop)
-            if owner[at] == gateway and (uid := uid_of[at]) is not None
+            if owner[at] in gateways and (uid := uid_of[at]) is not None
         ]
         return found, -1 if stop == len(uid_of) else stop
 

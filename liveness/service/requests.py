@@ -37,9 +37,12 @@ from liveness.service.journal import Journal
 from liveness.service.linkbook import LinkBook
 from liveness.service.links import SocketLink
 
-# Places of the table looked at in one pass for a gateway that came back fresh: some
-# milliseconds.
+# Places of the table looked at in one pass for gateways that came back fresh, however
+# many: some milliseconds.
 LOSE_STEPS: Final = 2_000
+# So many of them are welcomed in one pass: each may have sent a piece of frames meanwhile,
+# which is worked through with its welcome.
+WELCOMES: Final = 5
 
 _log = structlog.get_logger("link")
 
@@ -48,6 +51,7 @@ class _Losing(NamedTuple):
     """A gateway that came back fresh: its old sessions are being ended."""
 
     link: SocketLink
+    gateway: Gateway
     hello: Hello
     backlog: list[tuple[Request, Instant]]
 
@@ -80,7 +84,8 @@ class Requests:
         self._book = book
         self._greeter = greeter
         self._read_out = read_out
-        self._losing: dict[int, tuple[_Losing, int]] = {}
+        self._losing: dict[int, _Losing] = {}
+        self._place = 0  # of the table, which is walked over for all of them together
 
     def listen_to(self, link: SocketLink, data: bytes, at: Instant) -> None:
         """Apply all that a link asks for with these bytes, and those before."""
@@ -96,7 +101,7 @@ class Requests:
     def _take(self, link: SocketLink, request: Request, at: Instant) -> None:
         losing = self._losing.get(link.number)
         if losing is not None:
-            losing[0].backlog.append((request, at))
+            losing.backlog.append((request, at))
         elif link.is_open:
             self._apply(link, request, at)
 
@@ -232,13 +237,13 @@ class Requests:
             self._presence.set_timeout(gateway, hello.timeout, at.now)
             gateway.linked(ping=hello.ping, now=at.now)
             if self._was_losing(gateway) or hello.fresh:
-                self._losing[link.number] = (_Losing(link, hello, []), 0)
+                self._losing[link.number] = _Losing(link, gateway, hello, [])
                 return
         self._greet(link, hello)
 
     def _was_losing(self, gateway: Gateway) -> bool:
         """Stop ending a gateway's sessions for an older link, if that was under way."""
-        older = [n for n, (it, _) in self._losing.items() if it.link.gateway is gateway]
+        older = [n for n, it in self._losing.items() if it.gateway is gateway]
         for number in older:
             del self._losing[number]
         return bool(older)
@@ -281,13 +286,14 @@ class Requests:
         Returns:
             The links that were welcomed, and are to be read on.
         """
+        # Who joins in the middle of a walk has the next one too, if any session is left.
+        gateways = [it.gateway for it in self._losing.values() if it.gateway.users]
+        if gateways:
+            place = self._presence.lose(gateways, self._place, at, limit=LOSE_STEPS)
+            self._place = max(0, place)
         welcomed = list[SocketLink]()
-        for number, (losing, place) in list(self._losing.items()):
-            gateway = losing.link.gateway
-            assert gateway is not None
-            place = self._presence.lose(gateway, place, at, limit=LOSE_STEPS)
-            if place >= 0:
-                self._losing[number] = (losing, place)
+        for number, losing in list(self._losing.items()):
+            if losing.gateway.users:
                 continue
             del self._losing[number]
             if losing.link.is_open:
@@ -295,4 +301,6 @@ class Requests:
                 for request, received in losing.backlog:
                     self._take(losing.link, request, received)
                 welcomed.append(losing.link)
+            if len(welcomed) == WELCOMES:
+                break
         return welcomed

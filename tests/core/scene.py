@@ -172,7 +172,9 @@ class Scene:
     def lose(self, name: str, *, limit: int = 1_000) -> list[Shown]:
         place = 0
         while place >= 0:
-            place = self.presence.lose(self.gateway(name), place, self.at, limit=limit)
+            place = self.presence.lose(
+                [self.gateway(name)], place, self.at, limit=limit
+            )
         return self.written()
 
     def crash(self) -> None:

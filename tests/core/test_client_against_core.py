@@ -267,7 +267,7 @@ class Sidecar:
         gateway.linked(ping=hello.ping, now=self.clock.now)
         place = 0
         while hello.fresh and place >= 0:
-            place = self.presence.lose(gateway, place, self.at(mono), limit=ALL)
+            place = self.presence.lose([gateway], place, self.at(mono), limit=ALL)
         self.hand_over()
         newest = self.presence.decided.next_seq - 1
         self.place(link, hello, newest)

@@ -7,7 +7,7 @@ how a link's signs of life are cut into runs.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, product
 from operator import itemgetter
@@ -134,14 +134,15 @@ class Pair:
 
     def check_owned(self, stretch: int) -> None:
         for gateway in range(self.gateways):
-            self.same(lambda wheel, it=gateway: owned(wheel, it, stretch))  # type: ignore[misc]  # mypy infers no lambda with a default
+            self.same(lambda wheel, it=gateway: owned(wheel, [it], stretch))  # type: ignore[misc]  # mypy infers no lambda with a default
+        self.same(lambda wheel: owned(wheel, range(1, self.gateways), stretch))
 
 
-def owned(wheel: Wheel, gateway: int, stretch: int) -> list[str]:
+def owned(wheel: Wheel, gateways: Collection[int], stretch: int) -> list[str]:
     found: list[Uid] = []
     place = 0
     while place >= 0:
-        some, place = wheel.owned(gateway, place, stretch)
+        some, place = wheel.owned(gateways, place, stretch)
         assert len(some) <= stretch
         found += some
     return sorted(map(repr, found))

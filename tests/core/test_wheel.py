@@ -592,7 +592,7 @@ def test_a_table_is_looked_through_a_stretch_at_a_time(wheel_class: WheelClass) 
     found: list[Uid] = []
     place, calls = 0, 0
     while place >= 0:
-        uids, place = model.wheel.owned(1, place, 1_000)
+        uids, place = model.wheel.owned([1], place, 1_000)
         assert len(uids) <= 1_000
         found += uids
         calls += 1
@@ -602,10 +602,10 @@ def test_a_table_is_looked_through_a_stretch_at_a_time(wheel_class: WheelClass) 
 
 def test_a_gateway_without_users_owns_none(wheel_class: WheelClass) -> None:
     model = Model(wheel_class, timeout=30, slots=30)
-    assert model.wheel.owned(0, 0, ALL) == ([], -1)
+    assert model.wheel.owned([0], 0, ALL) == ([], -1)
     model.open("u")
-    assert model.wheel.owned(1, 0, ALL) == ([], -1)
-    assert model.wheel.owned(0, 0, ALL) == (["u"], -1)
+    assert model.wheel.owned([1], 0, ALL) == ([], -1)
+    assert model.wheel.owned([0], 0, ALL) == (["u"], -1)
 
 
 def test_a_snapshot_sets_every_clock_up_again(wheel_class: WheelClass) -> None:
@@ -674,7 +674,7 @@ def test_places_that_were_given_back_are_used_again(wheel_class: WheelClass) -> 
     def table_size() -> int:
         place, looks = 0, 0
         while place >= 0:
-            _, place = model.wheel.owned(0, place, 1_000)
+            _, place = model.wheel.owned([0], place, 1_000)
             looks += 1
         return looks
 

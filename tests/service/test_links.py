@@ -1,6 +1,7 @@
 """Links over real sockets: what is told, in which order, when, and how one ends."""
 
 import socket
+from collections import Counter
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from liveness.core.records import Uid
 from liveness.service import engine
 from liveness.service.clock import Clock
 from liveness.service.outbox import LINGER_S, NOTICES_PER_FRAME
+from liveness.service.requests import LOSE_STEPS
 from liveness.service.writer import SAY_AGAIN_S
 from tests.service.rig import WAITING_PER_S, Caller, Rig, running
 
@@ -677,6 +679,36 @@ async def test_a_second_link_of_a_fresh_gateway_goes_on_ending_what_the_first_be
         rows, _ = await second.expect("list")
         # It came online after all of them had ended, not before.
         assert rows == [["kept", "g", ended[-1]["seq"] + 1, None]]
+
+
+async def test_fresh_gateways_are_looked_for_together_in_one_walk_over_the_table(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"g{n}" for n in range(30)]
+    looked: Counter[int] = Counter()  # places of the table, by turn
+    async with running(tmp_path) as rig:
+        lose = rig.presence.lose
+
+        def noted(*args: Any, limit: int) -> int:
+            looked[len(rig.turns)] += limit
+            return lose(*args, limit=limit)
+
+        monkeypatch.setattr(rig.presence, "lose", noted)
+        for name in names:
+            gateway = await rig.gateway(name)
+            await gateway.send(["login", crowd(200, name)])
+            await gateway.settle()
+        again = [await rig.connect() for _ in names]
+        for name, one in zip(names, again, strict=True):
+            await one.send(["hello", {"protocol": 1, "name": name, "fresh": True}])
+            await one.send(["login", f"new {name}"], ["ping", 1])
+        for one in again:
+            await one.expect("welcome")
+            assert await one.expect("pong") == [1]
+        assert len(rig.presence) == len(names)
+    assert max(looked.values()) == LOSE_STEPS
+    # Who comes while one walk is under way may need the next.
+    assert len(looked) <= 2 * (200 * len(names) / LOSE_STEPS + 1)
 
 
 # --- what waits for the disk ---------------------------------------------------------------
