@@ -492,6 +492,15 @@ class TimerSettings:
             "timers",
         ),
     )
+    max_pending: int = field(
+        default=30_000,
+        metadata=_about(
+            "most unwritten orders about timers; a gateway that has more of them than "
+            "there is room for yet is not read",
+            (1_000, 10_000_000),
+            "orders",
+        ),
+    )
     max_ended: int = field(
         default=10_000_000,
         metadata=_about(

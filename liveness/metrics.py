@@ -40,7 +40,8 @@ LIMITS: Final = (
     "limits.max_reply_bytes", "limits.max_refused", "limits.max_links",
     "limits.max_handshakes", "limits.max_gateways", "limits.max_names",
     "limits.max_gateway_users", "limits.max_users", "limits.pause_firing",
-    "limits.pause_reading", "timers.max_live", "http.max_streams", "http.max_backlog",
+    "limits.pause_reading", "timers.max_live",
+    "timers.max_pending", "http.max_streams", "http.max_backlog",
 )  # fmt: skip
 LATENESS_STAGES: Final = ("decided", "durable", "sent")
 # Around the promises: 50 ms decided, 100 ms delivered; above, how bad it was.

@@ -14,6 +14,10 @@ from liveness.core.cadence import Cadence
 
 NEVER: Final = float("-inf")
 
+# A link that was left unread for no longer than this is only read empty before its users
+# are judged: what they said cannot have gathered anywhere but in its socket.
+SHORT_PAUSE_S: Final = 1.0
+
 AWAY: Final = "away"
 MUTE: Final = "mute"
 UNREAD: Final = "unread"
@@ -47,7 +51,7 @@ class Gateway:
     timeout: float | None = None
     users: int = 0
     is_linked: bool = False
-    is_held_back: bool = False  # by us, who do not read its link
+    held_back_at: float | None = None  # when we ceased to read its link; None: we read
     ping: float | None = None
     heard_at: float = NEVER
     empty_at: float = NEVER
@@ -69,7 +73,8 @@ class Gateway:
 
     def unlinked(self, now: float) -> None:
         """The link ended."""
-        self.is_linked = self.is_held_back = False
+        self.is_linked = False
+        self.held_back_at = None
         self.settles_at = now + self.settle
 
     def heard(self, now: float) -> None:
@@ -83,12 +88,25 @@ class Gateway:
             self.settles_at = now + self.settle
         self.heard_at = now
 
+    def hold_back(self, now: float) -> None:
+        """From now on we do not read its link, as its own orders wait for the disk."""
+        self.held_back_at = now
+
     def let_go(self, now: float) -> None:
-        """We read its link again, if we did not: as after a mute stretch."""
-        if self.is_held_back:
-            self.is_held_back = False
-            self.renew_until = now
+        """We read its link again.
+
+        That it was not heard meanwhile does not make it mute. After more than a moment it
+        gets the time in which it says what it had collected, as after a reconnect. Its
+        users' deadlines stay what they are: who pauses its link again and again would
+        otherwise never be judged.
+        """
+        if self.held_back_at is None:
+            return
+        paused = now - self.held_back_at
+        self.heard_at = min(self.heard_at + paused, now)
+        if paused > SHORT_PAUSE_S:
             self.settles_at = now + self.settle
+        self.held_back_at = None
 
     def set_in_force(self, timeout: float, now: float) -> None:
         """Note that its sessions are under *timeout* from their next event on.
@@ -100,8 +118,9 @@ class Gateway:
 
     def clearance(self, now: float, *, hold: float) -> Clearance:
         """Say which due users may be judged at *now*."""
-        if self.is_held_back:
-            return Clearance(NEVER, NEVER, NEVER, UNREAD)
+        if self.held_back_at is not None:
+            # By its own doing, so this is part of the hold.
+            return Clearance(NEVER, now - hold, NEVER, UNREAD)
         # Whoever had no turn to be read for some time, as after a long computation of
         # ours, may have spoken: for such a link that time is not part of the hold.
         looked_at = max(self.heard_at, self.empty_at) if self.is_linked else now
@@ -124,7 +143,7 @@ class Gateway:
         """Whether it is `AWAY` or `MUTE`, so that nobody is heard through it."""
         if not self.is_linked:
             return AWAY
-        return MUTE if self._is_mute(now) else None
+        return MUTE if self.held_back_at is None and self._is_mute(now) else None
 
     def _is_mute(self, now: float) -> bool:
         return self.ping is not None and now - self.heard_at > self.ping

@@ -163,6 +163,11 @@ def key_of(order: Order) -> tuple[str, str] | None:
     return None if order.key is None else (order.gateway, order.key)
 
 
+def gateway_of(order: Order) -> str:
+    """The gateway of the timers an order is about."""
+    return order.timer.gateway if isinstance(order, Schedule) else order.gateway
+
+
 class Settlement:
     """What one transaction makes of its orders.
 

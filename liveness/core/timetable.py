@@ -141,10 +141,12 @@ class Timetable:
         self._max_loaded = max_loaded
         self._make_wheel = make_wheel
         self._gateways: dict[str, int] = {}
+        self._names: list[str] = []  # by that number
         self._wheel = make_wheel(at.mono)
         self._now = at.mono
-        # When not everyone was listened to: from and until, the latest last.
-        self._absences: deque[tuple[float, float]] = deque()
+        # When a gateway was not listened to, or under None nobody was: from and until,
+        # the latest last.
+        self._absences: dict[str | None, deque[tuple[float, float]]] = {None: deque()}
         self._horizon = (_NEVER, 0)  # `next` and id: all up to there is on the ring
         self._reading_until: int | None = None  # a reading for the ring is under way
         self._in_hand: dict[int, int] = {}  # taken to be judged: number of the gateway
@@ -233,12 +235,19 @@ class Timetable:
         """Note how many ended timers of each state are not kept any more."""
         self.states.subtract(ended)
 
-    def was_absent(self, since: float, until: float) -> None:
-        """Note that not everyone was listened to between these monotonic moments.
+    def was_absent(
+        self, since: float, until: float, gateway: str | None = None
+    ) -> None:
+        """Note that a gateway was not listened to between these monotonic moments.
 
         A run is over only once it was listened for an answer as long as it may take.
+
+        Args:
+            since: From when on, no earlier than the last time.
+            until: Until when.
+            gateway: Its name; None: nobody was. Of one moment only one of both is said.
         """
-        absences = self._absences
+        absences = self._absences.setdefault(gateway, deque())
         if absences and absences[-1][1] >= since:
             first, last = absences[-1]
             absences[-1] = (first, max(last, until))
@@ -248,12 +257,13 @@ class Timetable:
             (first, last), (later, end) = absences.popleft(), absences.popleft()
             absences.appendleft((later - (last - first), end))
 
-    def _listened(self, since: float, until: float) -> float:
-        """Seconds between these moments in which everyone was listened to."""
+    def _listened(self, gateway: str, since: float, until: float) -> float:
+        """Seconds between these moments in which a gateway was listened to."""
         since = max(since, self._anchor.mono)  # before that nobody was
         listened = until - since
-        for first, last in self._absences:
-            listened -= max(0.0, min(until, last) - max(since, first))
+        for absences in (self._absences[None], self._absences.get(gateway, ())):
+            for first, last in absences:
+                listened -= max(0.0, min(until, last) - max(since, first))
         return listened
 
     # --- the ring -------------------------------------------------------------
@@ -318,11 +328,17 @@ class Timetable:
         """Whether timers wait to be taken in hand."""
         return bool(self._wheel.waiting()) and not self._is_reading
 
-    def take(self, limit: int) -> list[int]:
+    def take(
+        self, limit: int, may_fire: Callable[[str], bool] = lambda _gateway: True
+    ) -> list[int]:
         """Take timers that came due in hand, to be read; their rows go to `judge`.
 
         Gateways take turns, so that a hundred thousand timers of one do not delay the
         single one of another.
+
+        Args:
+            limit: How many, over all gateways.
+            may_fire: Whether timers of a gateway may be fired by now.
         """
         if self._is_reading:
             return []
@@ -333,7 +349,8 @@ class Timetable:
             self._in_hand |= {int(entry.uid): gateway for entry in taken}
             return len(taken)
 
-        in_turns(self._wheel.waiting(), limit, take)
+        waiting = self._wheel.waiting()
+        in_turns([it for it in waiting if may_fire(self._names[it])], limit, take)
         return [*self._in_hand]
 
     def leave(self) -> None:
@@ -424,7 +441,7 @@ class Timetable:
         assert timer.fired is not None
         gateway, key, seq, now = timer.gateway, timer.key, timer.seq, self.ms(mono)
         run_ms = self.ladder.run_ms
-        left_ms = run_ms - 1000 * self._listened(self._mono(timer.fired), mono)
+        left_ms = run_ms - 1000 * self._listened(gateway, self._mono(timer.fired), mono)
         # Put off in the table too: in memory alone, many of them would fill the ring
         # with what it says is earliest, and nobody else would be loaded.
         if left_ms > ROUNDING_MS:
@@ -457,6 +474,7 @@ class Timetable:
         gateway = self._gateways.get(name)
         if gateway is None:
             gateway = self._gateways[name] = self._wheel.add_gateway()
+            self._names.append(name)
         self._lay(number, gateway, self._mono(following))
 
     def _lay(self, number: int, gateway: int, due: float) -> None:

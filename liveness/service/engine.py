@@ -14,7 +14,7 @@ import structlog
 
 from liveness.build import Reader
 from liveness.core.clock import AttendedClock, Highest
-from liveness.core.gateways import DISK, STANDS
+from liveness.core.gateways import DISK, STANDS, Gateway
 from liveness.core.guard import Storm
 from liveness.core.link import Link
 from liveness.core.presence import Presence, Standing
@@ -33,8 +33,10 @@ from liveness.service.greeter import Greeter
 from liveness.service.journal import Journal
 from liveness.service.linkbook import LinkBook
 from liveness.service.links import PIECE_BYTES, SocketLink
+from liveness.service.logs import Every
 from liveness.service.requests import Requests
 from liveness.service.wake import Wake
+from liveness.service.writer import SAY_AGAIN_S
 
 # One pass reads no longer than this; who was not reached comes first in the next one.
 # A flooding gateway delays others by no more than that, and by one receive.
@@ -69,10 +71,11 @@ _log = structlog.get_logger("link")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """Decisions and records that wait for the disk, beyond which it waits too."""
+    """What waits for the disk, and beyond which number the engine waits too."""
 
-    pause_firing: int
-    pause_reading: int
+    pause_firing: int  # decisions
+    pause_reading: int  # records
+    max_orders: int  # orders about timers
 
 
 class Engine:
@@ -127,6 +130,7 @@ class Engine:
             read_out=self._read_out,
         )
         self._advice = Advice(presence, clock)
+        self._every = Every(SAY_AGAIN_S, clock=clock.mono)
         self._ready: dict[int, SocketLink] = {}
         # Gave something in the last pass, so they are read in the next one without
         # being watched in between.
@@ -135,7 +139,8 @@ class Engine:
         self._asked = 0.0
         self._is_deaf = False
         self._is_behind = False  # the disk, with what was read
-        self._owes_orders = False  # with what is asked of timers
+        # Gateways that are not read until the disk has more of what they ask of timers.
+        self._held_back: dict[str, Gateway] = {}
         self._waits_for_disk = False
         # Until those who waited in the backlog before we listened are taken on.
         self.takes_in = False
@@ -224,11 +229,12 @@ class Engine:
         # storm of logins fills what waits for the disk no faster than the disk empties
         # it, and the links that say little are read as ever.
         self._is_behind = 2 * journal.records_pending >= limits.pause_reading
-        # Orders come to disk by themselves: too many of them hold up whoever gives them,
-        # and neither the others nor their users' time.
-        self._hold_back(now, owes_orders=journal.timers.pending >= limits.pause_reading)
-        if self._attended.stands or self._is_deaf or self._owes_orders:
+        if self._attended.stands or self._is_deaf:
             self.timetable.was_absent(self.turned_at, mono)
+        else:
+            for name in self._held_back:
+                self.timetable.was_absent(self.turned_at, mono, name)
+        self._hold_back(now)
         self.turned_at = mono
         presence = self.presence
         presence.advance(now, presence.wheel.steps)
@@ -266,18 +272,21 @@ class Engine:
 
     def written(self) -> None:
         """Note that a commit is done; go on, if that was waited for."""
-        if self._waits_for_disk or self._is_behind or self._owes_orders:
+        if self._waits_for_disk or self._is_behind or self._held_back:
             self.wanted.ring()
 
     # --- timers ---------------------------------------------------------------
 
-    @property
-    def may_fire_timers(self) -> bool:
-        """Whether the disk keeps up with what has been decided already."""
-        journal, limits = self._journal, self._limits
-        return (
-            journal.pending_ends < limits.pause_firing
-            and 2 * journal.timers.pending < limits.pause_reading
+    def take_timers(self, limit: int) -> list[int]:
+        """Take so many timers that came due in hand, as far as the disk keeps up."""
+        journal = self._journal
+        if journal.pending_ends >= self._limits.pause_firing:
+            return []
+        # A gateway may owe twice as much as that at which it is not read any more: its
+        # orders without end would otherwise keep its own timers from being fired.
+        most, pending_of = 2 * self._share_of_orders, journal.timers.pending_of
+        return self.timetable.take(
+            limit, lambda gateway: pending_of.get(gateway, 0) <= most
         )
 
     def loaded_timers(self) -> None:
@@ -473,24 +482,52 @@ class Engine:
         )
         return may_go_on and not self._is_behind
 
-    def _hold_back(self, now: float, *, owes_orders: bool) -> None:
-        """Leave links that give orders unread, or let them go on.
+    @property
+    def _share_of_orders(self) -> int:
+        """How many orders about timers of one gateway may wait for the disk.
 
-        That they are not heard meanwhile is no fault of theirs, nor of their users.
+        As many as there is room for yet: so one alone may take half of the bound, two a
+        third each, and so on, and there is always room for another. No fewer than its
+        equal share, should there be no room after all: who gives few never waits for
+        those who give many.
+
+        Source: Choudhury & Hahne 1998, dynamic queue lengths in a shared memory.
         """
-        if owes_orders or self._owes_orders:
-            for link in self.book.named.values():
-                if link.gateway is None or not link.gives_orders:
-                    continue
-                if owes_orders:
-                    link.gateway.is_held_back = True
-                else:
-                    link.gateway.let_go(now)
-        self._owes_orders = owes_orders
+        most = self._limits.max_orders
+        room = most - self._journal.timers.pending
+        return max(room, most // (self.book.linked(GATEWAY) + 1))
 
-    def _holds_back(self, link: SocketLink) -> bool:
+    def _hold_back(self, now: float) -> None:
+        """Leave gateways unread of which too many orders wait for the disk."""
+        timers = self._journal.timers
+        held_back = dict[str, Gateway]()
+        if 2 * timers.pending > self._limits.max_orders:
+            share = self._share_of_orders
+            for name, pending in timers.pending_of.items():
+                link = self.book.named.get((GATEWAY, name))
+                if pending > share and link is not None and link.gateway is not None:
+                    held_back[name] = link.gateway
+        for name, gateway in self._held_back.items():
+            if name not in held_back:
+                gateway.let_go(now)
+        for gateway in held_back.values():
+            if gateway.held_back_at is None:
+                gateway.hold_back(now)
+                self._counts.limits_met["timers.max_pending"] += 1
+                self._every(
+                    _log.warning,
+                    "a gateway is not read while what it asks of timers waits for the "
+                    "disk: have it ask for fewer, or raise timers.max_pending",
+                    key=gateway.name,
+                    name=gateway.name,
+                    pending=timers.pending_of[gateway.name],
+                )
+        self._held_back = held_back
+
+    @staticmethod
+    def _holds_back(link: SocketLink) -> bool:
         """Whether a link is not read, as what it asks of timers has to be written."""
-        return self._owes_orders and link.gives_orders
+        return link.gateway is not None and link.gateway.held_back_at is not None
 
     def _read(
         self, link: SocketLink, now: float, *, until: float = 0.0, owed: int = 0

@@ -55,7 +55,6 @@ class SocketLink:
         self.opened_at = opened_at
         self.gateway: Gateway | None = None
         self.is_open = True  # bytes are taken from it
-        self.gives_orders = False  # about timers
         self.piece_bytes = PIECE_BYTES
         self.owed = 0  # bytes that lay there after an absence and were not read yet
         self.read_at = 0.0  # when it last gave something, in monotonic seconds

@@ -238,7 +238,12 @@ class Outbox:
             return None
         reply, journal = self._replies[0], self._delivery.journal
         is_of_log = isinstance(reply, _Reply) and reply.is_of_log
-        reached = journal.log_mark if is_of_log else journal.durable_mark
+        reached = journal.log_mark
+        hello = self._hello
+        if not is_of_log and hello is not None and hello.role == GATEWAY:
+            # Of timers only its own concern it; a watcher asks nothing of any.
+            oldest = journal.timers.oldest_of(hello.name)
+            reached = reached if oldest is None else min(reached, oldest - 1)
         return reply if reply.mark <= reached else None
 
     async def _write_replies(self) -> bool:

@@ -110,14 +110,11 @@ class Requests:
         match request:
             # First, as they come one by one: to ask for the abstract class is slow.
             case After():
-                link.gives_orders = True
                 if not self._timetable.after(self._name(link), request, at):
                     self._book.refuse(link, self._one_timer_too_many(link, request.key))
             case Cancel():
-                link.gives_orders = True
                 self._timetable.cancel(self._name(link), request, at)
             case Answer():
-                link.gives_orders = True
                 self._timetable.answer(self._name(link), request, at)
             case SignsOfLife():
                 assert gateway is not None

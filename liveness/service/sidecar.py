@@ -181,6 +181,7 @@ class Sidecar:
             limits=EngineLimits(
                 pause_firing=limits.pause_firing,
                 pause_reading=limits.pause_reading,
+                max_orders=config.timers.max_pending,
             ),
             greeter=Greeter(
                 self.journal,

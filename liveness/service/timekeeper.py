@@ -53,9 +53,7 @@ async def keep_time(engine: Engine, table: TimerTable) -> None:
 
 async def _read_due(engine: Engine, db: sqlite3.Connection) -> bool:
     """Have some that are due judged; return whether there were any."""
-    numbers: list[int] = []
-    if engine.may_fire_timers:
-        numbers = engine.timetable.take(JUDGED_AT_ONCE)
+    numbers = engine.take_timers(JUDGED_AT_ONCE)
     if not numbers:
         return False
     rows = await trio.to_thread.run_sync(timertable.due, db, numbers)

@@ -3,6 +3,9 @@
 It is a journal of its own beside the log's, with a file of its own: a thousand timers
 written at random places take longer than a thousand records at the end of a log.
 
+Each gateway has a queue of its own, and all of them an equal share of a transaction: the
+many orders of one delay those of another by a transaction, not by a queue.
+
 Runs are not in a hurry. Each is in the log already, from which a crash has them given
 anew. So a run waits a moment for its answer, and with most of them the timer's row is
 read and written once and not twice. An order about the same timer takes it along. While
@@ -10,7 +13,8 @@ it waits it is no debt to the disk, and counts as none.
 """
 
 import sqlite3
-from collections import OrderedDict, deque
+from bisect import bisect_right
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
@@ -19,9 +23,15 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
-from liveness.core.timers import Drop, Fire, Order, Settlement, key_of
+from liveness.core.timers import (
+    Fire,
+    Order,
+    Settlement,
+    gateway_of,
+    key_of,
+)
+from liveness.core.turns import in_turns
 from liveness.service.clock import Clock
-from liveness.service.database import cut
 from liveness.service.logs import Every
 from liveness.service.timertable import TimerTable
 from liveness.service.wake import Wake
@@ -76,11 +86,15 @@ class TimerJournal:
         self.writer = Writer("the timers' table", table.path, clock=clock)
         self._clock = clock
         self._settled = settled
-        self.pending = 0  # orders that are to be written now
-        self._waiting: deque[_Given] = deque()  # and those being written, in front
+        self.pending = 0  # orders that are to be written now, or are being written
+        self.pending_of: dict[str, int] = {}  # of which gateway, where there are any
+        self._waiting: dict[str, deque[_Given]] = {}  # by gateway, if there are any
+        self._first = ""  # the gateway that came first in the last transaction
+        self._writing: dict[str, int] = {}  # the lowest mark of what is being written
         # By gateway and key, the oldest first. Of each at most one: it is not fired again
         # before an order has said what became of that run.
         self._runs: OrderedDict[tuple[str, str], _Run] = OrderedDict()
+        self._keys: dict[str, dict[str, None]] = {}  # of these, by gateway
         self._told_until = 0  # of the log all runs up to here were given
         self._is_written_back = True
         self._every = Every(SAY_AGAIN_S, clock=clock.mono)
@@ -89,7 +103,16 @@ class TimerJournal:
     @property
     def oldest(self) -> int | None:
         """The lowest mark that waits for an order; None if none does."""
-        return self._waiting[0].mark if self._waiting else None
+        marks = [*self._writing.values()]
+        marks += [waiting[0].mark for waiting in self._waiting.values()]
+        return min(marks, default=None)
+
+    def oldest_of(self, gateway: str) -> int | None:
+        """The lowest mark that waits for an order of this gateway."""
+        mark = self._writing.get(gateway)
+        if mark is None and gateway in self._waiting:
+            mark = self._waiting[gateway][0].mark
+        return mark
 
     @property
     def runs(self) -> int:
@@ -98,13 +121,13 @@ class TimerJournal:
 
     def append(self, orders: list[Order], *, mark: int) -> None:
         """Queue orders; whoever waits for *mark*, never lower, waits for these too."""
-        if any(isinstance(it, Drop) and it.ext is not None for it in orders):
-            runs, self._runs = self._runs, OrderedDict()
-            for piece in cut([run.fire for run in runs.values()], COMMIT_ORDERS):
-                self._give(mark, piece)
-        elif self._runs:
-            orders = self._behind_their_runs(orders)
-        self._give(mark, orders)
+        lots: dict[str, list[Order]] = {}
+        for order in orders:
+            lots.setdefault(gateway_of(order), []).append(order)
+        for gateway, lot in lots.items():
+            if gateway in self._keys:
+                lot = self._behind_their_runs(gateway, lot)
+            self._give(gateway, mark, lot)
 
     def begun(self, runs: list[Fire], *, until: int) -> None:
         """Take what began by the log up to *until*, which is on disk."""
@@ -112,13 +135,13 @@ class TimerJournal:
         late_at = self._clock.mono() + RUN_WAIT_S
         for fire in runs:
             self._runs[fire.gateway, fire.key] = _Run(fire, late_at)
+            self._keys.setdefault(fire.gateway, {})[fire.key] = None
         if runs:
             self._wake.ring()
 
     def hurry(self, gateway: str, key: str, *, mark: int) -> None:
         """Have the run of a timer written now; whoever waits for *mark* waits for it."""
-        run = self._runs.pop((gateway, key), None)
-        self._give(mark, [] if run is None else [run.fire])
+        self._give(gateway, mark, self._taken(gateway, key))
 
     async def run(self) -> None:
         """Write for ever. Failures are retried, never dropped."""
@@ -156,56 +179,96 @@ class TimerJournal:
             return -inf
         return next(iter(self._runs.values())).late_at if self._runs else inf
 
-    def _give(self, mark: int, orders: Sequence[Order]) -> None:
-        """Queue orders, which stay together."""
+    def _give(self, gateway: str, mark: int, orders: Sequence[Order]) -> None:
+        """Queue orders of one gateway."""
         if orders:
-            self._waiting.append(_Given(mark, orders))
-            self.pending += len(orders)
+            self._waiting.setdefault(gateway, deque()).append(_Given(mark, orders))
+            self._count(gateway, len(orders))
             self._wake.ring()
 
-    def _behind_their_runs(self, orders: list[Order]) -> list[Order]:
+    def _count(self, gateway: str, orders: int) -> None:
+        """Count so many more orders of a gateway, or fewer."""
+        self.pending += orders
+        left = self.pending_of.get(gateway, 0) + orders
+        if left:
+            self.pending_of[gateway] = left
+        else:
+            self.pending_of.pop(gateway, None)
+
+    def _behind_their_runs(self, gateway: str, orders: list[Order]) -> list[Order]:
         """The same orders, each behind the run of its timer."""
         both: list[Order] = []
         for order in orders:
             key = key_of(order)
-            run = None if key is None else self._runs.pop(key, None)
-            if run is not None:
-                both.append(run.fire)
+            # A cancel by ext may be about any of them.
+            for name in [*self._keys.get(gateway, ())] if key is None else key[1:]:
+                both += self._taken(gateway, name)
             both.append(order)
         return both
+
+    def _taken(self, gateway: str, key: str) -> list[Fire]:
+        """Let the run of a timer wait no more; none if there is none."""
+        run = self._runs.pop((gateway, key), None)
+        if run is None:
+            return []
+        keys = self._keys[gateway]
+        del keys[key]
+        if not keys:
+            del self._keys[gateway]
+        return [run.fire]
 
     def _late_runs(self, most: int) -> list[Order]:
         """Take runs that are to wait no more, the oldest first; nothing is behind them."""
         late = list[Order]()
         while len(late) < most and self._late_at <= self._clock.mono():
-            late.append(self._runs.popitem(last=False)[1].fire)
+            late += self._taken(*next(iter(self._runs)))
         return late
 
+    def _take(self) -> list[Order]:
+        """Take what is to be written in one transaction, with an equal share for each."""
+        orders = list[Order]()
+
+        def take(gateway: str, most: int) -> int:
+            waiting, before = self._waiting[gateway], len(orders)
+            while waiting and len(orders) - before < most:
+                mark, lot = waiting.popleft()
+                self._writing.setdefault(gateway, mark)
+                room = most - (len(orders) - before)
+                orders.extend(lot[:room])
+                if len(lot) > room:
+                    waiting.appendleft(_Given(mark, lot[room:]))
+            return len(orders) - before
+
+        names = sorted(self._waiting)
+        turn = bisect_right(names, self._first)
+        names = names[turn:] + names[:turn]
+        in_turns(names, COMMIT_ORDERS, take)
+        self._first = names[0] if names else ""
+        self._waiting = {name: it for name, it in self._waiting.items() if it}
+        return orders
+
     async def _commit(self) -> None:
-        orders, taken, mark = list[Order](), 0, 0
-        for given in self._waiting:
-            if taken and len(orders) + len(given.orders) > COMMIT_ORDERS:
-                break
-            mark = mark or given.mark
-            orders += given.orders
-            taken += 1
+        orders = self._take()
         late = self._late_runs(max(COMMIT_ORDERS - len(orders), LATE_RUNS))
+        for fire in late:
+            self._count(gateway_of(fire), 1)
         orders += late
-        self.pending += len(late)
         seq = 0
-        if taken == len(self._waiting):
+        if not self._waiting:
             waits = next(iter(self._runs.values()), None)
             seq = self._told_until if waits is None else waits.fire.seq - 1
         settlement, unfinished = await self.writer.write(
             partial(self.table.write, orders, seq=seq), pending=lambda: self.pending
         )
         self._is_written_back = False
-        for _ in range(taken):
-            self._waiting.popleft()
+        for drop in reversed(unfinished):
+            # First again, so that its gateway's marks are not reached before it is over.
+            waiting = self._waiting.setdefault(drop.gateway, deque())
+            waiting.appendleft(_Given(self._writing[drop.gateway], [drop]))
         if unfinished:
-            # First again, so that no mark is reached before they are over.
-            self._waiting.appendleft(_Given(mark, [*unfinished]))
             again = set(map(id, unfinished))
             orders = [order for order in orders if id(order) not in again]
-        self.pending -= len(orders)
+        self._writing.clear()
+        for gateway, written in Counter(map(gateway_of, orders)).items():
+            self._count(gateway, -written)
         self._settled(orders, settlement)

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from liveness.core.timers import (
     CANCELLED,
@@ -139,9 +139,10 @@ select json_group_array(json_array({_TIMER})) from timers
 where id in (select value from json_each(?))
 """
 
+# Of one ext after the other, and the place of the last of them.
 _OF_EXTS: Final = """
-select json_group_array(id) from (
-    select timers.id from json_each(:exts) join timers
+select json_array(json_group_array(id), max(place)) from (
+    select timers.id, asked.key as place from json_each(:exts) as asked cross join timers
         on timers.gateway = json_extract(value, '$[0]')
         and timers.ext = json_extract(value, '$[1]')
     where timers.next is not null and timers.id < json_extract(value, '$[2]')
@@ -219,6 +220,9 @@ select json_group_array(json_array(id, gateway, next)) from (
     where next >= :next and next <= :until and (next > :next or id > :id)
     order by next, id limit :limit)
 """
+
+
+_Ext: TypeAlias = tuple[str, str | None, int]
 
 
 class TimerTable:
@@ -330,13 +334,15 @@ class TimerTable:
         """
         newest = max((it.seq for it in orders if isinstance(it, Fire)), default=0)
         with transaction(self._db):
-            found, is_cut = self._find(orders)
+            found, cut_off = self._find(orders)
             settlement = Settlement(orders, found, self.ladder)
             self._store(settlement)
             self._note(seq, newest)
         self._noted(seq, newest)
-        exts = [it for it in orders if isinstance(it, Drop) and it.ext is not None]
-        return settlement, exts if is_cut else []
+        unfinished = [
+            it for it in orders if isinstance(it, Drop) and _ext_of(it) in cut_off
+        ]
+        return settlement, unfinished
 
     def write_back(self) -> bool:
         """Write back what is in the WAL, beside the writer.
@@ -365,24 +371,27 @@ class TimerTable:
     def _noted(self, seq: int, newest: int) -> None:
         self.seq, self.newest = max(self.seq, seq), max(self.newest, newest)
 
-    def _find(self, orders: Sequence[Order]) -> tuple[list[Timer], bool]:
-        """The timers that orders are about; and whether an ext has still more."""
+    def _find(self, orders: Sequence[Order]) -> tuple[list[Timer], list[_Ext]]:
+        """The timers that orders are about; and the exts that may have still more."""
         keys = {key: None for order in orders if (key := key_of(order)) is not None}
         exts = {
-            (it.gateway, it.ext, it.below): None
+            _ext_of(it): None
             for it in orders
             if isinstance(it, Drop) and it.ext is not None
         }
         ids: list[int] = []
+        cut_off: list[_Ext] = []
         if exts:
             values = {"exts": json.dumps([*exts]), "most": EXT_STEP}
-            ids = json.loads(_one(self._db, _OF_EXTS, values))
+            ids, place = json.loads(_one(self._db, _OF_EXTS, values))
+            if len(ids) == EXT_STEP:
+                cut_off = [*exts][place:]
         found: list[Timer] = []
         for some_keys in cut([*keys], STATEMENT_ROWS):
             found += self._read(_FOUND, some_keys)
         for some_ids in cut(ids, STATEMENT_ROWS):
             found += self._read(_FOUND_BY_ID, some_ids)
-        return found, len(ids) == EXT_STEP
+        return found, cut_off
 
     def _read(self, query: str, values: Sequence[object]) -> list[Timer]:
         rows = _one(self._db, query, [json.dumps(values, ensure_ascii=False)])
@@ -436,6 +445,10 @@ class TimerTable:
             less = {state: -count for state, count in gone.items()}
             self._db.execute(_COUNT, {"more": json.dumps(less)})
         return gone
+
+
+def _ext_of(drop: Drop) -> _Ext:
+    return drop.gateway, drop.ext, drop.below
 
 
 def _written_back(db: sqlite3.Connection) -> int:

@@ -295,21 +295,55 @@ def test_a_gateway_that_stays_away_loses_its_users_as_they_come_due(
 # --- a link that we leave unread -------------------------------------------------------
 
 
-def test_users_of_a_link_that_we_do_not_read_are_not_given_up(gateway: Gateway) -> None:
-    gateway.is_held_back = True
-    assert gateway.clearance(1_000.0, hold=HOLD_S) == (NEVER, NEVER, NEVER, UNREAD)
+def test_users_of_a_link_that_we_do_not_read_are_given_up_after_the_hold_alone(
+    gateway: Gateway,
+) -> None:
+    gateway.empty_at = 900.0
+    gateway.hold_back(900.0)
+    assert gateway.clearance(1_000.0, hold=HOLD_S) == (NEVER, 940.0, NEVER, UNREAD)
 
 
-def test_when_we_read_it_again_they_get_a_fresh_timeout(gateway: Gateway) -> None:
-    gateway.is_held_back = True
+def test_after_a_long_pause_it_gets_time_to_say_what_it_had_collected(
+    gateway: Gateway,
+) -> None:
+    gateway.empty_at = 900.0
+    gateway.hold_back(900.0)
     gateway.let_go(1_000.0)
     gateway.heard(1_001.0)
-    assert gateway.clearance(1_001.0, hold=HOLD_S) == (NEVER, 941.0, 1_000.0, UNREAD)
+    # Nobody gets a fresh timeout, which there would be after each of such pauses.
+    assert gateway.clearance(1_001.0, hold=HOLD_S) == (NEVER, 941.0, NEVER, UNREAD)
     gateway.empty_at = 1_003.0
-    assert gateway.clearance(1_003.0, hold=HOLD_S).silence == 1_003.0
+    assert gateway.clearance(1_003.0, hold=HOLD_S) == (1_003.0, 943.0, NEVER, None)
+
+
+def test_after_a_short_pause_it_only_has_to_be_read_empty(gateway: Gateway) -> None:
+    gateway.empty_at = 150.0
+    gateway.hold_back(150.0)
+    gateway.let_go(150.5)
+    assert gateway.clearance(150.5, hold=HOLD_S).silence == 150.0
+    gateway.empty_at = 150.5
+    assert gateway.clearance(150.5, hold=HOLD_S) == (150.5, 90.5, NEVER, None)
+
+
+def test_one_that_we_do_not_read_is_not_mute(gateway: Gateway) -> None:
+    gateway.linked(ping=5.0, now=100.0)
+    gateway.hold_back(103.0)
+    assert gateway.absence(200.0) is None
+    gateway.let_go(200.0)
+    assert gateway.absence(200.0) is None
+    assert gateway.clearance(200.0, hold=HOLD_S).why == UNREAD
+    # Of its five seconds it had used up three.
+    assert gateway.absence(202.5) == MUTE
 
 
 def test_one_that_was_read_all_along_is_not_changed_by_that(gateway: Gateway) -> None:
     gateway.empty_at = 150.0
     gateway.let_go(150.0)
     assert gateway.clearance(150.0, hold=HOLD_S) == (150.0, 90.0, NEVER, None)
+
+
+def test_a_link_that_ends_while_we_do_not_read_it_is_away(gateway: Gateway) -> None:
+    gateway.hold_back(150.0)
+    gateway.unlinked(160.0)
+    assert gateway.absence(160.0) == AWAY
+    assert gateway.clearance(162.0, hold=HOLD_S) == (NEVER, 162.0, NEVER, None)

@@ -507,7 +507,7 @@ def test_a_kill_at_any_moment_loses_nothing_and_fires_nothing_twice(
 def test_who_asks_faster_than_the_disk_takes_it_waits_and_nobody_else(
     start: Start,
 ) -> None:
-    sidecar = start(limits_pause_reading=1_000)
+    sidecar = start(timers_max_pending=1_000)
     many, few = sidecar.gateway("many"), sidecar.gateway("few")
     with closing(sqlite3.connect(sidecar.timers, isolation_level=None)) as other:
         other.execute("begin immediate")

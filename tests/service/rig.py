@@ -27,6 +27,7 @@ from liveness.config import (
     LimitSettings,
     SocketSettings,
     StateSettings,
+    TimerSettings,
 )
 from liveness.core.records import Record
 from liveness.service.app import load
@@ -40,6 +41,7 @@ from tests import disk
 
 OFF: Final = GuardSettings()
 PLAIN: Final = HttpSettings()
+USUAL: Final = TimerSettings()
 # Virtual seconds: far beyond any delay of the product's.
 LONG_S: Final = 600.0
 # An idle sidecar may look up a few times a second, and no more.
@@ -193,6 +195,7 @@ async def running(
     timeout_s: float = 30.0,
     guard: GuardSettings = OFF,
     http: HttpSettings = PLAIN,
+    timers: TimerSettings = USUAL,
     **limits: Any,
 ) -> AsyncIterator[Rig]:
     """Run a service with this silence timeout, this guard and these limits."""
@@ -202,6 +205,7 @@ async def running(
         state=StateSettings(dir=folder / "state"),
         guard=guard,
         http=http,
+        timers=timers,
         limits=LimitSettings(**limits),
     )
     with (

@@ -18,7 +18,12 @@ from tests.service.rig import Caller, Rig, running
 N: Final = 8
 # Bounds at which nothing is refused: they choose a pace, or what is kept in memory.
 # Bounds of other sections at which something is refused, and counted by its name.
-ELSEWHERE: Final = {"timers.max_live", "http.max_streams", "http.max_backlog"}
+ELSEWHERE: Final = {
+    "timers.max_live",
+    "timers.max_pending",
+    "http.max_streams",
+    "http.max_backlog",
+}
 PACES: Final = {
     "limits.gateway_hold_s",
     "limits.window",

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from liveness.config import TimerSettings
+from liveness.core.gateways import UNREAD
 from liveness.core.timers import UNANSWERED
 from tests import disk
-from tests.service.rig import Rig, running
+from tests.service.rig import Caller, Rig, running
 
+FEW = TimerSettings(max_pending=1_000)
 PAYLOAD = "p" * 4_096  # so that a hundred do not find room in pages there are already
 
 
@@ -67,7 +71,7 @@ async def test_a_run_is_not_over_while_its_answer_is_left_unread(
 async def test_a_run_is_not_over_while_its_link_is_left_unread_for_what_it_asked(
     tmp_path: Path, jumping: MockClock
 ) -> None:
-    async with running(tmp_path, pause_reading=1_000) as rig:
+    async with running(tmp_path, timers=FEW) as rig:
         gateway = await rig.gateway("g")
         await gateway.send(["after", "k", 1], ["after", "nobody answers", 1])
         await gateway.records(2)
@@ -84,21 +88,117 @@ async def test_a_run_is_not_over_while_its_link_is_left_unread_for_what_it_asked
         assert rig.sidecar.timetable.results[UNANSWERED] == 1
 
 
+async def asks_without_end(rig: Rig) -> Caller:
+    """A gateway with a user, that asks for more timers than may wait for the disk."""
+    greedy = await rig.gateway("greedy")
+    await greedy.send(["login", "of greedy"])
+    await greedy.settle()
+    asked = [["after", f"{n}", 10_000, {"payload": PAYLOAD}] for n in range(100)]
+    await greedy.send(*asked, *(["cancel", {"key": "none"}] for _ in range(3_000)))
+    await rig.until(lambda: rig.journal.failure and rig.engine._held_back)
+    return greedy
+
+
+async def test_who_asks_too_much_of_timers_holds_up_no_other_gateway(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, timers=FEW) as rig:
+        other = await rig.gateway("other")
+        await other.send(["after", "once", 1], ["after", "later", 50])
+        await other.records(1)
+        await other.send(["done", "once"])
+        await other.settle()
+        with rig.no_room_for_timers():
+            greedy = await asks_without_end(rig)
+            pending = rig.journal.timers.pending
+            await greedy.send(*(["cancel", {"key": "none"}] for _ in range(1_000)))
+            # Not even one of whose orders some wait too.
+            await other.send(["after", "waits as well", 1_000])
+            await other.send(["login", ["silent", "talks"]])
+            for _ in range(29):
+                await trio.sleep(1)
+                await other.send(["keepalive", "talks"])
+            (offline,) = await other.records(1)
+            assert (offline["uid"], offline["reason"]) == ("silent", "silence")
+            assert offline["silence"] <= 30.1
+            (run,) = await other.records(1)
+            assert (run["kind"], run["key"]) == ("timer", "later")
+            assert run["at"] - run["due"] <= 100
+            assert rig.counts.limits_met["timers.max_pending"] == 1
+            assert rig.counts.limits_met["limits.pause_reading"] == 0
+            # Its own order, and the run.
+            assert rig.journal.timers.pending <= pending + 2
+
+
+async def test_users_of_one_that_asks_too_much_of_timers_wait_no_longer_than_the_hold(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, timers=FEW, gateway_hold_s=60) as rig:
+        with rig.no_room_for_timers():
+            greedy = await asks_without_end(rig)
+            await trio.sleep(85)
+            assert rig.presence.held(rig.engine.attended)[UNREAD] == 1
+            (offline,) = await greedy.records(1)
+        assert offline["reason"] == "gateway_lost"
+        assert 90 <= offline["silence"] <= 90.2
+
+
+def slowed(write: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """The same, but each transaction takes so long."""
+
+    async def slow(call: Callable[[], Any], *, pending: Callable[[], int]) -> Any:
+        await trio.sleep(seconds)
+        return await write(call, pending=pending)
+
+    return slow
+
+
+async def test_short_pauses_in_which_a_link_is_not_read_renew_nobody(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, timers=FEW) as rig:
+        writer = rig.journal.timers.writer
+        monkeypatch.setattr(writer, "write", slowed(writer.write, 0.3))
+        greedy = await rig.gateway("greedy")
+        await greedy.send(["login", "silent"])
+        for _ in range(32):
+            await greedy.send(*(["cancel", {"key": "none"}] for _ in range(2_000)))
+            await trio.sleep(1)
+        (offline,) = await greedy.records(1)
+        assert rig.counts.limits_met["timers.max_pending"] >= 25
+        assert offline["reason"] == "silence"
+        assert offline["silence"] <= 31
+
+
+async def test_a_pong_waits_for_no_timers_of_another_gateway(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        one, other, watcher = (
+            await rig.gateway("one"),
+            await rig.gateway("other"),
+            await rig.watcher(),
+        )
+        with rig.no_room_for_timers():
+            asked = [["after", f"k{n}", 100, {"payload": PAYLOAD}] for n in range(100)]
+            await one.send(*asked, ["ping", 1])
+            await rig.until(lambda: rig.journal.failure)
+            for caller in (other, watcher):
+                await caller.send(["ping", 2])
+                assert await caller.expect("pong") == [2]
+            assert await one.is_told_nothing(5)
+        assert await one.expect("pong") == [1]
+
+
 async def test_a_timer_asked_for_again_while_the_log_is_written_is_not_late(
     tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as rig:
         writer = rig.journal._writer
-        write = writer.write
-
-        async def slow(call: Callable[[], None], *, pending: Callable[[], int]) -> None:
-            await trio.sleep(0.1)
-            await write(call, pending=pending)
-
         gateway = await rig.gateway("g")
         await gateway.send(["after", "k", 1])
         await gateway.settle()
-        monkeypatch.setattr(writer, "write", slow)
+        monkeypatch.setattr(writer, "write", slowed(writer.write, 0.1))
         await rig.until(lambda: rig.journal.records_pending)
         await gateway.send(["after", "k", 0.1])
         first, second = await gateway.records(2)

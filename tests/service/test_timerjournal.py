@@ -30,6 +30,7 @@ from liveness.core.timers import (
     Schedule,
     Settlement,
     Timer,
+    gateway_of,
 )
 from liveness.metrics import Counts
 from liveness.service import journal, timerjournal, timertable
@@ -142,6 +143,10 @@ def done(number: int) -> Changes:
     return Changes(orders=[reply])
 
 
+def cancel(gateway: str, number: int) -> Order:
+    return Drop(gateway, f"k{number}", None, 2**60, AT_MS)
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Another process holds the file, as a backup does: a commit has to wait."""
@@ -162,7 +167,7 @@ def disk_full(table: TimerTable) -> Iterator[None]:
 # --- commits ------------------------------------------------------------------------
 
 
-async def test_lots_of_orders_go_together_up_to_a_number_and_none_is_cut(
+async def test_orders_go_together_up_to_a_number(
     store: Store, table: TimerTable, jumping: MockClock
 ) -> None:
     part = COMMIT_ORDERS * 2 // 5
@@ -175,7 +180,9 @@ async def test_lots_of_orders_go_together_up_to_a_number_and_none_is_cut(
             told.journal.append(asked(2 + 4 * part, COMMIT_ORDERS + 1))
             assert told.journal.pending == 4 * part + COMMIT_ORDERS + 2
         await told.journal.settled()
-        assert told.sizes == [1, 2 * part, 2 * part, COMMIT_ORDERS + 1]
+        rest = 4 * part + 1 - COMMIT_ORDERS
+        assert told.sizes == [1, COMMIT_ORDERS, COMMIT_ORDERS, rest]
+        assert told.journal.timers.pending_of == {}
         assert told.journal.pending == 0
         assert told.states() == {"pending": 4 * part + COMMIT_ORDERS + 2}
 
@@ -286,7 +293,7 @@ async def test_runs_go_in_no_larger_pieces_than_other_orders(
     async with writing(store, table) as told:
         await told.runs(8)
         await trio.sleep(RUN_WAIT_S + 1)
-        assert told.sizes == [8, 3, 3, 2]
+        assert told.sizes == [3, 3, 2, 3, 3, 2]
         assert told.states() == {"fired": 8}
 
 
@@ -336,7 +343,44 @@ async def test_a_cancel_by_ext_with_many_runs_before_it_is_no_large_transaction(
         await told.runs(7)
         told.journal.append(Changes(orders=[Drop("g", None, "x", 8, AT_MS)]))
         await told.journal.settled()
-        assert told.sizes == [7, 3, 3, 2]
+        assert told.sizes == [3, 3, 1, 3, 3, 2]
+
+
+async def test_gateways_have_equal_shares_of_a_transaction(
+    store: Store,
+    table: TimerTable,
+    jumping: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timerjournal, "COMMIT_ORDERS", 4)
+    async with writing(store, table) as told:
+        timers = told.journal.timers
+        with locked(table.path):
+            told.journal.append(asked(1, 12))
+            await wait_all_tasks_blocked()
+            told.journal.append(Changes(orders=[cancel("h", n) for n in range(2)]))
+            told.journal.append(Changes(orders=[cancel("i", 1)]))
+            assert timers.pending_of == {"g": 12, "h": 2, "i": 1}
+            assert (timers.oldest, timers.oldest_of("h"), timers.oldest_of("i")) == (
+                *(1, 2, 3),
+            )
+        await told.journal.settled()
+        assert ["".join(map(gateway_of, it)) for it in told.settled] == [
+            *("gggg", "high", "gggg", "ggg")
+        ]
+        assert (timers.oldest, timers.oldest_of("g"), timers.pending_of) == (
+            *(None, None, {}),
+        )
+
+
+async def test_a_cancel_by_ext_takes_no_run_of_another_gateway_along(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> None:
+    async with writing(store, table) as told:
+        await told.runs(3)
+        told.journal.append(Changes(orders=[Drop("h", None, "x", 8, AT_MS)]))
+        await told.journal.settled()
+        assert (told.sizes, told.journal.timers.runs) == ([3, 1], 3)
 
 
 async def test_a_cancel_by_ext_finds_every_run_before_it(
