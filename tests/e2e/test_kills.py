@@ -133,6 +133,7 @@ def plan_of_kills(kills: int, seed: int) -> Plan:
         window=10_000,
         pause_firing=10_000,
         pause_reading=30_000,
+        max_pending=30_000,
         tail=20_000,
         retention_s=WEEK_S,
         gateways=tuple(gateways),

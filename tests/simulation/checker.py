@@ -261,7 +261,7 @@ class Checker:
         if not signs or not self._is_virtual:
             return
         began, ended = signs[-1] - LINK_S, at + DELIVERED_S + LINK_S
-        if not self.history.is_calm(began, ended):
+        if not self.history.is_calm(began, ended, conn.gateway):
             return
         late = at - signs[-1] - max(self._timeouts(conn))
         if late > PROMPT_S:

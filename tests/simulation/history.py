@@ -100,6 +100,8 @@ class History:
     hangs: list[tuple[str, float, float]] = field(default_factory=list)  # of gateways
     # Whatever may make it late, from and until; the pauses are among them.
     troubles: list[tuple[float, float, str]] = field(default_factory=list)
+    # Those of one gateway, by its name, of which nobody else may notice anything.
+    troubles_of: dict[str, list[tuple[float, float, str]]] = field(default_factory=dict)
     wall: list[tuple[float, int]] = field(default_factory=list)  # from when, ms at 0
     faults: list[str] = field(default_factory=list)  # the sidecar's own, as it logged
     calm_from: float = inf  # from here on nothing is done to anybody
@@ -138,9 +140,10 @@ class History:
         began = any(since < it.began_at <= until for it in self.processes)
         return stepped and began
 
-    def is_calm(self, since: float, until: float) -> bool:
-        """Whether nothing made it late between two moments."""
-        return not any(_overlap(since, until, a, b) for a, b, _ in self.troubles)
+    def is_calm(self, since: float, until: float, gateway: str) -> bool:
+        """Whether nothing made it late between two moments for a gateway's users."""
+        troubles = self.troubles + self.troubles_of.get(gateway, [])
+        return not any(_overlap(since, until, a, b) for a, b, _ in troubles)
 
     def gateway_links(self, name: str) -> list[Link]:
         """All links of a gateway, in order."""

@@ -25,7 +25,7 @@ from tests.simulation.history import (
     Told,
     Uid,
 )
-from tests.simulation.plan import GatewayPlan, Visit
+from tests.simulation.plan import NOBODYS_KEY, GatewayPlan, Visit
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -37,6 +37,9 @@ FULL_S: Final = 0.05  # a full socket is tried again after this long
 # Frames of a flood: several times what a socket's buffer holds.
 FLOOD_FRAMES: Final = 20
 FLOOD_UIDS: Final = 3_000
+# Many more of them than a plan with a low bound lets wait for the disk.
+ORDERS_AT_ONCE: Final = 30
+ORDERS_EVERY_S: Final = 0.05
 NOBODYS_CONN: Final = 10**9
 
 _REPEATED: Final = ("keepalive", "message", "logout")
@@ -499,6 +502,8 @@ class Gateway(Party):
                     self.connect()
             case "floods":
                 self._flood()
+            case "orders without end":
+                self._order(world.now + seconds)
             case "repeats itself":
                 self._repeat()
             case _:
@@ -522,6 +527,15 @@ class Gateway(Party):
             for n in range(FLOOD_FRAMES):
                 conns = [NOBODYS_CONN + n] * FLOOD_UIDS
                 wire.send(["logout", crowd, {"conn": conns}])
+
+    def _order(self, until: float) -> None:
+        """Ask again and again, faster than it is written, that timers be cancelled."""
+        wire, now = self.wire, self.world.now
+        if wire is not None and wire.is_welcomed and not wire.is_backed_up:
+            for _ in range(ORDERS_AT_ONCE):
+                wire.send(["cancel", {"key": NOBODYS_KEY}])
+        if now < until:
+            self.world.after(ORDERS_EVERY_S, partial(self._order, until))
 
     def _repeat(self) -> None:
         """Say the last things of each connection a second time."""

@@ -84,6 +84,10 @@ FAULTS: Final = {
 }
 # Drawn apart from those, so that what a seed draws besides stays as it was.
 SOCKET_REMOVED: Final = "socket removed"
+# As often as not there is none. It is the trouble of one gateway, and of no other.
+ORDERS: Final = "gateway orders without end"
+MOST_ORDERS: Final = 3
+NOBODYS_KEY: Final = "nobody's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,7 @@ class Plan:
     window: int
     pause_firing: int
     pause_reading: int
+    max_pending: int
     tail: int
     retention_s: float
     gateways: tuple[GatewayPlan, ...]
@@ -145,6 +150,7 @@ class Plan:
             state=StateSettings(dir=state),
             timers=TimerSettings(run_timeout_s=self.run_timeout_s, retries=retries),
         )
+        object.__setattr__(config.timers, "max_pending", self.max_pending)
         limits = LimitSettings(
             gateway_hold_s=self.hold_s,
             window=self.window,
@@ -187,6 +193,16 @@ def plan_of(seed: int) -> Plan:
     watchers = random.randint(0, 3)
     # Drawn by themselves, so that every other plan stays as it was.
     steps += _long_absences(seed, retention_s, lasts_s)
+    of_orders = Random(f"{seed}-orders")
+    steps += [
+        Fault(
+            at=of_orders.uniform(0, lasts_s - 5),
+            what=ORDERS,
+            whom=of_orders.randrange(len(gateways)),
+            lasts_s=of_orders.uniform(0, 2) * timeout_s,
+        )
+        for _ in range(of_orders.choice([0, of_orders.randint(1, MOST_ORDERS)]))
+    ]
     return Plan(
         seed=seed,
         timeout_s=timeout_s,
@@ -195,6 +211,7 @@ def plan_of(seed: int) -> Plan:
         window=window,
         pause_firing=pause_firing,
         pause_reading=pause_reading,
+        max_pending=of_orders.choice([20, 30_000]),
         tail=tail,
         retention_s=retention_s,
         gateways=gateways,

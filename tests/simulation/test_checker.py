@@ -30,6 +30,7 @@ def quiet_plan() -> Plan:
         window=10,
         pause_firing=100,
         pause_reading=1_000,
+        max_pending=1_000,
         tail=20,
         retention_s=WEEK_S,
         gateways=(GatewayPlan("gw-0", None, None, 0.0, None),),

@@ -9,7 +9,15 @@ from random import Random
 import pytest
 
 from tests.simulation.machine import Files, files, torn
-from tests.simulation.plan import FAULTS, SOCKET_REMOVED, Fault, Step, Visit, plan_of
+from tests.simulation.plan import (
+    FAULTS,
+    ORDERS,
+    SOCKET_REMOVED,
+    Fault,
+    Step,
+    Visit,
+    plan_of,
+)
 from tests.simulation.search import reduced
 
 
@@ -72,6 +80,7 @@ def test_plans_hold_every_fault_and_every_kind_of_user() -> None:
     steps = [step for seed in range(1, 40) for step in plan_of(seed).steps]
     assert {step.what for step in steps if isinstance(step, Fault)} == {
         *FAULTS,
+        ORDERS,
         SOCKET_REMOVED,
     }
     visits = [step for step in steps if isinstance(step, Visit)]

@@ -7,6 +7,7 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from tests.simulation.history import STAMP_S, History, Link, Record, Sent
+from tests.simulation.plan import NOBODYS_KEY
 
 # The shortest wait before a timer is tried again.
 FIRST_RETRY_S: Final = 1.0
@@ -48,6 +49,8 @@ def broken_timers(
             if kind not in _ORDERS:
                 continue
             key = sent.frame[1]["key"] if kind == "cancel" else sent.frame[1]
+            if key == NOBODYS_KEY:
+                continue
             of = timers[link.name, key]
             order = _Order(sent.at, _covered_at(link, sent), sent.frame)
             if kind == "after":

@@ -11,7 +11,7 @@ import trio
 
 from tests.simulation.history import History
 from tests.simulation.parties import Gateway, Watcher
-from tests.simulation.plan import Fault, Plan, Remind, Visit
+from tests.simulation.plan import ORDERS, Fault, Plan, Remind, Visit
 
 Act = Callable[[], Awaitable[None] | None]
 
@@ -172,16 +172,26 @@ class World:
                 self.after(0.5, partial(self._befall, fault))
                 return None
             return self._befall_host(fault.what, seconds)
-        self.note(seconds + 1, fault.what)
         if kind == "gateway":
-            self.gateways[whom % len(self.gateways)].suffer(does, seconds)
-        elif self.watchers:
+            gateway = self.gateways[whom % len(self.gateways)]
+            is_its_own = fault.what == ORDERS
+            self.note(
+                seconds + 1, fault.what, whose=gateway.name if is_its_own else None
+            )
+            gateway.suffer(does, seconds)
+            return None
+        self.note(seconds + 1, fault.what)
+        if self.watchers:
             self.watchers[whom % len(self.watchers)].suffer(does, seconds)
         return None
 
-    def note(self, seconds: float, what: str) -> None:
-        """Note that somebody may be late for a while."""
-        self.history.troubles.append((self.now, self.now + seconds, what))
+    def note(self, seconds: float, what: str, *, whose: str | None = None) -> None:
+        """Note that somebody may be late for a while: a gateway's users, or anybody."""
+        trouble = (self.now, self.now + seconds, what)
+        if whose is None:
+            self.history.troubles.append(trouble)
+        else:
+            self.history.troubles_of.setdefault(whose, []).append(trouble)
 
     def _befall_host(self, what: str, seconds: float) -> Awaitable[None] | None:
         match what:
