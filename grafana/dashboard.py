@@ -355,6 +355,13 @@ def gateways() -> list[Panel]:
             width=16,
         ),
         curves(
+            "Promises to ping",
+            "How often each gateway was not heard for longer than it promised. More than a "
+            "few: have it ping as often as its hello says, or promise a longer ping; or it "
+            "hangs.",
+            query(increase("gateway", "liveness_gateway_mute_total", THROUGH)),
+        ),
+        curves(
             "Streams",
             "Answers over HTTP that go on: readers of /v1/feed, live pages, and lists of "
             "everyone online. At most http.max_streams; at that, find who holds them, or "

@@ -155,6 +155,7 @@ class GatewayNow:
     unacked: int
     timeout_s: float
     interval_s: float | None  # None: not known
+    mutes: int  # how often it broke its promise to ping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +283,12 @@ class Collector:
             "How often each gateway's users usually speak, where that is known.",
             ((gateway.name, gateway.interval_s) for gateway in now.gateways),
         )
+        yield _counter(
+            "gateway_mute",
+            "How often each gateway was not heard for longer than it promised.",
+            "gateway",
+            _summed((gateway.name, gateway.mutes) for gateway in now.gateways),
+        )
         yield CounterMetricFamily(
             "liveness_notices_sent", "Records sent on links.", counts.notices_sent
         )
@@ -369,11 +376,7 @@ class Collector:
     def _by_gateway(
         name: str, text: str, values: Iterable[tuple[str, int]]
     ) -> GaugeMetricFamily:
-        shown: dict[str, int] = {}
-        for gateway, value in values:
-            label = gateway if len(shown) < MOST_GATEWAYS else OTHER
-            shown[label] = shown.get(label, 0) + value
-        return _gauge(name, text, "gateway", shown)
+        return _gauge(name, text, "gateway", _summed(values))
 
     @staticmethod
     def _of_each(
@@ -383,6 +386,15 @@ class Collector:
         shown = islice(values, MOST_GATEWAYS)
         known = {gateway: value for gateway, value in shown if value is not None}
         return _gauge(name, text, "gateway", known)
+
+
+def _summed(values: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """By gateway; those after the first 64 are added up as `other`."""
+    shown: dict[str, int] = {}
+    for gateway, value in values:
+        label = gateway if len(shown) < MOST_GATEWAYS else OTHER
+        shown[label] = shown.get(label, 0) + value
+    return shown
 
 
 def _counter(

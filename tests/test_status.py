@@ -42,10 +42,20 @@ def scraped() -> bytes:
         links={"gateway": 2, "watcher": 1},
         gateways=[
             GatewayNow(
-                name="chat-2", users=400, unacked=0, timeout_s=30.0, interval_s=20.5
+                name="chat-2",
+                users=400,
+                unacked=0,
+                timeout_s=30.0,
+                interval_s=20.5,
+                mutes=0,
             ),
             GatewayNow(
-                name="chat-1", users=1_100, unacked=0, timeout_s=60.0, interval_s=20.0
+                name="chat-1",
+                users=1_100,
+                unacked=0,
+                timeout_s=60.0,
+                interval_s=20.0,
+                mutes=0,
             ),
         ],
         log_seq=1_700,
@@ -207,6 +217,7 @@ def test_as_json_the_same_is_there_to_compute_with(
         "users_by_gateway": {"chat-1": 1_100, "chat-2": 400},
         "timeout_s_by_gateway": {"chat-1": 60, "chat-2": 30},
         "interval_s_by_gateway": {"chat-1": 20, "chat-2": 20.5},
+        "mutes_by_gateway": {"chat-1": 0, "chat-2": 0},
         "users_held": {"mute": 3, "unread": 0},
         "storms": [],
         "storms_more": 0,

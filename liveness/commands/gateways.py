@@ -53,6 +53,8 @@ def text_line(name: Name) -> str:
     parts = [f"{'linked' if name['linked'] else 'away':<6}", escaped(name["name"])]
     if "users" in name:
         parts.append(f"{name['users']} users")
+    if name.get("mutes"):
+        parts.append(f"mute {name['mutes']} times (ping {name['ping']:g} s)")
     if "pid" in name:
         parts.append(f"pid {name['pid']}, uid {name['uid']}, {name['unacked']} unacked")
     if "seq" in name:

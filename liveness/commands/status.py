@@ -39,6 +39,7 @@ class Status:
     users_by_gateway: dict[str, float]
     timeout_s_by_gateway: dict[str, float]
     interval_s_by_gateway: dict[str, float]
+    mutes_by_gateway: dict[str, float]
     users_held: dict[str, float]
     storms: list[dict[str, Any]]
     storms_more: int
@@ -145,6 +146,7 @@ def _read(socket_path: Path, body: bytes, *, ready: bool, why: list[str]) -> Sta
         interval_s_by_gateway=samples.by(
             "gateway", "liveness_gateway_interval_seconds"
         ),
+        mutes_by_gateway=samples.by("gateway", "liveness_gateway_mute_total"),
         users_held=held,
         storms=on,
         storms_more=more,
@@ -186,6 +188,7 @@ def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, 
         "held": _listed(found.users_held),
         **_storm_rows(found),
         **_cadence_rows(found),
+        **_mute_rows(found),
         "links": _listed(found.links),
         "events": _listed(found.events),
         "offline": _listed(found.offlines),
@@ -231,6 +234,12 @@ def _cadence_rows(found: Status) -> dict[str, str]:
         shown.append(f"and {len(short) - len(shown)} more")
     advice = f"a timeout of {TIMES} intervals or more outlasts a lost keepalive"
     return {"cadence": "; ".join(shown), "to mend": advice}
+
+
+def _mute_rows(found: Status) -> dict[str, str]:
+    """Which gateways broke their promise to ping, since the sidecar began."""
+    mutes = {name: times for name, times in found.mutes_by_gateway.items() if times}
+    return {"times mute": _listed(mutes)} if mutes else {}
 
 
 def _number(value: float | None, form: str = ",.0f") -> str:

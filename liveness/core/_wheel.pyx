@@ -147,16 +147,24 @@ cdef class Wheel:
         cdef int32_t room = max(16, 2 * self.gateway_room)
         if self.gateways == MOST_GATEWAYS:
             raise OverflowError("there is no room for so many gateways")
+        cdef int32_t due, renewed
         if self.gateways == self.gateway_room:
             self.due_lists = <int32_t *> more_room(
-                self.due_lists, room, sizeof(int32_t)
+                self.due_lists, 2 * room, sizeof(int32_t)
             )
             self.timeouts = <double *> more_room(self.timeouts, room, sizeof(double))
             self.silences = <uint64_t *> more_room(
                 self.silences, room, BUCKETS * sizeof(uint64_t)
             )
             self.gateway_room = room
-        self.due_lists[self.gateways] = self.table.new_list()
+        due = self.table.new_list()
+        try:
+            renewed = self.table.new_list()
+        except MemoryError:
+            self.table.drop_list(due)
+            raise
+        self.due_lists[2 * self.gateways] = due
+        self.due_lists[2 * self.gateways + 1] = renewed
         self.timeouts[self.gateways] = self.default_timeout
         self.gateways += 1
         self.forget_silences(self.gateways - 1)
@@ -290,45 +298,52 @@ cdef class Wheel:
         return [
             gateway
             for gateway in range(self.gateways)
-            if self.table.lists[self.due_lists[gateway]].count
+            if self.table.lists[self.due_lists[2 * gateway]].count
+            or self.table.lists[self.due_lists[2 * gateway + 1]].count
         ]
 
     def due(self, int32_t gateway):
         """How many users of *gateway* are due and wait for judgement."""
-        return self.table.lists[self.due_lists[self.checked(gateway)]].count
+        cdef int32_t due = self.due_list(gateway, False)
+        cdef int32_t renewed = self.due_list(gateway, True)
+        return self.table.lists[due].count + self.table.lists[renewed].count
 
-    def longest_due(self, int32_t gateway):
+    def longest_due(self, int32_t gateway, *, bint renewed=False):
         """The deadline of who fires next of *gateway*; infinity if nobody is due."""
-        cdef List *due = self.table.lists + self.due_lists[self.checked(gateway)]
+        cdef List *due = self.table.lists + self.due_list(gateway, renewed)
         return self.table.user(due.first).deadline if due.count else INFINITY
 
-    def fire(self, int32_t gateway, *, double until, int64_t limit):
+    def fire(
+        self, int32_t gateway, *, double until, int64_t limit, bint renewed=False
+    ):
         """End the sessions of due users of *gateway*; return them, longest due first."""
         cdef Table table = self.table
-        cdef List *due = table.lists + self.due_lists[self.checked(gateway)]
+        cdef List *due = table.lists + self.due_list(gateway, renewed)
         gone = []
         while limit > 0 and due.count and table.user(due.first).deadline <= until:
             gone.append(table.remove(due.first))
             limit -= 1
         return gone
 
-    def renew(self, int32_t gateway, *, double until, int64_t limit):
+    def renew(
+        self, int32_t gateway, *, double until, int64_t limit, double most=INFINITY
+    ):
         """Give due users of *gateway* a whole fresh timeout; see `wheel.Wheel.renew`."""
-        cdef int32_t due = self.due_lists[self.checked(gateway)], place
-        cdef int64_t renewed = 0
+        cdef int32_t due = self.due_list(gateway, False), place
+        cdef int64_t number = 0
         cdef Table table = self.table
         cdef User *user
         limit = min(limit, table.lists[due].count)
-        while renewed < limit:
+        while number < limit:
             place = table.lists[due].first
             user = table.user(place)
             if user.deadline > until:
                 break
-            user.deadline = until + user.timeout
+            user.deadline = min(until + user.timeout, user.deadline + most)
             user.flags |= AGAIN
             table.move(place, user, self.home(user))
-            renewed += 1
-        return renewed
+            number += 1
+        return number
 
     # --- looking at it --------------------------------------------------------
 
@@ -450,6 +465,9 @@ cdef class Wheel:
             raise IndexError(f"there is no gateway {gateway}")
         return gateway
 
+    cdef inline int32_t due_list(self, int64_t gateway, bint renewed) except -1:
+        return self.due_lists[2 * <int64_t> self.checked(gateway) + renewed]
+
     cdef uint64_t *silences_of(self, int64_t gateway) except NULL:
         return self.silences + self.checked(gateway) * <int64_t> BUCKETS
 
@@ -493,7 +511,9 @@ cdef class Wheel:
     cdef int32_t home(self, User *user) except -1:
         """Where a user belongs now: its due list once its bucket has passed."""
         if self.border_before(user.deadline) + 1 <= self.bucket:
-            return self.due_lists[user.gateway]
+            return self.due_lists[
+                2 * <int64_t> user.gateway + (user.flags & AGAIN != 0)
+            ]
         return self.list_for(user.deadline)
 
     cdef int detach(self, int64_t bucket) except -1:

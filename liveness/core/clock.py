@@ -4,7 +4,8 @@ A detector that was stopped for a minute has heard nobody for a minute, which sa
 nothing about its users. So the wheel does not run on monotonic time but on the part
 of it in which this process was at work: what it meant to sleep, what it computed,
 and a little for the scheduler. Load counts; absence (SIGSTOP, a frozen machine,
-starvation) does not.
+starvation) does not, and neither does the sleep in which it began. Sleeps are to be short:
+an absence that is over before the sleep should be cannot be told from it.
 
 After a longer absence the gateways may have been away too. The clock then stands
 still until what lay in every link has been read and the gateways have had time to send
@@ -15,6 +16,10 @@ from typing import Final
 
 # A loaded machine wakes a process late by some milliseconds; that is attendance.
 SLACK_S: Final = 0.050
+
+# By more than this a process is not late because of load, but because it did not run. When
+# within the sleep that began is not known, and so nothing of it counts.
+ABSENCE_S: Final = 0.250
 
 # A shorter absence than this cannot have kept a gateway from sending what it
 # collected by more than it is used to; a longer one may have stopped it as well.
@@ -79,10 +84,13 @@ class AttendedClock:
             asked: Seconds of sleep the process had asked for in between.
             deaf: Links were deliberately not read meanwhile, so nobody was attended.
         """
-        elapsed = mono - self._mono
-        attended = min(elapsed, asked + (cpu - self._cpu) + SLACK_S)
-        if elapsed - attended > LONG_ABSENCE_S:
-            self.stand(mono)
+        elapsed, used = mono - self._mono, cpu - self._cpu
+        attended = min(elapsed, asked + used + SLACK_S)
+        if elapsed - asked - used > ABSENCE_S:
+            absence = elapsed - attended
+            attended = min(elapsed, used)
+            if absence > LONG_ABSENCE_S:
+                self.stand(mono)
         if self.stands or deaf:
             attended = 0.0
         self.now += attended

@@ -5,8 +5,16 @@ is the user's silence only if its gateway would have told us otherwise: if the s
 has been read empty since, and the gateway itself is there and talking. Until then
 the user waits on its gateway's due list. No wait is without end: `hold` seconds past
 its deadline a user is given up with the gateway.
+
+A mute gateway that is heard again owes the users that were due meanwhile a fresh timeout,
+and each of them one: a gateway that is late again and again would otherwise keep its
+silent users online for ever. It ends `settle` before the hold does. A user that falls due
+after it is judged by the same rules, but for one: it waits for a gateway that is away or
+not read empty no longer than `settle`, and for a mute one not at all. So whatever its
+gateway does, a user is judged within `hold` of the deadline that it missed first.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -17,6 +25,16 @@ NEVER: Final = float("-inf")
 # A link that was left unread for no longer than this is only read empty before its users
 # are judged: what they said cannot have gathered anywhere but in its socket.
 SHORT_PAUSE_S: Final = 1.0
+
+# A gateway that sleeps for the time it promised and then sends is late by what its timer,
+# scheduler or garbage collector adds, which is no absence. So a promise counts as broken
+# only when a gateway is late by as much again, and by this at least.
+LEAST_LATE_S: Final = 1.0
+
+# A gateway keeps missing its promise if it did so this often within so many seconds. Once
+# or twice is a hang, which its held users tell of.
+MISSES: Final = 3
+MISSES_WITHIN_S: Final = 600.0
 
 AWAY: Final = "away"
 MUTE: Final = "mute"
@@ -60,6 +78,8 @@ class Gateway:
     # The longest timeout that a session of its may still be under, and until when.
     in_force: float = 0.0
     in_force_until: float = NEVER
+    mutes: int = 0  # how often it broke its promise
+    missed_at: deque[float] = field(default_factory=lambda: deque(maxlen=MISSES))
     cadence: Cadence = field(default_factory=Cadence)
 
     def linked(self, *, ping: float | None, now: float) -> None:
@@ -139,6 +159,32 @@ class Gateway:
         why = None if empty_at >= now else UNREAD
         return Clearance(min(empty_at, now), given_up, self.renew_until, why)
 
+    def clearance_of_renewed(self, now: float) -> Clearance:
+        """The same for users that have had their fresh timeout; no other is owed."""
+        is_mute = self.is_linked and self._is_mute(now)
+        return self.clearance(now, hold=0.0 if is_mute else self.settle)
+
+    def has_missed(self, now: float) -> bool:
+        """Whether it is mute, and `missed` was not called since it was heard."""
+        return (
+            self.is_linked
+            and self.held_back_at is None
+            and self._is_mute(now)
+            and not (self.missed_at and self.missed_at[-1] > self.heard_at)
+        )
+
+    def missed(self, now: float) -> float | None:
+        """Count one time that it broke its promise.
+
+        Returns:
+            If it keeps doing so, the seconds within which it did the last `MISSES` times.
+        """
+        self.mutes += 1
+        self.missed_at.append(now)
+        within = now - self.missed_at[0]
+        is_usual = len(self.missed_at) == MISSES and within <= MISSES_WITHIN_S
+        return within if is_usual else None
+
     def absence(self, now: float) -> str | None:
         """Whether it is `AWAY` or `MUTE`, so that nobody is heard through it."""
         if not self.is_linked:
@@ -146,4 +192,5 @@ class Gateway:
         return MUTE if self.held_back_at is None and self._is_mute(now) else None
 
     def _is_mute(self, now: float) -> bool:
-        return self.ping is not None and now - self.heard_at > self.ping
+        ping = self.ping
+        return ping is not None and now - self.heard_at > ping + max(ping, LEAST_LATE_S)

@@ -193,32 +193,35 @@ class Guard:
             elif not self._wheel.due(number) and not self._has_it(watch, now, HALF):
                 self._end(watch, BY_CALM, now)
 
-    def clear(self, gateway: Gateway, cleared: Clearance, now: float) -> Clearance:
-        """What is left of a clearance; a storm may begin by this.
+    def clear(
+        self, gateway: Gateway, cleared: Clearance, renewed: Clearance, now: float
+    ) -> tuple[Clearance, Clearance]:
+        """What is left of clearances; a storm may begin by this.
 
         Args:
             gateway: Of which somebody is due, and nobody is to be renewed.
             cleared: Who of its users may be judged, as far as itself goes.
+            renewed: The same of those that have had a fresh timeout.
             now: This moment.
         """
         watch = self._watch(gateway)
         limit = max(watch.released, now - self._rules.hold)
         if watch.ends_at is None:
-            first = self._wheel.longest_due(gateway.number)
+            wheel, number = self._wheel, gateway.number
+            fresh = wheel.longest_due(number)
+            again = wheel.longest_due(number, renewed=True)
             # Those who cannot be held are judged by themselves, before the others are
             # looked at: as after a storm, or after a disk that could not be written.
-            if first > limit:
-                if first > max(cleared.silence, cleared.lost):
-                    return cleared
+            if (first := min(fresh, again)) > limit:
+                if fresh > max(cleared.silence, cleared.lost) and again > max(
+                    renewed.silence, renewed.lost
+                ):
+                    return cleared, renewed
                 if not self._is_storm(watch, now):
-                    return cleared
+                    return cleared, renewed
                 self._begin(watch, now, first=first, limit=limit)
-        return Clearance(
-            min(cleared.silence, limit),
-            min(cleared.lost, limit),
-            cleared.renew,
-            STORM if watch.ends_at is not None else cleared.why,
-        )
+        is_on = watch.ends_at is not None
+        return _limited(cleared, limit, is_on), _limited(renewed, limit, is_on)
 
     def judged(self, gateway: Gateway, entries: Iterable[Entry], now: float) -> None:
         """Count users of a gateway who were given up for silent, or with it."""
@@ -350,3 +353,12 @@ class Guard:
         if not everyone:
             return ONLY
         return ALL if 2 * hit > everyone else ALONE
+
+
+def _limited(cleared: Clearance, limit: float, is_storm: bool) -> Clearance:
+    """What is left of a clearance where no deadline above *limit* may be judged."""
+    return cleared._replace(
+        silence=min(cleared.silence, limit),
+        lost=min(cleared.lost, limit),
+        why=STORM if is_storm else cleared.why,
+    )

@@ -548,24 +548,37 @@ class Presence:
     def _judge(self, gateway: Gateway, at: Instant, limit: int) -> int:
         """Fire or renew due users of one gateway, as far as it is cleared."""
         cleared = gateway.clearance(at.now, hold=self._hold)
-        number, wheel = gateway.number, self.wheel
-        judged = wheel.renew(number, until=cleared.renew, limit=limit)
+        judged = self.wheel.renew(
+            gateway.number,
+            until=cleared.renew,
+            limit=limit,
+            most=self._hold - self._settle,
+        )
         if judged == limit:
             return judged
+        cleared_renewed = gateway.clearance_of_renewed(at.now)
         if self.guard is not None:
-            cleared = self.guard.clear(gateway, cleared, at.now)
-        silent = wheel.fire(number, until=cleared.silence, limit=limit - judged)
-        for entry in silent:
-            self._end(entry, SILENCE, at)
-            if at.mono - entry.seen < entry.timeout - EARLY_S:
-                self.early += 1
-        judged += len(silent)
-        lost = wheel.fire(number, until=cleared.lost, limit=limit - judged)
-        for entry in lost:
-            self._end(entry, GATEWAY_LOST, at)
+            cleared, cleared_renewed = self.guard.clear(
+                gateway, cleared, cleared_renewed, at.now
+            )
+        number, wheel, ended = gateway.number, self.wheel, list[Entry]()
+        for which, renewed in ((cleared_renewed, True), (cleared, False)):
+            left = limit - judged - len(ended)
+            silent = wheel.fire(
+                number, until=which.silence, limit=left, renewed=renewed
+            )
+            for entry in silent:
+                self._end(entry, SILENCE, at)
+                if at.mono - entry.seen < entry.timeout - EARLY_S:
+                    self.early += 1
+            left -= len(silent)
+            lost = wheel.fire(number, until=which.lost, limit=left, renewed=renewed)
+            for entry in lost:
+                self._end(entry, GATEWAY_LOST, at)
+            ended += silent + lost
         if self.guard is not None:
-            self.guard.judged(gateway, (*silent, *lost), at.now)
-        return judged + len(lost)
+            self.guard.judged(gateway, ended, at.now)
+        return judged + len(ended)
 
     def _why_held(self, gateway: Gateway, now: float) -> str | None:
         """What due users of a gateway wait for."""

@@ -17,13 +17,15 @@ One slot before its time, a slot is detached as a whole and poured into the laye
 below in bounded steps. A bucket is detached once it has wholly passed, and its
 entries are laid on their gateway's *due list*. There they stay, still untouched by
 judgement, until `fire` takes them or a sign of life moves them away: whether a
-gateway's users may fire now is not the wheel's business.
+gateway's users may fire now is not the wheel's business. Those that `renew` has given a
+fresh timeout come to a second due list of their gateway, as other rules hold for them:
+none of either kind waits behind one of the other.
 
 The wheel has no clock: `now` is attended seconds, told by the caller, and never
 goes back. Entries and lists live in a `Table`, not in objects.
 
 Always true between calls:
-    1. an entry is in exactly one list: a bucket, a slot, one being poured, or the
+    1. an entry is in exactly one list: a bucket, a slot, one being poured, or a
        due list of its gateway;
     2. an entry on a due list has a deadline strictly before the last `now`;
     3. a slot's list holds entries of one revolution only.
@@ -105,7 +107,9 @@ class Wheel:
         self._bucket = 0  # the newest bucket that has wholly passed
 
         self._table = Table()
-        self._due: list[int] = []  # by gateway number
+        self._due: list[
+            int
+        ] = []  # by twice the gateway's number, and 1 for the renewed
         self._waiting: dict[int, None] = {}  # gateways that may have due users
         self._gateway_timeout: list[float] = []
         self._silences: list[Silences] = []
@@ -132,10 +136,10 @@ class Wheel:
 
     def add_gateway(self) -> int:
         """Make room for one more gateway; return its number, from 0."""
-        self._due.append(self._table.new_list())
+        self._due += [self._table.new_list(), self._table.new_list()]
         self._gateway_timeout.append(self._default_timeout)
         self._silences.append(Silences())
-        return len(self._due) - 1
+        return len(self._silences) - 1
 
     def set_timeout(self, gateway: int, timeout: float) -> None:
         """Set the silence timeout of *gateway*'s users, from each one's next event."""
@@ -317,44 +321,66 @@ class Wheel:
 
     def waiting(self) -> list[int]:
         """The numbers of the gateways of which users are due, in a stable order."""
-        count, due = self._table.count, self._due
-        self._waiting = {one: None for one in self._waiting if count[due[one]]}
+        self._waiting = {one: None for one in self._waiting if self.due(one)}
         return sorted(self._waiting)
 
     def due(self, gateway: int) -> int:
         """How many users of *gateway* are due and wait for judgement."""
-        return self._table.count[self._due[gateway]]
+        count = self._table.count
+        return count[self._due[2 * gateway]] + count[self._due[2 * gateway + 1]]
 
-    def longest_due(self, gateway: int) -> float:
-        """The deadline of who fires next of *gateway*; infinity if nobody is due."""
-        table, sentinel = self._table, self._due[gateway]
+    def longest_due(self, gateway: int, *, renewed: bool = False) -> float:
+        """The deadline of who fires next of *gateway*; infinity if nobody is due.
+
+        Args:
+            gateway: Its number.
+            renewed: Of those who had a fresh timeout; otherwise of the others.
+        """
+        table, sentinel = self._table, self._due[2 * gateway + renewed]
         return table.deadline[table.next[sentinel]] if table.count[sentinel] else inf
 
-    def fire(self, gateway: int, *, until: float, limit: int) -> list[Entry]:
+    def fire(
+        self, gateway: int, *, until: float, limit: int, renewed: bool = False
+    ) -> list[Entry]:
         """End the sessions of due users of *gateway*; return them, longest due first.
 
         Args:
             gateway: Its number.
             until: Only deadlines at or before this, in attended seconds.
             limit: At most this many.
+            renewed: Those who had a fresh timeout; otherwise the others.
         """
-        return [
-            self._table.remove(place) for place in self._ripe(gateway, until, limit)
-        ]
+        ripe = self._ripe(2 * gateway + renewed, until, limit)
+        return [self._table.remove(place) for place in ripe]
 
-    def renew(self, gateway: int, *, until: float, limit: int) -> int:
+    def renew(
+        self,
+        gateway: int,
+        *,
+        until: float,
+        limit: int,
+        most: float = inf,
+    ) -> int:
         """Give due users of *gateway* a whole fresh timeout counted from *until*.
 
+        Not those who had one already.
+
+        Args:
+            gateway: Its number.
+            until: Only deadlines at or before this, in attended seconds.
+            limit: At most this many.
+            most: No deadline is put off by more seconds than this.
         Returns:
-            How many, at most *limit*; again only deadlines at or before *until*.
+            How many.
         """
-        table, renewed = self._table, 0
-        for place in self._ripe(gateway, until, limit):
-            table.deadline[place] = until + table.timeout[place]
+        table, number = self._table, 0
+        for place in self._ripe(2 * gateway, until, limit):
+            deadline = min(until + table.timeout[place], table.deadline[place] + most)
+            table.deadline[place] = deadline
             table.flags[place] |= RENEWED
             table.move(place, self._home(place))
-            renewed += 1
-        return renewed
+            number += 1
+        return number
 
     # --- looking at it --------------------------------------------------------
 
@@ -493,7 +519,7 @@ class Wheel:
         if self._due_bucket(deadline) <= self._bucket:
             gateway = self._table.gateway[place]
             self._waiting[gateway] = None
-            return self._due[gateway]
+            return self._due[2 * gateway + bool(self._table.flags[place] & RENEWED)]
         return self._list_for(deadline)
 
     def _detach(self, bucket: int) -> None:
@@ -536,9 +562,9 @@ class Wheel:
                 table.drop_list(queue.popleft())
         return steps
 
-    def _ripe(self, gateway: int, until: float, limit: int) -> Iterator[int]:
+    def _ripe(self, due: int, until: float, limit: int) -> Iterator[int]:
         """The head of a due list, again and again, while it may be taken away."""
-        table, sentinel = self._table, self._due[gateway]
+        table, sentinel = self._table, self._due[due]
         for _ in range(min(limit, table.count[sentinel])):
             place = table.next[sentinel]
             if table.deadline[place] > until:

@@ -5,6 +5,7 @@ from typing import Final
 import structlog
 
 from liveness.core.cadence import TIMES
+from liveness.core.gateways import MISSES, Gateway
 from liveness.core.guard import Begun
 from liveness.core.presence import Presence
 from liveness.service.clock import Clock
@@ -16,11 +17,12 @@ LOOK_EVERY_S: Final = 2.0
 ADVICE_EVERY_S: Final = 3_600.0
 
 _cadence_log = structlog.get_logger("cadence")
+_gateway_log = structlog.get_logger("gateway")
 _guard_log = structlog.get_logger("guard")
 
 
 class Advice:
-    """Tells of storms, and of timeouts that are too short.
+    """Tells of storms, of timeouts that are too short, and of promises not kept.
 
     Args:
         presence: What is told of.
@@ -55,6 +57,27 @@ class Advice:
                     saved=one.saved,
                     others=one.others,
                 )
+
+    def of_promise(self, gateway: Gateway, now: float) -> None:
+        """Count that a gateway broke its promise to ping; warn if it keeps doing so.
+
+        Args:
+            gateway: It is mute, and was not so when this was last called for it.
+            now: Attended seconds.
+        """
+        within = gateway.missed(now)
+        if within is not None:
+            self._advise(
+                _gateway_log.warning,
+                "the gateway keeps missing its promise to ping",
+                key=("ping", gateway.name),
+                gateway=gateway.name,
+                ping_s=gateway.ping,
+                times=MISSES,
+                within_s=round(within, 1),
+                todo="have it send a ping at least as often as its hello promises, or "
+                "promise a longer one; where it hangs, find out on what",
+            )
 
     def of_timeouts(self, mono: float, now: float) -> None:
         """Tell which timeouts are too short for how often users speak, if it is time.

@@ -59,8 +59,13 @@ LEAST_SLEEP_S: Final = 0.0005
 HELD_SLEEP_S: Final = 0.05
 # How late a turn was is shown for so long: Prometheus asks every 15 s as a rule.
 LAG_SHOWN_S: Final = 15.0
-# Longest sleep: of a longer one, time away from the machine could not be told.
-MOST_SLEEP_S: Final = 1.0
+# Longest sleep: an absence that is over within it cannot be told from it, and counts. Of
+# stops that follow each other that is at most this part of each second.
+MOST_SLEEP_S: Final = 0.1
+
+# Whether gateways keep their promise to ping is looked at so often; what they have over
+# is at least a second.
+PROMISES_EVERY_S: Final = 0.25
 
 # Cursors of readers that nothing concerned are stored this often; until then a crash
 # costs them a longer look at the log.
@@ -136,6 +141,7 @@ class Engine:
         # being watched in between.
         self._lively: dict[int, SocketLink] = {}
         self._follow_at = 0.0
+        self._promises_at = 0.0
         self._asked = 0.0
         self._is_deaf = False
         self._is_behind = False  # the disk, with what was read
@@ -259,6 +265,9 @@ class Engine:
                 self._read(link, now, owed=min(link.unread(), PIECE_BYTES))
                 self.book.send_away(link, now)
             self.book.thinned.ring()
+        if mono >= self._promises_at and not self._is_deaf:
+            self._promises_at = mono + PROMISES_EVERY_S
+            self._look_at_promises(now)
         if mono >= self._follow_at:
             self._follow_at = mono + FOLLOW_EVERY_S
             for link in self.book.named.values():
@@ -582,6 +591,17 @@ class Engine:
     def _read_out(self, link: SocketLink, now: float) -> None:
         """Read what a link has sent up to now, and not what it goes on to write."""
         self._read(link, now, owed=link.unread())
+
+    def _look_at_promises(self, now: float) -> None:
+        """Count which gateways broke theirs: what they have sent by now is read first."""
+        for gateway in [*self.presence.gateways.values()]:
+            if not gateway.has_missed(now):
+                continue
+            link = self.book.named.get((GATEWAY, gateway.name))
+            if link is not None:
+                self._read_out(link, now)
+            if gateway.has_missed(now):
+                self._advice.of_promise(gateway, now)
 
     def _end_lost_sessions(self, now: float) -> None:
         for link in self._requests.end_lost_sessions(self._instant(now)):

@@ -100,4 +100,6 @@ class GatewayPages:
             shown["users"] = 0 if gateway is None else gateway.users
             if gateway is not None and gateway.timeout is not None:
                 shown["timeout"] = gateway.timeout
+            if gateway is not None and gateway.ping is not None:
+                shown |= {"ping": gateway.ping, "mutes": gateway.mutes}
         return shown

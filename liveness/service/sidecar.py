@@ -79,7 +79,7 @@ STOP_READING_S: Final = 0.5
 STOP_WRITING_S: Final = 1.5
 STOP_LINKS_S: Final = 1.5
 STOP_HTTP_S: Final = 0.5
-# The hand moves at least once a second; this much later it is not alive.
+# The hand moves at least ten times a second; this much later it is not alive.
 HAND_DEAD_S: Final = 5.0
 
 _log = structlog.get_logger("sidecar")
@@ -513,6 +513,7 @@ class Sidecar:
                     unacked=engine.book.unacked(gateway.name),
                     timeout_s=wheel.timeout_of(gateway.number),
                     interval_s=presence.interval(gateway),
+                    mutes=gateway.mutes,
                 )
                 for gateway in presence.gateways.values()
                 if gateway.users or gateway.is_linked

@@ -194,6 +194,8 @@ class Summaries:
             "due": due,
             "timeout": gateway.timeout or self._engine.presence.timeout,
             "interval": self._engine.presence.interval(gateway),
+            "ping": gateway.ping,
+            "mutes": gateway.mutes,
         }
 
     # --- two looks --------------------------------------------------------------

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveness.core.clock import LONG_ABSENCE_S, SLACK_S, AttendedClock, Highest
+from liveness.core.clock import (
+    ABSENCE_S,
+    LONG_ABSENCE_S,
+    SLACK_S,
+    AttendedClock,
+    Highest,
+)
 from tests.strategies import BOUNDED
 
 SETTLE_S, PATIENCE_S = 2.0, 10.0
@@ -55,12 +61,34 @@ def test_the_schedulers_delay_counts(clock: AttendedClock) -> None:
     assert clock.unattended == pytest.approx(0.0)
 
 
-def test_of_a_short_absence_only_what_was_asked_for_counts(
+def test_of_a_short_delay_only_what_was_asked_for_counts(
     clock: AttendedClock,
 ) -> None:
-    now = clock.turn(mono=101.0, cpu=5.125, asked=0.25)
-    assert now == pytest.approx(0.375 + SLACK_S)
-    assert clock.unattended == pytest.approx(1.0 - now)
+    now = clock.turn(mono=100.5, cpu=5.125, asked=0.125)
+    assert now == pytest.approx(0.25 + SLACK_S)
+    assert clock.unattended == pytest.approx(0.5 - now)
+    assert not clock.stands
+
+
+def test_of_a_sleep_in_which_an_absence_began_nothing_counts(
+    clock: AttendedClock,
+) -> None:
+    assert clock.turn(mono=101.0, cpu=5.125, asked=0.25) == 0.125
+    assert clock.unattended == 0.875
+    assert not clock.stands
+    assert clock.turn(mono=101.25 + ABSENCE_S, cpu=5.125, asked=0.25) > 0.375
+
+
+def test_stops_that_follow_each_other_count_for_nobodys_silence(
+    clock: AttendedClock,
+) -> None:
+    mono, cpu = 100.0, 5.0
+    for _ in range(100):
+        # It runs for 70 ms of each second; all but the last of its sleeps are cut short.
+        for slept, asked in ((0.02, 0.02), (0.98, 0.1)):
+            mono, cpu = mono + slept, cpu + 0.001
+            clock.turn(mono=mono, cpu=cpu, asked=asked)
+    assert clock.now <= 100 * 0.07
     assert not clock.stands
 
 

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, product
+from math import inf
 from operator import itemgetter
 from typing import Any, Final
 
@@ -121,6 +122,7 @@ class Pair:
         self.same(lambda wheel: (wheel.waiting(), wheel.next_due(), wheel.slot_users()))
         self.same(lambda wheel: (wheel.hand, wheel.layer_users()))
         for gateway in range(self.gateways):
+            self.same(lambda wheel, it=gateway: wheel.longest_due(it, renewed=True))  # type: ignore[misc]  # mypy infers no lambda with a default
             self.same(lambda wheel, it=gateway: (wheel.due(it), wheel.longest_due(it)))  # type: ignore[misc]  # mypy infers no lambda with a default
             self.same(lambda wheel, it=gateway: wheel.timeout_of(it))  # type: ignore[misc]  # mypy infers no lambda with a default
             self.same(lambda wheel, it=gateway: wheel.usual(it))  # type: ignore[misc]  # mypy infers no lambda with a default
@@ -235,9 +237,17 @@ def take_step(
             uid = data.draw(known)  # type: ignore[arg-type]  # not None: see above
             pair.end(lambda wheel: wheel.close(uid))
         case "fire":
-            pair.end(lambda wheel: wheel.fire(gateway, until=until, limit=limit))
+            again = data.draw(st.booleans())
+            pair.end(
+                lambda wheel: wheel.fire(
+                    gateway, until=until, limit=limit, renewed=again
+                )
+            )
         case "renew":
-            pair.same(lambda wheel: wheel.renew(gateway, until=until, limit=limit))
+            most = data.draw(st.just(inf) | gap)
+            pair.same(
+                lambda wheel: wheel.renew(gateway, until=until, limit=limit, most=most)
+            )
         case "add_gateway":
             pair.add_gateway()
         case "set_timeout":

@@ -1,10 +1,23 @@
 """When due users of a gateway may be judged: holds, and that each ends by itself."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from liveness.core.gateways import AWAY, MUTE, NEVER, STORM, UNREAD, Clearance, Gateway
+from liveness.core.gateways import (
+    AWAY,
+    MISSES,
+    MISSES_WITHIN_S,
+    MUTE,
+    NEVER,
+    STORM,
+    UNREAD,
+    Clearance,
+    Gateway,
+)
 from liveness.core.wheel import Wheel
 from tests.core.scene import ALL, Scene, Shown
+from tests.strategies import BOUNDED
 
 HOLD_S, SETTLE_S = 60.0, 2.0
 
@@ -19,10 +32,10 @@ def gateway() -> Gateway:
 
 @pytest.fixture
 def scene(wheel_class: type[Wheel]) -> Scene:
-    """Two gateways with a user each, of a timeout of 30 s; links promise 5 s."""
+    """Two gateways with a user each, of a timeout of 30 s; links promise 2.5 s."""
     made = Scene(wheel_class, hold=HOLD_S, settle=SETTLE_S)
     for name in ("g", "h"):
-        made.link(name, ping=5.0)
+        made.link(name, ping=2.5)
         made.login(name, [f"user of {name}"])
     return made
 
@@ -96,7 +109,7 @@ def test_a_gateway_never_linked_since_a_restart_is_to_blame() -> None:
 
 def test_a_gateway_is_mute_beyond_the_ping_it_promised_and_not_before() -> None:
     gateway = Gateway("g", 0, SETTLE_S)
-    gateway.linked(ping=5.0, now=110.0)
+    gateway.linked(ping=2.5, now=110.0)
     for now, why in ((115.0, None), (115.25, MUTE)):
         gateway.empty_at = now
         cleared = gateway.clearance(now, hold=HOLD_S)
@@ -111,7 +124,7 @@ def test_a_gateway_that_promised_no_ping_is_never_mute(gateway: Gateway) -> None
 
 def test_a_mute_gateway_that_is_heard_owes_a_fresh_timeout_up_to_then() -> None:
     gateway = Gateway("g", 0, SETTLE_S)
-    gateway.linked(ping=5.0, now=100.0)
+    gateway.linked(ping=2.5, now=100.0)
     gateway.heard(105.0)
     assert gateway.clearance(105.0, hold=HOLD_S).renew == NEVER
     gateway.heard(110.25)
@@ -123,7 +136,7 @@ def test_a_mute_gateway_that_is_heard_owes_a_fresh_timeout_up_to_then() -> None:
 
 def test_a_mute_gateway_that_comes_back_on_another_link_owes_it_too() -> None:
     gateway = Gateway("g", 0, SETTLE_S)
-    gateway.linked(ping=5.0, now=100.0)
+    gateway.linked(ping=2.5, now=100.0)
     gateway.linked(ping=None, now=106.0)
     gateway.empty_at = 106.0
     assert gateway.clearance(106.0, hold=HOLD_S).renew == 106.0
@@ -131,7 +144,7 @@ def test_a_mute_gateway_that_comes_back_on_another_link_owes_it_too() -> None:
 
 def test_who_comes_due_just_after_a_hold_waits_for_what_its_gateway_collected() -> None:
     gateway = Gateway("g", 0, SETTLE_S)
-    gateway.linked(ping=5.0, now=100.0)
+    gateway.linked(ping=2.5, now=100.0)
     gateway.heard(110.0)
     gateway.empty_at = 110.5
     assert gateway.clearance(110.5, hold=HOLD_S) == (NEVER, 50.5, 110.0, UNREAD)
@@ -141,7 +154,7 @@ def test_who_comes_due_just_after_a_hold_waits_for_what_its_gateway_collected() 
 
 def test_a_link_has_to_be_read_empty_once_its_gateway_has_settled() -> None:
     gateway = Gateway("g", 0, SETTLE_S)
-    gateway.linked(ping=5.0, now=100.0)
+    gateway.linked(ping=2.5, now=100.0)
     gateway.heard(110.25)
     for empty_at, silence in ((112.0, NEVER), (112.25, 112.25)):
         gateway.empty_at = empty_at
@@ -150,7 +163,7 @@ def test_a_link_has_to_be_read_empty_once_its_gateway_has_settled() -> None:
 
 def test_a_promise_ends_with_its_link() -> None:
     gateway = Gateway("g", 0, SETTLE_S)
-    gateway.linked(ping=5.0, now=100.0)
+    gateway.linked(ping=2.5, now=100.0)
     gateway.linked(ping=None, now=101.0)
     gateway.empty_at = 150.0
     assert gateway.clearance(150.0, hold=HOLD_S).why is None
@@ -159,7 +172,7 @@ def test_a_promise_ends_with_its_link() -> None:
 @pytest.mark.parametrize("state", ["mute", "away", "unread", "settling", "cleared"])
 def test_no_hold_is_without_end(state: str) -> None:
     gateway = Gateway("g", 0, SETTLE_S, users=1)
-    gateway.linked(ping=5.0 if state == "mute" else None, now=100.0)
+    gateway.linked(ping=2.5 if state == "mute" else None, now=100.0)
     now = 101.0 if state == "settling" else 150.0
     if state == "cleared":
         gateway.empty_at = now
@@ -170,6 +183,44 @@ def test_no_hold_is_without_end(state: str) -> None:
     if state in ("unread", "settling"):
         gateway.heard(now)
     assert gateway.clearance(now, hold=HOLD_S).lost == now - HOLD_S
+
+
+@pytest.mark.parametrize(
+    ("ping", "kept"), [(0.1, 1.1), (1.0, 2.0), (5.0, 10.0), (60.0, 120.0)]
+)
+def test_a_promise_is_broken_once_late_by_as_much_again_and_by_a_second_at_least(
+    ping: float, kept: float
+) -> None:
+    gateway = Gateway("g", 0, SETTLE_S)
+    gateway.linked(ping=ping, now=0.0)
+    assert gateway.absence(kept) is None
+    assert gateway.absence(kept + 0.001) == MUTE
+
+
+def test_a_broken_promise_is_counted_once_until_the_gateway_is_heard() -> None:
+    gateway = Gateway("g", 0, SETTLE_S)
+    gateway.linked(ping=2.5, now=100.0)
+    assert not gateway.has_missed(105.0)
+    assert gateway.has_missed(105.25)
+    gateway.missed(105.25)
+    assert not gateway.has_missed(300.0)
+    gateway.heard(300.0)
+    assert not gateway.has_missed(301.0)
+    assert gateway.has_missed(306.0)
+    gateway.hold_back(306.0)  # it is we who do not listen
+    assert not gateway.has_missed(306.0)
+    gateway.unlinked(306.0)
+    assert not gateway.has_missed(400.0)
+    assert gateway.mutes == 1
+
+
+def test_a_gateway_keeps_missing_its_promise_when_it_did_so_often_within_minutes() -> (
+    None
+):
+    gateway, late = Gateway("g", 0, SETTLE_S), MISSES_WITHIN_S / (MISSES - 1)
+    assert [gateway.missed(n * late) for n in range(MISSES)] == [None, None, 600.0]
+    assert gateway.missed(MISSES * late + 1) is None
+    assert gateway.missed(MISSES * late + 2) == late + 2
 
 
 # --- what becomes of the users ---------------------------------------------------------
@@ -220,10 +271,94 @@ def test_users_of_a_gateway_that_stays_mute_are_lost_with_it_after_the_hold(
     assert reasons(scene.judge()) == [("user of g", "gateway_lost")]
 
 
+@pytest.mark.parametrize("interval", [2.5, 2.503, 2.875, 5.0])
+def test_a_promise_that_is_kept_late_delays_nobodys_offline(
+    scene: Scene, interval: float
+) -> None:
+    for _ in range(round(30 / interval) - 1):
+        assert scene.wait(interval, "g") == []
+    while scene.now <= 30:
+        assert scene.wait(interval, "g", "h") == [] or scene.now > 30
+    assert ("user of g", "silence") in reasons(scene.log)
+
+
+def test_a_fresh_timeout_is_given_once_until_the_user_is_heard(scene: Scene) -> None:
+    scene.login("g", ["talks"])
+    live(scene, 31, "h")
+    scene.wait(0, "g")
+    assert live(scene, 25, "g") == []
+    scene.hear("g", ("keepalive", "talks", None))
+    # The other user falls due again at 61 s, as the gateway goes mute again.
+    scene.pass_time(6)
+    scene.look_at("g")
+    assert reasons(scene.judge()) == [("user of g", "gateway_lost")]
+    assert live(scene, 23.75, "g") == []
+    assert reasons(live(scene, 1, "g")) == [("talks", "silence")]
+
+
+def test_who_had_a_fresh_timeout_waits_for_a_gateway_as_long_as_one_that_comes_back(
+    scene: Scene,
+) -> None:
+    live(scene, 31, "h")
+    scene.wait(0, "g")
+    assert live(scene, 29.5, "g") == []
+    scene.unlink("g")
+    assert scene.wait(1.5) == []
+    scene.link("g", ping=2.5)
+    assert scene.wait(0.75, "g") == []
+    assert scene.presence.held(scene.now)[UNREAD] == 1
+    assert reasons(scene.wait(0.25, "g")) == [("user of g", "gateway_lost")]
+
+
+def test_a_fresh_timeout_ends_with_the_hold_and_leaves_time_to_settle(
+    scene: Scene,
+) -> None:
+    live(scene, 70, "h")
+    assert live(scene, 17.75, "g") == []  # at 70 s it would last until 100 s
+    (record,) = live(scene, 1, "g")
+    assert (record["uid"], record["reason"]) == ("user of g", "silence")
+
+
+@settings(BOUNDED, max_examples=100)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["talk", "talk", "flood", "hush", "drop", "connect"]),
+            st.sampled_from([0.5, 1.0, 1.75, 2.25, 5.25]),
+            st.integers(1, 12),
+        ),
+        min_size=5,
+        max_size=60,
+    )
+)
+def test_nobody_is_put_off_beyond_the_hold_whatever_its_gateway_does(
+    wheel_class: type[Wheel], steps: list[tuple[str, float, int]]
+) -> None:
+    scene = Scene(wheel_class, hold=20.0, settle=SETTLE_S)
+    scene.link("g", ping=0.5)
+    timeouts = {"short": 1.0, "usual": 8.0, "long": 60.0}
+    for uid, timeout in timeouts.items():
+        scene.login("g", [uid], timeout=timeout)
+    for what, seconds, times in steps:
+        for _ in range(times):
+            scene.pass_time(seconds)
+            if what == "drop":
+                scene.unlink("g")
+            elif what == "connect":
+                scene.link("g", ping=0.5)
+            elif what != "hush":
+                scene.gateway("g").heard(scene.now)
+            if what != "flood":
+                scene.look_at("g")
+            scene.judge()
+            for uid, timeout in timeouts.items():
+                assert uid not in scene.kept or scene.now <= timeout + 20 + seconds
+
+
 def test_nobody_is_given_up_while_there_was_no_turn_to_read_a_link(
     gateway: Gateway,
 ) -> None:
-    gateway.ping = 5.0
+    gateway.ping = 2.5
     for moment in (1_000.0, 1_030.0):
         gateway.heard(moment)
         gateway.empty_at = moment

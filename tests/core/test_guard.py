@@ -184,7 +184,7 @@ def test_those_of_a_gateway_that_speaks_again_are_renewed_before_any_are_counted
 ) -> None:
     scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES)
     arrive(scene, 20)
-    scene.gateway("g").ping = 5
+    scene.gateway("g").ping = 2.5
     scene.pass_time(40)
     scene.look_at("g")
     assert scene.judge() == []
@@ -295,7 +295,7 @@ def test_those_released_wait_for_a_mute_gateway_and_not_for_another_storm(
     scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, hold=300)
     uids = arrive(scene, 20)
     scene.wait(30.5, "g")
-    scene.gateway("g").ping = 5
+    scene.gateway("g").ping = 2.5
     for _ in range(10):
         assert scene.wait(HOLD_S) == []
         scene.look_at("g")

@@ -7,7 +7,7 @@ passed by a bucket. In between the wheel is free.
 
 import signal
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from math import inf
 from typing import Final
 
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveness.core.records import ListedSigns, Uid
-from liveness.core.table import OWN_TIMEOUT, Entry
+from liveness.core.table import OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.uids import is_uid
 from liveness.core.wheel import (
     BAD_UID,
@@ -164,29 +164,49 @@ class Model:
         self.timeouts[gateway] = timeout
         self.wheel.set_timeout(gateway, timeout)
 
-    def fire(self, gateway: int, *, until: float, limit: int) -> list[Entry]:
-        fired = self.wheel.fire(gateway, until=until, limit=limit)
+    def fire(
+        self, gateway: int, *, until: float, limit: int, renewed: bool = False
+    ) -> list[Entry]:
+        fired = self.wheel.fire(gateway, until=until, limit=limit, renewed=renewed)
         assert len(fired) <= limit
         for entry in fired:
             assert plain(entry) == self.entries.pop(entry.uid)
+            assert bool(entry.flags & RENEWED) is renewed
             assert entry.gateway == gateway
             assert entry.deadline <= until
             assert entry.deadline < self.now, "fired before its deadline had passed"
         return fired
 
-    def renew(self, gateway: int, *, until: float, limit: int) -> None:
-        renewed = self.wheel.renew(gateway, until=until, limit=limit)
-        assert renewed <= limit
+    def renew(
+        self,
+        gateway: int,
+        *,
+        until: float,
+        limit: int,
+        most: float = inf,
+    ) -> None:
+        flags = {uid: self.flags(uid) for uid in self.entries}
+        number = self.wheel.renew(gateway, until=until, limit=limit, most=most)
+        assert number <= limit
         for uid, entry in self.entries.items():
-            if plain(self.wheel.find(uid)) == entry:
+            is_same = plain(self.wheel.find(uid)) == entry
+            if is_same and flags[uid] == self.flags(uid):
                 continue
-            renewed -= 1
+            number -= 1
+            assert not flags[uid] & RENEWED
+            assert self.flags(uid) & RENEWED
             assert entry.gateway == gateway
             assert entry.deadline <= until
             assert entry.deadline < self.now
             self.longest = max(self.longest, entry.timeout)
-            self.entries[uid] = entry._replace(deadline=until + entry.timeout)
-        assert renewed == 0
+            deadline = min(until + entry.timeout, entry.deadline + most)
+            self.entries[uid] = entry._replace(deadline=deadline)
+        assert number == 0
+
+    def flags(self, uid: Uid) -> int:
+        found = self.wheel.find(uid)
+        assert found is not None
+        return found.flags
 
     def advance(self, now: float, *, few: int = ALL) -> None:
         """Move the hand, in few steps first if so asked; nobody may be left behind."""
@@ -323,10 +343,21 @@ def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
             model.set_timeout(number, data.draw(timeouts))
         elif step == "fire":
             ago = data.draw(st.sampled_from([0.0, model.bucket_s, model.slot_s]))
-            model.fire(number, until=model.now - ago, limit=data.draw(limits))
+            model.fire(
+                number,
+                until=model.now - ago,
+                limit=data.draw(limits),
+                renewed=data.draw(st.booleans()),
+            )
         elif step == "renew":
             ago = data.draw(st.sampled_from([0.0, model.bucket_s, model.timeout]))
-            model.renew(number, until=model.now - ago, limit=data.draw(limits))
+            model.renew(
+                number,
+                until=model.now - ago,
+                limit=data.draw(limits),
+                # With less than a bucket a deadline would seem to be where it was.
+                most=data.draw(st.sampled_from([inf, model.bucket_s, model.timeout])),
+            )
         elif uid is None:
             continue
         elif step == "to":
@@ -341,8 +372,8 @@ def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
         model.check()
 
     model.advance(max([model.now, *(e.deadline for e in model.entries.values())]) + 1)
-    for number in range(GATEWAYS):
-        model.fire(number, until=model.now, limit=ALL)
+    for number, renewed in product(range(GATEWAYS), (False, True)):
+        model.fire(number, until=model.now, limit=ALL, renewed=renewed)
     assert (len(model.wheel), model.entries) == (0, {})
     assert sum(model.wheel.slot_users()) == 0
 
@@ -501,6 +532,37 @@ def test_the_renewed_wait_a_whole_timeout_from_the_moment_named(
     assert model.wheel.due(0) == 1
     model.advance(6.25)
     assert model.wheel.due(0) == 6
+
+
+def test_a_deadline_is_put_off_by_so_much_at_most(wheel_class: WheelClass) -> None:
+    model = Model(wheel_class, timeout=3, slots=30)
+    model.open("u")
+    model.advance(4)
+    model.renew(0, until=4, limit=ALL, most=2)
+    model.advance(4.9)
+    assert model.wheel.due(0) == 0
+    model.advance(5.1)
+    assert model.wheel.longest_due(0, renewed=True) == 5
+
+
+def test_those_who_had_a_fresh_timeout_and_the_others_do_not_wait_for_each_other(
+    wheel_class: WheelClass,
+) -> None:
+    model = Model(wheel_class, timeout=3, slots=30)
+    model.open("renewed")
+    model.advance(4)
+    model.open("fresh", timeout=2)
+    model.renew(0, until=4, limit=ALL, most=1)
+    model.advance(7)
+    assert (model.wheel.longest_due(0), model.wheel.due(0)) == (6, 2)
+    assert model.wheel.longest_due(0, renewed=True) == 4
+    assert [it.uid for it in model.fire(0, until=7, limit=ALL)] == ["fresh"]
+    assert model.wheel.waiting() == [0]
+    model.renew(0, until=7, limit=ALL)
+    assert model.wheel.due(0) == 1
+    (entry,) = model.fire(0, until=7, limit=ALL, renewed=True)
+    assert entry.uid == "renewed"
+    assert model.wheel.waiting() == []
 
 
 # --- looking at it ---------------------------------------------------------------

@@ -66,7 +66,12 @@ def by_label(family: Metric) -> dict[str, float]:
 def gateways(number: int) -> list[GatewayNow]:
     return [
         GatewayNow(
-            name=f"g{n}", users=10, unacked=n, timeout_s=30.0 + n, interval_s=None
+            name=f"g{n}",
+            users=10,
+            unacked=n,
+            timeout_s=30.0 + n,
+            interval_s=None,
+            mutes=0,
         )
         for n in range(number)
     ]
@@ -122,7 +127,9 @@ def test_the_first_64_gateways_have_names_and_the_others_share_one() -> None:
 
 def test_a_gateway_that_is_itself_called_other_is_counted_with_them() -> None:
     crowd = [
-        GatewayNow(name="other", users=1, unacked=1, timeout_s=30.0, interval_s=None),
+        GatewayNow(
+            name="other", users=1, unacked=1, timeout_s=30.0, interval_s=None, mutes=0
+        ),
         *gateways(MOST_GATEWAYS),
     ]
     users = by_label(
@@ -134,8 +141,8 @@ def test_a_gateway_that_is_itself_called_other_is_counted_with_them() -> None:
 
 def test_what_cannot_be_added_up_is_told_of_the_first_64_gateways_alone() -> None:
     crowd = gateways(MOST_GATEWAYS + 1)
-    crowd[1] = replace(crowd[1], interval_s=12.5)
-    crowd[-1] = replace(crowd[-1], interval_s=20.0)
+    crowd[1] = replace(crowd[1], interval_s=12.5, mutes=0)
+    crowd[-1] = replace(crowd[-1], interval_s=20.0, mutes=0)
     families = scraped(Counts(), replace(NOW, gateways=crowd))
     timeouts = by_label(families["liveness_gateway_timeout_seconds"])
     assert timeouts == {f"g{n}": 30.0 + n for n in range(MOST_GATEWAYS)}
@@ -144,7 +151,11 @@ def test_what_cannot_be_added_up_is_told_of_the_first_64_gateways_alone() -> Non
 
 @pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\\b", "é👩‍🚀", " "])
 def test_whatever_a_gateway_is_called_its_name_survives_the_text(name: str) -> None:
-    crowd = [GatewayNow(name=name, users=7, unacked=0, timeout_s=30.0, interval_s=None)]
+    crowd = [
+        GatewayNow(
+            name=name, users=7, unacked=0, timeout_s=30.0, interval_s=None, mutes=0
+        )
+    ]
     families = scraped(Counts(), replace(NOW, gateways=crowd))
     assert by_label(families["liveness_gateway_users"]) == {name: 7}
 
