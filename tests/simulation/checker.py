@@ -33,6 +33,10 @@ PROMPT_S: Final = 0.020 + 0.050
 DELIVERED_S: Final = 0.050
 # So long after its link began or ended a gateway may still be taken for there, or away.
 LINK_S: Final = 0.1
+# A promise to ping may be kept late by as much again, and by this at least.
+LEAST_LATE_S: Final = 1.0
+# The longest that a gateway is given to say what it had collected.
+SETTLE_S: Final = 2.0
 
 _SIGNS: Final = frozenset({"login", "keepalive", "message"})
 
@@ -187,6 +191,7 @@ class Checker:
             return
         if record["reason"] == "gateway_lost" and self._came_back_fresh(conn, at):
             return
+        yield from self._put_off(record, conn, at)
         least = min(self._timeouts(conn))
         if record["silence"] < least - STAMP_S:
             yield f"1: {record}, and its timeout is {least:g}"
@@ -237,23 +242,50 @@ class Checker:
             )
             since = signs[-1] if signs else -inf
             hold = least + self.plan.hold_s - STAMP_S
-            if is_there and self.history.ran(since, at) < hold:
+            was_there = is_there and not self._was_put_off(conn, since + least, at)
+            if was_there and self.history.ran(since, at) < hold:
                 yield f"5: {record} at {at:.3f}, and its gateway was there"
             return
         slack = LINK_S + self._late_s
         if not any(it.opened_at <= at and at - slack <= it.ended_at for it in links):
             yield f"5: {record} at {at:.3f}, and its gateway was not there"
-        (gateway,) = [it for it in self.plan.gateways if it.name == conn.gateway]
+        late_s = self._late_by(conn.gateway)
         for name, began, ended in self.history.hangs:
-            mute_from = began + (gateway.ping or inf) + LINK_S
-            if name != gateway.name or not self._host_is_calm(began - 1, at):
+            mute_from = began + late_s + LINK_S
+            if name != conn.gateway or not self._host_is_calm(began - 1, at):
                 continue
             if mute_from < at < ended:
                 yield f"5: {record} at {at:.3f}, and its gateway hung from {began:.3f}"
             due = (signs[-1] if signs else -inf) + max(self._timeouts(conn))
             was_held = mute_from < due < ended - LINK_S
-            if was_held and ended <= at < ended + least - STAMP_S:
+            fresh = min(ended + least, due + self.plan.hold_s - SETTLE_S)
+            if was_held and ended <= at < fresh - STAMP_S:
                 yield f"5: {record} at {at:.3f}, and it was held until {ended:.3f}"
+
+    def _put_off(self, record: Record, conn: Conn, at: float) -> Iterator[str]:
+        """Whatever its gateway does, nobody waits for it longer than the hold."""
+        signs = self._heard_by(conn, at)
+        if not signs or not self._is_virtual:
+            return
+        most = max(self._timeouts(conn)) + self.plan.hold_s + PROMPT_S + LINK_S
+        if self.history.ran(signs[-1], at) > most and self._host_is_calm(signs[-1], at):
+            yield f"5: {record} at {at:.3f}, and it was last heard at {signs[-1]:.3f}"
+
+    def _late_by(self, name: str) -> float:
+        """After how long a gateway that says nothing has broken its promise."""
+        (gateway,) = [it for it in self.plan.gateways if it.name == name]
+        ping = gateway.ping
+        return inf if ping is None else ping + max(ping, LEAST_LATE_S)
+
+    def _was_put_off(self, conn: Conn, due: float, at: float) -> bool:
+        """Whether its gateway may have been mute since a user was due, and heard again.
+
+        Such a user has had its fresh timeout: it does not wait for a second absence.
+        """
+        return not self._host_is_calm(due, at) or any(
+            name == conn.gateway and due < ended < at
+            for name, _began, ended in self.history.hangs
+        )
 
     def _prompt(
         self, record: Record, conn: Conn, signs: list[float], at: float

@@ -423,7 +423,7 @@ class Gateway(Party):
             if promised is not None:
                 wire.send(["ping", self._is_on_wire])
         self.world.after(
-            PING_S if promised is None else promised / 3,
+            PING_S if promised is None else promised * self.plan.pings_every,
             partial(self._keep_talking, wire),
         )
 

@@ -4,7 +4,7 @@ A plan is a list of steps, each a plain value with a moment. So a run can be tol
 and a shorter one found by leaving steps out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
@@ -99,6 +99,7 @@ class GatewayPlan:
     ping: float | None
     flush_s: float
     other_timeout: float | None  # of its links in turns
+    pings_every: float = 1 / 3  # of what it promised
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,8 @@ def plan_of(seed: int) -> Plan:
         )
         for _ in range(of_orders.choice([0, of_orders.randint(1, MOST_ORDERS)]))
     ]
+    gateways, hangs = _lateness(Random(f"{seed}-pings"), gateways, lasts_s, timeout_s)
+    steps += hangs
     return Plan(
         seed=seed,
         timeout_s=timeout_s,
@@ -248,6 +251,26 @@ def _long_absences(seed: int, retention_s: float, lasts_s: float) -> list[Step]:
         )
         for _ in range(random.randint(1, 3))
     ]
+
+
+def _lateness(
+    random: Random,
+    gateways: tuple[GatewayPlan, ...],
+    lasts_s: float,
+    timeout_s: float,
+) -> tuple[tuple[GatewayPlan, ...], list[Step]]:
+    """Have some ping at the last moment, and one hang again and again."""
+    every = (1 / 3, 1.0, 1.0, 1.5)
+    gateways = tuple(replace(it, pings_every=random.choice(every)) for it in gateways)
+    if random.random() < 0.7:
+        return gateways, []
+    at, whom = random.uniform(0, lasts_s - 5), random.randrange(12)
+    hangs_s, apart_s = random.uniform(0.5, 2) * timeout_s, random.uniform(0.1, 1.5)
+    hangs = list[Step]()
+    while at < lasts_s - 5 and len(hangs) < 12:
+        hangs.append(Fault(at, "gateway hangs", whom, hangs_s))
+        at += hangs_s + apart_s
+    return gateways, hangs
 
 
 def _visit(
