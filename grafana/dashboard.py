@@ -321,6 +321,7 @@ def gateways() -> list[Panel]:
             "log say? Without a link its users are gateway_lost, each at its own timeout.",
             query(by("role", "liveness_links")),
             query(f"sum(liveness_feed_watchers{{{HERE}}})", "read the feed"),
+            width=6,
         ),
         curves(
             "Unacknowledged",
@@ -328,6 +329,17 @@ def gateways() -> list[Panel]:
             "limits.window. It returns to 0 where all is well. One that stays high does "
             "not work off its notices: restart it; nothing is lost, they come again.",
             query(by("gateway", "liveness_link_unacked", THROUGH)),
+            width=6,
+        ),
+        curves(
+            "Answers unread",
+            "Bytes of answers that were asked for and are not read, in memory (at most "
+            "twice limits.max_unread_bytes) and on disk (limits.max_spool_bytes). It is "
+            "near 0 where all read. Who leaves them ends, and is named in the sidecar's "
+            "log.",
+            query(by("where", "liveness_unread_bytes")),
+            unit="bytes",
+            width=6,
         ),
         curves(
             "Records sent and acknowledged",
@@ -336,6 +348,7 @@ def gateways() -> list[Panel]:
             query(rate("", "liveness_notices_sent_total"), "sent"),
             query(rate("", "liveness_notices_acked_total"), "acknowledged"),
             unit="cps",
+            width=6,
         ),
         curves(
             "How often users speak",

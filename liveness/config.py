@@ -395,6 +395,33 @@ class LimitSettings:
             "bytes",
         ),
     )
+    max_unread_bytes: int = field(
+        default=64 * MIB,
+        metadata=_about(
+            "bytes of replies that all links together may leave unread; at more, those "
+            "that read nothing end, and at twice as many the one that leaves most",
+            (64 * KIB, 64 * GIB),
+            "bytes",
+        ),
+    )
+    max_spool_bytes: int = field(
+        default=256 * MIB,
+        metadata=_about(
+            "most bytes on disk of answers to list and /v1/users, all together; never "
+            "more than they leave free",
+            (64 * KIB, TIB),
+            "bytes",
+        ),
+    )
+    unread_s: float = field(
+        default=30.0,
+        metadata=_about(
+            "time after which a link ends that reads nothing of its answers; a "
+            "gateway's, not before limits.gateway_hold_s",
+            (1, 3600),
+            "seconds",
+        ),
+    )
     max_refused: int = field(
         default=1_000,
         metadata=_about(

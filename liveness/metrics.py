@@ -37,7 +37,8 @@ FILES: Final = ("gateway", "admin", "state")
 # full window and an old record are a reader's own affair.
 LIMITS: Final = (
     "limits.hello_s", "limits.max_frame_bytes", "limits.max_batch", "limits.max_replies",
-    "limits.max_reply_bytes", "limits.max_refused", "limits.max_links",
+    "limits.max_reply_bytes", "limits.max_unread_bytes", "limits.max_spool_bytes",
+    "limits.unread_s", "limits.max_refused", "limits.max_links",
     "limits.max_handshakes", "limits.max_gateways", "limits.max_names",
     "limits.max_gateway_users", "limits.max_users", "limits.pause_firing",
     "limits.pause_reading", "timers.max_live",
@@ -175,6 +176,7 @@ class Now:
     held: dict[str, int]
     storms: int
     links: dict[str, int]
+    unread: dict[str, int]
     gateways: list[GatewayNow]
     log_seq: int
     log_pending: int
@@ -249,6 +251,12 @@ class Collector:
             now.storms,
         )
         yield _gauge("links", "Connected gateways and watchers.", "role", now.links)
+        yield _gauge(
+            "unread_bytes",
+            "Bytes of answers that are not read yet.",
+            "where",
+            now.unread,
+        )
         yield _counter(
             "accepts_put_off",
             "Tries to accept a connection for which there was no descriptor or memory.",

@@ -40,6 +40,7 @@ def scraped() -> bytes:
         held={"mute": 3, "unread": 0},
         storms=0,
         links={"gateway": 2, "watcher": 1},
+        unread={"memory": 10, "disk": 20},
         gateways=[
             GatewayNow(
                 name="chat-2",

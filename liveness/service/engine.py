@@ -25,7 +25,6 @@ from liveness.core.records import (
     Uid,
 )
 from liveness.core.timetable import Due, Timetable
-from liveness.errors import Code
 from liveness.metrics import Counts
 from liveness.service.advice import Advice
 from liveness.service.clock import Clock
@@ -67,6 +66,8 @@ MOST_SLEEP_S: Final = 0.1
 # is at least a second.
 PROMISES_EVERY_S: Final = 0.25
 
+# What is left unread is looked at this often.
+UNREAD_EVERY_S: Final = 1.0
 # Cursors of readers that nothing concerned are stored this often; until then a crash
 # costs them a longer look at the log.
 FOLLOW_EVERY_S: Final = 10.0
@@ -140,8 +141,7 @@ class Engine:
         # Gave something in the last pass, so they are read in the next one without
         # being watched in between.
         self._lively: dict[int, SocketLink] = {}
-        self._follow_at = 0.0
-        self._promises_at = 0.0
+        self._follow_at = self._unread_at = self._promises_at = 0.0
         self._asked = 0.0
         self._is_deaf = False
         self._is_behind = False  # the disk, with what was read
@@ -268,6 +268,9 @@ class Engine:
         if mono >= self._promises_at and not self._is_deaf:
             self._promises_at = mono + PROMISES_EVERY_S
             self._look_at_promises(now)
+        if mono >= self._unread_at:
+            self._unread_at = mono + UNREAD_EVERY_S
+            self.book.end_unread(now)
         if mono >= self._follow_at:
             self._follow_at = mono + FOLLOW_EVERY_S
             for link in self.book.named.values():
@@ -556,14 +559,7 @@ class Engine:
                 # Its answers first. Who reads them will be read again.
                 if not link.outbox.is_unread:
                     return False
-                self.book.refuse(
-                    link,
-                    link.conversation.close(
-                        Code.OVERLOADED,
-                        link.outbox.why_overloaded,
-                        limit=link.outbox.limit,
-                    ),
-                )
+                self.book.overload(link, link.outbox.excess)
                 return True
             data = link.receive(PIECE_BYTES if self._is_behind else link.piece_bytes)
             if data is None:
@@ -585,6 +581,7 @@ class Engine:
             if link.gateway is not None:
                 link.gateway.heard(at.now)
             self._requests.listen_to(link, data, at)
+            self.book.shed_unread()
             link.measure(self._clock.mono() - mono)
         return False
 

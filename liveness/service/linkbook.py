@@ -1,5 +1,6 @@
 """Who is connected, under which name, and how a link ends."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +16,8 @@ from liveness.service.clock import Clock
 from liveness.service.journal import Journal
 from liveness.service.links import SocketLink
 from liveness.service.logs import Every
+from liveness.service.outbox import Excess, Outbox
+from liveness.service.unread import Unread
 from liveness.service.wake import Wake
 
 # Of those that may be without a hello, the newest that stay when there are too many.
@@ -45,6 +48,7 @@ class LinkBook:
         journal: Knows the names that were linked.
         counts: Where refusals are counted.
         access: Who may be what.
+        unread: What all links together leave unread.
         limits: How many there may be.
     """
 
@@ -56,6 +60,7 @@ class LinkBook:
         journal: Journal,
         counts: Counts,
         access: Access,
+        unread: Unread,
         limits: LinkBookLimits,
     ) -> None:
         self.links: dict[int, SocketLink] = {}  # by number
@@ -69,6 +74,8 @@ class LinkBook:
         self._journal = journal
         self._counts = counts
         self.access = access  # asked when a link opens and says hello
+        self._unread = unread
+        self._looked_at = attended.now
         self._limits = limits
         self._every = Every(REFUSALS_LOG_S, clock=clock.mono)
 
@@ -233,6 +240,71 @@ class LinkBook:
 
     def _is_late(self, link: SocketLink, now: float) -> bool:
         return now - link.opened_at > self._limits.hello_s
+
+    def overload(self, link: SocketLink, excess: Excess) -> None:
+        """End a link that leaves too much unread; its answers are dropped."""
+        link.outbox.give_up()
+        close = link.conversation.close
+        refusal = close(Code.OVERLOADED, excess.why, limit=excess.limit)
+        self.refuse(link, refusal)
+
+    def end_unread(self, now: float) -> None:
+        """End links that have read nothing for too long, or while others need the room.
+
+        To be called once a second: who takes nothing between two calls does not read.
+
+        Args:
+            now: Attended seconds. Nobody could be sent anything in others.
+        """
+        elapsed, self._looked_at = now - self._looked_at, now
+        for link in self._open_links():
+            excess = link.outbox.age(elapsed)
+            if excess is not None:
+                self.overload(link, excess)
+        unread = self._unread
+        if unread.memory > unread.most_bytes:
+            self._shed(unread.most_bytes, lambda outbox: outbox.stalled_burden)
+        if unread.spools.is_short:
+            unread.spools.is_short = False
+            self._overload_worst(
+                lambda outbox: outbox.stalled_spool,
+                Excess(
+                    "limits.max_spool_bytes",
+                    "a list is left unread on the disk, and others need the room "
+                    "(limits.max_spool_bytes, or half of what is free); read while you "
+                    "write",
+                ),
+            )
+
+    def shed_unread(self) -> None:
+        """End the links that leave most unread, if there is twice as much as may be."""
+        most_bytes = 2 * self._unread.most_bytes
+        if self._unread.memory > most_bytes:
+            self._shed(most_bytes, lambda outbox: outbox.burden)
+
+    def _shed(self, most_bytes: int, burden: Callable[[Outbox], float]) -> None:
+        excess = Excess(
+            "limits.max_unread_bytes",
+            f"all links together leave more than {self._unread.most_bytes} bytes of "
+            "answers unread (limits.max_unread_bytes), and this one has most; read while "
+            "you write",
+        )
+        while self._unread.memory > most_bytes and self._overload_worst(burden, excess):
+            pass
+
+    def _overload_worst(
+        self, burden: Callable[[Outbox], float], excess: Excess
+    ) -> bool:
+        """End the open link with the greatest burden; return whether one has any."""
+        open_links = self._open_links()
+        worst = max(open_links, key=lambda link: burden(link.outbox), default=None)
+        if worst is None or not burden(worst.outbox):
+            return False
+        self.overload(worst, excess)
+        return True
+
+    def _open_links(self) -> list[SocketLink]:
+        return [link for link in self.links.values() if link.is_open]
 
     def bid_farewell(self, reason: str) -> None:
         """End all links with `bye`, once what they asked for is answered."""

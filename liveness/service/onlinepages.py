@@ -9,22 +9,20 @@ statement, while others have the interpreter.
 """
 
 import sqlite3
-from contextlib import ExitStack
-from tempfile import TemporaryFile
-from typing import BinaryIO, Final
 
 import trio
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from liveness.metrics import Counts
 from liveness.service.feed import Feed
 from liveness.service.journal import Journal
 from liveness.service.pages import NotDone, answering, query_of
 from liveness.service.store import Store
 from liveness.service.streams import Kind, Listener, Streams
-
-PIECE_BYTES: Final = 262_144
+from liveness.service.unread import NoRoom, Spool, Spools, TooLarge
+from liveness.service.wake import Wake
 
 
 class OnlinePages:
@@ -34,12 +32,23 @@ class OnlinePages:
         journal: Has the file.
         feed: Whose readers of the disk these are as well.
         streams: Where the answers have their places.
+        spools: Where they are until they are read.
+        counts: Where it is counted that there was no room.
     """
 
-    def __init__(self, journal: Journal, feed: Feed, streams: Streams) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        feed: Feed,
+        streams: Streams,
+        spools: Spools,
+        counts: Counts,
+    ) -> None:
         self._store: Store = journal.store
         self._feed = feed
         self._streams = streams
+        self._spools = spools
+        self._counts = counts
         # One is put together at a time: between two of them the WAL can begin anew.
         self._turn = trio.CapacityLimiter(1)
 
@@ -56,20 +65,22 @@ class OnlinePages:
         async with self._turn:
             spool = await self._spool()
         with spool:
-            while piece := await trio.to_thread.run_sync(spool.read, PIECE_BYTES):
+            while piece := await spool.read():
                 await listener.tell(piece)
 
-    async def _spool(self) -> BinaryIO:
+    async def _spool(self) -> Spool:
         """Everyone, as they are to be told, in a file that has no name."""
-        with ExitStack() as stack:
-            try:
-                spool = stack.enter_context(TemporaryFile(dir=self._store.folder))
-                await trio.to_thread.run_sync(
-                    self._store.spool_users, spool, limiter=self._feed.guests
-                )
-                spool.seek(0)
-            except (sqlite3.Error, OSError) as error:
-                told = f"those online cannot be read ({error}); mend the disk, and ask"
-                raise NotDone(503, f"{told} again") from error
-            stack.pop_all()
-            return spool
+        wake = Wake()
+        while not self._spools.may_fill(wake):
+            await wake.wait()
+        try:
+            return await self._spools.make(
+                self._store.spool_users, limiter=self._feed.guests
+            )
+        except (NoRoom, TooLarge) as error:
+            self._counts.limits_met["limits.max_spool_bytes"] += 1
+            told = f"{error}; ask again later, or raise it or make room"
+            raise NotDone(503, told) from error
+        except (sqlite3.Error, OSError) as error:
+            told = f"those online cannot be read ({error}); mend the disk, and ask"
+            raise NotDone(503, f"{told} again") from error

@@ -1,17 +1,18 @@
 """What is to be told on one link, and the writing of it.
 
 Replies go in the order of the frames they answer, each once everything it covers is
-on disk. Records come straight from the log by the link's cursor, as many as the
+on disk. A list that cannot be put together yet, for want of a turn, of room on the disk or
+of a descriptor, is put off, and holds up no other reply. Records come straight from the log by the link's cursor, as many as the
 window leaves room for; there is no queue of them to grow or to lose.
 """
 
 import socket
 import sqlite3
 from collections import deque
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from tempfile import TemporaryFile
-from typing import BinaryIO, Final
+from functools import partial
+from math import inf
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -23,14 +24,14 @@ from liveness.service.clock import Clock
 from liveness.service.feed import Cursor, Entry, Feed
 from liveness.service.journal import Journal
 from liveness.service.logs import Every
+from liveness.service.unread import NoRoom, TooLarge, Unread
 from liveness.service.wake import Wake
 from liveness.service.writer import SAY_AGAIN_S
 
 NOTICES_PER_FRAME: Final = 1_000
-# Answers to `list` that are put together at the same time, over all links.
-LISTS_AT_ONCE: Final = 2
-LIST_PIECE_BYTES: Final = 65_536
-# A page of the log that could not be read is tried again after this long.
+# Replies are joined up to this size: more would be in memory twice while they are sent.
+JOINED_BYTES: Final = 65_536
+# What could not be read from the disk is tried again after this long.
 RETRY_S: Final = 1.0
 # A link that ends is given this long to read its last frames.
 LINGER_S: Final = 1.0
@@ -45,6 +46,8 @@ class OutboxLimits:
     window: int
     max_replies: int
     max_reply_bytes: int
+    unread_s: float
+    gateway_unread_s: float  # no user is given up before gateway_hold_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +59,7 @@ class Delivery:
     clock: Clock
     counts: Counts
     limits: OutboxLimits
-    lists: trio.CapacityLimiter = field(
-        default_factory=lambda: trio.CapacityLimiter(LISTS_AT_ONCE)
-    )
+    unread: Unread
     # What troubles one reader of the disk troubles all.
     every: Every = field(
         default_factory=lambda: Every(SAY_AGAIN_S, clock=trio.current_time)
@@ -80,6 +81,14 @@ class _Reply:
 class _List:
     mark: int
     gateway: str | None
+    least: int = 0  # bytes that it takes on disk, as far as that is known
+
+
+class Excess(NamedTuple):
+    """Which bound the unread answers of a link have met."""
+
+    limit: str
+    why: str
 
 
 class Outbox:
@@ -95,13 +104,20 @@ class Outbox:
         self._sock = sock
         self._delivery = delivery
         self._replies: deque[_Reply | _List] = deque()
+        self._lists: deque[_List] = deque()  # whose turn among the replies has come
         self._reply_bytes = 0
         self._sending = 0  # replies of the write under way; they count until it is done
+        self._spooled = 0  # bytes on disk of the list that is being written
+        self._stalled_s = 0.0  # for so long answers wait, and the socket took nothing
+        self._too_large: str | None = None  # why an answer cannot be given, ever
+        self._list_at = self._notices_at = 0.0  # not before; the disk was in trouble
         self._hello: Hello | None = None
         self._cursor: Cursor | None = None
         self._notices_from = 0  # the mark of `welcome`, before which nothing is told
         self._unacked: deque[int] = deque()
+        self._farewell = b""
         self._is_ending = False
+        self._is_given_up = False  # its answers are dropped
         self._is_broken = False  # nothing that is written arrives any more
         self._is_blocked = False  # the socket takes no more of what is being written
         self._patience = trio.CancelScope()  # with the last frames; `end` sets it
@@ -119,32 +135,79 @@ class Outbox:
     @property
     def is_unread(self) -> bool:
         """Whether the other side leaves more replies unread than it may."""
-        return self._is_blocked and self.is_full
+        return self._is_blocked and self._has_most
 
     @property
     def is_full(self) -> bool:
         """Whether more replies wait than may, be it for the disk or for the reader."""
+        unread = self._delivery.unread
+        return self._has_most or (
+            self._reply_bytes > 0 and unread.memory > unread.most_bytes
+        )
+
+    @property
+    def _has_most(self) -> bool:
         limits = self._delivery.limits
         return (
-            len(self._replies) + self._sending > limits.max_replies
+            self._waiting > limits.max_replies
             or self._reply_bytes > limits.max_reply_bytes
         )
 
     @property
-    def limit(self) -> str:
-        """The setting whose bound the replies have met, if they have."""
-        is_many = len(self._replies) + self._sending > self._delivery.limits.max_replies
-        return "limits.max_replies" if is_many else "limits.max_reply_bytes"
+    def _waiting(self) -> int:
+        """Replies that wait, with those of the write under way."""
+        return len(self._replies) + len(self._lists) + self._sending
 
     @property
-    def why_overloaded(self) -> str:
-        """What is to be said of more unread replies than there may be."""
+    def excess(self) -> Excess:
+        """The bound that the replies of a link that `is_unread` have met."""
         limits = self._delivery.limits
-        return (
+        is_many = self._waiting > limits.max_replies
+        return Excess(
+            "limits.max_replies" if is_many else "limits.max_reply_bytes",
             f"more than {limits.max_replies} replies (limits.max_replies), or "
             f"{limits.max_reply_bytes} bytes of them (limits.max_reply_bytes), are left "
-            "unread; read while you write"
+            "unread; read while you write",
         )
+
+    def age(self, elapsed: float) -> Excess | None:
+        """Note that time has passed; return the bound that was met by that, if any.
+
+        Only answers count. Records that are not read wait in the log.
+        """
+        if self._too_large is not None:
+            return Excess("limits.max_spool_bytes", self._too_large)
+        if not (self._is_blocked and self._waiting):
+            self._stalled_s = 0.0
+            return None
+        self._stalled_s += elapsed
+        limits, hello = self._delivery.limits, self._hello
+        is_gateway = hello is not None and hello.role == GATEWAY
+        most = limits.gateway_unread_s if is_gateway else limits.unread_s
+        if self._stalled_s <= most:
+            return None
+        return Excess(
+            "limits.unread_s",
+            f"nothing of an answer was read for {most:g} s (limits.unread_s); read while "
+            "you write",
+        )
+
+    @property
+    def burden(self) -> float:
+        """How much it leaves unread in memory, for how long; 0: it reads."""
+        if not self._is_blocked:
+            return 0.0
+        return self._reply_bytes * (1 + self._stalled_s)
+
+    @property
+    def stalled_burden(self) -> float:
+        """The same, but only if it took nothing of late."""
+        return self.burden if self._stalled_s else 0.0
+
+    @property
+    def stalled_spool(self) -> float:
+        """How much of it lies on disk, for how long, and it took nothing of late."""
+        return self._spooled * self._stalled_s
 
     def reply(self, frame: object, *, mark: int = 0, is_of_log: bool = False) -> None:
         """Queue a frame, to be sent once everything up to *mark* is on disk.
@@ -157,12 +220,14 @@ class Outbox:
         if self._is_broken:
             return
         encoded = encode(frame)
-        self._reply_bytes += len(encoded)
+        self._hold(len(encoded))
         self._replies.append(_Reply(mark, encoded, is_of_log))
         self.wake.ring()
 
     def reply_list(self, gateway: str | None, *, mark: int) -> None:
         """Queue the answer to `list`: the sessions of *gateway*, or everyone's."""
+        if self._is_broken:
+            return
         self._replies.append(_List(mark, gateway))
         self.wake.ring()
 
@@ -183,15 +248,21 @@ class Outbox:
         if self._cursor is not None and self._cursor.is_behind:
             self.wake.ring()  # the window has room again
 
+    def give_up(self) -> None:
+        """Drop the answers: of what is being written only the frame is finished."""
+        self._replies.clear()
+        self._lists.clear()
+        self._hold(-self._reply_bytes)
+        self._is_given_up = True
+
     def end(self, frame: object | None = None) -> None:
         """Let `run` write what is queued, then *frame*, and return."""
         if self.is_unread or self._delivery.journal.failure is not None:
             # Whoever does not read, or waits for a disk that does not write, is told
             # only why this is the end. What no pong covered is sent again.
-            self._replies.clear()
-            self._reply_bytes = 0
+            self.give_up()
         if frame is not None:
-            self.reply(frame)
+            self._farewell = encode(frame)
         self._is_ending = True
         # Also for a write that is stuck already: whoever does not read would keep the
         # socket, and a place among the links, for ever.
@@ -204,11 +275,14 @@ class Outbox:
             with self._patience:
                 while not self._is_ending:
                     wrote = await self._write_replies()
+                    wrote |= await self._write_list()
                     if not await self._write_notices() and not wrote:
                         await self._wait()
-                while self._replies:
-                    if not await self._write_replies():
+                while self._replies or self._lists:
+                    wrote = await self._write_replies()
+                    if not await self._write_list() and not wrote:
                         await self._wait()
+                await self._send(self._farewell)
         except _Unreadable:
             # Nobody reads there any more; what that one lacks is in the log. What it
             # had written is still taken, until the end of its stream ends the link.
@@ -216,7 +290,8 @@ class Outbox:
                 await self.wake.wait()
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Let go of the log, and of what was not sent."""
+        self.give_up()
         if self._cursor is not None:
             self._delivery.feed.unfollow(self._cursor)
 
@@ -227,16 +302,21 @@ class Outbox:
 
     # --- within ---------------------------------------------------------------
 
-    async def _wait(self) -> None:
-        if self._replies or self._notices_from > self._delivery.journal.log_mark:
-            self._delivery.feed.ring_at_commit(self.wake.ring)
-        await self.wake.wait()
+    def _hold(self, more: int) -> None:
+        self._reply_bytes += more
+        self._delivery.unread.memory += more
 
-    def _next_reply(self) -> _Reply | _List | None:
-        """The first reply, if it may be sent by now."""
-        if not self._replies:
-            return None
-        reply, journal = self._replies[0], self._delivery.journal
+    async def _wait(self) -> None:
+        waits = self._replies or self._lists
+        if waits or self._notices_from > self._delivery.journal.log_mark:
+            self._delivery.feed.ring_at_commit(self.wake.ring)
+        now = trio.current_time()
+        later = [at for at in (self._list_at, self._notices_at) if at > now]
+        with trio.move_on_at(min(later, default=inf)):
+            await self.wake.wait()
+
+    def _may_send(self, reply: _Reply | _List) -> bool:
+        journal = self._delivery.journal
         is_of_log = isinstance(reply, _Reply) and reply.is_of_log
         reached = journal.log_mark
         hello = self._hello
@@ -244,51 +324,74 @@ class Outbox:
             # Of timers only its own concern it; a watcher asks nothing of any.
             oldest = journal.timers.oldest_of(hello.name)
             reached = reached if oldest is None else min(reached, oldest - 1)
-        return reply if reply.mark <= reached else None
+        return reply.mark <= reached
 
-    async def _write_replies(self) -> bool:
-        """Write the replies that may be sent by now; return whether there were any."""
-        frames: list[bytes] = []
-        while isinstance(reply := self._next_reply(), _Reply):
+    def _next_frames(self) -> list[bytes]:
+        """Take out the first frames that may be sent by now, up to the next list."""
+        frames, size = list[bytes](), 0
+        while self._replies and size < JOINED_BYTES:
+            reply = self._replies[0]
+            if isinstance(reply, _List) or not self._may_send(reply):
+                break
             self._replies.popleft()
             frames.append(reply.frame)
-        if frames:
+            size += len(reply.frame)
+        return frames
+
+    async def _write_replies(self) -> bool:
+        """Write replies that may be sent by now; return whether there were any."""
+        if frames := self._next_frames():
             data = b"".join(frames)
             self._sending = len(frames)
+            frames.clear()  # or they would be in memory twice
             await self._send(data)
             self._sending = 0
-            self._reply_bytes = max(0, self._reply_bytes - len(data))
+            self._hold(-min(len(data), self._reply_bytes))
             return True
-        if reply is not None:
+        if self._replies and self._may_send(reply := self._replies[0]):
+            assert isinstance(reply, _List)
             self._replies.popleft()
-            await self._write_list(reply.gateway)
+            self._lists.append(reply)
             return True
         return False
 
-    async def _write_list(self, gateway: str | None) -> None:
-        # Through a file: a snapshot held open for a slow reader would keep the WAL
-        # growing, and a million rows do not belong in memory.
-        store = self._delivery.journal.store
-        with ExitStack() as stack:
-            while True:
-                try:
-                    spool = stack.enter_context(TemporaryFile(dir=store.folder))
-                    async with self._delivery.lists:
-                        await trio.to_thread.run_sync(
-                            store.spool_online,
-                            gateway,
-                            spool,
-                            limiter=self._delivery.feed.disk,
-                        )
-                    break
-                except (sqlite3.Error, OSError) as error:
-                    say = "a list is put off"
-                    self._delivery.every(_log.warning, say, key=say, error=str(error))
-                    stack.close()
-                    await trio.sleep(RETRY_S)
-            spool.seek(0)
-            while piece := await _read(spool):
+    async def _write_list(self) -> bool:
+        """Write the next list, if it can be put together now; return whether it was.
+
+        No record is written from its snapshot to its end: whoever replaces what it knows
+        by the list loses none that was told before.
+        """
+        delivery = self._delivery
+        if (
+            not self._lists
+            or trio.current_time() < self._list_at
+            or not delivery.unread.spools.may_fill(self.wake)
+        ):
+            return False
+        wanted = self._lists[0]
+        fill = partial(delivery.journal.store.spool_online, wanted.gateway)
+        try:
+            spool = await delivery.unread.spools.make(
+                fill, limiter=delivery.feed.disk, least=wanted.least
+            )
+        except (sqlite3.Error, OSError, NoRoom, TooLarge) as error:
+            say = "a list is put off"
+            delivery.every(_log.warning, say, key=say, error=str(error))
+            self._list_at = trio.current_time() + RETRY_S
+            if isinstance(error, NoRoom):
+                wanted.least = error.least
+            elif isinstance(error, TooLarge):
+                self._too_large = str(error)  # whoever looks after unread links ends it
+                self._list_at = inf
+            return False
+        with spool:
+            if self._lists:  # they may be dropped meanwhile
+                self._lists.popleft()
+            self._sending, self._spooled = 1, spool.size
+            while not self._is_given_up and (piece := await spool.read()):
                 await self._send(piece)
+            self._sending = self._spooled = 0
+        return True
 
     async def _write_notices(self) -> bool:
         """Write a frame of records, if there are any and the window has room."""
@@ -299,7 +402,7 @@ class Outbox:
         if self._notices_from > delivery.journal.log_mark:
             return False
         room = delivery.limits.window - len(self._unacked)
-        if room <= 0 or not cursor.is_behind:
+        if room <= 0 or not cursor.is_behind or trio.current_time() < self._notices_at:
             return False
         try:
             entries = await cursor.take(
@@ -308,8 +411,8 @@ class Outbox:
         except (sqlite3.Error, OSError) as error:
             say = "the log cannot be read; it is tried again"
             delivery.every(_log.warning, say, key=say, error=str(error))
-            await trio.sleep(RETRY_S)
-            return True
+            self._notices_at = trio.current_time() + RETRY_S
+            return False
         if entries:
             if hello.ack:
                 self._unacked.extend(entry.record.seq for entry in entries)
@@ -353,14 +456,10 @@ class Outbox:
             except BlockingIOError:
                 self._is_blocked = True
                 await trio.lowlevel.wait_writable(self._sock)
-                self._is_blocked = False
+                # Linux says so once three quarters of what was sent are read.
+                self._is_blocked, self._stalled_s = False, 0.0
             except OSError as error:
                 # Answers would only pile up, until the link is not read any more.
                 self._is_broken = True
-                self._replies.clear()
-                self._reply_bytes = 0
+                self.give_up()
                 raise _Unreadable from error
-
-
-async def _read(spool: BinaryIO) -> bytes:
-    return await trio.to_thread.run_sync(spool.read, LIST_PIECE_BYTES)

@@ -66,6 +66,7 @@ from liveness.service.timerjournal import TimerJournal
 from liveness.service.timerpages import TimerPages
 from liveness.service.timertable import TimerTable
 from liveness.service.tokens import Token
+from liveness.service.unread import Spools, Unread
 from liveness.service.userpages import UserPages
 
 # After a long absence, a restart or a lost link a gateway gets time to send what it
@@ -117,6 +118,10 @@ class Sidecar:
         self._listens = False
         limits = config.limits
         self.feed = Feed(keep=limits.tail)
+        self._unread = Unread(
+            Spools(store.folder, most_bytes=limits.max_spool_bytes),
+            most_bytes=limits.max_unread_bytes,
+        )
         self.journal = Journal(
             store,
             TimerJournal(table, clock=clock, settled=self._settled),
@@ -170,6 +175,7 @@ class Sidecar:
                 journal=self.journal,
                 counts=self.counts,
                 access=access,
+                unread=self._unread,
                 limits=LinkBookLimits(
                     hello_s=limits.hello_s,
                     max_links=limits.max_links,
@@ -202,7 +208,10 @@ class Sidecar:
                 window=limits.window,
                 max_replies=limits.max_replies,
                 max_reply_bytes=limits.max_reply_bytes,
+                unread_s=limits.unread_s,
+                gateway_unread_s=max(limits.unread_s, limits.gateway_hold_s),
             ),
+            unread=self._unread,
         )
         self._turnstile = Turnstile()
         self._streams = Streams(
@@ -228,7 +237,11 @@ class Sidecar:
                 counts=self.counts,
                 max_backlog=config.http.max_backlog,
             ),
-            OnlinePages(self.journal, self.feed, self._streams),
+            OnlinePages(
+                *(self.journal, self.feed, self._streams),
+                self._unread.spools,
+                self.counts,
+            ),
             TimerPages(self.engine, self.journal),
             GatewayPages(self.engine, self.journal),
             GuardPages(self.engine),
@@ -506,6 +519,7 @@ class Sidecar:
             held=presence.held(now),
             storms=0 if presence.guard is None else presence.guard.begun,
             links={role: engine.book.linked(role) for role in (GATEWAY, WATCHER)},
+            unread={"memory": self._unread.memory, "disk": self._unread.spools.bytes},
             gateways=[
                 GatewayNow(
                     name=gateway.name,

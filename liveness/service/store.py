@@ -27,11 +27,11 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import structlog
@@ -323,8 +323,10 @@ class Store:
                             return Page(records, record.seq, first, lost)
         return Page(records, until, first, lost)
 
-    def spool_online(self, gateway: str | None, out: BinaryIO) -> None:
-        """Write the answer to `list`, whole, as frames, from one snapshot.
+    def spool_online(
+        self, gateway: str | None, write: Callable[[bytes], object]
+    ) -> None:
+        """Write the answer to `list`, whole, a frame at a time, from one snapshot.
 
         The snapshot is let go when this returns, however slowly the answer is read
         afterwards; an open one would keep the WAL growing.
@@ -340,12 +342,12 @@ class Store:
             rows = db.execute(query, values)
             page = rows.fetchmany(LIST_ROWS)
             while len(page) == LIST_ROWS and (following := rows.fetchmany(LIST_ROWS)):
-                out.write(encode(["list", page]))
+                write(encode(["list", page]))
                 page = following
-            out.write(encode(["list", page, seq]))
+            write(encode(["list", page, seq]))
             db.execute("rollback")
 
-    def spool_users(self, out: BinaryIO) -> None:
+    def spool_users(self, write: Callable[[bytes], object]) -> None:
         """Write everyone online, a line of JSON each, from one snapshot.
 
         The last line has the log, and the `seq` at which the whole is true.
@@ -361,11 +363,11 @@ class Store:
                 ).fetchone()
                 if not found:
                     break
-                out.write(f"{lines}\n".encode())
+                write(f"{lines}\n".encode())
                 users, session = users + found, last
             db.execute("rollback")
         last_line = {"log": self.log, "seq": seq, "users": users}
-        out.write(f"{json_line(last_line)}\n".encode())
+        write(f"{json_line(last_line)}\n".encode())
 
     # --- writing --------------------------------------------------------------
 

@@ -184,6 +184,26 @@ def test_who_reads_the_disk_without_a_descriptor_waits_and_loses_nothing(
     assert (rows, listed[1]) == (5_000, 5_000)
 
 
+def test_a_list_that_waits_for_a_descriptor_holds_up_nothing_else_of_its_link(
+    start: Start,
+) -> None:
+    sidecar = start()
+    gateway, other = sidecar.gateway("g"), sidecar.gateway("other")
+    gateway.send("login", "u")
+    gateway.send("after", "early", 0.1)  # timers have their files open by then
+    assert gateway.take(1)[0]["key"] == "early"
+    with few_files(sidecar, 0):
+        gateway.send("list")
+        sidecar.line("a list is put off")
+        gateway.settle()
+        assert gateway.where("u")[0][0] == "u"
+        gateway.send("after", "key", 0.1)
+        assert gateway.take(1)[0]["key"] == "key"
+        other.send("login", "u")
+        assert gateway.take(1)[0]["kind"] == "moved"
+    assert gateway.expect("list")[0] == []
+
+
 def test_a_timer_that_comes_due_without_a_descriptor_fires(start: Start) -> None:
     sidecar = start()
     gateway = sidecar.gateway("g")

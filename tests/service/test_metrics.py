@@ -35,6 +35,7 @@ NOW = Now(
     held={"mute": 1},
     storms=8,
     links={"gateway": 1, "watcher": 0},
+    unread={"memory": 10, "disk": 20},
     gateways=[],
     log_seq=9,
     log_pending=0,

@@ -365,7 +365,7 @@ def test_a_damaged_page_is_the_disks_fault_to_its_reader_and_to_a_trim(
 
 def listed(store: Store, gateway: str | None) -> list[list[Any]]:
     spool = io.BytesIO()
-    store.spool_online(gateway, spool)
+    store.spool_online(gateway, spool.write)
     spool.seek(0)
     return list(msgpack.Unpacker(spool))
 

@@ -1,0 +1,304 @@
+"""Answers that nobody reads: bounded in memory, on disk and in time, over all links."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from liveness.service.outbox import LINGER_S
+from liveness.service.unread import NoRoom, Spools, TooLarge
+from tests.service.asgi import ask
+from tests.service.rig import Caller, Rig, running
+
+MIB: Final = 1 << 20
+# More than a socket's buffers take, so that the writer of a peer that does not read blocks.
+LARGE: Final = "x" * 60_000
+PINGS: Final = 10
+# A list of these takes some 650 KB.
+USERS: Final = [f"{n:06}{'x' * 200}" for n in range(3_000)]
+
+
+def met(rig: Rig) -> dict[str, int]:
+    """Which limits were met by now, and how often."""
+    return {name: count for name, count in rig.counts.limits_met.items() if count}
+
+
+def on_disk(rig: Rig) -> int:
+    return rig.sidecar._unread.spools.bytes
+
+
+def in_memory(rig: Rig) -> int:
+    return rig.sidecar._unread.memory
+
+
+async def with_users(rig: Rig) -> Caller:
+    """A gateway with users, all on disk."""
+    gateway = await rig.gateway("users")
+    await gateway.send(["login", USERS])
+    await gateway.settle()
+    return gateway
+
+
+async def asks(caller: Caller, count: int = PINGS) -> None:
+    """Ask for more than fits into a socket's buffers."""
+    await caller.send(*(["ping", LARGE] for _ in range(count)))
+
+
+async def listed(caller: Caller) -> list[str]:
+    """Who a list says is online; other answers and records may come before it."""
+    users, seq = list[str](), list[int]()
+    while not seq:
+        frame = await caller.receive()
+        assert frame is not None
+        if frame[0] == "list":
+            _, rows, *seq = frame
+            users += [row[0] for row in rows]
+    return users
+
+
+async def refusal(caller: Caller) -> dict[str, Any]:
+    """The error that a link ends with, behind what was written before."""
+    last = None
+    while (frame := await caller.receive()) is not None:
+        last = frame
+    assert last is not None
+    assert last[0] == "error"
+    told: dict[str, Any] = last[1]
+    return told
+
+
+def is_linked(rig: Rig, name: str, role: str = "watcher") -> bool:
+    return (role, name) in rig.engine.book.named
+
+
+# --- in time --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("role", "least_s"), [("watcher", 20), ("gateway", 40)])
+async def test_a_link_that_reads_nothing_of_its_answers_ends_in_time(
+    tmp_path: Path, jumping: MockClock, role: str, least_s: float
+) -> None:
+    async with running(tmp_path, unread_s=20, gateway_hold_s=40) as rig:
+        silent = await rig.gateway("silent", role=role)
+        await asks(silent)
+        await rig.until(lambda: in_memory(rig) > 100_000)
+        took = await rig.until(lambda: not is_linked(rig, "silent", role))
+        assert least_s - 2 <= took <= least_s + 2
+        assert met(rig) == {"limits.unread_s": 1}
+        told = await refusal(silent)
+        assert told["code"] == "overloaded"
+        assert f"{least_s} s (limits.unread_s)" in told["message"]
+        await rig.until(lambda: not rig.engine.book.links, 3 * LINGER_S)
+        assert in_memory(rig) == 0
+
+
+async def test_a_list_that_is_not_read_ends_its_link_in_time_and_leaves_no_file(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, unread_s=20) as rig:
+        await with_users(rig)
+        silent = await rig.watcher("silent", kinds=["moved"])
+        await silent.send(["list"])
+        await rig.until(lambda: on_disk(rig))
+        assert await rig.until(lambda: not is_linked(rig, "silent")) >= 18
+        assert met(rig) == {"limits.unread_s": 1}
+        await rig.until(lambda: not on_disk(rig), 3 * LINGER_S)
+
+
+async def test_a_slow_reader_goes_on_for_as_long_as_it_reads(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, unread_s=20) as rig:
+        slow = await rig.watcher("slow")
+        await asks(slow, 40)
+        for _ in range(40):
+            await trio.sleep(4)
+            assert await slow.expect("pong") == [LARGE]
+        assert met(rig) == {}
+
+
+async def test_a_gateway_that_leaves_only_records_unread_is_not_ended(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, unread_s=1, gateway_hold_s=1) as rig:
+        hung = await rig.gateway("hung", kinds=["online"], scope="all")
+        await with_users(rig)
+        (link,) = (it for it in rig.engine.book.links.values() if it.number == 1)
+        await rig.until(lambda: link.outbox._is_blocked)
+        await trio.sleep(300)
+        assert met(rig) == {}
+        records = await hung.records(len(USERS))
+        assert [record["uid"] for record in records] == USERS
+
+
+# --- in memory ------------------------------------------------------------------------
+
+
+async def test_over_the_bound_of_all_those_that_do_not_read_end_and_others_go_on(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, max_unread_bytes=MIB) as rig:
+        reads = await rig.watcher("reads")
+        little = await rig.watcher("little")
+        await asks(little, 5)
+        silent = [await rig.watcher(f"silent {n}") for n in range(8)]
+        async with trio.open_nursery() as nursery:
+            for caller in silent:
+                nursery.start_soon(asks, caller)
+            for _ in range(300):
+                await trio.sleep(0.01)
+                await reads.send(["ping", LARGE])
+                assert await reads.expect("pong") == [LARGE]
+                assert in_memory(rig) <= 2 * MIB + PINGS * len(LARGE)
+            nursery.cancel_scope.cancel()
+        assert 0 < in_memory(rig) <= MIB
+        ended = met(rig)["limits.max_unread_bytes"]
+        assert met(rig) == {"limits.max_unread_bytes": ended}
+        assert 3 <= ended < 8  # no more than had to
+        assert is_linked(rig, "reads")
+        assert is_linked(rig, "little")  # it leaves less than others
+
+
+async def test_twice_as_much_as_may_be_unread_ends_some_at_once(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    many = [*range(4_000)]  # an answer is some 300 KB
+    async with running(tmp_path, max_unread_bytes=MIB // 4) as rig:
+        gateway = await rig.gateway("g" * 64)
+        await gateway.send(["login", many])
+        await gateway.settle()
+        silent = [await rig.watcher(f"silent {n}", kinds=["moved"]) for n in range(8)]
+        began = trio.current_time()
+        for caller in silent:
+            await caller.send(["where", many])
+            await trio.sleep(0.02)
+            assert in_memory(rig) < 3 * MIB // 4 + MIB // 4
+        assert (
+            trio.current_time() - began < 0.5
+        )  # nobody can be said not to read by now
+        assert 1 <= met(rig)["limits.max_unread_bytes"] < 8
+        await gateway.settle()
+
+
+async def test_while_the_disk_is_full_answers_wait_and_are_bounded_in_all(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, max_unread_bytes=MIB) as rig:
+        links = [await rig.gateway(f"g{n}") for n in range(4)]
+        with rig.disk_full():
+            await links[0].send(["login", USERS])
+            await rig.until(lambda: rig.journal.failure)
+            async with trio.open_nursery() as nursery:
+                for link in links:
+                    nursery.start_soon(asks, link, 30)
+                await trio.sleep(10)
+                # What nobody could read yet ends no link, but is read no further.
+                assert MIB < in_memory(rig) < 2 * MIB
+                nursery.cancel_scope.cancel()
+            assert met(rig) == {}
+            assert rig.engine.book.linked("gateway") == 4
+
+
+# --- on disk --------------------------------------------------------------------------
+
+
+async def test_a_list_without_room_waits_and_holds_up_neither_pongs_nor_records(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, max_spool_bytes=MIB) as rig:
+        users = await with_users(rig)
+        silent = await rig.watcher("silent", kinds=["moved"])
+        await silent.send(["list"])
+        await rig.until(lambda: on_disk(rig))
+        waits = await rig.watcher("waits", kinds=["online"])
+        await waits.send(["list"], ["ping", 1])
+        assert await waits.expect("pong") == [1]
+        await users.send(["login", "late"])
+        assert [one["uid"] for one in await waits.records(1)] == ["late"]
+        assert on_disk(rig) <= MIB
+        # The one that does not read makes room.
+        await rig.until(lambda: not is_linked(rig, "silent"))
+        assert "limits.max_spool_bytes" in (await refusal(silent))["message"]
+        assert sorted(await listed(waits)) == sorted([*USERS, "late"])
+        assert met(rig) == {"limits.max_spool_bytes": 1}
+        await rig.until(lambda: not on_disk(rig), 3 * LINGER_S)
+
+
+async def test_many_that_leave_lists_unread_do_not_keep_others_from_theirs(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, max_spool_bytes=2 * MIB) as rig:
+        await with_users(rig)
+        small = await rig.gateway("small")
+        for n in range(10):
+            await (await rig.watcher(f"silent {n}", kinds=["moved"])).send(["list"])
+        reads = await rig.watcher("reads", kinds=["moved"])
+        await rig.until(lambda: on_disk(rig) > MIB)
+        for _ in range(3):
+            began = trio.current_time()
+            await small.send(["list"])
+            assert await listed(small) == []
+            assert trio.current_time() - began < 2
+        await reads.send(["list"])
+        assert len(await listed(reads)) == len(USERS)
+        assert trio.current_time() - began < 20
+        assert on_disk(rig) <= 2 * MIB
+        assert is_linked(rig, "reads")
+
+
+async def test_a_list_that_is_larger_than_all_may_be_ends_its_link_and_says_so(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, max_spool_bytes=MIB // 4) as rig:
+        await with_users(rig)
+        watcher = await rig.watcher(kinds=["moved"])
+        await watcher.send(["list"])
+        told = await refusal(watcher)
+        assert told["code"] == "overloaded"
+        assert "limits.max_spool_bytes" in told["message"]
+        assert met(rig) == {"limits.max_spool_bytes": 1}
+        assert on_disk(rig) == 0
+        answer = await ask(
+            rig.sidecar._gate("http", lambda _: None), "GET", "/v1/users"
+        )
+        assert answer.status == 503
+        assert "limits.max_spool_bytes" in answer.error
+
+
+async def test_spools_leave_the_log_half_of_the_free_disk(tmp_path: Path) -> None:
+    spools = Spools(tmp_path, most_bytes=1 << 60)
+    disk = os.statvfs(tmp_path)
+    free = disk.f_bavail * disk.f_frsize
+    make = partial(spools.make, limiter=trio.CapacityLimiter(1))
+    with pytest.raises(NoRoom, match="free on the disk"):
+        await make(lambda write: write(b""), least=free // 2 + free // 4)
+    assert spools.is_short
+    with await make(lambda write: write(b"much"), least=free // 4) as spool:
+        assert await spool.read() == b"much"
+        assert await spool.read() == b""
+        assert spools.bytes == 4
+    assert spools.bytes == 0
+
+
+async def test_a_spool_that_cannot_be_filled_leaves_nothing(tmp_path: Path) -> None:
+    spools = Spools(tmp_path, most_bytes=10)
+
+    def fill(size: int, write: Any) -> None:
+        write(b"x" * 5)
+        write(b"x" * size)
+
+    make = partial(spools.make, limiter=trio.CapacityLimiter(1))
+    with await make(partial(fill, 1)):
+        with pytest.raises(NoRoom) as refused:
+            await make(partial(fill, 5))
+        assert refused.value.least == 5
+        with pytest.raises(TooLarge):
+            await make(partial(fill, 6), least=11)
+        assert spools.bytes == 6
+    with await make(partial(fill, 5)) as spool:
+        assert [await spool.read() for _ in range(3)] == [b"x" * 5, b"x" * 5, b""]
+    assert spools.bytes == 0
