@@ -38,6 +38,9 @@ LEAST_LATE_S: Final = 1.0
 # The longest that a gateway is given to say what it had collected.
 SETTLE_S: Final = 2.0
 
+# Around a time in which somebody did not read; it then takes a moment to read all.
+CALM_S: Final = 5.0
+
 _SIGNS: Final = frozenset({"login", "keepalive", "message"})
 
 
@@ -96,9 +99,13 @@ class Checker:
         for fault in self.history.faults:
             yield f"the sidecar tells of a fault of its own: {fault}"
         for link in self.history.links:
+            expected = {"replaced"}
+            if any(it.link is link for it in self.history.unread):
+                expected.add("overloaded")
             for error in link.errors:
-                if error["code"] != "replaced":
+                if error["code"] not in expected:
                     yield f"{link.name} was refused: {error}"
+        yield from self._unread_in_time()
         yield from self._one_log()
         if not self.log or len(self.log) != max(self.log):
             return  # all else would only repeat it
@@ -264,7 +271,7 @@ class Checker:
 
     def _put_off(self, record: Record, conn: Conn, at: float) -> Iterator[str]:
         """Whatever its gateway does, nobody waits for it longer than the hold."""
-        signs = self._heard_by(conn, at)
+        signs = [it.at for it in self._heard_by(conn, at)]
         if not signs or not self._is_virtual:
             return
         most = max(self._timeouts(conn)) + self.plan.hold_s + PROMPT_S + LINK_S
@@ -418,8 +425,8 @@ class Checker:
         """At the end everyone has been told everything."""
         last = {link.name_and_role: link for link in self.history.links}
         for link in last.values():
-            if link.name == "reader":
-                continue
+            if link.name == "reader" or link.name.startswith("greedy"):
+                continue  # they do not stay until the end
             concerning = self._concerning(link)
             due = [seq for seq in concerning if seq > self._position(link)]
             told = [it.record["seq"] for it in _records(link)]
@@ -546,6 +553,20 @@ class Checker:
             if it.at <= at - self._late_s and self._was_read(it, now)
         ]
         return sorted(found, key=lambda it: it.at)
+
+    def _unread_in_time(self) -> Iterator[str]:
+        """Who reads in time is answered, and who does not is ended."""
+        plan = self.plan
+        for it in self.history.unread:
+            if not self._host_is_calm(it.since - CALM_S, it.until + CALM_S):
+                continue
+            took = it.until - it.since
+            is_whole = it.answers == it.asked
+            alone = len(self.history.unread) == 1
+            if took < plan.unread_s - 1 and alone and not is_whole:
+                yield f"{it.link.name} read after {took:.1f} s, and was not answered"
+            if took > plan.unread_s + 3 and is_whole:
+                yield f"{it.link.name} read nothing for {took:.1f} s, and was not ended"
 
     def _was_read(self, event: _Event, now: int) -> bool:
         link, processes = event.link, self.history.processes

@@ -68,6 +68,17 @@ class Link:
         return self.role, self.name
 
 
+@dataclass(slots=True)
+class Unread:
+    """Answers that a watcher asked for, and did not read for a while."""
+
+    link: Link
+    since: float
+    until: float
+    asked: int
+    answers: int = 0
+
+
 class Conn(NamedTuple):
     """One connection of a user to a gateway."""
 
@@ -102,6 +113,7 @@ class History:
     troubles: list[tuple[float, float, str]] = field(default_factory=list)
     # Those of one gateway, by its name, of which nobody else may notice anything.
     troubles_of: dict[str, list[tuple[float, float, str]]] = field(default_factory=dict)
+    unread: list[Unread] = field(default_factory=list)
     wall: list[tuple[float, int]] = field(default_factory=list)  # from when, ms at 0
     faults: list[str] = field(default_factory=list)  # the sidecar's own, as it logged
     calm_from: float = inf  # from here on nothing is done to anybody

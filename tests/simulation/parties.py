@@ -24,6 +24,7 @@ from tests.simulation.history import (
     Session,
     Told,
     Uid,
+    Unread,
 )
 from tests.simulation.plan import NOBODYS_KEY, GatewayPlan, Visit
 
@@ -40,6 +41,10 @@ FLOOD_UIDS: Final = 3_000
 # Many more of them than a plan with a low bound lets wait for the disk.
 ORDERS_AT_ONCE: Final = 30
 ORDERS_EVERY_S: Final = 0.05
+# Of one who does not read: together more than a socket's buffers take.
+GREEDY_PINGS: Final = 12
+LARGE: Final = "x" * 60_000
+READING_S: Final = 4.0  # after which it leaves
 NOBODYS_CONN: Final = 10**9
 
 _REPEATED: Final = ("keepalive", "message", "logout")
@@ -279,6 +284,46 @@ class Watcher(Party):
     def _go_on(self) -> None:
         self.is_slow, self.piece_bytes = False, 65_536
         self.read_again()
+
+
+class GreedyWatcher(Party):
+    """Asks for a list and for large pongs, and reads them late, if it still can."""
+
+    role = "watcher"
+
+    def __init__(self, world: "World", name: str, unread_for_s: float) -> None:
+        super().__init__(world, name)
+        self._unread_for_s = unread_for_s
+        self._unread: Unread | None = None
+
+    def options(self) -> dict[str, Any]:
+        return {"scope": "all", "ack": False}
+
+    def welcomed(self, wire: Wire) -> None:
+        """Ask, and read nothing for a while."""
+        now = self.world.now
+        self._unread = Unread(
+            wire.link, now, now + self._unread_for_s, GREEDY_PINGS + 1
+        )
+        self.world.history.unread.append(self._unread)
+        self.world.note(self._unread_for_s + READING_S, "watcher greedy")
+        self.stop_reading()
+        self.world.after(self._unread_for_s, self.read_again)
+        self.world.after(self._unread_for_s + READING_S, self.drop)
+        wire.send(["list"])
+        for _ in range(GREEDY_PINGS):
+            wire.send(["ping", LARGE])
+
+    def hear(self, wire: Wire, frame: list[Any]) -> None:
+        """Count what it is answered."""
+        if frame[0] != "pong":
+            super().hear(wire, frame)
+        is_whole = frame[0] == "pong" or (frame[0] == "list" and len(frame) == 3)
+        if self._unread is not None and is_whole:
+            self._unread.answers += 1
+
+    def lose(self, wire: Wire) -> None:
+        """Stay away."""
 
 
 class Gateway(Party):

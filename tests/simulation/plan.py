@@ -58,7 +58,18 @@ class Fault(NamedTuple):
     lasts_s: float
 
 
-Step: TypeAlias = Visit | Remind | Fault
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """A watcher connects, asks for more than a socket holds, and does not read."""
+
+    at: float
+    unread_for_s: float
+
+
+Step: TypeAlias = Visit | Remind | Fault | Greedy
+
+# Of the plans.
+GREEDY_SHARE: Final = 0.25
 
 # With how often each is drawn.
 FAULTS: Final = {
@@ -120,6 +131,8 @@ class Plan:
     watchers: int
     lasts_s: float
     steps: tuple[Step, ...]
+    unread_s: float = 30.0
+    max_unread_bytes: int = 64 << 20
 
     @property
     def rest_s(self) -> float:
@@ -158,6 +171,8 @@ class Plan:
             pause_firing=self.pause_firing,
             pause_reading=self.pause_reading,
             tail=self.tail,
+            unread_s=self.unread_s,
+            max_unread_bytes=self.max_unread_bytes,
         )
         # Lower bounds than an operator may set, so that a few users meet them.
         object.__setattr__(config, "limits", limits)
@@ -206,6 +221,15 @@ def plan_of(seed: int) -> Plan:
     ]
     gateways, hangs = _lateness(Random(f"{seed}-pings"), gateways, lasts_s, timeout_s)
     steps += hangs
+    unread = Random(f"{seed}-unread")
+    if unread.random() < GREEDY_SHARE:
+        steps += [
+            Greedy(
+                at=unread.uniform(0, lasts_s - 45),
+                unread_for_s=unread.choice([0.5, unread.uniform(0, 4), 40.0]),
+            )
+            for _ in range(unread.randint(1, 6))
+        ]
     return Plan(
         seed=seed,
         timeout_s=timeout_s,
@@ -221,6 +245,8 @@ def plan_of(seed: int) -> Plan:
         watchers=watchers,
         lasts_s=lasts_s,
         steps=tuple(sorted(steps, key=lambda step: step.at)),
+        unread_s=unread.choice([4.0, 30.0]),
+        max_unread_bytes=unread.choice([1_000_000, 64 << 20]),
     )
 
 

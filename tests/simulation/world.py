@@ -10,8 +10,8 @@ from typing import Protocol
 import trio
 
 from tests.simulation.history import History
-from tests.simulation.parties import Gateway, Watcher
-from tests.simulation.plan import ORDERS, Fault, Plan, Remind, Visit
+from tests.simulation.parties import Gateway, GreedyWatcher, Watcher
+from tests.simulation.plan import ORDERS, Fault, Greedy, Plan, Remind, Visit
 
 Act = Callable[[], Awaitable[None] | None]
 
@@ -113,7 +113,7 @@ class World:
         await self.machine.start()
         for one in [self.witness, *self.watchers, *self.gateways]:
             one.connect()
-        for step in self.plan.steps:
+        for number, step in enumerate(self.plan.steps):
             match step:
                 case Visit():
                     self.at(step.at, partial(self._visit, step))
@@ -121,6 +121,10 @@ class World:
                     self.at(step.at, partial(self._remind, step))
                 case Fault():
                     self.at(step.at, partial(self._befall, step))
+                case Greedy():
+                    name = f"greedy-{number}"
+                    greedy = GreedyWatcher(self, name, step.unread_for_s)
+                    self.at(step.at, greedy.connect)
         await self.go_on_until(self.plan.lasts_s)
         for gateway in self.gateways:
             gateway.all_fall_silent()
