@@ -206,7 +206,10 @@ def test_no_host_or_two_are_refused_with_what_to_do(
 ) -> None:
     before = refusals(sidecar, "http", "malformed")
     told = refused(sidecar, f"GET /metrics HTTP/1.1\r\n{lines}\r\n", 400)
-    assert "HTTP/1.1 request with one Host, and one length if it has a body; ask by a URL" in told
+    assert (
+        "HTTP/1.1 request with one Host, and one length if it has a body; ask by a URL"
+        in told
+    )
     assert refusals(sidecar, "http", "malformed") == before + 1
 
 
