@@ -22,7 +22,7 @@ from liveness.core._table cimport (
 )
 from liveness.core._wire cimport NO_CONN, NOBODY, PackedSigns, Sign, packed
 from liveness.core import cadence
-from liveness.core.table import OWN_TIMEOUT, RENEWED
+from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED
 from liveness.core.wheel import (
     BAD_UID, BUCKET_S, GROUND_MOST, HORIZON_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Slot,
     Snapshot,
@@ -33,13 +33,14 @@ cdef enum:
     STRIDE = 8192  # slots of the table's old index moved with each `advance`
     OWN = 1
     AGAIN = 2
+    EXACT = 4
     MOST_GATEWAYS = 1 << 24
     BUCKETS = 704  # of silences; see `cadence`
     SAMPLED = 8
     STEP_BITS = 5
     LOWEST = (1023 - 5) << STEP_BITS  # the lowest one's top bits, as a double has them
 
-assert OWN == OWN_TIMEOUT and AGAIN == RENEWED
+assert OWN == OWN_TIMEOUT and AGAIN == RENEWED and EXACT == EXACT_START
 assert BUCKETS == cadence.BUCKETS and 1 << STEP_BITS == cadence.STEPS
 assert SAMPLED == cadence.SAMPLED
 assert LOWEST == (1023 + cadence.LOWEST_EXPONENT) << STEP_BITS
@@ -200,7 +201,7 @@ cdef class Wheel:
 
     def open(
         self, uid, *, int32_t gateway, int64_t session, conn, double start, timeout,
-        uint32_t event, double now, double mono,
+        uint32_t event, double now, double mono, bint exact=False,
     ):
         """Begin a session of *uid*, which must not be known; see `wheel.Wheel.open`."""
         cdef double whole
@@ -209,6 +210,8 @@ cdef class Wheel:
             whole, user.flags = self.timeouts[self.checked(gateway)], 0
         else:
             whole, user.flags = timeout, OWN
+        if exact:
+            user.flags |= EXACT
         user.gateway, user.session, user.event = self.checked(gateway), session, event
         user.conn = NO_CONN if conn is None else conn
         user.start, user.seen = start, mono
@@ -224,8 +227,8 @@ cdef class Wheel:
         user.conn = NO_CONN if conn is None else conn
         self.take_in(uid, &user)
 
-    def amend(self, uid, *, conn, timeout):
-        """Set the connection and own timeout of *uid*, from its next touch on."""
+    def amend(self, uid, *, conn, timeout, start=None):
+        """Set the connection and own timeout of *uid*; see `wheel.Wheel.amend`."""
         cdef User *user = self.table.user(self.table.known(uid))
         user.conn = NO_CONN if conn is None else conn
         if timeout is None:
@@ -233,6 +236,9 @@ cdef class Wheel:
         else:
             user.flags |= OWN
             user.timeout = timeout
+        if start is not None:
+            user.flags |= EXACT
+            user.start = start
 
     def close(self, uid):
         """End the session of *uid*, which must be known; return what was known."""
@@ -632,13 +638,14 @@ cdef class Wheel:
             return WHY_OTHER_GATEWAY
         if sign.conn != NO_CONN and user.conn != sign.conn and user.conn != NO_CONN:
             return WHY_OTHER_CONN
-        if silences != NULL and user.event and not user.flags:
+        if silences != NULL and user.event and not user.flags & ~EXACT:
             silences[bucket_of(now - user.deadline + user.timeout)] += 1
+        user.flags &= ~AGAIN
         if user.flags & OWN:
             target = self.list_for(now + user.timeout)
-            user.flags, user.deadline = OWN, now + user.timeout
+            user.deadline = now + user.timeout
         else:
-            user.flags, user.timeout, user.deadline = 0, timeout, now + timeout
+            user.timeout, user.deadline = timeout, now + timeout
         user.seen, user.event = mono, sign.event
         if user.list != <uint32_t> target:
             table.move(place, user, target)

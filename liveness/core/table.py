@@ -21,6 +21,7 @@ NO_CONN: Final = -1
 # Bits of a user's flags.
 OWN_TIMEOUT: Final = 1  # the timeout came with its login and outlasts its gateway's
 RENEWED: Final = 2  # given a fresh timeout after a hold, unheard
+EXACT_START: Final = 4  # `start` does not depend on when a login was read
 
 # New places are made this many at a time: small enough not to be felt as a pause.
 GROWTH: Final = 4096

@@ -44,7 +44,15 @@ from typing import Final, NamedTuple
 
 from liveness.core.cadence import SAMPLED, Silences
 from liveness.core.records import SignsOfLife, Uid
-from liveness.core.table import NO_CONN, OWN_TIMEOUT, RENEWED, Entry, EntryFields, Table
+from liveness.core.table import (
+    EXACT_START,
+    NO_CONN,
+    OWN_TIMEOUT,
+    RENEWED,
+    Entry,
+    EntryFields,
+    Table,
+)
 from liveness.core.uids import is_uid
 
 # The promise is 50 ms at the 99th percentile. Ten for the bucket leave forty for
@@ -194,15 +202,15 @@ class Wheel:
                 left.append((position, OTHER_CONN))
                 continue
             is_sampled = position % SAMPLED == 0
-            if is_sampled and table.event[place] and not table.flags[place]:
+            flags = table.flags[place] & ~EXACT_START
+            if is_sampled and table.event[place] and not flags:
                 silences.count(now - table.deadline[place] + table.timeout[place])
-            if table.flags[place] & OWN_TIMEOUT:
+            table.flags[place] &= ~RENEWED
+            if flags & OWN_TIMEOUT:
                 deadline = now + table.timeout[place]
                 target = self._list_for(deadline)
-                table.flags[place] = OWN_TIMEOUT
                 table.deadline[place] = deadline
             else:
-                table.flags[place] = 0
                 table.timeout[place] = timeout
                 table.deadline[place] = default
                 target = default_list
@@ -224,6 +232,7 @@ class Wheel:
         event: int,
         now: float,
         mono: float,
+        exact: bool = False,
     ) -> None:
         """Begin a session of *uid*, which must not be known.
 
@@ -237,6 +246,7 @@ class Wheel:
             event: Index into `records.EVENTS`; 0 when restored unheard.
             now: Attended seconds.
             mono: Monotonic seconds of its last event.
+            exact: Whether *start* does not depend on when a login was read.
         """
         whole = self._gateway_timeout[gateway] if timeout is None else timeout
         self.put(
@@ -250,7 +260,7 @@ class Wheel:
                 now + whole,
                 mono,
                 event,
-                0 if timeout is None else OWN_TIMEOUT,
+                EXACT_START * exact | OWN_TIMEOUT * (timeout is not None),
             )
         )
 
@@ -263,8 +273,18 @@ class Wheel:
         """The silence timeout of *gateway*'s users."""
         return self._gateway_timeout[gateway]
 
-    def amend(self, uid: Uid, *, conn: int | None, timeout: float | None) -> None:
-        """Set the connection and own timeout of *uid*, from its next touch on."""
+    def amend(
+        self,
+        uid: Uid,
+        *,
+        conn: int | None,
+        timeout: float | None,
+        start: float | None = None,
+    ) -> None:
+        """Set the connection and own timeout of *uid*, from its next touch on.
+
+        And the exact monotonic second at which the connection began, if it is given.
+        """
         table = self._table
         place = table.index[uid]
         table.conn[place] = NO_CONN if conn is None else conn
@@ -273,6 +293,9 @@ class Wheel:
         else:
             table.flags[place] |= OWN_TIMEOUT
             table.timeout[place] = timeout
+        if start is not None:
+            table.flags[place] |= EXACT_START
+            table.start[place] = start
 
     def close(self, uid: Uid) -> Entry:
         """End the session of *uid*, which must be known; return what was known."""

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from liveness.core.link import Link, LinkLimits
 from liveness.core.records import ListedSigns, SignsOfLife, Uid
-from liveness.core.table import OWN_TIMEOUT, RENEWED, Entry
+from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.wheel import Wheel
 from liveness.core.wire import Reader, encode
 from tests.core.told import told
@@ -68,7 +68,13 @@ class Pair:
         self.gateways += 1
 
     def open(
-        self, uid: Uid, gateway: int, conn: int | None, timeout: float | None
+        self,
+        uid: Uid,
+        gateway: int,
+        conn: int | None,
+        timeout: float | None,
+        *,
+        exact: bool,
     ) -> None:
         session = len(self.met) + 1
         self.met[uid] = self.online[uid] = None
@@ -83,6 +89,7 @@ class Pair:
                 event=1,
                 now=self.now,
                 mono=self.now + 0.5,
+                exact=exact,
             )
         )
 
@@ -203,10 +210,11 @@ def take_step(
             if uid in pair.online:
                 return
             if step == "open":
-                pair.open(uid, gateway, conn, data.draw(st.none() | timeouts))
+                own, exact = data.draw(st.none() | timeouts), data.draw(st.booleans())
+                pair.open(uid, gateway, conn, own, exact=exact)
                 return
             lasts, deadline = data.draw(timeouts), pair.now + data.draw(gap)
-            flags = data.draw(st.integers(0, OWN_TIMEOUT | RENEWED))
+            flags = data.draw(st.integers(0, OWN_TIMEOUT | RENEWED | EXACT_START))
             clocks = (pair.now - 9, lasts, deadline, pair.now - 1)
             event = data.draw(st.integers(0, 3))
             pair.put(Entry(uid, gateway, 2**62, conn, *clocks, event, flags))
@@ -232,7 +240,10 @@ def take_step(
         case "amend":
             uid, conn = data.draw(known), data.draw(conns)  # type: ignore[arg-type]  # not None: see above
             own = data.draw(st.none() | timeouts)
-            pair.same(lambda wheel: wheel.amend(uid, conn=conn, timeout=own))
+            start = data.draw(st.none() | gap)
+            pair.same(
+                lambda wheel: wheel.amend(uid, conn=conn, timeout=own, start=start)
+            )
         case "close":
             uid = data.draw(known)  # type: ignore[arg-type]  # not None: see above
             pair.end(lambda wheel: wheel.close(uid))
@@ -262,7 +273,7 @@ def take_step(
         case "crowd":
             for uid in CROWD:
                 if uid not in pair.online:
-                    pair.open(uid, gateway, uid, None)
+                    pair.open(uid, gateway, uid, None, exact=False)
         case "leave":
             for uid in CROWD:
                 if uid in pair.online:
@@ -275,7 +286,9 @@ def test_a_touch_leaves_of_every_entry_what_the_reference_leaves() -> None:
     pair = Pair(timeout=30.0, slots=30, now=12.3)
     for _ in range(2):
         pair.add_gateway()
-    kinds = product(range(2), [None, 1], range((OWN_TIMEOUT | RENEWED) + 1), [2, 3])
+    kinds = product(
+        range(2), [None, 1], range((OWN_TIMEOUT | RENEWED | EXACT_START) + 1), [2, 3]
+    )
     for (n, kind), conn in product(enumerate(kinds), [None, 1, 2]):
         gateway, own_conn, flags, event = kind
         uid = f"{n} heard with {conn}"

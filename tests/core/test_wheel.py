@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveness.core.records import ListedSigns, Uid
-from liveness.core.table import OWN_TIMEOUT, RENEWED, Entry
+from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.uids import is_uid
 from liveness.core.wheel import (
     BAD_UID,
@@ -42,7 +42,7 @@ WheelClass = type[Wheel]
 def plain(entry: Entry | None) -> Entry:
     """An entry without the marks that only say how it came to its deadline."""
     assert entry is not None
-    return entry._replace(flags=entry.flags & OWN_TIMEOUT)
+    return entry._replace(flags=entry.flags & ~RENEWED)
 
 
 class Model:
@@ -72,8 +72,11 @@ class Model:
         gateway: int = 0,
         timeout: float | None = None,
         conn: int | None = None,
+        exact: bool = False,
     ) -> None:
         entry = self.entry_of(uid, gateway=gateway, timeout=timeout, conn=conn)
+        entry = entry._replace(flags=entry.flags | EXACT_START * exact)
+        self.entries[uid] = entry
         self.wheel.open(
             uid,
             gateway=gateway,
@@ -84,6 +87,7 @@ class Model:
             event=entry.event,
             now=self.now,
             mono=entry.seen,
+            exact=exact,
         )
 
     def put(self, uid: Uid, *, gateway: int, lasts: float, remaining: float) -> None:
@@ -137,7 +141,7 @@ class Model:
                     deadline=self.now + timeout,
                     seen=self.now + 0.5,
                     event=event,
-                    flags=own,
+                    flags=entry.flags & ~RENEWED,
                 )
         # The signature says what a link makes sure of, and that is less than this.
         uids: list[Uid] = [uid for uid, _, _ in touches]  # type: ignore[misc]
@@ -148,14 +152,23 @@ class Model:
             gateway, signs, now=self.now, mono=self.now + 0.5
         )
 
-    def amend(self, uid: Uid, *, conn: int | None, timeout: float | None) -> None:
+    def amend(
+        self,
+        uid: Uid,
+        *,
+        conn: int | None,
+        timeout: float | None,
+        start: float | None = None,
+    ) -> None:
         entry = self.entries[uid]
+        flags = entry.flags & ~OWN_TIMEOUT | OWN_TIMEOUT * (timeout is not None)
         self.entries[uid] = entry._replace(
             conn=conn,
             timeout=entry.timeout if timeout is None else timeout,
-            flags=entry.flags & ~OWN_TIMEOUT | (0 if timeout is None else OWN_TIMEOUT),
+            start=entry.start if start is None else start,
+            flags=flags | EXACT_START * (start is not None),
         )
-        self.wheel.amend(uid, conn=conn, timeout=timeout)
+        self.wheel.amend(uid, conn=conn, timeout=timeout, start=start)
 
     def close(self, uid: Uid) -> None:
         assert plain(self.wheel.close(uid)) == self.entries.pop(uid)
@@ -326,6 +339,7 @@ def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
                     gateway=number,
                     timeout=data.draw(st.none() | timeouts),
                     conn=data.draw(conn),
+                    exact=data.draw(st.booleans()),
                 )
         elif step == "put":
             uid = data.draw(pool)
@@ -366,7 +380,8 @@ def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
             model.advance(max(model.now, deadline))
         elif step == "amend":
             own = data.draw(st.none() | timeouts)
-            model.amend(uid, conn=data.draw(conn), timeout=own)
+            start = data.draw(st.sampled_from([None, 3.25]))
+            model.amend(uid, conn=data.draw(conn), timeout=own, start=start)
         elif step == "close":
             model.close(uid)
         model.check()
