@@ -175,7 +175,19 @@ def users() -> list[Panel]:
                 "limits.max_gateway_users.",
                 query(f"{rate('why', 'liveness_events_ignored_total')} > 0"),
                 unit="cps",
-                width=24,
+                width=12,
+            ).height(6)
+        ),
+        seldom(
+            curves(
+                "Beginnings not used",
+                "Connections whose gateway said when they began, by another clock than "
+                "the sidecar's (other_clock) or in the future: their age counts. Run the "
+                "gateway in the sidecar's time namespace; have it connect again if the "
+                "wall clock was set as its link began.",
+                query(f"{rate('why', 'liveness_began_unused_total')} > 0"),
+                unit="cps",
+                width=12,
             ).height(6)
         ),
     ]

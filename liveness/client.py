@@ -59,6 +59,7 @@ from liveness.errors import (
     TaskFailed,
     WireError,
 )
+from liveness.hostclock import read_host
 
 __all__ = [
     "ConfigError",
@@ -612,8 +613,9 @@ class Sidecar:
     async def _link(self) -> Exception | None:
         """One link, from its hello until it ends; give why, if anyone said so."""
         async with await anyio.connect_unix(self._path) as stream:
+            reading = read_host(self._clock)
             with self._lock:
-                hello = self._client.hello()
+                hello = self._client.hello(*reading or ())
             # Who is not wanted is told so before it has said anything: that is then read.
             with suppress(anyio.BrokenResourceError):
                 await stream.send(hello)

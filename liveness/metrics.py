@@ -165,6 +165,7 @@ class Now:
 
     events: dict[str, int]
     ignored: dict[str, int]
+    began_unused: dict[str, int]
     users: int
     opened: dict[str, int]
     ended: dict[str, int]
@@ -210,6 +211,12 @@ class Collector:
         yield _counter("events", "Events received.", "event", now.events)
         yield _counter(
             "events_ignored", "Events that changed nothing.", "why", now.ignored
+        )
+        yield _counter(
+            "began_unused",
+            "Connections whose `began` was not used: their `age` counts.",
+            "why",
+            now.began_unused,
         )
         yield GaugeMetricFamily("liveness_users_online", "Users online.", now.users)
         yield _counter("online", "Sessions begun.", "reason", now.opened)

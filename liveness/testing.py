@@ -91,6 +91,7 @@ from liveness.core.uids import is_uid
 from liveness.core.wheel import BUCKET_S
 from liveness.core.wire import encode, encode_notices
 from liveness.errors import NOT_FATAL, Code
+from liveness.hostclock import read_host
 from liveness.testing_disk import Disk
 
 # As the sidecar's own.
@@ -164,6 +165,7 @@ class _Link:
     position: int = 0  # records up to here were told, or did not concern it
     unacked: deque[int] = field(default_factory=deque)
     watched: int = 0  # what the selector waits for
+    host_offset: float | None = None  # see `HostReading`; None: its clock is another
 
     @property
     def hello(self) -> Hello:
@@ -600,10 +602,26 @@ class ScriptedSidecar:
         A connection began at the time that it was here then: so of two connections the
         newer one stays the newer, however time passes here and there.
         """
-        began = anyio.current_time() - age
+        return self._at.mono - self._moment(anyio.current_time() - age)
+
+    def _began(self, link: _Link, login: Login) -> Sequence[float | None] | None:
+        """When connections began by this clock, if theirs is the host's."""
+        if login.began is None or link.host_offset is None:
+            return login.began
+        now, offset = anyio.current_time(), link.host_offset
+        return [
+            None
+            if it is None
+            # What is to come stays as far away, so that it is found out.
+            else self._moment(min(it - offset, now)) + max(it - offset - now, 0.0)
+            for it in login.began
+        ]
+
+    def _moment(self, began: float) -> float:
+        """Turn a moment of the event loop's clock into one of this clock."""
         place = bisect_right(self._times, began, key=itemgetter(0))
         there, here = self._times[max(place - 1, 0)]
-        return self._at.mono - here - (began - there) * SLOWLY
+        return here + (began - there) * SLOWLY
 
     def _live_through(self, seconds: float) -> None:
         """Judge everyone at its moment: users to within a bucket, and at the end exactly."""
@@ -845,7 +863,11 @@ class ScriptedSidecar:
             case Login():
                 assert link.gateway is not None
                 self._note(link, [LOGIN] * len(request.uids), request)
-                login = replace(request, age=self._age(request.age))
+                login = replace(
+                    request,
+                    age=self._age(request.age),
+                    began=self._began(link, request),
+                )
                 self._presence.login(link.gateway, login, self._at)
             case Logout():
                 assert link.gateway is not None
@@ -937,7 +959,14 @@ class ScriptedSidecar:
             self._presence.set_timeout(gateway, hello.timeout, self._now)
             self._disk.timeouts[hello.name] = hello.timeout
             self._disk.in_force[hello.name] = gateway.in_force
-            gateway.linked(ping=hello.ping, now=self._now)
+            reading = read_host(anyio.current_time) if hello.clock else None
+            if reading and hello.clock and hello.clock.is_same_clock(reading.host):
+                link.host_offset = reading.offset
+            gateway.linked(
+                ping=hello.ping,
+                now=self._now,
+                clock_offset=None if link.host_offset is None else 0.0,
+            )
             if hello.fresh:
                 self._presence.lose([gateway], 0, self._at, limit=ALL)
         self._greet(link, hello)
@@ -971,6 +1000,8 @@ class ScriptedSidecar:
             "window": self._window,
             "run_timeout": LADDER.run_ms / 1_000,
         }
+        if hello.clock is not None:
+            welcome["began"] = link.host_offset is not None
         link.reply("welcome", welcome)
 
     def _refuse_link(self, link: _Link, code: Code, text: str) -> None:

@@ -29,6 +29,7 @@ def scraped() -> bytes:
     now = Now(
         events={"login": 1_600, "keepalive": 50_000, "message": 10, "logout": 60},
         ignored={},
+        began_unused={},
         users=1_500,
         opened={},
         ended={"silence": 40},

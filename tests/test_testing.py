@@ -16,7 +16,7 @@ from contextlib import (
 )
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
+from time import CLOCK_MONOTONIC, clock_gettime, perf_counter, time_ns
 from typing import Any, Final
 
 import anyio
@@ -477,6 +477,45 @@ async def test_the_newer_connection_is_newer_by_the_clock_that_ages_are_told_by(
         await gateway.send(["login", "ada", {"conn": 7}])
         await script.until(lambda: script.users["ada"].conn == 7)
         assert [r["session"] for r in script.records] == [1, 2, 3, 4]
+
+
+def host_clock() -> list[float]:
+    return [clock_gettime(CLOCK_MONOTONIC), time_ns() / 1e9]
+
+
+@without_waiting
+async def test_in_virtual_time_no_beginning_is_told_by_the_clock_of_the_host(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw", clock=host_clock()) as gateway:
+        assert gateway.welcome["began"] is False
+
+
+@under("asyncio", "trio")
+async def test_the_newer_connection_is_newer_by_the_clock_of_the_host(
+    script: ScriptedSidecar,
+) -> None:
+    """In whatever order logins are read, and however much time is passed in between."""
+    async with gateways(script, "gw", "other", kinds=[], clock=host_clock()) as (
+        gateway,
+        other,
+    ):
+        (older, _), (newer, _) = host_clock(), host_clock()
+        await other.send(["login", "ada", {"conn": 2, "began": newer}])
+        await other.settle()
+        await gateway.send(["login", "ada", {"conn": 1, "began": older}])
+        await gateway.settle()
+        assert script.users == {"ada": ("other", 1, 2)}
+        await script.pass_time(5)
+        newest, _ = host_clock()
+        await gateway.send(["login", "ada", {"conn": 3, "began": newest}])
+        await gateway.settle()
+        await other.send(["login", "ada", {"conn": 4, "began": newer}])
+        await other.settle()
+        assert script.users == {"ada": ("gw", 2, 3)}
+        await other.send(["login", "ada", {"conn": 5, "began": newest + 60}])
+        await other.settle()
+        assert script.users == {"ada": ("other", 3, 5)}, "no word on what is to come"
 
 
 @everywhere

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from liveness.core.frames import PROTOCOL, BadFrame, parse_hello
 from liveness.core.inbox import Arrival, End, Inbox, RecordMap
-from liveness.core.records import MOVED, TIMER, Uid
+from liveness.core.records import MOVED, TIMER, HostTime, Uid
 from liveness.core.reports import Reports
 from liveness.core.tasks import Run, Tasks
 from liveness.core.wire import Frame, encode
@@ -45,6 +45,7 @@ class Welcome(NamedTuple):
     server: str
     features: Sequence[str]
     run_timeout: float  # of a timer: seconds from its firing to the answer
+    began: bool  # whether it has our clock, so that logins tell when they began on it
 
 
 class Client:
@@ -83,6 +84,7 @@ class Client:
         self._is_pinging = False  # one at a time
         self._is_writing = False
         self._link_began: float | None = None  # when it was first written to
+        self._host_offset = 0.0  # from the owner's clock to CLOCK_MONOTONIC
         # Ends that a reader has still to be handed, by whose and which connection: it may
         # close by itself before that, or a user without conns be back.
         self._ends: dict[tuple[Uid, int | None], Arrival] = {}
@@ -150,9 +152,17 @@ class Client:
 
     # --- a link begins and ends ------------------------------------------------
 
-    def hello(self) -> bytes:
-        """Give the first frame of a link."""
+    def hello(self, clock: HostTime | None = None, offset: float = 0.0) -> bytes:
+        """Give the first frame of a link.
+
+        Args:
+            clock: Now by the host's clocks; None if they cannot be told.
+            offset: How far its CLOCK_MONOTONIC is ahead of the clock of logins.
+        """
         options = dict(self._options)
+        if clock is not None:
+            options["clock"] = clock
+            self._host_offset = offset
         if self.welcome is None:
             # Logins that wait already do no harm: they are told behind this.
             is_new = not self._has_adopted
@@ -192,6 +202,7 @@ class Client:
         yield from self.reports.frames(
             now,
             since=self._link_began,
+            began=self._host_offset if self.welcome.began else None,
             signs=is_due or is_wanted,
             max_batch=self.welcome.max_batch,
             max_frame_bytes=self.welcome.max_frame,
@@ -292,6 +303,7 @@ class Client:
             server=str(options.get("server", "")),
             features=options.get("features", ()),
             run_timeout=float(options.get("run_timeout", RUN_TIMEOUT_S)),
+            began=options.get("began") is True,
         )
         times = welcome.flush, welcome.run_timeout
         if welcome.max_batch < 1 or not all(0 <= time < float("inf") for time in times):

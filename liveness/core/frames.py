@@ -20,6 +20,7 @@ from liveness.core.records import (
     Answer,
     Cancel,
     Hello,
+    HostTime,
     Login,
     Logout,
     Ping,
@@ -48,7 +49,7 @@ MAX_AGE_S: Final = 1e9
 
 # What `welcome.features` tells: the options and frames this version honours.
 FEATURES: Final = (
-    "ack", "after", "age", "conn", "fresh", "kinds", "list", "ping", "scope",
+    "ack", "after", "age", "began", "conn", "fresh", "kinds", "list", "ping", "scope",
     "timeout", "timers", "where",
 )  # fmt: skip
 
@@ -113,6 +114,7 @@ def parse_hello(frame: Frame) -> Hello:
         ack=_flag(options, "ack", True),
         ping=_seconds(options, "ping", MIN_PING_S, MAX_PING_S),
         fresh=fresh,
+        clock=_clock(options),
     )
 
 
@@ -131,7 +133,8 @@ def parse_login(frame: Frame, max_batch: int) -> Login:
         raise BadFrame(
             Code.BAD_OPTION, f"age is {age!r:.40}; it must be 0 seconds or more"
         )
-    return Login(uids, _conns_of(frame, uids), timeout, float(min(age or 0, MAX_AGE_S)))
+    age = float(min(age or 0, MAX_AGE_S))
+    return Login(uids, _conns_of(frame, uids), timeout, age, _began_of(frame, uids))
 
 
 def parse_logout(frame: Frame, max_batch: int) -> Logout:
@@ -295,6 +298,23 @@ def _conns_of(frame: Frame, uids: Sequence[Uid]) -> Sequence[int | None]:
     return (one_conn(conn),)
 
 
+def _began_of(frame: Frame, uids: Sequence[Uid]) -> Sequence[float | None] | None:
+    """When each connection began; a number stands for all of them."""
+    began = options_of(frame).get("began")
+    if began is None:
+        return None
+    begans = began if type(began) is tuple else (began,) * len(uids)
+    is_fit = type(began) is not tuple or type(frame[1]) is tuple
+    is_fit = is_fit and len(begans) == len(uids)
+    if is_fit and all(it is None or is_within(it, 0, float("inf")) for it in begans):
+        return tuple(None if it is None else float(it) for it in begans)
+    raise BadFrame(
+        Code.BAD_OPTION,
+        f"began is {began!r:.40}; it must be seconds of CLOCK_MONOTONIC, from 0, or "
+        "beside an array of uids an array of such, as long as the uids",
+    )
+
+
 def bad_uid_text(uid: object) -> str:
     """Say what is wrong with *uid*, and what would be right."""
     return (
@@ -386,6 +406,19 @@ def _seconds(
     if not is_within(value, low, high):
         raise _bad_hello(f"{key} is {value!r:.40}; it must be {low} to {high} seconds")
     return float(value)
+
+
+def _clock(options: dict[str, Any]) -> HostTime | None:
+    clock = options.get("clock")
+    if clock is None:
+        return None
+    if type(clock) is tuple and len(clock) == 2:
+        monotonic_s, unix_s = clock
+        if all(is_within(one, 0, float("inf")) for one in clock):
+            return HostTime(float(monotonic_s), float(unix_s))
+    raise _bad_hello(
+        f"clock is {clock!r:.80}; it must be [seconds of CLOCK_MONOTONIC, Unix seconds]"
+    )
 
 
 def _kinds(options: dict[str, Any], role: str) -> frozenset[str]:

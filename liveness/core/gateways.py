@@ -71,6 +71,8 @@ class Gateway:
     is_linked: bool = False
     held_back_at: float | None = None  # when we ceased to read its link; None: we read
     ping: float | None = None
+    # What makes monotonic seconds of its own; None: its clock is not known to be ours.
+    clock_offset: float | None = None
     heard_at: float = NEVER
     empty_at: float = NEVER
     settles_at: float = NEVER
@@ -82,10 +84,13 @@ class Gateway:
     missed_at: deque[float] = field(default_factory=lambda: deque(maxlen=MISSES))
     cadence: Cadence = field(default_factory=Cadence)
 
-    def linked(self, *, ping: float | None, now: float) -> None:
+    def linked(
+        self, *, ping: float | None, now: float, clock_offset: float | None = None
+    ) -> None:
         """A link of this name said hello."""
         self.heard(now)
         self.ping = ping
+        self.clock_offset = clock_offset
         self.is_linked = True
         self.empty_at = NEVER
         if self.users:

@@ -36,7 +36,7 @@ from liveness.core.records import (
     Stopped,
     Uid,
 )
-from liveness.core.table import OWN_TIMEOUT, RENEWED, Entry
+from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.turns import in_turns
 from liveness.core.wheel import Slot, Wheel
 
@@ -53,6 +53,15 @@ WHY_IGNORED: Final = (
     WHY_OFFLINE,
     WHY_NO_ROOM,
 )
+
+# Why a login's `began` was not used, as `liveness_began_unused_total{why}` shows it.
+WHY_OTHER_CLOCK: Final = "other_clock"
+WHY_FUTURE: Final = "future"
+WHY_BEGAN_UNUSED: Final = (WHY_OTHER_CLOCK, WHY_FUTURE)
+
+# So much later than it was read a connection may be said to have begun: its gateway may
+# round to milliseconds.
+ROUNDING_S: Final = 0.001
 
 # The early counter compares two readings of one clock with a sum of them; anything
 # below a microsecond is the rounding of that sum.
@@ -124,6 +133,7 @@ class Presence:
         self.guard = None if guard is None else Guard(guard, wheel, self.gateways)
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS[1:], 0))
         self.ignored: Counter[str] = Counter(dict.fromkeys(WHY_IGNORED, 0))
+        self.began_unused: Counter[str] = Counter(dict.fromkeys(WHY_BEGAN_UNUSED, 0))
         self.opened: Counter[str] = Counter(dict.fromkeys(EVENTS[1:4], 0))
         self.ended: Counter[str] = Counter(dict.fromkeys(OFFLINE_REASONS, 0))
         self.moved = 0
@@ -232,20 +242,26 @@ class Presence:
             Who was left out because there is no room; None if nobody was.
         """
         self.events[LOGIN] += len(login.uids)
-        start = at.mono - login.age
+        by_age = at.mono - login.age
+        begans = self._begans(gateway, login, at)
         left_out: list[int] = []
         full = ""
-        for index, (uid, conn) in enumerate(zip(login.uids, login.conns, strict=True)):
+        for index, (uid, conn, began) in enumerate(
+            zip(login.uids, login.conns, begans, strict=True)
+        ):
             entry = self.wheel.find(uid)
+            start, exact = (by_age, False) if began is None else (began, True)
             if entry is None:
                 if limit := self._limit_met(gateway, is_new=True):
                     full = limit
                     left_out.append(index)
                     continue
-                self._open(ONLINE, gateway, uid, conn, LOGIN, at, start, login.timeout)
+                self._open(
+                    ONLINE, gateway, uid, conn, LOGIN, at, start, exact, login.timeout
+                )
             elif entry.gateway == gateway.number and entry.conn in (conn, None):
-                self._login_again(gateway, entry, conn, login.timeout, at)
-            elif start < entry.start:
+                self._login_again(gateway, entry, conn, login.timeout, began, at)
+            elif self._is_older(entry, began, by_age):
                 self.ignored[WHY_OLDER] += 1
             elif entry.gateway != gateway.number and (
                 limit := self._limit_met(gateway, is_new=False)
@@ -256,7 +272,16 @@ class Presence:
                 self._leave(self.wheel.close(uid))
                 self.decided.changes.online[entry.session] = None
                 self._open(
-                    MOVED, gateway, uid, conn, LOGIN, at, start, login.timeout, entry
+                    MOVED,
+                    gateway,
+                    uid,
+                    conn,
+                    LOGIN,
+                    at,
+                    start,
+                    exact,
+                    login.timeout,
+                    entry,
                 )
         self.ignored[WHY_NO_ROOM] += len(left_out)
         return NoRoom(full, left_out) if left_out else None
@@ -456,6 +481,41 @@ class Presence:
 
     # --- within ---------------------------------------------------------------
 
+    def _begans(
+        self, gateway: Gateway, login: Login, at: Instant
+    ) -> Sequence[float | None]:
+        """When the connections of a login began by our clock, where it tells for sure."""
+        nothing = (None,) * len(login.uids)
+        if login.began is None:
+            return nothing
+        offset = gateway.clock_offset
+        if offset is None:
+            self.began_unused[WHY_OTHER_CLOCK] += len(login.uids)
+            return nothing
+        begans: list[float | None] = []
+        for theirs in login.began:
+            if theirs is None:
+                begans.append(None)
+            elif theirs + offset <= at.mono + ROUNDING_S:
+                begans.append(theirs + offset)
+            else:
+                self.began_unused[WHY_FUTURE] += 1
+                begans.append(None)
+        return begans
+
+    @staticmethod
+    def _is_older(entry: Entry, began: float | None, by_age: float) -> bool:
+        """Whether a login is of an older connection than its user's session.
+
+        What is not exact depends on when it was read, and is later than the truth: a
+        session that a sign of life opened seems to begin with that. So an exact moment
+        is compared with an exact one only. By `age` both are late, as far as links are
+        read alike.
+        """
+        if began is not None and entry.flags & EXACT_START:
+            return began < entry.start
+        return by_age < entry.start
+
     def _heard_unknown(
         self, gateway: Gateway, signs: SignsOfLife, position: int, at: Instant
     ) -> None:
@@ -464,7 +524,9 @@ class Presence:
             if self._limit_met(gateway, is_new=True):
                 self.ignored[WHY_NO_ROOM] += 1
                 return
-            self._open(ONLINE, gateway, uid, conn, EVENTS[event], at, at.mono, None)
+            self._open(
+                ONLINE, gateway, uid, conn, EVENTS[event], at, at.mono, False, None
+            )
             return
         # Twice in one list: the first of them has just opened the session.
         for _, why in self.wheel.touch(
@@ -490,6 +552,7 @@ class Presence:
         event: str,
         at: Instant,
         start: float,
+        exact: bool,
         timeout: float | None,
         before: Entry | None = None,
     ) -> None:
@@ -504,6 +567,7 @@ class Presence:
             event=EVENT_NUMBER[event],
             now=at.now,
             mono=at.mono,
+            exact=exact,
         )
         gateway.users += 1
         start_ms = at.wall_ms - round((at.mono - start) * 1000)
@@ -528,13 +592,17 @@ class Presence:
         entry: Entry,
         conn: int | None,
         timeout: float | None,
+        began: float | None,
         at: Instant,
     ) -> None:
         """A login on the session's own connection is a sign of life."""
         own = entry.timeout if entry.flags & OWN_TIMEOUT else None
-        if conn != entry.conn or timeout != own:
-            self.wheel.amend(entry.uid, conn=conn, timeout=timeout)
-            start_ms = at.wall_ms - round((at.mono - entry.start) * 1000)
+        if entry.flags & EXACT_START:
+            began = None  # it is known
+        if conn != entry.conn or timeout != own or began is not None:
+            self.wheel.amend(entry.uid, conn=conn, timeout=timeout, start=began)
+            start = entry.start if began is None else began
+            start_ms = at.wall_ms - round((at.mono - start) * 1000)
             self.decided.changes.online[entry.session] = OnlineRow(
                 entry.session, entry.uid, start_ms, conn, gateway.name, timeout
             )

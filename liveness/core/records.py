@@ -46,6 +46,10 @@ GATEWAY: Final = "gateway"
 WATCHER: Final = "watcher"
 ROLES: Final = (GATEWAY, WATCHER)
 
+# A gateway may read its two clocks so far apart, as one that is preempted in between. Where
+# a time namespace shifts its clock by no more, logins are no more wrong than that.
+SAME_CLOCK_S: Final = 0.050
+
 
 class Instant(NamedTuple):
     """One moment on the three clocks; nobody but the service reads them."""
@@ -53,6 +57,22 @@ class Instant(NamedTuple):
     now: float  # attended seconds: what the wheel runs on
     mono: float  # raw monotonic seconds: what silence and lateness are measured on
     wall_ms: int  # Unix milliseconds: for stamps in records only
+
+
+class HostTime(NamedTuple):
+    """One moment on the clocks that all processes of a host may share."""
+
+    monotonic_s: float  # CLOCK_MONOTONIC, which each time namespace shifts
+    unix_s: float
+
+    def is_same_clock(self, other: "HostTime") -> bool:
+        """Whether two processes that read these have the same CLOCK_MONOTONIC.
+
+        They need not have read them at the same moment: both clocks run alike. If not,
+        they are in two time namespaces, or the wall clock was set in between.
+        """
+        ours, theirs = self.unix_s - self.monotonic_s, other.unix_s - other.monotonic_s
+        return abs(ours - theirs) <= SAME_CLOCK_S
 
 
 class Record(NamedTuple):
@@ -275,6 +295,7 @@ class Hello:
     ack: bool = True
     ping: float | None = None
     fresh: bool = False
+    clock: HostTime | None = None  # when it was written
 
 
 class SignsOfLife(ABC):
@@ -337,12 +358,17 @@ class ListedSigns(SignsOfLife):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Connections of these users were authenticated, `age` seconds ago."""
+    """Connections of these users were authenticated, `age` seconds ago.
+
+    `began` tells when, in seconds of the sender's CLOCK_MONOTONIC, for those who say so;
+    None: it says so for none.
+    """
 
     uids: Sequence[Uid]
     conns: Sequence[int | None]
     timeout: float | None
     age: float
+    began: Sequence[float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,6 +213,7 @@ class Reports:
         now: float,
         *,
         since: float = float("inf"),
+        began: float | None = None,
         signs: bool,
         max_batch: int,
         max_frame_bytes: int,
@@ -227,13 +228,20 @@ class Reports:
             since: When this link began. The first login of a connection that opened
                 after that has no age: they come in their order, however late they are
                 read, and the later one is the newer.
+            began: What turns that clock into the host's CLOCK_MONOTONIC, on which logins
+                then tell when their connections began; None: they do not.
             signs: Whether signs of life are due too.
             max_batch: Most uids in a frame.
             max_frame_bytes: Most bytes in a frame.
         """
         words = self.schedule.frames(now)
         for event, batch, options in self._batches(now, since, signs, max_batch):
-            yield from _encoded(event, batch, options, max_frame_bytes)
+            if event == LOGIN and began is not None:
+                opened, offset = self._opened, began
+                moments = {it: opened[it] + offset for it in batch if it in opened}
+            else:
+                moments = None
+            yield from _encoded(event, batch, options, max_frame_bytes, moments)
         yield from words
 
     def _batches(
@@ -431,13 +439,19 @@ def _taken(users: dict[int, T], most: int) -> dict[int, T]:
 
 
 def _encoded(
-    event: str, batch: Users, options: dict[str, object], max_frame_bytes: int
+    event: str,
+    batch: Users,
+    options: dict[str, object],
+    max_frame_bytes: int,
+    moments: dict[int, float] | None,
 ) -> Iterator[bytes]:
     """One frame, or as many as it takes to stay below the limit."""
     told: dict[str, object] = {**options, "conn": list(batch)}
+    if moments is not None:
+        told["began"] = [moments.get(conn) for conn in batch]
     frame = encode([event, list(batch.values()), told])
     if len(frame) <= max_frame_bytes or len(batch) == 1:
         yield frame
         return
     for half in _split(batch, len(batch) // 2 or 1):
-        yield from _encoded(event, half, options, max_frame_bytes)
+        yield from _encoded(event, half, options, max_frame_bytes, moments)

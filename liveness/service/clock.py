@@ -4,7 +4,8 @@ import time
 
 import trio
 
-from liveness.core.records import Instant
+from liveness.core.records import HostTime, Instant
+from liveness.hostclock import HostReading, read_host
 
 
 class Clock:
@@ -21,6 +22,20 @@ class Clock:
     def system_us(self) -> int:
         """Microseconds of the clock that all processes of this host share."""
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
+
+    def host(self) -> HostReading | None:
+        """The clocks that processes of this host share, and how far `mono` is from them."""
+        return read_host(trio.current_time)
+
+    def offset_of(self, theirs: HostTime | None) -> float | None:
+        """What turns another process's CLOCK_MONOTONIC into `mono`.
+
+        None: that process has another clock, or did not say what it reads.
+        """
+        ours = self.host() if theirs is not None else None
+        if theirs is None or ours is None or not ours.host.is_same_clock(theirs):
+            return None
+        return -ours.offset
 
     def cpu(self) -> float:
         """CPU seconds used by all threads of this process."""

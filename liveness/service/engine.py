@@ -133,6 +133,7 @@ class Engine:
             journal=journal,
             book=book,
             greeter=greeter,
+            clock=clock,
             read_out=self._read_out,
         )
         self._advice = Advice(presence, clock)

@@ -77,7 +77,7 @@ class Greeter:
         )
         # `next` is a seq: it is shown once everything before it is on disk.
         link.outbox.welcome(
-            self._frame(hello, newest + 1),
+            self._frame(link, hello, newest + 1),
             hello=hello,
             cursor=cursor,
             mark=journal.flush(),
@@ -94,7 +94,10 @@ class Greeter:
             return min(hello.after, store.parted[hello.log])
         return self._journal.first - 1
 
-    def _frame(self, hello: Hello, following: int) -> list[object]:
+    def _frame(self, link: SocketLink, hello: Hello, following: int) -> list[object]:
+        gateway = link.gateway
+        offset = None if gateway is None else gateway.clock_offset
+        began = {} if hello.clock is None else {"began": offset is not None}
         return [
             "welcome",
             {
@@ -109,5 +112,6 @@ class Greeter:
                 "max_frame": self.limits.max_frame_bytes,
                 "window": self._window,
                 "run_timeout": self._run_timeout,
+                **began,
             },
         ]

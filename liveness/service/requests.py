@@ -32,6 +32,7 @@ from liveness.core.records import (
 )
 from liveness.core.timetable import Timetable
 from liveness.errors import Code
+from liveness.service.clock import Clock
 from liveness.service.greeter import Greeter
 from liveness.service.journal import Journal
 from liveness.service.linkbook import LinkBook
@@ -65,6 +66,7 @@ class Requests:
         journal: Where decisions go.
         book: Who is connected.
         greeter: Says welcome.
+        clock: Compared with those of gateways.
         read_out: Reads what a link has sent up to now, as of an attended second.
     """
 
@@ -76,6 +78,7 @@ class Requests:
         journal: Journal,
         book: LinkBook,
         greeter: Greeter,
+        clock: Clock,
         read_out: Callable[[SocketLink, float], None],
     ) -> None:
         self._presence = presence
@@ -83,6 +86,7 @@ class Requests:
         self._journal = journal
         self._book = book
         self._greeter = greeter
+        self._clock = clock
         self._read_out = read_out
         self._losing: dict[int, _Losing] = {}
         self._place = 0  # of the table, which is walked over for all of them together
@@ -232,7 +236,16 @@ class Requests:
             gateway = self._presence.gateway(hello.name)
             link.gateway = gateway
             self._presence.set_timeout(gateway, hello.timeout, at.now)
-            gateway.linked(ping=hello.ping, now=at.now)
+            offset = self._clock.offset_of(hello.clock)
+            gateway.linked(ping=hello.ping, now=at.now, clock_offset=offset)
+            if hello.clock is not None and offset is None:
+                _log.warning(
+                    "another clock",
+                    name=hello.name,
+                    message="its CLOCK_MONOTONIC is not this process's (another time "
+                    "namespace?), or the wall clock was just set: of two logins the one "
+                    "that is read later may count as the newer, as by age",
+                )
             if self._was_losing(gateway) or hello.fresh:
                 self._losing[link.number] = _Losing(link, gateway, hello, [])
                 return

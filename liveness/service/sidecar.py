@@ -508,6 +508,7 @@ class Sidecar:
         return Now(
             events=presence.events,
             ignored=presence.ignored,
+            began_unused=presence.began_unused,
             users=len(presence),
             opened=presence.opened,
             ended=presence.ended,

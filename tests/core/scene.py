@@ -98,12 +98,17 @@ class Scene:
     # --- links ------------------------------------------------------------------
 
     def link(
-        self, name: str, *, ping: float | None = None, timeout: float | None = None
+        self,
+        name: str,
+        *,
+        ping: float | None = None,
+        timeout: float | None = None,
+        clock_offset: float | None = None,
     ) -> None:
         self.timeouts[name] = timeout
         self.presence.set_timeout(self.gateway(name), timeout, self.now)
         self.in_force[name] = self.gateway(name).in_force
-        self.gateway(name).linked(ping=ping, now=self.now)
+        self.gateway(name).linked(ping=ping, now=self.now, clock_offset=clock_offset)
 
     def unlink(self, name: str) -> None:
         self.gateway(name).unlinked(self.now)
@@ -118,8 +123,9 @@ class Scene:
         *,
         timeout: float | None = None,
         age: float = 0.0,
+        began: Sequence[float | None] | None = None,
     ) -> list[Shown]:
-        login = Login(uids, conns or [None] * len(uids), timeout, age)
+        login = Login(uids, conns or [None] * len(uids), timeout, age, began)
         self.presence.login(self.gateway(name), login, self.at)
         return self.written()
 

@@ -30,6 +30,7 @@ class Session:
     due: float = 0.0  # attended seconds
     seen_ms: int = 0
     last: str | None = None  # None: restored, and not heard since
+    is_exact: bool = False  # `start_ms` is what a login said on the gateway's clock
 
 
 class Sessions:
@@ -50,6 +51,7 @@ class Sessions:
         self.linked: dict[str, None] = {}
         self.timeouts: dict[str, float | None] = {}
         self.in_force: dict[str, float] = {}
+        self.clocks: dict[str, float] = {}  # of gateways: what makes them ours
         self.ignored: Counter[str] = Counter()
         self.seq = 0
 
@@ -108,29 +110,49 @@ class Sessions:
     # --- events ----------------------------------------------------------------------
 
     def login(
-        self, name: str, who: Sequence[User], *, timeout: float | None, age: float
+        self,
+        name: str,
+        who: Sequence[User],
+        *,
+        timeout: float | None,
+        age: float,
+        began_ago: float | None = None,
     ) -> None:
         self.named |= dict.fromkeys(uid for uid, _ in who)
-        start_ms = self.scene.wall_ms - int(age * 1_000)
+        by_age_ms = start_ms = self.scene.wall_ms - int(age * 1_000)
+        is_exact = began_ago is not None and began_ago >= 0 and name in self.clocks
+        if began_ago is not None and is_exact:
+            start_ms = self.scene.wall_ms - int(began_ago * 1_000)
         expected = []
         for uid, conn in who:
             session = self.online.get(uid)
             new = (name, uid, conn, "login", start_ms, timeout)
             if session is None:
                 expected.append(self.opened("online", *new))
+                self.online[uid].is_exact = is_exact
             elif session.gateway == name and session.conn in (conn, None):
                 session.conn, session.timeout = conn, timeout
+                if is_exact and not session.is_exact:
+                    session.start_ms, session.is_exact = start_ms, True
                 self.sign(session, "login")
-            elif start_ms < session.start_ms:
+            elif session.start_ms > (
+                start_ms if is_exact and session.is_exact else by_age_ms
+            ):
                 self.ignored["older"] += 1
             else:
                 expected.append(self.opened("moved", *new))
+                self.online[uid].is_exact = is_exact
+        began = None
+        if began_ago is not None:
+            theirs = self.scene.mono - began_ago - self.clocks.get(name, 0.0)
+            began = [theirs] * len(who)
         got = self.scene.login(
             name,
             [uid for uid, _ in who],
             [conn for _, conn in who],
             timeout=timeout,
             age=age,
+            began=began,
         )
         assert got == expected
         self.check()
@@ -202,9 +224,19 @@ class Sessions:
 
     # --- gateways and restarts ---------------------------------------------------------
 
-    def hello(self, name: str, *, timeout: float | None, is_fresh: bool) -> None:
+    def hello(
+        self,
+        name: str,
+        *,
+        timeout: float | None,
+        is_fresh: bool,
+        clock_offset: float | None = None,
+    ) -> None:
         before = self.in_force.get(name, self.scene.timeout)
-        self.scene.link(name, timeout=timeout)
+        self.scene.link(name, timeout=timeout, clock_offset=clock_offset)
+        self.clocks.pop(name, None)
+        if clock_offset is not None:
+            self.clocks[name] = clock_offset
         self.linked[name] = None
         self.timeouts[name] = timeout
         self.in_force[name] = timeout or self.scene.timeout
@@ -239,8 +271,14 @@ class Sessions:
 
     def restarted(self) -> None:
         self.ignored.clear()
+        for session in self.online.values():
+            session.is_exact = False
+        self.clocks = {
+            name: it for name, it in self.clocks.items() if name in self.linked
+        }
         for name in self.linked:
-            self.scene.link(name, timeout=self.timeouts[name])
+            offset = self.clocks.get(name)
+            self.scene.link(name, timeout=self.timeouts[name], clock_offset=offset)
         self.check()
 
     # --- what must hold ------------------------------------------------------------------

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from liveness.core.client import FINAL, PING_S, Client
 from liveness.core.frames import parse_hello
 from liveness.core.inbox import Arrival, End, View
+from liveness.core.records import HostTime
 from liveness.core.schedule import WORDS_AT_ONCE
 from liveness.core.tasks import Run
 from liveness.core.wire import Frame, Reader, decode
@@ -70,6 +71,31 @@ def hello(client: Client) -> dict[str, Any]:
     parse_hello(frame)
     options: dict[str, Any] = frame[1]
     return options
+
+
+def test_logins_tell_when_they_began_to_a_sidecar_that_has_the_same_clock() -> None:
+    client = client_of()
+    options = decode(client.hello(HostTime(5_000.5, 1.8e9), 4_900.0))[1]
+    assert options["clock"] == (5_000.5, 1.8e9)
+    welcome(client, began=True)
+    login(client, "ada", 1, at=100.0)
+    (frame, *_) = [decode(it) for it in client.frames(100.5, is_due=True)]
+    assert frame == ("login", ("ada",), {"age": 0.4, "conn": (1,), "began": (5_000.0,)})
+
+
+@pytest.mark.parametrize("told", [{}, {"began": False}, {"began": None}])
+def test_logins_tell_no_beginning_to_another_sidecar(told: dict[str, Any]) -> None:
+    """To an older one, or one in another time namespace."""
+    client = client_of()
+    client.hello(HostTime(5_000.5, 1.8e9), 4_900.0)
+    welcome(client, **told)
+    login(client, "ada", 1, at=100.0)
+    (frame, *_) = [decode(it) for it in client.frames(100.5, is_due=True)]
+    assert "began" not in frame[2]
+
+
+def test_a_hello_without_a_reading_of_the_clocks_has_none() -> None:
+    assert "clock" not in hello(client_of())
 
 
 def login(client: Client, uid: Any, conn: Any, at: float = 0.0) -> None:

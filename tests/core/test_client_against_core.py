@@ -29,6 +29,7 @@ from liveness.core.records import (
     Changes,
     Gap,
     Hello,
+    HostTime,
     Instant,
     Logged,
     Login,
@@ -61,6 +62,7 @@ LIMITS: Final = LinkLimits(max_batch=3, max_frame_bytes=400)
 NAMES: Final = ("gw-1", "gw-2")
 UIDS: Final[tuple[Uid, ...]] = (7, "7", "é", "a" * 255)
 EPOCH_MS: Final = 1_795_168_800_000
+HOST_S: Final = 300.0  # CLOCK_MONOTONIC at 0
 ALL: Final = 10**9
 
 
@@ -128,6 +130,10 @@ class Disk:
             if next(concerned, None) is None:
                 self.cursors[name] = max(seq, last)
         self.first = last + 1
+
+
+def host_time(now: float) -> HostTime:
+    return HostTime(now + HOST_S, now + EPOCH_MS / 1_000)
 
 
 def concerns(record: Logged, name: str) -> bool:
@@ -264,7 +270,12 @@ class Sidecar:
         link.hello, link.gateway = hello, gateway
         self.timeouts[hello.name] = hello.timeout
         self.presence.set_timeout(gateway, hello.timeout, self.clock.now)
-        gateway.linked(ping=hello.ping, now=self.clock.now)
+        is_same = hello.clock and hello.clock.is_same_clock(host_time(mono))
+        gateway.linked(
+            ping=hello.ping,
+            now=self.clock.now,
+            clock_offset=-HOST_S if is_same else None,
+        )
         place = 0
         while hello.fresh and place >= 0:
             place = self.presence.lose([gateway], place, self.at(mono), limit=ALL)
@@ -276,6 +287,7 @@ class Sidecar:
         welcome = {"log": self.disk.log, "next": newest + 1, "timeout": TIMEOUT_S}
         welcome |= {"flush": FLUSH_S, "max_batch": LIMITS.max_batch}
         welcome |= {"max_frame": LIMITS.max_frame_bytes, "window": WINDOW}
+        welcome |= {"began": is_same}
         link.replies.append((self.mark, encode(["welcome", welcome])))
 
     def place(self, link: Served, hello: Hello, newest: int) -> None:
@@ -596,7 +608,7 @@ class Process:
             return
         up, down = self.link = Pipe(), Pipe()
         self.reader = Reader(max_frame_bytes=2**20, max_batch=4_000)
-        up.write(self.client.hello(), now)
+        up.write(self.client.hello(host_time(now), HOST_S), now)
         sidecar.links.append(Served(up, down))
 
     def lost(self, now: float) -> None:
@@ -1020,3 +1032,24 @@ def test_of_two_logins_on_one_link_the_later_one_holds(
     world.now += busy_s  # in which it does not get round to writing
     world.act(("pass", late + 2))
     assert world.disk.sessions[7].conn == newest
+
+
+@pytest.mark.parametrize("late", [1, 12], ids=["read soon", "read three seconds late"])
+@pytest.mark.parametrize(
+    "names", [NAMES, NAMES[::-1]], ids=["in order", "the other way"]
+)
+def test_of_two_logins_at_two_gateways_the_newer_one_holds_whichever_is_read_first(
+    wheel_class: type[Wheel], names: tuple[str, str], late: int
+) -> None:
+    older, newer = names
+    world = World(wheel_class)
+    for act in (
+        ("pass", 4),
+        ("stall", late),
+        ("login", older, 7, True, None),
+        ("pass", 1),
+        ("login", newer, 7, True, None),
+        ("pass", late + 2),
+    ):
+        world.act(act)
+    assert world.disk.sessions[7].gateway == newer

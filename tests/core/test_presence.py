@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from liveness.core.frames import MAX_AGE_S
-from liveness.core.presence import WHY_IGNORED, Standing
+from liveness.core.presence import WHY_BEGAN_UNUSED, WHY_IGNORED, Standing
 from liveness.core.records import ListedSigns, Login, OnlineRow, Uid
 from liveness.core.wheel import Slot, Wheel
 from tests.core.scene import ALL, Scene, Shown, Sign, run_of
@@ -159,6 +159,140 @@ def test_age_says_when_a_session_began_not_when_it_was_heard(scene: Scene) -> No
     assert scene.login("h", ["u"], [6], age=101) == []
     assert brief(scene.login("h", ["u"], [6], age=99)) == [("moved", "u", "login")]
     assert scene.wait(29.75, "g", "h") == []
+
+
+def clocked(scene: Scene, *names: str) -> None:
+    """Link gateways whose CLOCK_MONOTONIC is the sidecar's, 100 s ahead of its `mono`."""
+    for name in names:
+        scene.link(name, clock_offset=-100.0)
+
+
+def said(scene: Scene, ago: float) -> list[float | None]:
+    """What a gateway says of a connection that began so many seconds ago."""
+    return [scene.mono + 100.0 - ago]
+
+
+def test_of_two_logins_that_were_read_late_the_newer_connection_wins(
+    scene: Scene,
+) -> None:
+    clocked(scene, "g", "h")
+    scene.login("g", ["u"], [1], began=said(scene, 60))
+    # Both lay in their sockets for some seconds. The link of the newer is read first.
+    (moved,) = scene.login("h", ["u"], [3], began=said(scene, 1))
+    assert moved["conn"] == 3
+    assert scene.login("g", ["u"], [2], began=said(scene, 2)) == []
+    assert scene.presence.ignored["older"] == 1
+    assert scene.presence.where(["u"]) == [("u", "h", 2, 3)]
+
+
+def test_of_two_connections_that_began_at_once_the_one_read_later_wins(
+    scene: Scene,
+) -> None:
+    clocked(scene, "g", "h")
+    scene.login("g", ["u"], [1], began=said(scene, 1))
+    assert brief(scene.login("h", ["u"], [2], began=said(scene, 1))) == [
+        ("moved", "u", "login")
+    ]
+
+
+@pytest.mark.parametrize(
+    "opened", ["by a keepalive", "without began", "by another clock"]
+)
+def test_a_newer_connection_is_not_older_than_a_session_whose_beginning_is_not_known(
+    scene: Scene, opened: str
+) -> None:
+    """What is known of that session is when it was read, which was late."""
+    clocked(scene, "g", "h")
+    if opened == "by a keepalive":
+        scene.hear("g", ("keepalive", "u", 1))
+    elif opened == "without began":
+        scene.login("g", ["u"], [1])
+    else:
+        scene.link("g")
+        scene.login("g", ["u"], [1], began=said(scene, 60))
+    assert brief(scene.login("h", ["u"], [2], began=said(scene, 1))) == [
+        ("moved", "u", "login")
+    ]
+
+
+def test_by_age_an_older_connection_is_known_that_says_when_it_began(
+    scene: Scene,
+) -> None:
+    clocked(scene, "g", "h")
+    scene.hear("g", ("keepalive", "u", 1))
+    assert scene.login("h", ["u"], [2], age=5.0, began=said(scene, 5)) == []
+
+
+def test_the_login_of_a_session_that_a_keepalive_opened_tells_when_it_began(
+    scene: Scene,
+) -> None:
+    clocked(scene, "g", "h")
+    scene.hear("g", ("keepalive", "u", 1))
+    assert scene.login("g", ["u"], [1], age=60.0, began=said(scene, 60)) == []
+    assert scene.kept["u"].start_ms == scene.wall_ms - 60_000
+    assert scene.login("h", ["u"], [2], age=61.0, began=said(scene, 61)) == []
+    assert brief(scene.login("h", ["u"], [3], age=59.0, began=said(scene, 59))) == [
+        ("moved", "u", "login")
+    ]
+
+
+def test_signs_of_life_do_not_forget_when_a_connection_began(scene: Scene) -> None:
+    clocked(scene, "g", "h")
+    scene.login("g", ["u"], [1], began=said(scene, 1))
+    scene.hear("g", ("keepalive", "u", 1))
+    scene.wait(10, "g", "h")
+    scene.hear("g", ("message", "u", 1))
+    assert scene.login("h", ["u"], [2], began=said(scene, 12)) == []
+
+
+def test_who_logs_in_for_some_of_a_batch_says_so_for_those(scene: Scene) -> None:
+    clocked(scene, "g", "h")
+    (early,) = said(scene, 60)
+    scene.login("g", ["u", "v"], [1, 2], began=[early, None])
+    assert scene.kept["u"].start_ms == scene.wall_ms - 60_000
+    assert scene.kept["v"].start_ms == scene.wall_ms
+
+
+@pytest.mark.parametrize("why", WHY_BEGAN_UNUSED)
+def test_a_beginning_on_another_clock_or_in_the_future_is_not_used(
+    scene: Scene, why: str
+) -> None:
+    clocked(scene, "g", "h")
+    if why == "other_clock":
+        scene.link("h")
+    scene.login("g", ["u"], [1], began=said(scene, 1))
+    ago = -0.002 if why == "future" else 60
+    assert brief(scene.login("h", ["u"], [2], began=said(scene, ago))) == [
+        ("moved", "u", "login")
+    ]
+    assert scene.kept["u"].start_ms == scene.wall_ms
+    unused = dict.fromkeys(WHY_BEGAN_UNUSED, 0) | {why: 1}
+    assert scene.presence.began_unused == unused
+
+
+def test_a_beginning_may_be_rounded_up_by_a_millisecond(scene: Scene) -> None:
+    clocked(scene, "g")
+    scene.login("g", ["u"], [1], began=said(scene, -0.001))
+    assert scene.presence.began_unused["future"] == 0
+
+
+@pytest.mark.parametrize("how", ["crash", "stop"])
+def test_after_a_restart_age_decides_until_a_login_tells_when_it_began(
+    scene: Scene, how: str
+) -> None:
+    """What is kept on disk is rounded, and by a wall clock that may be set."""
+    clocked(scene, "g", "h")
+    scene.login("g", ["u"], [1], began=said(scene, 20))
+    if how == "crash":
+        scene.crash()
+    else:
+        scene.stop_and_start(away=0)
+    clocked(scene, "g", "h")
+    assert scene.login("h", ["u"], [2], age=20.25, began=said(scene, 20.25)) == []
+    assert brief(scene.login("h", ["u"], [3], age=0, began=said(scene, 20.25))) == [
+        ("moved", "u", "login")
+    ]
+    assert scene.login("g", ["u"], [4], age=0, began=said(scene, 20.5)) == []
 
 
 def test_a_connection_of_the_greatest_age_fits_on_disk(scene: Scene) -> None:
@@ -810,6 +944,8 @@ names = st.sampled_from(["g", "h"])
 pool = st.sampled_from(UIDS)
 conns = st.sampled_from([None, None, 1, 2])
 ages = st.sampled_from([0.0, 0.25, 1.0, 5.0, 40.0])
+began_agos = st.sampled_from([None, 0.0, 0.25, 1.0, 5.0, 40.0, -0.25])
+offsets = st.sampled_from([None, 0.0, 3.5, -700.0])
 timeouts = st.sampled_from([None, 1.0, 1.5, 4.0, 90.0])
 ways = st.sampled_from(["keepalive", "message"])
 
@@ -823,18 +959,24 @@ class Rules(RuleBasedStateMachine):
         super().__init__()
         self.sessions = Sessions(self.implementation, timeout=SERVER_TIMEOUT, uids=UIDS)
         for name in ("g", "h"):
-            self.sessions.hello(name, timeout=None, is_fresh=False)
+            self.sessions.hello(name, timeout=None, is_fresh=False, clock_offset=0.0)
 
     @rule(
         name=names,
         who=st.lists(st.tuples(pool, conns), min_size=1, max_size=3),
         timeout=timeouts,
         age=ages,
+        began_ago=began_agos,
     )
     def login(
-        self, name: str, who: list[User], timeout: float | None, age: float
+        self,
+        name: str,
+        who: list[User],
+        timeout: float | None,
+        age: float,
+        began_ago: float | None,
     ) -> None:
-        self.sessions.login(name, who, timeout=timeout, age=age)
+        self.sessions.login(name, who, timeout=timeout, age=age, began_ago=began_ago)
 
     @rule(name=names, signs=st.lists(st.tuples(ways, pool, conns), max_size=5))
     def signs_of_life(self, name: str, signs: list[Sign]) -> None:
@@ -854,9 +996,13 @@ class Rules(RuleBasedStateMachine):
     def time_passes(self, seconds: float, absent: float, limit: int) -> None:
         self.sessions.time_passes(seconds, absent=absent, limit=limit)
 
-    @rule(name=names, timeout=timeouts, is_fresh=st.booleans())
-    def hello(self, name: str, timeout: float | None, is_fresh: bool) -> None:
-        self.sessions.hello(name, timeout=timeout, is_fresh=is_fresh)
+    @rule(name=names, timeout=timeouts, is_fresh=st.booleans(), offset=offsets)
+    def hello(
+        self, name: str, timeout: float | None, is_fresh: bool, offset: float | None
+    ) -> None:
+        self.sessions.hello(
+            name, timeout=timeout, is_fresh=is_fresh, clock_offset=offset
+        )
 
     @rule(name=names)
     def link_ends(self, name: str) -> None:

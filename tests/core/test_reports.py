@@ -479,6 +479,53 @@ def test_a_login_that_is_told_at_once_has_no_age() -> None:
     assert "age" not in frame[2]
 
 
+def test_logins_of_one_frame_tell_each_when_it_began() -> None:
+    reports = Reports(FIRST_CONN)
+    for conn in range(3):
+        reports.login(f"u-{conn}", conn, at=100.0 + conn / 64, timeout=None)
+    (frame,) = frames(reports, 100.25, since=99.0, began=7.5)
+    assert "age" not in frame[2]
+    assert frame[2]["began"] == (107.5, 107.515625, 107.53125)
+
+
+def test_a_login_that_is_told_again_began_when_it_did() -> None:
+    reports = Reports(FIRST_CONN)
+    reports.login("ada", 1, at=100.0, timeout=None)
+    frames(reports, 100.0, began=7.5)
+    reports.lost()
+    (frame,) = frames(reports, 160.0, began=9.5)  # another link, which read it anew
+    assert (frame[2]["age"], frame[2]["began"]) == (59.9, (109.5,))
+
+
+def test_who_logs_out_while_logins_are_written_is_told_without_a_beginning() -> None:
+    reports = Reports(FIRST_CONN)
+    for conn in range(3):
+        reports.login(f"u-{conn}", conn, at=1.0, timeout=None)
+    pieces = framed(reports, 1.0, since=0.0, began=0.0, max_batch=2)
+    first = decode(next(pieces))
+    reports.logout("u-2", 2)
+    assert first[2]["began"] == (1.0, 1.0)
+    assert [decode(frame)[2].get("began") for frame in pieces] in ([(None,)], [])
+
+
+def test_other_frames_than_logins_tell_no_beginning() -> None:
+    reports = reports_of(("ada", 1), ("bob", 2))
+    keepalive(reports, "ada", 1)
+    reports.logout("bob", 2)
+    assert not any("began" in frame[2] for frame in frames(reports, 1.0, began=0.0))
+
+
+def test_frames_with_beginnings_keep_to_the_most_bytes() -> None:
+    reports = Reports(FIRST_CONN)
+    for conn in range(100):
+        reports.login("é" * 100 + str(conn), conn, at=float(conn), timeout=None)
+    pieces = [*framed(reports, 100.0, since=0.0, began=0.5, max_frame_bytes=2_000)]
+    assert max(map(len, pieces)) <= 2_000
+    told = [decode(piece)[2] for piece in pieces]
+    pairs = [pair for it in told for pair in zip(it["conn"], it["began"], strict=True)]
+    assert pairs == [(conn, conn + 0.5) for conn in range(100)]
+
+
 def test_ages_are_true_to_a_tenth_of_a_second_and_shared_within_it() -> None:
     reports = Reports(FIRST_CONN)
     for n in range(100):

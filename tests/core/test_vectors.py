@@ -162,6 +162,7 @@ def meaning(request: records.Request) -> dict[str, Any]:
                 "conns": [*request.conns],
                 "timeout": request.timeout,
                 "age": request.age,
+                "began": request.began,
             }
         case records.Logout():
             return {
@@ -211,9 +212,13 @@ def exact(value: object) -> str:
 
 def same_durations(frame: dict[str, Any]) -> dict[str, Any]:
     durations = {"timeout", "age", "ping", "seconds"} & frame.keys()
-    return frame | {
-        key: float(frame[key]) for key in durations if frame[key] is not None
+    single = {key: float(frame[key]) for key in durations if frame[key] is not None}
+    several = {
+        key: [None if it is None else float(it) for it in frame[key]]
+        for key in {"began", "clock"} & frame.keys()
+        if frame[key] is not None
     }
+    return frame | single | several
 
 
 @pytest.mark.parametrize("case", TO_SIDECAR, ids=name_of)
@@ -426,7 +431,7 @@ def test_the_page_shows_the_features_of_this_version() -> None:
     assert welcome["max_frame"] == LIMITS.max_frame_bytes
     options = set(column("Frames from a gateway", "([a-z]+)`"))
     named = set(column("Frames from a gateway", r'\["(\w+)"'))
-    assert set(FEATURES) <= options | named | {"age", "conn", "timers"}
+    assert set(FEATURES) <= options | named | {"age", "began", "conn", "timers"}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from liveness.metrics import (
 NOW = Now(
     events={"login": 3, "logout": 0},
     ignored={"older": 1},
+    began_unused={"future": 6},
     users=2,
     opened={"login": 2},
     ended={"silence": 1},

@@ -1,0 +1,55 @@
+"""The clocks of the host, read at one moment together with the event loop's.
+
+A login says on CLOCK_MONOTONIC when its connection began, so that it does not matter when
+the login is read. Each time namespace shifts that clock, and none shifts the wall clock:
+two processes that read both at one moment, and see the same difference, have the same
+CLOCK_MONOTONIC (`HostTime.is_same_clock`).
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from liveness.core.records import HostTime
+
+# The scheduler, or a SIGSTOP, may come between two looks at two clocks: then they are
+# looked at again, and after so many times there is no reading.
+TRIES: Final = 5
+LONGEST_S: Final = 0.001
+
+
+class HostReading(NamedTuple):
+    """One moment on the host's clocks, and how far another clock is from them."""
+
+    host: HostTime
+    offset: float  # CLOCK_MONOTONIC less the event loop's clock
+
+
+def read_host(loop_clock: Callable[[], float]) -> HostReading | None:
+    """Read the host's clocks together with the event loop's.
+
+    Returns:
+        The reading; None if there is none, as where the loop's clock is a virtual one.
+    """
+    if _is_virtual():
+        return None
+    best, shortest = None, LONGEST_S
+    for _ in range(TRIES):
+        began = time.clock_gettime(time.CLOCK_MONOTONIC)
+        loop_s, unix_s = loop_clock(), time.time()
+        took = time.clock_gettime(time.CLOCK_MONOTONIC) - began
+        if took < shortest:
+            best, shortest = HostReading(HostTime(began, unix_s), began - loop_s), took
+    return best
+
+
+def _is_virtual() -> bool:
+    """Whether this runs in a test whose time is trio's MockClock."""
+    testing = sys.modules.get("trio.testing")
+    if testing is None:
+        return False
+    lowlevel = sys.modules["trio"].lowlevel
+    return lowlevel.in_trio_run() and isinstance(
+        lowlevel.current_clock(), testing.MockClock
+    )

@@ -1,0 +1,118 @@
+"""Which of two connections is the newer, if their logins are read late and out of order.
+
+The sidecar is stopped while two gateways write, each on its own link. The link that gave
+something longest ago is read first: so it is chosen here which login is read last.
+"""
+
+import signal
+from functools import partial
+from pathlib import Path
+from time import CLOCK_MONOTONIC, clock_gettime, time_ns
+
+import anyio
+import pytest
+
+import liveness
+from tests.e2e.client import SOON_S, Client
+from tests.e2e.conftest import Start
+from tests.e2e.sidecar import Sidecar, eventually
+
+
+def monotonic() -> float:
+    return clock_gettime(CLOCK_MONOTONIC)
+
+
+def clocks(shift_s: float = 0.0) -> list[float]:
+    """What a gateway's hello says; *shift_s* is that of a time namespace."""
+    unix_s = time_ns() / 1e9
+    return [monotonic() + shift_s, unix_s]
+
+
+def stop(sidecar: Sidecar) -> None:
+    """Stop the process, and return once it does not run any more."""
+    sidecar.signal(signal.SIGSTOP)
+    status = Path(f"/proc/{sidecar.process.pid}/stat")
+    eventually(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")
+
+
+def linked(sidecar: Sidecar, name: str, shift_s: float = 0.0) -> Client:
+    link = sidecar.gateway(name, clock=clocks(shift_s), kinds=[])
+    link.settle()
+    return link
+
+
+@pytest.mark.parametrize("is_newer_first", [True, False], ids=["newer", "older"])
+def test_the_newer_connection_wins_whichever_login_is_read_first(
+    start: Start, is_newer_first: bool
+) -> None:
+    sidecar = start()
+    links = [linked(sidecar, "g"), linked(sidecar, "h")]
+    newer, older = links if is_newer_first else links[::-1]
+    stop(sidecar)
+    older.send("login", "u", {"conn": 1, "began": monotonic()})
+    newer.send("login", "u", {"conn": 2, "began": monotonic()})
+    sidecar.signal(signal.SIGCONT)
+    for link in links:
+        link.settle()
+    ((_uid, _gateway, _session, conn),) = newer.where("u")
+    assert conn == 2
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_newer_connection_wins_that_the_library_reports(
+    start: Start, backend: str
+) -> None:
+    sidecar = start()
+
+    async def main() -> None:
+        connect = partial(liveness.connect, sidecar.socket)
+        async with connect(name="g") as newer, connect(name="h") as older:
+            # Each has a connection by now, and h's was read last: so it is read last again.
+            for number, gateway in enumerate((newer, older)):
+                gateway.login(f"first {number}", conn=number)
+                await gateway.flush()
+            stop(sidecar)
+            older.login("u", conn=11)
+            newer.login("u", conn=12)
+            with anyio.fail_after(SOON_S):
+                # What is asked tells nobody.
+                while newer.stats().pending or older.stats().pending:  # noqa: ASYNC110
+                    await anyio.sleep(0.005)
+            sidecar.signal(signal.SIGCONT)
+            await newer.flush()
+            await older.flush()
+            watcher = sidecar.watcher()
+            ((_uid, name, _session, conn),) = watcher.where("u")
+            assert (name, conn) == ("g", 12)
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("shift_s", "welcome"), [(0.0, True), (3_600.0, False), (0.2, False)]
+)
+def test_welcome_tells_whether_a_gateway_has_the_same_clock(
+    start: Start, shift_s: float, welcome: bool
+) -> None:
+    sidecar = start()
+    with Client(sidecar.socket) as link:
+        assert link.hello("g", clock=clocks(shift_s))["began"] is welcome
+    with Client(sidecar.socket) as link:
+        assert "began" not in link.hello("h")
+    with Client(sidecar.socket) as watcher:
+        assert watcher.hello("w", role="watcher", clock=clocks())["began"] is False
+
+
+def test_a_beginning_by_another_clock_or_in_the_future_is_counted_and_not_used(
+    start: Start,
+) -> None:
+    sidecar = start()
+    link, shifted = linked(sidecar, "g"), linked(sidecar, "h", 3_600.0)
+    link.send("login", ["a", "b"], {"conn": [1, 2], "began": monotonic() + 60})
+    link.settle()
+    # It came later, and began before all of them if anybody believed it.
+    shifted.send("login", "a", {"conn": 3, "began": 0.5})
+    shifted.settle()
+    assert [row[1] for row in shifted.where("a")] == ["h"]
+    for why, count in (("future", 2), ("other_clock", 1)):
+        assert sidecar.metric("liveness_began_unused_total", why=why) == count
