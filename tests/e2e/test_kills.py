@@ -9,12 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 from random import Random
-from time import perf_counter, time_ns
+from time import CLOCK_MONOTONIC, clock_gettime, perf_counter, time_ns
 from typing import Final
 
 import pytest
 import trio
 
+from liveness.core.records import HostTime
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar
 from tests.simulation.checker import broken_promises
@@ -49,6 +50,12 @@ class RealMachine:
         self.is_ailing = False
         self._sidecar = sidecar
         self._history = history
+        self._booted_s = clock_gettime(CLOCK_MONOTONIC) - trio.current_time()
+
+    def host_time(self, now: float) -> HostTime:
+        monotonic_s = self._booted_s + now
+        ago_s = clock_gettime(CLOCK_MONOTONIC) - monotonic_s
+        return HostTime(monotonic_s, time_ns() / 1e9 - ago_s)
 
     async def start(self) -> None:
         self._history.processes.append(Process(trio.current_time()))

@@ -31,6 +31,8 @@ PROMPT_S: Final = 0.020 + 0.050
 # Two commits of the log, as long as the disk takes for one in a quiet hour, and a page
 # of it read by one that is behind.
 DELIVERED_S: Final = 0.050
+# What the sidecar and a gateway make of one moment, by adding and taking away.
+ROUNDING_S: Final = 1e-6
 # So long after its link began or ended a gateway may still be taken for there, or away.
 LINK_S: Final = 0.1
 # A promise to ping may be kept late by as much again, and by this at least.
@@ -320,6 +322,11 @@ class Checker:
         if not ages:
             yield f"6: {record}, and nobody logged in"
             return
+        lost = self.log.get(record["from_session"])
+        if lost is not None and self._has_began(new, at) and self._is_exact(lost, at):
+            if old.opened_at > new.opened_at + ROUNDING_S:
+                yield f"6: {record}, and {old} began after {new}, as both had said"
+            return
         # The wall clock's steps reach the starts of sessions over a restart.
         if len(self.history.wall) > 1:
             return
@@ -523,6 +530,8 @@ class Checker:
         ages = self._ages(conn, at)
         if session["reason"] != "login" or not ages:
             return at + STAMP_S
+        if self._is_exact(session, at):
+            return conn.opened_at + 2 * STAMP_S
         return at - min(ages) + 2 * STAMP_S
 
     # --- what is asked of the history -----------------------------------------
@@ -538,6 +547,22 @@ class Checker:
         """
         ages = [it.frame[2]["age"] for it in self._sent(conn, "login")]
         return [age for age in ages if conn.opened_at + age <= at + STAMP_S]
+
+    def _is_exact(self, session: Record, until: float) -> bool:
+        """Whether its beginning was told on the host's clock, to the process of then."""
+        began, conn = self.at[session["seq"]], self.history.conns[session["conn"]]
+        return (
+            session["reason"] == "login"
+            and self._has_began(conn, began)
+            and self.history.process_at(began) == self.history.process_at(until)
+        )
+
+    def _has_began(self, conn: Conn, until: float) -> bool:
+        """Whether every login of a connection said when it began, so as to be used."""
+        logins = [it for it in self._sent(conn, "login") if it.at <= until + STAMP_S]
+        return bool(logins) and all(
+            it.link.welcome.get("began") and "began" in it.frame[2] for it in logins
+        )
 
     def _timeouts(self, conn: Conn) -> list[float]:
         """Its own, and those that hold after a sign of life began its session."""

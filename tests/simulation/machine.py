@@ -20,7 +20,8 @@ from typing import Any, Final
 import trio
 
 from liveness.config import AccessSettings, Config
-from liveness.core.records import Instant
+from liveness.core.records import HostTime, Instant
+from liveness.hostclock import HostReading
 from liveness.service.app import load
 from liveness.service.clock import Clock
 from liveness.service.peers import access_to
@@ -44,6 +45,7 @@ HALF_STARTS: Final = 0.2
 # What a call on the disk takes before it does anything, and before it is known of.
 QUICK_S: Final = (0.0002, 0.003)
 ZERO_MS: Final = 1_700_000_000_000
+BOOTED_S: Final = 5_000.0  # CLOCK_MONOTONIC at 0
 
 Files = dict[str, bytes]
 
@@ -67,6 +69,13 @@ class HostClock(Clock):
 
     def wall_ms(self) -> int:
         return self.zero_ms + int(trio.current_time() * 1000)
+
+    def host(self) -> HostReading:
+        return HostReading(self.host_time(trio.current_time()), BOOTED_S)
+
+    def host_time(self, now: float) -> HostTime:
+        """What any process of the host reads at a moment."""
+        return HostTime(BOOTED_S + now, self.zero_ms / 1000 + now)
 
     def cpu(self) -> float:
         return self.cpu_s
@@ -115,6 +124,10 @@ class Machine:
         history.wall.append((0.0, self.clock.zero_ms))
 
     # --- what is done to it ---------------------------------------------------
+
+    def host_time(self, now: float) -> HostTime:
+        """What CLOCK_MONOTONIC and the wall clock show at a moment."""
+        return self.clock.host_time(now)
 
     @property
     def is_up(self) -> bool:

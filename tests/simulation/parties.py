@@ -46,6 +46,7 @@ GREEDY_PINGS: Final = 12
 LARGE: Final = "x" * 60_000
 READING_S: Final = 4.0  # after which it leaves
 NOBODYS_CONN: Final = 10**9
+SHIFTED_S: Final = 0.8  # a time namespace's clock
 
 _REPEATED: Final = ("keepalive", "message", "logout")
 
@@ -449,6 +450,8 @@ class Gateway(Party):
         options: dict[str, Any] = {"conn": what}
         if kind == "login":
             options["age"] = self.world.now - conn.opened_at
+            if self._says_began:
+                options["began"] = self._host_time(conn.opened_at)[0]
             if conn.timeout is not None:
                 options["timeout"] = conn.timeout
         return [kind, conn.uid, options]
@@ -484,7 +487,23 @@ class Gateway(Party):
             said["ping"] = self.plan.ping
         if self._is_fresh:
             said["fresh"] = True
+        if self.plan.clock != "not told":
+            said["clock"] = self._host_time(self.world.now)
         return said
+
+    @property
+    def _says_began(self) -> bool:
+        if self.plan.clock == "another namespace's":
+            return True
+        assert self.wire is not None
+        return bool(self.wire.link.welcome.get("began"))
+
+    def _host_time(self, at: float) -> list[float]:
+        """Its CLOCK_MONOTONIC and the wall clock, at a moment."""
+        monotonic_s, unix_s = self.world.machine.host_time(at)
+        if self.plan.clock == "another namespace's":
+            monotonic_s += SHIFTED_S
+        return [monotonic_s, unix_s]
 
     def welcomed(self, wire: Wire) -> None:
         super().welcomed(wire)

@@ -71,6 +71,13 @@ Step: TypeAlias = Visit | Remind | Fault | Greedy
 # Of the plans.
 GREEDY_SHARE: Final = 0.25
 
+# Of a gateway: what its hello says of its clock. In another time namespace it is shifted,
+# and it goes on to say `began` although the sidecar has told it not to.
+CLOCKS: Final = ("host's", "host's", "host's", "not told", "another namespace's")
+
+# So many plans have users who connect through two gateways while the sidecar is paused.
+RACES: Final = 0.3
+
 # With how often each is drawn.
 FAULTS: Final = {
     "sidecar crashes": 4,
@@ -111,6 +118,7 @@ class GatewayPlan:
     flush_s: float
     other_timeout: float | None  # of its links in turns
     pings_every: float = 1 / 3  # of what it promised
+    clock: str = "host's"  # by which its logins tell when they began: see `CLOCKS`
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +238,11 @@ def plan_of(seed: int) -> Plan:
             )
             for _ in range(unread.randint(1, 6))
         ]
+    drawn = Random(f"{seed}-began")
+    gateways = tuple(replace(it, clock=drawn.choice(CLOCKS)) for it in gateways)
+    if drawn.random() < RACES:
+        for _ in range(drawn.randint(1, 5)):
+            steps += _race(drawn, uids, len(gateways), lasts_s, timeout_s)
     return Plan(
         seed=seed,
         timeout_s=timeout_s,
@@ -319,6 +332,27 @@ def _visit(
         logs_out=random.random() < 0.4,
         timeout=own,
     )
+
+
+def _race(
+    random: Random, uids: list[Uid], gateways: int, lasts_s: float, timeout_s: float
+) -> list[Step]:
+    """A user connects some times while the sidecar is paused, through any gateway."""
+    at, seconds = random.uniform(0, lasts_s - 5), random.uniform(0.2, 3.0)
+    uid = random.choice(uids)
+    visits = [
+        Visit(
+            at=at + random.uniform(0, seconds),
+            gateway=random.randrange(gateways),
+            uid=uid,
+            talks_for_s=random.uniform(1, 3) * timeout_s,
+            every_s=0.3 * timeout_s,
+            logs_out=random.random() < 0.5,
+            timeout=None,
+        )
+        for _ in range(random.randint(2, 4))
+    ]
+    return [Fault(at, "sidecar paused", 0, seconds), *visits]
 
 
 def _reminder(

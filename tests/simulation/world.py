@@ -9,6 +9,7 @@ from typing import Protocol
 
 import trio
 
+from liveness.core.records import HostTime
 from tests.simulation.history import History
 from tests.simulation.parties import Gateway, GreedyWatcher, Watcher
 from tests.simulation.plan import ORDERS, Fault, Greedy, Plan, Remind, Visit
@@ -20,6 +21,9 @@ class Host(Protocol):
     """What the sidecar runs on: simulated, or this one."""
 
     socket: Path
+
+    def host_time(self, now: float) -> HostTime:
+        """What CLOCK_MONOTONIC and the wall clock show at a moment."""
 
     @property
     def is_up(self) -> bool:
