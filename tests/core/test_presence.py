@@ -734,7 +734,7 @@ def test_all_that_is_known_of_a_user_is_told_at_any_moment(scene: Scene) -> None
 
 
 def test_one_who_is_due_is_told_by_what_it_waits_for(scene: Scene) -> None:
-    scene.link("g", ping=5.0)
+    scene.link("g", ping=2.5)
     scene.login("g", ["u"])
     scene.wait(29.5, "g")
 
