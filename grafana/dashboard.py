@@ -377,7 +377,6 @@ def gateways() -> list[Panel]:
                 "{{gateway}} timeout",
             ),
             unit="s",
-            width=16,
         ),
         curves(
             "Promises to ping",
