@@ -468,7 +468,7 @@ def log() -> list[Panel]:
                 "mend the disk. See LivenessWritesFail in the README.",
                 query(f"{rate('what', 'liveness_write_failures_total')} > 0"),
                 unit="cps",
-                width=12,
+                width=8,
             ).height(6)
         ),
         seldom(
@@ -479,7 +479,17 @@ def log() -> list[Panel]:
                 "README tells under LivenessNotReady.",
                 query(f"{rate('file', 'liveness_files_lost_total')} > 0"),
                 unit="cps",
-                width=12,
+                width=8,
+            ).height(6)
+        ),
+        seldom(
+            curves(
+                "Damaged records",
+                "Records of the log that were found to be damaged on disk. Links that had "
+                "not been sent them are sent a gap, and everything else: see "
+                "LivenessLogDamaged in the README.",
+                query(f"{by('instance', 'liveness_log_damaged_records')} > 0"),
+                width=8,
             ).height(6)
         ),
     ]

@@ -744,6 +744,20 @@ def check_config(*, config: ConfigFile = None) -> None:
     print(effective(load(file=_path(config))), end="")
 
 
+@app.command(help_epilogue="Example: liveness check-state --state /var/lib/liveness")
+def check_state(*, state: State = None, json: Json = False) -> int:
+    """Read the whole state, and say what of it is damaged; a sidecar may run.
+
+    The exit code is 0 if all of it is whole, 3 if not.
+    """
+    folder = state_folder(state)
+    os.nice(BACKGROUND)
+
+    from liveness.commands.checkstate import check_state
+
+    return check_state(folder, as_json=json, out=sys.stdout)
+
+
 @app.command(help_epilogue="Example: liveness version")
 def version() -> None:
     """Print the versions of the program, the wheel, Python and the protocol."""

@@ -183,6 +183,7 @@ class Now:
     log_pending: int
     write_failures: dict[str, int]
     log_bytes: int
+    log_damaged: int
     feed_watchers: int
     streams: dict[str, int]
     timers: dict[str, int]
@@ -344,6 +345,11 @@ class Collector:
         yield commits
         yield GaugeMetricFamily(
             "liveness_log_bytes", "Bytes of the database in use.", now.log_bytes
+        )
+        yield GaugeMetricFamily(
+            "liveness_log_damaged_records",
+            "Records of the log that were found to be damaged on disk.",
+            now.log_damaged,
         )
         yield GaugeMetricFamily(
             "liveness_feed_watchers", "Readers of everyone's feed.", now.feed_watchers

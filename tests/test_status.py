@@ -64,6 +64,7 @@ def scraped() -> bytes:
         log_pending=2,
         write_failures={},
         log_bytes=3 * 2**19,
+        log_damaged=0,
         feed_watchers=0,
         streams={"feed": 2, "live": 1, "users": 0},
         timers={},

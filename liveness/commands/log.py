@@ -15,7 +15,7 @@ from typing import Final, TextIO
 from liveness.commands import CommandError
 from liveness.commands.watch import json_line, text_line
 from liveness.core.records import Logged, Record, Uid
-from liveness.service.logbook import Sought, log_in
+from liveness.service.logbook import Logbook, Sought, log_in
 from liveness.text import escaped, local_time, uid_text
 
 # Every key that a record may have: a column each.
@@ -90,6 +90,8 @@ def history(
             f"no record of {named} in the log of {folder}, which {told}: correct the "
             "name (int:7 is the integer, 7 the string), or --state"
         )
+    if left_out := _left_out(book):
+        tell(left_out)
     line = json_line if as_json else text_line
     out.writelines(f"{line(record.as_map())}\n" for record in reversed(look.records))
     if look.back_to is not None:
@@ -106,6 +108,7 @@ def log(folder: Path, sought: Sought, *, form: str, out: TextIO) -> None:
         out: Flushed at the end alone.
     Raises:
         StateError: The log cannot be read.
+        CommandError: Records are missing that are damaged; all others were written.
     """
     with log_in(folder, clock=perf_counter) as book:
         records = book.records(sought)
@@ -119,6 +122,19 @@ def log(folder: Path, sought: Sought, *, form: str, out: TextIO) -> None:
             line = json_line if form == "json" else text_line
             for record in records:
                 out.write(f"{line(record.as_map())}\n")
+        if left_out := _left_out(book):
+            raise CommandError(left_out)
+
+
+def _left_out(book: Logbook) -> str:
+    """Says which records are missing as they are damaged."""
+    if not book.damaged:
+        return ""
+    first, last = min(book.damaged)
+    told = f"records {first} to {last}"
+    if len(book.damaged) > 1:
+        told += f", and of {len(book.damaged) - 1} more places,"
+    return f"{told} are damaged on disk and left out: see `liveness check-state`"
 
 
 def _cells(record: Logged) -> dict[str, object]:

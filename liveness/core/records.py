@@ -164,7 +164,7 @@ class TimerRecord(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Records `first` to `until - 1` are no longer kept; made for one reader."""
+    """Records `first` to `until - 1` are not kept, or damaged; made for one reader."""
 
     first: int
     until: int

@@ -149,6 +149,7 @@ def load(
         StateError: What lies in the state directory is damaged.
     """
     with store.expecting_damage():
+        store.check()
         _catch_up(table, store)
         sidecar = Sidecar(config, store, table, clock, access, token)
         sidecar.restore()
@@ -164,6 +165,7 @@ def _catch_up(table: TimerTable, store: Store) -> None:
     reached = table.seq
     if not has_live:
         reached = newest
+    damaged = store.damaged_records
     while reached < newest:
         page = store.read(
             after=reached, until=newest, wanted=RUNS, limit=REPLAYED_AT_ONCE
@@ -180,6 +182,11 @@ def _catch_up(table: TimerTable, store: Store) -> None:
             )
     with table.expecting_damage():
         table.follow(newest)
+    if store.damaged_records > damaged:
+        _log.warning(
+            "runs of timers may be among the damaged records; these timers fire again",
+            records=store.damaged_records - damaged,
+        )
 
 
 @contextmanager

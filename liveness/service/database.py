@@ -23,7 +23,7 @@ WAL_BYTES: Final = 64 * 2**20
 _SUFFIXES: Final = ("-wal", "-shm", "-journal")
 
 # The file is whole, but it cannot be used now.
-_DISK_TROUBLE: Final = frozenset(
+DISK_TROUBLE: Final = frozenset(
     {
         sqlite3.SQLITE_IOERR,
         sqlite3.SQLITE_FULL,
@@ -49,7 +49,7 @@ def expecting_damage(path: Path, remedy: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-        if code & 0xFF in _DISK_TROUBLE:
+        if code & 0xFF in DISK_TROUBLE:
             raise StartError(
                 f"{path}: {error}; make room or mend the disk, nothing of it is lost"
             ) from error

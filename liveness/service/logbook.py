@@ -11,7 +11,8 @@ them are decoded. A page whose newest stamp is too old is not even looked into.
 
 A look is made in chunks, each a transaction of some hundredths of a second, however slow
 the reader is: a long one would keep the WAL growing. Between two chunks the log may go on
-and be trimmed, and nothing is missed or given twice.
+and be trimmed, and nothing is missed or given twice. A page that was found and is damaged
+is left out, and noted.
 
 The sidecar reads its own file. A command reads the file of a sidecar that runs, was
 stopped or was killed, as anyone who may read it, and changes nothing: see `looking_at`.
@@ -38,7 +39,8 @@ from liveness.core.records import (
 from liveness.core.wire import encode
 from liveness.errors import StateError
 from liveness.service.database import meta, opened
-from liveness.service.store import DATABASE, SCHEMA, records_in
+from liveness.service.logpages import LogPage, is_whole, records_in
+from liveness.service.store import DATABASE, SCHEMA
 
 # How long a chunk is to take. By how long one took the next has more pages, or fewer: a
 # page is of one record or of a thousand.
@@ -54,6 +56,7 @@ SET_BACK_MS: Final = 3_600_000
 TRIES: Final = 5
 
 _END: Final = 2**63 - 1
+_PAGE: Final = "last, first, newest, records, crc"
 
 T = TypeVar("T")
 Opened = Callable[[], AbstractContextManager[sqlite3.Connection]]
@@ -130,6 +133,9 @@ class Logbook:
     def __init__(self, opened: Opened, *, clock: Callable[[], float]) -> None:
         self._opened = opened
         self._clock = clock
+        self.damaged: set[tuple[int, int]] = (
+            set()
+        )  # first and last seq of pages left out
 
     def newest_of(self, uid: Uid, *, limit: int, within_s: float = inf) -> Look:
         """The newest records of a user, at most *limit*, found in about this time."""
@@ -137,6 +143,7 @@ class Logbook:
         sought = Sought(uid)
         found: list[Record] = []
         for chunk in self._chunks(sought, is_back=True):
+            self.damaged |= chunk.damaged
             for page in chunk.pages:
                 for record in reversed(records_in(page)):
                     if isinstance(record, Record) and sought.wants(record):
@@ -152,16 +159,18 @@ class Logbook:
         """Every record that is sought, oldest first."""
         end = _END if sought.until is None else sought.until + SET_BACK_MS
         for chunk in self._chunks(sought, is_back=False):
+            self.damaged |= chunk.damaged
             for page in chunk.pages:
                 yield from filter(sought.wants, records_in(page))
             if chunk.edge is not None and chunk.edge.at >= end:
                 return
 
     def record(self, seq: int) -> Logged | None:
-        """One record; None if it is no longer kept, or not yet there."""
-        query = "select records from log where last >= ? order by last limit 1"
+        """One record; None if it is no longer kept, damaged, or not yet there."""
+        query = f"select {_PAGE} from log where last >= ? order by last limit 1"
         row = self._read(lambda db: db.execute(query, [seq]).fetchone())
-        records = records_in(row[0]) if row else []
+        page = _page(*row) if row else None
+        records = records_in(page) if page else []
         return next((one for one in records if one.seq == seq), None)
 
     def opening(self, session: int) -> Record | None:
@@ -221,23 +230,14 @@ class Logbook:
                 size = max(1, size // 2)
 
     def _read(self, look: Callable[[sqlite3.Connection], T]) -> T:
-        changed: Exception | None = None
-        for _ in range(TRIES):
-            try:
-                with self._opened() as db:
-                    return look(db)
-            except _Changed as error:
-                changed = error  # a sidecar has just been started, or stopped
-        raise StateError(
-            f"{changed} changes whenever it is read: a sidecar is started there again "
-            "and again; see its log, and ask again"
-        )
+        return read_again(self._opened, look)
 
 
 class _Chunk(NamedTuple):
     """Pages that have what is sought, and up to where was looked."""
 
-    pages: list[bytes]
+    pages: list[LogPage]
+    damaged: set[tuple[int, int]]
     place: int
     edge: Mark | None
     is_last: bool
@@ -258,30 +258,45 @@ def _chunk(
     last = (-1 if is_back else _END) if is_last else edge[0]
     condition, values = sought.condition()
     rows = db.execute(
-        f"select records, last, first, newest from log where last {beyond} ? and "
+        f"select {_PAGE} from log where last {beyond} ? and "
         f"last between ? and ? and {condition} order by last {order}",
         [place, min(place, last), max(place, last), *values],
     )
-    pages, taken = list[bytes](), 0
-    for page, *row in rows:
+    pages, damaged, taken = list[LogPage](), set[tuple[int, int]](), 0
+    for row in rows:
+        page = _page(*row)
+        if page is None:
+            damaged.add((row[1], row[0]))
+            continue
         pages.append(page)
-        taken += len(page)
+        taken += len(page.records)
         if taken > CHUNK_BYTES:
-            edge, is_last = row, False
+            edge, is_last = row[:3], False
             break
     rows.close()
     db.execute("commit")
     if edge is None:
-        return _Chunk(pages, place, None, is_last)
-    return _Chunk(pages, edge[0], Mark(edge[1], edge[2]), is_last)
+        return _Chunk(pages, damaged, place, None, is_last)
+    return _Chunk(pages, damaged, edge[0], Mark(edge[1], edge[2]), is_last)
 
 
 def _oldest(db: sqlite3.Connection) -> Mark | None:
-    row = db.execute("select records from log order by last limit 1").fetchone()
+    row = db.execute(f"select {_PAGE} from log order by last limit 1").fetchone()
     if row is None:
         return None
-    first = records_in(row[0])[0]
+    page = _page(*row)
+    if page is None:
+        return Mark(row[1], row[2])
+    first = records_in(page)[0]
     return Mark(first.seq, first.at)
+
+
+def _page(
+    last: int, first: int, newest: int, records: bytes, crc: int | None
+) -> LogPage | None:
+    """A page of the log; None if it is damaged."""
+    page = LogPage(last, first, newest, records)
+    return page if is_whole(page, crc) else None
 
 
 # --- without a sidecar ----------------------------------------------------------------
@@ -308,8 +323,55 @@ def log_in(folder: Path, *, clock: Callable[[], float]) -> Iterator[Logbook]:
         raise StateError(f"{path} cannot be read: {_remedy(path, error)}") from error
 
 
+def read_again(opened: Opened, look: Callable[[sqlite3.Connection], T]) -> T:
+    """Read until nobody has changed what was read meanwhile.
+
+    Raises:
+        StateError: That never was so.
+    """
+    changed: Exception | None = None
+    for _ in range(TRIES):
+        try:
+            with opened() as db:
+                return look(db)
+        except _Changed as error:
+            changed = error  # a sidecar has just been started, or stopped
+    raise StateError(
+        f"{changed} changes whenever it is read: a sidecar is started there again "
+        "and again; see its log, and ask again"
+    )
+
+
+def any_schema(_db: sqlite3.Connection, _path: Path) -> None:
+    """For `looking_at`: whatever is there is read."""
+
+
+def this_schema(db: sqlite3.Connection, path: Path) -> None:
+    """For `looking_at`: raise what keeps this version from reading a log."""
+    (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
+    has = meta(db, "schema") if tables else None
+    if has == SCHEMA:
+        return
+    if not tables:
+        raise StateError(
+            f"{path} is empty, no sidecar has written there yet: start one, or name its "
+            "state directory with --state"
+        )
+    if not isinstance(has, int):
+        raise StateError(
+            f"{path} says {has!r:.40} for its schema, which is none of ours: name the "
+            "sidecar's state directory with --state"
+        )
+    todo = "use the version that wrote it"
+    if has < SCHEMA:
+        todo += ", or start this version's sidecar there, which brings it up to date"
+    raise StateError(f"{path} has schema {has}, this version reads {SCHEMA}; {todo}")
+
+
 @contextmanager
-def looking_at(path: Path) -> Iterator[sqlite3.Connection]:
+def looking_at(
+    path: Path, *, check: Callable[[sqlite3.Connection, Path], None] = this_schema
+) -> Iterator[sqlite3.Connection]:
     """Open a log that may be another process's, for one read; nothing is written.
 
     Where there is a WAL, a sidecar has the file open or was killed. SQLite then reads
@@ -328,7 +390,7 @@ def looking_at(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         with closing(opened(path, how)) as db:
             db.execute("pragma busy_timeout = 1000")
-            _check(db, path)
+            check(db, path)
             yield db
     finally:
         if before.wal is None and _state(path) != before:
@@ -370,28 +432,6 @@ def _facts(path: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _check(db: sqlite3.Connection, path: Path) -> None:
-    """Raise what keeps this version from reading a log."""
-    (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
-    has = meta(db, "schema") if tables else None
-    if has == SCHEMA:
-        return
-    if not tables:
-        raise StateError(
-            f"{path} is empty, no sidecar has written there yet: start one, or name its "
-            "state directory with --state"
-        )
-    if not isinstance(has, int):
-        raise StateError(
-            f"{path} says {has!r:.40} for its schema, which is none of ours: name the "
-            "sidecar's state directory with --state"
-        )
-    todo = "use the version that wrote it"
-    if has < SCHEMA:
-        todo += ", or start this version's sidecar there, which brings it up to date"
-    raise StateError(f"{path} has schema {has}, this version reads {SCHEMA}; {todo}")
-
-
 def _remedy(path: Path, error: sqlite3.Error) -> str:
     """What SQLite says, and what to do about it."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
@@ -403,4 +443,4 @@ def _remedy(path: Path, error: sqlite3.Error) -> str:
         return f"{error}; ask again"
     if code == sqlite3.SQLITE_IOERR:
         return f"{error}; mend the disk"
-    return f"{error}; it is damaged, restore a backup"
+    return f"{error}; it is damaged: see `liveness check-state`, restore a backup"

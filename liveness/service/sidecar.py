@@ -537,6 +537,7 @@ class Sidecar:
             log_pending=journal.pending,
             write_failures=journal.write_failures,
             log_bytes=journal.log_bytes,
+            log_damaged=journal.store.damaged_records,
             feed_watchers=engine.book.linked(WATCHER),
             streams=dict(self._streams.open),
             timers=dict(self.timetable.states),

@@ -148,6 +148,19 @@ def stopped_at(folder: Path, *, log: str, seq: int) -> int | None:
         return None  # the next start says why it is of no use
 
 
+def is_whole(folder: Path) -> bool | None:
+    """Whether the file is as it was written; None if there is none."""
+    packed = _packed(folder / NAME)
+    if packed is None:
+        return None
+    try:
+        head, body = decode(packed)
+        version, *_, crc = decode(head)
+    except (ValueError, TypeError):
+        return False
+    return bool(version == _VERSION and zlib.crc32(body) == crc)
+
+
 def _packed(path: Path) -> bytes | None:
     try:
         with os.fdopen(_open_no_link(path, os.O_RDONLY), "rb") as file:

@@ -27,12 +27,12 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from zlib import crc32
 
 import structlog
 
@@ -41,12 +41,11 @@ from liveness.core.records import (
     OnlineFields,
     OnlineRow,
     Wanted,
-    logged,
 )
 from liveness.core.timers import Fire
-from liveness.core.wire import decode, encode
+from liveness.core.wire import encode
 from liveness.errors import StartError
-from liveness.service import migrations
+from liveness.service import logpages, migrations
 from liveness.service.database import (
     connect,
     cut,
@@ -59,6 +58,7 @@ from liveness.service.database import (
     write_ahead,
 )
 from liveness.service.folders import make_own_folder, open_own
+from liveness.service.logpages import PAGE_RECORDS, records_in, row_of
 from liveness.text import EXACT_IN_JSON, json_line, uid_text, utc_time
 
 SCHEMA: Final = 3
@@ -71,9 +71,6 @@ COPIED: Final = "copied"
 # one who is concerned by few does not hold the file for long.
 SCAN_RECORDS: Final = 50_000
 LIST_ROWS: Final = 1_000
-# A page of the log has no more records than this: what is encoded at once, while nobody
-# else has the interpreter, and what a reader of one record decodes.
-PAGE_RECORDS: Final = 1_000
 # A trim deletes no more records than these and a page in one transaction: about 10 ms.
 TRIM_RECORDS: Final = 2_000
 # Of so many logs that this one was a copy of, one after the other, the newest are known.
@@ -102,6 +99,23 @@ create table trimmed (name text primary key, seq integer not null) strict,
     without rowid;
 insert into meta values ('schema', {SCHEMA});
 """
+
+
+# What is true of each row that is whole; a table at a time, a million rows take half a second.
+_SOUND: Final = {
+    "online": (
+        "session between 1 and :next - 1 and typeof(uid) in ('integer', 'text') "
+        "and typeof(start) = 'integer' and typeof(conn) in ('integer', 'null') "
+        "and length(cast(gateway as blob)) > 0 "
+        "and (timeout is null or timeout > 0)"
+    ),
+    "cursors": (
+        "role in ('gateway', 'watcher') and length(cast(name as blob)) > 0 "
+        "and seq between 0 and :next - 1 and typeof(used) = 'integer' "
+        "and (timeout is null or timeout > 0) and (in_force is null or in_force > 0)"
+    ),
+    "trimmed": "typeof(name) = 'text' and seq between 0 and :next - 1",
+}
 
 
 def _from_json(columns: int) -> str:
@@ -143,6 +157,7 @@ _TRIMMED: Final = f"""
 insert or replace into trimmed select {_from_json(2)} from json_each(?)
 where json_extract(value, '$[0]') in (select name from cursors)
 """
+_TRIMMED_UNKNOWN: Final = "update trimmed set seq = :seq where seq < :seq"
 _FORGET_TRIMMED: Final = (
     "delete from trimmed where name not in (select name from cursors)"
 )
@@ -163,9 +178,9 @@ class Page(NamedTuple):
 
     records: list[Logged]
     reached: int  # the seq up to which the log was looked at
-    first: int  # the oldest seq kept
+    first: int  # the oldest seq kept; where those read for are damaged, the next that is not
     # The newest seq that is no longer kept and concerned this reader, as far as that is
-    # known; else the newest that is no longer kept.
+    # known; else the newest that is no longer kept. Of what is damaged it is not known.
     lost: int
 
 
@@ -196,6 +211,9 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / DATABASE
+        # Readers have threads of their own.
+        self._noting = threading.Lock()
+        self._damaged: list[tuple[int, int]] = []
         try:
             make_own_folder(folder)
             self._lock = open_own(folder / LOCK, os.O_RDWR | os.O_CREAT)
@@ -277,9 +295,18 @@ class Store:
 
     def bounds(self) -> tuple[int, int]:
         """The oldest seq kept, and the next one to be given."""
-        db = self._db
-        (last,) = db.execute("select max(last) from log").fetchone()
-        return _first(db), (last or 0) + 1
+        return logpages.oldest(self._db), logpages.following(self._db)
+
+    def check(self) -> None:
+        """At the start: see whether what is kept beside the log makes sense.
+
+        Raises:
+            sqlite3.DatabaseError: It does not; SQLite sees only damage to its structure.
+        """
+        _, following = self.bounds()
+        for table, count in unsound(self._db, following).items():
+            if count:
+                raise sqlite3.DatabaseError(f"{count} rows of {table} make no sense")
 
     def cursors(self) -> dict[tuple[str, str], CursorRow]:
         """Every stored cursor, by role and name."""
@@ -302,26 +329,67 @@ class Store:
         records: list[Logged] = []
         with reading(self.path) as db:
             db.execute("begin")
-            first = _first(db)
+            first = logpages.oldest(db)
             lost = _lost(db, wanted.gateway, first)
-            after = max(after, first - 1)
+            (newest,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+            after = reached = max(after, first - 1)
             until = min(until, after + SCAN_RECORDS)
-            # A page that lacks the bytes of a name has no record of it, as SQLite finds
-            # out without the interpreter.
+            # A page that lacks the bytes of a name has no record of it.
             names = [it for it in (wanted.uid, wanted.gateway) if it is not None]
-            has_them = "and instr(records, ?) " * len(names)
-            pages = db.execute(
-                "select records from log where last > ? and first <= ? "
-                f"{has_them}order by last",
-                [after, until, *map(encode, names)],
-            )
-            for (page,) in pages:
+            needed = [*map(encode, names)]
+            for page in logpages.pages(db, after=after, until=until):
+                if page.first > reached + 1:
+                    damaged = page.first - 1
+                    break
+                reached = page.last
+                if not all(name in page.records for name in needed):
+                    continue
                 for record in records_in(page):
                     if after < record.seq <= until and wanted.wants(record):
                         records.append(record)
                         if len(records) == limit:
                             return Page(records, record.seq, first, lost)
-        return Page(records, until, first, lost)
+            else:
+                damaged = min(until, newest)
+        if reached >= damaged:
+            return Page(records, until, first, lost)
+        self._note_damage(reached + 1, damaged)
+        if reached > after:  # and what is damaged is met by the next read
+            return Page(records, reached, first, lost)
+        return Page([], damaged, damaged + 1, damaged)
+
+    @property
+    def damaged_records(self) -> int:
+        """How many records were found to be damaged, and are still in the log's range."""
+        return sum(last - first + 1 for first, last in self._damaged)
+
+    def _note_damage(self, first: int, last: int) -> None:
+        """Say once of each damaged record that it is one."""
+        with self._noting:
+            apart = list[tuple[int, int]]()
+            whole = first, last
+            for one in self._damaged:
+                if one[1] + 1 < whole[0] or whole[1] + 1 < one[0]:
+                    apart.append(one)
+                else:
+                    whole = min(one[0], whole[0]), max(one[1], whole[1])
+            known, self._damaged = self._damaged, [*apart, whole]
+        if whole not in known:
+            _log.error(
+                "records are damaged on disk; who had not read them is told of a gap, and "
+                "gets everything else: see what `liveness check-state` says, look at the "
+                "disk, and restore a backup only if these records are worth it",
+                path=str(self.path),
+                first=first,
+                last=last,
+            )
+
+    def _forget_damage(self, first: int) -> None:
+        """Damage below the oldest record kept is history."""
+        with self._noting:
+            self._damaged = [
+                (max(one, first), last) for one, last in self._damaged if last >= first
+            ]
 
     def spool_online(
         self, gateway: str | None, write: Callable[[bytes], object]
@@ -379,7 +447,7 @@ class Store:
             (*key, *row) for key, row in batch.cursors.items() if row is not None
         ]
         forgotten = [key for key, row in batch.cursors.items() if row is None]
-        pages = [_page(part) for part in cut(batch.records, PAGE_RECORDS)]
+        pages = [row_of(part) for part in cut(batch.records, PAGE_RECORDS)]
         db = self._db
         with transaction(db):
             db.executemany("insert into log values (?, ?, ?, ?, ?)", pages)
@@ -407,63 +475,53 @@ class Store:
         Cursors stay where they are. Of each name it is kept which record that concerned
         it was the newest to go: a reader that had not read that one is told of a gap, and
         no other. Names not used since *idle_ms* are forgotten. The newest page is always
-        kept: it says which seq comes next.
+        kept: it says which seq comes next. A damaged page has no age that could be trusted,
+        and goes with the next whole one; whom it concerned nobody knows, so it counts for
+        all.
         """
         db = self._db
         is_full = self.log_bytes() > most_bytes
-        last, count, newest = 0, 0, dict[str, int]()
-        for page_last, young, page in db.execute(
-            "select last, newest, records from log "
-            "where last < (select max(last) from log) order by last"
-        ):
-            if count >= TRIM_RECORDS or not (is_full or young < oldest_ms):
+        last, count, newest, unknown = 0, 0, dict[str, int](), 0
+        reached = logpages.oldest(db) - 1
+        (end,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+        for page in logpages.pages(db, after=0, until=end - 1):
+            is_due = is_full or page.newest < oldest_ms
+            if count >= TRIM_RECORDS or not is_due or page.last == end:
                 break
+            if page.first > reached + 1:
+                unknown = page.first - 1
+                self._note_damage(reached + 1, unknown)
             for record in records_in(page):
                 for name in {record.gateway, record.from_gateway}:
                     if name is not None:
                         newest[name] = record.seq
-                count += 1
-            last = page_last
+            count += page.last - reached
+            last = reached = page.last
         with transaction(db):
             db.execute("delete from cursors where used < ?", [idle_ms])
             db.execute(_FORGET_TRIMMED)
             if not count:
                 return False
-            db.execute(_TRIMMED_NAMES, [_first(db) - 1])
+            db.execute(_TRIMMED_NAMES, [logpages.oldest(db) - 1])
             db.execute(_TRIMMED, [json.dumps([*newest.items()], ensure_ascii=False)])
+            db.execute(_TRIMMED_UNKNOWN, {"seq": unknown})
             db.execute("delete from log where last <= ?", [last])
+        self._forget_damage(last + 1)
         # As a script: `execute` stops after the first page that was given back.
         db.executescript(f"pragma incremental_vacuum({TRIM_PAGES})")
         return count >= TRIM_RECORDS
 
 
-def _first(db: sqlite3.Connection) -> int:
-    """The oldest seq kept; 1 of an empty log."""
-    row = db.execute("select first from log order by last limit 1").fetchone()
-    return 1 if row is None else int(row[0])
+def unsound(db: sqlite3.Connection, following: int) -> dict[str, int]:
+    """By table beside the log, how many rows make no sense where that seq comes next."""
+    query = "select count(*) from {} where ({}) is not true"
+    return {
+        table: db.execute(query.format(table, rule), {"next": following}).fetchone()[0]
+        for table, rule in _SOUND.items()
+    }
 
 
 def _lost(db: sqlite3.Connection, gateway: str | None, first: int) -> int:
     """The newest record that is gone and may have concerned a reader of *gateway*."""
     row = db.execute("select seq from trimmed where name = ?", [gateway]).fetchone()
     return first - 1 if row is None else int(row[0])
-
-
-def _page(records: Sequence[Logged]) -> tuple[int, int, int, bytes, int]:
-    """A row of the log: last and first seq, newest stamp, the records, their CRC-32."""
-    newest = max(record.at for record in records)
-    encoded = encode(records)
-    return records[-1].seq, records[0].seq, newest, encoded, crc32(encoded)
-
-
-def records_in(page: bytes) -> list[Logged]:
-    """The records of a page of the log, in order.
-
-    Raises:
-        sqlite3.DatabaseError: They are none.
-    """
-    try:
-        return [logged(fields) for fields in decode(page)]
-    except (ValueError, TypeError) as error:
-        # SQLite has no checksums: damage within a page is met here first.
-        raise sqlite3.DatabaseError(f"a page of the log is damaged: {error}") from error

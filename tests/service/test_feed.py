@@ -94,7 +94,7 @@ async def all_of(cursor: Cursor, limit: int = 1_000) -> list[Logged | Gap]:
 def trim(log: Log, *, below: int) -> None:
     """Let the retention take the pages below *below*, as the journal's task does."""
     store = log.journal.store
-    store._db.execute("update log set newest = 0 where last < ?", [below])
+    store._db.execute("update log set newest = 0, crc = null where last < ?", [below])
     store.trim(oldest_ms=1, most_bytes=2**40, idle_ms=0)
     log.journal.first, _ = store.bounds()
     assert log.journal.first == below
@@ -328,3 +328,16 @@ async def test_a_stored_cursor_that_lost_something_meets_a_gap(folder: Path) -> 
         gap, *rest = await all_of(log.cursor(wanted, position=2))
     assert gap == Gap(3, 7, WALL_MS)
     assert len(rest) == 4
+
+
+async def test_a_damaged_page_is_a_gap_between_what_can_be_read(folder: Path) -> None:
+    with log_of(batches([3, 3, 4]), folder, keep=1) as log:
+        log.feed = Feed(keep=1)
+        log.journal.store._db.execute(
+            "update log set records = zeroblob(9) where last = 6"
+        )
+        taken = await all_of(log.cursor(position=1))
+        mine = await all_of(log.cursor(Wanted("g", frozenset({"moved"})), position=4))
+    assert [one.seq for one in taken] == [2, 3, 6, 7, 8, 9, 10]
+    assert taken[2] == Gap(4, 7, WALL_MS)
+    assert mine == [Gap(5, 7, WALL_MS)]

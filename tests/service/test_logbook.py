@@ -14,7 +14,8 @@ from liveness.errors import StateError
 from liveness.service import logbook
 from liveness.service.database import reading
 from liveness.service.logbook import Logbook, Look, Sought, log_in, looking_at
-from liveness.service.store import DATABASE, PAGE_RECORDS, SCHEMA, Batch, Store
+from liveness.service.logpages import PAGE_RECORDS
+from liveness.service.store import DATABASE, SCHEMA, Batch, Store
 from tests.older import schema_1
 
 # Each is within another's bytes, looks like one, or is like a kind, a gateway or a number.
@@ -336,4 +337,6 @@ def test_a_damaged_log_is_told_as_that(folder: Path, tmp_path: Path, what: str) 
         case _:
             with closing(sqlite3.connect(path)) as db, db:
                 db.execute("update log set records = x'93c1' where last > 700")
-    assert "it is damaged, restore a backup" in why_unread(tmp_path)
+    assert "it is damaged: see `liveness check-state`, restore a backup" in why_unread(
+        tmp_path
+    )

@@ -42,6 +42,7 @@ NOW = Now(
     log_pending=0,
     write_failures={"log": 7, "timers": 0},
     log_bytes=4_096,
+    log_damaged=9,
     feed_watchers=1,
     streams={"feed": 2, "live": 1, "users": 0},
     timers={"pending": 5},

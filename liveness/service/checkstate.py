@@ -1,0 +1,176 @@
+"""Is a state directory whole? All of it is read, and nothing is changed.
+
+The log is read in chunks, each in a transaction of its own, as a long one would keep the
+WAL of a sidecar that runs growing. SQLite's own check of a file cannot be cut.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from liveness.core.timers import LIVE
+from liveness.service import logpages, stopfile, timertable
+from liveness.service.database import DISK_TROUBLE
+from liveness.service.logbook import any_schema, looking_at, read_again
+from liveness.service.store import DATABASE, unsound
+
+# So many records are looked for in one transaction.
+CHUNK_RECORDS: Final = 50_000
+# So many lines of what SQLite says of a file, and places of the log, are told.
+MOST_TOLD: Final = 5
+
+
+class Found(NamedTuple):
+    """What was found of one part of the state."""
+
+    file: str
+    part: str
+    is_whole: bool
+    told: str
+
+
+class Damaged(Exception):
+    """What was read makes no sense; it is told in words."""
+
+
+def check(folder: Path) -> Iterator[Found]:
+    """Look at each part of a state directory.
+
+    Raises:
+        StateError: There is none, it is of another version, or it may not be read.
+        sqlite3.Error: It cannot be read now.
+    """
+    log = partial(looking_at, folder / DATABASE)
+    yield _found(DATABASE, "structure", partial(read_again, log, _structure))
+    yield _found(DATABASE, "log", partial(_log, partial(read_again, log)))
+    yield _found(DATABASE, "users online", partial(read_again, log, _users))
+    yield _found(DATABASE, "names", partial(read_again, log, _names))
+    path = folder / timertable.DATABASE
+    if path.exists() and path.stat().st_size:
+        table = partial(looking_at, path, check=any_schema)
+        parts = {"structure": _structure, "timers": _timers}
+        for part, look in parts.items():
+            yield _found(path.name, part, partial(read_again, table, look))
+    yield _found(stopfile.NAME, "clocks", partial(_clocks, folder))
+
+
+def places(ranges: list[tuple[int, int]]) -> str:
+    """Names ranges of records, the first few of them."""
+    shown = [
+        f"{first:,}" if first == last else f"{first:,} to {last:,}"
+        for first, last in ranges[:MOST_TOLD]
+    ]
+    more = len(ranges) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more places" if more else "")
+
+
+def damaged_ranges(
+    read: Callable[[Callable[[sqlite3.Connection], "Chunk"]], "Chunk"],
+) -> tuple[list[tuple[int, int]], int]:
+    """The records of a log that are in no whole page, and how many it should have."""
+    ranges, reached, records = list[tuple[int, int]](), 0, 0
+    while True:
+        chunk = read(partial(_chunk, after=reached))
+        records += chunk.records
+        for first, last in chunk.damaged:
+            if ranges and ranges[-1][1] + 1 == first:
+                first = ranges.pop()[0]
+            ranges.append((first, last))
+        reached = chunk.reached
+        if chunk.is_last:
+            return ranges, records
+
+
+class Chunk(NamedTuple):
+    """What one transaction has found of the log."""
+
+    damaged: list[tuple[int, int]]
+    records: int
+    reached: int
+    is_last: bool
+
+
+def _chunk(db: sqlite3.Connection, after: int) -> Chunk:
+    db.execute("begin")
+    (end,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+    after = reached = max(after, logpages.oldest(db) - 1)
+    until = min(after + CHUNK_RECORDS, end)
+    damaged = list[tuple[int, int]]()
+    for page in logpages.pages(db, after=after, until=until):
+        if page.first > reached + 1:
+            damaged.append((reached + 1, page.first - 1))
+        reached = page.last
+    if reached < until:
+        damaged.append((reached + 1, until))
+        reached = until
+    db.execute("rollback")
+    return Chunk(damaged, reached - after, reached, reached >= end)
+
+
+def _found(file: str, part: str, look: Callable[[], str]) -> Found:
+    try:
+        return Found(file, part, True, look())
+    except Damaged as error:
+        return Found(file, part, False, str(error))
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        if code & 0xFF in DISK_TROUBLE:
+            raise
+        return Found(file, part, False, str(error))
+
+
+def _structure(db: sqlite3.Connection) -> str:
+    lines = [
+        row[0] for row in db.execute(f"pragma quick_check({MOST_TOLD})").fetchall()
+    ]
+    if lines != ["ok"]:
+        raise Damaged("; ".join(" ".join(line.split()) for line in lines))
+    return ""
+
+
+def _log(
+    read: Callable[[Callable[[sqlite3.Connection], Chunk]], Chunk],
+) -> str:
+    ranges, records = damaged_ranges(read)
+    if ranges:
+        count = sum(last - first + 1 for first, last in ranges)
+        raise Damaged(f"records {places(ranges)} ({count:,} of {records:,})")
+    return f"{records:,}"
+
+
+def _users(db: sqlite3.Connection) -> str:
+    _sound(db, "online")
+    count = sum(1 for _ in db.execute("select * from online"))  # each can be read
+    (users,) = db.execute("select count(distinct uid) from online").fetchone()
+    if users < count:
+        raise Damaged(f"{count - users:,} users of {users:,} have several sessions")
+    return f"{count:,}"
+
+
+def _names(db: sqlite3.Connection) -> str:
+    _sound(db, "cursors")
+    _sound(db, "trimmed")
+    return f"{sum(1 for _ in db.execute('select * from cursors')):,}"
+
+
+def _sound(db: sqlite3.Connection, table: str) -> None:
+    count = unsound(db, logpages.following(db))[table]
+    if count:
+        raise Damaged(f"{count:,} rows of {table} make no sense")
+
+
+def _timers(db: sqlite3.Connection) -> str:
+    told = dict(db.execute("select state, timers from states where timers"))
+    there = dict(db.execute("select state, count(*) from timers group by state"))
+    if told != there:
+        raise Damaged(f"it has {there} and says that it has {told}")
+    return f"{sum(there.get(state, 0) for state in LIVE):,} live"
+
+
+def _clocks(folder: Path) -> str:
+    is_whole = stopfile.is_whole(folder)
+    if is_whole is False:
+        raise Damaged("the next start gives everyone a fresh timeout")
+    return "" if is_whole else "none"
