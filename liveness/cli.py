@@ -584,14 +584,21 @@ def backup(
     *,
     state: State = None,
     force: Annotated[bool, Parameter(help="replace FILE if it is there")] = False,
-) -> None:
-    """Copy the whole state into one file, while the sidecar runs or is down."""
+    damaged: Annotated[
+        bool,
+        Parameter(help="make one of a damaged log, too, to a FILE that is not there"),
+    ] = False,
+) -> int:
+    """Copy the whole state into one file, while the sidecar runs or is down.
+
+    The exit code is 0 if all of it is whole, 3 if it was made with --damaged and is not.
+    """
     folder = state_folder(state)
     os.nice(BACKGROUND)
 
     from liveness.commands.backup import backup
 
-    backup(folder, Path(file), force=force, out=sys.stdout)
+    return backup(folder, Path(file), force=force, damaged=damaged, out=sys.stdout)
 
 
 @app.command(help_epilogue="Example: liveness demo --seconds 60 --users 500")

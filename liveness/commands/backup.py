@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 from liveness.bench.progress import Stage, shown
 from liveness.commands import CommandError
+from liveness.commands.checkstate import DAMAGED
 from liveness.errors import StateError
 from liveness.service.backup import (
     STEP_BYTES,
@@ -32,6 +33,7 @@ from liveness.service.backup import (
     opened,
     sync,
 )
+from liveness.service.checkstate import places
 from liveness.service.clock import Clock
 
 if TYPE_CHECKING:
@@ -48,35 +50,53 @@ _DAMAGE: Final = frozenset(
 )
 
 
-def backup(state: Path, file: Path, *, force: bool, out: TextIO) -> None:
+def backup(
+    state: Path, file: Path, *, force: bool, damaged: bool = False, out: TextIO
+) -> int:
     """Write what is in the state directory, as of one moment, to a new file.
 
     Args:
         state: The directory.
         file: It is there whole, or not at all.
         force: Whether a file that is there already is replaced.
+        damaged: Whether it is also made of a log with damaged records.
         out: Is told what was written.
+    Returns:
+        The exit code: 0 if all of it is whole.
     Raises:
         CommandError: It cannot be read or written, or FILE is of a state; nothing is
             left behind.
         StateError: What lies there is damaged, or of a newer version.
     """
     with _failing(state, file):
-        _check_target(state, file, force=force)
+        _check_target(state, file, force=force and not damaged)
     with _reporting() as stage, _failing(state, file), opened(state) as files:
         counted = files.counted()
         _check_room(files, file)
         with _Ending() as ending, _beside(file, ending) as folder:
             archive = folder / "archive"
-            _write(files, folder, archive, stage)
+            missing = _write(files, folder, archive, stage)
+            if missing and not damaged:
+                raise StateError(
+                    f"{state} is damaged (records {places(missing)}); no backup was made: "
+                    "keep the one before, and make one with --damaged to a new FILE"
+                )
             size = archive.stat().st_size
             ending.is_too_late = True
-            _publish(archive, file, force=force)
+            _publish(archive, file, force=force and not missing)
     out.write(
         f"backed up {state} to {file} ({size / 1e6:,.1f} MB): records up to "
         f"{counted.records:,}, {counted.users:,} users online, {counted.timers:,} live "
         "timers\n"
     )
+    if not missing:
+        return 0
+    out.flush()
+    sys.stderr.write(
+        f"liveness: {file} lacks records {places(missing)}: they are damaged on disk; keep "
+        "the backup before it as well\n"
+    )
+    return DAMAGED
 
 
 def _check_target(state: Path, file: Path, *, force: bool) -> None:
@@ -193,7 +213,10 @@ def _beside(file: Path, ending: _Ending) -> Iterator[Path]:
             shutil.rmtree(folder)
 
 
-def _write(state: State, folder: Path, archive: Path, stage: Stage) -> None:
+def _write(
+    state: State, folder: Path, archive: Path, stage: Stage
+) -> list[tuple[int, int]]:
+    """Write the archive; return which records are damaged."""
     done, whole = 0, ROOM * state.bytes
 
     def wrote(count: int) -> None:
@@ -203,13 +226,15 @@ def _write(state: State, folder: Path, archive: Path, stage: Stage) -> None:
     stage("backing up", lambda: min(1.0, done / whole))
     made_ms = Clock().wall_ms()
     # Both first: until then what the sidecar writes stays in its WALs.
+    missing = list[tuple[int, int]]()
     for path in state.paths:
-        state.copy(path, folder / path.name, made_ms=made_ms, wrote=wrote)
+        missing += state.copy(path, folder / path.name, made_ms=made_ms, wrote=wrote)
     with _Paced(archive, wrote) as paced:
         archive.chmod(0o600)
         with tarfile.open(mode="w|", fileobj=paced, bufsize=STEP_BYTES) as tar:
             for path in state.paths:
                 _add(tar, folder / path.name, path)
+    return missing
 
 
 class _Paced(io.BufferedWriter):

@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 from liveness.errors import LivenessError, StateError
 from liveness.service import migrations, stopfile, store, timertable
+from liveness.service.checkstate import damaged_ranges
 from liveness.service.database import (
     beside,
     connect,
@@ -95,7 +96,9 @@ class State:
         timers = sum(timers.execute(query).fetchone()[0] for timers in rest)
         return Counted(records, users, timers)
 
-    def copy(self, path: Path, target: Path, *, made_ms: int, wrote: Wrote) -> None:
+    def copy(
+        self, path: Path, target: Path, *, made_ms: int, wrote: Wrote
+    ) -> list[tuple[int, int]]:
         """Copy a database, let go of it, and see that the copy can be read.
 
         Args:
@@ -107,6 +110,8 @@ class State:
             BackupError: It takes too long.
             StateError: What lies there is damaged.
             sqlite3.Error: It cannot be read, or not be written.
+        Returns:
+            The ranges of records that are damaged; the rest of the copy is whole.
         """
         source = self._databases[path]
         step = max(1, STEP_BYTES // _page_bytes(source))
@@ -132,13 +137,18 @@ class State:
                     f"{path} is damaged ({where}); no backup was made: keep the one "
                     "before, and restore it if the sidecar cannot start"
                 )
+            damaged = list[tuple[int, int]]()
             if path.name == store.DATABASE:
+                has = meta(copy, "schema")
+                if has == store.SCHEMA:
+                    damaged, _ = damaged_ranges(lambda look: look(copy))
                 copy.execute(
                     "insert or replace into meta values (?, ?)", [store.COPIED, made_ms]
                 )
             # One file, until somebody writes to it.
             copy.execute("pragma journal_mode = delete")
             os.fsync(opened.fileno())
+        return damaged
 
     def _check_wals(self) -> None:
         if self._wals() - self._wal_bytes > MOST_WAL_BYTES:

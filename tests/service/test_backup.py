@@ -359,6 +359,32 @@ def test_damage_is_told_and_no_backup_is_made_of_it(
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
+def test_a_backup_of_a_damaged_log_is_made_if_asked_for_and_replaces_none(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "b.tar"
+    with closing(Store(folder)) as store:
+        store.write(Batch(records=[online(11)]))
+        store._db.execute("update log set records = zeroblob(9) where last = 10")
+    with pytest.raises(
+        StateError, match=r"damaged \(records 1 to 10\); no backup was made"
+    ):
+        backup(folder, file, force=True, out=StringIO())
+    assert not file.exists()
+    file.write_text("the one before")
+    with pytest.raises(CommandError, match="is there already"):
+        backup(folder, file, force=True, damaged=True, out=StringIO())
+    assert file.read_text() == "the one before"
+    file.unlink()
+    assert backup(folder, file, force=False, damaged=True, out=StringIO()) == 3
+    assert "lacks records 1 to 10: they are damaged" in capsys.readouterr().err
+    with tarfile.open(file) as tar:
+        tar.extractall(tmp_path / "to", filter="tar")
+    with opened(tmp_path / "to") as (store, _):
+        assert store.bounds() == (1, 12)
+        assert len(store.cursors()) == 1
+
+
 def test_a_copy_that_is_too_slow_is_given_up(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

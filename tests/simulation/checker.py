@@ -135,14 +135,16 @@ class Checker:
             yield "nobody could read the log at the end"
             return
         kept = {it.record["seq"]: it.record for it in _records(readers[-1])}
-        if [*kept] != [*range(min(kept, default=1), max(kept, default=0) + 1)]:
+        all_kept = range(min(kept, default=1), max(kept, default=0) + 1)
+        rotten = history.rotten
+        if [*kept] != [seq for seq in all_kept if seq not in rotten]:
             yield f"4: the log has gaps: {[*kept]}"
         seen = dict(kept)
         for link in history.links:
             for at, record in _records(link):
                 seq = record["seq"]
                 # What the retention has let go is as whoever was told first has it.
-                is_kept = not kept or seq >= min(kept)
+                is_kept = seq not in rotten and (not kept or seq >= min(kept))
                 there = kept.get(seq) if is_kept else seen.setdefault(seq, record)
                 if there != record:
                     yield (
@@ -367,8 +369,12 @@ class Checker:
                 for seq in self._in_scope(link)
                 if gap["first"] <= seq < gap["until"]
             ]
-            if not lost:
+            rotten = self.history.rotten.intersection(range(gap["first"], gap["until"]))
+            if not lost and not rotten:
                 yield f"4: {link.name} was told {gap}, which hides nothing from it"
+            lost = [seq for seq in lost if seq not in rotten]
+            if rotten and not lost:
+                continue
             age = at - self.at[lost[-1]] if lost else inf
             if age < self.plan.retention_s and len(self.history.wall) == 1:
                 yield f"4: {link.name} was told {gap} {age:.3f} s after its last record"

@@ -116,6 +116,7 @@ class History:
     unread: list[Unread] = field(default_factory=list)
     wall: list[tuple[float, int]] = field(default_factory=list)  # from when, ms at 0
     faults: list[str] = field(default_factory=list)  # the sidecar's own, as it logged
+    rotten: set[int] = field(default_factory=set)  # seqs of records damaged on the disk
     calm_from: float = inf  # from here on nothing is done to anybody
     ended_at: float = 0.0
 

@@ -10,6 +10,7 @@ the order in which SQLite writes. What was synced before stays.
 
 import os
 import resource
+import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
@@ -27,7 +28,7 @@ from liveness.service.clock import Clock
 from liveness.service.peers import access_to
 from liveness.service.sidecar import Sidecar
 from liveness.service.sockets import listening
-from liveness.service.store import Store
+from liveness.service.store import DATABASE, Store
 from liveness.service.timertable import TimerTable
 from tests.simulation.history import History, Process
 from tests.simulation.plan import DAY_MS
@@ -116,6 +117,7 @@ class Machine:
         self._folder = folder
         self._config = config
         self._random = random
+        self._rots = Random("rots")
         self._history = history
         self._nursery = nursery
         self._life: _Life | None = None
@@ -188,6 +190,9 @@ class Machine:
             case "disk stalls":
                 self.stall_s = seconds / 3
                 return partial(setattr, self, "stall_s", 0.0)
+            case "disk rots":
+                self._rot()
+                return lambda: None  # it stays
             case "wall clock stepped":
                 self.clock.zero_ms += self._random.choice([-DAY_MS, DAY_MS])
                 self._history.wall.append((trio.current_time(), self.clock.zero_ms))
@@ -197,6 +202,29 @@ class Machine:
                 return lambda: None  # it is the sidecar that makes it anew
             case _:
                 raise AssertionError(f"{what} is not known here")
+
+    def _rot(self) -> None:
+        """Flip a bit in a page of the log whose records somebody was told of.
+
+        Not of the newest: what else it may have had nobody could say. What nobody was told
+        of could not be held against the sidecar.
+        """
+        assert self._life is not None
+        told = {it.record["seq"] for link in self._history.links for it in link.told}
+        with closing(sqlite3.connect(self._life.folder / DATABASE)) as db, db:
+            pages = db.execute(
+                "select last, first, records from log "
+                "where last < (select max(last) from log) order by last"
+            ).fetchall()
+            pages = [it for it in pages if {*range(it[1], it[0] + 1)} <= told]
+            if not pages:
+                return
+            last, first, records = self._rots.choice(pages)
+            at = self._rots.randrange(len(records))
+            damaged = bytearray(records)
+            damaged[at] ^= 1 << self._rots.randrange(8)
+            db.execute("update log set records = ? where last = ?", [damaged, last])
+        self._history.rotten |= {*range(first, last + 1)}
 
     # --- its life -------------------------------------------------------------
 

@@ -108,6 +108,10 @@ MOST_ORDERS: Final = 3
 NOBODYS_KEY: Final = "nobody's"
 
 
+# In so many of all runs pages of the log are damaged on the disk.
+ROTTEN: Final = 0.4
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayPlan:
     """One gateway, as it is throughout a run."""
@@ -206,6 +210,7 @@ def plan_of(seed: int) -> Plan:
         ),
         *(_fault(random, lasts_s, timeout_s) for _ in range(random.randint(1, 25))),
         *_lost_files(Random(f"{seed}-files"), lasts_s),
+        *_rot(Random(f"{seed}-rot"), lasts_s),
     ]
     hold_s = random.choice([4.0, 15.0])
     run_timeout_s = random.choice([2.0, 6.0])
@@ -310,6 +315,15 @@ def _lateness(
         hangs.append(Fault(at, "gateway hangs", whom, hangs_s))
         at += hangs_s + apart_s
     return gateways, hangs
+
+
+def _rot(random: Random, lasts_s: float) -> list[Fault]:
+    """Of a random of its own: where nothing rots a seed's plan is as it was before."""
+    count = random.randint(1, 6) if random.random() < ROTTEN else 0
+    return [
+        Fault(random.uniform(0, lasts_s - 5), "disk rots", 0, 0.05)
+        for _ in range(count)
+    ]
 
 
 def _visit(

@@ -1,0 +1,158 @@
+"""Whether a state is whole is said of each part of it, and nothing is changed by it."""
+
+import io
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from liveness.build import Wheel
+from liveness.commands.checkstate import check_state
+from liveness.core.records import OnlineRow, Record
+from liveness.core.timers import Schedule, Timer
+from liveness.service import checkstate, stopfile
+from liveness.service.store import DATABASE, Batch, CursorRow, Store
+from liveness.service.timertable import DATABASE as TIMERS
+from liveness.service.timertable import TimerTable
+
+WHOLE = """\
+liveness.db  structure       whole
+liveness.db  log             whole (40)
+liveness.db  users online    whole (8)
+liveness.db  names           whole (1)
+timers.db    structure       whole
+timers.db    timers          whole (1 live)
+stopped      clocks          none
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Ten pages of four records, eight users online, a timer."""
+    with closing(Store(tmp_path)) as store:
+        for at in range(1, 41, 4):
+            records = [
+                Record(seq, "online", f"u{seq}", "g", seq, None, "login", 1)
+                for seq in range(at, at + 4)
+            ]
+            store.write(Batch(records=[*records]))
+        rows = {n: OnlineRow(n, f"u{n}", 1, None, "g", None) for n in range(1, 9)}
+        store.write(
+            Batch(online={**rows}, cursors={("gateway", "g"): CursorRow(7, 1, None)})
+        )
+        timer = Timer(1, "g", "k", None, "pending", 9, 9, 0, None, 1, None, 1, None, 1)
+        with closing(TimerTable(tmp_path, log=store.log)) as table:
+            table.write([Schedule(timer, None)])
+    return tmp_path
+
+
+def ran(folder: Path) -> tuple[int, str]:
+    out = io.StringIO()
+    return check_state(folder, as_json=False, out=out), out.getvalue()
+
+
+def change(folder: Path, sql: str, database: str = DATABASE) -> None:
+    with closing(sqlite3.connect(folder / database)) as db, db:
+        db.execute(sql)
+
+
+def test_a_state_that_is_whole_is_said_to_be_and_left_as_it_is(folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert ran(folder) == (0, WHOLE)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_the_state_of_a_sidecar_that_runs_is_read_beside_it(folder: Path) -> None:
+    with closing(Store(folder)) as store:
+        store.write(Batch(records=[Record(41, "online", 9, "g", 41, None, "login", 1)]))
+        assert ran(folder) == (0, WHOLE.replace("(40)", "(41)"))
+
+
+@pytest.mark.parametrize("size", [3, 4, 50_000])
+def test_damaged_records_are_named_however_the_log_is_cut(
+    folder: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkstate, "CHUNK_RECORDS", size)
+    change(folder, "update log set records = zeroblob(5) where last in (8, 16, 20, 40)")
+    line = "log             damaged: records 5 to 8, 13 to 20, 37 to 40 (16 of 40)"
+    code, told = ran(folder)
+    assert code == 3
+    assert line in told
+    assert told.count("damaged") == 1
+
+
+@pytest.mark.parametrize(
+    ("sql", "database", "told"),
+    [
+        (
+            "update online set session = 400 where session = 4",
+            DATABASE,
+            "users online    damaged: 1 rows of online make no sense",
+        ),
+        (
+            "update online set uid = 'u1' where session = 2",
+            DATABASE,
+            "users online    damaged: 1 users of 7 have several sessions",
+        ),
+        (
+            "update cursors set seq = 900",
+            DATABASE,
+            "names           damaged: 1 rows of cursors make no sense",
+        ),
+        (
+            "update timers set state = 'done'",
+            TIMERS,
+            "timers          damaged: it has {'done': 1} and says that it has {'pending': 1}",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_told(
+    folder: Path, sql: str, database: str, told: str
+) -> None:
+    change(folder, sql, database)
+    code, text = ran(folder)
+    assert code == 3
+    assert told in text
+    assert text.count("damaged") == 1
+
+
+def test_damage_to_the_structure_of_a_file_is_told_as_sqlite_has_it(
+    folder: Path,
+) -> None:
+    with (folder / TIMERS).open("r+b") as file:
+        file.seek(2_048)
+        file.write(b"\xff" * 512)
+    code, text = ran(folder)
+    assert code == 3
+    assert "timers.db    structure       damaged: " in text
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda data: data, "whole"),
+        (lambda data: data[:-1] + b"?", "damaged: the next"),
+    ],
+)
+def test_the_clocks_of_a_stop_are_looked_at_and_stay(
+    folder: Path, damage: Callable[[bytes], bytes], told: str
+) -> None:
+    path = folder / stopfile.NAME
+    everyone = Wheel(timeout=30, slots=30).snapshot(0.0)
+    stopfile.write(folder, log="a", seq=40, mono=1.0, wall_ms=1, everyone=everyone)
+    path.write_bytes(damage(path.read_bytes()))
+    assert f"stopped      clocks          {told}" in ran(folder)[1]
+    assert path.exists()
+
+
+def test_json_is_an_object_a_line(folder: Path) -> None:
+    out = io.StringIO()
+    assert check_state(folder, as_json=True, out=out) == 0
+    found = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [one["whole"] for one in found] == [True] * 7
+    assert found[1] == {
+        "file": "liveness.db", "part": "log", "whole": True, "told": "40"
+    }  # fmt: skip
