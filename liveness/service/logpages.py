@@ -31,6 +31,8 @@ LISTED_PAGES: Final = 256
 READ_BYTES: Final = 2**18
 
 END: Final = 2**63 - 1
+# Of `meta`: pages up to this seq are damaged such that SQLite cannot delete them.
+TRIMMED: Final = "trimmed"
 
 _BOUNDS: Final = struct.Struct("<3q")
 
@@ -119,11 +121,18 @@ def pages(db: sqlite3.Connection, *, after: int, until: int) -> Iterator[LogPage
 
 
 def oldest(db: sqlite3.Connection) -> int:
-    """The oldest seq that a page says it has; 1 of an empty log."""
-    for listed in _listed(db, 0, END, at_once=1):
+    """The oldest seq kept, as its page has it; 1 of an empty log."""
+    for listed in _listed(db, trimmed(db), END, at_once=1):
         for row in listed:
             return row.first
     return 1
+
+
+def trimmed(db: sqlite3.Connection) -> int:
+    """Up to which seq pages are no longer kept that could not be deleted; 0: none is."""
+    query = "select cast(value as integer) from meta where key = ?"
+    row = db.execute(query, [TRIMMED]).fetchone()
+    return row[0] if row and row[0] else 0
 
 
 def following(db: sqlite3.Connection) -> int:

@@ -157,6 +157,7 @@ _TRIMMED: Final = f"""
 insert or replace into trimmed select {_from_json(2)} from json_each(?)
 where json_extract(value, '$[0]') in (select name from cursors)
 """
+_PUT_META: Final = "insert or replace into meta values (?, ?)"
 _TRIMMED_UNKNOWN: Final = "update trimmed set seq = :seq where seq < :seq"
 _FORGET_TRIMMED: Final = (
     "delete from trimmed where name not in (select name from cursors)"
@@ -276,7 +277,7 @@ class Store:
         self.log = secrets.token_hex(8)
         values = [("log", self.log), ("parted", json.dumps(self.parted))]
         with transaction(db):
-            db.executemany("insert or replace into meta values (?, ?)", values)
+            db.executemany(_PUT_META, values)
             db.execute("delete from meta where key = ?", [COPIED])
         _log.warning(
             "this is a backup, restored: it begins a log of its own",
@@ -362,6 +363,17 @@ class Store:
     def damaged_records(self) -> int:
         """How many records were found to be damaged, and are still in the log's range."""
         return sum(last - first + 1 for first, last in self._damaged)
+
+    def _take(
+        self, how: tuple[str, list[Any]], newest: dict[str, int], unknown: int
+    ) -> None:
+        """Have pages gone, and by name what that takes."""
+        db = self._db
+        with transaction(db):
+            db.execute(_TRIMMED_NAMES, [logpages.oldest(db) - 1])
+            db.execute(_TRIMMED, [json.dumps([*newest.items()], ensure_ascii=False)])
+            db.execute(_TRIMMED_UNKNOWN, {"seq": unknown})
+            db.execute(*how)
 
     def _note_damage(self, first: int, last: int) -> None:
         """Say once of each damaged record that it is one."""
@@ -484,7 +496,7 @@ class Store:
         last, count, newest, unknown = 0, 0, dict[str, int](), 0
         reached = logpages.oldest(db) - 1
         (end,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
-        for page in logpages.pages(db, after=0, until=end - 1):
+        for page in logpages.pages(db, after=reached, until=end - 1):
             is_due = is_full or page.newest < oldest_ms
             if count >= TRIM_RECORDS or not is_due or page.last == end:
                 break
@@ -500,15 +512,26 @@ class Store:
         with transaction(db):
             db.execute("delete from cursors where used < ?", [idle_ms])
             db.execute(_FORGET_TRIMMED)
-            if not count:
-                return False
-            db.execute(_TRIMMED_NAMES, [logpages.oldest(db) - 1])
-            db.execute(_TRIMMED, [json.dumps([*newest.items()], ensure_ascii=False)])
-            db.execute(_TRIMMED_UNKNOWN, {"seq": unknown})
-            db.execute("delete from log where last <= ?", [last])
+        if not count:
+            return False
+        past = logpages.trimmed(db)
+        delete = "delete from log where last > ? and last <= ?", [past, last]
+        # What SQLite cannot delete, as it is damaged, stays in the file.
+        leave = _PUT_META, [logpages.TRIMMED, last]
+        try:
+            self._take(delete, newest, unknown)
+        except sqlite3.DatabaseError as error:
+            if not logpages.is_damage(error):
+                raise
+            self._take(leave, newest, unknown)
         self._forget_damage(last + 1)
-        # As a script: `execute` stops after the first page that was given back.
-        db.executescript(f"pragma incremental_vacuum({TRIM_PAGES})")
+        try:
+            # As a script: `execute` stops after the first page that was given back.
+            db.executescript(f"pragma incremental_vacuum({TRIM_PAGES})")
+        except sqlite3.DatabaseError as error:
+            if not logpages.is_damage(error):
+                raise
+            # What is free stays in the file, and is used again.
         return count >= TRIM_RECORDS
 
 

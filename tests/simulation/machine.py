@@ -210,7 +210,12 @@ class Machine:
         of could not be held against the sidecar.
         """
         assert self._life is not None
-        told = {it.record["seq"] for link in self._history.links for it in link.told}
+        told = {
+            it.record["seq"]
+            for link in self._history.links
+            for it in link.told
+            if it.record["kind"] != "gap"
+        }
         with closing(sqlite3.connect(self._life.folder / DATABASE)) as db, db:
             pages = db.execute(
                 "select last, first, records from log "
