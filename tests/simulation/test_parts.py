@@ -82,6 +82,7 @@ def test_plans_hold_every_fault_and_every_kind_of_user() -> None:
         *FAULTS,
         ORDERS,
         SOCKET_REMOVED,
+        "disk rots",
     }
     visits = [step for step in steps if isinstance(step, Visit)]
     assert any(not visit.talks_for_s and not visit.logs_out for visit in visits)
