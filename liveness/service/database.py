@@ -47,7 +47,8 @@ def expecting_damage(path: Path, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except sqlite3.Error as error:
+    # What SQLite says may have damaged text in it, which Python cannot decode.
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         if code & 0xFF in DISK_TROUBLE:
             raise StartError(

@@ -819,6 +819,14 @@ def test_a_database_without_our_tables_is_left_as_it_is(tmp_path: Path) -> None:
     left_as_it_was(tmp_path / DATABASE, "cannot be read .*no such table")
 
 
+def test_a_file_whose_own_words_are_damaged_is_refused_by_one_line(
+    store: Store,
+) -> None:
+    refused = pytest.raises(StateError, match=r"cannot be read .*restore a backup")
+    with refused, store.expecting_damage():
+        b"malformed schema (\xec)".decode()
+
+
 def test_damage_among_the_users_online_is_told_and_left(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
         keep(store, *(row(n, f"u{n}") for n in range(1_000)))
