@@ -2,11 +2,11 @@
 """Bytes to frames, compiled: `wire.Reader` again, with a short way for signs of life.
 
 A frame's end is found by walking over msgpack's headers, which counts its values too;
-until it is there the frame is kept as bytes, and nothing of it is decoded. What gateways send all the time, a
-keepalive or message of valid uids with no option but `conn`, is then *packed*: noted
-in C beside the bytes it came in, without a Python object for it. Every other frame is
-decoded and checked as by the reference, and what is wrong with one is told in its
-words.
+until it is there the frame is kept as bytes, and nothing of it is decoded. What gateways
+send all the time, a keepalive or message of valid uids with no option but `conn`, is
+then *packed*: noted in C beside the bytes it came in, without a Python object for it.
+Every other frame is decoded and checked as by the reference, and what is wrong with one
+is told in its words.
 """
 
 cimport cython

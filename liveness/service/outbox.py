@@ -2,8 +2,9 @@
 
 Replies go in the order of the frames they answer, each once everything it covers is
 on disk. A list that cannot be put together yet, for want of a turn, of room on the disk or
-of a descriptor, is put off, and holds up no other reply. Records come straight from the log by the link's cursor, as many as the
-window leaves room for; there is no queue of them to grow or to lose.
+of a descriptor, is put off, and holds up no other reply. Records come straight from the
+log by the link's cursor, as many as the window leaves room for; there is no queue of them
+to grow or to lose.
 """
 
 import socket
