@@ -237,8 +237,13 @@ class Reports:
         words = self.schedule.frames(now)
         for event, batch, options in self._batches(now, since, signs, max_batch):
             if event == LOGIN and began is not None:
-                opened, offset = self._opened, began
-                moments = {it: opened[it] + offset for it in batch if it in opened}
+                opened = self._opened
+                # That clock began with the host, and a connection cannot have before.
+                moments = {
+                    conn: moment
+                    for conn in batch
+                    if conn in opened and (moment := opened[conn] + began) >= 0
+                }
             else:
                 moments = None
             yield from _encoded(event, batch, options, max_frame_bytes, moments)

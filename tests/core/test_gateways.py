@@ -467,8 +467,9 @@ def test_one_that_we_do_not_read_is_not_mute(gateway: Gateway) -> None:
     gateway.let_go(200.0)
     assert gateway.absence(200.0) is None
     assert gateway.clearance(200.0, hold=HOLD_S).why == UNREAD
-    # Of its five seconds it had used up three.
-    assert gateway.absence(202.5) == MUTE
+    # Of its ten seconds it had used up three.
+    assert gateway.absence(207.0) is None
+    assert gateway.absence(207.5) == MUTE
 
 
 def test_one_that_was_read_all_along_is_not_changed_by_that(gateway: Gateway) -> None:

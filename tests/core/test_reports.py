@@ -488,6 +488,20 @@ def test_logins_of_one_frame_tell_each_when_it_began() -> None:
     assert frame[2]["began"] == (107.5, 107.515625, 107.53125)
 
 
+def test_a_login_that_would_have_begun_before_the_host_tells_its_age_alone() -> None:
+    reports = Reports(FIRST_CONN)
+    reports.login("ada", 1, at=-50.0, timeout=None)
+    reports.login("eve", 2, at=-50.0, timeout=None)
+    reports.login("now", 3, at=100.0, timeout=None)
+    old, new = sorted(frames(reports, 100.0, began=7.5), key=lambda it: len(it[1]))
+    assert (new[1], new[2]["age"], new[2]["began"]) == (
+        ("ada", "eve"),
+        149.9,
+        (None,) * 2,
+    )
+    assert old[2]["began"] == (107.5,)
+
+
 def test_a_login_that_is_told_again_began_when_it_did() -> None:
     reports = Reports(FIRST_CONN)
     reports.login("ada", 1, at=100.0, timeout=None)

@@ -151,7 +151,7 @@ def a_gateway_acknowledges_late(scene: Scene) -> None:
 
 
 def a_gateway_is_mute(scene: Scene) -> None:
-    scene.sidecar.gateway("mute", timeout=1, ping=0.2).send("login", ["m1", "m2"])
+    scene.sidecar.gateway("mute", timeout=2, ping=0.2).send("login", ["m1", "m2"])
     scene.until('liveness_users_held{why="mute"} == 2')
 
 

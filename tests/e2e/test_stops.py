@@ -17,9 +17,9 @@ from tests.e2e.talker import Talker, alive, logins, standing_still
 PING_S: Final = 0.2
 HOLD_S: Final = 1
 # Where a user is kept alive by another process, with room for its being slow.
-TIMEOUT_S: Final = 1.5
+TIMEOUT_S: Final = 2.5
 # The longest that the sidecar sleeps, and what of its absence it takes for sleep.
-SLEEP_S: Final = 1.1
+SLEEP_S: Final = 0.2
 
 USERS: Final = [(f"user-{n}", n) for n in range(100)]
 # Frames that fill a socket within a second of nobody reading them.

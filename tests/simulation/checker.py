@@ -222,9 +222,11 @@ class Checker:
         ran, before = self.history.ran, -inf
         own = self.history.conns[record["conn"]].timeout
         for sign, link, _ in heard:
-            # That of the link that it came by, whatever a later hello says.
-            of_link = link.hello.get("timeout", self.plan.timeout_s)
-            whole = min(own or of_link, of_link)
+            whole = least
+            if sign == heard[-1].at:
+                # That of the link that it came by, whatever a later hello says.
+                of_link = link.hello.get("timeout", self.plan.timeout_s)
+                whole = min(own or of_link, of_link)
             # What came when the user was due already need not be waited for.
             was_due = before > -inf and ran(before, sign) >= least
             if not was_due and ran(sign, at) < whole - STAMP_S:
