@@ -9,10 +9,11 @@ import json
 import math
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ from tests.e2e.sidecar import ROOT, Sidecar, eventually
 from tests.e2e.test_descriptors import comers, few_files
 from tests.e2e.test_disk import crowd, disk_full
 from tests.e2e.test_http_token import BEARER, token_file
+from tests.e2e.test_newer import clocks, monotonic
 from tests.e2e.test_streams import streaming
 
 DASHBOARD: Final[dict[str, Any]] = json.loads(
@@ -153,6 +155,38 @@ def a_gateway_acknowledges_late(scene: Scene) -> None:
 def a_gateway_is_mute(scene: Scene) -> None:
     scene.sidecar.gateway("mute", timeout=2, ping=0.2).send("login", ["m1", "m2"])
     scene.until('liveness_users_held{why="mute"} == 2')
+    scene.until('liveness_gateway_mute_total{gateway="mute"} == 1')
+
+
+def a_gateway_has_another_clock(scene: Scene) -> None:
+    gateway = scene.sidecar.gateway("elsewhere", clock=clocks(1_000))
+    gateway.send("login", "u", {"began": monotonic() + 1_000})
+    gateway.send("logout", "u")
+    scene.until('liveness_began_unused_total{why="other_clock"} == 1')
+
+
+def answers_are_left_unread(scene: Scene) -> None:
+    watcher = scene.sidecar.watcher("greedy")
+    for _ in range(20):
+        watcher.send("ping", "x" * 60_000)
+    scene.until('liveness_unread_bytes{where="memory"} > 0')
+    watcher.close()
+    scene.until('sum(liveness_unread_bytes{where="memory"}) == 0')
+
+
+def a_socket_is_removed(scene: Scene) -> None:
+    scene.sidecar.socket.unlink()
+    scene.until('liveness_files_lost_total{file="gateway"} == 1')
+
+
+def a_page_of_the_log_is_damaged(scene: Scene) -> None:
+    with closing(sqlite3.connect(scene.sidecar.database)) as db, db:
+        db.execute(
+            "update log set crc = crc + 1 where last = (select min(last) from log)"
+        )
+    watcher = scene.sidecar.watcher("behind", after=0)
+    assert watcher.take(1)[0]["kind"] == "gap"
+    scene.until("liveness_log_damaged_records > 0")
 
 
 def a_gateway_starts_anew(scene: Scene) -> None:
@@ -277,10 +311,14 @@ CAUSES: Final[dict[Cause, list[str]]] = {
     users_speak_seldom: ["How often users speak"],
     somebody_watches: ["Streams"],
     a_gateway_acknowledges_late: ["Unacknowledged", "Records sent and acknowledged"],
-    a_gateway_is_mute: ["Held"],
+    a_gateway_is_mute: ["Held", "Promises to ping"],
+    a_gateway_has_another_clock: ["Beginnings not used"],
+    answers_are_left_unread: ["Answers unread"],
+    a_socket_is_removed: ["Files lost"],
     a_gateway_starts_anew: ["Users by gateway"],
     a_storm: ["Storms"],
     very_many_come: ["Processor", "Memory", "Log size", "Uptime"],
+    a_page_of_the_log_is_damaged: ["Damaged records"],
     frames_are_refused: ["Frames refused", "Limits met"],
     requests_are_refused: ["HTTP refused"],
     timers_fire_and_fail: [
@@ -395,6 +433,7 @@ TAKES_LONGER: Final = {
     "LivenessToldLate",
     "LivenessLogStalled",
     "LivenessUnacknowledged",
+    "LivenessPingsLate",
 }
 # The one rule that is about what is not there.
 MISSING: Final = "LivenessMissing"
