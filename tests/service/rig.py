@@ -44,8 +44,8 @@ PLAIN: Final = HttpSettings()
 USUAL: Final = TimerSettings()
 # Virtual seconds: far beyond any delay of the product's.
 LONG_S: Final = 600.0
-# An idle sidecar may look up a few times a second, and no more.
-IDLE_PER_S: Final = 4.0
+# An idle sidecar may look up ten times a second, and at its ticks, and no more.
+IDLE_PER_S: Final = 14.0
 # Where somebody is due and waits it looks every 50 ms, beside its ticks.
 WAITING_PER_S: Final = 40.0
 

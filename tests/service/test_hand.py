@@ -25,11 +25,11 @@ def gaps(turns: Sequence[float]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(turns)]
 
 
-async def test_with_nobody_there_it_looks_up_once_a_second(
+async def test_with_nobody_there_it_looks_up_ten_times_a_second(
     tmp_path: Path, jumping: MockClock
 ) -> None:
     async with running(tmp_path) as rig:
-        assert await turns_a_second(rig, 600) <= 1.1
+        assert await turns_a_second(rig, 600) <= 11.1
 
 
 async def test_links_that_say_nothing_cost_nothing(

@@ -385,6 +385,8 @@ async def test_a_summary_a_second_whatever_the_load(
                 "due": 0,
                 "timeout": 5.0,
                 "interval": None,
+                "ping": None,
+                "mutes": 0,
             }
         ]
         # They fall silent; their records are of another kind.
