@@ -133,13 +133,16 @@ class Gateway:
             self.settles_at = now + self.settle
         self.held_back_at = None
 
-    def set_in_force(self, timeout: float, now: float) -> None:
+    def set_in_force(self, timeout: float, now: float, *, before: float) -> None:
         """Note that its sessions are under *timeout* from their next event on.
 
-        Until then, or their deadline, they are under the one before, which may be longer.
+        Until then, or their deadline, they are under the one *before*, which may be longer;
+        or under a longer one of before that, whose time goes on.
         """
-        self.in_force = max(self.in_force, timeout) if self.users else timeout
-        self.in_force_until = now + self.in_force
+        if not self.users or timeout >= self.in_force:
+            self.in_force = timeout
+        elif before == self.in_force:
+            self.in_force_until = now + before
 
     def clearance(self, now: float, *, hold: float) -> Clearance:
         """Say which due users may be judged at *now*."""

@@ -191,8 +191,11 @@ class Presence:
             in_force: A longer one, if sessions that are to be restored are under it.
         """
         gateway.timeout = timeout
-        self.wheel.set_timeout(gateway.number, timeout or self.timeout)
-        gateway.set_in_force(max(timeout or self.timeout, in_force), now)
+        before, whole = self.wheel.timeout_of(gateway.number), timeout or self.timeout
+        self.wheel.set_timeout(gateway.number, whole)
+        gateway.set_in_force(whole, now, before=before)
+        if in_force > whole:
+            gateway.in_force, gateway.in_force_until = in_force, now + in_force
 
     def timeouts_over(self, now: float) -> list[Gateway]:
         """End the longer timeouts that no session is under any more; whose they were."""
@@ -200,8 +203,11 @@ class Presence:
             gateway
             for gateway in self.gateways.values()
             if gateway.in_force > self.wheel.timeout_of(gateway.number)
-            and now
-            > max(gateway.in_force_until, gateway.renew_until + gateway.in_force)
+            and (
+                not gateway.users
+                or now
+                > max(gateway.in_force_until, gateway.renew_until + gateway.in_force)
+            )
         ]
         for gateway in over:
             gateway.in_force = self.wheel.timeout_of(gateway.number)
@@ -447,6 +453,13 @@ class Presence:
         clock = next(clocks, _NO_CLOCK)
         # Nobody is served until the last of a million is back: each look-up counts.
         known, put, wall_ms = self.gateways, self.wheel.put, at.wall_ms
+        shortened = {
+            gateway.name
+            for gateway in known.values()
+            if gateway.in_force > self.wheel.timeout_of(gateway.number)
+        }
+        for name in shortened:
+            known[name].in_force_until = at.now
         for session, uid, start_ms, conn, name, own in rows:
             gateway = known.get(name) or self.gateway(name)
             if not gateway.users:  # it has time to come back, as after any other end
@@ -461,6 +474,9 @@ class Presence:
                 # The timeout that its last event promised, not one set since.
                 remaining = whole = own or gateway.in_force
                 silence, event = 0.0, 0
+            if name in shortened and not own and whole == gateway.in_force:
+                until = max(gateway.in_force_until, at.now + remaining)
+                gateway.in_force_until = until
             # Not in the future, whatever was done to the wall clock meanwhile: each new
             # connection would count as older.
             age_ms = wall_ms - start_ms if wall_ms > start_ms else 0

@@ -11,6 +11,8 @@ from liveness.hostclock import HostReading, read_host
 class Clock:
     """Reads the loop's clock, the wall clock and the CPU clock of this process."""
 
+    _offset: float | None = None  # from CLOCK_MONOTONIC to `mono`
+
     def mono(self) -> float:
         """Monotonic seconds: the loop's own, so that tests can make them virtual."""
         return trio.current_time()
@@ -35,7 +37,11 @@ class Clock:
         ours = self.host() if theirs is not None else None
         if theirs is None or ours is None or not ours.host.is_same_clock(theirs):
             return None
-        return -ours.offset
+        # It never changes. Measured for each link it would differ by what the measuring
+        # takes, and so would equal moments of two links.
+        if self._offset is None:
+            self._offset = -ours.offset
+        return self._offset
 
     def cpu(self) -> float:
         """CPU seconds used by all threads of this process."""

@@ -460,7 +460,9 @@ class Outbox:
                 # Linux says so once three quarters of what was sent are read.
                 self._is_blocked, self._stalled_s = False, 0.0
             except OSError as error:
-                # Answers would only pile up, until the link is not read any more.
+                # Answers would only pile up, until the link is not read any more; and
+                # what is lost waits no more, or the end of its stream would not be read.
                 self._is_broken = True
+                self._sending = self._spooled = 0
                 self.give_up()
                 raise _Unreadable from error

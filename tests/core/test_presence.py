@@ -827,6 +827,34 @@ def test_a_longer_timeout_is_in_force_as_long_as_a_session_may_be_under_it(
     assert scene.presence.timeouts_over(scene.now) == []
 
 
+def test_a_longer_timeout_ends_however_often_the_shorter_one_is_said_again(
+    scene: Scene,
+) -> None:
+    gateway = scene.gateway("g")
+    scene.link("g", timeout=60)
+    scene.login("g", ["u"])
+    scene.link("g", timeout=2)
+    for _ in range(4):
+        scene.pass_time(14.75)
+        scene.hear("g", ("keepalive", "u", None))
+        scene.stop_and_start(away=0)
+        scene.link("g", timeout=2)
+        gateway = scene.gateway("g")
+    assert gateway.in_force == 60
+    scene.pass_time(1.25)
+    assert scene.presence.timeouts_over(scene.now) == [gateway]
+
+
+def test_a_longer_timeout_ends_with_the_last_session_of_its_gateway(
+    scene: Scene,
+) -> None:
+    scene.link("g", timeout=60)
+    scene.login("g", ["u"])
+    scene.link("g", timeout=2)
+    scene.logout("g", ["u"])
+    assert scene.presence.timeouts_over(scene.now) == [scene.gateway("g")]
+
+
 @pytest.mark.parametrize("event", ["keepalive", "message", "login", "logout"])
 def test_whoever_is_heard_after_a_crash_is_no_longer_restored(
     scene: Scene, event: str

@@ -18,6 +18,7 @@ from liveness.service.clock import Clock
 from liveness.service.outbox import LINGER_S, NOTICES_PER_FRAME
 from liveness.service.requests import LOSE_STEPS
 from liveness.service.writer import SAY_AGAIN_S
+from tests import disk
 from tests.service.rig import WAITING_PER_S, Caller, Rig, running
 
 # Together more than a socket's buffer takes, so that whoever does not read them blocks.
@@ -488,8 +489,7 @@ async def test_that_the_log_cannot_be_read_is_said_once_a_minute_however_many_wa
         for part in range(3):
             await gateway.send(["login", [f"u{part}-{n}" for n in range(1_000)]])
             await gateway.settle()
-        damage = "update log set records = x'c1' where last = 1000"
-        rig.store._db.execute(damage)
+        rig.store._db.execute("alter table log rename to gone")
         with structlog.testing.capture_logs() as said:
             for number in range(5):
                 await rig.watcher(f"w{number}", after=0)
@@ -499,6 +499,20 @@ async def test_that_the_log_cannot_be_read_is_said_once_a_minute_however_many_wa
     assert len(lines) == 3
     # A try a second of each.
     assert 5 * 50 <= lines[1]["suppressed"] <= 5 * 61
+
+
+async def test_a_gateway_that_dies_with_many_answers_unread_is_away(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, timeout_s=3) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["login", "u"])
+        await gateway.settle()
+        await gateway.send(*(["ping", n] for n in range(5_000)))
+        gateway.close()
+        await rig.until(lambda: not rig.engine.book.links, 10)
+        await rig.until(lambda: not len(rig.presence), 10)
+    assert [one.reason for one in disk.log(rig.store.path)] == ["login", "gateway_lost"]
 
 
 async def test_over_the_limit_every_link_is_told_so_and_none_is_kept(

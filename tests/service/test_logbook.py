@@ -325,18 +325,12 @@ def test_a_log_of_another_version_is_told_with_what_to_do(tmp_path: Path) -> Non
     assert f"has schema 99, this version reads {SCHEMA}; use the version" in told
 
 
-@pytest.mark.parametrize("what", ["no database", "cut short", "a page"])
+@pytest.mark.parametrize("what", ["no database", "cut short"])
 def test_a_damaged_log_is_told_as_that(folder: Path, tmp_path: Path, what: str) -> None:
     path = tmp_path / DATABASE
     shutil.copy(folder / DATABASE, path)
-    match what:
-        case "no database":
-            path.write_bytes(b"liveness" * 1_000)
-        case "cut short":
-            path.write_bytes(path.read_bytes()[:8_192])
-        case _:
-            with closing(sqlite3.connect(path)) as db, db:
-                db.execute("update log set records = x'93c1' where last > 700")
+    whole = path.read_bytes()
+    path.write_bytes(b"liveness" * 1_000 if what == "no database" else whole[:8_192])
     assert "it is damaged: see `liveness check-state`, restore a backup" in why_unread(
         tmp_path
     )
