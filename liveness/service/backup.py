@@ -28,6 +28,7 @@ from liveness.service import migrations, stopfile, store, timertable
 from liveness.service.checkstate import damaged_ranges
 from liveness.service.database import (
     beside,
+    check_wal,
     connect,
     make_private,
     meta,
@@ -181,6 +182,9 @@ def opened(folder: Path) -> Iterator[State]:
     if not os.access(folder, os.W_OK, effective_ids=True):  # SQLite has files beside it
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     paths = [path for path in paths if _size(path)]
+    if not store.is_in_use(folder):  # whose start has looked at them
+        for path in paths:
+            check_wal(path)
     with ExitStack() as stack:
         databases = {path: stack.enter_context(only_reading(path)) for path in paths}
         timers = stack.enter_context(only_reading(paths[-1]))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from liveness.core.timers import LIVE
-from liveness.service import logpages, stopfile, timertable
-from liveness.service.database import DISK_TROUBLE
+from liveness.service import logpages, stopfile, store, timertable
+from liveness.service.database import DISK_TROUBLE, check_wal
 from liveness.service.logbook import any_schema, looking_at, read_again
 from liveness.service.store import DATABASE, unsound
 
@@ -43,12 +43,17 @@ def check(folder: Path) -> Iterator[Found]:
         sqlite3.Error: It cannot be read now.
     """
     log = partial(looking_at, folder / DATABASE)
+    is_in_use = store.is_in_use(folder)  # then the WALs have been looked at
+    if not is_in_use:
+        yield from _wal(folder / DATABASE)
     yield _found(DATABASE, "structure", partial(read_again, log, _structure))
     yield _found(DATABASE, "log", partial(_log, partial(read_again, log)))
     yield _found(DATABASE, "users online", partial(read_again, log, _users))
     yield _found(DATABASE, "names", partial(read_again, log, _names))
     path = folder / timertable.DATABASE
     if path.exists() and path.stat().st_size:
+        if not is_in_use:
+            yield from _wal(path)
         table = partial(looking_at, path, check=any_schema)
         parts = {"structure": _structure, "timers": _timers}
         for part, look in parts.items():
@@ -81,6 +86,16 @@ def damaged_ranges(
         reached = chunk.reached
         if chunk.is_last:
             return ranges, records
+
+
+def _wal(path: Path) -> Iterator[Found]:
+    """Look for commits that SQLite passes over; nothing if there are none."""
+    try:
+        check_wal(path)
+    except sqlite3.DatabaseError as error:
+        if not logpages.is_damage(error):
+            raise
+        yield Found(path.name, "WAL", False, str(error))
 
 
 class Chunk(NamedTuple):

@@ -124,9 +124,7 @@ def schema_of(path: Path) -> int | None:
         found = meta(db, "schema") if tables else None
         # Last: whoever closes the index takes this process's locks on it along.
         if log.exists() and log.stat().st_size:
-            read = wal.frames_read(index.read_bytes())
-            if wal.hides_commits(log, read=read, page_bytes=page_bytes):
-                raise sqlite3.DatabaseError(f"commits lie behind damage in {log.name}")
+            _check_wal(log, index, page_bytes)
     if not tables:
         return None
     if not isinstance(found, int) or found < 1:
@@ -135,6 +133,31 @@ def schema_of(path: Path) -> int | None:
             "as it is: name another --state"
         )
     return found
+
+
+def check_wal(path: Path) -> None:
+    """See that the WAL of a file that nobody writes to hides no commits.
+
+    To be called while this process does not have the file open.
+
+    Raises:
+        sqlite3.DatabaseError: It does.
+    """
+    log, index, _ = beside(path)
+    if not log.exists() or not log.stat().st_size:
+        return
+    with closing(opened(path, "mode=ro")) as db:
+        db.execute("select count(*) from sqlite_schema").fetchone()
+        (page_bytes,) = db.execute("pragma page_size").fetchone()
+        _check_wal(log, index, page_bytes)
+
+
+def _check_wal(log: Path, index: Path, page_bytes: int) -> None:
+    read = wal.frames_read(index.read_bytes())
+    if wal.hides_commits(log, read=read, page_bytes=page_bytes):
+        error = sqlite3.DatabaseError(f"commits lie behind damage in {log.name}")
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
 
 
 def write_ahead(db: sqlite3.Connection) -> None:

@@ -383,7 +383,7 @@ class Engine:
         elif cursor is not None:
             position = cursor.seq
         else:
-            return self._journal.durable_seq  # a name that is not known any more
+            return 0  # a name that was forgotten; it may come back
         # What is not kept any more will not be handed to anybody.
         return max(position, self._journal.first - 1)
 

@@ -535,6 +535,21 @@ class Store:
         return count >= TRIM_RECORDS
 
 
+def is_in_use(folder: Path) -> bool:
+    """Whether a sidecar has a state directory open."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def unsound(db: sqlite3.Connection, following: int) -> dict[str, int]:
     """By table beside the log, how many rows make no sense where that seq comes next."""
     query = "select count(*) from {} where ({}) is not true"

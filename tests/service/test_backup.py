@@ -1,5 +1,6 @@
 """A copy of the state: as of one moment, and with a log of its own once it is opened."""
 
+import fcntl
 import os
 import sqlite3
 import tarfile
@@ -22,7 +23,7 @@ from liveness.service import store as log_file
 from liveness.service import timertable
 from liveness.service.backup import BackupError
 from liveness.service.database import only_reading
-from liveness.service.store import Batch, CursorRow, Store
+from liveness.service.store import LOCK, Batch, CursorRow, Store
 from liveness.service.timertable import TimerTable
 from tests import disk
 
@@ -232,12 +233,14 @@ def test_the_state_is_as_of_one_moment(folder: Path) -> None:
                 note(number)
 
     writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        seen = [noted(folder) for _ in range(100)]
-    finally:
-        is_over.set()
-        writer.join()
+    with (folder / LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as a sidecar has it that writes
+        writer.start()
+        try:
+            seen = [noted(folder) for _ in range(100)]
+        finally:
+            is_over.set()
+            writer.join()
     assert len(set(seen)) > 10
     assert [pair for pair in seen if not 0 <= pair[1] - pair[0] <= 1] == []
 

@@ -17,7 +17,7 @@ import structlog
 
 from liveness.core.records import GATEWAY, WATCHER, OnlineRow, Record
 from liveness.errors import StateError
-from liveness.service import migrations, store, timertable
+from liveness.service import backup, checkstate, migrations, store, timertable
 from liveness.service.store import CursorRow, Store
 from liveness.service.timertable import TimerTable
 from tests import disk, older
@@ -364,6 +364,23 @@ def test_commits_behind_a_damaged_part_of_the_wal_are_not_dropped_silently(
     log, _, _ = frames_of(path)
     flip(log, _HEADER_BYTES + at)
     is_refused_and_left(path, f"{path} cannot be read .commits lie behind damage in")
+
+
+def test_a_state_with_commits_behind_damage_is_neither_whole_nor_backed_up(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / store.DATABASE
+    Store(tmp_path).close()
+    with_commits(path, 20)
+    log, _, _ = frames_of(path)
+    flip(log, _HEADER_BYTES + _FRAME_BYTES + 100)
+    (wal,) = [one for one in checkstate.check(path.parent) if one.part == "WAL"]
+    assert wal == (path.name, "WAL", False, f"commits lie behind damage in {log.name}")
+    with (
+        pytest.raises(sqlite3.DatabaseError, match="commits lie behind damage in"),
+        backup.opened(path.parent),
+    ):
+        pass
 
 
 def test_the_end_of_a_wal_that_was_torn_is_no_damage(path: Path) -> None:
