@@ -123,7 +123,7 @@ def log(folder: Path, sought: Sought, *, form: str, out: TextIO) -> None:
             for record in records:
                 out.write(f"{line(record.as_map())}\n")
         if left_out := _left_out(book):
-            raise CommandError(left_out)
+            raise CommandError(f"the log in {folder} is not whole: {left_out}")
 
 
 def _left_out(book: Logbook) -> str:

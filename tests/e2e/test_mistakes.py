@@ -185,7 +185,7 @@ def large(here: Path, stack: ExitStack) -> None:
     """That state, of more than what SQLite has beside it."""
     told_by_sql(
         DATABASE,
-        "insert into cursors values ('watcher', hex(randomblob(50000)), 1, 1, 1)",
+        "insert into cursors values ('watcher', hex(randomblob(50000)), 1, 1, 1, null)",
     )(here, stack)
 
 
@@ -211,7 +211,7 @@ def damaged_within(here: Path, stack: ExitStack) -> None:
 
 def damaged_records(here: Path, stack: ExitStack) -> None:
     """That state, with a page of records that are none."""
-    told_by_sql(DATABASE, "insert into log values (1, 1, 1, x'93c1')")(here, stack)
+    told_by_sql(DATABASE, "insert into log values (1, 1, 1, x'93c1', 0)")(here, stack)
 
 
 def killed(here: Path, stack: ExitStack) -> None:
@@ -334,7 +334,7 @@ STATES: Final = [
     Mistake("second sidecar on a state", "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {live}/state", 1, "state directory {live}/state is in use by another sidecar; stop that one or name another with --state"),
     Mistake("log damaged", SERVE, 1, "{here}/state/liveness.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away to start with an empty log", damaged("liveness.db")),
     Mistake("timers damaged", SERVE, 1, "{here}/state/timers.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away to start without timers", damaged("timers.db")),
-    Mistake("state of a newer version", SERVE, 1, "{here}/state/liveness.db has schema 99, this version reads 2; use the version that wrote it, or another --state", told_by_sql("liveness.db", "update meta set value = 99 where key = 'schema'")),
+    Mistake("state of a newer version", SERVE, 1, "{here}/state/liveness.db has schema 99, this version reads 3; use the version that wrote it, or another --state", told_by_sql("liveness.db", "update meta set value = 99 where key = 'schema'")),
     Mistake("timers of a newer version", SERVE, 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", told_by_sql("timers.db", "update meta set value = 99 where key = 'schema'")),
     Mistake("state of another program", SERVE, 1, "{here}/state/liveness.db says None for its schema, which is none of ours; it was left as it is: name another --state", told_by_sql("liveness.db", "delete from meta where key = 'schema'")),
     Mistake("no room at the start", SERVE, 1, "{here}/state/liveness.db: disk I/O error; make room or mend the disk, nothing of it is lost", before="ulimit -f 4"),
@@ -353,6 +353,7 @@ BACKUPS: Final = [
     Mistake("backup of no state", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db: there is no state to back up; name its folder with --state"),
     Mistake("backup of a damaged log", "backup --state {here}/state {here}/b.tar", 1, "{here}/state cannot be read (file is not a database); no backup was made: keep the one before, and restore it if the sidecar cannot start", damaged("liveness.db")),
     Mistake("backup of a log that is damaged within", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db is damaged (…); no backup was made: keep the one before, and restore it if the sidecar cannot start", damaged_within),
+    Mistake("backup of a log with damaged records", "backup --state {here}/state {here}/b.tar", 1, "{here}/state is damaged (records 1); no backup was made: keep the one before, and make one with --damaged to a new FILE", damaged_records),
     Mistake("backup without room", "backup --state {here}/state {here}/b.tar", 1, "{here} has … MB free, and a backup takes … MB while it is made; make room, or name a FILE elsewhere", huge),
     Mistake("backup on a disk that is full in the end", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar: File too large; nothing is left of it: make room, or name a FILE elsewhere", state, before="ulimit -f 70"),
     Mistake("backup of a newer version", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", told_by_sql("timers.db", "update meta set value = 99 where key = 'schema'")),
@@ -363,7 +364,7 @@ _UNREAD: Final = "{here}/state/liveness.db cannot be read: "
 
 LOGS: Final = [
     Mistake("explain without sidecar and log", "explain x --socket {here}/s --state {here}/state", 1, "no sidecar at {here}/s: start it with `liveness serve`, or name another with --socket; nor can the log tell: there is no log in {here}/state: name the sidecar's state directory with --state"),
-    Mistake("explain without a sidecar, with a damaged log", "explain x --socket {here}/s --state {here}/state", 1, f"no sidecar at {{here}}/s: …; nor can the log tell: {_UNREAD}file is not a database; it is damaged, restore a backup", damaged(DATABASE)),
+    Mistake("explain without a sidecar, with a damaged log", "explain x --socket {here}/s --state {here}/state", 1, f"no sidecar at {{here}}/s: …; nor can the log tell: {_UNREAD}file is not a database; it is damaged: see `liveness check-state`, restore a backup", damaged(DATABASE)),
     Mistake("history of nobody", "history 7 --state {live}/state", 1, "no record of 7 in the log of {live}/state, which begins at …: correct the name (int:7 is the integer, 7 the string), or --state"),
     Mistake("history in an empty log", "history ada --state {here}/state", 1, "no record of ada in the log of {here}/state, which is empty: correct the name (int:7 is the integer, 7 the string), or --state", state),
     Mistake("log of a file in place of a folder", "log --state {here}/state/liveness.db", 1, "there is no log in {here}/state/liveness.db: name the sidecar's state directory with --state", state),
@@ -371,13 +372,13 @@ LOGS: Final = [
     Mistake("log of a killed sidecar of another user's", "log --state {here}/state", 1, _UNREAD + "…; beside a sidecar that runs or was killed, only who may write to {here}/state can always read it: be the user that the sidecar runs as", killed, person=STRANGER),
     Mistake("log without a word in it", "log --state {here}/state", 1, "{here}/state/liveness.db is empty, no sidecar has written there yet: start one, or name its state directory with --state", both(folder("state"), text("state/liveness.db"))),
     Mistake("log of another program", "log --state {here}/state", 1, "{here}/state/liveness.db says None for its schema, which is none of ours: name the sidecar's state directory with --state", told_by_sql(DATABASE, "delete from meta where key = 'schema'")),
-    Mistake("log of an older version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 1, this version reads 2; use the version that wrote it, or start this version's sidecar there, which brings it up to date", told_by_sql(DATABASE, "update meta set value = 1 where key = 'schema'")),
-    Mistake("log of a newer version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 99, this version reads 2; use the version that wrote it", told_by_sql(DATABASE, "update meta set value = 99 where key = 'schema'")),
+    Mistake("log of an older version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 1, this version reads 3; use the version that wrote it, or start this version's sidecar there, which brings it up to date", told_by_sql(DATABASE, "update meta set value = 1 where key = 'schema'")),
+    Mistake("log of a newer version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 99, this version reads 3; use the version that wrote it", told_by_sql(DATABASE, "update meta set value = 99 where key = 'schema'")),
     Mistake("comparison with a file that is missing", "compare {here}/theirs --state {here}/state", 1, "{here}/theirs: No such file or directory; name a file of lines, or - for those on stdin", state),
     Mistake("comparison with a folder", "compare {here} --state {here}/state", 1, "{here}: Is a directory; name a file of lines, or - for those on stdin", state),
     Mistake("comparison with an empty log", "compare {here}/theirs --state {here}/state", 1, "the log in {here}/state is empty, and nothing can be compared with it: name the sidecar's state directory with --state", both(state, text("theirs"))),
     Mistake("comparison with no log", "compare {here}/theirs --state {here}/state", 1, "there is no log in {here}/state: name the sidecar's state directory with --state", text("theirs")),
-    Mistake("log that is damaged within", "log --state {here}/state", 1, _UNREAD + "…; it is damaged, restore a backup", damaged_records),
+    Mistake("log that is damaged within", "log --state {here}/state", 1, "the log in {here}/state is not whole: records 1 to 1 are damaged on disk and left out: see `liveness check-state`", damaged_records),
 ]  # fmt: skip
 
 CLIENTS: Final = [
@@ -577,7 +578,8 @@ EXCUSED: Final = {
     "service/sockets.py:make_anew": "while it runs: tests/e2e/test_lost_files.py",
     "service/manager.py:socket": "takes other sockets: tests/service/test_manager.py",
     "service/logbook.py:_state": "who may not read it: tests/e2e/test_explain.py",
-    "service/logbook.py:_read": "takes starts amid reads: tests/service/test_logbook.py",
+    "commands/checkstate.py:check_state": "locked: tests/service/test_checkstate.py",
+    "service/logbook.py:read_again": "takes starts amid reads: tests/service/test_logbook.py",
     "sources.py:value": "the rows of bad values: its text is the setting's",
 }
 LEAST: Final = 8  # characters, that a text may be told from others by

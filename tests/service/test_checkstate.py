@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from liveness.build import Wheel
+from liveness.commands import CommandError
 from liveness.commands.checkstate import check_state
 from liveness.core.records import OnlineRow, Record
 from liveness.core.timers import Schedule, Timer
@@ -156,3 +157,11 @@ def test_json_is_an_object_a_line(folder: Path) -> None:
     assert found[1] == {
         "file": "liveness.db", "part": "log", "whole": True, "told": "40"
     }  # fmt: skip
+
+
+def test_a_state_that_is_locked_is_neither_whole_nor_damaged(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / DATABASE, isolation_level=None)) as db:
+        db.execute("pragma locking_mode = exclusive")
+        db.execute("update meta set value = value")  # from here on it keeps its lock
+        with pytest.raises(CommandError, match=f"{folder} cannot be read now"):
+            ran(folder)
