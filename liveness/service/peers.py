@@ -23,6 +23,8 @@ _CREDENTIALS: Final = struct.Struct("3i")
 # The most that Python's getsockopt takes: 256 groups. Those of a peer that has more, or
 # where the kernel is older, are looked up by its user.
 _GROUPS_BYTES: Final = 1024
+# Of a user or group. The number after it means none to chown(2), which would do nothing.
+MOST_ID: Final = 2**32 - 2
 
 
 def peer_of(sock: socket.socket) -> Peer:
@@ -91,7 +93,7 @@ def gid_of(name: str, setting: str) -> int:
         StartError: *setting* names one that this host does not know.
     """
     if name.isdecimal():
-        return int(name)
+        return _number(name, setting, "group")
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
@@ -102,11 +104,20 @@ def _uid_of(name: str, setting: str) -> int:
     if name == "own":
         return os.geteuid()
     if name.isdecimal():
-        return int(name)
+        return _number(name, setting, "user")
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
         raise _unknown(setting, "user", name) from None
+
+
+def _number(name: str, setting: str, what: str) -> int:
+    if len(name) > len(str(MOST_ID)) or int(name) > MOST_ID:
+        raise StartError(
+            f"{setting} names the {what} {name:.40}, and the numbers of such end at "
+            f"{MOST_ID}; correct it"
+        )
+    return int(name)
 
 
 def _unknown(setting: str, what: str, name: str) -> StartError:
