@@ -6,6 +6,7 @@ something longest ago is read first: so it is chosen here which login is read la
 
 import signal
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from time import CLOCK_MONOTONIC, clock_gettime, time_ns
 
@@ -56,6 +57,20 @@ def test_the_newer_connection_wins_whichever_login_is_read_first(
         link.settle()
     ((_uid, _gateway, _session, conn),) = newer.where("u")
     assert conn == 2
+
+
+def test_of_connections_that_began_at_one_moment_the_login_read_later_wins(
+    start: Start,
+) -> None:
+    sidecar = start()
+    links = [linked(sidecar, f"g-{number}") for number in range(6)]
+    began = monotonic()
+    for number, (first, second) in enumerate(permutations(links, 2)):
+        for conn, link in enumerate((first, second)):
+            link.send("login", f"u-{number}", {"conn": conn, "began": began})
+            link.settle()
+        ((*_, conn),) = second.where(f"u-{number}")
+        assert conn == 1
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
