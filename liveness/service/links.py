@@ -17,11 +17,9 @@ from liveness.service.outbox import Outbox
 from liveness.service.wake import Wake
 
 # What is taken at once: as much as is worked through in so long, from some hundred logins
-# to some two thousand signs of life. The most is not more, as what was cheap to read may
-# be followed by what is costly: of a link that floods by turns with signs of life and with
-# single logins, pieces of 64 KiB delayed others half as long again.
+# to some two thousand signs of life.
 PIECE_BYTES: Final = 4_096
-MOST_PIECE_BYTES: Final = 16_384
+MOST_PIECE_BYTES: Final = 65_536
 PIECE_S: Final = 0.002
 
 
