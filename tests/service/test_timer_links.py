@@ -204,3 +204,21 @@ async def test_a_timer_asked_for_again_while_the_log_is_written_is_not_late(
         first, second = await gateway.records(2)
         assert second["seq"] == first["seq"] + 1
         assert rig.counts.timer_lateness.sum < 0.3
+
+
+async def test_a_timer_of_a_forgotten_name_waits_until_its_gateway_is_back(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["after", "k", 10])
+        await gateway.settle()
+        gateway.close()
+        await rig.until(lambda: not rig.engine.book.links)
+        rig.engine.forget("gateway", "g")
+        await trio.sleep(2_000)  # its run has a minute
+        assert states(rig) == {"fired": 1}
+        assert rig.sidecar.timetable.results[UNANSWERED] == 0
+        back = await rig.gateway("g")
+        (record,) = await back.records(1)
+        assert (record["key"], record["attempt"]) == ("k", 2)
