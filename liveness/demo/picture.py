@@ -15,7 +15,7 @@ from liveness.demo.gauges import Gauges, gauges
 from liveness.demo.referee import FAULTS, Record
 from liveness.demo.screen import COLUMNS, quantiles, reminders, table
 from liveness.demo.script import keys
-from liveness.demo.stage import Stage
+from liveness.demo.stage import Stage, command
 from liveness.demo.terminal import Terminal
 
 FRAME_S: Final = 0.3
@@ -100,7 +100,7 @@ class Picture:
             seconds=stage.seconds,
             timeout_s=timeout_s,
             doors=(
-                f"nc {HOST} {stage.port}   liveness watch --socket {stage.socket}   "
+                f"nc {HOST} {stage.port}   {command()} watch --socket {stage.socket}   "
                 f"curl http://{stage.sidecar.said}/metrics"
             ),
             states=tuple((it.name, it.state) for it in (stage.gateway, stage.sidecar)),

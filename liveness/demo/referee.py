@@ -104,6 +104,7 @@ class Referee:
         self._cut_at = -inf
         self._disturbances = 0
         self._quiet_since = -inf  # from when on silences can be measured
+        self._empty_at = -inf  # when nobody was in the room to hear a reminder
 
     # --- what users do ------------------------------------------------------------
 
@@ -195,7 +196,7 @@ class Referee:
         """
         self._note_standstill(at)
         if record["kind"] == TIMER:
-            calm_since = self._calm_since
+            calm_since = self._heard_since(at)
             self.reminders.told(record, decided=decided, at=at, calm_since=calm_since)
             return
         kind, uid = record["kind"], record["uid"]
@@ -222,7 +223,7 @@ class Referee:
         self._looked_at = at
         if self._disturbances:
             return
-        self.reminders.look(at, calm_since=self._calm_since)
+        self.reminders.look(at, calm_since=self._heard_since(at))
         for uid, seen in self.users.items():
             if seen.online_since is None:
                 self._look_for_online(uid, seen, at)
@@ -247,6 +248,15 @@ class Referee:
     @property
     def _calm_since(self) -> float:
         return inf if self._disturbances else self._quiet_since
+
+    def _heard_since(self, at: float) -> float:
+        """Since when a reminder comes once and is heard: all is calm, and somebody here.
+
+        The gateway has one that comes into an empty room come again later.
+        """
+        if not self.online:
+            self._empty_at = at
+        return max(self._calm_since, self._empty_at)
 
     def _behaviour(self, uid: str) -> str:
         return self.users[uid].behaviour if uid in self.users else GUEST

@@ -979,6 +979,22 @@ def test_a_reminder_comes_again_only_if_something_was_cut_or_stopped() -> None:
     assert kinds(judge) == []
 
 
+def test_a_reminder_that_finds_the_room_empty_may_come_again() -> None:
+    judge = judge_of(asked=100)
+    look_until(judge, 104, talking="ann")
+    report(judge, "ann", "logout", at=104)
+    look_until(judge, 105, since=104)
+    came(judge, at=105)
+    look_until(judge, 110, since=105)
+    come(judge, "ann", at=110)
+    look_until(judge, 110.3, since=110, talking="ann")
+    came(judge, at=110.3, attempt=2)
+    judge.heard("ann", "tea")
+    assert ("false", TEA) not in kinds(judge)
+    came(judge, at=110.6, attempt=3)
+    assert kinds(judge)[-1] == ("false", TEA)
+
+
 # --- the plans ----------------------------------------------------------------------------
 
 
