@@ -344,12 +344,14 @@ def gateways() -> list[Panel]:
             width=6,
         ),
         curves(
-            "Answers unread",
+            "Unread and unfinished",
             "Bytes of answers that were asked for and are not read, in memory (at most "
-            "twice limits.max_unread_bytes) and on disk (limits.max_spool_bytes). It is "
-            "near 0 where all read. Who leaves them ends, and is named in the sidecar's "
-            "log.",
+            "twice limits.max_unread_bytes) and on disk (limits.max_spool_bytes), and of "
+            "frames that were begun (limits.max_unfinished_bytes). It is near 0 where all "
+            "read, and finish what they send. Who does not ends, and is named in the "
+            "sidecar's log.",
             query(by("where", "liveness_unread_bytes")),
+            query(f"sum(liveness_unfinished_bytes{{{HERE}}})", "unfinished"),
             unit="bytes",
             width=6,
         ),

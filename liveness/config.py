@@ -370,6 +370,15 @@ class LimitSettings:
     max_frame_bytes: int = field(
         default=MIB, metadata=_about("largest frame", (4 * KIB, 64 * MIB), "bytes")
     )
+    max_unfinished_bytes: int = field(
+        default=64 * MIB,
+        metadata=_about(
+            "most bytes of frames that are not whole yet, of all links together; of more "
+            "the oldest end; one frame may always be",
+            (4 * KIB, 64 * GIB),
+            "bytes",
+        ),
+    )
     max_batch: int = field(
         default=4_000, metadata=_about("most uids in one frame", (1, 100_000), "uids")
     )

@@ -36,12 +36,12 @@ FILES: Final = ("gateway", "admin", "state")
 # The bounds that are counted here when they are met. What is missing is no refusal: a
 # full window and an old record are a reader's own affair.
 LIMITS: Final = (
-    "limits.hello_s", "limits.max_frame_bytes", "limits.max_batch", "limits.max_replies",
-    "limits.max_reply_bytes", "limits.max_unread_bytes", "limits.max_spool_bytes",
-    "limits.unread_s", "limits.max_refused", "limits.max_links",
-    "limits.max_handshakes", "limits.max_gateways", "limits.max_names",
-    "limits.max_gateway_users", "limits.max_users", "limits.pause_firing",
-    "limits.pause_reading", "timers.max_live",
+    "limits.hello_s", "limits.max_frame_bytes", "limits.max_unfinished_bytes",
+    "limits.max_batch", "limits.max_replies", "limits.max_reply_bytes",
+    "limits.max_unread_bytes", "limits.max_spool_bytes", "limits.unread_s",
+    "limits.max_refused", "limits.max_links", "limits.max_handshakes",
+    "limits.max_gateways", "limits.max_names", "limits.max_gateway_users",
+    "limits.max_users", "limits.pause_firing", "limits.pause_reading", "timers.max_live",
     "timers.max_pending", "http.max_streams", "http.max_backlog",
 )  # fmt: skip
 LATENESS_STAGES: Final = ("decided", "durable", "sent")
@@ -178,6 +178,7 @@ class Now:
     storms: int
     links: dict[str, int]
     unread: dict[str, int]
+    unfinished_bytes: int
     gateways: list[GatewayNow]
     log_seq: int
     log_pending: int
@@ -264,6 +265,11 @@ class Collector:
             "Bytes of answers that are not read yet.",
             "where",
             now.unread,
+        )
+        yield GaugeMetricFamily(
+            "liveness_unfinished_bytes",
+            "Bytes of frames that are not whole yet.",
+            now.unfinished_bytes,
         )
         yield _counter(
             "accepts_put_off",

@@ -42,6 +42,7 @@ def scraped() -> bytes:
         storms=0,
         links={"gateway": 2, "watcher": 1},
         unread={"memory": 10, "disk": 20},
+        unfinished_bytes=0,
         gateways=[
             GatewayNow(
                 name="chat-2",

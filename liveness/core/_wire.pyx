@@ -299,8 +299,9 @@ cdef class Reader:
     """The receiving end of one stream; see `wire.Reader`, for which it stands in."""
 
     cdef public bint packs
+    cdef public Py_ssize_t max_frame_bytes
     cdef readonly int64_t n
-    cdef Py_ssize_t max_frame, max_batch
+    cdef Py_ssize_t max_batch
     cdef uint64_t most_values
     # The frame that is not whole yet, and how far it was walked over: where its next
     # header is, how many values there were said to be, and how many are still to come
@@ -312,10 +313,15 @@ cdef class Reader:
     cdef uint64_t[DEEPEST] inner
 
     def __cinit__(self, *, Py_ssize_t max_frame_bytes, Py_ssize_t max_batch):
-        self.max_frame = max_frame_bytes
+        self.max_frame_bytes = max_frame_bytes
         self.max_batch = max_batch
         self.most_values = most_values(max_batch)
         self.held = bytearray()
+
+    @property
+    def unfinished_bytes(self):
+        """Bytes of a frame that is not whole yet."""
+        return len(self.held)
 
     def feed(self, data):
         """Give each frame that *data* completes; see `wire.Reader`.
@@ -383,8 +389,8 @@ cdef class Reader:
         while self.depth or not self.walked:
             if self.walked >= have:
                 return self.wait(have)
-            if self.walked >= self.max_frame:
-                raise too_large(self.walked + 1, self.max_frame)
+            if self.walked >= self.max_frame_bytes:
+                raise too_large(self.walked + 1, self.max_frame_bytes)
             if frame[self.walked] == 0xc1:
                 raise blaming_the_sender(msgpack.FormatError())
             if not header_at(frame + self.walked, have - self.walked, &header):
@@ -404,8 +410,8 @@ cdef class Reader:
                 self.depth -= 1
         if self.walked > have:
             return self.wait(have)
-        if self.walked > self.max_frame:
-            raise too_large(self.walked, self.max_frame)
+        if self.walked > self.max_frame_bytes:
+            raise too_large(self.walked, self.max_frame_bytes)
         if self.values > self.most_values:
             raise too_many_values(self.most_values)
         size, self.walked = self.walked, 0
@@ -413,8 +419,8 @@ cdef class Reader:
 
     cdef Py_ssize_t wait(self, Py_ssize_t have) except -1:
         """The frame's end is yet to come, if so much of it is taken."""
-        if have > self.max_frame:
-            raise too_large(have, self.max_frame)
+        if have > self.max_frame_bytes:
+            raise too_large(have, self.max_frame_bytes)
         return 0
 
 

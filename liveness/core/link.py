@@ -46,11 +46,15 @@ from liveness.core.records import (
     Request,
     SignsOfLife,
 )
-from liveness.core.wire import Frame, Reader
+from liveness.core.wire import MAX_FRAME, Frame, Reader
 from liveness.errors import NOT_FATAL, Code, WireError
 
 # Refusals are counted over this long; how many are too many is a setting.
 REFUSED_WINDOW_S: Final = 10.0
+
+# A hello with all its options takes some 300 bytes; the rest is for those of later versions.
+# Thousands may connect that never say one, and each of them holds no more than this.
+HELLO_BYTES: Final = 16 * 1024
 
 _SIGNS: Final = {KEEPALIVE: EVENT_NUMBER[KEEPALIVE], MESSAGE: EVENT_NUMBER[MESSAGE]}
 _EVENTS: Final = frozenset({LOGIN, LOGOUT, KEEPALIVE, MESSAGE})
@@ -82,9 +86,15 @@ class Link:
         self._reader = reader(
             max_frame_bytes=limits.max_frame_bytes, max_batch=limits.max_batch
         )
+        self._reader.max_frame_bytes = HELLO_BYTES
         self._refused = 0
         self._window_began = 0.0
         self._run: ListedSigns | None = None
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of a frame that is not whole yet."""
+        return self._reader.unfinished_bytes
 
     def receive(self, data: bytes, now: float) -> Iterator[Request]:
         """Give what *data* asks for, in order, as far as it is complete.
@@ -122,7 +132,7 @@ class Link:
         except WireError as error:
             self.n += 1
             yield from self._flush()
-            yield self.close(error.code, str(error), limit=error.limit)
+            yield self._broken(error)
         yield from self._flush()
 
     def close(self, code: Code, message: str, *, limit: str | None = None) -> Refusal:
@@ -135,6 +145,11 @@ class Link:
         """
         self.is_closed = True
         return Refusal(code, message, self.n, fatal=True, limit=limit)
+
+    def drop(self) -> None:
+        """Give nothing more, and let go of a frame that is not whole."""
+        self.is_closed = True
+        self._reader = type(self._reader)(max_frame_bytes=0, max_batch=0)
 
     def refuse(
         self,
@@ -152,6 +167,14 @@ class Link:
         return Refusal(code, message, n, False, frame, index)
 
     # --- refusals -------------------------------------------------------------
+
+    def _broken(self, error: WireError) -> Refusal:
+        if self.hello is None and error.limit == MAX_FRAME:
+            return self.close(
+                error.code,
+                f"the first frame must be hello, of at most {HELLO_BYTES} bytes",
+            )
+        return self.close(error.code, str(error), limit=error.limit)
 
     def _refuse(self, bad: BadFrame, frame: Frame, now: float) -> Refusal:
         name = frame[0] if frame and type(frame[0]) is str else None
@@ -194,6 +217,7 @@ class Link:
                 )
             self.hello = parse_hello(frame)
             self._reader.packs = self.hello.role == GATEWAY
+            self._reader.max_frame_bytes = self._limits.max_frame_bytes
             return self.hello
         if type(name) is not str:
             raise BadFrame(Code.BAD_FRAME, "a frame begins with its name, a string")

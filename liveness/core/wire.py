@@ -80,21 +80,38 @@ class Reader:
     """The receiving end of one stream.
 
     Args:
-        max_frame_bytes: A frame may have this many bytes, and no more.
+        max_frame_bytes: A frame may have this many bytes, and no more. May be lowered,
+            and raised again, after any frame.
         max_batch: What `link` allows in an array; bounds the values of a frame.
     """
 
     def __init__(self, *, max_frame_bytes: int, max_batch: int) -> None:
-        self._max_frame = max_frame_bytes
+        self.max_frame_bytes = max_frame_bytes
         self._most_values = most_values(max_batch)
-        room = max_frame_bytes + 2 * PIECE_BYTES
-        self._finder = msgpack.Unpacker(read_size=PIECE_BYTES, max_buffer_size=room)
-        # Gives back the bytes of a frame, and decodes nothing.
-        self._held = msgpack.Unpacker(read_size=PIECE_BYTES, max_buffer_size=room)
+        self._room = max_frame_bytes + 2 * PIECE_BYTES
         self.n = 0  # frames given so far: the number of the last one
         self.packs = False
-        self._fed = 0
-        self._ended = 0  # where in the stream the last whole frame ended
+        self._begin(b"")
+
+    def _begin(self, data: bytes) -> None:
+        """Begin with *data*, in new buffers: one that has grown never shrinks."""
+        size, room = PIECE_BYTES, self._room
+        self._finder = msgpack.Unpacker(read_size=size, max_buffer_size=room)
+        # Gives back the bytes of a frame, and decodes nothing.
+        self._held = msgpack.Unpacker(read_size=size, max_buffer_size=room)
+        self._finder.feed(data)
+        self._held.feed(data)
+        self._fed = len(data)
+        self._ended = 0  # where in what was fed the last whole frame ended
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of a frame that is not whole yet.
+
+        They take up to four times as much memory here, as there are two buffers that
+        double; compiled, an eighth more.
+        """
+        return self._fed - self._ended
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Give each frame that *data* completes; keep an unfinished one for later.
@@ -114,19 +131,20 @@ class Reader:
         return self.feed(data)
 
     def _piece(self, piece: bytes) -> Iterator[Frame]:
-        finder, held = self._finder, self._held
         self._fed += len(piece)
         try:
-            finder.feed(piece)
-            held.feed(piece)
+            self._finder.feed(piece)
+            self._held.feed(piece)
             while True:
-                finder.skip()
+                self._finder.skip()
                 # Asked after each frame: between frames `tell` also counts what was
                 # consumed of an unfinished one.
-                ended, self._ended = self._ended, finder.tell()
+                ended, self._ended = self._ended, self._finder.tell()
                 size = self._ended - ended
                 self._check_size(size)
-                data = held.read_bytes(size)
+                data = self._held.read_bytes(size)
+                if size > PIECE_BYTES:
+                    self._begin(self._held.read_bytes(self.unfinished_bytes))
                 # A value has at least a byte.
                 if size > self._most_values and has_more_values(
                     data, self._most_values
@@ -136,16 +154,16 @@ class Reader:
                 self.n += 1
                 yield frame
         except msgpack.OutOfData:
-            self._check_size(self._fed - self._ended)
+            self._check_size(self.unfinished_bytes)
         except (ValueError, msgpack.UnpackException) as error:
             # A fault beyond the limit is not looked at, however the pieces are cut.
             # `tell` stands one byte before the end of a fault that `skip` met.
-            self._check_size(finder.tell() + 1 - self._ended)
+            self._check_size(self._finder.tell() + 1 - self._ended)
             raise blaming_the_sender(error) from error
 
     def _check_size(self, size: int) -> None:
-        if size > self._max_frame:
-            raise too_large(size, self._max_frame)
+        if size > self.max_frame_bytes:
+            raise too_large(size, self.max_frame_bytes)
 
 
 def most_values(max_batch: int) -> int:

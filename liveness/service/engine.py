@@ -582,6 +582,7 @@ class Engine:
             if link.gateway is not None:
                 link.gateway.heard(at.now)
             self._requests.listen_to(link, data, at)
+            self.book.count_unfinished(link)
             self.book.shed_unread()
             link.measure(self._clock.mono() - mono)
         return False

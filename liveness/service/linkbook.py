@@ -17,6 +17,7 @@ from liveness.service.journal import Journal
 from liveness.service.links import SocketLink
 from liveness.service.logs import Every
 from liveness.service.outbox import Excess, Outbox
+from liveness.service.unfinished import Unfinished
 from liveness.service.unread import Unread
 from liveness.service.wake import Wake
 
@@ -37,6 +38,7 @@ class LinkBookLimits:
     max_handshakes: int
     max_gateways: int
     max_names: int
+    max_unfinished_bytes: int
 
 
 class LinkBook:
@@ -68,6 +70,7 @@ class LinkBook:
         self.all_closed = trio.Event()  # after the farewell
         self.thinned = Wake()  # rung when those that say no hello were looked at
         self.accepting = trio.CancelScope()  # until the farewell
+        self.unfinished = Unfinished(most_bytes=limits.max_unfinished_bytes)
         self._strangers: dict[int, SocketLink] = {}  # before their hello
         self._attended = attended
         self._clock = clock
@@ -303,6 +306,19 @@ class LinkBook:
         self.overload(worst, excess)
         return True
 
+    def count_unfinished(self, link: SocketLink) -> None:
+        """Count what a link has sent of a frame; end the oldest, if that is too much."""
+        self.unfinished.note(link)
+        while (oldest := self.unfinished.excess()) is not None:
+            refusal = oldest.conversation.close(
+                Code.OVERLOADED,
+                f"all links together have sent more than {self.unfinished.most_bytes} "
+                "bytes of frames that are not whole (limits.max_unfinished_bytes), and "
+                "this one's began first; send each frame at once",
+                limit="limits.max_unfinished_bytes",
+            )
+            self.refuse(oldest, refusal)
+
     def _open_links(self) -> list[SocketLink]:
         return [link for link in self.links.values() if link.is_open]
 
@@ -318,8 +334,10 @@ class LinkBook:
                 self.end(link, ["bye", {"reason": reason}], why=reason)
 
     def _part(self, link: SocketLink) -> None:
-        """Let go of the name of a link that has ended."""
+        """Let go of the name of a link that has ended, and of its frame."""
+        link.conversation.drop()
         self._strangers.pop(link.number, None)
+        self.unfinished.note(link)
         hello = link.hello
         if hello is None or self.named.get((hello.role, hello.name)) is not link:
             return

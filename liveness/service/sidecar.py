@@ -182,6 +182,9 @@ class Sidecar:
                     max_handshakes=limits.max_handshakes,
                     max_gateways=limits.max_gateways,
                     max_names=limits.max_names,
+                    max_unfinished_bytes=max(
+                        limits.max_unfinished_bytes, limits.max_frame_bytes
+                    ),
                 ),
             ),
             limits=EngineLimits(
@@ -521,6 +524,7 @@ class Sidecar:
             storms=0 if presence.guard is None else presence.guard.begun,
             links={role: engine.book.linked(role) for role in (GATEWAY, WATCHER)},
             unread={"memory": self._unread.memory, "disk": self._unread.spools.bytes},
+            unfinished_bytes=engine.book.unfinished.bytes,
             gateways=[
                 GatewayNow(
                     name=gateway.name,

@@ -1,6 +1,7 @@
 """Bytes to frames: the pieces do not matter, and nothing but our error escapes."""
 
 import tracemalloc
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol
@@ -204,6 +205,26 @@ def test_however_much_comes_none_of_it_piles_up(read: Read) -> None:
     cut = (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
     taken, code = read(cut, max_frame_bytes=len(frame), max_batch=1)
     assert (len(taken), code) == (count, None)
+
+
+@pytest.mark.parametrize("step", [4_096, PIECE_BYTES, 10**7], ids=str)
+def test_an_unfinished_frame_takes_memory_by_its_bytes_and_none_once_it_is_whole(
+    reader_class: type[Reader], step: int
+) -> None:
+    frame = encode(["x", b"\0" * 2**20])
+    sent = frame * 3 + frame[: 2**19]
+    tracemalloc.start()
+    try:
+        reader = reader_class(max_frame_bytes=2**21, max_batch=4)
+        for at in range(0, len(sent), step):
+            end = min(len(sent), at + step)
+            deque(reader.feed(sent[at:end]), maxlen=0)
+            assert reader.unfinished_bytes == end % len(frame)
+            held, _ = tracemalloc.get_traced_memory()
+            # Around it are the two buffers of a new reader, and a piece in each.
+            assert held <= 4 * (reader.unfinished_bytes + 2 * PIECE_BYTES)
+    finally:
+        tracemalloc.stop()
 
 
 # --- depth ---------------------------------------------------------------------------

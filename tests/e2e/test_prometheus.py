@@ -170,6 +170,10 @@ def answers_are_left_unread(scene: Scene) -> None:
     for _ in range(20):
         watcher.send("ping", "x" * 60_000)
     scene.until('liveness_unread_bytes{where="memory"} > 0')
+    other = scene.sidecar.watcher("never done")
+    other.send_bytes(b"\x92\xa4ping")
+    scene.until("liveness_unfinished_bytes > 0")
+    other.close()
     watcher.close()
     scene.until('sum(liveness_unread_bytes{where="memory"}) == 0')
 
@@ -313,7 +317,7 @@ CAUSES: Final[dict[Cause, list[str]]] = {
     a_gateway_acknowledges_late: ["Unacknowledged", "Records sent and acknowledged"],
     a_gateway_is_mute: ["Held", "Promises to ping"],
     a_gateway_has_another_clock: ["Beginnings not used"],
-    answers_are_left_unread: ["Answers unread"],
+    answers_are_left_unread: ["Unread and unfinished"],
     a_socket_is_removed: ["Files lost"],
     a_gateway_starts_anew: ["Users by gateway"],
     a_storm: ["Storms"],

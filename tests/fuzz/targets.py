@@ -98,13 +98,13 @@ def stream(data: bytes) -> tuple[LinkLimits, list[Way]]:
 def wire(data: bytes) -> None:
     """Frames and the error behind them are the same, whoever reads them in what pieces."""
     limits, ways = stream(data)
-    frames, code = read(Reader, ways[0], limits)
+    frames, code, unfinished = read(Reader, ways[0], limits)
     for frame in frames:
         assert type(frame) is tuple
         is_sound(frame, 1)
         assert values_in(frame) <= most_values(limits.max_batch)
-    expected = repr((frames, code))  # as text: NaN is not equal to itself
-    assert repr((list(decode(encode(frames))), code)) == expected
+    expected = repr((frames, code, unfinished))  # as text: NaN is not equal to itself
+    assert repr((list(decode(encode(frames))), code, unfinished)) == expected
     for reader_class, way in others(ways):
         assert repr(read(reader_class, way, limits)) == expected
 
@@ -116,23 +116,20 @@ def others(ways: list[Way]) -> Iterator[tuple[type[Reader], Way]]:
 
 def read(
     reader_class: type[Reader], way: Way, limits: LinkLimits
-) -> tuple[list[Frame], Code | None]:
-    """The frames of a stream, and the code that it ended with if it did."""
+) -> tuple[list[Frame], Code | None, int]:
+    """The frames of a stream, the code that it ended with if it did, and what is held."""
     most = limits.max_frame_bytes
     reader = reader_class(max_frame_bytes=most, max_batch=limits.max_batch)
     taken: list[Frame] = []
-    unfinished = 0  # bytes that came since a piece that had the end of a frame
     try:
         for piece in way:
-            before = reader.n
             for frame in reader.feed(piece):
                 taken.append(frame)  # noqa: PERF402  (those before an error count)
-            unfinished = unfinished + len(piece) if reader.n == before else 0
-            assert unfinished <= most
+            assert reader.unfinished_bytes <= most
     except WireError as error:
-        return taken, error.code
+        return taken, error.code, 0
     assert reader.n == len(taken)
-    return taken, None
+    return taken, None, reader.unfinished_bytes
 
 
 def is_sound(value: Any, depth: int) -> None:

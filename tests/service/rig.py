@@ -58,7 +58,10 @@ class Caller:
         self._unpacker = msgpack.Unpacker()
 
     async def send(self, *frames: list[Any]) -> None:
-        await self._stream.send_all(b"".join(map(msgpack.packb, frames)))
+        await self.send_bytes(b"".join(map(msgpack.packb, frames)))
+
+    async def send_bytes(self, data: bytes) -> None:
+        await self._stream.send_all(data)
 
     async def hello(self, name: str, **options: Any) -> dict[str, Any]:
         await self.send(["hello", {"protocol": 1, "name": name, **options}])

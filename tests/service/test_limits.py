@@ -9,7 +9,8 @@ import trio
 from trio.testing import MockClock
 
 from liveness.config import SETTINGS
-from liveness.core.wire import BATCHES_OF_VALUES
+from liveness.core.link import HELLO_BYTES
+from liveness.core.wire import BATCHES_OF_VALUES, encode
 from liveness.metrics import LIMITS
 from liveness.service import engine
 from liveness.service.links import PIECE_BYTES
@@ -335,6 +336,68 @@ async def test_a_frame_is_at_most_so_large(
         assert told["code"] == code
         assert str(most) in told["message"]
         assert met(rig) == {f"limits.{limit}": 1}
+
+
+def held(rig: Rig) -> int:
+    """Bytes of frames that are not whole, as they are counted and as they are."""
+    book = rig.engine.book
+    links = book.links.values()
+    assert book.unfinished.bytes == sum(
+        it.conversation.unfinished_bytes for it in links
+    )
+    return book.unfinished.bytes
+
+
+async def test_frames_that_are_not_whole_have_at_most_so_many_bytes_in_all(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    most = 10_000
+    half = encode(["ping", "x" * 4_000])[:3_000]
+    async with running(
+        tmp_path, max_frame_bytes=4_096, max_unfinished_bytes=most
+    ) as rig:
+        busy, *drip = [await rig.watcher(f"w{n}") for n in range(4)]
+        await busy.send_bytes(half)
+        for caller in drip[:2]:
+            await caller.send_bytes(half)
+        await rig.until(lambda: held(rig) == 9_000)
+        # One that finishes its frame, and begins another, has no old one.
+        await busy.send_bytes(encode(["ping", "x" * 4_000])[3_000:] + half)
+        assert await busy.expect("pong") == ["x" * 4_000]
+        await drip[2].send_bytes(half)
+        told = await refusal(drip[0])
+        assert (told["code"], told["fatal"]) == ("overloaded", True)
+        assert f"{most} bytes" in told["message"]
+        assert met(rig) == {"limits.max_unfinished_bytes": 1}
+        assert await is_over(drip[0])
+        assert held(rig) == 9_000
+        for caller in busy, *drip[1:]:
+            caller.close()
+        await rig.until(lambda: not rig.engine.book.links)
+        assert held(rig) == 0
+
+
+async def test_who_has_not_said_hello_sends_no_more_than_a_hello_takes(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    hello = {"protocol": 1, "name": "later", "since": "x" * (HELLO_BYTES - 50)}
+    async with running(tmp_path) as rig:
+        stranger = await rig.connect()
+        await stranger.send_bytes(
+            encode(["hello", "x" * 2 * HELLO_BYTES])[:HELLO_BYTES]
+        )
+        await rig.until(lambda: held(rig) == HELLO_BYTES)
+        await stranger.send_bytes(b"x")
+        told = await refusal(stranger)
+        assert (told["code"], told["fatal"]) == ("too-large", True)
+        assert f"hello, of at most {HELLO_BYTES} bytes" in told["message"]
+        assert met(rig) == {}  # it is no setting's bound
+        # One that fits is taken, and what comes behind it may be larger.
+        caller = await rig.connect()
+        await caller.send(["hello", hello], ["ping", "x" * 2 * HELLO_BYTES])
+        await caller.expect("welcome")
+        await caller.expect("pong")
+        assert held(rig) == 0
 
 
 async def test_a_frame_holds_at_most_the_values_of_so_many_batches(

@@ -37,6 +37,7 @@ NOW = Now(
     storms=8,
     links={"gateway": 1, "watcher": 0},
     unread={"memory": 10, "disk": 20},
+    unfinished_bytes=30,
     gateways=[],
     log_seq=9,
     log_pending=0,
