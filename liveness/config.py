@@ -425,8 +425,8 @@ class LimitSettings:
     unread_s: float = field(
         default=30.0,
         metadata=_about(
-            "time after which a link ends that reads nothing of its answers; a "
-            "gateway's, not before limits.gateway_hold_s",
+            "time after which a link ends that reads nothing of its answers, or whose "
+            "list cannot be put together; a gateway's, not before limits.gateway_hold_s",
             (1, 3600),
             "seconds",
         ),

@@ -79,8 +79,7 @@ class OnlinePages:
             )
         except (NoRoom, TooLarge) as error:
             self._counts.limits_met["limits.max_spool_bytes"] += 1
-            told = f"{error}; ask again later, or raise it or make room"
-            raise NotDone(503, told) from error
+            raise NotDone(503, str(error)) from error
         except (sqlite3.Error, OSError) as error:
             told = f"those online cannot be read ({error}); mend the disk, and ask"
             raise NotDone(503, f"{told} again") from error

@@ -110,7 +110,8 @@ class Outbox:
         self._sending = 0  # replies of the write under way; they count until it is done
         self._spooled = 0  # bytes on disk of the list that is being written
         self._stalled_s = 0.0  # for so long answers wait, and the socket took nothing
-        self._too_large: str | None = None  # why an answer cannot be given, ever
+        self._no_list: Excess | None = None  # why the next list is put off
+        self._put_off_s = 0.0  # for how long by now
         self._list_at = self._notices_at = 0.0  # not before; the disk was in trouble
         self._hello: Hello | None = None
         self._cursor: Cursor | None = None
@@ -176,15 +177,18 @@ class Outbox:
 
         Only answers count. Records that are not read wait in the log.
         """
-        if self._too_large is not None:
-            return Excess("limits.max_spool_bytes", self._too_large)
+        limits, hello = self._delivery.limits, self._hello
+        is_gateway = hello is not None and hello.role == GATEWAY
+        most = limits.gateway_unread_s if is_gateway else limits.unread_s
+        # While the log cannot be written everything waits, and no link ends for it.
+        if self._no_list is not None and self._delivery.journal.failure is None:
+            self._put_off_s += elapsed
+            if self._put_off_s > most:
+                return self._no_list
         if not (self._is_blocked and self._waiting):
             self._stalled_s = 0.0
             return None
         self._stalled_s += elapsed
-        limits, hello = self._delivery.limits, self._hello
-        is_gateway = hello is not None and hello.role == GATEWAY
-        most = limits.gateway_unread_s if is_gateway else limits.unread_s
         if self._stalled_s <= most:
             return None
         return Excess(
@@ -379,12 +383,17 @@ class Outbox:
             say = "a list is put off"
             delivery.every(_log.warning, say, key=say, error=str(error))
             self._list_at = trio.current_time() + RETRY_S
+            limit, what_to_do = "limits.max_spool_bytes", ""  # those errors name it
             if isinstance(error, NoRoom):
                 wanted.least = error.least
             elif isinstance(error, TooLarge):
-                self._too_large = str(error)  # whoever looks after unread links ends it
-                self._list_at = inf
+                self._put_off_s = inf
+            else:
+                limit, what_to_do = "limits.unread_s", "; mend that, and ask again"
+            told = f"a list cannot be given: {error}{what_to_do}"
+            self._no_list = Excess(limit, told)
             return False
+        self._no_list, self._put_off_s = None, 0.0
         with spool:
             if self._lists:  # they may be dropped meanwhile
                 self._lists.popleft()

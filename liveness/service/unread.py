@@ -32,7 +32,7 @@ class NoRoom(Exception):
     """There is no room for a spool at present.
 
     Args:
-        why: What takes it.
+        why: What takes it, and what to do.
         least: Bytes that the spool needs, as far as it was written.
     """
 
@@ -162,21 +162,22 @@ class Spools:
         """
         if spool.size + more > self.most_bytes:
             raise TooLarge(
-                f"it takes more than the {self.most_bytes} bytes that all such answers "
-                "may (limits.max_spool_bytes)"
+                f"one answer takes more than the {self.most_bytes} bytes that all of them "
+                "on disk may; raise limits.max_spool_bytes"
             )
         after = self.bytes + more
         if after > self.most_bytes:
             raise NoRoom(
-                f"there is no room beside other answers, as all may take "
-                f"{self.most_bytes} bytes (limits.max_spool_bytes)",
+                f"other answers take up the {self.most_bytes} bytes that all of them on "
+                "disk may; ask again later, or raise limits.max_spool_bytes",
                 spool.size + more,
             )
         disk = os.statvfs(self.folder)
         free = disk.f_bavail * disk.f_frsize
         if free - more < after:
             raise NoRoom(
-                f"there are {free} bytes free on the disk, and half of them are the log's",
+                f"{free} bytes are free on the disk of state.dir, and answers may take "
+                "half of them, the rest is the log's; make room there, and ask again",
                 spool.size + more,
             )
 

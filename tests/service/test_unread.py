@@ -3,6 +3,7 @@
 import os
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -266,7 +267,63 @@ async def test_a_list_that_is_larger_than_all_may_be_ends_its_link_and_says_so(
             rig.sidecar._gate("http", lambda _: None), "GET", "/v1/users"
         )
         assert answer.status == 503
-        assert "limits.max_spool_bytes" in answer.error
+        assert "raise limits.max_spool_bytes" in answer.error
+
+
+def no_disk(_path: Path) -> SimpleNamespace:
+    """As os.statvfs, of a disk that has nothing left but for others."""
+    return SimpleNamespace(f_bavail=1, f_frsize=10)
+
+
+@pytest.mark.parametrize(("role", "least_s"), [("watcher", 20), ("gateway", 40)])
+async def test_a_list_that_finds_no_room_on_the_disk_ends_its_link_in_time(
+    tmp_path: Path,
+    jumping: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+    least_s: float,
+) -> None:
+    async with running(tmp_path, unread_s=20, gateway_hold_s=40) as rig:
+        await with_users(rig)
+        asker = await rig.gateway("asker", role=role)
+        for room_after_s in (least_s - 5, least_s - 5, 0):
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "statvfs", no_disk)
+                await asker.send(["list"], ["ping", 1])
+                assert await asker.expect("pong") == [1]
+                if room_after_s:  # in time, each time
+                    assert await asker.is_told_nothing(room_after_s)
+                else:
+                    took = await rig.until(lambda: not is_linked(rig, "asker", role))
+                    assert least_s - 2 <= took <= least_s + 2
+                answer = await ask(
+                    rig.sidecar._gate("http", lambda _: None), "GET", "/v1/users"
+                )
+            if room_after_s:
+                await listed(asker)
+        told = await refusal(asker)
+        assert told["code"] == "overloaded"
+        what_to_do = "10 bytes are free on the disk of state.dir"
+        assert what_to_do in told["message"]
+        assert answer.status == 503
+        assert answer.error.startswith(what_to_do)
+        assert met(rig) == {"limits.max_spool_bytes": 4}
+
+
+async def test_while_the_log_cannot_be_written_no_link_ends_for_its_list(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, unread_s=20) as rig:
+        users = await with_users(rig)
+        asker = await rig.watcher("asker", kinds=["moved"])
+        monkeypatch.setattr(os, "statvfs", no_disk)
+        await asker.send(["list"])
+        with rig.disk_full():
+            await users.send(["login", [uid[::-1] for uid in USERS]])
+            await rig.until(lambda: rig.journal.failure)
+            await trio.sleep(100)
+            assert is_linked(rig, "asker")
+            assert met(rig) == {}
 
 
 async def test_spools_leave_the_log_half_of_the_free_disk(tmp_path: Path) -> None:
