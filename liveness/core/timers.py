@@ -271,7 +271,11 @@ class Settlement:
         timer = self._live(reply.gateway, reply.key)
         if timer is None or timer.seq is None:
             self.results[LATE] += 1
-        elif reply.is_done and (reply.seq is None or reply.seq >= timer.since):
+        elif reply.is_done and (
+            reply.seq is None
+            # By record 0 it was fired in another log, whose numbers nobody knows here.
+            or timer.since <= reply.seq <= (timer.seq or reply.seq)
+        ):
             # Also while it waits for another attempt: the work was done.
             self.results[DONE] += 1
             self._end(timer, DONE, reply.at, reply.message)

@@ -457,6 +457,17 @@ def test_a_late_done_is_taken_also_after_an_operator_began_the_ladder_anew(
     assert rig.wait(DAY_S) == []
 
 
+def test_a_seq_that_no_record_of_its_timer_has_had_answers_nothing(rig: Rig) -> None:
+    seq = fired(rig)
+    for answer in (rig.done, rig.fail):
+        answer("k", seq=seq + 1)
+    rig.commit()
+    assert state(rig) == FIRED
+    assert rig.timetable.results["late"] == 2
+    rig.done("k", seq=seq)
+    assert state(rig) == DONE
+
+
 # --- how many there may be --------------------------------------------------------------
 
 
