@@ -8,6 +8,7 @@ holds a position, not memory, until the log's retention passes it by and a gap s
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import inf
 from typing import Final
 
 import trio
@@ -192,21 +193,26 @@ class Cursor:
         """Whether there is something on disk that was not looked at."""
         return self.position < self._journal.durable_seq
 
-    async def take(self, limit: int, *, wall_ms: int) -> list[Entry]:
+    async def take(
+        self, limit: int, *, wall_ms: int, most_bytes: float = inf
+    ) -> list[Entry]:
         """Give the next entries that concern this reader, in order, and move on.
 
         Args:
             limit: At most this many.
             wall_ms: Now, as the stamp of a gap.
+            most_bytes: No more behind the one with which they have so many, encoded; or,
+                from disk, behind its page of the log.
         """
         if self._feed.reaches(self.position):
-            return self._from_memory(limit)
+            return self._from_memory(limit, most_bytes)
         read = partial(
             self._journal.store.read,
             after=self.position,
             until=self._journal.durable_seq,
             wanted=self.wanted,
             limit=limit,
+            most_bytes=most_bytes,
         )
         page = await trio.to_thread.run_sync(read, limiter=self._disk)
         if self.position < page.lost:
@@ -216,12 +222,14 @@ class Cursor:
         self.position = page.reached
         return [Entry(record) for record in page.records]
 
-    def _from_memory(self, limit: int) -> list[Entry]:
+    def _from_memory(self, limit: int, most_bytes: float) -> list[Entry]:
         taken: list[Entry] = []
+        size = 0
         end = self._journal.durable_seq
         for entry in self._feed.since(self.position, self.wanted):
             taken.append(entry)
-            if len(taken) == limit:
+            size += len(entry.encoded) if most_bytes < inf else 0
+            if len(taken) == limit or size >= most_bytes:
                 end = entry.record.seq
                 break
         self.position = end

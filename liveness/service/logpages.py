@@ -26,6 +26,8 @@ from liveness.core.wire import decode, encode
 # A page of the log has no more records than this: what is encoded at once, while nobody
 # else has the interpreter, and what a reader of one record decodes.
 PAGE_RECORDS: Final = 1_000
+# Nor more bytes, unless it is one record: what a reader of few is to read and hold.
+PAGE_BYTES: Final = 2**17
 # So many pages are listed at once, and of these so many bytes are read at once, or one page.
 LISTED_PAGES: Final = 256
 READ_BYTES: Final = 2**18
@@ -72,12 +74,20 @@ class _Listed(NamedTuple):
     size: int
 
 
-def row_of(records: Sequence[Logged]) -> tuple[int, int, int, bytes, int]:
-    """A row of the log: last and first seq, newest stamp, the records, the checksum."""
+def rows_of(records: Sequence[Logged]) -> Iterator[tuple[int, int, int, bytes, int]]:
+    """Rows of the log: last and first seq, newest stamp, the records, the checksum.
+
+    One row as a rule: only timers may carry so much that it takes more.
+    """
+    encoded = encode(records)
+    if len(encoded) > PAGE_BYTES and len(records) > 1:
+        half = len(records) // 2
+        yield from rows_of(records[:half])
+        yield from rows_of(records[half:])
+        return
     last, first = records[-1].seq, records[0].seq
     newest = max(record.at for record in records)
-    encoded = encode(records)
-    return last, first, newest, encoded, _checksum(last, first, newest, encoded)
+    yield last, first, newest, encoded, _checksum(last, first, newest, encoded)
 
 
 def records_in(page: LogPage) -> list[Logged]:

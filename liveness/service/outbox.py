@@ -30,6 +30,8 @@ from liveness.service.wake import Wake
 from liveness.service.writer import SAY_AGAIN_S
 
 NOTICES_PER_FRAME: Final = 1_000
+# Nor many more bytes: a frame is in memory until it is read, and timers may carry 4 KB each.
+NOTICES_BYTES: Final = 2**17
 # Replies are joined up to this size: more would be in memory twice while they are sent.
 JOINED_BYTES: Final = 65_536
 # What could not be read from the disk is tried again after this long.
@@ -416,7 +418,9 @@ class Outbox:
             return False
         try:
             entries = await cursor.take(
-                min(room, NOTICES_PER_FRAME), wall_ms=delivery.clock.wall_ms()
+                min(room, NOTICES_PER_FRAME),
+                wall_ms=delivery.clock.wall_ms(),
+                most_bytes=NOTICES_BYTES,
             )
         except (sqlite3.Error, OSError) as error:
             say = "the log cannot be read; it is tried again"

@@ -31,6 +31,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -58,7 +59,7 @@ from liveness.service.database import (
     write_ahead,
 )
 from liveness.service.folders import make_own_folder, open_own
-from liveness.service.logpages import PAGE_RECORDS, records_in, row_of
+from liveness.service.logpages import PAGE_RECORDS, records_in, rows_of
 from liveness.text import EXACT_IN_JSON, json_line, uid_text, utc_time
 
 SCHEMA: Final = 3
@@ -318,16 +319,27 @@ class Store:
         """Every open session, in the order in which they began."""
         return self._db.execute(_ONLINE)
 
-    def read(self, *, after: int, until: int, wanted: Wanted, limit: int) -> Page:
-        """Read a page of the log.
+    def read(
+        self,
+        *,
+        after: int,
+        until: int,
+        wanted: Wanted,
+        limit: int,
+        most_bytes: float = inf,
+    ) -> Page:
+        """Read on in the log.
 
         Args:
             after: Records above this seq.
             until: None above this seq.
             wanted: Only records that concern this reader.
             limit: At most this many.
+            most_bytes: No further than the page of the log with which those read have so
+                many bytes.
         """
         records: list[Logged] = []
+        size = 0
         with reading(self.path) as db:
             db.execute("begin")
             first = logpages.oldest(db)
@@ -350,6 +362,9 @@ class Store:
                         records.append(record)
                         if len(records) == limit:
                             return Page(records, record.seq, first, lost)
+                size += len(page.records)
+                if records and size >= most_bytes:
+                    return Page(records, min(reached, until), first, lost)
             else:
                 damaged = min(until, newest)
         if reached >= damaged:
@@ -459,7 +474,9 @@ class Store:
             (*key, *row) for key, row in batch.cursors.items() if row is not None
         ]
         forgotten = [key for key, row in batch.cursors.items() if row is None]
-        pages = [row_of(part) for part in cut(batch.records, PAGE_RECORDS)]
+        pages = [
+            row for part in cut(batch.records, PAGE_RECORDS) for row in rows_of(part)
+        ]
         db = self._db
         with transaction(db):
             db.executemany("insert into log values (?, ?, ?, ?, ?)", pages)

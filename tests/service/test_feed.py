@@ -11,8 +11,19 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core.records import KINDS, SESSION_KINDS, Gap, Logged, Record, Wanted
-from liveness.service.feed import Cursor, Feed
+from liveness.core.frames import MAX_TEXT_BYTES
+from liveness.core.records import (
+    KINDS,
+    SESSION_KINDS,
+    TIMER,
+    Gap,
+    Logged,
+    Record,
+    TimerRecord,
+    Wanted,
+)
+from liveness.service.feed import Cursor, Entry, Feed
+from liveness.service.logpages import PAGE_BYTES
 from liveness.service.store import Batch, CursorRow, Store
 from tests.service.journals import journal_of
 from tests.strategies import BOUNDED
@@ -173,6 +184,28 @@ async def test_an_entry_is_encoded_once_for_all_readers(folder: Path) -> None:
             await log.cursor().take(3, wall_ms=WALL_MS) for _ in range(2)
         ]
     assert first.encoded is again.encoded
+
+
+@pytest.mark.parametrize("keep", [0, 1_000], ids=["disk", "memory"])
+async def test_records_with_much_to_carry_are_given_in_bounded_parts(
+    folder: Path, keep: int
+) -> None:
+    payload = "p" * MAX_TEXT_BYTES
+    carried = [
+        TimerRecord(seq, TIMER, "g", f"k{seq}", payload, None, 0, 1, 0)
+        for seq in range(1, 201)
+    ]
+    written = [Batch([*carried], [0.0] * 200), Batch([record(201)], [0.0])]
+    parts = list[list[Entry]]()
+    with log_of(written, folder, keep=keep) as log:
+        cursor = log.cursor()
+        while cursor.is_behind:
+            most = 10 * MAX_TEXT_BYTES
+            parts.append(await cursor.take(1_000, wall_ms=WALL_MS, most_bytes=most))
+    assert [one.record.seq for part in parts for one in part] == [*range(1, 202)]
+    sizes = [sum(len(one.encoded) for one in part) for part in parts]
+    bounded = most + PAGE_BYTES + MAX_TEXT_BYTES
+    assert max(sizes) <= bounded < sum(sizes) / 4
 
 
 # --- bounds --------------------------------------------------------------------------

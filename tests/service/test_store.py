@@ -15,17 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from liveness.core.frames import MAX_TEXT_BYTES
 from liveness.core.records import (
     KINDS,
     SESSION_KINDS,
+    TIMER,
     Logged,
     OnlineRow,
     Record,
+    TimerRecord,
     Uid,
     Wanted,
 )
 from liveness.errors import StartError, StateError
-from liveness.service.logpages import PAGE_RECORDS
+from liveness.service.logpages import PAGE_BYTES, PAGE_RECORDS
 from liveness.service.store import (
     DATABASE,
     LIST_ROWS,
@@ -229,6 +232,22 @@ def test_a_commit_has_pages_of_its_own_and_as_many_as_it_needs(store: Store) -> 
     assert [one.seq for one in everything] == list(range(1, 3 * PAGE_RECORDS + 9))
     assert everything == disk.log(store.path)
     assert store.bounds() == (1, 3 * PAGE_RECORDS + 9)
+
+
+def test_a_page_of_records_with_much_to_carry_has_few_of_them(store: Store) -> None:
+    text = "t" * MAX_TEXT_BYTES
+    write(
+        store,
+        *(TimerRecord(1 + n, TIMER, "g", "k", text, None, 0, 1, 0) for n in range(100)),
+    )
+    pages = disk.rows(
+        store.path, "select first, last, length(records) from log order by last"
+    )
+    assert [seq for one, last, _ in pages for seq in range(one, last + 1)] == [
+        *range(1, 101)
+    ]
+    assert max(size for *_, size in pages) <= PAGE_BYTES
+    assert len(pages) <= 4 * 100 * MAX_TEXT_BYTES / PAGE_BYTES
 
 
 names = st.sampled_from(("g", "h", "i"))
