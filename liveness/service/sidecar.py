@@ -23,6 +23,7 @@ from liveness.core.presence import Presence
 from liveness.core.records import GATEWAY, WATCHER
 from liveness.core.timers import Order, Settlement
 from liveness.core.timetable import RING_S, RING_SLOTS, Timetable
+from liveness.errors import StateError
 from liveness.metrics import Collector, Counts, GatewayNow, HttpRefusal, Now
 from liveness.service import stopfile
 from liveness.service.accepting import Acceptor
@@ -268,7 +269,7 @@ class Sidecar:
         """
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.journal.run)
+            nursery.start_soon(self._keep_log)
             nursery.start_soon(
                 partial(
                     self.journal.trim,
@@ -355,11 +356,23 @@ class Sidecar:
                 pending=self.journal.pending,
                 error=self.journal.failure,
             )
+        await self._bid_farewell()
+        links.cancel_scope.cancel()
+
+    async def _bid_farewell(self) -> None:
         self.engine.book.bid_farewell("the sidecar stops")
         self._streams.stop()
         with trio.move_on_after(STOP_LINKS_S):
             await self.engine.book.all_closed.wait()
-        links.cancel_scope.cancel()
+
+    async def _keep_log(self) -> None:
+        """Write the log for ever; if another process does too, say bye, and end."""
+        try:
+            await self.journal.run()
+        except StateError as error:
+            why = error
+        await self._bid_farewell()
+        raise why
 
     async def _write_stopfile(self) -> None:
         if self.journal.failure is not None:

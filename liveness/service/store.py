@@ -28,8 +28,8 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -45,7 +45,7 @@ from liveness.core.records import (
 )
 from liveness.core.timers import Fire
 from liveness.core.wire import encode
-from liveness.errors import StartError
+from liveness.errors import StartError, StateError
 from liveness.service import logpages, migrations
 from liveness.service.database import (
     connect,
@@ -64,7 +64,10 @@ from liveness.text import EXACT_IN_JSON, json_line, uid_text, utc_time
 
 SCHEMA: Final = 3
 DATABASE: Final = "liveness.db"
+# A sidecar locks two: the state directory, which cannot go without the state, and in it
+# a file, which goes along where only what is in the directory is moved.
 LOCK: Final = "lock"
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Of `meta`: when a copy was made, in Unix milliseconds, until it is first opened.
 COPIED: Final = "copied"
 
@@ -216,37 +219,34 @@ class Store:
         # Readers have threads of their own.
         self._noting = threading.Lock()
         self._damaged: list[tuple[int, int]] = []
-        try:
-            make_own_folder(folder)
-            self._lock = open_own(folder / LOCK, os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            is_file = isinstance(error, FileExistsError | NotADirectoryError)
-            why = "it is no folder" if is_file else error.strerror
-            raise StartError(
-                f"state directory {folder}: {why}; make it a folder that this user may "
-                "write to, or name another with --state"
-            ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            raise StartError(
-                f"state directory {folder} is in use by another sidecar; stop that "
-                "one or name another with --state"
-            ) from error
-        try:
+        with ExitStack() as held:
+            try:
+                make_own_folder(folder)
+                held.enter_context(_locked(os.open(folder, _FOLDER_FLAGS)))
+                lock = open_own(folder / LOCK, os.O_RDWR | os.O_CREAT)
+                held.enter_context(_locked(lock))
+            except BlockingIOError as error:
+                raise StartError(
+                    f"state directory {folder} is in use by another sidecar; stop that "
+                    "one or name another with --state"
+                ) from error
+            except OSError as error:
+                is_file = isinstance(error, FileExistsError | NotADirectoryError)
+                why = "it is no folder" if is_file else error.strerror
+                raise StartError(
+                    f"state directory {folder}: {why}; make it a folder that this user "
+                    "may write to, or name another with --state"
+                ) from error
             with self.expecting_damage():
                 make_private(self.path)
                 has = migrations.found(self.path, SCHEMA, migrations.LOG)
                 self._db = connect(self.path)
                 self._prepare(has)
-            locked = os.fstat(self._lock)
+            locked = os.fstat(lock)
             # By where each was opened.
             self.files = open_files(self.path)
             self.files[folder / LOCK] = locked.st_dev, locked.st_ino
-        except BaseException:
-            os.close(self._lock)
-            raise
+            self._held = held.pop_all()
 
     def expecting_damage(self) -> AbstractContextManager[None]:
         """At the start: what cannot be read is told, and left as it is."""
@@ -291,7 +291,7 @@ class Store:
     def close(self) -> None:
         """Close the file and let the directory go."""
         self._db.close()
-        os.close(self._lock)
+        self._held.close()
 
     # --- reading --------------------------------------------------------------
 
@@ -467,7 +467,11 @@ class Store:
     # --- writing --------------------------------------------------------------
 
     def write(self, batch: Batch) -> None:
-        """Write a batch in one transaction; all of it, or on an error none."""
+        """Write a batch in one transaction; all of it, or on an error none.
+
+        Raises:
+            StateError: Another process has written to the log.
+        """
         kept = [row for row in batch.online.values() if row is not None]
         gone = [session for session, row in batch.online.items() if row is None]
         cursors = [
@@ -479,7 +483,7 @@ class Store:
         ]
         db = self._db
         with transaction(db):
-            db.executemany("insert into log values (?, ?, ?, ?, ?)", pages)
+            self._put_pages(pages)
             changes: tuple[tuple[str, list[Any]], ...] = (
                 (_FORGET_ONLINE, gone),
                 (_PUT_ONLINE, kept),
@@ -489,6 +493,18 @@ class Store:
             for statement, rows in changes:
                 for part in cut(rows, PAGE_RECORDS):
                     db.execute(statement, [json.dumps(part, ensure_ascii=False)])
+
+    def _put_pages(self, pages: Sequence[tuple[object, ...]]) -> None:
+        try:
+            self._db.executemany("insert into log values (?, ?, ?, ?, ?)", pages)
+        except sqlite3.IntegrityError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_CONSTRAINT_TRIGGER:
+                raise
+            raise StateError(
+                f"{self.path}: it has records that this sidecar has not written, so "
+                "another process writes there too: stop that one (fuser -v names it), "
+                "then start this one again"
+            ) from error
 
     def log_bytes(self) -> int:
         """Bytes of the file in use, whatever for."""
@@ -553,18 +569,27 @@ class Store:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a sidecar has a state directory open."""
-    try:
-        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
+    """Whether a sidecar has a state directory open, as far as this user may see."""
+    lock_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    for path, flags in ((folder, _FOLDER_FLAGS), (folder / LOCK, lock_flags)):
+        try:
+            with _locked(os.open(path, flags), fcntl.LOCK_SH):
+                pass
+        except (BlockingIOError, PermissionError):
+            return True
+        except OSError:
+            pass  # there is none that a sidecar could have locked
     return False
+
+
+@contextmanager
+def _locked(descriptor: int, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Lock a file, or raise BlockingIOError; it is closed in the end."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def unsound(db: sqlite3.Connection, following: int) -> dict[str, int]:

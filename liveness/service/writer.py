@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 import structlog
 import trio
 
+from liveness.errors import StateError
 from liveness.service.clock import Clock
 
 T = TypeVar("T")
@@ -54,9 +55,11 @@ class Writer:
             try:
                 written = await self.once(call)
                 break
-            except sqlite3.IntegrityError:
-                # No disk mends this; it is a fault of ours. Ending is safe: nobody
-                # was told, and the next start goes on from what is on disk.
+            except (sqlite3.IntegrityError, StateError) as error:
+                # No disk mends this: it is a fault of ours, or another process's. Ending
+                # is safe: nobody was told, and the next start goes on from what is on
+                # disk.
+                self.failure = f"{self._what} cannot be written: {error}"
                 raise
             except sqlite3.Error as error:
                 self.failures += 1

@@ -575,6 +575,7 @@ EXCUSED: Final = {
     "config.py:__post_init__": "what a program gives, and no source lets through",
     "service/backup.py:_check_wals": "takes gigabytes: tests/service/test_backup.py",
     "service/backup.py:opened": "takes a machine on which two statements last long",
+    "service/store.py:_put_pages": "two that write: tests/service/test_filewatch.py",
     "service/sockets.py:_open_up": "takes another between: tests/service/test_sockets.py",
     "service/sockets.py:make_anew": "while it runs: tests/e2e/test_lost_files.py",
     "service/manager.py:socket": "takes other sockets: tests/service/test_manager.py",

@@ -1,7 +1,9 @@
 """Files that are removed or replaced while they are in use: said, counted, and what can
 be made anew is."""
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import structlog
 import trio
 from trio.testing import MockClock
 
+from liveness.errors import StateError
 from liveness.service.filewatch import LOOK_EVERY_S, SAY_AGAIN_S
 from liveness.service.sockets import listening
 from tests.service.rig import running
@@ -81,6 +84,27 @@ async def test_links_go_on_while_the_state_folder_is_elsewhere(
         await trio.sleep(SEEN_S)
         assert rig.sidecar.why_not_ready() == []
         assert [record.uid for record in rig.log()] == ["ada"]
+
+
+async def test_a_log_that_another_process_writes_too_ends_the_sidecar_with_bye(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    told: list[list[Any] | None] = []
+
+    async def written_by_two() -> None:
+        async with running(tmp_path) as rig:
+            gateway = await rig.gateway("gw")
+            with closing(sqlite3.connect(rig.store.path)) as other, other:
+                other.execute("insert into log values (1, 1, 1, x'', 0)")
+            await gateway.send(["login", "ada", {"conn": 1}], ["ping", 1])
+            with trio.CancelScope(shield=True):
+                told.append(await gateway.receive())
+            await trio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await written_by_two()
+    assert ended.group_contains(StateError, match="another process writes there too")
+    assert told == [["bye", {"reason": "the sidecar stops"}]]
 
 
 async def test_a_socket_that_was_removed_is_made_anew_and_links_go_on(

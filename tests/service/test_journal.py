@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from liveness.core.records import Changes, OnlineRow, Record
+from liveness.errors import StateError
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
 from liveness.service.journal import (
@@ -332,7 +333,7 @@ async def test_a_seq_given_twice_ends_the_journal_rather_than_be_retried(
     with ExitStack() as stack:
         told = Told(store, stack, None)
         told.journal.append(changes(1))
-        with trio.fail_after(60), pytest.raises(sqlite3.IntegrityError):
+        with trio.fail_after(60), pytest.raises(StateError):
             await told.journal.run()
         assert told.batches == []
 

@@ -32,12 +32,14 @@ from liveness.service.logpages import PAGE_BYTES, PAGE_RECORDS
 from liveness.service.store import (
     DATABASE,
     LIST_ROWS,
+    LOCK,
     SCAN_RECORDS,
     TRIM_RECORDS,
     Batch,
     CursorRow,
     Page,
     Store,
+    is_in_use,
 )
 from tests import disk
 from tests.strategies import BOUNDED, HARD_UIDS, conns, uids
@@ -175,7 +177,7 @@ def test_a_seq_is_not_given_twice_wherever_it_lies_in_a_page(
     store: Store, seqs: list[int]
 ) -> None:
     fill(store, 3)
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises((sqlite3.IntegrityError, StateError)):
         write(store, *(online(seq) for seq in seqs))
     assert [one.seq for one in page(store)] == [1, 2, 3]
 
@@ -187,7 +189,7 @@ def test_a_batch_that_fails_leaves_nothing_of_itself(store: Store) -> None:
         online={3: row(3)},
         cursors={("gateway", "g"): CursorRow(1, 1, None)},
     )
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(StateError, match="another process writes there too: stop that"):
         store.write(again)
     assert store.bounds() == (1, 3)
     assert list(store.online()) == []
@@ -809,6 +811,30 @@ def test_a_second_owner_is_refused_and_may_follow_the_first(tmp_path: Path) -> N
     ):
         Store(tmp_path)
     Store(tmp_path).close()
+
+
+def test_a_second_owner_is_refused_though_the_lock_file_was_removed(
+    tmp_path: Path,
+) -> None:
+    with closing(Store(tmp_path)):
+        for _ in range(2):
+            (tmp_path / LOCK).unlink(missing_ok=True)
+            with pytest.raises(StartError, match="in use by another sidecar"):
+                Store(tmp_path)
+            assert is_in_use(tmp_path)
+    assert not is_in_use(tmp_path)
+    Store(tmp_path).close()
+
+
+def test_a_second_owner_of_files_that_were_moved_is_refused(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    after.mkdir()
+    with closing(Store(before)):
+        for path in before.iterdir():
+            path.rename(after / path.name)
+        with pytest.raises(StartError, match="in use by another sidecar"):
+            Store(after)
+        assert is_in_use(after)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
