@@ -976,10 +976,13 @@ class ScriptedSidecar:
         newest = self._presence.decided.next_seq - 1
         if hello.after is None:
             link.position = newest
-        elif hello.after == 0 or hello.log == self._disk.log:
-            link.position = min(hello.after, newest)
+        elif hello.after == 0 or (
+            hello.log == self._disk.log and hello.after <= newest
+        ):
+            link.position = hello.after
         else:
             link.position = self._disk.first - 1
+        is_known = link.key in self._cursors
         if link.has_cursor:
             stored = self._cursors.setdefault(link.key, link.position)
             if hello.fresh:
@@ -1000,6 +1003,8 @@ class ScriptedSidecar:
             "window": self._window,
             "run_timeout": LADDER.run_ms / 1_000,
         }
+        if link.has_cursor:
+            welcome["known"] = is_known
         if hello.clock is not None:
             welcome["began"] = link.host_offset is not None
         link.reply("welcome", welcome)

@@ -58,6 +58,7 @@ from tests.e2e.test_delivery import (  # noqa: F401
     test_watchers_see_what_they_asked_for,
     test_what_was_not_acknowledged_comes_again_after_a_reconnect,
     test_where_tells_of_those_online_only_and_of_everyones,
+    test_whoever_has_a_place_in_the_log_learns_whether_it_was_known,
 )
 from tests.e2e.test_holds import (  # noqa: F401
     test_a_fresh_gateway_ends_its_old_sessions_before_anything_else,

@@ -142,7 +142,7 @@ class ScriptedSidecar:
             return []
         oldest = self.kept[0]["seq"] if self.kept else self.next
         after = hello["after"]
-        if hello.get("log", self.log) != self.log:
+        if hello.get("log", self.log) != self.log or after >= self.next:
             after = oldest - 1
         due = [one for one in self.kept if one["seq"] > after - self.repeats]
         if after + 1 < oldest:
@@ -475,6 +475,21 @@ async def test_a_new_log_is_said_and_shown_from_its_oldest_record(
     await nursery.start(sidecar.open)
     assert await watching.seqs(4) == [1, 2, 3, 1]
     assert "the log is a new one: all that it has of its own follows" in watching.told
+
+
+async def test_a_log_that_has_lost_its_end_is_shown_from_its_oldest_record(
+    sidecar: ScriptedSidecar, nursery: trio.Nursery
+) -> None:
+    watching = Watch(sidecar.path)
+    nursery.start_soon(watching.run)
+    await sidecar.is_watched()
+    await sidecar.append("online", "online", "online")
+    await watching.seqs(3)
+    await sidecar.close()
+    sidecar.kept, sidecar.next = sidecar.kept[:1], 2
+    await nursery.start(sidecar.open)
+    await sidecar.append("online")
+    assert await watching.seqs(5) == [1, 2, 3, 1, 2]
 
 
 async def test_a_reader_behind_the_retention_is_shown_the_gap(

@@ -206,7 +206,7 @@ class Feed:
         if self._seq and self._log is None:
             await self._learn_log()
         link, welcome = await self._open()
-        if self._log not in (None, welcome["log"]):
+        if self._log not in (None, welcome["log"]) or self._place() >= welcome["next"]:
             self._tell("the log is a new one: all that it has of its own follows")
             self._seq = 0
         self._log = welcome["log"]

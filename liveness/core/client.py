@@ -46,6 +46,7 @@ class Welcome(NamedTuple):
     features: Sequence[str]
     run_timeout: float  # of a timer: seconds from its firing to the answer
     began: bool  # whether it has our clock, so that logins tell when they began on it
+    known: bool  # whether it knew the name, and where in the log it was
 
 
 class Client:
@@ -304,6 +305,7 @@ class Client:
             features=options.get("features", ()),
             run_timeout=float(options.get("run_timeout", RUN_TIMEOUT_S)),
             began=options.get("began") is True,
+            known=options.get("known") is not False,
         )
         times = welcome.flush, welcome.run_timeout
         if welcome.max_batch < 1 or not all(0 <= time < float("inf") for time in times):
@@ -311,13 +313,18 @@ class Client:
         self.welcome = welcome
         self.is_linked = True
         self.links += 1
-        is_new_log = before is not None and before.log != welcome.log
+        # One that ends before what it has sent has lost its end.
+        is_new_log = before is not None and (
+            before.log != welcome.log or welcome.next <= self.inbox.seen
+        )
         if is_new_log:
             self.inbox.new_log()
             for key in [key for key, one in self._ends.items() if one.seq]:
                 del self._ends[key]
             self.reports.declare()
             self.reports.schedule.forget_answers()
+        elif before is not None and not welcome.known:
+            self.reports.declare()  # what was lost meanwhile may have ended a connection
         return self._remark_on_timers(is_new_log=is_new_log)
 
     def _remark_on_timers(self, *, is_new_log: bool) -> str | None:

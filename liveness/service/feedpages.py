@@ -92,9 +92,11 @@ class FeedPages:
     def _place(self, after: int | None, last_id: str | None) -> tuple[int, bool]:
         """From where to go on, and whether the reader knows another log."""
         journal = self._journal
+        newest, oldest = journal.durable_seq, journal.first - 1
         if last_id is None:
-            newest = journal.durable_seq
-            return newest if after is None else min(after, newest), False
+            if after is None:
+                return newest, False
+            return (after, False) if after <= newest else (oldest, True)
         found = _ID.fullmatch(last_id)
         if found is None:
             told = f"Last-Event-ID is {last_id!r:.80}; it must be the id of an event of"
@@ -102,11 +104,12 @@ class FeedPages:
                 400, f"{told} this page, LOG:SEQ; leave it out, or use after=SEQ"
             )
         log, seq = found[1], int(found[2])
-        if log == journal.store.log:
-            return min(seq, journal.durable_seq), False
+        # A log that ends below it has lost its end: it is another one by now.
+        if log == journal.store.log and seq <= newest:
+            return seq, False
         # Of a log of which this one is a copy it is the same up to where they part.
         parted = journal.store.parted.get(log)
-        return journal.first - 1 if parted is None else min(seq, parted), True
+        return oldest if parted is None else min(seq, parted), True
 
     async def _tell(
         self, listener: Listener, wanted: Wanted, position: int, *, is_new: bool

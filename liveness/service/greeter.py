@@ -51,8 +51,10 @@ class Greeter:
         """
         journal = self._journal
         position = self._asked_for(hello, newest)
+        known = {}
         if hello.role == GATEWAY or hello.ack:
             stored = journal.cursors.get((hello.role, hello.name))
+            known = {"known": stored is not None}
             seq = position if stored is None else stored.seq
             if hello.fresh:
                 seq = newest
@@ -77,7 +79,7 @@ class Greeter:
         )
         # `next` is a seq: it is shown once everything before it is on disk.
         link.outbox.welcome(
-            self._frame(link, hello, newest + 1),
+            ["welcome", self._terms(link, hello, newest + 1) | known],
             hello=hello,
             cursor=cursor,
             mark=journal.flush(),
@@ -88,30 +90,30 @@ class Greeter:
         if hello.after is None:
             return newest
         store = self._journal.store
-        if hello.after == 0 or hello.log == store.log:
-            return min(hello.after, newest)
+        # A log that ends below `after` has lost its end: it is another one by now.
+        if hello.after == 0 or (hello.log == store.log and hello.after <= newest):
+            return hello.after
         if hello.log in store.parted:
             return min(hello.after, store.parted[hello.log])
         return self._journal.first - 1
 
-    def _frame(self, link: SocketLink, hello: Hello, following: int) -> list[object]:
+    def _terms(
+        self, link: SocketLink, hello: Hello, following: int
+    ) -> dict[str, object]:
         gateway = link.gateway
         offset = None if gateway is None else gateway.clock_offset
         began = {} if hello.clock is None else {"began": offset is not None}
-        return [
-            "welcome",
-            {
-                "protocol": PROTOCOL,
-                "server": f"liveness/{__version__}",
-                "features": FEATURES,
-                "log": self._journal.store.log,
-                "next": following,
-                "timeout": hello.timeout or self._timeout,
-                "flush": self._flush,
-                "max_batch": self.limits.max_batch,
-                "max_frame": self.limits.max_frame_bytes,
-                "window": self._window,
-                "run_timeout": self._run_timeout,
-                **began,
-            },
-        ]
+        return {
+            "protocol": PROTOCOL,
+            "server": f"liveness/{__version__}",
+            "features": FEATURES,
+            "log": self._journal.store.log,
+            "next": following,
+            "timeout": hello.timeout or self._timeout,
+            "flush": self._flush,
+            "max_batch": self.limits.max_batch,
+            "max_frame": self.limits.max_frame_bytes,
+            "window": self._window,
+            "run_timeout": self._run_timeout,
+            **began,
+        }

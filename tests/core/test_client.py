@@ -23,7 +23,7 @@ WELCOME: Final[dict[str, Any]] = {
     "server": "liveness/0.1.0",
     "features": ("ack", "after"),
     "log": "one",
-    "next": 1,
+    "next": 1_000,
     "timeout": 30,
     "flush": 1.0,
     "max_batch": 4_000,
@@ -601,6 +601,25 @@ def test_a_new_log_has_every_open_connection_declared() -> None:
         ("logout", ("ada",)),
         ("login", ("bob",)),
     ]
+
+
+def test_a_log_that_ends_before_what_it_has_sent_counts_as_a_new_one() -> None:
+    client = linked(("ada", 1))
+    ended(client)
+    notify(client, offline(9, "zoe", 7))
+    relink(client, next=10)
+    assert names(written(client)) == ["ack"]
+    assert relink(client, next=9)["after"] == 9
+    assert names(written(client)) == ["login", "ping"]
+    assert "after" not in relink(client, next=10)
+
+
+def test_a_forgotten_name_has_every_open_connection_declared() -> None:
+    client = linked(("ada", 1))
+    relink(client, known=True)
+    assert "login" not in names(written(client))
+    relink(client, known=False)
+    assert names(written(client)) == ["login", "ping"]
 
 
 def test_a_gap_has_every_open_connection_declared_once() -> None:

@@ -38,6 +38,7 @@ class Client:
         self.frame_sizes: list[int] = []
         self.log = ""
         self.next = 0
+        self.welcome: dict[str, Any] = {}
         self._last_seq = 0
         self._pings = itertools.count(1)
         self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26)
@@ -89,6 +90,7 @@ class Client:
         (welcome,) = self.expect("welcome")
         self.log, self.next = welcome["log"], welcome["next"]
         told: dict[str, Any] = welcome
+        self.welcome = told
         return told
 
     def settle(self) -> None:

@@ -120,7 +120,8 @@ def test_a_hello_may_name_where_to_read_on(sidecar: Sidecar) -> None:
         (first["seq"] - 1, log, [first, second]),
         (first["seq"], log, [second]),
         (second["seq"], log, []),
-        (2**62, log, []),
+        (second["seq"] + 1, log, [first, second]),  # a log that has lost its end
+        (2**62, log, [first, second]),
         (second["seq"], "another log", [first, second]),
     ):
         reader = sidecar.gateway(
@@ -165,6 +166,16 @@ def test_a_new_name_begins_at_now_and_a_crash_right_after_welcome_does_not_lose_
     assert seqs(as_watcher.take(2)) == [3, 4]
     as_gateway = sidecar.gateway("new", scope="all")
     assert seqs(as_gateway.take(1)) == [4]
+
+
+def test_whoever_has_a_place_in_the_log_learns_whether_it_was_known(
+    sidecar: Sidecar,
+) -> None:
+    for role in ("gateway", "watcher"):
+        assert sidecar.gateway("newcomer", role=role).welcome["known"] is False
+        assert sidecar.gateway("newcomer", role=role).welcome["known"] is True
+    reader = sidecar.gateway("reader", role="watcher", ack=False)
+    assert "known" not in reader.welcome
 
 
 # --- watchers -----------------------------------------------------------------------------

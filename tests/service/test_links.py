@@ -1,5 +1,7 @@
 """Links over real sockets: what is told, in which order, when, and how one ends."""
 
+import json
+import re
 import socket
 from collections import Counter
 from itertools import count
@@ -21,6 +23,7 @@ from liveness.service.writer import SAY_AGAIN_S
 from tests import disk
 from tests.service.rig import WAITING_PER_S, Caller, Rig, running
 
+ROOT: Final = Path(__file__).parents[2]
 # Together more than a socket's buffer takes, so that whoever does not read them blocks.
 LARGE: Final = "x" * 60_000
 
@@ -355,6 +358,17 @@ async def test_a_watcher_without_acks_leaves_no_cursor(
         await rig.watcher("leaves one", ack=True)
         await trio.sleep(5)
         assert list(rig.store.cursors()) == [("watcher", "leaves one")]
+
+
+async def test_welcome_is_as_the_protocols_page_shows_it(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    page = (ROOT / "proto" / "README.md").read_text()
+    (shown,) = re.findall(r'^\["welcome", (.*)\]$', page, re.MULTILINE)
+    async with running(tmp_path) as rig:
+        welcome = await (await rig.connect()).hello("edge-1")
+    same_log = {"log": "b7c2f0a9"}
+    assert repr(welcome | same_log) == repr(json.loads(shown))
 
 
 # --- endings ---------------------------------------------------------------------------

@@ -106,10 +106,27 @@ async def test_a_reader_of_another_log_begins_with_the_oldest_record_kept(
         gateway = await rig.gateway("gw")
         await gateway.send(["login", ["a", "b"]])
         await gateway.settle()
-        headers = {"last-event-id": "0123456789abcdef:77"}
+        headers = {"last-event-id": "0123456789abcdef:1"}
         async with reading(door(rig), "/v1/feed", headers=headers) as reader:
             await begun(reader, rig.store.log, 0, is_new=True)
             assert await seqs(reader, 2) == [1, 2]
+
+
+async def test_a_reader_beyond_the_end_begins_with_the_oldest_record_kept(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("gw")
+        await gateway.send(["login", ["a", "b"]])
+        await gateway.settle()
+        headers = {"last-event-id": f"{rig.store.log}:3"}
+        async with (
+            reading(door(rig), "/v1/feed", headers=headers) as again,
+            reading(door(rig), "/v1/feed?after=3") as asked,
+        ):
+            for reader in (again, asked):
+                await begun(reader, rig.store.log, 0, is_new=True)
+                assert await seqs(reader, 2) == [1, 2]
 
 
 async def test_a_reader_of_the_log_that_was_copied_goes_on_where_they_part(
