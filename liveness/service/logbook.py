@@ -38,9 +38,9 @@ from liveness.core.records import (
 )
 from liveness.core.wire import encode
 from liveness.errors import StateError
-from liveness.service.database import meta, opened
+from liveness.service.database import check_wal, meta, opened
 from liveness.service.logpages import LogPage, is_whole, records_in
-from liveness.service.store import DATABASE, SCHEMA
+from liveness.service.store import DATABASE, SCHEMA, is_in_use
 
 # How long a chunk is to take. By how long one took the next has more pages, or fewer: a
 # page is of one record or of a thousand.
@@ -318,6 +318,9 @@ def log_in(folder: Path, *, clock: Callable[[], float]) -> Iterator[Logbook]:
     """
     path = folder / DATABASE
     try:
+        # Beside a sidecar, whose start has looked at it, the WAL grows.
+        if _state(path).wal is not None and not is_in_use(folder):
+            check_wal(path)
         yield Logbook(partial(looking_at, path), clock=clock)
     except sqlite3.Error as error:
         raise StateError(f"{path} cannot be read: {_remedy(path, error)}") from error

@@ -214,6 +214,21 @@ def damaged_records(here: Path, stack: ExitStack) -> None:
     told_by_sql(DATABASE, "insert into log values (1, 1, 1, x'93c1', 0)")(here, stack)
 
 
+def hidden_commits(here: Path, stack: ExitStack) -> None:
+    """That state as a killed sidecar leaves it, with damage in the first frame of its WAL."""
+    state(here, stack)
+    path, saved = here / "state" / DATABASE, here / "saved"
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for number in range(9):
+            db.execute("insert into meta values (?, randomblob(500))", [f"k{number}"])
+        shutil.copytree(path.parent, saved)
+    shutil.rmtree(path.parent)
+    saved.rename(path.parent)
+    with path.with_name(f"{DATABASE}-wal").open("r+b") as wal:
+        wal.seek(100)
+        wal.write(b"\xff" * 64)
+
+
 def killed(here: Path, stack: ExitStack) -> None:
     """What everybody may read of a sidecar's state, left as if it had been killed."""
     folder = here / "state"
@@ -375,6 +390,10 @@ LOGS: Final = [
     Mistake("log of another program", "log --state {here}/state", 1, "{here}/state/liveness.db says None for its schema, which is none of ours: name the sidecar's state directory with --state", told_by_sql(DATABASE, "delete from meta where key = 'schema'")),
     Mistake("log of an older version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 1, this version reads 3; use the version that wrote it, or start this version's sidecar there, which brings it up to date", told_by_sql(DATABASE, "update meta set value = 1 where key = 'schema'")),
     Mistake("log of a newer version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 99, this version reads 3; use the version that wrote it", told_by_sql(DATABASE, "update meta set value = 99 where key = 'schema'")),
+    *(
+        Mistake(f"{command.split()[0]} with commits that its WAL hides", f"{command} --state {{here}}/state", 1, f"…{_UNREAD}commits lie behind damage in liveness.db-wal; it is damaged: see `liveness check-state`, restore a backup", hidden_commits)
+        for command in ("log", "history ada", "explain ada --socket {here}/s", "compare {here}/state/lock")
+    ),
     Mistake("comparison with a file that is missing", "compare {here}/theirs --state {here}/state", 1, "{here}/theirs: No such file or directory; name a file of lines, or - for those on stdin", state),
     Mistake("comparison with a folder", "compare {here} --state {here}/state", 1, "{here}: Is a directory; name a file of lines, or - for those on stdin", state),
     Mistake("comparison with an empty log", "compare {here}/theirs --state {here}/state", 1, "the log in {here}/state is empty, and nothing can be compared with it: name the sidecar's state directory with --state", both(state, text("theirs"))),

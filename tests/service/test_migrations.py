@@ -1,5 +1,6 @@
 """What an older version left is taken over whole, or left whole; a newer one's is left."""
 
+import fcntl
 import os
 import signal
 import sqlite3
@@ -18,6 +19,7 @@ import structlog
 from liveness.core.records import GATEWAY, WATCHER, OnlineRow, Record
 from liveness.errors import StateError
 from liveness.service import backup, checkstate, migrations, store, timertable
+from liveness.service.logbook import log_in
 from liveness.service.store import CursorRow, Store
 from liveness.service.timertable import TimerTable
 from tests import disk, older
@@ -366,14 +368,36 @@ def test_commits_behind_a_damaged_part_of_the_wal_are_not_dropped_silently(
     is_refused_and_left(path, f"{path} cannot be read .commits lie behind damage in")
 
 
-def test_a_state_with_commits_behind_damage_is_neither_whole_nor_backed_up(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / store.DATABASE
-    Store(tmp_path).close()
+def with_hidden_commits(folder: Path) -> tuple[Path, Path]:
+    """A log, and its WAL that hides commits."""
+    Store(folder).close()
+    path = folder / store.DATABASE
     with_commits(path, 20)
     log, _, _ = frames_of(path)
     flip(log, _HEADER_BYTES + _FRAME_BYTES + 100)
+    return path, log
+
+
+def test_a_log_with_commits_behind_damage_is_not_read(tmp_path: Path) -> None:
+    path, log = with_hidden_commits(tmp_path)
+    before = path.read_bytes(), log.read_bytes()
+    told = (
+        f"{path} cannot be read: commits lie behind damage in {log.name}; it is damaged"
+    )
+    with pytest.raises(StateError, match=told), log_in(tmp_path, clock=float):
+        pass
+    assert (path.read_bytes(), log.read_bytes()) == before
+    # A sidecar that runs has looked at it when it started.
+    with (tmp_path / store.LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with log_in(tmp_path, clock=float) as book:
+            assert book.newest() is None
+
+
+def test_a_state_with_commits_behind_damage_is_neither_whole_nor_backed_up(
+    tmp_path: Path,
+) -> None:
+    path, log = with_hidden_commits(tmp_path)
     (wal,) = [one for one in checkstate.check(path.parent) if one.part == "WAL"]
     assert wal == (path.name, "WAL", False, f"commits lie behind damage in {log.name}")
     with (
