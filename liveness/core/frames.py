@@ -303,11 +303,12 @@ def _began_of(frame: Frame, uids: Sequence[Uid]) -> Sequence[float | None] | Non
     began = options_of(frame).get("began")
     if began is None:
         return None
-    begans = began if type(began) is tuple else (began,) * len(uids)
-    is_fit = type(began) is not tuple or type(frame[1]) is tuple
-    is_fit = is_fit and len(begans) == len(uids)
-    if is_fit and all(it is None or is_within(it, 0, float("inf")) for it in begans):
-        return tuple(None if it is None else float(it) for it in begans)
+    is_array = type(began) is tuple
+    given = began if is_array else (began,)
+    is_fit = not is_array or (type(frame[1]) is tuple and len(given) == len(uids))
+    if is_fit and all(it is None or is_within(it, 0, float("inf")) for it in given):
+        begans = tuple(None if it is None else float(it) for it in given)
+        return begans if is_array else begans * len(uids)
     raise BadFrame(
         Code.BAD_OPTION,
         f"began is {began!r:.40}; it must be seconds of CLOCK_MONOTONIC, from 0, or "
