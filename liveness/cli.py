@@ -18,6 +18,7 @@ from cyclopts import (
     App,
     CycloptsError,
     Parameter,
+    UnknownCommandError,
     UnusedCliTokensError,
 )
 
@@ -101,6 +102,9 @@ def _mistake(error: BaseException) -> tuple[int, str] | None:
         case UnusedCliTokensError():
             unused = " ".join(error.unused_tokens or ())
             return _usage(error, f"there is no argument here: {unused}")
+        case UnknownCommandError():  # its list of commands ends after the eighth
+            line, _, _ = str(error).partition(" Available commands:")
+            return _usage(error, line.rstrip("."))
         case CycloptsError():
             return _usage(error, str(error).rstrip("."))
         case ConfigError():

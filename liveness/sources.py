@@ -182,15 +182,21 @@ def _tables(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _unknown(name: str, where: str, known: list[str]) -> ConfigError:
-    """Says so with the nearest known name: the same key elsewhere, else a likeness."""
+    """Says so with the nearest known name, if any: the same key elsewhere, or alike."""
     from difflib import get_close_matches
 
     name = name[:100]  # a likeness is sought in quadratic time
     same_key = [one for one in known if one.split(".")[-1] == name.split(".")[-1]]
-    nearest = (same_key or get_close_matches(name, sorted(known), 1, 0.0))[0]
+    # What all variables begin with is no likeness.
+    alike = {one.removeprefix("LIVENESS_"): one for one in sorted(known)}
+    nearest = get_close_matches(name.removeprefix("LIVENESS_"), alike, 1)
     quoted = name if name.isprintable() else shown(name)
+    told = f"{where}: there is no setting {quoted}"
+    for one in same_key or map(alike.__getitem__, nearest):
+        return ConfigError(f"{told}; the nearest is {one}")
     return ConfigError(
-        f"{where}: there is no setting {quoted}; the nearest is {nearest}"
+        f"{told}, nor one like it; remove it: without it `liveness check-config` lists "
+        "those that there are"
     )
 
 

@@ -192,7 +192,6 @@ def test_a_file_that_cannot_be_read_is_an_error_even_if_nobody_named_it(
         ("[limits]\nwindows = 3", "limits.windows", "limits.window"),
         ("[limit]\nwindow = 3", "limit", "limits"),
         ('"socket.path" = "/s"', "socket.path", "socket.path"),
-        ('"a\\nb" = 3', r"'a\nb'", ""),
     ],
 )
 def test_an_unknown_key_in_the_file_is_named_with_the_nearest_setting(
@@ -201,6 +200,14 @@ def test_an_unknown_key_in_the_file_is_named_with_the_nearest_setting(
     told = refused(toml, tmp_path)
     expected = f"{tmp_path / 'l.toml'}: there is no setting {named}; the nearest is "
     assert told.startswith(expected + nearest)
+
+
+def test_an_unknown_key_like_no_setting_is_named_with_what_to_do(
+    tmp_path: Path,
+) -> None:
+    told = refused('"a\\nb" = 3', tmp_path)
+    expected = r"there is no setting 'a\nb', nor one like it; remove it: without it "
+    assert told.startswith(f"{tmp_path / 'l.toml'}: {expected}`liveness check-config`")
 
 
 def test_an_unknown_variable_is_named_with_the_nearest_one() -> None:

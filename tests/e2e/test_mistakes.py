@@ -252,7 +252,8 @@ def circle(name: str) -> Given:
 # --- the table ------------------------------------------------------------------------
 
 COMMAND_LINES: Final = [
-    Mistake("unknown command", "srve", 2, 'Unknown command "srve". Did you mean "serve"? …; see `liveness --help`'),
+    Mistake("unknown command", "srve", 2, 'Unknown command "srve". Did you mean "serve"?; see `liveness --help`'),
+    Mistake("unknown command like no other", "zzz", 2, 'Unknown command "zzz"; see `liveness --help`'),
     Mistake("unknown flag", "serve --timeot 3", 2, "Unknown option: --timeot. Did you mean --timeout?; see `liveness serve --help`"),
     Mistake("flag without a value", "serve --timeout", 2, "…--timeout requires an argument; see `liveness serve --help`"),
     Mistake("argument too many", "serve now", 2, "there is no argument here: now; see `liveness serve --help`"),
@@ -281,6 +282,7 @@ SETTINGS: Final = [
     Mistake("names that are no ties", "check-config", 78, "access.names is 'gw-1' (environment LIVENESS_ACCESS_NAMES): it must be …", environ={"LIVENESS_ACCESS_NAMES": "gw-1"}),
     Mistake("name that is tied twice", "check-config", 78, "access.names is 'gw-1=0, gw-1=1' (environment LIVENESS_ACCESS_NAMES): it ties a name twice; one name is one user's", environ={"LIVENESS_ACCESS_NAMES": "gw-1=0, gw-1=1"}),
     Mistake("variable that is none", "check-config", 78, "environment: there is no setting LIVENESS_TIMEOUT; the nearest is LIVENESS_TIMEOUT_S", environ={"LIVENESS_TIMEOUT": "3"}),
+    Mistake("variable like no other", "check-config", 78, "environment: there is no setting LIVENESS_NOSUCH, nor one like it; remove it: without it `liveness check-config` lists those that there are", environ={"LIVENESS_NOSUCH": "1"}),
     Mistake("variable with a bad value", "check-config", 78, "slots is 'many' (environment LIVENESS_SLOTS): it must be a whole number, 2 to 3600 slots", environ={"LIVENESS_SLOTS": "many"}),
     Mistake("wheel that is no choice", "version", 78, "LIVENESS_PURE_WHEEL is 'yes' (environment): it must be 0 or 1 (1: the reference wheel, though there is a compiled one)", environ={"LIVENESS_PURE_WHEEL": "yes"}),
     Mistake("value of another type", "check-config --config {here}/l.toml", 78, "timeout_s is 'long' ({here}/l.toml): it must be 1 to 86400 seconds", text("l.toml", "timeout_s = 'long'\n")),
