@@ -16,6 +16,7 @@ the oldest makes room: who asks for health is answered long before that.
 """
 
 import json
+import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -49,6 +50,8 @@ STRANGERS: Final = 10
 HEALTH_PLACES: Final = 10
 # To close without waiting for what the client has not read: the kernel lets go of it.
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
+
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?]*)(.*)", re.IGNORECASE)
 
 _WHY: Final = {408: HttpRefusal.SLOW, 431: HttpRefusal.HEAD}
 
@@ -112,11 +115,17 @@ class _Http1(H11Protocol):
             await self._send_error_response(400)
             await self.send(Closed())
             return
+        target = request.target
         headers = [one for one in request.headers if one[0] != b"upgrade"]
+        if absolute := _ABSOLUTE.fullmatch(target):
+            # As to a proxy. Whom it asks is said there, not by Host (RFC 9112, 3.2.2).
+            host, target = absolute[1], absolute[2]
+            target = target if target[:1] == b"/" else b"/" + target
+            headers = [one for one in headers if one[0] != b"host"] + [(b"host", host)]
         await super()._create_stream(
             h11.Request(
                 method=request.method,
-                target=request.target,
+                target=target,
                 headers=headers,
                 http_version=request.http_version,
             )

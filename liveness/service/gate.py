@@ -160,7 +160,9 @@ def asked_by_a_name_in(names: Collection[str]) -> Check:
         if found is None or (found[1] and not is_address(found[1])):
             told = "the request has no Host, or a malformed one; ask by a URL"
             return refusal(HttpRefusal.HOST, 400, told)
-        if (name := found[1] or found[2]) in names or is_address(name):
+        # A name with a dot at its end is the same name.
+        name = (found[1] or found[2]).removesuffix(".")
+        if name in names or is_address(name):
             return None
         told = f"Host is {name!r:.80}, which is no name of this sidecar"
         told += "; ask by its address, or add the name to http.hosts"

@@ -161,7 +161,7 @@ def test_a_sidecar_that_runs_is_healthy_and_ready(
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:80", "127.0.0.1.evil", "localhost.", "x" * 99],
+    ["evil.example", "evil.example:80", "127.0.0.1.evil", "localhost.evil", "x" * 99],
 )
 @pytest.mark.parametrize("path", [*PAGES, "/", "/v1/timers", "/page/style.css"])
 def test_a_host_that_is_not_ours_gets_nothing_from_the_tcp_door(
@@ -227,11 +227,33 @@ def test_an_old_request_without_a_host_is_refused(sidecar: Sidecar) -> None:
         "192.0.2.7",
         "[::1]:80",
         "[2001:DB8::1]",
+        "localhost.",
+        "localhost.:80",
     ],
 )
 def test_addresses_and_our_own_name_are_answered(sidecar: Sidecar, host: str) -> None:
     response, _ = sidecar.ask("http", "GET", "/healthz", host=host)
     assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://localhost/healthz", 200),
+        ("HTTP://127.0.0.1:9874/healthz?", 200),
+        ("http://localhost/nothing", 404),
+        ("http://localhost?", 200),  # the live page
+        ("http://evil.example/healthz", 421),
+        ("http:///healthz", 400),
+        ("http://user@localhost/healthz", 400),
+    ],
+)
+def test_a_request_as_to_a_proxy_is_answered_for_the_host_in_its_target(
+    sidecar: Sidecar, target: str, status: int
+) -> None:
+    for host in ("localhost", "evil.example"):  # which does not count
+        response, _ = sidecar.ask("http", "GET", target, host=host)
+        assert (host, response.status) == (host, status)
 
 
 def test_names_of_the_settings_are_answered_and_no_others(start: Start) -> None:
