@@ -272,9 +272,11 @@ class Checker:
                 continue
             if mute_from < at < ended:
                 yield f"5: {record} at {at:.3f}, and its gateway hung from {began:.3f}"
-            due = (signs[-1] if signs else -inf) + max(self._timeouts(conn))
-            was_held = mute_from < due < ended - LINK_S
-            fresh = min(ended + least, due + self.plan.hold_s - SETTLE_S)
+            since = signs[-1] if signs else -inf
+            # Which of its timeouts it was under is not looked at: the longest ends in the
+            # hang, and the hold is over no sooner than that of the shortest.
+            was_held = mute_from < since + max(self._timeouts(conn)) < ended - LINK_S
+            fresh = min(ended + least, since + least + self.plan.hold_s - SETTLE_S)
             if was_held and ended <= at < fresh - STAMP_S:
                 yield f"5: {record} at {at:.3f}, and it was held until {ended:.3f}"
 
