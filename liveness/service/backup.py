@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from liveness.errors import LivenessError, StateError
-from liveness.service import migrations, stopfile, store, timertable
+from liveness.service import migrations, reserve, stopfile, store, timertable
 from liveness.service.checkstate import damaged_ranges
 from liveness.service.database import (
     beside,
@@ -51,7 +51,7 @@ _FILES: Final[Mapping[str, tuple[int, migrations.Steps]]] = {
 
 # All that there may be in a state folder.
 _NAMES: Final = frozenset(
-    {*_FILES, store.LOCK, stopfile.NAME, stopfile.NEW}
+    {*_FILES, store.LOCK, stopfile.NAME, stopfile.NEW, reserve.NAME}
     | {its.name for name in _FILES for its in beside(Path(name))}
 )
 

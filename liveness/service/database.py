@@ -65,6 +65,11 @@ def expecting_damage(path: Path, remedy: str) -> Iterator[None]:
         ) from error
 
 
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether the disk has no room."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+
+
 def make_private(path: Path) -> None:
     """Make the file, if it is missing; to be called before anyone has it open.
 

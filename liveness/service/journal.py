@@ -25,6 +25,7 @@ from liveness.core.records import GATEWAY, Changes
 from liveness.core.timers import Fire, Order
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
+from liveness.service.logpages import END
 from liveness.service.logs import Every
 from liveness.service.store import Batch, CursorRow, Store
 from liveness.service.timerjournal import TimerJournal
@@ -39,6 +40,9 @@ CURSOR_DELAY_S: Final = 1.0
 # Retention is looked at this often; a backlog is worked off in steps in between.
 TRIM_EVERY_S: Final = 10.0
 TRIM_PAUSE_S: Final = 0.05
+# A step waits no longer than this for what is on its way to disk. On a full disk that
+# would be for ever, and the step is what makes room.
+SETTLE_S: Final = 1.0
 # That a name is in use is noted no more often than each fourth of the retention, which
 # leaves an idle disk alone. It is forgotten so much later, and by the time that a crash
 # between two looks costs: never before the last record that it was to get.
@@ -86,7 +90,10 @@ class Journal:
         self._every = Every(SAY_AGAIN_S, clock=clock.mono)
         self._wake = Wake()
         self._is_urgent = False
-        self._note_use_after_ms = math.inf  # until `trim` knows the retention
+        # Until `trim` knows the retention.
+        self._note_use_after_ms = math.inf
+        self._most_bytes = END
+        self._settled_seq = 0  # up to here the timers' table lacks nothing
         self._settled = trio.Event()
         self._writer = Writer("the log", store.path, clock=clock)
 
@@ -218,6 +225,8 @@ class Journal:
     ) -> None:
         """Keep the log and ended timers within the retention, in steps, for ever.
 
+        Between two steps each commit sheds twice what it added to a log that is full.
+
         Args:
             retention_s: Seconds.
             most_bytes: Bytes of the log above which its oldest records go before that.
@@ -226,26 +235,40 @@ class Journal:
             forgot: Told how many timers of each state went.
         """
         self._note_use_after_ms = retention_s * USE_NOTED * 1000
+        self._most_bytes = most_bytes
         while True:
             now_ms = self._clock.wall_ms()
             oldest_ms = now_ms - round(retention_s * 1000)
             idle_ms = oldest_ms - round(self._note_use_after_ms + USE_SLACK_S * 1000)
             for key in in_use():
                 self._note_use(key, now_ms)
-            await self.settled()
-            try:
-                step = partial(
-                    self.store.trim,
-                    oldest_ms=oldest_ms,
-                    most_bytes=most_bytes,
-                    idle_ms=idle_ms,
-                )
-                # What the table lacks after a crash is read from the log: that stays as
-                # it is while the table cannot be written.
-                is_behind = False
+            seq = self.durable_seq
+            with trio.move_on_after(SETTLE_S) as waiting:
+                await self.settled()
+                # Runs wait behind no mark: those of a table that fails are in the log only.
                 if self.timers.writer.failure is None:
-                    is_behind = await self._writer.once(step)
+                    self._settled_seq = seq
+            if waiting.cancelled_caught:
+                idle_ms = 0  # that a name is in use may not be on disk
+            until = self._shed_until
+            try:
+                is_behind = await self._writer.once(
+                    partial(
+                        self.store.trim,
+                        oldest_ms=oldest_ms,
+                        most_bytes=most_bytes,
+                        idle_ms=idle_ms,
+                        until=until,
+                    )
+                )
                 await self._after_trim(idle_ms=idle_ms)
+                is_behind |= self.log_bytes > most_bytes and until < self.durable_seq
+                if self.failure is None:
+                    room = max(0, most_bytes - self.log_bytes)
+                    make = partial(self.store.reserve.make, log_bytes=room)
+                    await self._writer.once(make)
+                else:
+                    await self._writer.once(self.store.write_back)
                 gone = await self.timers.writer.once(
                     partial(
                         self.timers.table.trim, oldest_ms=oldest_ms, most=most_ended
@@ -261,6 +284,15 @@ class Journal:
                 self._every(_log.warning, say, key=say, error=str(error))
                 is_behind = False
             await trio.sleep(TRIM_PAUSE_S if is_behind else TRIM_EVERY_S)
+
+    @property
+    def _shed_until(self) -> int:
+        """The seq above which the log is to stay as it is.
+
+        What the timers' table lacks after a crash is read from the log.
+        """
+        is_followed = not (self.timers.pending or self.timers.runs)
+        return self.durable_seq if is_followed else self._settled_seq
 
     async def _after_trim(self, *, idle_ms: int) -> None:
         (self.first, _), stored, self.log_bytes = await self._writer.once(
@@ -303,11 +335,37 @@ class Journal:
     async def _commit(self) -> None:
         batch = self._gather()
         began = self._clock.mono()
-        await self._writer.write(
-            partial(self.store.write, batch), pending=lambda: self.pending
-        )
+        before = self.log_bytes
+
+        def write() -> int:
+            self.store.write(batch)
+            return self.store.log_bytes()
+
+        self.log_bytes = await self._writer.write(write, pending=lambda: self.pending)
         self._counts.commits.observe(self._clock.mono() - began)
         self._is_written(batch)
+        if self.log_bytes > self._most_bytes:
+            await self._keep_bound(before)
+
+    async def _keep_bound(self, before: int) -> None:
+        """Have a log that is full not grow by what was just written.
+
+        Whoever writes makes room, before the next commit: however much there is to write,
+        it waits for the disk as always, and `pause_reading` bounds how much of it.
+        """
+
+        def keep() -> tuple[int, int]:
+            self.store.keep_bound(
+                most_bytes=self._most_bytes, before=before, until=until
+            )
+            return self.store.bounds()[0], self.store.log_bytes()
+
+        until = self._shed_until
+        try:
+            self.first, self.log_bytes = await self._writer.once(keep)
+        except sqlite3.Error as error:
+            say = "the log was not trimmed"
+            self._every(_log.warning, say, key=say, error=str(error))
 
     def _observe(self, stage: str, due: list[float]) -> None:
         """Count how late a stage is for those who had a deadline."""

@@ -31,6 +31,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -51,6 +52,7 @@ from liveness.service.database import (
     connect,
     cut,
     expecting_damage,
+    is_full,
     make_private,
     meta,
     open_files,
@@ -59,7 +61,8 @@ from liveness.service.database import (
     write_ahead,
 )
 from liveness.service.folders import make_own_folder, open_own
-from liveness.service.logpages import PAGE_RECORDS, records_in, rows_of
+from liveness.service.logpages import END, PAGE_RECORDS, records_in, rows_of
+from liveness.service.reserve import Reserve
 from liveness.text import EXACT_IN_JSON, json_line, uid_text, utc_time
 
 SCHEMA: Final = 3
@@ -237,7 +240,10 @@ class Store:
                     f"state directory {folder}: {why}; make it a folder that this user "
                     "may write to, or name another with --state"
                 ) from error
+            self.reserve = Reserve(folder)
             with self.expecting_damage():
+                # A start writes too, on a disk however full.
+                self.reserve.release()
                 make_private(self.path)
                 has = migrations.found(self.path, SCHEMA, migrations.LOG)
                 self._db = connect(self.path)
@@ -514,37 +520,62 @@ class Store:
         )
         return int((pages - free) * size)
 
-    def trim(self, *, oldest_ms: int, most_bytes: int, idle_ms: int) -> bool:
+    def trim(
+        self, *, oldest_ms: int, most_bytes: int, idle_ms: int, until: int = END
+    ) -> bool:
         """Take one small step towards the retention; return whether more is to do.
 
-        Cursors stay where they are. Of each name it is kept which record that concerned
-        it was the newest to go: a reader that had not read that one is told of a gap, and
-        no other. Names not used since *idle_ms* are forgotten. The newest page is always
-        kept: it says which seq comes next. A damaged page has no age that could be trusted,
-        and goes with the next whole one; whom it concerned nobody knows, so it counts for
-        all.
+        Cursors stay where they are. Names not used since *idle_ms* are forgotten. Of the
+        log nothing above *until* goes; what is free is given back to the disk.
+        """
+        with transaction(self._db):
+            self._db.execute("delete from cursors where used < ?", [idle_ms])
+            self._db.execute(_FORGET_TRIMMED)
+        is_behind = self.shed(oldest_ms=oldest_ms, most_bytes=most_bytes, until=until)
+        self._by_reserve(self._give_back)
+        return is_behind
+
+    def keep_bound(self, *, most_bytes: int, before: int, until: int) -> None:
+        """After a commit: shed twice what it added, so that a full log does not grow.
+
+        Args:
+            most_bytes: Bytes above which the log is full.
+            before: Bytes that it had before the commit.
+            until: Nothing above this seq goes.
+        """
+        bound = max(most_bytes, 2 * before - self.log_bytes())
+        while self.log_bytes() > bound and self.shed(
+            oldest_ms=0, most_bytes=bound, until=until
+        ):
+            pass
+
+    def shed(self, *, oldest_ms: int, most_bytes: int, until: int = END) -> bool:
+        """Delete some of the oldest pages that are past the retention.
+
+        Of each name it is kept which record that concerned it was the newest to go: a
+        reader that had not read that one is told of a gap, and no other. The newest page is
+        always kept: it says which seq comes next. A damaged page has no age that could be
+        trusted, and goes with the next whole one; whom it concerned nobody knows, so it
+        counts for all.
+
+        Returns:
+            Whether there may be more of them.
         """
         db = self._db
-        is_full = self.log_bytes() > most_bytes
+        is_above = self.log_bytes() > most_bytes
         last, count, newest, unknown = 0, 0, dict[str, int](), 0
         reached = logpages.oldest(db) - 1
         (end,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
-        for page in logpages.pages(db, after=reached, until=end - 1):
-            is_due = is_full or page.newest < oldest_ms
-            if count >= TRIM_RECORDS or not is_due or page.last == end:
+        for page in logpages.pages(db, after=reached, until=min(until, end - 1)):
+            is_due = is_above or page.newest < oldest_ms
+            if count >= TRIM_RECORDS or not is_due or page.last >= min(end, until + 1):
                 break
             if page.first > reached + 1:
                 unknown = page.first - 1
                 self._note_damage(reached + 1, unknown)
-            for record in records_in(page):
-                for name in {record.gateway, record.from_gateway}:
-                    if name is not None:
-                        newest[name] = record.seq
+            newest |= logpages.newest_by_name(page)
             count += page.last - reached
             last = reached = page.last
-        with transaction(db):
-            db.execute("delete from cursors where used < ?", [idle_ms])
-            db.execute(_FORGET_TRIMMED)
         if not count:
             return False
         past = logpages.trimmed(db)
@@ -552,20 +583,39 @@ class Store:
         # What SQLite cannot delete, as it is damaged, stays in the file.
         leave = _PUT_META, [logpages.TRIMMED, last]
         try:
-            self._take(delete, newest, unknown)
+            self._by_reserve(partial(self._take, delete, newest, unknown))
         except sqlite3.DatabaseError as error:
             if not logpages.is_damage(error):
                 raise
             self._take(leave, newest, unknown)
         self._forget_damage(last + 1)
+        return count >= TRIM_RECORDS
+
+    def _by_reserve(self, call: Callable[[], None]) -> None:
+        """Have something done that makes room; on a full disk, in that of the reserve."""
+        try:
+            call()
+        except sqlite3.OperationalError as error:
+            if not is_full(error):
+                raise
+            self.reserve.release()
+            # The WAL that there is can be used again then.
+            self.write_back()
+            call()
+
+    def _give_back(self) -> None:
+        """Give some of the free pages of the file back to the disk."""
         try:
             # As a script: `execute` stops after the first page that was given back.
-            db.executescript(f"pragma incremental_vacuum({TRIM_PAGES})")
+            self._db.executescript(f"pragma incremental_vacuum({TRIM_PAGES})")
         except sqlite3.DatabaseError as error:
             if not logpages.is_damage(error):
                 raise
             # What is free stays in the file, and is used again.
-        return count >= TRIM_RECORDS
+
+    def write_back(self) -> None:
+        """Write the WAL back to the file, and give its room back where nobody reads."""
+        self._db.execute("pragma wal_checkpoint(truncate)").fetchone()
 
 
 def is_in_use(folder: Path) -> bool:

@@ -2,15 +2,21 @@
 
 import errno
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Final
 
 import pytest
 
+from liveness.core.records import Record
+from liveness.service.journal import COMMIT_RECORDS
+from liveness.service.reserve import RESERVE_BYTES
+from liveness.service.store import Batch, Store
+from liveness.service.timertable import TimerTable
 from liveness.service.writer import SAY_AGAIN_S
 from tests.e2e.client import Client
 from tests.e2e.conftest import Start
@@ -35,12 +41,11 @@ Trouble = Callable[[], AbstractContextManager[None]]
 # --- a small filesystem, full -------------------------------------------------------------
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+@contextmanager
+def mounted(folder: Path, mib: int) -> Iterator[Path]:
     """A filesystem of few MiB, which is nobody else's."""
-    folder = tmp_path / "disk"
     folder.mkdir()
-    options = f"size={DISK_MIB}m,mode=0700"
+    options = f"size={mib}m,mode=0700"
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
         capture_output=True,
@@ -53,6 +58,19 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted(tmp_path / "disk", DISK_MIB) as folder:
+        yield folder
+
+
+@pytest.fixture
+def disk_with_room(tmp_path: Path) -> Iterator[Path]:
+    """One on which there is room for the reserve."""
+    with mounted(tmp_path / "disk", 4 * RESERVE_BYTES // 2**20) as folder:
+        yield folder
 
 
 @contextmanager
@@ -190,6 +208,63 @@ def test_a_full_filesystem_is_said_loses_nothing_and_heals_by_itself(
     with Sidecar(small_disk) as sidecar:
         sidecar.start()
         is_survived(sidecar, lambda: filled(small_disk))
+
+
+def commits(store: Store, count: int) -> None:
+    """Write so many commits of as many records as the journal gives one."""
+    for _ in range(count):
+        _, seq = store.bounds()
+        made = range(seq, seq + COMMIT_RECORDS)
+        records = [Record(n, "online", f"u{n}", "g", n, 1, "login", 1) for n in made]
+        store.write(Batch([*records]))
+
+
+def test_on_a_full_filesystem_old_records_go_by_the_reserve(
+    disk_with_room: Path,
+) -> None:
+    with closing(Store(disk_with_room / "state")) as store:
+        store.reserve.make(log_bytes=0)
+        assert store.reserve.path.stat().st_mode & 0o777 == 0o600
+        commits(store, 30)
+        with filled(disk_with_room):
+            with pytest.raises(sqlite3.OperationalError, match="full"):
+                commits(store, 1_000)
+            # Within its bound nothing of the log goes before its time.
+            assert not store.trim(oldest_ms=0, most_bytes=2**40, idle_ms=0)
+            assert store.reserve.path.exists()
+            assert store.bounds()[0] == 1
+            assert store.trim(oldest_ms=0, most_bytes=1, idle_ms=0)
+            assert store.bounds()[0] > 1
+            assert not store.reserve.path.exists()
+            commits(store, 1)
+            store.reserve.make(log_bytes=0)
+            assert not store.reserve.path.exists()
+        store.reserve.make(log_bytes=0)
+        assert store.reserve.path.stat().st_size == RESERVE_BYTES
+
+
+def test_the_reserve_is_no_room_that_commits_or_the_log_need(
+    disk_with_room: Path,
+) -> None:
+    with closing(Store(disk_with_room / "state")) as store:
+        free = shutil.disk_usage(disk_with_room).free
+        store.reserve.make(log_bytes=free - 2 * RESERVE_BYTES + 1)
+        assert not store.reserve.path.exists()
+        store.reserve.make(log_bytes=free - 2 * RESERVE_BYTES)
+        assert store.reserve.path.exists()
+
+
+def test_a_start_on_a_full_filesystem_goes_by_the_reserve(disk_with_room: Path) -> None:
+    state = disk_with_room / "state"
+    with closing(Store(state)) as store:
+        commits(store, 1)
+        store.reserve.make(log_bytes=0)
+    with (
+        filled(disk_with_room),
+        closing(Store(state)) as store,
+        closing(TimerTable(state, log=store.log)),
+    ):
+        commits(store, 1)
 
 
 @pytest.mark.parametrize("call", ["write", "sync"])

@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from functools import partial
 
 import pytest
 import structlog
@@ -82,13 +83,16 @@ async def writing(store: Store, clock: Clock | None = None) -> AsyncIterator[Tol
             nursery.cancel_scope.cancel()
 
 
-def changes(first: int, count: int = 1, *, due: float = 0.0) -> Changes:
+def changes(
+    first: int, count: int = 1, *, due: float = 0.0, online: bool = True
+) -> Changes:
     records = [
         Record(seq, "online", f"u{seq}", "g", seq, None, "login", LONG_AGO_MS)
         for seq in range(first, first + count)
     ]
     rows = (OnlineRow(r.seq, r.uid, LONG_AGO_MS, None, "g", None) for r in records)
-    return Changes([*records], [due] * count, {row.session: row for row in rows})
+    kept = {row.session: row for row in rows if online}
+    return Changes([*records], [due] * count, {**kept})
 
 
 @contextmanager
@@ -416,10 +420,54 @@ async def test_a_name_is_kept_for_as_long_as_the_last_record_that_concerns_it(
             nursery.cancel_scope.cancel()
 
 
-async def _trim(journal: Journal, *in_use: tuple[str, str]) -> None:
+async def test_a_full_log_does_not_grow_whatever_is_written_between_two_trims(
+    store: Store, jumping: MockClock
+) -> None:
+    async with writing(store) as told:
+        journal = told.journal
+        journal.append(changes(1, COMMIT_RECORDS, online=False))
+        await journal.settled()
+        most = store.log_bytes() + 1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(_trim, journal, most_bytes=most))
+            await trio.sleep(TRIM_EVERY_S / 2)
+            for first in range(COMMIT_RECORDS + 1, 40_000, COMMIT_RECORDS):
+                journal.append(changes(first, COMMIT_RECORDS, online=False))
+            await journal.settled()
+            await trio.sleep(1)
+            assert trio.current_time() < TRIM_EVERY_S
+            assert journal.log_bytes == store.log_bytes() <= most
+            nursery.cancel_scope.cancel()
+
+
+async def test_on_a_full_disk_a_log_above_its_bound_makes_room_by_itself(
+    store: Store, jumping: MockClock
+) -> None:
+    async with writing(store) as told:
+        journal = told.journal
+        for first in range(1, 20_000, COMMIT_RECORDS):
+            journal.append(changes(first, COMMIT_RECORDS, online=False))
+        await journal.settled()
+        with disk_full(store):
+            journal.append(changes(20_001, COMMIT_RECORDS, online=False))
+            await trio.sleep(3)
+            assert journal.failure is not None
+            assert store.bounds() == (1, 20_001)  # nothing goes before its time
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(_trim, journal, most_bytes=1))
+                with trio.fail_after(60):
+                    await journal.settled()
+                nursery.cancel_scope.cancel()
+            assert journal.failure is None
+    assert store.bounds()[1] == 20_001 + COMMIT_RECORDS
+
+
+async def _trim(
+    journal: Journal, *in_use: tuple[str, str], most_bytes: int = 2**40
+) -> None:
     await journal.trim(
         retention_s=RETENTION_S,
-        most_bytes=2**40,
+        most_bytes=most_bytes,
         most_ended=0,
         in_use=lambda: in_use,
         forgot=lambda _: None,

@@ -28,7 +28,7 @@ from liveness.core.records import (
     Wanted,
 )
 from liveness.errors import StartError, StateError
-from liveness.service.logpages import PAGE_BYTES, PAGE_RECORDS
+from liveness.service.logpages import END, PAGE_BYTES, PAGE_RECORDS
 from liveness.service.store import (
     DATABASE,
     LIST_ROWS,
@@ -96,8 +96,11 @@ def trim(
     oldest_ms: int = NEVER_MS,
     most_bytes: int = PLENTY_BYTES,
     idle_ms: int = NEVER_MS,
+    until: int = END,
 ) -> bool:
-    return store.trim(oldest_ms=oldest_ms, most_bytes=most_bytes, idle_ms=idle_ms)
+    return store.trim(
+        oldest_ms=oldest_ms, most_bytes=most_bytes, idle_ms=idle_ms, until=until
+    )
 
 
 # --- what is written ---------------------------------------------------------------
@@ -682,6 +685,47 @@ def test_one_step_of_a_trim_takes_no_more_than_its_records_and_a_page(
     assert TRIM_RECORDS <= pages * size < TRIM_RECORDS + PAGE_RECORDS
     assert trim(store, **why) is False
     assert sizes(store) == [size]
+
+
+def test_a_commit_to_a_full_log_sheds_twice_what_it_added(store: Store) -> None:
+    for _ in range(8):
+        fill(store, TRIM_RECORDS)
+    most = store.log_bytes() // 2
+    for _ in range(4):
+        before = store.log_bytes()
+        fill(store, 2 * TRIM_RECORDS)
+        added = store.log_bytes() - before
+        store.keep_bound(most_bytes=most, before=before, until=END)
+        assert store.log_bytes() <= max(most, before - added)
+    assert store.log_bytes() <= most
+
+
+def test_a_log_is_left_alone_above_the_seq_up_to_which_it_may_go(store: Store) -> None:
+    for _ in range(4):
+        fill(store, PAGE_RECORDS)
+    for until, first in ((999, 1), (1_000, 1_001), (2_500, 2_001)):
+        store.keep_bound(most_bytes=1, before=1, until=until)
+        trim(store, most_bytes=1, until=until)
+        assert store.bounds() == (first, 4_001)
+
+
+def test_what_else_fills_the_file_costs_the_log_all_but_its_newest_page(
+    store: Store,
+) -> None:
+    keep(store, *(row(session, f"u{session}") for session in range(1, 5_000)))
+    fill(store, 5_000)
+    store.keep_bound(most_bytes=1, before=0, until=END)
+    assert store.bounds() == (4_001, 5_001)
+    store.keep_bound(most_bytes=1, before=0, until=END)
+
+
+def test_a_trimmed_run_of_a_timer_is_lost_to_its_gateway(store: Store) -> None:
+    store.write(Batch(cursors={("gateway", "g"): CursorRow(0, 9, None)}))
+    write(store, TimerRecord(1, "timer", "g", "k", None, None, 1, 1, 1))
+    fill(store, 1, gateway="other")
+    fill(store, 1, gateway="other")
+    trim(store, most_bytes=1)
+    assert lost(store, "g") == 1
 
 
 def test_a_read_tells_what_is_no_longer_kept(store: Store) -> None:
