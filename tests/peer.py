@@ -15,7 +15,6 @@ WELCOME: Final[dict[str, Any]] = {
     "server": "scripted/1",
     "features": ["ack", "after", "timers"],
     "log": "one",
-    "next": 1,
     "timeout": 30,
     "flush": 0.02,
     "run_timeout": 60,
@@ -38,6 +37,7 @@ class Link:
         self.hello: dict[str, Any] = {}
         self.is_answering = True  # pings by pongs
         self.acked = 0
+        self.newest = 0  # record that was sent
         self._stream = stream
         self._unpacker = msgpack.Unpacker(use_list=True)
 
@@ -45,6 +45,7 @@ class Link:
         await self._stream.send(msgpack.packb(frame))
 
     async def fire(self, *records: dict[str, Any]) -> None:
+        self.newest = max(self.newest, *(record["seq"] for record in records))
         await self.send("notices", records)
 
     async def next(self, *names: str) -> list[Any]:
@@ -91,7 +92,8 @@ class Peer:
             link = Link(await self._listener.accept())
         self._links.append(link)
         (_name, link.hello) = await link.next("hello")
-        await link.send("welcome", WELCOME | welcome)
+        log = {"next": 1 + max(one.newest for one in self._links)}
+        await link.send("welcome", WELCOME | log | welcome)
         return link
 
     async def aclose(self) -> None:
