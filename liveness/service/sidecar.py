@@ -391,6 +391,8 @@ class Sidecar:
             everyone=self.presence.wheel.snapshot(self.engine.attended),
         )
         try:
+            if not self._store.is_in_place:
+                raise OSError(f"{self._store.path} is not the log that is open")
             await trio.to_thread.run_sync(write)
         except OSError as error:
             _log.error(

@@ -60,7 +60,7 @@ from liveness.service.database import (
     transaction,
     write_ahead,
 )
-from liveness.service.folders import make_own_folder, open_own
+from liveness.service.folders import identity, make_own_folder, open_own
 from liveness.service.logpages import END, PAGE_RECORDS, records_in, rows_of
 from liveness.service.reserve import Reserve
 from liveness.text import EXACT_IN_JSON, json_line, uid_text, utc_time
@@ -293,6 +293,11 @@ class Store:
             was=was,
             seq=seq,
         )
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the log at its path is the one that is open."""
+        return identity(self.path) == self.files.get(self.path)
 
     def close(self) -> None:
         """Close the file and let the directory go."""

@@ -1,5 +1,6 @@
 """What a restart forgets: nothing after a planned stop, only the clocks after a crash."""
 
+import shutil
 import signal
 import sqlite3
 from array import array
@@ -536,3 +537,19 @@ def test_a_damaged_file_of_the_last_stop_costs_the_clocks_and_no_user(
     link = sidecar.gateway("a")
     link.send("logout", "u")
     assert set(link.listed()[0]) == {"v"}
+
+
+def test_a_stop_writes_no_clocks_into_the_state_of_another(make: Start) -> None:
+    sidecar = make().start()
+    sidecar.gateway("gw").settle()
+    sidecar.state.rename(sidecar.folder / "aside")
+    shutil.copytree(sidecar.folder / "aside", sidecar.state)
+    theirs = sidecar.state / stopfile.NAME
+    theirs.write_bytes(b"theirs")
+    assert sidecar.stop() == 0
+    assert theirs.read_bytes() == b"theirs"
+    said = sidecar.line(
+        "everyone's clock could not be written; at the next start they get a fresh "
+        "timeout"
+    )
+    assert said["error"] == f"{sidecar.database} is not the log that is open"
