@@ -4,6 +4,7 @@ A gateway's environment has what the client library needs, and the package's com
 with it, but not what that needs: then it says so.
 """
 
+import signal
 import sys
 
 
@@ -13,6 +14,9 @@ def main() -> int | str:
     Returns:
         Its exit code, or the one line that `sys.exit` is to tell, with 1.
     """
+    if sys.argv[1:2] == ["serve"]:
+        # It would end a sidecar that is still starting; `service.app` takes it later.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         from liveness.cli import main
 

@@ -159,8 +159,8 @@ def serve(
     flags = {"--socket": socket, "--http": http, "--state": state}
     flags |= {"--timeout": timeout, "--slots": slots}
 
-    def read() -> Config:
-        return load(flags, file=_path(config)).config
+    def read(*, is_reload: bool = False) -> Config:
+        return load(flags, file=_path(config), is_reload=is_reload).config
 
     settings = read()
 
@@ -177,7 +177,7 @@ def serve(
     faulthandler.enable()
     try:
         make_socket_folder(settings.socket.path)
-        trio.run(service.serve, settings, read)
+        trio.run(service.serve, settings, partial(read, is_reload=True))
     finally:
         logs.drain()  # what is told of a mistake comes behind its lines
 

@@ -5,6 +5,7 @@ a default. Every error is one line that names the source.
 """
 
 import os
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -47,6 +48,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     uid: int | None = None,
     default_file: Path = DEFAULT_FILE,
+    is_reload: bool = False,
 ) -> Loaded:
     """Reads the settings of this process.
 
@@ -56,6 +58,9 @@ def load(
         environ: In place of the process's environment.
         uid: The user whose default paths are meant, in place of the process's.
         default_file: Read if it is there and no other is named.
+        is_reload: Whether a process that runs reads its settings again. Then a pipe and
+            an empty file are refused: the pipe has been read before, and somebody may
+            be about to write the file. Neither means that the defaults are wanted.
     Raises:
         ConfigError: A source has a name or a value that cannot be used.
     """
@@ -64,7 +69,8 @@ def load(
     if file is None and FILE_VARIABLE in environ:
         file = Path(environ[FILE_VARIABLE])
     found = [*_from_flags(flags or {}), *_from_environment(environ)]
-    found += _from_file(file or default_file, must_exist=file is not None)
+    path, must_exist = file or default_file, file is not None
+    found += _from_file(path, must_exist=must_exist, is_reload=is_reload)
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for given in found:
@@ -137,8 +143,9 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
             yield _Given(_BY_VARIABLE[name], environ[name], source, is_text=True)
 
 
-def _from_file(path: Path, *, must_exist: bool) -> Iterator[_Given]:
-    for key, value in _tables(path, _bytes(path, must_exist=must_exist)).items():
+def _from_file(path: Path, *, must_exist: bool, is_reload: bool) -> Iterator[_Given]:
+    data = _bytes(path, must_exist=must_exist, is_reload=is_reload)
+    for key, value in _tables(path, data).items():
         if key not in _SECTIONS:
             yield _placed(path, "", key, value)
         elif isinstance(value, dict):
@@ -155,15 +162,26 @@ def _placed(path: Path, section: str, key: str, value: object) -> _Given:
     return _Given(_BY_PLACE[section, key], value, str(path), is_text=False)
 
 
-def _bytes(path: Path, *, must_exist: bool) -> bytes:
+def _bytes(path: Path, *, must_exist: bool, is_reload: bool) -> bytes:
     try:
+        if is_reload and not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError(
+                f"{path}: it is no regular file, which can be read once only; restart the "
+                "sidecar, with a file for --config"
+            )
         with path.open("rb") as file:
-            return file.read(MAX_FILE_BYTES + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not must_exist:
             return b""
         told = f"{path}: the settings cannot be read ({error.strerror})"
         raise ConfigError(f"{told}; correct --config or {FILE_VARIABLE}") from None
+    if is_reload and not data.strip():
+        raise ConfigError(
+            f"{path}: it is empty, perhaps about to be written; put a comment into it if "
+            "the defaults are wanted"
+        )
+    return data
 
 
 def _tables(path: Path, data: bytes) -> dict[str, Any]:

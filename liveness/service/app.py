@@ -6,8 +6,15 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Container,
+    Iterator,
+)
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -26,7 +33,7 @@ from liveness.metrics import DOORS
 from liveness.service.clock import Clock
 from liveness.service.manager import ADMIN_SOCKET, GATEWAY_SOCKET, Manager
 from liveness.service.peers import access_to, gid_of
-from liveness.service.rereading import reread
+from liveness.service.rereading import Reloader
 from liveness.service.sidecar import Sidecar
 from liveness.service.sockets import listening
 from liveness.service.store import Store
@@ -85,6 +92,8 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
         signals = stack.enter_context(
             trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         )
+        # Blocked since the command began, so that it ended nobody.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         # The state's lock comes first: of two that start at once only one gets to
         # look for stale sockets.
         store = Store(config.state.dir)
@@ -112,6 +121,14 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
         stop = trio.Event()
         doors = {"http": http, "admin": admin}
         run = partial(sidecar.run, stop.wait, listener, doors)
+        reloader = Reloader(config, read, sidecar, group=group)
+
+        async def reload() -> None:
+            at_us = clock.system_us()
+            await manager.tell("RELOADING=1", f"MONOTONIC_USEC={at_us}")
+            await reloader.reload()
+            await manager.tell("READY=1")
+
         async with trio.open_nursery() as nursery:
             async with trio.open_nursery() as running:
                 await running.start(run)
@@ -121,13 +138,10 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
                 _log.info("ready", http=f"{address}:{port}", users=users)
                 await manager.tell("READY=1", f"STATUS={sidecar.status}")
                 nursery.start_soon(manager.keep_told, sidecar)
-                async for number in signals:
-                    if number != signal.SIGHUP or hangs_up:
-                        break
-                    at_us = clock.system_us()
-                    await manager.tell("RELOADING=1", f"MONOTONIC_USEC={at_us}")
-                    config = reread(config, read, sidecar, group=group)
-                    await manager.tell("READY=1")
+                ends = {signal.SIGTERM, signal.SIGINT}
+                if hangs_up:
+                    ends.add(signal.SIGHUP)
+                number = await asked_to_stop(signals, ends, reload)
                 _log.info("stopping", reason=signal.Signals(number).name)
                 nursery.start_soon(_take_no_more, signals)
                 nursery.start_soon(manager.tell, "STOPPING=1", "STATUS=stopping")
@@ -237,6 +251,38 @@ def _is_ended_by_sighup() -> bool:
     except OSError:
         return False
     return True
+
+
+async def asked_to_stop(
+    signals: AsyncIterable[int],
+    ends: Container[int],
+    reload: Callable[[], Awaitable[None]],
+) -> int:
+    """Wait for a signal that ends the sidecar, also while a reload waits for something.
+
+    Args:
+        signals: Those that come.
+        ends: Those that end it.
+        reload: What the others ask for.
+    Returns:
+        The signal.
+    """
+    # One reload behind that which runs sees whatever was written before it began.
+    ask, asked = trio.open_memory_channel[None](1)
+
+    async def reload_when_asked() -> None:
+        async for _ in asked:
+            await reload()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reload_when_asked)
+        async for number in signals:
+            if number in ends:
+                break
+            with suppress(trio.WouldBlock):
+                ask.send_nowait(None)
+        nursery.cancel_scope.cancel()
+    return number
 
 
 async def _take_no_more(signals: AsyncIterator[int]) -> None:

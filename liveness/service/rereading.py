@@ -3,6 +3,10 @@
 What an operator changes in the middle of the day takes effect; everything else waits for
 a restart, which loses nothing, and is named. Settings that are wrong change nothing at
 all. Links and requests that were let in stay.
+
+A file may be on a network mount, and a user be known to a name service; either may not
+answer. So they are read in a thread, which is left behind where that takes too long. There
+is one at a time: until it comes back, nothing else is read.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,62 +14,95 @@ from dataclasses import replace
 from typing import Final
 
 import structlog
+import trio
 
 from liveness.config import SETTINGS, Config
+from liveness.core.access import Access
 from liveness.errors import LivenessError
 from liveness.service import logs
 from liveness.service.peers import access_to
 from liveness.service.sidecar import Sidecar
-from liveness.service.tokens import read_token
+from liveness.service.tokens import Token, read_token
 
 # Settings that take effect; beside them what is in the file of the token.
 AT_ONCE: Final = (
     *(setting.name for setting in SETTINGS if setting.section == "access"),
     "logging.level",
 )
+READ_S: Final = 10.0
 
 _log = structlog.get_logger("settings")
 
 
-def reread(
-    config: Config, read: Callable[[], Config], sidecar: Sidecar, *, group: int
-) -> Config:
-    """Read the settings anew, and let *sidecar* go on with them as far as it can.
+class Reloader:
+    """Has a sidecar go on with new settings as far as it can.
 
     Args:
-        config: Those in effect.
-        read: Reads them.
+        config: The settings in effect.
+        read: Reads them anew.
         sidecar: Who goes on with them.
         group: That of the gateways' socket.
-    Returns:
-        Those in effect from now on.
     """
-    try:
-        wanted = read()
-        access = access_to(wanted.access, group=group)
-        token = read_token(config.http.token_file)
-    except LivenessError as error:
-        _log.error(
-            "the settings are wrong, and nothing was changed; correct them and have "
-            "them read again",
-            error=str(error),
+
+    def __init__(
+        self,
+        config: Config,
+        read: Callable[[], Config],
+        sidecar: Sidecar,
+        *,
+        group: int,
+    ) -> None:
+        self._config = config
+        self._read = read
+        self._sidecar = sidecar
+        self._group = group
+        # A thread that was left behind keeps its place until it ends.
+        self._limiter = trio.CapacityLimiter(1)
+
+    async def reload(self) -> None:
+        """Read the settings, and apply them; what became of it is logged."""
+        try:
+            with trio.fail_after(READ_S):
+                wanted, access, token = await trio.to_thread.run_sync(
+                    self._read_all, abandon_on_cancel=True, limiter=self._limiter
+                )
+        except trio.TooSlowError:
+            _log.error(
+                "the settings could not be read in time, and nothing was changed; see "
+                "that their files and the users in [access] can be looked up, and have "
+                "them read again",
+                limit_s=READ_S,
+            )
+        except LivenessError as error:
+            _log.error(
+                "the settings are wrong, and nothing was changed; correct them and have "
+                "them read again",
+                error=str(error),
+            )
+        else:
+            self._apply(wanted, access, token)
+
+    def _read_all(self) -> tuple[Config, Access, Token | None]:
+        wanted = self._read()
+        access = access_to(wanted.access, group=self._group)
+        return wanted, access, read_token(self._config.http.token_file)
+
+    def _apply(self, wanted: Config, access: Access, token: Token | None) -> None:
+        was, sidecar = self._config, self._sidecar
+        sidecar.engine.book.access = access
+        is_new_token = bool(sidecar.token and token and sidecar.token.become(token))
+        logs.set_level(wanted.logging.level)
+        self._config = replace(
+            was,
+            access=wanted.access,
+            logging=replace(was.logging, level=wanted.logging.level),
         )
-        return config
-    sidecar.engine.book.access = access
-    is_new_token = bool(sidecar.token and token and sidecar.token.become(token))
-    logs.set_level(wanted.logging.level)
-    now = replace(
-        config,
-        access=wanted.access,
-        logging=replace(config.logging, level=wanted.logging.level),
-    )
-    _log.info(
-        "settings read anew",
-        changed=_different(config, now),
-        new_token=is_new_token,
-        after_a_restart=_different(now, wanted),
-    )
-    return now
+        _log.info(
+            "settings read anew",
+            changed=_different(was, self._config),
+            new_token=is_new_token,
+            after_a_restart=_different(self._config, wanted),
+        )
 
 
 def _different(one: Config, other: Config) -> Sequence[str]:

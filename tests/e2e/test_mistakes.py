@@ -603,6 +603,7 @@ EXCUSED: Final = {
     "service/logbook.py:_state": "who may not read it: tests/e2e/test_explain.py",
     "commands/checkstate.py:check_state": "locked: tests/service/test_checkstate.py",
     "service/logbook.py:read_again": "takes starts amid reads: tests/service/test_logbook.py",
+    "sources.py:_bytes": "at SIGHUP: tests/e2e/test_rereading.py",
     "sources.py:value": "the rows of bad values: its text is the setting's",
 }
 LEAST: Final = 8  # characters, that a text may be told from others by

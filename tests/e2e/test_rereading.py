@@ -16,6 +16,11 @@ from tests.e2e.tty import Tty
 MEMBER = Person(SOMEBODY, SOMEBODY, (CREW,))
 WORDS = "correct-horse/battery+staple=="
 READ = "settings read anew"
+WRONG = (
+    "the settings are wrong, and nothing was changed; correct them and have them read "
+    "again"
+)
+PLAIN = "# the defaults"
 
 Write = Callable[[str], Path]
 
@@ -106,16 +111,39 @@ def test_the_level_changes_and_what_waits_for_a_restart_is_named(
 def test_wrong_settings_are_told_and_change_nothing(
     make: Start, write: Write, text: str, told: str
 ) -> None:
-    sidecar = make(config=write("")).start()
+    sidecar = make(config=write(PLAIN)).start()
     write(f'logging.level = "error"\n{text}')
-    line = reread(
-        sidecar,
-        "the settings are wrong, and nothing was changed; correct them and have them "
-        "read again",
-    )
-    assert told in line["error"]
-    write("")
+    assert told in reread(sidecar, WRONG)["error"]
+    write(PLAIN)
     assert reread(sidecar)["changed"] == []
+    assert sidecar.stop() == 0
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_a_file_without_content_is_not_taken_for_the_defaults(
+    make: Start, write: Write, text: str
+) -> None:
+    sidecar = make(config=write('[access]\nwatchers = "own"')).start()
+    path = write(text)
+    assert reread(sidecar, WRONG)["error"].startswith(f"{path}: it is empty, ")
+    write('[access]\nwatchers = "own"')
+    assert reread(sidecar)["changed"] == []
+    write(PLAIN)
+    assert reread(sidecar)["changed"] == ["access.watchers"]
+
+
+def test_a_signal_amid_the_start_waits_and_a_pipe_is_read_at_the_start_only(
+    make: Start, tmp_path: Path
+) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    sidecar = make(config=path)
+    sidecar.launch()
+    with path.open("w") as pipe:  # waits until the settings are being read
+        sidecar.signal(signal.SIGHUP)
+        pipe.write('[access]\nwatchers = "own"')
+    assert sidecar.line(WRONG)["error"].startswith(f"{path}: it is no regular file, ")
+    assert sidecar.get("/readyz")[0] == 200
     assert sidecar.stop() == 0
 
 

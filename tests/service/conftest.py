@@ -34,13 +34,16 @@ def jumping(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> MockC
     async def standing_still(
         work: Callable[..., T],
         *args: object,
+        abandon_on_cancel: bool = False,
         limiter: trio.CapacityLimiter | None = None,
     ) -> T:
         nonlocal at_work
         at_work += 1
         autojump_clock.autojump_threshold = inf
         try:
-            return await run_sync(work, *args, limiter=limiter)
+            return await run_sync(
+                work, *args, abandon_on_cancel=abandon_on_cancel, limiter=limiter
+            )
         finally:
             at_work -= 1
             if not at_work:

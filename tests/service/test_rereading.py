@@ -1,0 +1,103 @@
+"""Settings that are read anew, where what holds them does not answer."""
+
+import os
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from threading import Event
+
+import pytest
+import structlog
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from liveness.config import Config
+from liveness.service.app import asked_to_stop
+from liveness.service.rereading import READ_S, Reloader
+from tests.service.rig import Rig, running
+
+READ = "settings read anew"
+# Of the real time: by then a test has failed.
+HANG_S = 5.0
+
+
+class Mount:
+    """Has the settings, and gives them once it answers."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.answers = Event()
+        self.asked = 0
+
+    def read(self) -> Config:
+        self.asked += 1
+        assert self.answers.wait(HANG_S), "nobody went on while it was read"
+        return self._config
+
+
+def reloader(rig: Rig, mount: Mount) -> Reloader:
+    return Reloader(rig.sidecar.config, mount.read, rig.sidecar, group=os.getegid())
+
+
+async def test_the_sidecar_goes_on_while_settings_are_read(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig, trio.open_nursery() as nursery:
+        mount = Mount(rig.sidecar.config)
+        with structlog.testing.capture_logs() as logs:
+            nursery.start_soon(reloader(rig, mount).reload)
+            await wait_all_tasks_blocked()
+            mount.answers.set()
+            await rig.until(lambda: logs)
+        assert [line["event"] for line in logs] == [READ]
+
+
+async def test_what_does_not_answer_is_given_up_and_left_in_one_thread(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        mount, access = Mount(rig.sidecar.config), rig.engine.book.access
+        settings = reloader(rig, mount)
+        for times in range(1, 4):
+            with structlog.testing.capture_logs() as logs:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(settings.reload)
+                    await wait_all_tasks_blocked()
+                    jumping.jump(READ_S)
+            errors = [line for line in logs if line["log_level"] == "error"]
+            assert [line["limit_s"] for line in errors] == [READ_S], times
+        mount.answers.set()
+        with structlog.testing.capture_logs() as logs:
+            await settings.reload()
+        assert [line["event"] for line in logs] == [READ]
+        assert mount.asked == 2
+        assert rig.engine.book.access == access
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_a_stop_waits_for_no_reload_and_signals_make_no_queue() -> None:
+    begun, goes_on = 0, trio.Event()
+
+    async def reload() -> None:
+        nonlocal begun
+        begun += 1
+        await goes_on.wait()
+        if begun == 2:
+            await trio.sleep_forever()
+
+    async def signals() -> AsyncGenerator[int, None]:
+        for _ in range(100):
+            yield signal.SIGHUP
+            await wait_all_tasks_blocked()
+        assert begun == 1
+        goes_on.set()
+        await wait_all_tasks_blocked()
+        assert begun == 2
+        yield signal.SIGTERM
+
+    async with aclosing(signals()) as coming:
+        with trio.fail_after(HANG_S):
+            number = await asked_to_stop(coming, {signal.SIGTERM}, reload)
+    assert number == signal.SIGTERM
+    assert begun == 2
