@@ -339,10 +339,14 @@ class Settlement:
             timer = self._live(order.gateway, order.key)
             return [] if timer is None else [timer]
         assert order.ext is not None
-        numbers = self._by_ext.get((order.gateway, order.ext), [])
-        return [
+        ext = order.gateway, order.ext
+        numbers = self._by_ext.get(ext, [])
+        live = [
             self._after[number] for number in numbers if self._after[number].is_live
         ]
+        # The same cancel may come a thousand times, for a thousand timers.
+        self._by_ext[ext] = [timer.id for timer in live]
+        return live
 
     def _note(self, timer: Timer) -> None:
         """Have *timer* found by its key and ext."""

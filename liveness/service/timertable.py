@@ -339,10 +339,13 @@ class TimerTable:
             self._store(settlement)
             self._note(seq, newest)
         self._noted(seq, newest)
-        unfinished = [
-            it for it in orders if isinstance(it, Drop) and _ext_of(it) in cut_off
-        ]
-        return settlement, unfinished
+        # What is left to cancel of several of one ext, the last of them cancels.
+        unfinished = {
+            (it.gateway, it.ext): it
+            for it in orders
+            if isinstance(it, Drop) and _ext_of(it) in cut_off
+        }
+        return settlement, [*unfinished.values()]
 
     def write_back(self) -> bool:
         """Write back what is in the WAL, beside the writer.

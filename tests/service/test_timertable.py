@@ -587,6 +587,16 @@ async def test_an_ext_of_many_goes_in_steps_and_no_mark_is_reached_before_its_en
         assert states(table) == counted(table) == {"cancelled": many, "pending": 1}
 
 
+def test_of_many_cancels_of_one_ext_one_is_given_again(table: TimerTable) -> None:
+    many = 3 * EXT_STEP // 2
+    fill(table, many, ext="x")
+    _, left = table.write([Drop("g", None, "x", many + 1, at) for at in range(1, 6)])
+    assert [drop.at for drop in left] == [5]
+    _, left = table.write(left)
+    assert left == []
+    assert states(table) == counted(table) == {"cancelled": many}
+
+
 # --- a log that is behind ---------------------------------------------------------------
 
 
