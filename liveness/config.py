@@ -491,7 +491,8 @@ class LimitSettings:
     tail: int = field(
         default=20_000,
         metadata=_about(
-            "newest records kept in memory for live readers",
+            "newest records kept in memory for live readers; a timer's counts once more "
+            "for each 512 bytes of its payload",
             (1_000, 1_000_000),
             "records",
         ),

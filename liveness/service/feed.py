@@ -9,15 +9,19 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from math import inf
+from sys import getsizeof
 from typing import Final
 
 import trio
 
-from liveness.core.records import Gap, Logged, Wanted
+from liveness.core.records import Gap, Logged, TimerRecord, Wanted
 from liveness.core.wire import encode
 from liveness.service.journal import Journal
 from liveness.service.store import Batch
 from liveness.text import json_line, json_ready
+
+# What a record takes in memory without a payload, about.
+RECORD_BYTES: Final = 512
 
 # At most this many readers of the disk at a time; each holds a thread and a file.
 DISK_READERS: Final = 4
@@ -61,10 +65,17 @@ class Entry:
         return self._event
 
 
+def _weight(record: Logged) -> int:
+    """How many records without a payload take as much memory, about."""
+    if type(record) is not TimerRecord or record.payload is None:
+        return 1
+    return 1 + getsizeof(record.payload) // RECORD_BYTES
+
+
 class Commit:
     """The records of one commit, and which gateways they concern."""
 
-    __slots__ = ("by_gateway", "entries", "first", "last")
+    __slots__ = ("by_gateway", "entries", "first", "last", "weight")
 
     def __init__(self, batch: Batch) -> None:
         self.entries = [
@@ -72,6 +83,7 @@ class Commit:
             for record, due in zip(batch.records, batch.due, strict=True)
         ]
         self.first, self.last = batch.records[0].seq, batch.records[-1].seq
+        self.weight = sum(map(_weight, batch.records))
         self.by_gateway: dict[str, list[Entry]] = {}
         for entry, record in zip(self.entries, batch.records, strict=True):
             self.by_gateway.setdefault(record.gateway, []).append(entry)
@@ -83,7 +95,8 @@ class Feed:
     """The tail of the log, and those who wait for more of it.
 
     Args:
-        keep: Records kept in memory; whole commits beyond that are let go.
+        keep: Records kept in memory, where what a timer carries counts as well; whole
+            commits beyond that are let go.
     """
 
     def __init__(self, *, keep: int) -> None:
@@ -100,9 +113,9 @@ class Feed:
         if batch.records:
             commit = Commit(batch)
             self._tail.append(commit)
-            self._kept += len(batch.records)
+            self._kept += commit.weight
             while self._kept > self._keep and len(self._tail) > 1:
-                self._kept -= len(self._tail.popleft().entries)
+                self._kept -= self._tail.popleft().weight
             for cursor, ring in self._readers.items():
                 if not cursor.passes(commit):
                     ring()

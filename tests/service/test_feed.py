@@ -186,7 +186,7 @@ async def test_an_entry_is_encoded_once_for_all_readers(folder: Path) -> None:
     assert first.encoded is again.encoded
 
 
-@pytest.mark.parametrize("keep", [0, 1_000], ids=["disk", "memory"])
+@pytest.mark.parametrize("keep", [0, 10_000], ids=["disk", "memory"])
 async def test_records_with_much_to_carry_are_given_in_bounded_parts(
     folder: Path, keep: int
 ) -> None:
@@ -222,6 +222,16 @@ def test_the_tail_is_bounded_in_records_and_lets_whole_commits_go() -> None:
         feed.publish(batch)
     assert reach(feed) == 5
     assert len(list(feed.since(0, EVERYTHING))) == 8
+
+
+def test_what_timers_carry_counts_for_as_much_memory_as_it_takes() -> None:
+    feed = Feed(keep=100)
+    for seq, payload in enumerate(["", "p" * 4_096, "p" * 4_092 + "\N{BUG}"] * 9, 1):
+        timer = TimerRecord(seq, TIMER, "g", "k", payload, None, 0, 1, 0)
+        feed.publish(Batch([timer], [0.0]))
+    kept = [one.record for one in feed.since(0, EVERYTHING)]
+    assert 3 <= len(kept) <= 9
+    assert [one.seq for one in kept] == [*range(28 - len(kept), 28)]
 
 
 def test_the_newest_commit_stays_however_large_it_is() -> None:
