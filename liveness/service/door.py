@@ -186,6 +186,8 @@ class _Connection(TCPServer):
         while True:
             # No more than a head may still have, or one that has more would be taken.
             room = self._limits.head_bytes - http.unread_bytes
+            if not room:
+                break  # it was refused
             try:
                 with trio.fail_at(self._due):
                     data = await self.stream.receive_some(room)
