@@ -23,6 +23,10 @@ SCAN_ROWS: Final = 20_000
 # And one after the other, wherever they lie.
 FEW_ROWS: Final = 2_000
 
+# What the payloads of a page may have together, and one more: in JSON it may be six times
+# as much, and several pages are made at once.
+PAYLOAD_CHARACTERS: Final = 2**20
+
 # What is not there is left out: so a patch does with what is null.
 _AS_JSON: Final = f"""json_patch('{{}}', json_object({
     ", ".join(
@@ -54,6 +58,18 @@ where state = 'fired' limit {FEW_ROWS}
 """
 
 
+# As far as the payloads of those before leave room.
+_PAGE: Final = """
+with found as (
+    select *, sum(ifnull(length(payload), 0)) over (
+        order by id desc rows between unbounded preceding and 1 preceding) as carried
+    from (
+        select * from timers not indexed where id < :before and {1}
+        order by id desc limit :limit))
+select json_group_array({0}), count(*), min(id), (select count(*) from found)
+from (select * from found where ifnull(carried, 0) < :most order by id desc)
+"""
+
 _AMONG: Final = "id in (select value from json_each(:few))"
 
 
@@ -73,7 +89,7 @@ def listed(
         db: A reader's connection.
         wanted: Of `gateway`, `state`, `ext` and `key` those that must be so.
         before: Only ids below this, as the page before gave it.
-        limit: At most this many.
+        limit: At most this many, or as many as have `PAYLOAD_CHARACTERS`.
     """
     db.execute("begin")  # one snapshot for all that follows
     few = _few(db, wanted)
@@ -85,16 +101,15 @@ def listed(
         "floor": floor,
         "few": few,
         "limit": limit,
+        "most": PAYLOAD_CHARACTERS,
         **wanted,
     }
-    timers, count, last = db.execute(
-        f"select json_group_array({_AS_JSON}), count(*), min(id) from ("
-        f"select * from timers not indexed where id < :before and {' and '.join(where)} "
-        "order by id desc limit :limit)",
-        values,
+    timers, count, last, found = db.execute(
+        _PAGE.format(_AS_JSON, " and ".join(where)), values
     ).fetchone()
     db.execute("rollback")
-    return Page(timers, last if count == limit else floor or None)
+    has_more = count < found or found == limit
+    return Page(timers, last if has_more else floor or None)
 
 
 def newest(db: sqlite3.Connection, key: str, gateway: str | None, *, limit: int) -> str:

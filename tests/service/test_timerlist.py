@@ -33,6 +33,7 @@ def _small_bounds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timerlist, "SCAN_ROWS", 6)
         patch.setattr(timerlist, "FEW_ROWS", 4)
+        patch.setattr(timerlist, "PAYLOAD_CHARACTERS", 5)
         patch.setattr(
             timerlist,
             "_ALL_FIRED",
@@ -48,9 +49,9 @@ def table(timers: list[Row]) -> sqlite3.Connection:
         following = number * 7 % 11 if timer["state"] in LIVE else None
         db.execute(
             "insert into timers values "
-            "(?, ?, ?, ?, null, ?, 0, ?, 0, null, 1, null, ?, null, 0)",
-            [number, timer["gateway"], timer["key"], timer["ext"], timer["state"],
-             following, number],
+            "(?, ?, ?, ?, ?, ?, 0, ?, 0, null, 1, null, ?, null, 0)",
+            [number, timer["gateway"], timer["key"], timer["ext"], "p" * (number % 4),
+             timer["state"], following, number],
         )  # fmt: skip
         count = "update states set timers = timers + 1 where state = ?"
         db.execute(count, [timer["state"]])
@@ -65,8 +66,10 @@ def test_all_pages_together_are_what_is_wanted_newest_first(
     with closing(table(timers)) as db:
         while True:
             page = timerlist.listed(db, wanted, before=before, limit=limit)
-            numbers = [timer["created"] for timer in json.loads(page.timers)]
+            given = json.loads(page.timers)
+            numbers = [timer["created"] for timer in given]
             assert len(numbers) <= limit
+            assert sum(len(timer["payload"]) for timer in given[:-1]) < 5
             found += numbers
             if page.next is None:
                 break
