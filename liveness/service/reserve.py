@@ -30,12 +30,18 @@ class Reserve:
         self.path = folder / NAME
 
     def make(self, *, log_bytes: int) -> None:
-        """Take the room, where commits have as much, and the log so many bytes to grow."""
+        """Take the room, where commits have as much, and the log so many bytes to grow.
+
+        Or where the disk has less than these anyway: then the log is what will fill it.
+        """
         with suppress(OSError, StartError):
             if self.path.exists() and self.path.stat().st_size == RESERVE_BYTES:
                 return
             disk = os.statvfs(self.path.parent)
-            if disk.f_bavail * disk.f_frsize < 2 * RESERVE_BYTES + log_bytes:
+            free = disk.f_bavail * disk.f_frsize
+            if free < 2 * RESERVE_BYTES or log_bytes <= free < (
+                2 * RESERVE_BYTES + log_bytes
+            ):
                 return
             descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT)
             try:

@@ -250,8 +250,12 @@ def test_the_reserve_is_no_room_that_commits_or_the_log_need(
         free = shutil.disk_usage(disk_with_room).free
         store.reserve.make(log_bytes=free - 2 * RESERVE_BYTES + 1)
         assert not store.reserve.path.exists()
-        store.reserve.make(log_bytes=free - 2 * RESERVE_BYTES)
-        assert store.reserve.path.exists()
+        store.reserve.make(log_bytes=free)
+        assert not store.reserve.path.exists()
+        for log_bytes in (free - 2 * RESERVE_BYTES, free + 1):
+            store.reserve.make(log_bytes=log_bytes)
+            assert store.reserve.path.exists()
+            store.reserve.release()
 
 
 def test_a_start_on_a_full_filesystem_goes_by_the_reserve(disk_with_room: Path) -> None:
