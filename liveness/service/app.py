@@ -101,6 +101,7 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
         table = TimerTable(
             config.state.dir,
             log=store.log,
+            next_seq=store.bounds()[1],
             parted=store.parted,
             ladder=config.timers.ladder,
         )

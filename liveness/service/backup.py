@@ -201,6 +201,9 @@ def opened(folder: Path) -> Iterator[State]:
             raise BackupError(f"{paths[-1]} is written without a pause; try again")
         for path, db in databases.items():
             _check(path, db)
+        query = "select coalesce(max(last), 0) + 1 from log"
+        (next_seq,) = databases[paths[0]].execute(query).fetchone()
+        timertable.check_not_emptied(folder / timertable.DATABASE, next_seq=next_seq)
         yield State(databases)
 
 

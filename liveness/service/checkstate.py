@@ -51,6 +51,14 @@ def check(folder: Path) -> Iterator[Found]:
     yield _found(DATABASE, "users online", partial(read_again, log, _users))
     yield _found(DATABASE, "names", partial(read_again, log, _names))
     path = folder / timertable.DATABASE
+    try:
+        next_seq = read_again(log, _next_seq)
+    except sqlite3.DatabaseError:
+        next_seq = 1  # it was said above that the log cannot be read
+    try:
+        timertable.check_not_emptied(path, next_seq=next_seq)
+    except sqlite3.DatabaseError as error:
+        yield Found(path.name, "structure", False, str(error))
     if path.exists() and path.stat().st_size:
         if not is_in_use:
             yield from _wal(path)
@@ -96,6 +104,12 @@ def _wal(path: Path) -> Iterator[Found]:
         if not logpages.is_damage(error):
             raise
         yield Found(path.name, "WAL", False, str(error))
+
+
+def _next_seq(db: sqlite3.Connection) -> int:
+    """What the log gives next, as far as it can be read."""
+    (newest,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+    return int(newest) + 1
 
 
 class Chunk(NamedTuple):

@@ -225,12 +225,28 @@ select json_group_array(json_array(id, gateway, next)) from (
 _Ext: TypeAlias = tuple[str, str | None, int]
 
 
+def check_not_emptied(path: Path, *, next_seq: int) -> None:
+    """See that the file was not emptied: it is made with the log, and never empty after.
+
+    Args:
+        path: The file; one that is missing was moved away.
+        next_seq: Of the log beside it.
+    Raises:
+        sqlite3.DatabaseError: It was.
+    """
+    if next_seq > 1 and path.exists() and not path.stat().st_size:
+        error = sqlite3.DatabaseError("it is empty, and the log is not")
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+
 class TimerTable:
     """The timers in a state directory, which another part owns.
 
     Args:
         folder: The state directory.
         log: The log that is kept there.
+        next_seq: What that log gives next.
         parted: Logs that this one was a copy of, and up to which seq it is the same.
         ladder: How the attempts of a timer follow each other.
     Raises:
@@ -243,12 +259,14 @@ class TimerTable:
         folder: Path,
         *,
         log: str,
+        next_seq: int = 1,
         parted: Mapping[str, int] | None = None,
         ladder: Ladder = LADDER,
     ) -> None:
         self.path = folder / DATABASE
         self.ladder = ladder
         with self.expecting_damage():
+            check_not_emptied(self.path, next_seq=next_seq)
             make_private(self.path)
             has = migrations.found(self.path, SCHEMA, migrations.TIMERS)
             self._db = connect(self.path)

@@ -362,6 +362,14 @@ def test_damage_is_told_and_no_backup_is_made_of_it(
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
+def test_no_backup_is_made_of_timers_that_were_emptied(
+    folder: Path, tmp_path: Path
+) -> None:
+    (folder / timertable.DATABASE).write_bytes(b"")
+    with pytest.raises(StateError, match="it is empty, and the log is not"):
+        backup(folder, tmp_path / "b.tar", force=True, out=StringIO())
+
+
 def test_a_backup_of_a_damaged_log_is_made_if_asked_for_and_replaces_none(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

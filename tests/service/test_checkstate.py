@@ -131,6 +131,17 @@ def test_damage_to_the_structure_of_a_file_is_told_as_sqlite_has_it(
     assert "timers.db    structure       damaged: " in text
 
 
+def test_timers_that_were_emptied_are_told(folder: Path) -> None:
+    (folder / TIMERS).write_bytes(b"")
+    code, text = ran(folder)
+    assert code == 3
+    assert (
+        "timers.db    structure       damaged: it is empty, and the log is not" in text
+    )
+    (folder / TIMERS).unlink()
+    assert ran(folder)[0] == 0, "that they are gone is somebody's doing"
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [

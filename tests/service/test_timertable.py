@@ -320,6 +320,13 @@ def test_a_file_that_is_no_table_is_left_as_it_is(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_that_was_emptied_beside_a_log_is_no_new_one(tmp_path: Path) -> None:
+    (tmp_path / DATABASE).write_bytes(b"")
+    with pytest.raises(StateError, match="it is empty, and the log is not"):
+        TimerTable(tmp_path, log="a log", next_seq=2)
+    TimerTable(tmp_path, log="a log", next_seq=1).close()
+
+
 @pytest.mark.parametrize("part", ["timers", "timers_key"])
 def test_damage_among_the_timers_is_told_with_the_files_name_and_left(
     tmp_path: Path, part: str
