@@ -48,16 +48,21 @@ ETC: Final = ("hosts", "ld.so.conf", "login.defs", "nsswitch.conf", "resolv.conf
 LIBRARIES: Final = "ld.so.conf.d"
 # $1: the root. $2: where its overlays' own files are. $3: of Python. $4: ro or rw.
 ENTER: Final = """
+mode=$4
+# Without a workdir where nothing is written: two that began at once would share it, and
+# the one took it from the other.
+overlay() {
+    how=ro,lowerdir=$2:$1
+    [ "$mode" = ro ] || how=lowerdir=$1,upperdir=$2,workdir=$2.work
+    mount -t overlay overlay -o "$how" "$3"
+}
 mount --bind "$1" "$1"
-mount -t overlay overlay -o "$4,lowerdir=/usr,upperdir=$2/usr,workdir=$2/usr.work" "$1/usr"
-case "$3" in /usr | /usr/local) ;; *)
-    mount -t overlay overlay -o "$4,lowerdir=$3,upperdir=$2/local,workdir=$2/local.work" \
-        "$1/usr/local" ;;
-esac
+overlay /usr "$2/usr" "$1/usr"
+case "$3" in /usr | /usr/local) ;; *) overlay "$3" "$2/local" "$1/usr/local" ;; esac
 mount --rbind /dev "$1/dev"
 mount -t proc proc "$1/proc"
 for link in bin sbin lib lib64; do [ -L "/$link" ] || mount --bind "/$link" "$1/$link"; done
-root=$1 mode=$4; shift 4
+root=$1; shift 4
 while [ "$1" != -- ]; do
     mount --bind "$1" "$root$2"
     [ "$3" = rw ] || mount -o remount,bind,ro "$root$2"
