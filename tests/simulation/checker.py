@@ -23,7 +23,7 @@ from tests.simulation.history import (
     Told,
     Uid,
 )
-from tests.simulation.plan import WEEK_S, Plan
+from tests.simulation.plan import ORDERS, WEEK_S, Plan
 from tests.simulation.timers import broken_timers
 
 # Reads are gathered for 20 ms, and then it has 50.
@@ -270,6 +270,9 @@ class Checker:
             mute_from = began + late_s + LINK_S
             if name != conn.gateway or not self._host_is_calm(began - 1, at):
                 continue
+            # What it had sent is heard when it is read, which its own orders put off.
+            if self._gave_orders(name, began - 1, at):
+                continue
             if mute_from < at < ended:
                 yield f"5: {record} at {at:.3f}, and its gateway hung from {began:.3f}"
             since = signs[-1] if signs else -inf
@@ -294,6 +297,13 @@ class Checker:
         (gateway,) = [it for it in self.plan.gateways if it.name == name]
         ping = gateway.ping
         return inf if ping is None else ping + max(ping, LEAST_LATE_S)
+
+    def _gave_orders(self, gateway: str, since: float, until: float) -> bool:
+        """Whether a gateway may have been left unread, as its orders filled the disk."""
+        return any(
+            what == ORDERS and began < until and since < ended
+            for began, ended, what in self.history.troubles_of.get(gateway, ())
+        )
 
     def _was_put_off(self, conn: Conn, due: float, at: float) -> bool:
         """Whether its gateway may have been mute since a user was due, and heard again.
