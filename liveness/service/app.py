@@ -165,17 +165,17 @@ def load(
     """
     with store.expecting_damage():
         store.check()
-        _catch_up(table, store)
+        _catch_up(table, store, clock.wall_ms())
         sidecar = Sidecar(config, store, table, clock, access, token)
         sidecar.restore()
     return sidecar
 
 
-def _catch_up(table: TimerTable, store: Store) -> None:
+def _catch_up(table: TimerTable, store: Store, wall_ms: int) -> None:
     """Tell the table of the runs that it had not noted when the last process ended."""
     newest = store.bounds()[1] - 1
     with table.expecting_damage():
-        table.fit(newest)
+        table.fit(newest, wall_ms=wall_ms)
         has_live = table.has_live
     reached = table.seq
     if not has_live:
@@ -189,7 +189,10 @@ def _catch_up(table: TimerTable, store: Store) -> None:
         with table.expecting_damage():
             table.write(
                 [
-                    Fire(one.gateway, one.key, one.attempt, one.seq, one.at)
+                    # Not in the future, whatever was done to the wall clock meanwhile.
+                    Fire(
+                        one.gateway, one.key, one.attempt, one.seq, min(one.at, wall_ms)
+                    )
                     for one in page.records
                     if isinstance(one, TimerRecord)
                 ],

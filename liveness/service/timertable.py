@@ -122,8 +122,15 @@ _NEXT_ID: Final = "select coalesce(max(id), 0) + 1 from timers"
 _REACHED: Final = "select max(value) from meta where key in ('seq', 'newest')"
 
 _NOTE: Final = """
-update meta set value = max(meta.value, one.value) from json_each(:both) as one
-where meta.key = one.key
+insert into meta select key, value from json_each(:noted) where true
+on conflict do update set value = max(meta.value, excluded.value)
+"""
+
+# The wall clock was set back while nobody ran: a run that seems to begin later would wait
+# for its answer until the clock has caught up. This reads every live timer.
+_BEGAN_LATER: Final = """
+update timers set fired = :now, next = :now + :run_ms
+where next > :now and state = 'fired' and fired > :now
 """
 
 _TIMER: Final = ", ".join(f"timers.{column}" for column in Timer._fields)
@@ -274,6 +281,7 @@ class TimerTable:
             self.files = open_files(self.path)  # by where each was opened
             known = dict(self._db.execute("select key, value from meta"))
             self.seq, self.newest = known["seq"], known["newest"]
+            self._fired = known.get("fired", 0)  # when the latest run began, at most
             self.next_id: int = _one(self._db, _NEXT_ID)  # for the next timer
 
     def expecting_damage(self) -> AbstractContextManager[None]:
@@ -315,14 +323,22 @@ class TimerTable:
         """How many timers there are in each state."""
         return dict(self._db.execute("select state, timers from states"))
 
-    def fit(self, newest: int) -> None:
-        """At the start: let no timer count on a record that the log does not have.
+    def fit(self, newest: int, *, wall_ms: int) -> None:
+        """At the start: let no timer count on what is not so.
 
         Args:
-            newest: The log's last record.
+            newest: The log's last record: nothing was fired by a later one.
+            wall_ms: Now: nothing was fired later.
         """
         with transaction(self._db):
             self._fit(newest)
+            if self._fired > wall_ms:
+                run_ms = self.ladder.run_ms
+                self._db.execute(_BEGAN_LATER, {"now": wall_ms, "run_ms": run_ms})
+                self._db.execute(
+                    "update meta set value = ? where key = 'fired'", [wall_ms]
+                )
+                self._fired = wall_ms
         self.seq, self.newest = min(self.seq, newest), min(self.newest, newest)
 
     def _fit(self, newest: int) -> None:
@@ -350,13 +366,15 @@ class TimerTable:
             What became of them, and those that are to be given again with the next
             transaction, as there was too much to cancel for this one.
         """
-        newest = max((it.seq for it in orders if isinstance(it, Fire)), default=0)
+        fires = [it for it in orders if isinstance(it, Fire)]
+        newest = max((it.seq for it in fires), default=0)
+        fired = max((it.at for it in fires), default=0)
         with transaction(self._db):
             found, cut_off = self._find(orders)
             settlement = Settlement(orders, found, self.ladder)
             self._store(settlement)
-            self._note(seq, newest)
-        self._noted(seq, newest)
+            self._note(seq, newest, fired)
+        self._noted(seq, newest, fired)
         # What is left to cancel of several of one ext, the last of them cancels.
         unfinished = {
             (it.gateway, it.ext): it
@@ -384,13 +402,14 @@ class TimerTable:
             self._note(seq, seq)
         self._noted(seq, seq)
 
-    def _note(self, seq: int, newest: int) -> None:
-        if seq > self.seq or newest > self.newest:
-            both = {"seq": seq, "newest": newest}
-            self._db.execute(_NOTE, {"both": json.dumps(both)})
+    def _note(self, seq: int, newest: int, fired: int = 0) -> None:
+        if seq > self.seq or newest > self.newest or fired > self._fired:
+            noted = {"seq": seq, "newest": newest, "fired": fired}
+            self._db.execute(_NOTE, {"noted": json.dumps(noted)})
 
-    def _noted(self, seq: int, newest: int) -> None:
+    def _noted(self, seq: int, newest: int, fired: int = 0) -> None:
         self.seq, self.newest = max(self.seq, seq), max(self.newest, newest)
+        self._fired = max(self._fired, fired)
 
     def _find(self, orders: Sequence[Order]) -> tuple[list[Timer], list[_Ext]]:
         """The timers that orders are about; and the exts that may have still more."""

@@ -39,6 +39,7 @@ from tests.core.timers_rig import Rig
 from tests.strategies import BOUNDED
 
 AT_MS: Final = 1_000
+LATER_MS: Final = 2**42  # than all that happens here
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def write(log: Store, records: Iterable[Logged]) -> None:
 def replay(table: TimerTable, log: Store) -> None:
     """Tell the table of all runs, from the first on, as if it knew of none."""
     table.seq = 0
-    _catch_up(table, log)
+    _catch_up(table, log, LATER_MS)
 
 
 def damage(log: Store, *, below: int) -> None:
@@ -139,7 +140,7 @@ def test_runs_that_the_table_lacks_are_told_to_it_and_all_others_change_nothing(
     )
 
     before = rows(table)
-    _catch_up(table, log)
+    _catch_up(table, log, LATER_MS)
     told = {it.key: it for number, it in rows(table).items() if it != before[number]}
     assert {key: (it.state, it.attempts, it.seq) for key, it in told.items()} == {
         "missed": ("fired", 1, 5),
@@ -158,13 +159,22 @@ def test_runs_that_the_table_lacks_are_told_to_it_and_all_others_change_nothing(
     assert rows(table) == told_once
 
 
+def test_a_run_after_which_the_wall_clock_was_set_back_began_now(
+    log: Store, table: TimerTable
+) -> None:
+    table.write([after(1, "a", since=1), after(2, "b", since=1)])
+    write(log, map(as_record, (fire(1, "a"), fire(9, "b"))))
+    _catch_up(table, log, AT_MS + 5)
+    assert [it.fired for it in rows(table).values()] == [AT_MS + 1, AT_MS + 5]
+
+
 def test_of_a_log_that_was_trimmed_what_is_left_is_told(
     log: Store, table: TimerTable
 ) -> None:
     table.write([after(1, "a", since=1), after(2, "b", since=1)])
     write(log, [as_record(fire(1, "a")), *map(login, (2, 3)), as_record(fire(4, "b"))])
     log.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)
-    _catch_up(table, log)
+    _catch_up(table, log, LATER_MS)
     assert [it.state for it in rows(table).values()] == ["pending", "fired"]
     assert table.seq == 4
 
@@ -176,7 +186,7 @@ def test_the_log_is_read_from_where_the_table_has_followed_to(
     table.write(known, seq=2)
     write(log, [login(1), *map(as_record, (fire(2, "a"), fire(3, "b")))])
     damage(log, below=3)
-    _catch_up(table, log)
+    _catch_up(table, log, LATER_MS)
     assert [it.state for it in rows(table).values()] == ["fired", "fired"]
 
 
@@ -184,7 +194,7 @@ def test_without_live_timers_the_log_is_not_read(log: Store, table: TimerTable) 
     table.write([after(1, "a", since=1), Drop("g", "a", None, 2, AT_MS)])
     write(log, map(login, (1, 2, 3)))
     damage(log, below=3)
-    _catch_up(table, log)
+    _catch_up(table, log, LATER_MS)
     assert table.seq == 3
 
 
@@ -198,9 +208,9 @@ def test_a_run_after_a_restored_log_is_known_after_a_crash(
     # What came between the last run and where the table had followed to is lost.
     table.write([fire(50, "a")], seq=100)
     write(log, [as_record(fire(50, "a")), *map(login, range(51, 71))])
-    _catch_up(table, log)
+    _catch_up(table, log, LATER_MS)
     write(log, [as_record(fire(71, "b"))])
-    _catch_up(table, log)
+    _catch_up(table, log, LATER_MS)
     assert [(it.state, it.seq) for it in rows(table).values()] == [
         ("fired", 50),
         ("fired", 71),
@@ -216,7 +226,7 @@ def test_a_restored_log_does_not_begin_later_timers_of_its_keys(
     table.write([after(2, "a", since=80), after(3, "b", since=80)], seq=90)
     table.write([fire(100, "b")], seq=100)
     write(log, [as_record(fire(30, "a")), *map(login, range(31, 71))])
-    _catch_up(table, log)
+    _catch_up(table, log, LATER_MS)
     assert [it.state for it in rows(table).values()] == ["done", "pending", "fired"]
     # Nobody has the record of the last: whatever is answered from now on counts.
     assert [(it.seq, it.since) for it in rows(table).values()][1:] == [
@@ -314,7 +324,7 @@ def test_runs_that_are_told_last_have_the_effect_they_had_in_time(
             late = []  # of timers that have ended nothing is looked up
         for at in range(0, len(rig.log), page):
             log.write(Batch([*rig.log[at : at + page]]))
-        _catch_up(table, log)
+        _catch_up(table, log, LATER_MS)
         caught_up = rows(table)
         assert caught_up == settled([*in_time, *late])
         alone = left_alone(orders, known)

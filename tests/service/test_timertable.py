@@ -604,6 +604,30 @@ def test_of_many_cancels_of_one_ext_one_is_given_again(table: TimerTable) -> Non
     assert states(table) == counted(table) == {"cancelled": many}
 
 
+# --- a wall clock that was set back -------------------------------------------------------
+
+
+def test_a_run_that_seems_to_begin_later_waits_a_whole_run_from_now(
+    tmp_path: Path,
+) -> None:
+    back_at, run_ms = 5_000, LADDER.run_ms
+    with closing(TimerTable(tmp_path, log="a log")) as table:
+        fill(table, 4)
+        table.write([Fire("g", "k1", 1, 2, 4_999), Fire("g", "k2", 1, 3, 9_000)])
+        table.write([Fire("g", "k3", 1, 4, 9_000)])
+        table.write([Reply("g", "k3", 4, True, None, False, 9_100)])
+    for now in (back_at, back_at + 100):  # started twice
+        with closing(TimerTable(tmp_path, log="a log")) as table:
+            table.fit(4, wall_ms=now)
+            runs = [(it.timer.fired, it.timer.next) for it in rows(table).values()]
+        assert runs == [
+            (4_999, 4_999 + run_ms),
+            (back_at, back_at + run_ms),
+            (9_000, None),
+            (None, 4),
+        ]
+
+
 # --- a log that is behind ---------------------------------------------------------------
 
 
@@ -613,7 +637,7 @@ def test_after_a_crash_nobody_counts_on_a_record_that_the_log_does_not_have(
     fill(table, 3)
     ahead = timer(4, "ahead")._replace(since=12)
     table.write([Schedule(ahead, None)])
-    table.fit(10)
+    table.fit(10, wall_ms=ALL_MS)
     assert [rows(table)[number].timer.since for number in (1, 4)] == [1, 11]
     table.write([Fire("g", "ahead", 1, 11, 2_000)])
     assert rows(table)[4].timer.state == FIRED
@@ -625,7 +649,7 @@ def test_a_log_restored_from_an_older_backup_keeps_no_timer_from_firing(
     fill(table, 1)
     # The run is known of, though what came before it was not all noted yet.
     table.write([Fire("g", "k1", 1, 900, 2_000)], seq=5)
-    table.fit(10)
+    table.fit(10, wall_ms=ALL_MS)
     assert (table.seq, table.newest) == (5, 10)
     assert rows(table)[1].timer[8:10] == (0, 1)  # its record, and since
     table.write([Reply("g", "k1", 11, True, None, False, 3_000)])
