@@ -269,6 +269,7 @@ class Presence:
                 self._login_again(gateway, entry, conn, login.timeout, began, at)
             elif self._is_older(entry, began, by_age):
                 self.ignored[WHY_OLDER] += 1
+                self._tell_older(gateway, conn, entry, at)
             elif entry.gateway != gateway.number and (
                 limit := self._limit_met(gateway, is_new=False)
             ):
@@ -531,6 +532,29 @@ class Presence:
         if began is not None and entry.flags & EXACT_START:
             return began < entry.start
         return by_age < entry.start
+
+    def _tell_older(
+        self, gateway: Gateway, conn: int | None, entry: Entry, at: Instant
+    ) -> None:
+        """Record that a connection has lost its user, to one that was read first.
+
+        Had both been read in the order in which they began, it would have opened a
+        session, and lost it. So its gateway is to close it all the same.
+        """
+        self.decided.record(
+            Record(
+                self.decided.next_seq,
+                MOVED,
+                entry.uid,
+                self._by_number[entry.gateway].name,
+                entry.session,
+                entry.conn,
+                LOGIN,
+                at.wall_ms,
+                from_gateway=gateway.name,
+                from_conn=conn,
+            )
+        )
 
     def _heard_unknown(
         self, gateway: Gateway, signs: SignsOfLife, position: int, at: Instant

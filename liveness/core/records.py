@@ -116,7 +116,8 @@ class Record(NamedTuple):
                 shown["last"] = self.last
         elif self.kind == MOVED:
             shown["from"] = self.from_gateway
-            shown["from_session"] = self.from_session
+            if self.from_session is not None:
+                shown["from_session"] = self.from_session
             if self.from_conn is not None:
                 shown["from_conn"] = self.from_conn
         return shown

@@ -137,13 +137,26 @@ def test_a_login_that_names_no_conn_is_not_that_of_a_session_with_one(
 
 
 @pytest.mark.parametrize("name", ["g", "h"])
-def test_a_login_of_an_older_connection_changes_nothing(
+def test_a_login_of_an_older_connection_is_told_who_has_the_user(
     scene: Scene, name: str
 ) -> None:
     scene.login("g", ["u"], [5])
     scene.wait(10, "g", "h")
     before = scene.presence.wheel.find("u")
-    assert scene.login(name, ["u"], [6], age=10.25) == []
+    assert scene.login(name, ["u"], [6], age=10.25) == [
+        {
+            "seq": 2,
+            "kind": "moved",
+            "uid": "u",
+            "gateway": "g",
+            "session": 1,
+            "conn": 5,
+            "reason": "login",
+            "at": scene.wall_ms,
+            "from": name,
+            "from_conn": 6,
+        }
+    ]
     assert scene.presence.wheel.find("u") == before
     assert scene.presence.ignored["older"] == 1
 
@@ -156,9 +169,16 @@ def test_a_login_of_a_connection_of_the_same_age_is_not_older(scene: Scene) -> N
 
 def test_age_says_when_a_session_began_not_when_it_was_heard(scene: Scene) -> None:
     scene.login("g", ["u"], [5], age=100)
-    assert scene.login("h", ["u"], [6], age=101) == []
-    assert brief(scene.login("h", ["u"], [6], age=99)) == [("moved", "u", "login")]
+    (older,) = scene.login("h", ["u"], [6], age=101)
+    assert (older["from"], older["session"]) == ("h", 1)
+    (newer,) = scene.login("h", ["u"], [6], age=99)
+    assert (newer["from"], newer["from_session"]) == ("g", 1)
     assert scene.wait(29.75, "g", "h") == []
+
+
+def is_older(shown: list[Shown]) -> bool:
+    """Whether a login is told that the user is on a newer connection already."""
+    return brief(shown) == [("moved", "u", "login")] and "from_session" not in shown[0]
 
 
 def clocked(scene: Scene, *names: str) -> None:
@@ -180,7 +200,8 @@ def test_of_two_logins_that_were_read_late_the_newer_connection_wins(
     # Both lay in their sockets for some seconds. The link of the newer is read first.
     (moved,) = scene.login("h", ["u"], [3], began=said(scene, 1))
     assert moved["conn"] == 3
-    assert scene.login("g", ["u"], [2], began=said(scene, 2)) == []
+    (older,) = scene.login("g", ["u"], [2], began=said(scene, 2))
+    assert (older["from"], older["from_conn"], older["session"]) == ("g", 2, 2)
     assert scene.presence.ignored["older"] == 1
     assert scene.presence.where(["u"]) == [("u", "h", 2, 3)]
 
@@ -220,7 +241,7 @@ def test_by_age_an_older_connection_is_known_that_says_when_it_began(
 ) -> None:
     clocked(scene, "g", "h")
     scene.hear("g", ("keepalive", "u", 1))
-    assert scene.login("h", ["u"], [2], age=5.0, began=said(scene, 5)) == []
+    assert is_older(scene.login("h", ["u"], [2], age=5.0, began=said(scene, 5)))
 
 
 def test_the_login_of_a_session_that_a_keepalive_opened_tells_when_it_began(
@@ -230,7 +251,7 @@ def test_the_login_of_a_session_that_a_keepalive_opened_tells_when_it_began(
     scene.hear("g", ("keepalive", "u", 1))
     assert scene.login("g", ["u"], [1], age=60.0, began=said(scene, 60)) == []
     assert scene.kept["u"].start_ms == scene.wall_ms - 60_000
-    assert scene.login("h", ["u"], [2], age=61.0, began=said(scene, 61)) == []
+    assert is_older(scene.login("h", ["u"], [2], age=61.0, began=said(scene, 61)))
     assert brief(scene.login("h", ["u"], [3], age=59.0, began=said(scene, 59))) == [
         ("moved", "u", "login")
     ]
@@ -242,7 +263,7 @@ def test_signs_of_life_do_not_forget_when_a_connection_began(scene: Scene) -> No
     scene.hear("g", ("keepalive", "u", 1))
     scene.wait(10, "g", "h")
     scene.hear("g", ("message", "u", 1))
-    assert scene.login("h", ["u"], [2], began=said(scene, 12)) == []
+    assert is_older(scene.login("h", ["u"], [2], began=said(scene, 12)))
 
 
 def test_who_logs_in_for_some_of_a_batch_says_so_for_those(scene: Scene) -> None:
@@ -288,11 +309,11 @@ def test_after_a_restart_age_decides_until_a_login_tells_when_it_began(
     else:
         scene.stop_and_start(away=0)
     clocked(scene, "g", "h")
-    assert scene.login("h", ["u"], [2], age=20.25, began=said(scene, 20.25)) == []
+    assert is_older(scene.login("h", ["u"], [2], age=20.25, began=said(scene, 20.25)))
     assert brief(scene.login("h", ["u"], [3], age=0, began=said(scene, 20.25))) == [
         ("moved", "u", "login")
     ]
-    assert scene.login("g", ["u"], [4], age=0, began=said(scene, 20.5)) == []
+    assert is_older(scene.login("g", ["u"], [4], age=0, began=said(scene, 20.5)))
 
 
 def test_a_connection_of_the_greatest_age_fits_on_disk(scene: Scene) -> None:
@@ -925,7 +946,7 @@ def test_a_restart_keeps_session_conn_age_and_gateway(scene: Scene, how: str) ->
     scene.link("h")
     assert scene.presence.where(["u"]) == [("u", "g", 1, 5)]
     assert scene.gateway("g").users == 1
-    assert scene.login("h", ["u"], [6], age=25.25) == []
+    assert is_older(scene.login("h", ["u"], [6], age=25.25))
     assert brief(scene.login("h", ["u"], [6], age=24.75)) == [("moved", "u", "login")]
 
 

@@ -65,6 +65,11 @@ def _records(link: Link) -> list[Told]:
     return [told for told in link.told if told.record["kind"] != "gap"]
 
 
+def _was_read_last(record: Record) -> bool:
+    """Whether it says that an older connection's login came after the newer one's."""
+    return record["kind"] == "moved" and "from_session" not in record
+
+
 class _Event(NamedTuple):
     at: float
     link: Link
@@ -91,6 +96,8 @@ class Checker:
         self.at: dict[int, float] = {}  # of each record, the moment of its decision
         self._ends: dict[int, float] = {}  # of sessions
         self._sessions: dict[tuple[str, Uid], list[Record]] = defaultdict(list)
+        # By conn: when it was said of a login that it came of an older connection.
+        self._told_older: dict[int, list[float]] = defaultdict(list)
         # By conn and by frame's name: when each was in a socket.
         self.events: dict[int, dict[str, list[_Event]]] = defaultdict(
             lambda: defaultdict(list)
@@ -102,7 +109,8 @@ class Checker:
             yield f"the sidecar tells of a fault of its own: {fault}"
         for link in self.history.links:
             expected = {"replaced"}
-            if any(it.link is link for it in self.history.unread):
+            is_greedy = any(it.link is link for it in self.history.unread)
+            if is_greedy or self._asked_for_too_much(link):
                 expected.add("overloaded")
             for error in link.errors:
                 if error["code"] not in expected:
@@ -169,6 +177,11 @@ class Checker:
                 continue
             user = (type(record["uid"]).__name__, record["uid"])
             open_session = current.get(user)
+            if _was_read_last(record):
+                self._told_older[record["from_conn"]].append(self.at[seq])
+                if record["session"] != open_session:
+                    yield f"6: {record} while session {open_session} is open"
+                continue
             if record["kind"] != "online":
                 self._ends.setdefault(open_session or 0, self.at[seq])
             if record["kind"] != "offline":
@@ -305,6 +318,15 @@ class Checker:
             for began, ended, what in self.history.troubles_of.get(gateway, ())
         )
 
+    def _asked_for_too_much(self, link: Link) -> bool:
+        """Whether a link asked for a list that had no room on the disk."""
+        asked = [sent.at for sent in link.sent if sent.frame[0] == "list"]
+        return any(
+            what == "disk full" and began - LINK_S <= at <= ended
+            for began, ended, what in self.history.troubles
+            for at in asked
+        )
+
     def _was_put_off(self, conn: Conn, due: float, at: float) -> bool:
         """Whether its gateway may have been mute since a user was due, and heard again.
 
@@ -337,6 +359,9 @@ class Checker:
         """A session is displaced by a connection that may be newer, and by no other."""
         conns, at = self.history.conns, self.at[record["seq"]]
         new, old = conns[record["conn"]], conns[record["from_conn"]]
+        if _was_read_last(record):
+            yield from self._is_older(record, old, new, at)
+            return
         ages = self._ages(new, at)
         if not ages:
             yield f"6: {record}, and nobody logged in"
@@ -352,6 +377,25 @@ class Checker:
         # In real time two clocks are read one after the other.
         slack = STAMP_S if self._is_virtual else LINK_S
         if old.opened_at > at - min(ages) + slack:
+            yield f"6: {record}, and {old} is newer than {new}"
+
+    def _is_older(
+        self, record: Record, old: Conn, new: Conn, at: float
+    ) -> Iterator[str]:
+        """Who is to close its connection, as another has the user, has an older one."""
+        if not self._ages(old, at):
+            yield f"6: {record}, and nobody logged in"
+            return
+        session = self.log.get(record["session"])
+        if session is None:
+            return
+        if self._has_began(old, at) and self._is_exact(session, at):
+            latest = new.opened_at + ROUNDING_S
+        elif len(self.history.wall) > 1:
+            return
+        else:
+            latest = self._starts(session) + (0 if self._is_virtual else LINK_S)
+        if old.opened_at > latest:
             yield f"6: {record}, and {old} is newer than {new}"
 
     # --- delivery (4) ---------------------------------------------------------
@@ -446,7 +490,7 @@ class Checker:
                 break
             if it["kind"] == "offline":
                 del sessions[it["session"]]
-            elif it["kind"] != "timer":
+            elif it["kind"] != "timer" and not _was_read_last(it):
                 sessions.pop(it.get("from_session", 0), None)
                 sessions[seq] = Session(it["uid"], it["gateway"], seq, it["conn"])
         yield from sessions.values()
@@ -536,9 +580,12 @@ class Checker:
         ]
         own = [it for it in open_then if it["conn"] == conn.conn]
         if kind == "login":
-            # If it changed nothing, a connection that may be newer was there.
-            is_newer = any(self._starts(it) >= conn.opened_at for it in open_then)
-            if not (own or is_newer or self.history.wall_clock_counts(0.0, covered_at)):
+            # If it changed nothing, a newer connection was there, which is told.
+            told_older = any(
+                sent.at - STAMP_S - self._late_s <= at <= covered_at + STAMP_S
+                for at in self._told_older[conn.conn]
+            )
+            if not (own or told_older):
                 yield f"4: login of {conn} was covered at {covered_at:.3f}, and lost"
             return
         for it in own:
