@@ -236,16 +236,11 @@ class Sessions:
         is_fresh: bool,
         clock_offset: float | None = None,
     ) -> None:
-        before = self.in_force.get(name, self.scene.timeout)
-        self.scene.link(name, timeout=timeout, clock_offset=clock_offset)
         self.clocks.pop(name, None)
         if clock_offset is not None:
             self.clocks[name] = clock_offset
-        self.linked[name] = None
         self.timeouts[name] = timeout
-        self.in_force[name] = timeout or self.scene.timeout
-        if any(session.gateway == name for session in self.online.values()):
-            self.in_force[name] = max(before, self.in_force[name])
+        self.link_begins(name)
         if is_fresh:
             got = self.scene.lose(name)
             mine = {uid for uid, s in self.online.items() if s.gateway == name}
@@ -253,6 +248,15 @@ class Sessions:
             for shown in got:
                 assert shown == self.ended(shown["uid"], "gateway_lost")
         self.check()
+
+    def link_begins(self, name: str) -> None:
+        timeout = self.timeouts[name]
+        self.scene.link(name, timeout=timeout, clock_offset=self.clocks.get(name))
+        self.linked[name] = None
+        before = self.in_force.get(name, self.scene.timeout)
+        self.in_force[name] = timeout or self.scene.timeout
+        if any(session.gateway == name for session in self.online.values()):
+            self.in_force[name] = max(before, self.in_force[name])
 
     def link_ends(self, name: str) -> None:
         self.scene.unlink(name)
@@ -281,8 +285,7 @@ class Sessions:
             name: it for name, it in self.clocks.items() if name in self.linked
         }
         for name in self.linked:
-            offset = self.clocks.get(name)
-            self.scene.link(name, timeout=self.timeouts[name], clock_offset=offset)
+            self.link_begins(name)
         self.check()
 
     # --- what must hold ------------------------------------------------------------------
