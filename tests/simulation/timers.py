@@ -67,7 +67,8 @@ def broken_timers(
         kept = [it for it in timer.asked if it.covered_at < inf]
         if not kept or timer.runs:
             continue
-        due = kept[0].at + kept[0].frame[2]
+        # From when it was read, which may have been that late.
+        due = kept[0].covered_at + kept[0].frame[2]
         excused = any(
             it.at <= due or history.ran(due, it.at) <= LATE_TIMER_S
             for it in timer.cancelled
