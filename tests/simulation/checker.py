@@ -463,7 +463,9 @@ class Checker:
         before = [
             min(it.ended_at, self.history.processes[it.sidecar].ended_at)
             for it in self.history.links
-            if it.name_and_role == link.name_and_role and it.number < link.number
+            if it.name_and_role == link.name_and_role
+            and it.number < link.number
+            and it.welcomed_at < inf  # else it may never have been read
         ]
         used_at = max(before, default=0.0)
         if link.role == "gateway":
