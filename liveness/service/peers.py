@@ -4,13 +4,13 @@ The kernel tells user, group and process of whoever connected (unix(7), SO_PEERC
 since Linux 4.13 its supplementary groups too (SO_PEERGROUPS), as they were at that moment.
 """
 
+import ctypes
 import errno
 import grp
 import os
 import pwd
 import socket
 import struct
-from array import array
 from typing import Final
 
 from liveness.config import AccessSettings, as_list
@@ -20,9 +20,8 @@ from liveness.errors import StartError
 # asm-generic/socket.h; Python has no name for it.
 _SO_PEERGROUPS: Final = 59
 _CREDENTIALS: Final = struct.Struct("3i")
-# The most that Python's getsockopt takes: 256 groups. Those of a peer that has more, or
-# where the kernel is older, are looked up by its user.
-_GROUPS_BYTES: Final = 1024
+# Room for those of most peers; of one that has more, the kernel says how much it takes.
+_GROUPS_BYTES: Final = 256
 # Of a user or group. The number after it means none to chown(2), which would do nothing.
 MOST_ID: Final = 2**32 - 2
 
@@ -39,19 +38,26 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def _supplementary(sock: socket.socket, uid: int, gid: int) -> list[int]:
-    groups = array("I")
+    # Python's own takes 256 groups at most; Linux allows 65,536.
+    getsockopt = ctypes.CDLL(None, use_errno=True).getsockopt
+    size = ctypes.c_uint(_GROUPS_BYTES)
+    option = socket.SOL_SOCKET, _SO_PEERGROUPS
+    while True:
+        groups = (ctypes.c_uint * (size.value // ctypes.sizeof(ctypes.c_uint)))()
+        if not getsockopt(sock.fileno(), *option, groups, ctypes.byref(size)):
+            return groups[: size.value // ctypes.sizeof(ctypes.c_uint)]
+        failed = ctypes.get_errno()
+        if failed == errno.ENOPROTOOPT:  # an older kernel, or one that is no Linux
+            return _groups_by_name(uid, gid)
+        if failed != errno.ERANGE:
+            raise OSError(failed, os.strerror(failed))
+
+
+def _groups_by_name(uid: int, gid: int) -> list[int]:
     try:
-        groups.frombytes(
-            sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
-        )
-    except OSError as error:
-        if error.errno not in (errno.ERANGE, errno.ENOPROTOOPT):
-            raise
-        try:
-            return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
-        except KeyError:
-            return []
-    return groups.tolist()
+        return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+    except KeyError:
+        return []
 
 
 def access_to(settings: AccessSettings, *, group: int) -> Access:
