@@ -106,6 +106,11 @@ def _check_target(state: Path, file: Path, *, force: bool) -> None:
         raise CommandError(
             f"{file} is a file of a sidecar's state, not of a backup; name another FILE"
         )
+    if state.is_dir() and file.parent.samefile(state):
+        raise CommandError(
+            f"{file} is in the state directory, with which it would be lost; name a FILE "
+            "elsewhere"
+        )
     if not (file.is_symlink() or file.exists()):
         return
     if not file.is_file():

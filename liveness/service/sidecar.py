@@ -269,7 +269,7 @@ class Sidecar:
         """
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_log)
+            nursery.start_soon(self._write, self.journal.run)
             nursery.start_soon(
                 partial(
                     self.journal.trim,
@@ -280,7 +280,7 @@ class Sidecar:
                     forgot=self.timetable.forgot,
                 )
             )
-            nursery.start_soon(self.journal.timers.run)
+            nursery.start_soon(self._write, self.journal.timers.run)
             nursery.start_soon(self.journal.timers.write_back)
             nursery.start_soon(self._summaries.run)
             timekeeping = trio.CancelScope()
@@ -365,10 +365,10 @@ class Sidecar:
         with trio.move_on_after(STOP_LINKS_S):
             await self.engine.book.all_closed.wait()
 
-    async def _keep_log(self) -> None:
-        """Write the log for ever; if another process does too, say bye, and end."""
+    async def _write(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Write a file for ever; if another process does too, say bye, and end."""
         try:
-            await self.journal.run()
+            await run()
         except StateError as error:
             why = error
         await self._bid_farewell()

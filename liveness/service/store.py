@@ -28,7 +28,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,7 +46,7 @@ from liveness.core.records import (
 )
 from liveness.core.timers import Fire
 from liveness.core.wire import encode
-from liveness.errors import StartError, StateError
+from liveness.errors import StartError
 from liveness.service import logpages, migrations
 from liveness.service.database import (
     connect,
@@ -481,7 +481,8 @@ class Store:
         """Write a batch in one transaction; all of it, or on an error none.
 
         Raises:
-            StateError: Another process has written to the log.
+            sqlite3.Error: It cannot be written; an `IntegrityError` if another process
+                has written to the log.
         """
         kept = [row for row in batch.online.values() if row is not None]
         gone = [session for session, row in batch.online.items() if row is None]
@@ -494,7 +495,7 @@ class Store:
         ]
         db = self._db
         with transaction(db):
-            self._put_pages(pages)
+            db.executemany("insert into log values (?, ?, ?, ?, ?)", pages)
             changes: tuple[tuple[str, list[Any]], ...] = (
                 (_FORGET_ONLINE, gone),
                 (_PUT_ONLINE, kept),
@@ -504,18 +505,6 @@ class Store:
             for statement, rows in changes:
                 for part in cut(rows, PAGE_RECORDS):
                     db.execute(statement, [json.dumps(part, ensure_ascii=False)])
-
-    def _put_pages(self, pages: Sequence[tuple[object, ...]]) -> None:
-        try:
-            self._db.executemany("insert into log values (?, ?, ?, ?, ?)", pages)
-        except sqlite3.IntegrityError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_CONSTRAINT_TRIGGER:
-                raise
-            raise StateError(
-                f"{self.path}: it has records that this sidecar has not written, so "
-                "another process writes there too: stop that one (fuser -v names it), "
-                "then start this one again"
-            ) from error
 
     def log_bytes(self) -> int:
         """Bytes of the file in use, whatever for."""

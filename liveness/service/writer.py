@@ -55,12 +55,15 @@ class Writer:
             try:
                 written = await self.once(call)
                 break
-            except (sqlite3.IntegrityError, StateError) as error:
-                # No disk mends this: it is a fault of ours, or another process's. Ending
-                # is safe: nobody was told, and the next start goes on from what is on
-                # disk.
+            except sqlite3.IntegrityError as error:
+                # No disk mends this. Ending is safe: nobody was told, and the next start
+                # goes on from what is on disk.
                 self.failure = f"{self._what} cannot be written: {error}"
-                raise
+                raise StateError(
+                    f"{self._path}: it has what this sidecar has not written ({error}), "
+                    "so another process writes there too: stop that one (fuser -v names "
+                    "it), then start this one again"
+                ) from error
             except sqlite3.Error as error:
                 self.failures += 1
                 self.failure = f"{self._what} cannot be written: {error}"

@@ -362,6 +362,7 @@ STATES: Final = [
 BACKUPS: Final = [
     Mistake("backup to a file that is there", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar is there already; name another FILE, or give --force", both(state, text("b.tar"))),
     Mistake("backup onto the state itself", "backup --force --state {live}/state {live}/state/liveness.db", 1, "{live}/state/liveness.db is a file of a sidecar's state, not of a backup; name another FILE"),
+    Mistake("backup into the state directory", "backup --state {live}/state {live}/state/backup.tar", 1, "{live}/state/backup.tar is in the state directory, with which it would be lost; name a FILE elsewhere"),
     Mistake("backup onto the state of another sidecar", "backup --force --state {here}/state {live}/state/timers.db", 1, "{live}/state/timers.db is a file of a sidecar's state, not of a backup; name another FILE", state),
     Mistake("backup to a folder", "backup --state {here}/state {here}", 1, "{here} is there and is no file; name another FILE", state),
     Mistake("backup to a name that is too long", "backup --state {here}/state {here}/" + "b" * 260, 1, "{here}/" + "b" * 260 + ": File name too long; nothing is left of it: make room, or name a FILE elsewhere", state),
@@ -596,7 +597,7 @@ EXCUSED: Final = {
     "config.py:__post_init__": "what a program gives, and no source lets through",
     "service/backup.py:_check_wals": "takes gigabytes: tests/service/test_backup.py",
     "service/backup.py:opened": "takes a machine on which two statements last long",
-    "service/store.py:_put_pages": "two that write: tests/service/test_filewatch.py",
+    "service/writer.py:write": "two that write: tests/service/test_filewatch.py",
     "service/sockets.py:_open_up": "takes another between: tests/service/test_sockets.py",
     "service/sockets.py:make_anew": "while it runs: tests/e2e/test_lost_files.py",
     "service/manager.py:socket": "takes other sockets: tests/service/test_manager.py",

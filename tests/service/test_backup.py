@@ -340,7 +340,6 @@ def test_a_name_of_the_state_is_as_good_as_any_where_there_is_no_state(
 ) -> None:
     (tmp_path / "backups").mkdir()
     backup(folder, tmp_path / "backups/liveness.db", force=False, out=StringIO())
-    backup(folder, folder / "b.tar", force=False, out=StringIO())
 
 
 def test_damage_is_told_and_no_backup_is_made_of_it(

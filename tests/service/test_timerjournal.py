@@ -32,6 +32,7 @@ from liveness.core.timers import (
     Timer,
     gateway_of,
 )
+from liveness.errors import StateError
 from liveness.metrics import Counts
 from liveness.service import journal, timerjournal, timertable
 from liveness.service.clock import Clock
@@ -422,7 +423,7 @@ async def test_an_id_given_twice_ends_the_journal_rather_than_be_retried(
     told = Told(store, table)
     again = after(1)
     told.journal.append(Changes(orders=[Schedule(again.timer._replace(key="k"), None)]))
-    with trio.fail_after(60), pytest.raises(sqlite3.IntegrityError):
+    with trio.fail_after(60), pytest.raises(StateError, match="writes there too"):
         await told.journal.timers.run()
     assert told.settled == []
 
