@@ -333,7 +333,7 @@ class Checker:
         Such a user has had its fresh timeout: it does not wait for a second absence.
         """
         return not self._host_is_calm(due, at) or any(
-            name == conn.gateway and due < ended < at
+            name == conn.gateway and due < ended + LINK_S < at + LINK_S
             for name, _began, ended in self.history.hangs
         )
 

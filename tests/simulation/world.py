@@ -219,9 +219,11 @@ class World:
         return None
 
     def _for_a_while(self, what: str, seconds: float) -> None:
+        ends = self.machine.suffer(what, seconds)
         if what != "wall clock stepped":
-            self.note(seconds + 3, what)
-        self.after(seconds, self.machine.suffer(what, seconds))
+            # A call that begins as the disk still stalls may last as long as any.
+            self.note(seconds + self.machine.stall_s + 3, what)
+        self.after(seconds, ends)
 
     async def _restart(self, what: str, seconds: float) -> None:
         began = self.now
