@@ -48,6 +48,7 @@ class UserPages:
         self, engine: Engine, journal: Journal, *, wall_ms: Callable[[], int]
     ) -> None:
         self._engine = engine
+        self._journal = journal
         self._logbook = Logbook(
             partial(reading, journal.store.path), clock=perf_counter
         )
@@ -83,7 +84,10 @@ class UserPages:
         if standing is not None and standing.session != session:
             opening = None
         known = Known(standing, look.records, opening, look.back_to, look.oldest)
-        return JSONResponse(answer(uid, known, now_ms=self._wall_ms()))
+        page = answer(uid, known, now_ms=self._wall_ms())
+        if standing is not None and standing.session > self._journal.durable_seq:
+            page["session"] = None  # a crash may yet give that number to another
+        return JSONResponse(page)
 
 
 def _uid_in(request: Request) -> Uid:

@@ -16,6 +16,7 @@ from liveness.service.userpages import MOST_RECORDS, UserPages
 from liveness.text import uid_text
 from tests.service.asgi import Answer, ask
 from tests.service.rig import Rig, running
+from tests.service.test_journal import locked
 from tests.strategies import HARD_UIDS
 
 
@@ -90,6 +91,21 @@ async def test_who_waits_for_its_gateway_or_the_disk_is_told_so(
         rig.journal.pending_ends -= 100
         rig.engine._attended.stand(0.0)
         assert (await user(rig, "eve"))["held"] == "stands"
+
+
+async def test_a_session_is_told_once_it_is_on_disk(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("gw-1")
+        with locked(rig.store):
+            await gateway.send(["login", "eve"])
+            await rig.until(lambda: len(rig.presence) == 1)
+            found = await user(rig, "eve")
+        assert (found["online"], found["gateway"]) == (True, "gw-1")
+        assert (found["session"], found["records"]) == (None, [])
+        await gateway.settle()
+        assert (await user(rig, "eve"))["session"] == 1
 
 
 @pytest.mark.parametrize("uid", HARD_UIDS, ids=ascii)
