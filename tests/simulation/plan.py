@@ -102,6 +102,9 @@ FAULTS: Final = {
 }
 # Drawn apart from those, so that what a seed draws besides stays as it was.
 SOCKET_REMOVED: Final = "socket removed"
+# In so many plans a gateway crashes while more answers than are allowed wait for it.
+DIES_UNREAD: Final = "gateway dies unread"
+UNREAD_DEATHS: Final = 0.3
 # As often as not there is none. It is the trouble of one gateway, and of no other.
 ORDERS: Final = "gateway orders without end"
 MOST_ORDERS: Final = 3
@@ -248,6 +251,9 @@ def plan_of(seed: int) -> Plan:
     if drawn.random() < RACES:
         for _ in range(drawn.randint(1, 5)):
             steps += _race(drawn, uids, len(gateways), lasts_s, timeout_s)
+    drawn = Random(f"{seed}-dies")
+    if drawn.random() < UNREAD_DEATHS:
+        steps += _unread_deaths(drawn, lasts_s, timeout_s + hold_s)
     return Plan(
         seed=seed,
         timeout_s=timeout_s,
@@ -315,6 +321,19 @@ def _lateness(
         hangs.append(Fault(at, "gateway hangs", whom, hangs_s))
         at += hangs_s + apart_s
     return gateways, hangs
+
+
+def _unread_deaths(random: Random, lasts_s: float, held_s: float) -> list[Step]:
+    """Gateways that ask, read nothing and crash, for as long as their users may be held."""
+    return [
+        Fault(
+            at=random.uniform(0, lasts_s - 5),
+            what=DIES_UNREAD,
+            whom=random.randrange(12),
+            lasts_s=random.uniform(0.1, 2) * held_s,
+        )
+        for _ in range(random.randint(1, 3))
+    ]
 
 
 def _rot(random: Random, lasts_s: float) -> list[Fault]:

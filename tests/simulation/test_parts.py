@@ -10,6 +10,7 @@ import pytest
 
 from tests.simulation.machine import Files, files, torn
 from tests.simulation.plan import (
+    DIES_UNREAD,
     FAULTS,
     ORDERS,
     SOCKET_REMOVED,
@@ -80,6 +81,7 @@ def test_plans_hold_every_fault_and_every_kind_of_user() -> None:
     steps = [step for seed in range(1, 40) for step in plan_of(seed).steps]
     assert {step.what for step in steps if isinstance(step, Fault)} == {
         *FAULTS,
+        DIES_UNREAD,
         ORDERS,
         SOCKET_REMOVED,
         "disk rots",
