@@ -226,6 +226,7 @@ class Checker:
         signs = [it.at for it in heard]
         yield from self._never_early(record, heard, at, least)
         yield from self._whose_fault(record, conn, signs, at, least)
+        yield from self._away_in_time(record, conn, signs, at)
         yield from self._prompt(record, conn, signs, at)
 
     def _never_early(
@@ -304,6 +305,25 @@ class Checker:
         most = max(self._timeouts(conn)) + self.plan.hold_s + PROMPT_S + LINK_S
         if self.history.ran(signs[-1], at) > most and self._host_is_calm(signs[-1], at):
             yield f"5: {record} at {at:.3f}, and it was last heard at {signs[-1]:.3f}"
+
+    def _away_in_time(
+        self, record: Record, conn: Conn, signs: list[float], at: float
+    ) -> Iterator[str]:
+        """Whose gateway has gone is not held for it: it had a moment to come back."""
+        links = [
+            it for it in self.history.gateway_links(conn.gateway) if it.opened_at <= at
+        ]
+        if not (signs and links and self._is_virtual):
+            return
+        since = signs[-1] + min(self._timeouts(conn))
+        due = max(signs[-1] + max(self._timeouts(conn)), links[-1].ended_at + SETTLE_S)
+        is_calm = self._host_is_calm(signs[-1], at + LINK_S)
+        if (
+            at > due + PROMPT_S + LINK_S
+            and is_calm
+            and not self._was_put_off(conn, since, at)
+        ):
+            yield f"5: {record} at {at:.3f}, and its gateway went {at - due:.3f} s before"
 
     def _late_by(self, name: str) -> float:
         """After how long a gateway that says nothing has broken its promise."""

@@ -45,10 +45,8 @@ ORDERS_EVERY_S: Final = 0.05
 GREEDY_PINGS: Final = 12
 LARGE: Final = "x" * 60_000
 READING_S: Final = 4.0  # after which it leaves
-# More of them than a socket's buffers take and 1,000 more, which is the limit of a link.
-UNREAD_PINGS: Final = 2_500
-UNREAD: Final = "x" * 200
-UNREAD_S: Final = 1.0  # after which it dies
+# More answers than the sidecar lets wait for a link, which are 1,000.
+UNREAD_PINGS: Final = 5_000
 NOBODYS_CONN: Final = 10**9
 SHIFTED_S: Final = 0.8  # a time namespace's clock
 
@@ -76,9 +74,9 @@ class Wire:
         """Whether frames wait for room in the socket."""
         return bool(self._out)
 
-    def send(self, frame: list[Any]) -> None:
+    def send(self, frame: list[Any], *, times: int = 1) -> None:
         """Put a frame into the socket, or behind those that wait for room in it."""
-        self._out.append((memoryview(msgpack.packb(frame)), frame))
+        self._out.append((memoryview(msgpack.packb(frame) * times), frame))
         if not self._is_full:
             self.flush()
 
@@ -571,8 +569,9 @@ class Gateway(Party):
             case "floods":
                 self._flood()
             case "dies unread":
-                self._ask_in_vain()
-                world.after(UNREAD_S, partial(self._die_unread, seconds))
+                if self.wire is not None and self.wire.is_welcomed:
+                    self.wire.send(["ping", -1], times=UNREAD_PINGS)
+                self.suffer("crashes", seconds)
             case "orders without end":
                 self._order(world.now + seconds)
             case "repeats itself":
@@ -598,20 +597,6 @@ class Gateway(Party):
             for n in range(FLOOD_FRAMES):
                 conns = [NOBODYS_CONN + n] * FLOOD_UIDS
                 wire.send(["logout", crowd, {"conn": conns}])
-
-    def _ask_in_vain(self) -> None:
-        """Ask for more answers than may wait for a link, and read none."""
-        self.stop_reading()
-        if self.wire is not None and self.wire.is_welcomed:
-            for _ in range(UNREAD_PINGS):
-                self.wire.send(["ping", UNREAD])
-
-    def _die_unread(self, seconds: float) -> None:
-        if self.is_hung:
-            self.world.after(0.1, partial(self._die_unread, seconds))
-            return
-        self.suffer("crashes", seconds)
-        self.read_again()
 
     def _order(self, until: float) -> None:
         """Ask again and again, faster than it is written, that timers be cancelled."""

@@ -102,7 +102,7 @@ FAULTS: Final = {
 }
 # Drawn apart from those, so that what a seed draws besides stays as it was.
 SOCKET_REMOVED: Final = "socket removed"
-# In so many plans a gateway crashes while more answers than are allowed wait for it.
+# In so many plans a gateway asks for more answers than may wait for a link, and crashes.
 DIES_UNREAD: Final = "gateway dies unread"
 UNREAD_DEATHS: Final = 0.3
 # As often as not there is none. It is the trouble of one gateway, and of no other.
@@ -324,7 +324,7 @@ def _lateness(
 
 
 def _unread_deaths(random: Random, lasts_s: float, held_s: float) -> list[Step]:
-    """Gateways that ask, read nothing and crash, for as long as their users may be held."""
+    """Gateways that crash with answers unread, for as long as users may be held."""
     return [
         Fault(
             at=random.uniform(0, lasts_s - 5),

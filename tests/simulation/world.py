@@ -12,7 +12,15 @@ import trio
 from liveness.core.records import HostTime
 from tests.simulation.history import History
 from tests.simulation.parties import Gateway, GreedyWatcher, Watcher
-from tests.simulation.plan import ORDERS, Fault, Greedy, Plan, Remind, Visit
+from tests.simulation.plan import (
+    DIES_UNREAD,
+    ORDERS,
+    Fault,
+    Greedy,
+    Plan,
+    Remind,
+    Visit,
+)
 
 Act = Callable[[], Awaitable[None] | None]
 
@@ -182,7 +190,7 @@ class World:
             return self._befall_host(fault.what, seconds)
         if kind == "gateway":
             gateway = self.gateways[whom % len(self.gateways)]
-            is_its_own = fault.what == ORDERS
+            is_its_own = fault.what in (ORDERS, DIES_UNREAD)
             self.note(
                 seconds + 1, fault.what, whose=gateway.name if is_its_own else None
             )
