@@ -269,7 +269,8 @@ class Presence:
                 self._login_again(gateway, entry, conn, login.timeout, began, at)
             elif self._is_older(entry, began, by_age):
                 self.ignored[WHY_OLDER] += 1
-                self._tell_older(gateway, conn, entry, at)
+                if began is not None and entry.flags & EXACT_START:
+                    self._tell_older(gateway, conn, entry, at)
             elif entry.gateway != gateway.number and (
                 limit := self._limit_met(gateway, is_new=False)
             ):
@@ -539,7 +540,8 @@ class Presence:
         """Record that a connection has lost its user, to one that was read first.
 
         Had both been read in the order in which they began, it would have opened a
-        session, and lost it. So its gateway is to close it all the same.
+        session, and lost it. So its gateway is to close it all the same: where it is
+        certain which is older. By `age` it might be the user's newest connection.
         """
         self.decided.record(
             Record(

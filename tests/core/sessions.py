@@ -139,10 +139,11 @@ class Sessions:
                 start_ms if is_exact and session.is_exact else by_age_ms
             ):
                 self.ignored["older"] += 1
-                self.seq += 1
-                shown = self.shown("moved", uid, "login") | {"from": name}
-                shown |= {} if conn is None else {"from_conn": conn}
-                expected.append(shown)
+                if is_exact and session.is_exact:
+                    self.seq += 1
+                    shown = self.shown("moved", uid, "login") | {"from": name}
+                    shown |= {} if conn is None else {"from_conn": conn}
+                    expected.append(shown)
             else:
                 expected.append(self.opened("moved", *new))
                 self.online[uid].is_exact = is_exact

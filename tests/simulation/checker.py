@@ -405,17 +405,7 @@ class Checker:
         """Who is to close its connection, as another has the user, has an older one."""
         if not self._ages(old, at):
             yield f"6: {record}, and nobody logged in"
-            return
-        session = self.log.get(record["session"])
-        if session is None:
-            return
-        if self._has_began(old, at) and self._is_exact(session, at):
-            latest = new.opened_at + ROUNDING_S
-        elif len(self.history.wall) > 1:
-            return
-        else:
-            latest = self._starts(session) + (0 if self._is_virtual else LINK_S)
-        if old.opened_at > latest:
+        if old.opened_at > new.opened_at + ROUNDING_S:
             yield f"6: {record}, and {old} is newer than {new}"
 
     # --- delivery (4) ---------------------------------------------------------
@@ -602,12 +592,20 @@ class Checker:
         ]
         own = [it for it in open_then if it["conn"] == conn.conn]
         if kind == "login":
-            # If it changed nothing, a newer connection was there, which is told.
-            told_older = any(
+            # If it changed nothing, a connection that may be newer was there; where both
+            # had said when they began, that is told.
+            is_told = any(
                 sent.at - STAMP_S - self._late_s <= at <= covered_at + STAMP_S
                 for at in self._told_older[conn.conn]
             )
-            if not (own or told_older):
+            says_began = self._has_began(conn, covered_at)
+            may_be_newer = any(
+                self._starts(it) >= conn.opened_at
+                and not (says_began and self._is_exact(it, covered_at))
+                for it in open_then
+            )
+            by_wall = self.history.wall_clock_counts(0.0, covered_at)
+            if not (own or is_told or may_be_newer or by_wall):
                 yield f"4: login of {conn} was covered at {covered_at:.3f}, and lost"
             return
         for it in own:
