@@ -31,7 +31,7 @@ from liveness.service.sockets import listening
 from liveness.service.store import DATABASE, Store
 from liveness.service.timertable import TimerTable
 from tests.simulation.history import History, Process
-from tests.simulation.plan import DAY_MS
+from tests.simulation.plan import DAY_MS, STALL_SHARE
 
 # A pass over all links is over after two looks at the clock where the sidecar is slow.
 SLOW_STEP_S: Final = 0.001
@@ -188,7 +188,7 @@ class Machine:
                 self.is_failing = True
                 return partial(setattr, self, "is_failing", False)
             case "disk stalls":
-                self.stall_s = seconds / 3
+                self.stall_s = STALL_SHARE * seconds
                 return partial(setattr, self, "stall_s", 0.0)
             case "disk rots":
                 self._rot()

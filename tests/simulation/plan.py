@@ -100,6 +100,8 @@ FAULTS: Final = {
     "watcher slow": 2,
     "watcher lost": 3,
 }
+# Of a disk that stalls for some time a call takes at most this share of it.
+STALL_SHARE: Final = 1 / 3
 # Drawn apart from those, so that what a seed draws besides stays as it was.
 SOCKET_REMOVED: Final = "socket removed"
 # In so many plans a gateway asks for more answers than may wait for a link, and crashes.
@@ -251,7 +253,7 @@ def plan_of(seed: int) -> Plan:
     if drawn.random() < RACES:
         for _ in range(drawn.randint(1, 5)):
             steps += _race(drawn, uids, len(gateways), lasts_s, timeout_s)
-    drawn = Random(f"{seed}-dies")
+    drawn = Random(f"{seed}, deaths")
     if drawn.random() < UNREAD_DEATHS:
         steps += _unread_deaths(drawn, lasts_s, timeout_s + hold_s)
     return Plan(

@@ -15,6 +15,7 @@ from tests.simulation.parties import Gateway, GreedyWatcher, Watcher
 from tests.simulation.plan import (
     DIES_UNREAD,
     ORDERS,
+    STALL_SHARE,
     Fault,
     Greedy,
     Plan,
@@ -227,11 +228,12 @@ class World:
         return None
 
     def _for_a_while(self, what: str, seconds: float) -> None:
-        ends = self.machine.suffer(what, seconds)
-        if what != "wall clock stepped":
-            # A call that begins as the disk still stalls may last as long as any.
-            self.note(seconds + self.machine.stall_s + 3, what)
-        self.after(seconds, ends)
+        if what == "disk stalls":
+            # A call that begins at its end may last as long as any.
+            self.note(seconds + STALL_SHARE * seconds + 3, what)
+        elif what != "wall clock stepped":
+            self.note(seconds + 3, what)
+        self.after(seconds, self.machine.suffer(what, seconds))
 
     async def _restart(self, what: str, seconds: float) -> None:
         began = self.now
