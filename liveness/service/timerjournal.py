@@ -52,6 +52,7 @@ FOLLOW_RECORDS: Final = 100_000
 # What was written is written back to its places after so long; a place that is written
 # several times meanwhile once.
 WRITE_BACK_S: Final = 5.0
+LOOK_AT_WAL_S: Final = 1.0  # and at once where the WAL takes too much of the disk
 
 _log = structlog.get_logger("timers")
 
@@ -153,15 +154,24 @@ class TimerJournal:
 
     async def write_back(self) -> None:
         """Write back to the file what the WAL has, every now and then, for ever."""
+        put_off_s = 0.0
         while True:
-            await trio.sleep(WRITE_BACK_S)
-            if self._is_written_back:
+            await trio.sleep(LOOK_AT_WAL_S)
+            put_off_s += LOOK_AT_WAL_S
+            # A full disk takes no commit until the WAL begins anew, where it has its room.
+            if self._is_written_back and self.writer.failure is None:
                 continue
-            self._is_written_back = True
             try:
-                if await trio.to_thread.run_sync(self.table.write_back):
+                is_large = await trio.to_thread.run_sync(
+                    lambda: self.table.has_large_wal
+                )
+                if not is_large and put_off_s < WRITE_BACK_S:
+                    continue
+                put_off_s, self._is_written_back = 0.0, True
+                await trio.to_thread.run_sync(self.table.write_back)
+                if is_large or self.writer.failure is not None:
                     await self.writer.once(self.table.write_back_the_rest)
-            except sqlite3.Error as error:
+            except (OSError, sqlite3.Error) as error:
                 # The writer meets the same fault and reports it; this is put off.
                 say = "the WAL was not written back"
                 self._every(_log.warning, say, key=say, error=str(error))

@@ -21,6 +21,7 @@ for next lies at the end of most pages that are written.
 """
 
 import json
+import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
@@ -66,10 +67,12 @@ PAGE_BYTES: Final = 1_024
 CACHE_BYTES: Final = 64 * 2**20
 # What is in the WAL is written back beside the writer, as that takes seconds when a
 # hundred thousand pages lie all over the file. Only from so many on, which it cannot
-# begin anew while it is written to, the writer does the last of it.
-RESTART_PAGES: Final = 262_144
+# begin anew while it is written to, the writer does the last of it: or from a quarter of
+# what the disk has left, so that it does not fill a small one.
+RESTART_BYTES: Final = 256 * 2**20
+RESTART_SHARE: Final = 1 / 4
 # Should that fail, a commit does it all.
-CHECKPOINT_PAGES: Final = 4 * RESTART_PAGES
+CHECKPOINT_PAGES: Final = 4 * RESTART_BYTES // PAGE_BYTES
 
 # A cancel by ext ends so many in one transaction, and goes on in the next: about 10 ms,
 # so that a million timers of one ext hold up no other commit.
@@ -383,18 +386,22 @@ class TimerTable:
         }
         return settlement, [*unfinished.values()]
 
-    def write_back(self) -> bool:
-        """Write back what is in the WAL, beside the writer.
+    @property
+    def has_large_wal(self) -> bool:
+        """Whether the WAL has become so large that it is to begin anew."""
+        disk = os.statvfs(self.path.parent)
+        left = disk.f_bavail * disk.f_frsize
+        wal = self.path.with_name(self.path.name + "-wal")
+        return wal.stat().st_size > min(RESTART_BYTES, RESTART_SHARE * left)
 
-        Returns:
-            Whether it has become so large that the writer should do the rest.
-        """
+    def write_back(self) -> None:
+        """Write back what is in the WAL, beside the writer."""
         with closing(connect(self.path)) as db:
-            return _written_back(db) > RESTART_PAGES
+            _write_back(db)
 
     def write_back_the_rest(self) -> None:
         """Write back what is left, so that the next commit begins the WAL anew."""
-        _written_back(self._db)
+        _write_back(self._db)
 
     def follow(self, seq: int) -> None:
         """Note that nothing in the log up to *seq* is news to the table."""
@@ -491,10 +498,8 @@ def _ext_of(drop: Drop) -> _Ext:
     return drop.gateway, drop.ext, drop.below
 
 
-def _written_back(db: sqlite3.Connection) -> int:
-    """Write back what is in the WAL; how many pages that has."""
-    _, pages, _ = db.execute("pragma wal_checkpoint(passive)").fetchone()
-    return int(pages)
+def _write_back(db: sqlite3.Connection) -> None:
+    db.execute("pragma wal_checkpoint(passive)").fetchone()
 
 
 # --- reading, on connections of the reader's own ------------------------------

@@ -18,6 +18,7 @@ from liveness.service.reserve import RESERVE_BYTES
 from liveness.service.store import Batch, Store
 from liveness.service.timertable import TimerTable
 from liveness.service.writer import SAY_AGAIN_S
+from tests import disk
 from tests.e2e.client import Client
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar
@@ -41,35 +42,16 @@ Trouble = Callable[[], AbstractContextManager[None]]
 # --- a small filesystem, full -------------------------------------------------------------
 
 
-@contextmanager
-def mounted(folder: Path, mib: int) -> Iterator[Path]:
-    """A filesystem of few MiB, which is nobody else's."""
-    folder.mkdir()
-    options = f"size={mib}m,mode=0700"
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"no filesystem can be mounted here: {mounted.stderr}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted(tmp_path / "disk", DISK_MIB) as folder:
+    with disk.mounted(tmp_path / "disk", DISK_MIB) as folder:
         yield folder
 
 
 @pytest.fixture
 def disk_with_room(tmp_path: Path) -> Iterator[Path]:
     """One on which there is room for the reserve."""
-    with mounted(tmp_path / "disk", 4 * RESERVE_BYTES // 2**20) as folder:
+    with disk.mounted(tmp_path / "disk", 4 * RESERVE_BYTES // 2**20) as folder:
         yield folder
 
 

@@ -25,6 +25,7 @@ from liveness.core.records import TIMER, Changes, Logged, Record, TimerRecord
 from liveness.core.timers import (
     Drop,
     Fire,
+    LookLater,
     Order,
     Reply,
     Schedule,
@@ -426,6 +427,34 @@ async def test_an_id_given_twice_ends_the_journal_rather_than_be_retried(
     with trio.fail_after(60), pytest.raises(StateError, match="writes there too"):
         await told.journal.timers.run()
     assert told.settled == []
+
+
+# --- what waits to be written back ----------------------------------------------------
+
+
+async def test_on_a_small_disk_the_wal_begins_anew_before_it_fills_it(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    """Each second two thousand pages are written anew, which are 2 MiB of the WAL."""
+    numbers = range(1, 2_001)
+    with (
+        disk.mounted(tmp_path / "disk", 12) as folder,
+        closing(Store(folder)) as store,
+        closing(TimerTable(folder, log=store.log)) as table,
+    ):
+        table.write([Schedule(after(n).timer, "x" * 700) for n in numbers])
+        table.write([Fire("g", f"k{n}", 1, n, AT_MS) for n in numbers])
+        async with writing(store, table) as told, trio.open_nursery() as nursery:
+            timers = told.journal.timers
+            nursery.start_soon(timers.write_back)
+            for until in range(20):
+                later = [LookLater("g", f"k{n}", n, AT_MS + until) for n in numbers]
+                told.journal.append(Changes(orders=[*later]))
+                with trio.fail_after(10):
+                    await told.journal.settled()
+                await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        assert timers.writer.failures == 0
 
 
 # --- in every order -----------------------------------------------------------------
