@@ -194,7 +194,8 @@ class Requests:
             Code.TOO_MANY_USERS,
             f"there is no room for {len(full.indices)} of these users, the first at index "
             f"{full.indices[0]}: as many are online as limits.{full.limit} allows; they "
-            "are watched from the first sign of life on for which there is room",
+            "are watched from the first sign of life on for which there is room, and who "
+            "is online through another gateway from a login on",
             link.conversation.n,
             fatal=False,
             frame="login",
