@@ -53,6 +53,9 @@ class Refusal(NamedTuple):
     answer: Response
 
 
+# In the scope of a request that was let in by what it said: asks whether it still would be.
+STILL_ALLOWED: Final = "liveness.still_allowed"
+
 Check = Callable[[Request], Refusal | None]
 Refused = Callable[[HttpRefusal], None]
 

@@ -2,7 +2,7 @@
 
 What an operator changes in the middle of the day takes effect; everything else waits for
 a restart, which loses nothing, and is named. Settings that are wrong change nothing at
-all. Links and requests that were let in stay.
+all. Links that were let in stay, and requests, but for streams by a token that was replaced.
 
 A file may be on a network mount, and a user be known to a name service; either may not
 answer. So they are read in a thread, which is left behind where that takes too long. There
@@ -91,6 +91,8 @@ class Reloader:
         was, sidecar = self._config, self._sidecar
         sidecar.engine.book.access = access
         is_new_token = bool(sidecar.token and token and sidecar.token.become(token))
+        if is_new_token:
+            sidecar.streams.end_disallowed()
         logs.set_level(wanted.logging.level)
         self._config = replace(
             was,

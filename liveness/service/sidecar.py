@@ -218,7 +218,7 @@ class Sidecar:
             unread=self._unread,
         )
         self._turnstile = Turnstile()
-        self._streams = Streams(
+        self.streams = Streams(
             most=config.http.streams, counts=self.counts, turnstile=self._turnstile
         )
         self._files = FileWatch(store.files | table.files, counts=self.counts)
@@ -232,17 +232,17 @@ class Sidecar:
         )
         self._pages: tuple[Pages, ...] = (
             LivePages(
-                *(self._summaries, self.journal, self.feed, self._streams),
+                *(self._summaries, self.journal, self.feed, self.streams),
                 self._turnstile,
             ),
             FeedPages(
-                *(self.journal, self.feed, self._streams),
+                *(self.journal, self.feed, self.streams),
                 clock=clock,
                 counts=self.counts,
                 max_backlog=config.http.max_backlog,
             ),
             OnlinePages(
-                *(self.journal, self.feed, self._streams),
+                *(self.journal, self.feed, self.streams),
                 self._unread.spools,
                 self.counts,
             ),
@@ -361,7 +361,7 @@ class Sidecar:
 
     async def _bid_farewell(self) -> None:
         self.engine.book.bid_farewell("the sidecar stops")
-        self._streams.stop()
+        self.streams.stop()
         with trio.move_on_after(STOP_LINKS_S):
             await self.engine.book.all_closed.wait()
 
@@ -558,7 +558,7 @@ class Sidecar:
             log_bytes=journal.log_bytes,
             log_damaged=journal.store.damaged_records,
             feed_watchers=engine.book.linked(WATCHER),
-            streams=dict(self._streams.open),
+            streams=dict(self.streams.open),
             timers=dict(self.timetable.states),
             timers_loaded=self.timetable.loaded,
             timer_attempts=dict(self.timetable.results),

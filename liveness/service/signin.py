@@ -8,7 +8,8 @@ open to all: those that a scraper and a supervisor read, and what the sign-in ne
 The right token is let in whatever others try; wrong ones are only let try so often.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from liveness.metrics import HttpRefusal
-from liveness.service.gate import Refusal, Refused, refusal
+from liveness.service.gate import STILL_ALLOWED, Refusal, Refused, refusal
 from liveness.service.logs import Every
 from liveness.service.tokens import SIGNED_IN_S, Token, Tries
 
@@ -72,14 +73,21 @@ class SignIn:
         if request.scope["path"] in OPEN:
             return None
         said = request.headers.getlist("authorization")
-        if said:
-            is_right = len(said) == 1 and self._token.is_said_by(said[0])
-            return None if is_right else self._wrong(request)
-        if self._token.is_signed(request.cookies.get(COOKIE, ""), self._wall_s()):
+        is_allowed = partial(self._is_allowed, said, request.cookies.get(COOKIE, ""))
+        if is_allowed():
+            request.scope[STILL_ALLOWED] = is_allowed
             return None
+        if said:
+            return self._wrong(request)
         told = "this page needs the token that is in the file of http.token_file: send "
         told += f'"Authorization: Bearer TOKEN", or sign in at {SIGN_IN} in a browser'
         return self._told(request, HttpRefusal.TOKEN, 401, told, is_news=False)
+
+    def _is_allowed(self, said: Sequence[str], cookie: str) -> bool:
+        """Whether somebody has the token or has signed in with it, as of now."""
+        if said:
+            return len(said) == 1 and self._token.is_said_by(said[0])
+        return self._token.is_signed(cookie, self._wall_s())
 
     def routes(self) -> list[Route]:
         """The pages to sign in and out."""

@@ -1,7 +1,8 @@
 """Answers that go on for as long as somebody reads them, and how events are written.
 
 They have fewer places than a door has connections, so that whoever watches leaves room
-for those who ask. They end when the sidecar stops, and say so.
+for those who ask. They end when the sidecar stops, and when their reader would not be let
+in any more, and say so.
 
 A server-sent event is a name, a line of JSON and an id, by which a browser that connects
 anew says how far it had come. A comment now and then keeps proxies from taking a quiet
@@ -13,6 +14,7 @@ Source:
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from typing import Final
@@ -22,6 +24,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from liveness.metrics import Counts
+from liveness.service.gate import STILL_ALLOWED
 from liveness.service.pacing import Turnstile
 from liveness.service.pages import NotDone
 from liveness.service.wake import Wake
@@ -32,6 +35,10 @@ QUIET_S: Final = 15.0
 # A browser waits so long before it connects anew: within the second in which gateways do.
 RETRY_MS: Final = 1_000
 STOPPING: Final = "the sidecar stops; connect again to go on"
+NOT_ALLOWED: Final = (
+    "the token was replaced, or the sign-in is too old; sign in or send the new token, and "
+    "connect again to go on"
+)
 
 
 class Kind(StrEnum):
@@ -57,6 +64,7 @@ class Listener:
         send: To the client.
         media: What is told, for its head.
         is_stopping: Whether the sidecar stops.
+        is_allowed: Whether the reader would be let in now.
         turnstile: Passed before there is more to tell.
     """
 
@@ -65,9 +73,11 @@ class Listener:
         send: Send,
         media: str,
         is_stopping: Callable[[], bool],
+        is_allowed: Callable[[], bool],
         turnstile: Turnstile,
     ) -> None:
         self._turnstile = turnstile
+        self.is_allowed = is_allowed
         self.wake = Wake()  # rung when there may be something to tell
         self._send = send
         self._media = media
@@ -95,8 +105,17 @@ class Listener:
                 }
             )
 
-    async def tell(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send; returns when the client has room for more."""
+    async def tell(self, data: bytes) -> None:
+        """Send; returns when the client has room for more.
+
+        Raises:
+            Told: The reader would not be let in any more.
+        """
+        self._check()
+        await self.write(data)
+
+    async def write(self, data: bytes, *, is_last: bool = False) -> None:
+        """As `tell`, unchecked: that the stream ends is told to everyone."""
         await self.begin()
         await self._send(
             {"type": "http.response.body", "body": data, "more_body": not is_last}
@@ -106,7 +125,7 @@ class Listener:
         """Wait until there may be something to tell.
 
         Raises:
-            Told: The sidecar stops, and all there was has been told.
+            Told: The sidecar stops, and all there was has been told; or as of `tell`.
         """
         if self.is_stopping and not self.wake.is_rung:
             raise Told(STOPPING)
@@ -116,8 +135,13 @@ class Listener:
             if not waiting.cancelled_caught:
                 break
             await self.tell(b": quiet\n\n")
+        self._check()
         # One reader at a time: a commit, or a new second, wakes them all.
         await self._turnstile.wait()
+
+    def _check(self) -> None:
+        if not self.is_allowed():
+            raise Told(NOT_ALLOWED)
 
 
 Tell = Callable[[Listener], Awaitable[None]]
@@ -146,6 +170,15 @@ class Streams:
         for listener in self._listeners:
             listener.wake.ring()
 
+    def end_disallowed(self) -> None:
+        """End the streams of those who would not be let in any more.
+
+        For when that has changed: by itself a stream finds out when it tells something.
+        """
+        for listener in self._listeners:
+            if not listener.is_allowed():
+                listener.wake.ring()
+
     def answer(self, kind: Kind, tell: Tell, *, media: str) -> Response:
         """The answer that is told by *tell*, unless there is no place for it.
 
@@ -153,14 +186,19 @@ class Streams:
         """
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            listener = Listener(send, media, lambda: self._is_stopping, self._turnstile)
+            listener = Listener(
+                *(send, media),
+                lambda: self._is_stopping,
+                scope.get(STILL_ALLOWED, lambda: True),
+                self._turnstile,
+            )
             try:
                 if scope["method"] != "HEAD":  # who is told how an answer would begin
                     await self._run(kind, tell, listener, receive)
             except NotDone as refusal:
                 await refusal.answer()(scope, receive, send)
             else:
-                await listener.tell(b"", is_last=True)
+                await listener.write(b"", is_last=True)
 
         return _Stream(answer)
 
@@ -189,7 +227,8 @@ class Streams:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_until_gone, receive, nursery.cancel_scope)
                 try:
-                    await tell(listener)
+                    with suppress(Told):  # by events, the reader was told why
+                        await tell(listener)
                 except NotDone as error:
                     refusal = error
                 nursery.cancel_scope.cancel()
@@ -206,13 +245,13 @@ def event(name: str, data: str, *, id: str) -> bytes:
 
 
 async def _as_events(tell: Tell, listener: Listener) -> None:
-    await listener.tell(f"retry: {RETRY_MS}\n\n".encode())
     try:
+        await listener.tell(f"retry: {RETRY_MS}\n\n".encode())
         await tell(listener)
     except Told as why:
         data = json_line({"why": str(why)})
         # Without an id: a browser keeps the last one.
-        await listener.tell(f"event: end\ndata: {data}\n\n".encode())
+        await listener.write(f"event: end\ndata: {data}\n\n".encode())
 
 
 class _Stream(Response):

@@ -2,19 +2,24 @@
 
 import os
 import signal
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
-from threading import Event
 
 import pytest
 import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from liveness.config import Config
+from liveness.config import Config, HttpSettings
 from liveness.service.app import asked_to_stop
+from liveness.service.clock import Clock
 from liveness.service.rereading import READ_S, Reloader
+from liveness.service.streams import NOT_ALLOWED
+from liveness.service.tokens import read_token
+from tests.service.asgi import ask
+from tests.service.reading import Event, reading
 from tests.service.rig import Rig, running
 
 READ = "settings read anew"
@@ -27,7 +32,7 @@ class Mount:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.answers = Event()
+        self.answers = threading.Event()
         self.asked = 0
 
     def read(self) -> Config:
@@ -73,6 +78,48 @@ async def test_what_does_not_answer_is_given_up_and_left_in_one_thread(
         assert [line["event"] for line in logs] == [READ]
         assert mount.asked == 2
         assert rig.engine.book.access == access
+
+
+@pytest.mark.parametrize("target", ["/v1/feed", "/v1/feed?kind=offline", "/v1/live"])
+@pytest.mark.parametrize("signs_in", [False, True])
+async def test_a_new_token_ends_the_streams_of_the_old_one_and_none_of_the_admin(
+    tmp_path: Path, jumping: MockClock, target: str, signs_in: bool
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("the-token-until-now")
+    path.chmod(0o600)
+    http = HttpSettings(token_file=path)
+    async with running(tmp_path, http=http) as rig:
+        sidecar = rig.sidecar
+        sidecar.token = read_token(path)
+        assert sidecar.token
+        settings = Reloader(
+            sidecar.config, lambda: sidecar.config, sidecar, group=os.getegid()
+        )
+        door = sidecar._gate("http", lambda _: None)
+        headers = {"authorization": "Bearer the-token-until-now"}
+        if signs_in:
+            signed = sidecar.token.sign(Clock().wall_ms() / 1_000)
+            headers = {"cookie": f"liveness={signed}"}
+        async with (
+            reading(door, target, headers=headers) as reader,
+            reading(sidecar._gate("admin", lambda _: None), target) as admin,
+        ):
+            await reader.events(1)
+            await admin.events(1)
+            await settings.reload()
+            await wait_all_tasks_blocked()
+            assert sidecar.streams.open.total() == 2  # the token is the same
+            path.write_text("the-token-from-now-on")
+            await settings.reload()
+            with trio.fail_after(0.1):  # not only when there is more to tell
+                *_, end = await reader.rest()
+            assert end == Event("end", {"why": NOT_ALLOWED}, None)
+            assert (await ask(door, "GET", target, headers=headers)).status == 401
+            gateway = await rig.gateway("gw")
+            await gateway.send(["login", "ada"], ["logout", "ada"])
+            while "ada" not in str(await admin.event()):
+                pass
 
 
 @pytest.mark.usefixtures("autojump_clock")

@@ -5,16 +5,21 @@ from urllib.parse import urlencode
 import pytest
 import trio
 from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from liveness.metrics import HttpRefusal
+from liveness.metrics import Counts, HttpRefusal
 from liveness.service.gate import Gate
 from liveness.service.http import build_pages
 from liveness.service.pacing import Turnstile
 from liveness.service.signin import MAX_FORM_BYTES, OPEN, SignIn
+from liveness.service.streams import NOT_ALLOWED, QUIET_S, Kind, Listener, Streams
 from liveness.service.tokens import SIGNED_IN_S, TRIES_AT_ONCE, Token
 from tests.service.asgi import Answer, ask
+from tests.service.reading import Event, reading
 
 WORDS = "correct-horse/battery+staple=="
 BEARER = {"authorization": f"Bearer {WORDS}"}
@@ -32,9 +37,14 @@ class Door:
         sign_in = SignIn(
             Token(WORDS), names, self.refused.append, wall_s=trio.current_time
         )
+        streams = Streams(most=1, counts=Counts(), turnstile=Turnstile())
+
+        async def stream(_: Request) -> Response:
+            return streams.events(Kind.FEED, Listener.wait)
+
         pages = build_pages(
             CollectorRegistry(),
-            sign_in.routes(),
+            [*sign_in.routes(), Route("/stream", stream)],
             why_ill=list,
             why_not_ready=list,
             has_sign_out=True,
@@ -70,6 +80,17 @@ def cookie_of(answer: Answer) -> str:
     }  # fmt: skip
     assert WORDS not in pair
     return pair
+
+
+async def test_a_stream_ends_with_the_sign_in_that_it_was_opened_by(
+    door: Door, autojump_clock: MockClock
+) -> None:
+    cookie = cookie_of(await door.sign_in(WORDS))
+    async with reading(door.app, "/stream", headers={"cookie": cookie}) as reader:
+        with trio.fail_after(SIGNED_IN_S + 2 * QUIET_S):
+            end = await reader._event()
+        assert end == Event("end", {"why": NOT_ALLOWED}, None)
+        assert SIGNED_IN_S <= trio.current_time() <= SIGNED_IN_S + QUIET_S
 
 
 # --- by the token ---------------------------------------------------------------------

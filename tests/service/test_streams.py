@@ -177,7 +177,7 @@ async def test_a_reader_gets_what_it_wants(
         ) as reader:
             await begun(reader, rig.store.log, 0)
             assert await seqs(reader, len(expected)) == expected
-        assert not rig.sidecar._streams.open.total()
+        assert not rig.sidecar.streams.open.total()
 
 
 async def test_a_quiet_stream_says_something_now_and_then(
@@ -284,7 +284,7 @@ async def test_there_are_so_many_streams_and_one_more_is_told_so(
             assert 'liveness_streams{stream="live"} 1.0' in shown
         async with reading(door(rig), "/v1/feed") as reader:
             await reader.events(1)
-        assert not rig.sidecar._streams.open.total()
+        assert not rig.sidecar.streams.open.total()
 
 
 async def test_of_many_that_come_at_once_no_more_get_a_place(
@@ -299,7 +299,7 @@ async def test_of_many_that_come_at_once_no_more_get_a_place(
             for _ in range(10)
         ]
         await rig.until(lambda: rig.counts.limits_met["http.max_streams"] == 7)
-        assert rig.sidecar._streams.open["live"] == 3
+        assert rig.sidecar.streams.open["live"] == 3
         await trio.testing.wait_all_tasks_blocked()
         assert sorted(reader.status for reader in readers) == [200] * 3 + [503] * 7
 
@@ -313,7 +313,7 @@ async def test_a_few_read_everyone_at_a_time_and_leave_no_file(
         await gateway.settle()
         for _ in range(4):
             await stack.enter_async_context(reading(door(rig), "/v1/users"))
-        await rig.until(lambda: rig.sidecar._streams.open["users"] == 4)
+        await rig.until(lambda: rig.sidecar.streams.open["users"] == 4)
         with trio.fail_after(LONG_S):
             answer = await ask(door(rig), "GET", "/v1/users")
         assert answer.status == 503
@@ -324,7 +324,7 @@ async def test_a_few_read_everyone_at_a_time_and_leave_no_file(
         assert await gateway.expect("list")
         assert trio.current_time() - began < 1
         await stack.aclose()
-        assert not rig.sidecar._streams.open.total()
+        assert not rig.sidecar.streams.open.total()
         assert (await users(rig))[1]["users"] == 3_000
 
 
@@ -341,7 +341,7 @@ async def test_head_is_answered_at_once(
     async with running(tmp_path) as rig:
         answer = await ask(door(rig), "HEAD", target)
         assert (answer.status, answer.body) == (200, b"")
-        assert not rig.sidecar._streams.open.total()
+        assert not rig.sidecar.streams.open.total()
 
 
 async def test_a_stop_ends_every_stream_once_all_was_told(
@@ -357,7 +357,7 @@ async def test_a_stop_ends_every_stream_once_all_was_told(
         for uid in "ab":  # the first waits to be read, the second for that
             await gateway.send(["login", uid])
             await gateway.settle()
-        rig.sidecar._streams.stop()
+        rig.sidecar.streams.stop()
         with trio.fail_after(LONG_S):
             *records, end = await feed.rest()
             others = await live.rest()
@@ -562,4 +562,4 @@ async def test_what_cannot_be_read_is_told(tmp_path: Path, jumping: MockClock) -
         answer = await ask(door(rig), "GET", "/v1/users")
         assert answer.status == 503
         assert "mend the disk" in answer.error
-        assert not rig.sidecar._streams.open.total()
+        assert not rig.sidecar.streams.open.total()
