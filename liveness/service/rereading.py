@@ -5,8 +5,9 @@ a restart, which loses nothing, and is named. Settings that are wrong change not
 all. Links that were let in stay, and requests, but for streams by a token that was replaced.
 
 A file may be on a network mount, and a user be known to a name service; either may not
-answer. So they are read in a thread, which is left behind where that takes too long. There
-is one at a time: until it comes back, nothing else is read.
+answer. So they are read in a thread, which is left behind where that takes too long; what
+it still reads is not used. A few may be left behind, so that a token can be replaced once
+its file can be read.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ AT_ONCE: Final = (
     "logging.level",
 )
 READ_S: Final = 10.0
+# Threads that read, and nearly always wait for a file that never answers.
+MOST_READINGS: Final = 4
 
 _log = structlog.get_logger("settings")
 
@@ -57,10 +60,17 @@ class Reloader:
         self._sidecar = sidecar
         self._group = group
         # A thread that was left behind keeps its place until it ends.
-        self._limiter = trio.CapacityLimiter(1)
+        self._limiter = trio.CapacityLimiter(MOST_READINGS)
 
     async def reload(self) -> None:
         """Read the settings, and apply them; what became of it is logged."""
+        if not self._limiter.available_tokens:
+            _log.error(
+                "the settings are not read, as earlier readings have still not ended; "
+                "mend the mount or the name service that they wait for, or restart",
+                readings=MOST_READINGS,
+            )
+            return
         try:
             with trio.fail_after(READ_S):
                 wanted, access, token = await trio.to_thread.run_sync(

@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from liveness.config import Config, HttpSettings
 from liveness.service.app import asked_to_stop
 from liveness.service.clock import Clock
-from liveness.service.rereading import READ_S, Reloader
+from liveness.service.rereading import MOST_READINGS, READ_S, Reloader
 from liveness.service.streams import NOT_ALLOWED
 from liveness.service.tokens import read_token
 from tests.service.asgi import ask
@@ -58,13 +58,32 @@ async def test_the_sidecar_goes_on_while_settings_are_read(
         assert [line["event"] for line in logs] == [READ]
 
 
-async def test_what_does_not_answer_is_given_up_and_left_in_one_thread(
+async def test_settings_that_can_be_read_take_effect_after_a_reading_that_hangs(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        hung, mount = threading.Event(), Mount(rig.sidecar.config)
+        mount.answers = hung
+        settings = reloader(rig, mount)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(settings.reload)
+            await wait_all_tasks_blocked()
+            jumping.jump(READ_S)
+        mount.answers = threading.Event()
+        mount.answers.set()
+        with structlog.testing.capture_logs() as logs:
+            await settings.reload()
+        assert [line["event"] for line in logs] == [READ]
+        hung.set()
+
+
+async def test_what_does_not_answer_is_given_up_and_left_in_a_few_threads(
     tmp_path: Path, jumping: MockClock
 ) -> None:
     async with running(tmp_path) as rig:
         mount, access = Mount(rig.sidecar.config), rig.engine.book.access
         settings = reloader(rig, mount)
-        for times in range(1, 4):
+        for times in range(1, MOST_READINGS + 1):
             with structlog.testing.capture_logs() as logs:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(settings.reload)
@@ -72,11 +91,16 @@ async def test_what_does_not_answer_is_given_up_and_left_in_one_thread(
                     jumping.jump(READ_S)
             errors = [line for line in logs if line["log_level"] == "error"]
             assert [line["limit_s"] for line in errors] == [READ_S], times
+        with structlog.testing.capture_logs() as logs:
+            await settings.reload()
+        assert [line["readings"] for line in logs] == [MOST_READINGS]
+        assert mount.asked == MOST_READINGS
         mount.answers.set()
+        async with settings._limiter:
+            pass  # one of them has ended
         with structlog.testing.capture_logs() as logs:
             await settings.reload()
         assert [line["event"] for line in logs] == [READ]
-        assert mount.asked == 2
         assert rig.engine.book.access == access
 
 
