@@ -54,7 +54,7 @@ from liveness.core.records import GATEWAY, KINDS
 from liveness.core.timers import STATES
 from liveness.errors import ConfigError, LivenessError
 from liveness.sources import load, socket_path, state_folder
-from liveness.streams import AUTO, COLORS, Output, OutputError, open_closed
+from liveness.streams import AUTO, COLORS, Output, OutputError, open_closed, tell
 
 USAGE: Final = 2
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         code, line = mistakes[0] or (1, "")
         if line:
-            _tell(line)
+            tell(line)
         return code
 
 
@@ -122,10 +122,6 @@ def _mistake(error: BaseException) -> tuple[int, str] | None:
 def _usage(error: CycloptsError, line: str) -> tuple[int, str]:
     command = " ".join(["liveness", *(error.command_chain or ())])
     return USAGE, f"{line}; see `{command} --help`"
-
-
-def _tell(line: str) -> None:
-    print("liveness:", " ".join(line.splitlines()), file=sys.stderr, flush=True)
 
 
 app: Final = App(
@@ -223,7 +219,7 @@ def watch(
             as_json=json,
             count=count,
             out=sys.stdout,
-            tell=_tell,
+            tell=tell,
             color=color,
         )
     )
@@ -266,7 +262,7 @@ def status(
                 every_s=every_s,
                 as_json=json,
                 out=sys.stdout,
-                tell=_tell,
+                tell=tell,
             )
         )
 
@@ -298,7 +294,7 @@ def explain(
 
     from liveness.commands.explain import explain
 
-    explain(path, folder, uid, as_json=json, out=sys.stdout, tell=_tell)
+    explain(path, folder, uid, as_json=json, out=sys.stdout, tell=tell)
 
 
 @app.command(help_epilogue="Example: liveness history ada --limit 10")
@@ -317,7 +313,7 @@ def history(
 
     from liveness.commands.log import history
 
-    history(folder, uid, limit=limit, as_json=json, out=sys.stdout, tell=_tell)
+    history(folder, uid, limit=limit, as_json=json, out=sys.stdout, tell=tell)
 
 
 @app.command(help_epilogue="Example: liveness log --since 15min --kind offline --csv")
@@ -402,7 +398,7 @@ def compare(
     from liveness.commands.compare import compare_file, compare_live
     from liveness.commands.comparereport import Options
 
-    options = Options(within, all, json, sys.stdout, _tell)
+    options = Options(within, all, json, sys.stdout, tell)
     if file != "-":
         return compare_file(Path(file), state_folder(state), options)
     code: int = trio.run(compare_live, socket_path(socket), options)
@@ -455,7 +451,7 @@ def list_timers(
         limit=limit,
         as_json=json,
         out=sys.stdout,
-        tell=_tell,
+        tell=tell,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from liveness.errors import LivenessError
+from liveness.text import printable
 
 # Of a terminal that does not say how large it is.
 NO_SIZE: Final = os.terminal_size((80, 24))
@@ -38,6 +39,16 @@ def terminal_size(out: TextIO) -> os.terminal_size:
         if all(size := os.get_terminal_size(out.fileno())):
             return size
     return NO_SIZE
+
+
+def tell(line: str) -> None:
+    """Write one line for a person to stderr, in which nothing steers a terminal.
+
+    Whatever is named in it, arguments and what others sent, is escaped here.
+    """
+    told = printable(" ".join(line.rstrip("\n").split("\n")))
+    sys.stderr.write(f"liveness: {told}\n")
+    sys.stderr.flush()
 
 
 class OutputError(LivenessError):

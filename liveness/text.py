@@ -19,11 +19,14 @@ _LIKE_AN_INTEGER: Final = re.compile(r"(str:)*int:[0-9]+")
 
 def escaped(text: str) -> str:
     """*text* with all that would steer a terminal, or look like nothing, escaped."""
-    if text.isprintable() and "\\" not in text:
+    return printable(text.replace("\\", "\\\\"))
+
+
+def printable(text: str) -> str:
+    """The same, but for backslashes: of what it names some may be escaped already."""
+    if text.isprintable():
         return text
-    return "".join(
-        one if one.isprintable() and one != "\\" else _escape(one) for one in text
-    )
+    return "".join(one if one.isprintable() else _escape(one) for one in text)
 
 
 def _escape(character: str) -> str:

@@ -133,6 +133,35 @@ def test_a_wrong_command_line_is_one_line_and_2(
     assert re.search(r"; see `liveness( \w+)* --help`\n$", line)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "log --kind",
+        "log --state",
+        "timers list --state",
+        "gateways list --role",
+        "status --socket",
+        "check-state --state",
+        "check-config --config",
+        "history --state /there/is/none",
+        "backup --state /there/is/none",
+        "compare",
+        "demo --script",
+        "",
+    ],
+)
+def test_an_argument_in_a_line_is_escaped_once(
+    arguments: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steering = "/é\x1b]0;\x07\x9b\u202e\udcff\\"
+    code, shown, line = ran(capsys, *arguments.split(), steering)
+    assert (code != 0, shown) == (True, "")
+    assert line.removesuffix("\n").isprintable()
+    assert line.count("\n") == 1
+    if "there" not in arguments:
+        assert re.search(r"/é\\x1b]0;\\x07\\x9b\\u202e\\udcff\\", line)
+
+
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("text", ["", "\0"])
 def test_a_wrong_setting_is_one_line_that_names_its_flag_and_78(
@@ -166,7 +195,8 @@ def test_the_states_of_timers_are_those_there_are(
     [
         (LivenessError("port in use"), 1, "liveness: port in use\n"),
         (ConfigError("slots is 1"), 78, "liveness: slots is 1\n"),
-        (LivenessError("two\nlines"), 1, "liveness: two lines\n"),
+        (LivenessError("two\nlines\n"), 1, "liveness: two lines\n"),
+        (LivenessError("\x1b '\\x1b'\r\x85"), 1, "liveness: \\x1b '\\x1b'\\r\\x85\n"),
         (KeyboardInterrupt(), 130, ""),
         (BaseExceptionGroup("", [KeyboardInterrupt()]), 130, ""),
         (

@@ -21,6 +21,7 @@ from liveness.bench.process import ended_by_signals
 from liveness.bench.program import ProgramError
 from liveness.bench.progress import Share, Stage, shown
 from liveness.errors import LivenessError
+from liveness.streams import tell
 
 MISSED: Final = 1
 USAGE: Final = 2
@@ -66,7 +67,7 @@ def run(chosen: Iterable[str], options: Options, *, report: str | None) -> int:
     """
     names = list(dict.fromkeys(chosen))
     if why_not := _why_not(names, options):
-        print("liveness:", why_not, file=sys.stderr)
+        tell(why_not)
         return USAGE
     out = sys.stderr if report == "-" else sys.stdout
     began, facts = datetime.now(UTC), machine.facts(options.folder)

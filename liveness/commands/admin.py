@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from liveness.commands import CommandError, unreachable
 from liveness.config import ADMIN_SOCKET
-from liveness.text import escaped
 
 # What is said from memory. What waits for the disk has longer.
 TIMEOUT_S: Final = 2.0
@@ -60,7 +59,7 @@ def ask(
         text = answer.read(MAX_ANSWER_BYTES)
         # Whatever was asked for: nobody else is told to come again, or may not ask.
         if answer.status == HTTPStatus.FORBIDDEN or answer.getheader("retry-after"):
-            raise CommandError(escaped(str(read(socket_path, text).get("error"))))
+            raise CommandError(str(read(socket_path, text).get("error")))
         return answer.status, text
     except OSError as error:
         raise unreachable(socket_path, error, at=path) from None
@@ -88,8 +87,7 @@ def asked(
         return found
     if "error" not in found:
         raise no_sidecar(socket_path)
-    error = str(found["error"])
-    raise CommandError(error if error.isprintable() else escaped(error))
+    raise CommandError(str(found["error"]))
 
 
 def read(socket_path: Path, body: bytes) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from liveness.service.backup import (
 )
 from liveness.service.checkstate import places
 from liveness.service.clock import Clock
+from liveness.streams import tell
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -92,9 +93,9 @@ def backup(
     if not missing:
         return 0
     out.flush()
-    sys.stderr.write(
-        f"liveness: {file} lacks records {places(missing)}: they are damaged on disk; keep "
-        "the backup before it as well\n"
+    tell(
+        f"{file} lacks records {places(missing)}: they are damaged on disk; keep "
+        "the backup before it as well"
     )
     return DAMAGED
 

@@ -17,7 +17,7 @@ from liveness.commands.admin import asked, no_sidecar
 from liveness.core.records import Mark, Uid
 from liveness.errors import StateError
 from liveness.explain import RECORDS, Known, answer
-from liveness.text import escaped, local_time, uid_text
+from liveness.text import local_time, printable, uid_text
 
 # The sidecar looks back for 2 s, after those who asked before.
 TIMEOUT_S: Final = 10.0
@@ -63,8 +63,8 @@ def explain(
     if not isinstance(found.get("told"), str):
         raise no_sidecar(socket_path)
     told = found["told"]
-    told = told if told.isprintable() else escaped(told)  # names in it are escaped
-    out.write(f"{json.dumps(found, indent=2) if as_json else told}\n")
+    # Names in it are escaped.
+    out.write(f"{json.dumps(found, indent=2) if as_json else printable(told)}\n")
 
 
 def _from_log(folder: Path, uid: Uid) -> tuple[Explained, Mark | None]:

@@ -85,9 +85,8 @@ def history(
     if not look.records:
         oldest = look.oldest
         told = "is empty" if oldest is None else f"begins at {local_time(oldest.at)}"
-        named = escaped(uid_text(uid))
         raise CommandError(
-            f"no record of {named} in the log of {folder}, which {told}: correct the "
+            f"no record of {uid_text(uid)} in the log of {folder}, which {told}: correct the "
             "name (int:7 is the integer, 7 the string), or --state"
         )
     if left_out := _left_out(book):

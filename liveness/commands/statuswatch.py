@@ -24,7 +24,7 @@ from rich.text import Text
 from liveness.commands import CommandError
 from liveness.commands.status import Status, look, rows_of
 from liveness.streams import is_for_pictures, terminal_size
-from liveness.text import escaped, local_time
+from liveness.text import escaped, local_time, printable
 
 # From the top left corner, with nothing left of what was there.
 REDRAWN: Final = "\x1b[H\x1b[J"
@@ -103,7 +103,7 @@ def _look(socket_path: Path) -> Look:
     try:
         return Look(at_ms, mono, look(socket_path), "")
     except CommandError as error:
-        return Look(at_ms, mono, None, str(error))
+        return Look(at_ms, mono, None, printable(str(error)))
 
 
 def rates_between(before: Look, now: Look) -> Rates | None:

@@ -149,8 +149,7 @@ def _only(socket_path: Path, key: str, gateway: str | None) -> TimerMap:
         return timers[0]
     if timers:
         named = [
-            f"{escaped(timer['gateway'])} ({timer['state']})"
-            for timer in timers[:MOST_NAMED]
+            f"{timer['gateway']} ({timer['state']})" for timer in timers[:MOST_NAMED]
         ]
         if len(timers) > MOST_NAMED:
             named.append("and others")

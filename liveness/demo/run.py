@@ -20,7 +20,7 @@ from liveness.demo.script import ScriptError, Step, parsed
 from liveness.demo.stage import MOST_GUESTS, Stage
 from liveness.demo.terminal import Terminal
 from liveness.errors import LivenessError
-from liveness.streams import is_for_pictures
+from liveness.streams import is_for_pictures, tell
 
 USAGE: Final = 2
 # Joining, a timeout, the flush and a second until somebody would be missed: with less
@@ -64,7 +64,7 @@ async def run(
     else:
         why_not = _impossible(seconds, users, timeout)
     if why_not:
-        print("liveness:", why_not, file=sys.stderr)
+        tell(why_not)
         return USAGE
     await say(
         f"a sidecar, a chat gateway and {users} users, for {seconds:g} s: whoever is "
