@@ -168,7 +168,7 @@ def users() -> list[Panel]:
         seldom(
             curves(
                 "Events ignored",
-                "Events that changed nothing: of an older connection (older, "
+                "Events that changed no session: of an older connection (older, "
                 "other_conn), of a gateway that does not have the user (other_gateway), "
                 "of somebody who is offline, or without room (no_room). Some after a "
                 "move are right; no_room is limits.max_users or "

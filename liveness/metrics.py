@@ -212,7 +212,7 @@ class Collector:
         now, counts = self._now(), self._counts
         yield _counter("events", "Events received.", "event", now.events)
         yield _counter(
-            "events_ignored", "Events that changed nothing.", "why", now.ignored
+            "events_ignored", "Events that changed no session.", "why", now.ignored
         )
         yield _counter(
             "began_unused",

@@ -40,7 +40,7 @@ from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.turns import in_turns
 from liveness.core.wheel import Slot, Wheel
 
-# Why an event changed nothing, as `liveness_events_ignored_total{why}` shows it.
+# Why an event changed no session, as `liveness_events_ignored_total{why}` shows it.
 WHY_OTHER_GATEWAY: Final = "other_gateway"
 WHY_OTHER_CONN: Final = "other_conn"
 WHY_OLDER: Final = "older"
