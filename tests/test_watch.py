@@ -295,6 +295,10 @@ def test_two_watchers_never_have_the_same_name(tmp_path: Path) -> None:
             "offline  user-5  chat-1  silence  30.001 s since the restart  seq 5",
         ),
         (record(6, "moved"), "moved    user-6  chat-1 from chat-0  login  seq 6"),
+        (
+            record(6, "moved", from_session=None),
+            "moved    user-6  chat-1, older connection at chat-0  login  seq 6",
+        ),
         (record(7, uid=7), "online   int:7  chat-1  login  seq 7"),
         (record(7, uid="7"), "online   7  chat-1  login  seq 7"),
         (

@@ -365,7 +365,10 @@ def text_line(record: RecordMap, *, paint: Paint = plain) -> str:
     else:
         what = f"{escaped(uid_text(record['uid']))}  {escaped(record['gateway'])}"
         if kind == MOVED:
-            what += f" from {escaped(record['from'])}"
+            # Without a session to take over the user has stayed.
+            is_older = record.get("from_session") is None
+            how = ", older connection at" if is_older else " from"
+            what += f"{how} {escaped(record['from'])}"
         what += f"  {paint(record['reason'], record['reason'])}"
         if record.get("silence") is not None and record["reason"] != LOGOUT:
             since = "the restart" if record.get("restored") else record["last"]

@@ -184,6 +184,23 @@ def test_a_silent_user_leaves_and_the_feed_says_why(
     expect(page.locator("body[data-fired]")).to_have_count(1)
 
 
+def test_an_older_connection_that_is_read_last_looks_like_no_move(
+    sidecar: Sidecar, open_page: Open, name: str
+) -> None:
+    page = open_page(sidecar)
+    is_live(page)
+    gateway = arrive(sidecar, name)
+    told = {"moves": f"by login, from {name}"}
+    told["stays"] = f"by login, an older connection of {name}"
+    gateway.send("login", ["moves", "stays"], {"conn": [1, 2]})
+    gateway.send("login", "moves", {"conn": 3})
+    gateway.send("login", "stays", {"conn": 1, "age": 3600})
+    gateway.settle()
+    for uid, why in told.items():
+        moved = page.locator('#records [data-kind="moved"]', has_text=uid)
+        expect(moved.locator(".why")).to_have_text(why)
+
+
 def test_who_speaks_jumps_ahead_unless_motion_is_not_wanted(
     start: Start, open_page: Open
 ) -> None:

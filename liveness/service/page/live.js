@@ -802,8 +802,13 @@ function why(record) {
       return "logged out";
     case "offline gateway_lost":
       return `gateway lost, ${silent}`;
+    case "moved login": {
+      // Without a session to take over the user has stayed.
+      const how = record.from_session === undefined ? "an older connection of" : "from";
+      return `by login, ${how} ${visible(record.from)}`;
+    }
     default:
-      return record.from ? `by ${record.reason}, from ${visible(record.from)}` : `by ${record.reason}`;
+      return `by ${record.reason}`;
   }
 }
 
