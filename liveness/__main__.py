@@ -21,6 +21,8 @@ def main() -> int | str:
         from liveness.cli import main
 
         return main()
+    except KeyboardInterrupt:  # amid the imports; later ones are for `cli`
+        return 130  # as a shell reports SIGINT
     except ModuleNotFoundError as error:
         missing = (error.name or "liveness").partition(".")[0]
         if missing == "liveness" or missing in sys.stdlib_module_names:

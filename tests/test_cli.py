@@ -217,6 +217,23 @@ def test_what_a_person_did_ends_it_in_a_nursery_or_not(
     assert ran(capsys) == (code, "", line)
 
 
+@pytest.mark.parametrize("command", ["version", "serve", "log"])
+def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_word(
+    command: str, tmp_path: Path
+) -> None:
+    # In the place of a package that every command imports.
+    interrupting = "import signal\nsignal.raise_signal(signal.SIGINT)"
+    (tmp_path / "cyclopts.py").write_text(interrupting)
+    ended = subprocess.run(
+        [sys.executable, "-m", "liveness", command],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+
+
 @pytest.mark.parametrize(
     "error",
     [
