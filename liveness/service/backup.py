@@ -30,7 +30,7 @@ from liveness.service.database import (
     beside,
     check_wal,
     connect,
-    make_private,
+    made_private,
     meta,
     only_reading,
 )
@@ -116,8 +116,11 @@ class State:
         """
         source = self._databases[path]
         step = max(1, STEP_BYTES // _page_bytes(source))
-        make_private(target)
-        with target.open("rb") as opened, closing(connect(target)) as copy:
+        with (
+            made_private(target),
+            target.open("rb") as opened,
+            closing(connect(target)) as copy,
+        ):
             copied = 0
 
             def progress(_status: int, remaining: int, pages: int) -> None:

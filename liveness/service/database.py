@@ -70,20 +70,62 @@ def is_full(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 
-def make_private(path: Path) -> None:
-    """Make the file, if it is missing; to be called before anyone has it open.
+@contextmanager
+def made_private(path: Path) -> Iterator[None]:
+    """Make the file, if it is missing; to be entered before anyone has it open.
 
     SQLite gives its other files the mode that this one has. Never later: whoever closes
     a file lets go of all the process's locks on it. Another process that opened the
     database then took itself for the last one, and at its end deleted the WAL that
     commits were written to.
 
+    If what is done within fails before anything is written, the new file is removed: an
+    empty one in the place of one that was moved away would look like damage.
+
     Raises:
         StartError: It, or one of SQLite's beside it, is a link or another user's.
+        sqlite3.DatabaseError: It was lost, and its WAL was not.
     """
-    os.close(open_own(path, os.O_RDWR | os.O_CREAT))
     for its in beside(path):
         check_own(its)
+    check_not_lost(path)
+    is_new = size_of(path) is None
+    os.close(open_own(path, os.O_RDWR | os.O_CREAT))
+    try:
+        yield
+    except BaseException:
+        if is_new and not size_of(path):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def check_not_lost(path: Path) -> None:
+    """See that a database is neither missing nor empty beside what its WAL has.
+
+    SQLite takes an empty file for a new one, and deletes the WAL beside it.
+
+    Raises:
+        sqlite3.DatabaseError: It is.
+    """
+    log, *_ = beside(path)
+    if not size_of(path) and size_of(log):
+        what = "missing" if size_of(path) is None else "empty"
+        raise damage(f"it is {what}, and {log.name} is not")
+
+
+def damage(told: str) -> sqlite3.DatabaseError:
+    """An error that says of a file what SQLite does not notice."""
+    error = sqlite3.DatabaseError(told)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
+def size_of(path: Path) -> int | None:
+    """How large a file is; None if there is none, or none can be reached."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def open_files(path: Path) -> dict[Path, Identity]:
@@ -102,8 +144,7 @@ def connect(path: Path) -> sqlite3.Connection:
     None is made: an empty one in the place of one that was removed while it is written
     to would look like a state in which nobody is online.
     """
-    uri = f"{path.absolute().as_uri()}?mode=rw"
-    db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    db = opened(path, "mode=rw")
     db.execute("pragma busy_timeout = 1000")
     return db
 
@@ -119,16 +160,13 @@ def schema_of(path: Path) -> int | None:
         sqlite3.Error: It cannot be read.
     """
     log, index, journal = beside(path)
-    if not path.stat().st_size and log.exists() and log.stat().st_size:
-        # SQLite would take it for new, and what is in the WAL for rubbish.
-        raise sqlite3.DatabaseError(f"it is empty, and {log.name} is not")
     # A start that was killed as it made the file has left a journal to roll back.
     with closing(opened(path, "mode=rw" if journal.exists() else "mode=ro")) as db:
         (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
         (page_bytes,) = db.execute("pragma page_size").fetchone()
         found = meta(db, "schema") if tables else None
         # Last: whoever closes the index takes this process's locks on it along.
-        if log.exists() and log.stat().st_size:
+        if size_of(log):
             _check_wal(log, index, page_bytes)
     if not tables:
         return None
@@ -149,7 +187,7 @@ def check_wal(path: Path) -> None:
         sqlite3.DatabaseError: It does.
     """
     log, index, _ = beside(path)
-    if not log.exists() or not log.stat().st_size:
+    if not size_of(log):
         return
     with closing(opened(path, "mode=ro")) as db:
         db.execute("select count(*) from sqlite_schema").fetchone()
@@ -160,9 +198,7 @@ def check_wal(path: Path) -> None:
 def _check_wal(log: Path, index: Path, page_bytes: int) -> None:
     read = wal.frames_read(index.read_bytes())
     if wal.hides_commits(log, read=read, page_bytes=page_bytes):
-        error = sqlite3.DatabaseError(f"commits lie behind damage in {log.name}")
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise error
+        raise damage(f"commits lie behind damage in {log.name}")
 
 
 def write_ahead(db: sqlite3.Connection) -> None:
@@ -179,9 +215,15 @@ def meta(db: sqlite3.Connection, key: str) -> object:
 
 
 def opened(path: Path, how: str) -> sqlite3.Connection:
-    """Open a file that is there; *how* is SQLite's, as `mode=ro` or `immutable=1`."""
+    """Open a file that is there; *how* is SQLite's, as `mode=ro` or `immutable=1`.
+
+    Raises:
+        sqlite3.Error: It cannot be opened; or it is empty, and its WAL is not.
+    """
+    if size_of(path) is not None:  # of one that is missing SQLite makes none
+        check_not_lost(path)
     uri = f"{path.absolute().as_uri()}?{how}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None)
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
 
 
 @contextmanager

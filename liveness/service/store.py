@@ -53,7 +53,7 @@ from liveness.service.database import (
     cut,
     expecting_damage,
     is_full,
-    make_private,
+    made_private,
     meta,
     open_files,
     reading,
@@ -244,10 +244,10 @@ class Store:
             with self.expecting_damage():
                 # A start writes too, on a disk however full.
                 self.reserve.release()
-                make_private(self.path)
-                has = migrations.found(self.path, SCHEMA, migrations.LOG)
-                self._db = connect(self.path)
-                self._prepare(has)
+                with made_private(self.path):
+                    has = migrations.found(self.path, SCHEMA, migrations.LOG)
+                    self._db = connect(self.path)
+                    self._prepare(has)
             locked = os.fstat(lock)
             # By where each was opened.
             self.files = open_files(self.path)

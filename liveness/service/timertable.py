@@ -50,8 +50,9 @@ from liveness.service import migrations
 from liveness.service.database import (
     connect,
     cut,
+    damage,
     expecting_damage,
-    make_private,
+    made_private,
     meta,
     open_files,
     transaction,
@@ -245,9 +246,7 @@ def check_not_emptied(path: Path, *, next_seq: int) -> None:
         sqlite3.DatabaseError: It was.
     """
     if next_seq > 1 and path.exists() and not path.stat().st_size:
-        error = sqlite3.DatabaseError("it is empty, and the log is not")
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise error
+        raise damage("it is empty, and the log is not")
 
 
 class TimerTable:
@@ -277,10 +276,10 @@ class TimerTable:
         self.ladder = ladder
         with self.expecting_damage():
             check_not_emptied(self.path, next_seq=next_seq)
-            make_private(self.path)
-            has = migrations.found(self.path, SCHEMA, migrations.TIMERS)
-            self._db = connect(self.path)
-            self._prepare(has, log, parted or {})
+            with made_private(self.path):
+                has = migrations.found(self.path, SCHEMA, migrations.TIMERS)
+                self._db = connect(self.path)
+                self._prepare(has, log, parted or {})
             self.files = open_files(self.path)  # by where each was opened
             known = dict(self._db.execute("select key, value from meta"))
             self.seq, self.newest = known["seq"], known["newest"]

@@ -18,7 +18,14 @@ import structlog
 
 from liveness.core.records import GATEWAY, WATCHER, OnlineRow, Record
 from liveness.errors import StateError
-from liveness.service import backup, checkstate, migrations, store, timertable
+from liveness.service import (
+    backup,
+    checkstate,
+    database,
+    migrations,
+    store,
+    timertable,
+)
 from liveness.service.logbook import log_in
 from liveness.service.store import CursorRow, Store
 from liveness.service.timertable import TimerTable
@@ -465,3 +472,39 @@ def test_an_empty_file_beside_a_wal_is_refused_and_the_wal_is_left(path: Path) -
     with_commits(path, 3)
     path.write_bytes(b"")
     is_refused_and_left(path, "it is empty, and ")
+
+
+def test_no_command_opens_an_empty_file_beside_a_wal(tmp_path: Path) -> None:
+    path, log = with_hidden_commits(tmp_path)
+    path.write_bytes(b"")
+    before = log.read_bytes()
+    told = f"it is empty, and {log.name} is not"
+    with pytest.raises(StateError, match=told), log_in(tmp_path, clock=float):
+        pass
+    found = [*checkstate.check(tmp_path)]
+    assert (path.name, "WAL", False, told) in found
+    for opened_by in (database.connect, lambda path: database.opened(path, "mode=ro")):
+        with pytest.raises(sqlite3.DatabaseError, match=told):
+            opened_by(path)
+    assert (path.read_bytes(), log.read_bytes()) == (b"", before)
+
+
+def test_a_file_that_was_moved_away_from_its_wal_is_not_made_anew(path: Path) -> None:
+    with_commits(path, 3)
+    moved = path.rename(path.with_name("moved"))
+    is_refused_and_left(path, "it is missing, and ")
+    assert not path.exists()
+    moved.rename(path)
+    opened(path)
+    assert disk.rows(path, "select key from meta where key = 'k2'")
+
+
+def test_a_start_that_fails_removes_the_empty_file_that_it_made(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    with pytest.raises(sqlite3.OperationalError), database.made_private(path):
+        raise sqlite3.OperationalError
+    assert not path.exists()
+    path.touch()
+    with pytest.raises(sqlite3.OperationalError), database.made_private(path):
+        raise sqlite3.OperationalError
+    assert path.exists(), "it was there before"
