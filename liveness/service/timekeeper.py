@@ -56,7 +56,14 @@ async def _read_due(engine: Engine, db: sqlite3.Connection) -> bool:
     numbers = engine.take_timers(JUDGED_AT_ONCE)
     if not numbers:
         return False
-    rows = await trio.to_thread.run_sync(timertable.due, db, numbers)
+    rows, unreadable = await trio.to_thread.run_sync(timertable.due, db, numbers)
+    for timer in unreadable:
+        _log.error(
+            "a timer is damaged on disk: it stays there, and does not fire",
+            timer=timer.id,
+            gateway=timer.gateway,
+            key=timer.key,
+        )
     engine.judge_timers(rows)
     return True
 

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from liveness.core.timers import (
     CANCELLED,
@@ -225,8 +225,18 @@ select json_group_array(json_array({_TIMER}, timers.payload)) from timers
 where id in (select value from json_each(?)) and next is not null
 """
 
+# For a text that is damaged, its bytes.
+_SHOWN: Final = """
+select cast(json_array(id, gateway, key) as blob) from timers where id = ?
+"""
+_TEXTS: Final = """
+select cast(gateway || char(10) || key || char(10) || ifnull(ext, '') || char(10)
+    || ifnull(payload, '') || char(10) || state || char(10) || ifnull(message, '')
+    as blob) from timers
+"""
+
 _COMING: Final = """
-select json_group_array(json_array(id, gateway, next)) from (
+select cast(json_group_array(json_array(id, gateway, next)) as blob) from (
     select id, gateway, next from timers
     where next >= :next and next <= :until and (next > :next or id > :id)
     order by next, id limit :limit)
@@ -440,8 +450,8 @@ class TimerTable:
         return found, cut_off
 
     def _read(self, query: str, values: Sequence[object]) -> list[Timer]:
-        rows = _one(self._db, query, [json.dumps(values, ensure_ascii=False)])
-        return [Timer._make(row) for row in json.loads(rows)]
+        rows, _ = _read_apart(self._db, query, values)
+        return [Timer._make(row) for row in rows]
 
     def _store(self, settlement: Settlement) -> None:
         added = [
@@ -504,16 +514,72 @@ def _write_back(db: sqlite3.Connection) -> None:
 # --- reading, on connections of the reader's own ------------------------------
 
 
-def due(db: sqlite3.Connection, ids: Sequence[int]) -> list[Due]:
-    """Read timers that came due, as far as they are still live."""
-    rows = json.loads(_one(db, _DUE, [json.dumps(ids)]))
-    return [Due(Timer._make(row[:-1]), row[-1]) for row in rows]
+class Unreadable(NamedTuple):
+    """A timer of which a text is no UTF-8, as far as it can be shown."""
+
+    id: int
+    gateway: str
+    key: str
+
+
+def due(
+    db: sqlite3.Connection, ids: Sequence[int]
+) -> tuple[list[Due], list[Unreadable]]:
+    """Read timers that came due, as far as they are still live; and name the damaged."""
+    rows, damaged = _read_apart(db, _DUE, ids)
+    shown = [_decoded(_one(db, _SHOWN, [it])) for it in damaged]
+    return [Due(Timer._make(row[:-1]), row[-1]) for row in rows], [
+        Unreadable._make(row) for row in shown
+    ]
 
 
 def coming(db: sqlite3.Connection, window: Window) -> list[Coming]:
-    """Read the timers of a window, earliest first."""
-    rows = json.loads(_one(db, _COMING, window._asdict()))
+    """Read the timers of a window, earliest first.
+
+    One whose gateway cannot be read is among them; `due` names it once it is due.
+    """
+    rows = _decoded(_one(db, _COMING, window._asdict()))
     return [Coming._make(row) for row in rows]
+
+
+def damaged_texts(db: sqlite3.Connection) -> int:
+    """How many timers have a text that is no UTF-8; each is read."""
+    return sum(not _is_text(data) for (data,) in db.execute(_TEXTS))
+
+
+def _read_apart(
+    db: sqlite3.Connection, query: str, values: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The rows that a query gives for values, and the values whose rows are damaged."""
+    try:
+        found = _one(db, query, [json.dumps(values, ensure_ascii=False)])
+    except sqlite3.OperationalError as error:
+        # SQLite looks into no text: that one is no UTF-8 is found by Python.
+        if hasattr(error, "sqlite_errorcode"):
+            raise
+    else:
+        return json.loads(found), []
+    if len(values) == 1:
+        return [], [*values]
+    rows, damaged = list[Any](), list[Any]()
+    for part in cut(values, (len(values) + 1) // 2):
+        more_rows, more_damaged = _read_apart(db, query, part)
+        rows += more_rows
+        damaged += more_damaged
+    return rows, damaged
+
+
+def _decoded(data: bytes) -> Any:
+    """JSON in which some text may be damaged."""
+    return json.loads(data.decode(errors="replace"))
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _one(db: sqlite3.Connection, query: str, values: Any = ()) -> Any:

@@ -108,6 +108,11 @@ def test_damaged_records_are_named_however_the_log_is_cut(
             TIMERS,
             "timers          damaged: it has {'done': 1} and says that it has {'pending': 1}",
         ),
+        (
+            "update timers set payload = cast(x'ff' as text)",
+            TIMERS,
+            "timers          damaged: 1 of 1 have unreadable text",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_told(

@@ -1,11 +1,14 @@
 """Timers of real links on virtual time, where the disk is in the way."""
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from liveness.config import TimerSettings
@@ -222,3 +225,25 @@ async def test_a_timer_of_a_forgotten_name_waits_until_its_gateway_is_back(
         back = await rig.gateway("g")
         (record,) = await back.records(1)
         assert (record["key"], record["attempt"]) == ("k", 2)
+
+
+async def test_a_timer_that_is_damaged_on_disk_is_named_once_and_the_others_fire(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway, other = await rig.gateway("g"), await rig.gateway("other")
+        await gateway.send(["after", "damaged", 5], ["after", "k", 5], ["ping", 1])
+        await other.send(["after", "k", 5], ["ping", 1])
+        await gateway.expect("pong")
+        await other.expect("pong")
+        path = rig.journal.timers.table.path
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute("update timers set payload = cast(x'ff' as text) where id = 1")
+        with capture_logs() as lines:
+            (run,) = await gateway.records(1)
+            await other.records(1)
+            await trio.sleep(30)
+        assert run["key"] == "k"
+        (line,) = [line for line in lines if line["log_level"] == "error"]
+        assert (line["timer"], line["gateway"], line["key"]) == (1, "g", "damaged")
+        assert states(rig) == {"pending": 1, "fired": 2}

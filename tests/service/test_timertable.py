@@ -157,7 +157,7 @@ class OnDisk(Rig):
     def compare(self) -> None:
         """What the file has is what the dictionary has, and is found as there."""
         with reading(self.file.path) as db:
-            live = timertable.due(db, [*self.table, 10**6])
+            live, _ = timertable.due(db, [*self.table, 10**6])
             window = Window(-1, 0, int(self.ms) + 50_000, 3)
             coming = timertable.coming(db, window)
         assert rows(self.file) == self.table
@@ -210,7 +210,8 @@ def test_a_payload_of_4096_odd_bytes_is_read_as_it_was_written(
     payload = (ODD * 100).encode()[:4_096].decode(errors="ignore")
     table.write([Schedule(timer(1), payload)])
     with reading(table.path) as db:
-        assert [row.payload for row in timertable.due(db, [1])] == [payload]
+        rows, _ = timertable.due(db, [1])
+        assert [row.payload for row in rows] == [payload]
 
 
 def test_of_orders_that_fail_nothing_is_left(table: TimerTable) -> None:
@@ -531,6 +532,41 @@ def test_who_is_due_and_who_comes_is_found_through_an_index(table: TimerTable) -
             for row in db.execute(f"explain query plan {query}")
         ]
         assert not any("TEMP B-TREE" in step for step in steps), "nothing is sorted"
+
+
+def damage(table: TimerTable, column: str, *ids: int) -> None:
+    """Put a byte that is no UTF-8 into a text of these timers."""
+    with closing(sqlite3.connect(table.path)) as db, db:
+        db.executemany(
+            f"update timers set {column} = cast(x'ff61' as text) where id = ?",
+            [(number,) for number in ids],
+        )
+
+
+@pytest.mark.parametrize("column", ["gateway", "key", "ext", "payload"])
+def test_a_timer_whose_text_is_damaged_keeps_no_other_from_being_read(
+    table: TimerTable, column: str
+) -> None:
+    fill(table, 7)
+    damage(table, column, 2, 7)
+    with reading(table.path) as db:
+        coming = timertable.coming(db, Window(0, 0, 10, 10))
+        rows, unreadable = timertable.due(db, [it.id for it in coming])
+    assert [it.id for it in coming] == [*range(1, 8)]
+    assert [row.timer.id for row in rows] == [1, 3, 4, 5, 6]
+    gateway, key = (
+        "\ufffda" if column == name else None for name in ("gateway", "key")
+    )
+    assert unreadable == [(n, gateway or "g", key or f"k{n}") for n in (2, 7)]
+
+
+def test_orders_about_a_timer_whose_text_is_damaged_hold_up_no_others(
+    table: TimerTable,
+) -> None:
+    fill(table, 3)
+    damage(table, "ext", 2)
+    end(table, "k1", "k2", "k3", at=1)
+    assert states(table) == {**states(table), "pending": 1, "cancelled": 2}
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
