@@ -18,16 +18,18 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from liveness.errors import LivenessError, StateError
 from liveness.service import migrations, reserve, stopfile, store, timertable
-from liveness.service.checkstate import damaged_ranges
+from liveness.service.checkstate import parts
 from liveness.service.database import (
     beside,
+    check_not_lost,
     check_wal,
     connect,
     made_private,
@@ -99,7 +101,7 @@ class State:
 
     def copy(
         self, path: Path, target: Path, *, made_ms: int, wrote: Wrote
-    ) -> list[tuple[int, int]]:
+    ) -> Sequence[tuple[int, int]]:
         """Copy a database, let go of it, and see that the copy can be read.
 
         Args:
@@ -134,18 +136,8 @@ class State:
             copy.execute("pragma journal_mode = off")
             source.backup(copy, pages=step, progress=progress)
             source.execute("rollback")
-            (found,) = copy.execute("pragma quick_check(1)").fetchone()
-            if found != "ok":
-                where = found.splitlines()[-1]
-                raise StateError(
-                    f"{path} is damaged ({where}); no backup was made: keep the one "
-                    "before, and restore it if the sidecar cannot start"
-                )
-            damaged = list[tuple[int, int]]()
+            damaged = _damaged_records(path, copy)
             if path.name == store.DATABASE:
-                has = meta(copy, "schema")
-                if has == store.SCHEMA:
-                    damaged, _ = damaged_ranges(lambda look: look(copy))
                 copy.execute(
                     "insert or replace into meta values (?, ?)", [store.COPIED, made_ms]
                 )
@@ -184,6 +176,8 @@ def opened(folder: Path) -> Iterator[State]:
         )
     if not os.access(folder, os.W_OK, effective_ids=True):  # SQLite has files beside it
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    for path in paths:
+        check_not_lost(path)
     paths = [path for path in paths if _size(path)]
     if not store.is_in_use(folder):  # whose start has looked at them
         for path in paths:
@@ -234,6 +228,24 @@ def sync(descriptor: int) -> None:
     began = time.perf_counter()
     os.fsync(descriptor)
     time.sleep(time.perf_counter() - began)
+
+
+def _damaged_records(path: Path, copy: sqlite3.Connection) -> Sequence[tuple[int, int]]:
+    """Refuse a copy of what is damaged otherwise than in records of the log."""
+    found = parts(path.name, lambda look: look(copy))
+    schema, _ = _FILES[path.name]
+    if meta(copy, "schema") != schema:
+        found = islice(found, 1)  # an older one: the structure is all that is known
+    damaged: Sequence[tuple[int, int]] = ()
+    for part in found:
+        if part.ranges:
+            damaged = part.ranges
+        elif not part.is_whole:
+            raise StateError(
+                f"{path} is damaged ({part.part}: {part.told}); no backup was made: "
+                "keep the one before, and restore it if the sidecar cannot start"
+            )
+    return damaged
 
 
 def _check(path: Path, db: sqlite3.Connection) -> None:

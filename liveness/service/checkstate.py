@@ -5,14 +5,14 @@ WAL of a sidecar that runs growing. SQLite's own check of a file cannot be cut.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from liveness.core.timers import LIVE
 from liveness.service import logpages, stopfile, store, timertable
-from liveness.service.database import DISK_TROUBLE, check_wal
+from liveness.service.database import DISK_TROUBLE, check_not_lost, check_wal, size_of
 from liveness.service.logbook import any_schema, looking_at, read_again
 from liveness.service.store import DATABASE, unsound
 
@@ -29,10 +29,19 @@ class Found(NamedTuple):
     part: str
     is_whole: bool
     told: str
+    ranges: Sequence[tuple[int, int]] = ()  # of records of the log that are damaged
 
 
 class Damaged(Exception):
     """What was read makes no sense; it is told in words."""
+
+    def __init__(self, told: str, ranges: Sequence[tuple[int, int]] = ()) -> None:
+        super().__init__(told)
+        self.ranges = ranges
+
+
+# Runs a look at a database, in a connection of its own or in one that is open.
+Read = Callable[[Callable[[sqlite3.Connection], Any]], Any]
 
 
 def check(folder: Path) -> Iterator[Found]:
@@ -42,34 +51,42 @@ def check(folder: Path) -> Iterator[Found]:
         StateError: There is none, it is of another version, or it may not be read.
         sqlite3.Error: It cannot be read now.
     """
-    log = partial(looking_at, folder / DATABASE)
+    path = folder / DATABASE
     is_in_use = store.is_in_use(folder)  # then the WALs have been looked at
     if not is_in_use:
-        yield from _wal(folder / DATABASE)
-    yield _found(DATABASE, "structure", partial(read_again, log, _structure))
-    yield _found(DATABASE, "log", partial(_log, partial(read_again, log)))
-    yield _found(DATABASE, "users online", partial(read_again, log, _users))
-    yield _found(DATABASE, "names", partial(read_again, log, _names))
+        yield from _wal(path)
+    read = partial(read_again, partial(looking_at, path))
+    yield from parts(DATABASE, read)
     path = folder / timertable.DATABASE
     try:
-        next_seq = read_again(log, _next_seq)
+        next_seq = read(_next_seq)
     except sqlite3.DatabaseError:
         next_seq = 1  # it was said above that the log cannot be read
     try:
+        check_not_lost(path)
         timertable.check_not_emptied(path, next_seq=next_seq)
     except sqlite3.DatabaseError as error:
         yield Found(path.name, "structure", False, str(error))
-    if path.exists() and path.stat().st_size:
+    if size_of(path):
         if not is_in_use:
             yield from _wal(path)
         table = partial(looking_at, path, check=any_schema)
-        parts = {"structure": _structure, "timers": _timers}
-        for part, look in parts.items():
-            yield _found(path.name, part, partial(read_again, table, look))
+        yield from parts(path.name, partial(read_again, table))
     yield _found(stopfile.NAME, "clocks", partial(_clocks, folder))
 
 
-def places(ranges: list[tuple[int, int]]) -> str:
+def parts(name: str, read: Read) -> Iterator[Found]:
+    """Look at each part of the database of that name, its structure first."""
+    yield _found(name, "structure", partial(read, _structure))
+    if name == DATABASE:
+        yield _found(name, "log", partial(_log, read))
+        yield _found(name, "users online", partial(read, _users))
+        yield _found(name, "names", partial(read, _names))
+    else:
+        yield _found(name, "timers", partial(read, _timers))
+
+
+def places(ranges: Sequence[tuple[int, int]]) -> str:
     """Names ranges of records, the first few of them."""
     shown = [
         f"{first:,}" if first == last else f"{first:,} to {last:,}"
@@ -79,13 +96,11 @@ def places(ranges: list[tuple[int, int]]) -> str:
     return ", ".join(shown) + (f" and {more:,} more places" if more else "")
 
 
-def damaged_ranges(
-    read: Callable[[Callable[[sqlite3.Connection], "Chunk"]], "Chunk"],
-) -> tuple[list[tuple[int, int]], int]:
+def _damaged_ranges(read: Read) -> tuple[list[tuple[int, int]], int]:
     """The records of a log that are in no whole page, and how many it should have."""
     ranges, reached, records = list[tuple[int, int]](), 0, 0
     while True:
-        chunk = read(partial(_chunk, after=reached))
+        chunk: Chunk = read(partial(_chunk, after=reached))
         records += chunk.records
         for first, last in chunk.damaged:
             if ranges and ranges[-1][1] + 1 == first:
@@ -142,7 +157,7 @@ def _found(file: str, part: str, look: Callable[[], str]) -> Found:
     try:
         return Found(file, part, True, look())
     except Damaged as error:
-        return Found(file, part, False, str(error))
+        return Found(file, part, False, str(error), error.ranges)
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         if code & 0xFF in DISK_TROUBLE:
@@ -159,13 +174,12 @@ def _structure(db: sqlite3.Connection) -> str:
     return ""
 
 
-def _log(
-    read: Callable[[Callable[[sqlite3.Connection], Chunk]], Chunk],
-) -> str:
-    ranges, records = damaged_ranges(read)
+def _log(read: Read) -> str:
+    ranges, records = _damaged_ranges(read)
     if ranges:
         count = sum(last - first + 1 for first, last in ranges)
-        raise Damaged(f"records {places(ranges)} ({count:,} of {records:,})")
+        told = f"records {places(ranges)} ({count:,} of {records:,})"
+        raise Damaged(told, ranges)
     return f"{records:,}"
 
 

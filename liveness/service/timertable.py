@@ -55,6 +55,7 @@ from liveness.service.database import (
     made_private,
     meta,
     open_files,
+    size_of,
     transaction,
     write_ahead,
 )
@@ -255,7 +256,7 @@ def check_not_emptied(path: Path, *, next_seq: int) -> None:
     Raises:
         sqlite3.DatabaseError: It was.
     """
-    if next_seq > 1 and path.exists() and not path.stat().st_size:
+    if next_seq > 1 and size_of(path) == 0:
         raise damage("it is empty, and the log is not")
 
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import sqlite3
 import tarfile
 import threading
@@ -19,8 +20,8 @@ from liveness.core.records import Record
 from liveness.core.timers import Fire, Schedule, Timer
 from liveness.errors import StateError
 from liveness.service import backup as files
+from liveness.service import checkstate, timertable
 from liveness.service import store as log_file
-from liveness.service import timertable
 from liveness.service.backup import BackupError
 from liveness.service.database import only_reading
 from liveness.service.store import LOCK, Batch, CursorRow, Store
@@ -359,6 +360,41 @@ def test_damage_is_told_and_no_backup_is_made_of_it(
     ):
         backup(folder, tmp_path / "b.tar", force=False, out=StringIO())
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+@pytest.mark.parametrize(
+    ("name", "sql"),
+    [
+        (log_file.DATABASE, "update cursors set name = cast(x'ff' as text)"),
+        (log_file.DATABASE, "update cursors set seq = 900"),
+        (log_file.DATABASE, "insert into online values (900, 'u', 1, 1, 'g', null)"),
+        (timertable.DATABASE, "update timers set key = cast(x'ff' as text)"),
+        (timertable.DATABASE, "update states set timers = 9"),
+    ],
+)
+@pytest.mark.parametrize("damaged", [False, True])
+def test_no_backup_is_made_of_what_is_said_to_be_damaged(
+    folder: Path, tmp_path: Path, name: str, sql: str, damaged: bool
+) -> None:
+    with closing(sqlite3.connect(folder / name)) as db, db:
+        db.execute(sql)
+    (found,) = [it for it in checkstate.check(folder) if not it.is_whole]
+    file = tmp_path / "b.tar"
+    if not damaged:
+        file.write_text("the one before")
+    told = re.escape(f"{folder / name} is damaged ({found.part}: {found.told});")
+    with pytest.raises(StateError, match=told):
+        backup(folder, file, force=not damaged, damaged=damaged, out=StringIO())
+    assert not file.exists() if damaged else file.read_text() == "the one before"
+
+
+def test_no_backup_is_made_without_the_timers_whose_wal_is_there(
+    folder: Path, tmp_path: Path
+) -> None:
+    path = folder / timertable.DATABASE
+    path.rename(path.with_name(f"{path.name}-wal"))
+    with pytest.raises(StateError, match=r"it is missing, and timers\.db-wal is not"):
+        backup(folder, tmp_path / "b.tar", force=True, out=StringIO())
 
 
 def test_no_backup_is_made_of_timers_that_were_emptied(

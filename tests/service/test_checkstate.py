@@ -145,6 +145,13 @@ def test_timers_that_were_emptied_are_told(folder: Path) -> None:
     )
     (folder / TIMERS).unlink()
     assert ran(folder)[0] == 0, "that they are gone is somebody's doing"
+    (folder / f"{TIMERS}-wal").write_bytes(b"commits")
+    code, text = ran(folder)
+    assert code == 3
+    assert (
+        "timers.db    structure       damaged: it is missing, and timers.db-wal is"
+        in text
+    )
 
 
 @pytest.mark.parametrize(

@@ -406,7 +406,8 @@ def test_a_state_with_commits_behind_damage_is_neither_whole_nor_backed_up(
 ) -> None:
     path, log = with_hidden_commits(tmp_path)
     (wal,) = [one for one in checkstate.check(path.parent) if one.part == "WAL"]
-    assert wal == (path.name, "WAL", False, f"commits lie behind damage in {log.name}")
+    assert not wal.is_whole
+    assert wal.told == f"commits lie behind damage in {log.name}"
     with (
         pytest.raises(sqlite3.DatabaseError, match="commits lie behind damage in"),
         backup.opened(path.parent),
@@ -481,8 +482,8 @@ def test_no_command_opens_an_empty_file_beside_a_wal(tmp_path: Path) -> None:
     told = f"it is empty, and {log.name} is not"
     with pytest.raises(StateError, match=told), log_in(tmp_path, clock=float):
         pass
-    found = [*checkstate.check(tmp_path)]
-    assert (path.name, "WAL", False, told) in found
+    wal, *_ = checkstate.check(tmp_path)
+    assert (wal.part, wal.is_whole, wal.told) == ("WAL", False, told)
     for opened_by in (database.connect, lambda path: database.opened(path, "mode=ro")):
         with pytest.raises(sqlite3.DatabaseError, match=told):
             opened_by(path)
