@@ -98,10 +98,12 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
         # look for stale sockets.
         store = Store(config.state.dir)
         stack.callback(store.close)
+        with store.expecting_damage():
+            _, next_seq = store.bounds()
         table = TimerTable(
             config.state.dir,
             log=store.log,
-            next_seq=store.bounds()[1],
+            next_seq=next_seq,
             parted=store.parted,
             ladder=config.timers.ladder,
         )
