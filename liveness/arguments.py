@@ -16,7 +16,9 @@ from cyclopts.validators import MutuallyExclusive
 
 from liveness.bench import FULL, QUICK
 from liveness.config import SETTINGS
+from liveness.core.frames import MAX_NAME_BYTES
 from liveness.core.records import KINDS, ROLES
+from liveness.core.uids import is_text
 from liveness.text import uid_of
 
 
@@ -130,13 +132,26 @@ Json = Annotated[bool, Parameter(help="JSON in place of text")]
 Key = Annotated[
     str, Parameter(help="the timer's key", metavar="KEY", converter=as_written)
 ]
+
+
+def gateway_of(_kind: Any, tokens: Sequence[Token]) -> str:
+    """The name of a gateway, as a link may have it."""
+    text = tokens[0].value
+    if not is_text(text, MAX_NAME_BYTES):
+        raise ValueError(
+            f"{text!r:.80} is no name: a string of 1 to {MAX_NAME_BYTES} bytes of UTF-8 "
+            "without control characters"
+        )
+    return text
+
+
 GatewayName = Annotated[
     str | None,
     Parameter(
         name="--gateway",
         help="only of this gateway",
         metavar="NAME",
-        converter=as_written,
+        converter=gateway_of,
     ),
 ]
 

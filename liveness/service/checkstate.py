@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from liveness.core.timers import LIVE
 from liveness.service import logpages, stopfile, store, timertable
 from liveness.service.database import DISK_TROUBLE, check_not_lost, check_wal, size_of
-from liveness.service.logbook import any_schema, looking_at, read_again
+from liveness.service.logbook import any_schema, file_state, looking_at, read_again
 from liveness.service.store import DATABASE, unsound
 
 # So many records are looked for in one transaction.
@@ -52,6 +52,7 @@ def check(folder: Path) -> Iterator[Found]:
         sqlite3.Error: It cannot be read now.
     """
     path = folder / DATABASE
+    file_state(path)
     is_in_use = store.is_in_use(folder)  # then the WALs have been looked at
     if not is_in_use:
         yield from _wal(path)

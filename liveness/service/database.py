@@ -196,7 +196,12 @@ def check_wal(path: Path) -> None:
 
 
 def _check_wal(log: Path, index: Path, page_bytes: int) -> None:
-    read = wal.frames_read(index.read_bytes())
+    try:
+        read = wal.frames_read(index.read_bytes())
+    except OSError as error:
+        unread = sqlite3.OperationalError(f"{index.name}: {error.strerror}")
+        unread.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        raise unread from error
     if wal.hides_commits(log, read=read, page_bytes=page_bytes):
         raise damage(f"commits lie behind damage in {log.name}")
 

@@ -319,7 +319,7 @@ def log_in(folder: Path, *, clock: Callable[[], float]) -> Iterator[Logbook]:
     path = folder / DATABASE
     try:
         # Beside a sidecar, whose start has looked at it, the WAL grows.
-        if _state(path).wal is not None and not is_in_use(folder):
+        if file_state(path).wal is not None and not is_in_use(folder):
             check_wal(path)
         yield Logbook(partial(looking_at, path), clock=clock)
     except sqlite3.Error as error:
@@ -388,7 +388,7 @@ def looking_at(
         StateError: There is no log, or none that this version reads.
         sqlite3.Error: It cannot be read.
     """
-    before = _state(path)
+    before = file_state(path)
     how = "immutable=1" if before.wal is None else "mode=ro"
     try:
         with closing(opened(path, how)) as db:
@@ -396,24 +396,29 @@ def looking_at(
             check(db, path)
             yield db
     finally:
-        if before.wal is None and _state(path) != before:
+        if before.wal is None and file_state(path) != before:
             raise _Changed(path)
 
 
-class _State(NamedTuple):
+class FileState(NamedTuple):
     """What tells one state of a file from the next."""
 
     file: tuple[int, int, int]
     wal: tuple[int, int, int] | None
 
 
-def _state(path: Path) -> _State:
+def file_state(path: Path) -> FileState:
+    """What a file and its WAL are now.
+
+    Raises:
+        StateError: There is none, or it may not be read.
+    """
     wal = path.with_name(path.name + "-wal")
     try:
         # A folder that may not be looked into has a file as if it had none.
         if not os.access(path, os.R_OK, effective_ids=True) and path.stat():
             raise PermissionError
-        return _State(_facts(path), _facts(wal) if wal.exists() else None)
+        return FileState(_facts(path), _facts(wal) if wal.exists() else None)
     except (FileNotFoundError, NotADirectoryError):
         raise StateError(
             f"there is no log in {path.parent}: name the sidecar's state directory with "
