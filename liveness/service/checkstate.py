@@ -53,6 +53,11 @@ def check(folder: Path) -> Iterator[Found]:
     """
     path = folder / DATABASE
     file_state(path)
+    try:
+        store.check_not_emptied(folder)
+    except sqlite3.DatabaseError as error:
+        yield Found(DATABASE, "structure", False, str(error))
+        return
     is_in_use = store.is_in_use(folder)  # then the WALs have been looked at
     if not is_in_use:
         yield from _wal(path)

@@ -47,16 +47,18 @@ from liveness.core.records import (
 from liveness.core.timers import Fire
 from liveness.core.wire import encode
 from liveness.errors import StartError
-from liveness.service import logpages, migrations
+from liveness.service import logpages, migrations, timertable
 from liveness.service.database import (
     connect,
     cut,
+    damage,
     expecting_damage,
     is_full,
     made_private,
     meta,
     open_files,
     reading,
+    size_of,
     transaction,
     write_ahead,
 )
@@ -244,6 +246,7 @@ class Store:
             with self.expecting_damage():
                 # A start writes too, on a disk however full.
                 self.reserve.release()
+                check_not_emptied(folder)
                 with made_private(self.path):
                     has = migrations.found(self.path, SCHEMA, migrations.LOG)
                     self._db = connect(self.path)
@@ -610,6 +613,16 @@ class Store:
     def write_back(self) -> None:
         """Write the WAL back to the file, and give its room back where nobody reads."""
         self._db.execute("pragma wal_checkpoint(truncate)").fetchone()
+
+
+def check_not_emptied(folder: Path) -> None:
+    """See that the log was not emptied: its timers are made after it.
+
+    Raises:
+        sqlite3.DatabaseError: It was.
+    """
+    if size_of(folder / DATABASE) == 0 and size_of(folder / timertable.DATABASE):
+        raise damage(f"it is empty, and {timertable.DATABASE} is not")
 
 
 def is_in_use(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from liveness.commands import CommandError
 from liveness.commands.checkstate import check_state
 from liveness.core.records import OnlineRow, Record
 from liveness.core.timers import Schedule, Timer
+from liveness.errors import StateError
 from liveness.service import checkstate, stopfile
 from liveness.service.store import DATABASE, Batch, CursorRow, Store
 from liveness.service.timertable import DATABASE as TIMERS
@@ -152,6 +153,19 @@ def test_timers_that_were_emptied_are_told(folder: Path) -> None:
         "timers.db    structure       damaged: it is missing, and timers.db-wal is"
         in text
     )
+
+
+def test_a_log_that_was_emptied_beside_its_timers_is_told_and_is_no_new_one(
+    folder: Path,
+) -> None:
+    (folder / DATABASE).write_bytes(b"")
+    told = "it is empty, and timers.db is not"
+    assert ran(folder) == (3, f"liveness.db  structure       damaged: {told}\n")
+    with pytest.raises(StateError, match=told):
+        Store(folder)
+    assert (folder / DATABASE).read_bytes() == b""
+    (folder / DATABASE).unlink()
+    Store(folder).close()
 
 
 @pytest.mark.parametrize(
