@@ -220,6 +220,18 @@ def test_a_pipe_in_the_place_of_the_clocks_holds_up_no_start(folder: Path) -> No
     assert len(clocks) == 0
 
 
+def test_a_link_in_the_place_of_the_reserve_is_removed_and_not_followed(
+    folder: Path,
+) -> None:
+    folder.mkdir(mode=0o700)
+    precious = folder.with_name("precious")
+    precious.write_text("precious")
+    (folder / "reserve").symlink_to(precious)
+    Store(folder).close()
+    assert not (folder / "reserve").is_symlink()
+    assert precious.read_text() == "precious"
+
+
 # --- which files are open -------------------------------------------------------------
 
 
