@@ -215,8 +215,8 @@ def _timers(db: sqlite3.Connection) -> str:
     there = dict(db.execute("select state, count(*) from timers group by state"))
     if told != there:
         raise Damaged(f"it has {there} and says that it has {told}")
-    if damaged := timertable.damaged_texts(db):
-        raise Damaged(f"{damaged:,} of {sum(there.values()):,} have unreadable text")
+    if damaged := timertable.damaged(db):
+        raise Damaged(f"{damaged:,} of {sum(there.values()):,} make no sense")
     return f"{sum(there.get(state, 0) for state in LIVE):,} live"
 
 

@@ -20,6 +20,8 @@ from liveness.errors import StartError
 # asm-generic/socket.h; Python has no name for it.
 _SO_PEERGROUPS: Final = 59
 _CREDENTIALS: Final = struct.Struct("3i")
+# Python's own takes 256 groups at most; Linux allows 65,536.
+_getsockopt: Final = ctypes.CDLL(None, use_errno=True).getsockopt
 # Room for those of most peers; of one that has more, the kernel says how much it takes.
 _GROUPS_BYTES: Final = 256
 # Of a user or group. The number after it means none to chown(2), which would do nothing.
@@ -38,13 +40,11 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def _supplementary(sock: socket.socket, uid: int, gid: int) -> list[int]:
-    # Python's own takes 256 groups at most; Linux allows 65,536.
-    getsockopt = ctypes.CDLL(None, use_errno=True).getsockopt
     size = ctypes.c_uint(_GROUPS_BYTES)
     option = socket.SOL_SOCKET, _SO_PEERGROUPS
     while True:
         groups = (ctypes.c_uint * (size.value // ctypes.sizeof(ctypes.c_uint)))()
-        if not getsockopt(sock.fileno(), *option, groups, ctypes.byref(size)):
+        if not _getsockopt(sock.fileno(), *option, groups, ctypes.byref(size)):
             return groups[: size.value // ctypes.sizeof(ctypes.c_uint)]
         failed = ctypes.get_errno()
         if failed == errno.ENOPROTOOPT:  # an older kernel, or one that is no Linux

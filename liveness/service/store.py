@@ -272,9 +272,15 @@ class Store:
             db.execute("commit")
         else:
             migrations.migrate(db, self.path, has, SCHEMA, migrations.LOG)
-        self.log = str(meta(db, "log"))
-        # By the id of a log: up to which seq this one is the same.
-        self.parted: dict[str, int] = json.loads(str(meta(db, "parted") or "{}"))
+        log = meta(db, "log")
+        try:
+            # By the id of a log: up to which seq this one is the same.
+            self.parted: dict[str, int] = json.loads(str(meta(db, "parted") or "{}"))
+        except ValueError:
+            log = None
+        if not isinstance(log, str):
+            raise damage("its meta makes no sense")
+        self.log = log
         copied_ms = meta(db, COPIED)
         if isinstance(copied_ms, int):
             self._part(copied_ms)

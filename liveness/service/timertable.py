@@ -33,8 +33,10 @@ from liveness.core.timers import (
     CANCELLED,
     DONE,
     FAILED,
+    FIRED,
     LADDER,
     LIVE,
+    PENDING,
     REPLACED,
     STATES,
     Drop,
@@ -233,7 +235,10 @@ select cast(json_array(id, gateway, key) as blob) from timers where id = ?
 _TEXTS: Final = """
 select cast(gateway || char(10) || key || char(10) || ifnull(ext, '') || char(10)
     || ifnull(payload, '') || char(10) || state || char(10) || ifnull(message, '')
-    as blob) from timers
+    as blob),
+    (next is not null) = (state in ('pending', 'fired'))
+    and (state <> 'fired' or (seq is not null and fired is not null))
+from timers
 """
 
 _COMING: Final = """
@@ -292,9 +297,11 @@ class TimerTable:
                 self._db = connect(self.path)
                 self._prepare(has, log, parted or {})
             self.files = open_files(self.path)  # by where each was opened
-            known = dict(self._db.execute("select key, value from meta"))
-            self.seq, self.newest = known["seq"], known["newest"]
-            self._fired = known.get("fired", 0)  # when the latest run began, at most
+            self.seq, self.newest = self._noted_as("seq"), self._noted_as("newest")
+            # When the latest run began, at most; a version before noted none.
+            self._fired = self._noted_as("fired", 0)
+            if self.states().keys() != set(STATES):
+                raise damage("its states make no sense")
             self.next_id: int = _one(self._db, _NEXT_ID)  # for the next timer
 
     def expecting_damage(self) -> AbstractContextManager[None]:
@@ -322,6 +329,14 @@ class TimerTable:
                     self._lower(0)
                     if known is not None:
                         db.execute(_FORGET_LOG)
+
+    def _noted_as(self, key: str, default: int | None = None) -> int:
+        value = meta(self._db, key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int):
+            raise damage("its meta makes no sense")
+        return value
 
     def close(self) -> None:
         """Close the file."""
@@ -410,8 +425,16 @@ class TimerTable:
             _write_back(db)
 
     def write_back_the_rest(self) -> None:
-        """Write back what is left, so that the next commit begins the WAL anew."""
+        """Write back what is left, so that the WAL begins anew; and give back its room.
+
+        But for while somebody reads it, which is put off.
+        """
         _write_back(self._db)
+        self._db.execute("pragma busy_timeout = 0")
+        try:
+            self._db.execute("pragma wal_checkpoint(truncate)").fetchone()
+        finally:
+            self._db.execute("pragma busy_timeout = 1000")
 
     def follow(self, seq: int) -> None:
         """Note that nothing in the log up to *seq* is news to the table."""
@@ -516,7 +539,7 @@ def _write_back(db: sqlite3.Connection) -> None:
 
 
 class Unreadable(NamedTuple):
-    """A timer of which a text is no UTF-8, as far as it can be shown."""
+    """A timer of which a text is no UTF-8, or a value makes no sense; as can be shown."""
 
     id: int
     gateway: str
@@ -528,8 +551,10 @@ def due(
 ) -> tuple[list[Due], list[Unreadable]]:
     """Read timers that came due, as far as they are still live; and name the damaged."""
     rows, damaged = _read_apart(db, _DUE, ids)
+    found = [Due(Timer._make(row[:-1]), row[-1]) for row in rows]
+    damaged += [one.timer.id for one in found if not _makes_sense(one.timer)]
     shown = [_decoded(_one(db, _SHOWN, [it])) for it in damaged]
-    return [Due(Timer._make(row[:-1]), row[-1]) for row in rows], [
+    return [one for one in found if _makes_sense(one.timer)], [
         Unreadable._make(row) for row in shown
     ]
 
@@ -543,9 +568,17 @@ def coming(db: sqlite3.Connection, window: Window) -> list[Coming]:
     return [Coming._make(row) for row in rows]
 
 
-def damaged_texts(db: sqlite3.Connection) -> int:
-    """How many timers have a text that is no UTF-8; each is read."""
-    return sum(not _is_text(data) for (data,) in db.execute(_TEXTS))
+def damaged(db: sqlite3.Connection) -> int:
+    """How many timers have a text that is no UTF-8, or make no sense; each is read."""
+    return sum(
+        not (is_sound and _is_text(data)) for data, is_sound in db.execute(_TEXTS)
+    )
+
+
+def _makes_sense(timer: Timer) -> bool:
+    """Whether one that came due, and was read, is as the product may have left it."""
+    is_fired = timer.state == FIRED and None not in (timer.seq, timer.fired)
+    return is_fired or timer.state == PENDING
 
 
 def _read_apart(

@@ -112,7 +112,12 @@ def test_damaged_records_are_named_however_the_log_is_cut(
         (
             "update timers set payload = cast(x'ff' as text)",
             TIMERS,
-            "timers          damaged: 1 of 1 have unreadable text",
+            "timers          damaged: 1 of 1 make no sense",
+        ),
+        (
+            "update timers set next = null",
+            TIMERS,
+            "timers          damaged: 1 of 1 make no sense",
         ),
     ],
 )

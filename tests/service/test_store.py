@@ -933,3 +933,18 @@ def test_damage_among_the_users_online_is_told_and_left(tmp_path: Path) -> None:
         with refused, store.expecting_damage():
             list(store.online())
         assert store.path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "change", ["key = 'lag' where key = 'log'", "value = '{' where key = 'parted'"]
+)
+def test_what_the_log_says_of_itself_is_refused_if_it_makes_no_sense(
+    tmp_path: Path, change: str
+) -> None:
+    with closing(Store(tmp_path)):
+        pass
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
+        db.execute("insert or ignore into meta values ('parted', '{}')")
+        assert db.execute(f"update meta set {change}").rowcount == 1
+    with pytest.raises(StateError, match="its meta makes no sense"):
+        Store(tmp_path)

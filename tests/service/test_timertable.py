@@ -560,6 +560,27 @@ def test_a_timer_whose_text_is_damaged_keeps_no_other_from_being_read(
     assert unreadable == [(n, gateway or "g", key or f"k{n}") for n in (2, 7)]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "update meta set key = 'sea' where key = 'seq'",
+        "update meta set value = 'x' where key = 'newest'",
+        "update meta set value = 'x' where key = 'fired'",
+        "update states set state = 'qending' where state = 'pending'",
+    ],
+)
+def test_what_the_table_says_of_itself_is_refused_if_it_makes_no_sense(
+    tmp_path: Path, change: str
+) -> None:
+    with closing(TimerTable(tmp_path, log="a log")) as table:
+        fill(table, 1)
+        table.write([Fire("g", "k1", 1, 1, 9)])
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
+        assert db.execute(change).rowcount == 1
+    with pytest.raises(StateError, match="make"):
+        TimerTable(tmp_path, log="a log")
+
+
 def test_orders_about_a_timer_whose_text_is_damaged_hold_up_no_others(
     table: TimerTable,
 ) -> None:
