@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from time import CLOCK_MONOTONIC, clock_gettime, time_ns
 from typing import Final
 
 import pytest
@@ -189,12 +190,14 @@ def test_an_older_connection_that_is_read_last_looks_like_no_move(
 ) -> None:
     page = open_page(sidecar)
     is_live(page)
-    gateway = arrive(sidecar, name)
+    clock = [clock_gettime(CLOCK_MONOTONIC), time_ns() / 1e9]
+    gateway = sidecar.gateway(name, clock=clock)
     told = {"moves": f"by login, from {name}"}
     told["stays"] = f"by login, an older connection of {name}"
-    gateway.send("login", ["moves", "stays"], {"conn": [1, 2]})
-    gateway.send("login", "moves", {"conn": 3})
-    gateway.send("login", "stays", {"conn": 1, "age": 3600})
+    began = clock[0]
+    gateway.send("login", ["moves", "stays"], {"conn": [1, 2], "began": began})
+    gateway.send("login", "moves", {"conn": 3, "began": began})
+    gateway.send("login", "stays", {"conn": 1, "began": began - 1})
     gateway.settle()
     for uid, why in told.items():
         moved = page.locator('#records [data-kind="moved"]', has_text=uid)
