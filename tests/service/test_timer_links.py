@@ -230,6 +230,7 @@ async def test_a_timer_of_a_forgotten_name_waits_until_its_gateway_is_back(
 @pytest.mark.parametrize(
     "damage",
     ["payload = cast(x'ff' as text)", "state = 'qending'", "state = 'fired'"],
+    ids=["text", "state", "run"],
 )
 async def test_a_timer_that_is_damaged_on_disk_is_named_once_and_the_others_fire(
     tmp_path: Path, jumping: MockClock, damage: str
