@@ -160,6 +160,7 @@ class TimerJournal:
             put_off_s += LOOK_AT_WAL_S
             # A full disk takes no commit until the WAL begins anew, where it has its room.
             if self._is_written_back and self.writer.failure is None:
+                put_off_s = 0.0
                 continue
             try:
                 is_large = await trio.to_thread.run_sync(
