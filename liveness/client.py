@@ -44,7 +44,7 @@ import anyio
 import anyio.abc
 from anyio.lowlevel import checkpoint
 
-from liveness.core.client import FINAL, NOTHING, PING_S, Client
+from liveness.core.client import FINAL, NOTHING, Client
 from liveness.core.frames import MAX_AGE_S
 from liveness.core.inbox import Arrival, End
 from liveness.core.records import MOVED, OFFLINE, Uid
@@ -140,7 +140,10 @@ async def connect(
         name: This gateway's, 1 to 64 bytes. No other gateway of this sidecar may have
             it, and it has to stay the same over restarts.
         timeout: Silence after which this gateway's users are offline, 1 to 86,400
-            seconds. None: as the sidecar is set.
+            seconds. None: as the sidecar is set. Below 12 s the gateway is heard more
+            often, so that a frozen one is known before its users are silent; it is taken
+            for frozen where its event loop is blocked, time after time, for more than
+            about a sixth of the timeout.
         kinds: Which records to be told of: "online", "offline", "moved". This gateway's
             own timers come in any case.
         fresh: Whether this process starts without connections, so that those of an
@@ -205,7 +208,8 @@ class Sidecar:
                 from 0 to 2^63-1. Users with several connections: "user:device".
             conn: Its id, see `new_conn`. Without one, a uid has one connection here, and
                 every login is that of a new one.
-            timeout: The silence timeout of this uid until its next login, in seconds.
+            timeout: The silence timeout of this uid, in seconds, until its next login or
+                the end of its session.
             age: How long ago that was, in seconds, if it was not just now.
         Raises:
             ReportError: One of these cannot be; nothing was reported.
@@ -661,6 +665,7 @@ class Sidecar:
         """Write what waits, while the link lasts: it is `_read` who sees its end."""
         assert self._client.welcome is not None
         flush_s = max(self._client.welcome.flush * FLUSH_SHARE, LEAST_FLUSH_S)
+        idle_s = self._client.ping_s / 3
         due_at = wrote_at = self._clock()
         try:
             while True:
@@ -669,10 +674,10 @@ class Sidecar:
                     due_at = self._clock() + flush_s
                 if await self._write_frames(stream, is_due=is_due):
                     wrote_at = self._clock()
-                elif self._clock() - wrote_at >= PING_S / 3:
+                elif self._clock() - wrote_at >= idle_s:
                     await stream.send(NOTHING)
                     wrote_at = self._clock()
-                await self._wait_for_call(min(due_at, wrote_at + PING_S / 3))
+                await self._wait_for_call(min(due_at, wrote_at + idle_s))
         except anyio.BrokenResourceError:
             pass
 

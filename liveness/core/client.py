@@ -17,10 +17,14 @@ from liveness.core.tasks import Run, Tasks
 from liveness.core.wire import Frame, encode
 from liveness.errors import Code, Refused, Replaced, ReportError, WireError
 
-# Promised in hello. A gateway that is not heard for this long is taken for frozen, and
-# none of its users for silent: long enough for a busy event loop, short against any
-# timeout. Something is written about three times as often.
+# Promised in hello. A gateway that is not heard for twice as long is taken for frozen, and
+# none of its users for silent: long enough for a busy event loop. With a short timeout a
+# quarter of it, so that this is known before users come due whose last sign is some time
+# older than the gateway's. The sidecar waits for a second more than the promise in any
+# case, so less than LEAST_PING_S would not help. Something is written about three times
+# as often.
 PING_S: Final = 3.0
+LEAST_PING_S: Final = 0.25
 
 # Who connects again after one of these is refused again; `Refused` is for a person.
 FINAL: Final = frozenset(
@@ -94,11 +98,15 @@ class Client:
         self._has_adopted = False
         self._acked = 0
         self._wanted_pong = 0
-        self._options = {"protocol": PROTOCOL, "name": name, "ping": PING_S}
+        self._options: dict[str, Any] = {"protocol": PROTOCOL, "name": name}
         self._options |= {"kinds": tuple(kinds)}
         if timeout is not None:
             self._options["timeout"] = timeout
         self._check_hello(fresh)
+        self.ping_s = PING_S
+        if timeout is not None:
+            self.ping_s = min(PING_S, max(timeout / 4, LEAST_PING_S))
+        self._options["ping"] = self.ping_s
 
     # --- what the gateway reports --------------------------------------------------
 

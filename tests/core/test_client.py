@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from liveness.core.client import FINAL, PING_S, Client
 from liveness.core.frames import parse_hello
+from liveness.core.gateways import LEAST_LATE_S
 from liveness.core.inbox import Arrival, End, View
 from liveness.core.records import HostTime
 from liveness.core.schedule import WORDS_AT_ONCE
@@ -176,6 +177,22 @@ def test_the_first_hello_says_who_it_is_and_that_it_is_fresh() -> None:
         "timeout": 20.0,
         "fresh": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("timeout", "ping"),
+    [
+        (None, 3.0), (86_400.0, 3.0), (12.0, 3.0), (6.0, 1.5), (4.0, 1.0), (2.0, 0.5),
+        (1.4, 0.35), (1.0, 0.25),
+    ],
+)  # fmt: skip
+def test_it_promises_to_be_heard_so_often_that_it_is_mute_before_its_users_are_silent(
+    timeout: float | None, ping: float
+) -> None:
+    promised = hello(client_of(timeout=timeout))["ping"]
+    assert promised == ping
+    if timeout is not None and timeout > 4 / 3:
+        assert promised + max(promised, LEAST_LATE_S) < timeout
 
 
 @pytest.mark.parametrize("fresh", [None, True, False])

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from liveness.core.client import NOTHING, PING_S, Client
+from liveness.core.client import NOTHING, Client
 from liveness.core.clock import AttendedClock
 from liveness.core.decisions import Decisions
 from liveness.core.gateways import Gateway
@@ -659,11 +659,11 @@ class Process:
         if is_done:
             is_due = now >= self.due_at
             if is_due:
-                self.due_at = now + min(0.9 * FLUSH_S, PING_S / 3)
+                self.due_at = now + min(0.9 * FLUSH_S, self.client.ping_s / 3)
             self.told |= self.client.reports.uids.keys()
             self.writing = self.client.frames(now, is_due=is_due)
             wrote |= self.write_frames(up, now)[0]
-        if not wrote and now - self.wrote_at >= PING_S / 4:
+        if not wrote and now - self.wrote_at >= self.client.ping_s / 4:
             up.write(NOTHING, now)
             wrote = True
         if wrote:

@@ -33,6 +33,7 @@ class Gateway:
         name: Its name.
         backend: The event loop it runs on.
         fresh: As `connect` has it.
+        timeout: As `connect` has it.
         is_stuck: It never finishes the first end that it is told.
     """
 
@@ -43,9 +44,11 @@ class Gateway:
         *,
         backend: str = "trio",
         fresh: bool | None = None,
+        timeout: float | None = None,
         is_stuck: bool = False,
     ) -> None:
-        options = {"path": str(sidecar.socket), "name": name, "fresh": fresh}
+        options: dict[str, Any] = {"path": str(sidecar.socket), "name": name}
+        options |= {"fresh": fresh, "timeout": timeout}
         facts: tuple[object, ...] = (options, is_stuck)
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, backend, *map(json.dumps, facts)],

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, TypeVar
@@ -1064,14 +1065,14 @@ def test_what_the_loop_did_not_come_back_from_goes_to_the_next_process(
 def test_users_of_a_gateway_that_does_not_run_are_held_and_an_idle_one_is_not_taken_for_such(
     start: Start,
 ) -> None:
-    # Above twice the 3 s that a client promises to be heard in: then it counts as mute.
-    timeout_s, stalled_s = 6.5, 8
-    sidecar = start(timeout_s, flush_s=QUICK_FLUSH_S)
+    timeout_s, stalled_s = 3, 5
+    sidecar = start(flush_s=QUICK_FLUSH_S)
+    made = partial(Gateway, sidecar, timeout=timeout_s)
     with (
-        Gateway(sidecar, "idle 0", backend="trio") as one,
-        Gateway(sidecar, "idle 1", backend="asyncio") as other,
-        Gateway(sidecar, "held up", backend="trio") as held_up,
-        Gateway(sidecar, "stopped", backend="asyncio") as stopped,
+        made("idle 0", backend="trio") as one,
+        made("idle 1", backend="asyncio") as other,
+        made("held up", backend="trio") as held_up,
+        made("stopped", backend="asyncio") as stopped,
     ):
         idle, stalling = (one, other), {"held up": held_up, "stopped": stopped}
         for n, gateway in enumerate(idle):
