@@ -352,8 +352,11 @@ class Checker:
 
         Such a user has had its fresh timeout: it does not wait for a second absence.
         """
+        (gateway,) = [it for it in self.plan.gateways if it.name == conn.gateway]
+        # It is heard again with its next ping at the latest.
+        heard_s = LINK_S + gateway.pings_every
         return not self._host_is_calm(due, at) or any(
-            name == conn.gateway and due < ended + LINK_S < at + LINK_S
+            name == conn.gateway and due < ended + heard_s and ended < at
             for name, _began, ended in self.history.hangs
         )
 

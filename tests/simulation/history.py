@@ -129,6 +129,14 @@ class History:
             seconds -= max(0.0, _overlap(since, until, began, ended) - ASLEEP_S)
         return seconds
 
+    def decided(self, since: float, until: float) -> float:
+        """The same, but for when it was busy, or its disk took nothing."""
+        return self.ran(since, until) - sum(
+            _overlap(since, until, began, ended)
+            for began, ended, what in self.troubles
+            if what.startswith(("disk", "sidecar busy"))
+        )
+
     def crashes(self) -> Iterator[Process]:
         """The processes that took up what a crash had left."""
         for before, process in zip(self.processes, self.processes[1:], strict=False):

@@ -70,7 +70,7 @@ def broken_timers(
         # From when it was read, which may have been that late.
         due = kept[0].covered_at + kept[0].frame[2]
         excused = any(
-            it.at <= due or history.ran(due, it.at) <= LATE_TIMER_S
+            it.at <= due or history.decided(due, it.at) <= LATE_TIMER_S
             for it in timer.cancelled
         )
         if not (excused or history.wall_clock_counts(kept[0].at, history.ended_at)):

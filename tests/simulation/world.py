@@ -218,10 +218,10 @@ class World:
             case "sidecar paused":
                 self._pause(seconds)
             case "sidecar busy":
-                ends = self.machine.suffer(what, seconds)
+                began, ends = self.now, self.machine.suffer(what, seconds)
                 self._pass(seconds)
                 # And what has gathered meanwhile is read slowly.
-                self.note(3, what)
+                self.history.troubles.append((began, self.now + 3, what))
                 self.after(0.5, ends)
             case _:
                 self._for_a_while(what, seconds)
