@@ -62,7 +62,7 @@ def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
 
 def set_level(level: str) -> None:
     """From now on nothing less urgent than *level* is said, one of those of `configure`."""
-    least = logging.getLevelNamesMapping()[level.upper()]
+    least = urgency(level)
     structlog.configure(
         **{
             **structlog.get_config(),
@@ -70,6 +70,11 @@ def set_level(level: str) -> None:
         }
     )
     logging.root.setLevel(max(least, logging.WARNING))
+
+
+def urgency(level: str) -> int:
+    """A number that is higher for a more urgent level."""
+    return logging.getLevelNamesMapping()[level.upper()]
 
 
 def drain() -> None:

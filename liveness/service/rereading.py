@@ -103,11 +103,13 @@ class Reloader:
         is_new_token = bool(sidecar.token and token and sidecar.token.become(token))
         if is_new_token:
             sidecar.streams.end_disallowed()
-        logs.set_level(wanted.logging.level)
+        level = wanted.logging.level
+        # What changed is said before one that would not let it through.
+        logs.set_level(min(level, was.logging.level, key=logs.urgency))
         self._config = replace(
             was,
             access=wanted.access,
-            logging=replace(was.logging, level=wanted.logging.level),
+            logging=replace(was.logging, level=level),
         )
         _log.info(
             "settings read anew",
@@ -115,6 +117,7 @@ class Reloader:
             new_token=is_new_token,
             after_a_restart=_different(self._config, wanted),
         )
+        logs.set_level(level)
 
 
 def _different(one: Config, other: Config) -> Sequence[str]:

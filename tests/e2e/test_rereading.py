@@ -98,6 +98,8 @@ def test_the_level_changes_and_what_waits_for_a_restart_is_named(
     assert said["changed"] == ["logging.level"]
     assert said["after_a_restart"] == ["slots", "limits.window"]
     assert reread(sidecar)["changed"] == []
+    write('logging.level = "error"')
+    assert reread(sidecar)["changed"] == ["logging.level"]
 
 
 @pytest.mark.parametrize(
