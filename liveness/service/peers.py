@@ -127,7 +127,19 @@ def _number(name: str, setting: str, what: str) -> int:
 
 
 def _unknown(setting: str, what: str, name: str) -> StartError:
-    return StartError(
+    return _out_of_files(setting, what, name) or StartError(
         f"{setting} names the {what} {name!r}, which this host does not know; create it, "
         "or give its number"
     )
+
+
+def _out_of_files(setting: str, what: str, name: str) -> StartError | None:
+    """Why a name could not be looked up; who may open no file is told it is unknown."""
+    try:
+        os.close(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return StartError(
+            f"{setting} names the {what} {name!r}, which cannot be looked up "
+            f"({error.strerror}): raise the limit of open files, or end some connections"
+        )
+    return None
