@@ -16,7 +16,7 @@ from cyclopts.validators import MutuallyExclusive
 
 from liveness.bench import FULL, QUICK
 from liveness.config import SETTINGS
-from liveness.core.frames import MAX_NAME_BYTES
+from liveness.core.frames import MAX_KEY_BYTES, MAX_NAME_BYTES
 from liveness.core.records import KINDS, ROLES
 from liveness.core.uids import is_text
 from liveness.text import uid_of
@@ -129,29 +129,41 @@ ConfigFile = Annotated[
 ]
 State = Annotated[str | None, setting_flag("--state", "DIR")]
 Json = Annotated[bool, Parameter(help="JSON in place of text")]
-Key = Annotated[
-    str, Parameter(help="the timer's key", metavar="KEY", converter=as_written)
-]
 
 
-def gateway_of(_kind: Any, tokens: Sequence[Token]) -> str:
-    """The name of a gateway, as a link may have it."""
+def _text(what: str, most_bytes: int, tokens: Sequence[Token]) -> str:
     text = tokens[0].value
-    if not is_text(text, MAX_NAME_BYTES):
+    if not is_text(text, most_bytes):
         raise ValueError(
-            f"{text!r:.80} is no name: a string of 1 to {MAX_NAME_BYTES} bytes of UTF-8 "
+            f"{text!r:.80} is no {what}: a string of 1 to {most_bytes} bytes of UTF-8 "
             "without control characters"
         )
     return text
 
 
+def name_of(_kind: Any, tokens: Sequence[Token]) -> str:
+    """The name of a gateway or watcher, as a link may have it."""
+    return _text("name", MAX_NAME_BYTES, tokens)
+
+
+def key_of(_kind: Any, tokens: Sequence[Token]) -> str:
+    """The key of a timer, as a gateway may give it."""
+    return _text("key", MAX_KEY_BYTES, tokens)
+
+
+def ext_of(_kind: Any, tokens: Sequence[Token]) -> str:
+    """What several timers share, as a gateway may give it."""
+    return _text("ext", MAX_KEY_BYTES, tokens)
+
+
+Key = Annotated[str, Parameter(help="the timer's key", metavar="KEY", converter=key_of)]
 GatewayName = Annotated[
     str | None,
     Parameter(
         name="--gateway",
         help="only of this gateway",
         metavar="NAME",
-        converter=gateway_of,
+        converter=name_of,
     ),
 ]
 

@@ -88,7 +88,10 @@ def local_time(at_ms: int) -> str:
 
 def utc_time(at_ms: int) -> str:
     """A moment as every clock's reader understands it, to the millisecond."""
-    moment = datetime.fromtimestamp(at_ms / 1000, UTC)
+    try:
+        moment = datetime.fromtimestamp(at_ms / 1000, UTC)
+    except (ValueError, OverflowError):  # of what is damaged on disk
+        return f"{at_ms} ms"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -148,6 +148,26 @@ def test_what_a_timer_does_not_have_is_not_shown(admin: Admin, run: Any) -> None
     assert names == ["key", "gateway", "state", "attempts", "created", "due", "changed"]
 
 
+def test_a_damaged_timer_is_listed_shown_and_cancelled_by_its_number(
+    admin: Admin, run: Any
+) -> None:
+    timer = {**PENDING, "key": "\ufffd", "due": 2**62, "damaged": 17}
+    admin.pages["/v1/timers?limit=100"] = page(timer)
+    assert "  gw-1  \ufffd  damaged 17\n" in run("list")[1]
+    admin.pages["/v1/timers?id=17"] = page(timer)
+    shown = run("show", "17", "--damaged")[1]
+    assert "damaged   id 17\n" in shown
+    assert f"due       {2**62} ms" in shown
+    changed = {**timer, "state": "cancelled"}
+    admin.pages["/v1/timers/cancel-damaged"] = (200, json.dumps(changed).encode())
+    assert run("cancel", "17", "--damaged")[0] == 0
+    assert json.loads(admin.asked[-1][1]) == {"id": "17"}
+    admin.pages["/v1/timers?id=18"] = page(PENDING)
+    assert run("show", "18", "--damaged")[2] == (
+        "liveness: no timer 18 is damaged: `liveness timers list` shows those that are\n"
+    )
+
+
 @pytest.mark.parametrize("what", ["cancel", "retry"])
 def test_a_change_names_the_only_gateway_that_has_the_key(
     admin: Admin, run: Any, what: str
@@ -182,11 +202,11 @@ def test_of_a_key_that_several_gateways_have_one_must_be_named(
 def test_a_key_that_nobody_has_is_one_line_and_1(
     admin: Admin, run: Any, what: str
 ) -> None:
-    admin.pages["/v1/timers/newest?key=-a%0A"] = page()
-    code, shown, told = run(what, "--", "-a\n")
+    admin.pages["/v1/timers/newest?key=-a"] = page()
+    code, shown, told = run(what, "--", "-a")
     assert (code, shown) == (1, "")
     assert told == (
-        r"liveness: no gateway has a timer '-a\n': `liveness timers list` shows those "
+        "liveness: no gateway has a timer '-a': `liveness timers list` shows those "
         "that there are\n"
     )
 
