@@ -36,10 +36,12 @@ from liveness.arguments import (
     State,
     UserName,
     as_written,
+    ext_of,
     file_at,
     folder_at,
     lines_at,
     moment_flag,
+    name_of,
     number,
     seconds_of,
     setting_flag,
@@ -431,7 +433,7 @@ def list_timers(
         Parameter(
             help="only those that share this; found soonest with --state pending",
             metavar="EXT",
-            converter=as_written,
+            converter=ext_of,
         ),
     ] = None,
     limit: Annotated[
@@ -455,6 +457,12 @@ def list_timers(
     )
 
 
+Damaged = Annotated[
+    bool,
+    Parameter(help="KEY is the number that `list` shows of a timer damaged on disk"),
+]
+
+
 @timers.command(name="show", help_epilogue="Example: liveness timers show order:17")
 def show_timer(
     key: Key,
@@ -462,6 +470,7 @@ def show_timer(
     *,
     socket: Socket = None,
     gateway: GatewayName = None,
+    damaged: Damaged = False,
     json: Json = False,
 ) -> None:
     """Show all that is kept of the newest timer with a key."""
@@ -469,7 +478,7 @@ def show_timer(
 
     from liveness.commands.timers import show_timer
 
-    show_timer(path, key, gateway, as_json=json, out=sys.stdout)
+    show_timer(path, key, gateway, damaged=damaged, as_json=json, out=sys.stdout)
 
 
 @timers.command(
@@ -477,10 +486,15 @@ def show_timer(
     help_epilogue="Example: liveness timers cancel order:17 --gateway gw-1",
 )
 def cancel_timer(
-    key: Key, /, *, socket: Socket = None, gateway: GatewayName = None
+    key: Key,
+    /,
+    *,
+    socket: Socket = None,
+    gateway: GatewayName = None,
+    damaged: Damaged = False,
 ) -> None:
-    """Cancel a pending or fired timer."""
-    _change_timer("cancel", key, gateway, socket)
+    """Cancel a pending or fired timer, or one that is damaged on disk."""
+    _change_timer("cancel", key, gateway, socket, damaged=damaged)
 
 
 @timers.command(
@@ -494,12 +508,19 @@ def retry_timer(
     _change_timer("retry", key, gateway, socket)
 
 
-def _change_timer(what: str, key: str, gateway: str | None, socket: str | None) -> None:
+def _change_timer(
+    what: str,
+    key: str,
+    gateway: str | None,
+    socket: str | None,
+    *,
+    damaged: bool = False,
+) -> None:
     path = socket_path(socket)
 
     from liveness.commands.timers import change_timer
 
-    change_timer(path, what, key, gateway, out=sys.stdout)
+    change_timer(path, what, key, gateway, damaged=damaged, out=sys.stdout)
 
 
 gateways: Final = App(
@@ -527,9 +548,7 @@ def list_gateways(
 
 @gateways.command(name="forget", help_epilogue="Example: liveness gateways forget gw-7")
 def forget_gateway(
-    name: Annotated[
-        str, Parameter(help="the name", metavar="NAME", converter=as_written)
-    ],
+    name: Annotated[str, Parameter(help="the name", metavar="NAME", converter=name_of)],
     /,
     *,
     socket: Socket = None,
@@ -559,7 +578,7 @@ def release_users(
         Parameter(
             help="the gateway whose users are meant (default: those of all)",
             metavar="NAME",
-            converter=as_written,
+            converter=name_of,
         ),
     ] = None,
     /,
@@ -586,7 +605,7 @@ def backup(
     force: Annotated[bool, Parameter(help="replace FILE if it is there")] = False,
     damaged: Annotated[
         bool,
-        Parameter(help="make one of a damaged log, too, to a FILE that is not there"),
+        Parameter(help="also of a damaged log or timers, to a FILE that is not there"),
     ] = False,
 ) -> int:
     """Copy the whole state into one file, while the sidecar runs or is down.

@@ -374,7 +374,7 @@ class LimitSettings:
         default=64 * MIB,
         metadata=_about(
             "most bytes of frames that are not whole yet, of all links together; of more "
-            "the oldest end; one frame may always be",
+            "the oldest end; max_frame_bytes at least",
             (4 * KIB, 64 * GIB),
             "bytes",
         ),
@@ -532,8 +532,8 @@ class TimerSettings:
     max_pending: int = field(
         default=30_000,
         metadata=_about(
-            "most unwritten orders about timers; a gateway that has more of them than "
-            "there is room for yet is not read",
+            "most unwritten orders about timers, one more for each KiB that they carry; a "
+            "gateway that has more of them than there is room for yet is not read",
             (1_000, 10_000_000),
             "orders",
         ),
@@ -644,6 +644,13 @@ class Config:
                 f"http.address is {shown(self.http.address)}: an address other than "
                 "loopback needs a token; write one to a file and name that by "
                 "http.token_file, or use 127.0.0.1, [::1] or localhost"
+            )
+        limits = self.limits
+        if limits.max_unfinished_bytes < limits.max_frame_bytes:
+            raise ConfigError(
+                f"limits.max_unfinished_bytes is {limits.max_unfinished_bytes}: it must be "
+                f"limits.max_frame_bytes ({limits.max_frame_bytes}) at least, as one frame "
+                "may always be unfinished; raise it, or lower that"
             )
 
     @property

@@ -1,6 +1,7 @@
 """The sidecar's disk as it is, read past the product."""
 
 import sqlite3
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -17,6 +18,39 @@ def rows(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
     """Reads the database over a connection of its own."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
         return db.execute(sql, values).fetchall()
+
+
+def overwrite_root(database: Path, part: str) -> None:
+    """Writes nonsense over the first page of a table or an index."""
+    query = "select rootpage from sqlite_schema where name = ?"
+    ((page,),) = rows(database, query, part)
+    ((size,),) = rows(database, "pragma page_size")
+    with database.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+
+
+def tear_a_leaf(database: Path, table: str, which: int) -> None:
+    """Zeroes a page of a table's tree that has rows, by its number under the root."""
+    query = "select rootpage from sqlite_schema where name = ?"
+    ((root,),) = rows(database, query, table)
+    ((size,),) = rows(database, "pragma page_size")
+    data = bytearray(database.read_bytes())
+    at = (root - 1) * size
+    assert data[at] == 5, "the root has pages under it"
+    (cell,) = struct.unpack_from(">H", data, at + 12 + 2 * which)
+    (page,) = struct.unpack_from(">I", data, at + cell)
+    data[(page - 1) * size : page * size] = bytes(size)
+    database.write_bytes(data)
+
+
+def misname_a_free_page(database: Path) -> None:
+    """Has the list of free pages begin with one that is not there."""
+    ((free,),) = rows(database, "pragma freelist_count")
+    assert free, "there is one"
+    data = bytearray(database.read_bytes())
+    data[32:36] = struct.pack(">I", 2**31)
+    database.write_bytes(data)
 
 
 def log(database: Path) -> list[Record]:

@@ -33,7 +33,6 @@ from liveness.service.backup import (
     opened,
     sync,
 )
-from liveness.service.checkstate import places
 from liveness.service.clock import Clock
 from liveness.streams import tell
 
@@ -60,7 +59,7 @@ def backup(
         state: The directory.
         file: It is there whole, or not at all.
         force: Whether a file that is there already is replaced.
-        damaged: Whether it is also made of a log with damaged records.
+        damaged: Whether it is also made of a state whose log or timers are damaged.
         out: Is told what was written.
     Returns:
         The exit code: 0 if all of it is whole.
@@ -70,7 +69,7 @@ def backup(
         StateError: What lies there is damaged, or of a newer version.
     """
     with _failing(state, file):
-        _check_target(state, file, force=force and not damaged)
+        _check_target(state, file, force=force, damaged=damaged)
     with _reporting() as stage, _failing(state, file), opened(state) as files:
         counted = files.counted()
         _check_room(files, file)
@@ -79,7 +78,7 @@ def backup(
             missing = _write(files, folder, archive, stage)
             if missing and not damaged:
                 raise StateError(
-                    f"{state} is damaged (records {places(missing)}); no backup was made: "
+                    f"{state} is damaged ({', '.join(missing)}); no backup was made: "
                     "keep the one before, and make one with --damaged to a new FILE"
                 )
             size = archive.stat().st_size
@@ -94,13 +93,13 @@ def backup(
         return 0
     out.flush()
     tell(
-        f"{file} lacks records {places(missing)}: they are damaged on disk; keep "
-        "the backup before it as well"
+        f"{file} is not whole ({', '.join(missing)}): that is damaged on disk; keep the "
+        "backup before it as well"
     )
     return DAMAGED
 
 
-def _check_target(state: Path, file: Path, *, force: bool) -> None:
+def _check_target(state: Path, file: Path, *, force: bool, damaged: bool) -> None:
     if not file.parent.is_dir():
         raise CommandError(f"{file.parent} is no folder; make it, or name another FILE")
     if is_of_a_state(file, state):
@@ -116,6 +115,11 @@ def _check_target(state: Path, file: Path, *, force: bool) -> None:
         return
     if not file.is_file():
         raise CommandError(f"{file} is there and is no file; name another FILE")
+    if damaged:
+        raise CommandError(
+            f"{file} is there already, and with --damaged none is replaced; name another "
+            "FILE"
+        )
     if not force:
         raise _exists(file)
 
@@ -219,10 +223,8 @@ def _beside(file: Path, ending: _Ending) -> Iterator[Path]:
             shutil.rmtree(folder)
 
 
-def _write(
-    state: State, folder: Path, archive: Path, stage: Stage
-) -> list[tuple[int, int]]:
-    """Write the archive; return which records are damaged."""
+def _write(state: State, folder: Path, archive: Path, stage: Stage) -> list[str]:
+    """Write the archive; return what is damaged, in words."""
     done, whole = 0, ROOM * state.bytes
 
     def wrote(count: int) -> None:
@@ -232,9 +234,11 @@ def _write(
     stage("backing up", lambda: min(1.0, done / whole))
     made_ms = Clock().wall_ms()
     # Both first: until then what the sidecar writes stays in its WALs.
-    missing = list[tuple[int, int]]()
+    missing = list[str]()
     for path in state.paths:
-        missing += state.copy(path, folder / path.name, made_ms=made_ms, wrote=wrote)
+        target = folder / path.name
+        if damaged := state.copy(path, target, made_ms=made_ms, wrote=wrote):
+            missing.append(damaged)
     with _Paced(archive, wrote) as paced:
         archive.chmod(0o600)
         with tarfile.open(mode="w|", fileobj=paced, bufsize=STEP_BYTES) as tar:

@@ -30,7 +30,7 @@ def check_state(folder: Path, *, as_json: bool, out: TextIO) -> int:
             if not found.is_whole:
                 code = DAMAGED
             if as_json:
-                file, part, is_whole, told, _ = found
+                file, part, is_whole, told, *_ = found
                 shown = {"file": file, "part": part, "whole": is_whole, "told": told}
                 out.write(f"{json.dumps(shown)}\n")
                 continue

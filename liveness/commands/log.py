@@ -85,9 +85,11 @@ def history(
     if not look.records:
         oldest = look.oldest
         told = "is empty" if oldest is None else f"begins at {local_time(oldest.at)}"
+        left_out = _left_out(book)
+        also = f"; {left_out}" if left_out else ""
         raise CommandError(
             f"no record of {uid_text(uid)} in the log of {folder}, which {told}: correct the "
-            "name (int:7 is the integer, 7 the string), or --state"
+            f"name (int:7 is the integer, 7 the string), or --state{also}"
         )
     if left_out := _left_out(book):
         tell(left_out)

@@ -61,19 +61,38 @@ def list_timers(
 
 
 def show_timer(
-    socket_path: Path, key: str, gateway: str | None, *, as_json: bool, out: TextIO
+    socket_path: Path,
+    key: str,
+    gateway: str | None,
+    *,
+    damaged: bool = False,
+    as_json: bool,
+    out: TextIO,
 ) -> None:
     """Writes all that is kept of a timer.
 
+    Args:
+        socket_path: The sidecar's socket.
+        key: The timer's.
+        gateway: None: the only one that has a timer of that key.
+        damaged: Whether the key is the id of a damaged timer.
+        as_json: Whether it is written as JSON.
+        out: Where it is written.
     Raises:
         CommandError: There is none, or there are several.
     """
-    timer = _only(socket_path, key, gateway)
+    timer = _only(socket_path, key, gateway, damaged=damaged)
     out.write(f"{json.dumps(timer, indent=2)}\n" if as_json else as_text(timer))
 
 
 def change_timer(
-    socket_path: Path, what: str, key: str, gateway: str | None, *, out: TextIO
+    socket_path: Path,
+    what: str,
+    key: str,
+    gateway: str | None,
+    *,
+    damaged: bool = False,
+    out: TextIO,
 ) -> None:
     """Has a timer cancelled or retried, and writes what it then is.
 
@@ -82,13 +101,17 @@ def change_timer(
         what: `cancel` or `retry`.
         key: The timer's.
         gateway: None: the only one that has a timer of that key.
+        damaged: Whether the key is the id of a damaged timer.
         out: Where the timer is written, as one line.
     Raises:
         CommandError: It was refused, or there is none, or there are several.
     """
-    if gateway is None:
-        gateway = _only(socket_path, key, None)["gateway"]
-    named = {"gateway": gateway, "key": key}
+    if damaged:
+        what, named = f"{what}-damaged", {"id": key}
+    else:
+        if gateway is None:
+            gateway = _only(socket_path, key, None)["gateway"]
+        named = {"gateway": gateway, "key": key}
     timer = asked(socket_path, f"/v1/timers/{what}", named, timeout_s=TIMEOUT_S)
     out.write(f"{text_line(timer)}\n")
 
@@ -104,6 +127,8 @@ def text_line(timer: TimerMap) -> str:
     parts += [escaped(timer["gateway"]), escaped(timer["key"])]
     if "ext" in timer:
         parts.append(f"ext {escaped(timer['ext'])}")
+    if "damaged" in timer:
+        parts.append(f"damaged {timer['damaged']}")
     if timer["attempts"]:
         parts.append(f"attempt {timer['attempts']}")
     if "message" in timer:
@@ -123,6 +148,8 @@ def as_text(timer: TimerMap) -> str:
         for name in ("created", "due", "fired", "changed")
         if name in timer
     }
+    if "damaged" in timer:
+        rows["damaged"] = f"id {timer['damaged']}"
     if "seq" in timer:
         rows["record"] = f"seq {timer['seq']}"
     rows |= {name: timer[name] for name in ("message", "payload") if name in timer}
@@ -141,8 +168,17 @@ def _json_line(timer: TimerMap) -> str:
 # --- what the sidecar says ------------------------------------------------------------
 
 
-def _only(socket_path: Path, key: str, gateway: str | None) -> TimerMap:
+def _only(
+    socket_path: Path, key: str, gateway: str | None, *, damaged: bool = False
+) -> TimerMap:
     """The newest timer with a key, of this gateway or of the only one that has it."""
+    if damaged:
+        timers, _ = _page(socket_path, "/v1/timers", {"id": key})
+        if timers and "damaged" in timers[0]:
+            return timers[0]
+        raise CommandError(
+            f"no timer {key} is damaged: `liveness timers list` shows those that are"
+        )
     query = {"key": key} if gateway is None else {"key": key, "gateway": gateway}
     timers, _ = _page(socket_path, "/v1/timers/newest", query)
     if len(timers) == 1:
@@ -164,9 +200,7 @@ def _only(socket_path: Path, key: str, gateway: str | None) -> TimerMap:
 def _page(
     socket_path: Path, page: str, query: Mapping[str, str]
 ) -> tuple[list[TimerMap], str | None]:
-    # What is no UTF-8 on the command line goes as it is, to be refused by name.
-    told = urlencode(query, errors="surrogateescape")
-    found = asked(socket_path, f"{page}?{told}", timeout_s=TIMEOUT_S)
+    found = asked(socket_path, f"{page}?{urlencode(query)}", timeout_s=TIMEOUT_S)
     if not isinstance(found.get("timers"), list):
         raise no_sidecar(socket_path)
     return found["timers"], found.get("next")

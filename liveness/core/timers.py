@@ -20,7 +20,7 @@ Source: a table with states and a ladder of retries, as payment notifications ha
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple, TypeAlias
 
 PENDING: Final = "pending"
@@ -166,6 +166,52 @@ def key_of(order: Order) -> tuple[str, str] | None:
 def gateway_of(order: Order) -> str:
     """The gateway of the timers an order is about."""
     return order.timer.gateway if isinstance(order, Schedule) else order.gateway
+
+
+def weight_of(order: Order) -> int:
+    """What it is to a transaction: one, and one more for each KiB of text that it carries."""
+    text = (
+        order.payload
+        if isinstance(order, Schedule)
+        else order.message
+        if isinstance(order, Reply)
+        else None
+    )
+    return 1 + len(text.encode()) // 1024 if text else 1
+
+
+def without_new(
+    orders: Iterable[Order], waiting: Collection[tuple[str, str]] | None = None
+) -> tuple[list[Order], list[Order]]:
+    """Part orders that may need a larger table from those that need none.
+
+    Args:
+        orders: In the order in which they came.
+        waiting: Gateway and key of new timers that wait already. None: no new timer may
+            be among the first; else only none of a gateway that has one waiting.
+    Returns:
+        Those that can be applied now; and new timers, with what is asked of their keys
+        after them. A cancel by ext is among both: it is about what is there, and about
+        new timers that were asked for before it.
+    """
+    now, later = list[Order](), list[Order]()
+    keys = {*(waiting or ())}
+    gateways = {gateway for gateway, _ in keys}
+    for order in orders:
+        key, gateway = key_of(order), gateway_of(order)
+        is_new = isinstance(order, Schedule)
+        if is_new and key is not None and (waiting is None or gateway in gateways):
+            keys.add(key)
+            gateways.add(gateway)
+        # A run is of a timer that the table has.
+        waits = not isinstance(order, Fire) and (
+            gateway in gateways if key is None else key in keys
+        )
+        if waits:
+            later.append(order)
+        if not waits or key is None:
+            now.append(order)
+    return now, later
 
 
 class Settlement:

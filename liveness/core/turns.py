@@ -12,7 +12,8 @@ def in_turns(waiting: Sequence[T], limit: int, take: Callable[[T, int], int]) ->
     Args:
         waiting: Whose turn it is, in this order.
         limit: How many may be taken in all.
-        take: Takes at most so many from one; returns how many it took.
+        take: Takes so many from one, if it has them, the last of which may count for
+            several; returns how many it took.
     Returns:
         How many were taken.
     """
@@ -21,11 +22,11 @@ def in_turns(waiting: Sequence[T], limit: int, take: Callable[[T, int], int]) ->
         share = max(1, (limit - taken) // len(waiting))
         may_have_more: list[T] = []
         for one in waiting:
-            if taken == limit:
+            if taken >= limit:
                 break
             took = take(one, min(share, limit - taken))
             taken += took
-            if took == share:
+            if took >= share:
                 may_have_more.append(one)
         waiting = may_have_more
     return taken

@@ -105,6 +105,7 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
             log=store.log,
             next_seq=next_seq,
             parted=store.parted,
+            reserve=store.reserve,
             ladder=config.timers.ladder,
         )
         stack.callback(table.close)
@@ -170,6 +171,7 @@ def load(
         _catch_up(table, store, clock.wall_ms())
         sidecar = Sidecar(config, store, table, clock, access, token)
         sidecar.restore()
+    store.reserve.restore()
     return sidecar
 
 

@@ -18,18 +18,18 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from liveness.errors import LivenessError, StateError
 from liveness.service import migrations, reserve, stopfile, store, timertable
-from liveness.service.checkstate import parts
+from liveness.service.checkstate import parts, structure
 from liveness.service.database import (
     beside,
     check_not_lost,
+    check_regular_files,
     check_wal,
     connect,
     made_private,
@@ -99,9 +99,7 @@ class State:
         timers = sum(timers.execute(query).fetchone()[0] for timers in rest)
         return Counted(records, users, timers)
 
-    def copy(
-        self, path: Path, target: Path, *, made_ms: int, wrote: Wrote
-    ) -> Sequence[tuple[int, int]]:
+    def copy(self, path: Path, target: Path, *, made_ms: int, wrote: Wrote) -> str:
         """Copy a database, let go of it, and see that the copy can be read.
 
         Args:
@@ -114,7 +112,7 @@ class State:
             StateError: What lies there is damaged.
             sqlite3.Error: It cannot be read, or not be written.
         Returns:
-            The ranges of records that are damaged; the rest of the copy is whole.
+            What is damaged, in words; the rest of the copy is whole.
         """
         source = self._databases[path]
         step = max(1, STEP_BYTES // _page_bytes(source))
@@ -136,7 +134,7 @@ class State:
             copy.execute("pragma journal_mode = off")
             source.backup(copy, pages=step, progress=progress)
             source.execute("rollback")
-            damaged = _damaged_records(path, copy)
+            damaged = _damage_of(path, copy)
             if path.name == store.DATABASE:
                 copy.execute(
                     "insert or replace into meta values (?, ?)", [store.COPIED, made_ms]
@@ -164,12 +162,14 @@ def opened(folder: Path) -> Iterator[State]:
     """Open a state directory, whether a sidecar uses it or not, as of one moment.
 
     Raises:
-        StateError: What lies there is of a newer version, or none of ours.
+        StateError: What lies there is of a newer version, none of ours, or no file.
         BackupError: There is nothing; or it was written whenever it was looked at.
         OSError: This user may not use it.
         sqlite3.Error: It cannot be read.
     """
     paths = [folder / name for name in _FILES]
+    for path in paths:
+        check_regular_files(path)
     if not _size(paths[0]):
         raise BackupError(
             f"{paths[0]}: there is no state to back up; name its folder with --state"
@@ -230,22 +230,26 @@ def sync(descriptor: int) -> None:
     time.sleep(time.perf_counter() - began)
 
 
-def _damaged_records(path: Path, copy: sqlite3.Connection) -> Sequence[tuple[int, int]]:
-    """Refuse a copy of what is damaged otherwise than in records of the log."""
-    found = parts(path.name, lambda look: look(copy))
+def _damage_of(path: Path, copy: sqlite3.Connection) -> str:
+    """Refuse a copy that is damaged otherwise than in its log or in single timers."""
+
+    def read(look: Callable[[sqlite3.Connection], Any]) -> Any:
+        return look(copy)
+
     schema, _ = _FILES[path.name]
-    if meta(copy, "schema") != schema:
-        found = islice(found, 1)  # an older one: the structure is all that is known
-    damaged: Sequence[tuple[int, int]] = ()
+    if meta(copy, "schema") == schema:
+        found = parts(path.name, read)
+    else:  # an older one: the structure is all that is known
+        found = iter([structure(path.name, read)])
+    missing = ""
     for part in found:
-        if part.ranges:
-            damaged = part.ranges
-        elif not part.is_whole:
+        missing = missing or part.missing
+        if not part.is_whole and not part.missing:
             raise StateError(
                 f"{path} is damaged ({part.part}: {part.told}); no backup was made: "
                 "keep the one before, and restore it if the sidecar cannot start"
             )
-    return damaged
+    return missing
 
 
 def _check(path: Path, db: sqlite3.Connection) -> None:

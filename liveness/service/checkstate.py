@@ -5,16 +5,24 @@ WAL of a sidecar that runs growing. SQLite's own check of a file cannot be cut.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from liveness.core.timers import LIVE
 from liveness.service import logpages, stopfile, store, timertable
-from liveness.service.database import DISK_TROUBLE, check_not_lost, check_wal, size_of
+from liveness.service.database import (
+    DISK_TROUBLE,
+    LARGER_THAN_MEMORY,
+    check_not_lost,
+    check_regular_files,
+    check_structure,
+    check_wal,
+    size_of,
+)
 from liveness.service.logbook import any_schema, file_state, looking_at, read_again
-from liveness.service.store import DATABASE, unsound
+from liveness.service.store import BESIDE, DATABASE, unsound
 
 # So many records are looked for in one transaction.
 CHUNK_RECORDS: Final = 50_000
@@ -29,15 +37,15 @@ class Found(NamedTuple):
     part: str
     is_whole: bool
     told: str
-    ranges: Sequence[tuple[int, int]] = ()  # of records of the log that are damaged
+    missing: str = ""  # what is damaged, where it harms nothing else
 
 
 class Damaged(Exception):
     """What was read makes no sense; it is told in words."""
 
-    def __init__(self, told: str, ranges: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(self, told: str, missing: str = "") -> None:
         super().__init__(told)
-        self.ranges = ranges
+        self.missing = missing
 
 
 # Runs a look at a database, in a connection of its own or in one that is open.
@@ -51,6 +59,7 @@ def check(folder: Path) -> Iterator[Found]:
         StateError: There is none, it is of another version, or it may not be read.
         sqlite3.Error: It cannot be read now.
     """
+    check_regular_files(folder / timertable.DATABASE)
     path = folder / DATABASE
     file_state(path)
     try:
@@ -82,14 +91,25 @@ def check(folder: Path) -> Iterator[Found]:
 
 
 def parts(name: str, read: Read) -> Iterator[Found]:
-    """Look at each part of the database of that name, its structure first."""
-    yield _found(name, "structure", partial(read, _structure))
+    """Look at each part of the database of that name, its structure first.
+
+    That of the log is part of the log: a start passes over its damage.
+    """
     if name == DATABASE:
-        yield _found(name, "log", partial(_log, read))
+        beside = structure(name, read, BESIDE)
+        yield beside
+        yield _found(name, "log", partial(_log, read, with_structure=beside.is_whole))
         yield _found(name, "users online", partial(read, _users))
         yield _found(name, "names", partial(read, _names))
     else:
+        yield structure(name, read)
         yield _found(name, "timers", partial(read, _timers))
+
+
+def structure(name: str, read: Read, tables: Sequence[str] = ("",)) -> Found:
+    """Look at the structure of a database, or of some of its tables."""
+    look = partial(check_structure, tables=tables, most=MOST_TOLD)
+    return _found(name, "structure", lambda: read(look) or "")
 
 
 def places(ranges: Sequence[tuple[int, int]]) -> str:
@@ -163,29 +183,30 @@ def _found(file: str, part: str, look: Callable[[], str]) -> Found:
     try:
         return Found(file, part, True, look())
     except Damaged as error:
-        return Found(file, part, False, str(error), error.ranges)
-    except sqlite3.Error as error:
+        return Found(file, part, False, str(error), error.missing)
+    except MemoryError:
+        return Found(file, part, False, LARGER_THAN_MEMORY)
+    # What SQLite says may have damaged text in it, which Python cannot decode.
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         if code & 0xFF in DISK_TROUBLE:
             raise
         return Found(file, part, False, str(error))
 
 
-def _structure(db: sqlite3.Connection) -> str:
-    lines = [
-        row[0] for row in db.execute(f"pragma quick_check({MOST_TOLD})").fetchall()
-    ]
-    if lines != ["ok"]:
-        raise Damaged("; ".join(" ".join(line.split()) for line in lines))
-    return ""
-
-
-def _log(read: Read) -> str:
+def _log(read: Read, *, with_structure: bool) -> str:
+    """Look at the pages of the log; and at all of the file's structure, if asked to."""
+    read(logpages.following)  # without which there is no start
     ranges, records = _damaged_ranges(read)
+    told, missing = list[str](), ""
+    if with_structure and not (found := structure(DATABASE, read)).is_whole:
+        told, missing = [f"structure: {found.told}"], "structure of the log"
     if ranges:
         count = sum(last - first + 1 for first, last in ranges)
-        told = f"records {places(ranges)} ({count:,} of {records:,})"
-        raise Damaged(told, ranges)
+        missing = f"records {places(ranges)}"
+        told.insert(0, f"{missing} ({count:,} of {records:,})")
+    if told:
+        raise Damaged("; ".join(told), missing)
     return f"{records:,}"
 
 
@@ -211,13 +232,25 @@ def _sound(db: sqlite3.Connection, table: str) -> None:
 
 
 def _timers(db: sqlite3.Connection) -> str:
-    told = dict(db.execute("select state, timers from states where timers"))
-    there = dict(db.execute("select state, count(*) from timers group by state"))
-    if told != there:
-        raise Damaged(f"it has {there} and says that it has {told}")
+    db.execute("begin")  # a sidecar may write in between
+    counted = dict(db.execute("select state, timers from states"))
+    surplus = timertable.miscounted(db)
+    query = "select count(*) from timers not indexed"  # may have an entry too many
+    (count,) = db.execute(query).fetchone()
+    db.execute("rollback")
+    # One that makes no sense is counted in some state, nobody knows in which.
+    if min(surplus.values()) < 0 or sum(counted.values()) != count:
+        there = {state: number - surplus[state] for state, number in counted.items()}
+        raise Damaged(f"it has {_some(there)} and says that it has {_some(counted)}")
     if damaged := timertable.damaged(db):
-        raise Damaged(f"{damaged:,} of {sum(there.values()):,} make no sense")
-    return f"{sum(there.get(state, 0) for state in LIVE):,} live"
+        told = f"{damaged:,} of {count:,} make no sense"
+        raise Damaged(told, f"timers: {damaged:,}")
+    return f"{sum(counted[state] for state in LIVE):,} live"
+
+
+def _some(states: Mapping[str, int]) -> dict[str, int]:
+    """Those states in which there are timers."""
+    return {state: count for state, count in states.items() if count}
 
 
 def _clocks(folder: Path) -> str:

@@ -36,6 +36,8 @@ from liveness.text import json_line
 
 # Told at a time: for the first who wants them it takes two milliseconds to write them.
 EVENTS_AT_ONCE: Final = 200
+# Told at once, and one event more: some times as much is in memory for each reader.
+EVENTS_BYTES: Final = 128 * 2**10
 # What comes soon after something was told is gathered for so long: one write for each
 # commit and each of many readers would leave no time for anything else.
 GATHER_S: Final = 0.05
@@ -134,9 +136,10 @@ class FeedPages:
                     least = min(least, behind)
                     if behind - least > self._max_backlog:
                         raise self._too_slow(behind)
-                    if entries := await self._take(cursor):
-                        events = (entry.event for entry in entries)
-                        await listener.tell(b"".join([id_, id_.join(events)]))
+                    entries = await self._take(cursor)
+                    entries.reverse()
+                    while entries:
+                        await listener.tell(_taken(entries, id_))
                     if is_last:
                         raise Told(STOPPING)
                 least = 0
@@ -147,7 +150,11 @@ class FeedPages:
 
     async def _take(self, cursor: Cursor) -> list[Entry]:
         try:
-            return await cursor.take(EVENTS_AT_ONCE, wall_ms=self._clock.wall_ms())
+            return await cursor.take(
+                EVENTS_AT_ONCE,
+                wall_ms=self._clock.wall_ms(),
+                most_bytes=EVENTS_BYTES,
+            )
         except (sqlite3.Error, OSError) as error:
             say = "the log cannot be read for a stream, which ends"
             self._every(_log.warning, say, key=say, error=str(error))
@@ -163,6 +170,16 @@ class FeedPages:
             f"{self._max_backlog}: read faster, ask for less, or raise http.max_backlog; "
             "connect again to go on"
         )
+
+
+def _taken(entries: list[Entry], id_: bytes) -> bytes:
+    """Take events from the end, as many as are told together; none is kept meanwhile."""
+    events, size = list[bytes](), 0
+    while entries and size < EVENTS_BYTES:
+        event = entries.pop().event
+        events += id_, event
+        size += len(event)
+    return b"".join(events)
 
 
 def _number(after: str | None) -> int | None:

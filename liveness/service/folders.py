@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from liveness.errors import StartError
+from liveness.errors import StartError, StateError
 
 # Which file it is: its device and inode.
 Identity = tuple[int, int]
@@ -64,6 +64,23 @@ def check_own(path: Path) -> None:
     _check(path, found)
 
 
+def check_regular(path: Path) -> None:
+    """Refuse what is at *path* if it is no file by itself, whoever it belongs to.
+
+    Raises:
+        StateError: It is a link, or no regular file.
+    """
+    try:
+        found = path.lstat()
+    except OSError:
+        return  # whoever opens it says why
+    if wrong := _wrong_form(found):
+        raise StateError(
+            f"{path} {wrong}; it was not read: find out who put it there, then put the "
+            "sidecar's own file in its place, or name another --state"
+        )
+
+
 def open_own(path: Path, flags: int) -> int:
     """Open a file of ours, or make it, private, where *flags* say so; never a link.
 
@@ -82,6 +99,16 @@ def open_own(path: Path, flags: int) -> int:
     return descriptor
 
 
+def bytes_left(folder: Path) -> int:
+    """What the disk of a folder has left for this user.
+
+    Raises:
+        OSError: It cannot be asked.
+    """
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
 def identity(path: Path) -> Identity | None:
     """Which file is at *path*; None if there is none, or none can be reached."""
     try:
@@ -98,18 +125,20 @@ def identities(paths: Iterable[Path]) -> dict[Path, Identity]:
 
 
 def _check(path: Path, found: os.stat_result) -> None:
-    if stat.S_ISLNK(found.st_mode):
-        wrong = "is a link"
-    elif not stat.S_ISREG(found.st_mode):
-        wrong = "is no regular file"
-    elif not _is_ours(found):
+    wrong = _wrong_form(found)
+    if wrong is None and not _is_ours(found):
         wrong = f"belongs to user {found.st_uid}"
-    else:
-        return
-    raise StartError(
-        f"{path} {wrong}; it was left alone: find out who put it there, then put the "
-        "sidecar's own file in its place, or name another --state"
-    )
+    if wrong is not None:
+        raise StartError(
+            f"{path} {wrong}; it was left alone: find out who put it there, then put the "
+            "sidecar's own file in its place, or name another --state"
+        )
+
+
+def _wrong_form(found: os.stat_result) -> str | None:
+    if stat.S_ISLNK(found.st_mode):
+        return "is a link"
+    return None if stat.S_ISREG(found.st_mode) else "is no regular file"
 
 
 def _is_ours(found: os.stat_result) -> bool:

@@ -103,6 +103,11 @@ class Journal:
         return self._writer.failure or self.timers.writer.failure
 
     @property
+    def log_failure(self) -> str | None:
+        """Why the log cannot be written at present; None if it can."""
+        return self._writer.failure
+
+    @property
     def write_failures(self) -> dict[str, int]:
         """How often writing failed, by what was to be written."""
         return {"log": self._writer.failures, "timers": self.timers.writer.failures}
@@ -114,7 +119,7 @@ class Journal:
 
     @property
     def durable_mark(self) -> int:
-        """Everything up to this mark is on disk."""
+        """Everything up to this mark is on disk, but for timers without room there."""
         oldest = self.timers.oldest
         reached = self.log_mark
         return reached if oldest is None else min(reached, oldest - 1)
@@ -195,9 +200,15 @@ class Journal:
         return self.mark
 
     async def settled(self) -> None:
-        """Wait until everything so far is on disk."""
+        """Wait until everything so far is on disk that has room there."""
         mark = self.flush()
         while self.durable_mark < mark:
+            await self._settled.wait()
+
+    async def settled_of(self, gateway: str | None) -> None:
+        """The same of the log, and of what a gateway asked of timers; None: of none."""
+        mark = self.flush()
+        while self.log_mark < mark or self.timers.writes(gateway, mark):
             await self._settled.wait()
 
     # --- the writer -----------------------------------------------------------
@@ -251,6 +262,9 @@ class Journal:
             if waiting.cancelled_caught:
                 idle_ms = 0  # that a name is in use may not be on disk
             until = self._shed_until
+            is_behind = False
+            # Of one that fails the writer meets the same fault at its next commit, and
+            # reports it; here only the step is put off, and not the other's.
             try:
                 is_behind = await self._writer.once(
                     partial(
@@ -269,6 +283,10 @@ class Journal:
                     await self._writer.once(make)
                 else:
                     await self._writer.once(self.store.write_back)
+            except sqlite3.Error as error:
+                say = "the log was not trimmed"
+                self._every(_log.warning, say, key=say, error=str(error))
+            try:
                 gone = await self.timers.writer.once(
                     partial(
                         self.timers.table.trim, oldest_ms=oldest_ms, most=most_ended
@@ -278,11 +296,8 @@ class Journal:
                 is_behind |= bool(gone)
                 await self.timers.follow(self.durable_seq)
             except sqlite3.Error as error:
-                # The writer meets the same fault at its next commit and reports it;
-                # here only the step is put off.
-                say = "the log was not trimmed"
+                say = "ended timers were not trimmed"
                 self._every(_log.warning, say, key=say, error=str(error))
-                is_behind = False
             await trio.sleep(TRIM_PAUSE_S if is_behind else TRIM_EVERY_S)
 
     @property
@@ -292,7 +307,8 @@ class Journal:
         What the timers' table lacks after a crash is read from the log.
         """
         is_followed = not (self.timers.pending or self.timers.runs)
-        return self.durable_seq if is_followed else self._settled_seq
+        followed = max(self._settled_seq, self.timers.table.seq)
+        return self.durable_seq if is_followed else followed
 
     async def _after_trim(self, *, idle_ms: int) -> None:
         (self.first, _), stored, self.log_bytes = await self._writer.once(

@@ -11,8 +11,11 @@ them are decoded. A page whose newest stamp is too old is not even looked into.
 
 A look is made in chunks, each a transaction of some hundredths of a second, however slow
 the reader is: a long one would keep the WAL growing. Between two chunks the log may go on
-and be trimmed, and nothing is missed or given twice. A page that was found and is damaged
-is left out, and noted.
+and be trimmed, and nothing is missed or given twice.
+
+Where a chunk is damaged, in a page or in the file's tree, smaller ones are tried, and in the
+end that place is read as the sidecar reads it (`logpages`): what it could not deliver is
+left out, and noted.
 
 The sidecar reads its own file. A command reads the file of a sidecar that runs, was
 stopped or was killed, as anyone who may read it, and changes nothing: see `looking_at`.
@@ -20,7 +23,7 @@ stopped or was killed, as anyone who may read it, and changes nothing: see `look
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from math import inf
@@ -38,8 +41,15 @@ from liveness.core.records import (
 )
 from liveness.core.wire import encode
 from liveness.errors import StateError
-from liveness.service.database import check_wal, meta, opened
-from liveness.service.logpages import LogPage, is_whole, records_in
+from liveness.service import logpages
+from liveness.service.database import (
+    check_regular_files,
+    check_wal,
+    damage,
+    meta,
+    opened,
+)
+from liveness.service.logpages import PAGE, PAGE_RECORDS, LogPage, is_whole, records_in
 from liveness.service.store import DATABASE, SCHEMA, is_in_use
 
 # How long a chunk is to take. By how long one took the next has more pages, or fewer: a
@@ -56,7 +66,6 @@ SET_BACK_MS: Final = 3_600_000
 TRIES: Final = 5
 
 _END: Final = 2**63 - 1
-_PAGE: Final = "last, first, newest, records, crc"
 
 T = TypeVar("T")
 Opened = Callable[[], AbstractContextManager[sqlite3.Connection]]
@@ -133,17 +142,18 @@ class Logbook:
     def __init__(self, opened: Opened, *, clock: Callable[[], float]) -> None:
         self._opened = opened
         self._clock = clock
-        self.damaged: set[tuple[int, int]] = (
-            set()
-        )  # first and last seq of pages left out
+        self.damaged: list[
+            tuple[int, int]
+        ] = []  # first and last seq of what is left out
 
     def newest_of(self, uid: Uid, *, limit: int, within_s: float = inf) -> Look:
         """The newest records of a user, at most *limit*, found in about this time."""
         until = self._clock() + within_s
         sought = Sought(uid)
         found: list[Record] = []
+        edge: Mark | None = None
         for chunk in self._chunks(sought, is_back=True):
-            self.damaged |= chunk.damaged
+            edge = chunk.edge or edge
             for page in chunk.pages:
                 for record in reversed(records_in(page)):
                     if isinstance(record, Record) and sought.wants(record):
@@ -151,15 +161,14 @@ class Logbook:
                         if len(found) == limit:
                             here = Mark(record.seq, record.at)
                             return Look(found, here, None)
-            if not chunk.is_last and self._clock() >= until:
-                return Look(found, chunk.edge, None)
+            if edge is not None and not chunk.is_last and self._clock() >= until:
+                return Look(found, edge, None)
         return Look(found, None, self.oldest())
 
     def records(self, sought: Sought) -> Iterator[Logged]:
         """Every record that is sought, oldest first."""
         end = _END if sought.until is None else sought.until + SET_BACK_MS
         for chunk in self._chunks(sought, is_back=False):
-            self.damaged |= chunk.damaged
             for page in chunk.pages:
                 yield from filter(sought.wants, records_in(page))
             if chunk.edge is not None and chunk.edge.at >= end:
@@ -167,10 +176,8 @@ class Logbook:
 
     def record(self, seq: int) -> Logged | None:
         """One record; None if it is no longer kept, damaged, or not yet there."""
-        query = f"select {_PAGE} from log where last >= ? order by last limit 1"
-        row = self._read(lambda db: db.execute(query, [seq]).fetchone())
-        page = _page(*row) if row else None
-        records = records_in(page) if page else []
+        pages = self._read(lambda db: [*logpages.pages(db, after=seq - 1, until=seq)])
+        records = (one for page in pages for one in records_in(page))
         return next((one for one in records if one.seq == seq), None)
 
     def opening(self, session: int) -> Record | None:
@@ -201,29 +208,44 @@ class Logbook:
         return str(self._read(lambda db: meta(db, "log")))
 
     def oldest(self) -> Mark | None:
-        """Where the log begins by now; None if it is empty."""
-        return self._read(_oldest)
+        """Where the log begins by now, as far as it is whole; None if it is empty."""
+        page = self._outermost(is_back=False)
+        if page is None:
+            return None
+        first = records_in(page)[0]
+        return Mark(first.seq, first.at)
 
     def newest(self) -> Mark | None:
         """Where the log ends by now; None if it is empty."""
-        query = "select last, newest from log order by last desc limit 1"
-        row = self._read(lambda db: db.execute(query).fetchone())
-        return None if row is None else Mark(*row)
+        (last,) = self._read(
+            lambda db: db.execute("select max(last) from log").fetchone()
+        )
+        page = self._outermost(is_back=True)
+        return None if page is None else Mark(last, page.newest)
 
     # --- within ---------------------------------------------------------------
 
-    def _chunks(self, sought: Sought, *, is_back: bool) -> Iterator["_Chunk"]:
-        size, place = FIRST_PAGES, _END if is_back else -1
+    def _outermost(self, *, is_back: bool) -> LogPage | None:
+        """The oldest page that is whole, or the newest."""
+        chunks = self._chunks(Sought(), is_back=is_back, size=1)
+        return next((page for chunk in chunks for page in chunk.pages), None)
+
+    def _chunks(
+        self, sought: Sought, *, is_back: bool, size: int | None = None
+    ) -> Iterator["_Chunk"]:
+        size, place = size or FIRST_PAGES, _END if is_back else 0
         while True:
             began = self._clock()
             chunk = self._read(
                 partial(_chunk, sought=sought, place=place, size=size, is_back=is_back)
             )
             took = self._clock() - began
+            for damaged in chunk.damaged:
+                self.damaged = logpages.joined(self.damaged, damaged)
             yield chunk
             if chunk.is_last:
                 return
-            place = chunk.place
+            place, size = chunk.place, chunk.size
             if took < CHUNK_S / 2:
                 size = min(2 * size, MOST_PAGES)
             elif took > 2 * CHUNK_S:
@@ -237,66 +259,121 @@ class _Chunk(NamedTuple):
     """Pages that have what is sought, and up to where was looked."""
 
     pages: list[LogPage]
-    damaged: set[tuple[int, int]]
-    place: int
-    edge: Mark | None
-    is_last: bool
+    place: int  # of the seqs beyond it none was looked at
+    edge: Mark | None  # the same, where that is the end of a page
+    is_last: bool = False
+    size: int = 1  # of so many pages it was made
+    damaged: Sequence[tuple[int, int]] = ()  # first and last seq of what is in no page
 
 
 def _chunk(
     db: sqlite3.Connection, *, sought: Sought, place: int, size: int, is_back: bool
 ) -> _Chunk:
     """Look at up to *size* pages beyond a place, from there on."""
-    beyond, order = ("<", "desc") if is_back else (">", "asc")
     db.execute("begin")
-    edge = db.execute(
-        f"select last, first, newest from log where last {beyond} ? "
+    begin = logpages.oldest(db) - 1
+    (end,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+    after, until = (begin, min(place, end)) if is_back else (max(place, begin), end)
+    if after >= until:
+        return _Chunk([], place, None, is_last=True)
+    chunk = None
+    while chunk is None:
+        try:
+            chunk = _searched(db, sought, after, until, size=size, is_back=is_back)
+        except sqlite3.DatabaseError as error:
+            if not logpages.is_damage(error):
+                raise
+            if size == 1:
+                chunk = _read_past_damage(db, after, until, is_back=is_back)
+            size = max(1, size // 4)
+    return chunk._replace(is_last=chunk.place == (after if is_back else until))
+
+
+def _searched(
+    db: sqlite3.Connection,
+    sought: Sought,
+    after: int,
+    until: int,
+    *,
+    size: int,
+    is_back: bool,
+) -> _Chunk:
+    """Look at the first pages of a range of seqs, or the last.
+
+    Raises:
+        sqlite3.DatabaseError: Of that something is damaged.
+    """
+    order = "desc" if is_back else "asc"
+    row = db.execute(
+        f"select {PAGE} from log where last > ? and last <= ? "
         f"order by last {order} limit 1 offset ?",
-        [place, size - 1],
+        [after, until, size - 1],
     ).fetchone()
-    is_last = edge is None
-    last = (-1 if is_back else _END) if is_last else edge[0]
+    edge = None
+    if row is not None:
+        page = _page(*row)
+        edge = Mark(page.first if is_back else page.last, page.newest)
+        after, until = (page.first - 1, until) if is_back else (after, page.last)
+    there = "from log where last > ? and last <= ?"
+    query = f"select total(last - first + 1) {there}"
+    if db.execute(query, [after, until]).fetchone() != (until - after,):
+        raise damage("records are missing")
     condition, values = sought.condition()
     rows = db.execute(
-        f"select {_PAGE} from log where last {beyond} ? and "
-        f"last between ? and ? and {condition} order by last {order}",
-        [place, min(place, last), max(place, last), *values],
+        f"select {PAGE} {there} and {condition} order by last {order}",
+        [after, until, *values],
     )
-    pages, damaged, taken = list[LogPage](), set[tuple[int, int]](), 0
+    pages, taken = list[LogPage](), 0
     for row in rows:
         page = _page(*row)
-        if page is None:
-            damaged.add((row[1], row[0]))
-            continue
+        if pages and (page.first > pages[-1].last) == is_back:
+            raise damage("pages are out of order")
         pages.append(page)
         taken += len(page.records)
         if taken > CHUNK_BYTES:
-            edge, is_last = row[:3], False
+            edge = Mark(page.first if is_back else page.last, page.newest)
+            after, until = (page.first - 1, until) if is_back else (after, page.last)
             break
     rows.close()
-    db.execute("commit")
-    if edge is None:
-        return _Chunk(pages, damaged, place, None, is_last)
-    return _Chunk(pages, damaged, edge[0], Mark(edge[1], edge[2]), is_last)
+    return _Chunk(pages, after if is_back else until, edge, size=size)
 
 
-def _oldest(db: sqlite3.Connection) -> Mark | None:
-    row = db.execute(f"select {_PAGE} from log order by last limit 1").fetchone()
-    if row is None:
-        return None
-    page = _page(*row)
-    if page is None:
-        return Mark(row[1], row[2])
-    first = records_in(page)[0]
-    return Mark(first.seq, first.at)
+def _read_past_damage(
+    db: sqlite3.Connection, after: int, until: int, *, is_back: bool
+) -> _Chunk:
+    """Read the first records of a range of seqs, or the last, as far as they are whole."""
+    if is_back:
+        after = max(after, until - PAGE_RECORDS)
+    else:
+        until = min(until, after + PAGE_RECORDS)
+    reached = after
+    pages, damaged = list[LogPage](), list[tuple[int, int]]()
+    for page in logpages.pages(db, after=after, until=until):
+        if page.first > reached + 1:
+            damaged.append((reached + 1, page.first - 1))
+        pages.append(page)
+        after, reached = min(after, page.first - 1), page.last
+    if reached < until:
+        damaged.append((reached + 1, until))
+    if is_back:
+        pages.reverse()
+    return _Chunk(
+        pages, after if is_back else max(until, reached), None, damaged=damaged
+    )
 
 
 def _page(
     last: int, first: int, newest: int, records: bytes, crc: int | None
-) -> LogPage | None:
-    """A page of the log; None if it is damaged."""
+) -> LogPage:
+    """A page of the log.
+
+    Raises:
+        sqlite3.DatabaseError: It is damaged.
+    """
     page = LogPage(last, first, newest, records)
-    return page if is_whole(page, crc) else None
+    if not is_whole(page, crc):
+        raise damage("a page is not what was written")
+    return page
 
 
 # --- without a sidecar ----------------------------------------------------------------
@@ -411,8 +488,9 @@ def file_state(path: Path) -> FileState:
     """What a file and its WAL are now.
 
     Raises:
-        StateError: There is none, or it may not be read.
+        StateError: There is none, it is a link or no file, or it may not be read.
     """
+    check_regular_files(path)
     wal = path.with_name(path.name + "-wal")
     try:
         # A folder that may not be looked into has a file as if it had none.

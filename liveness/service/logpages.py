@@ -16,7 +16,7 @@ by taking its lock, and beside a busy main thread that costs more than a page do
 import json
 import sqlite3
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -47,6 +47,8 @@ _BOUNDS: Final = struct.Struct("<3q")
 _COLUMNS: Final = (
     "last, cast(first as integer) as first, cast(newest as integer) as newest"
 )
+# What a `LogPage` is made of, and its checksum.
+PAGE: Final = f"{_COLUMNS}, cast(records as blob), cast(crc as integer)"
 _LIST: Final = f"""
 select json_group_array(json_array(last, first, size)) from (
     select {_COLUMNS}, length(records) as size from log where last > ?
@@ -120,6 +122,20 @@ def is_damage(error: sqlite3.Error) -> bool:
     """Whether SQLite says of a file that it is damaged; else it could not read it now."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     return code & 0xFF == sqlite3.SQLITE_CORRUPT
+
+
+def joined(
+    ranges: Iterable[tuple[int, int]], added: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """Ranges of seqs and one more, the last; those that it touches are part of it."""
+    apart = list[tuple[int, int]]()
+    first, last = added
+    for one in ranges:
+        if one[1] + 1 < first or last + 1 < one[0]:
+            apart.append(one)
+        else:
+            first, last = min(one[0], first), max(one[1], last)
+    return [*apart, (first, last)]
 
 
 def is_whole(page: LogPage, crc: int | None) -> bool:

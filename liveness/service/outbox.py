@@ -430,27 +430,21 @@ class Outbox:
         if entries:
             if hello.ack:
                 self._unacked.extend(entry.record.seq for entry in entries)
-            await self._send(encode_notices([entry.encoded for entry in entries]))
-            self._count(entries, hello)
+            frame = encode_notices([entry.encoded for entry in entries])
+            count, due = len(entries), _due(entries, hello)
+            # They take some times as much as the frame, which may wait for its reader.
+            del entries
+            await self._send(frame)
+            self._count(count, due)
         if not self._unacked:
             self._store_cursor(cursor.position)
         return True
 
-    def _count(self, entries: list[Entry], hello: Hello) -> None:
-        self._delivery.counts.notices_sent += len(entries)
-        if hello.role != GATEWAY:
-            return
+    def _count(self, notices: int, due: list[float]) -> None:
+        self._delivery.counts.notices_sent += notices
         now = self._delivery.clock.mono()
-        lateness = self._delivery.counts.lateness["sent"]
-        for entry in entries:
-            record = entry.record
-            # A gap is not due, and a watcher of one gateway is not that gateway.
-            if (
-                entry.due
-                and isinstance(record, Record)
-                and record.gateway == hello.name
-            ):
-                lateness.observe(now - entry.due)
+        for moment in due:
+            self._delivery.counts.lateness["sent"].observe(now - moment)
 
     def _store_cursor(self, seq: int) -> None:
         hello = self._hello
@@ -479,3 +473,16 @@ class Outbox:
                 self._sending = self._spooled = 0
                 self.give_up()
                 raise _Unreadable from error
+
+
+def _due(entries: list[Entry], hello: Hello) -> list[float]:
+    """When those were due of which it counts how late their gateway is told."""
+    return [
+        entry.due
+        for entry in entries
+        # A gap is not due, and a watcher of one gateway is not that gateway.
+        if entry.due
+        and hello.role == GATEWAY
+        and isinstance(entry.record, Record)
+        and entry.record.gateway == hello.name
+    ]

@@ -72,14 +72,16 @@ def answering(endpoint: Endpoint) -> Endpoint:
     return answer
 
 
-async def written(journal: Journal, otherwise: str) -> None:
-    """Wait until all that was ordered so far is on disk.
+async def written(
+    journal: Journal, otherwise: str, *, gateway: str | None = None
+) -> None:
+    """Wait until the log is on disk, and what a gateway has asked of timers so far.
 
     Raises:
         NotDone: That takes too long; *otherwise* is what is then to be done.
     """
     with trio.move_on_after(DISK_S) as waiting:
-        await journal.settled()
+        await journal.settled_of(gateway)
     if waiting.cancelled_caught:
         late = f"nothing was written within {DISK_S:g} s"
         raise NotDone(503, f"{journal.failure or late}; {otherwise}")
@@ -182,8 +184,10 @@ def uid_in(text: str) -> Uid:
         raise NotDone(400, str(error)) from None
 
 
-def number_in(query: dict[str, str], name: str, default: int, most: int) -> int:
-    """Take a number out of the query: from 1 to *most*.
+def number_in(
+    query: dict[str, str], name: str, default: int, most: int, *, where: str = "query"
+) -> int:
+    """Take a number out of the query, or the body: from 1 to *most*.
 
     Raises:
         NotDone: It is none.
@@ -194,6 +198,6 @@ def number_in(query: dict[str, str], name: str, default: int, most: int) -> int:
     if re.fullmatch("[0-9]{1,19}", text) and 1 <= int(text) <= most:
         return int(text)
     told = (
-        f"{name} is {text!r:.80} in the query; it must be a whole number, 1 to {most}"
+        f"{name} is {text!r:.80} in the {where}; it must be a whole number, 1 to {most}"
     )
     raise NotDone(400, told)

@@ -183,9 +183,7 @@ class Sidecar:
                     max_handshakes=limits.max_handshakes,
                     max_gateways=limits.max_gateways,
                     max_names=limits.max_names,
-                    max_unfinished_bytes=max(
-                        limits.max_unfinished_bytes, limits.max_frame_bytes
-                    ),
+                    max_unfinished_bytes=limits.max_unfinished_bytes,
                 ),
             ),
             limits=EngineLimits(
@@ -350,11 +348,14 @@ class Sidecar:
         with trio.move_on_after(STOP_WRITING_S) as writing:
             await self.journal.settled()
         if writing.cancelled_caught:
+            journal = self.journal
+            is_log = bool(journal.records_pending)
+            what = "the log" if is_log else "all that was asked of timers"
             _log.error(
-                "stopped before the log could be written; gateways send again what no "
+                f"stopped before {what} could be written; gateways send again what no "
                 "pong covered",
-                pending=self.journal.pending,
-                error=self.journal.failure,
+                pending=journal.pending,
+                error=journal.failure,
             )
         await self._bid_farewell()
         links.cancel_scope.cancel()
@@ -375,10 +376,10 @@ class Sidecar:
         raise why
 
     async def _write_stopfile(self) -> None:
-        if self.journal.failure is not None:
+        if self.journal.log_failure is not None:
             return  # the file would belong to an end of the log that is not there
         with trio.move_on_after(STOP_WRITING_S) as writing:
-            await self.journal.settled()
+            await self.journal.settled_of(None)
         if writing.cancelled_caught:
             return
         write = partial(

@@ -38,6 +38,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from liveness.core.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
 from liveness.core.records import (
     Logged,
     OnlineFields,
@@ -45,15 +46,16 @@ from liveness.core.records import (
     Wanted,
 )
 from liveness.core.timers import Fire
+from liveness.core.uids import MAX_UID_BYTES, is_natural
 from liveness.core.wire import encode
 from liveness.errors import StartError
 from liveness.service import logpages, migrations, timertable
 from liveness.service.database import (
+    check_structure,
     connect,
     cut,
     damage,
     expecting_damage,
-    is_full,
     made_private,
     meta,
     open_files,
@@ -61,10 +63,11 @@ from liveness.service.database import (
     size_of,
     transaction,
     write_ahead,
+    write_back,
 )
 from liveness.service.folders import identity, make_own_folder, open_own
 from liveness.service.logpages import END, PAGE_RECORDS, records_in, rows_of
-from liveness.service.reserve import Reserve
+from liveness.service.reserve import WAL_ROOM_BYTES, Reserve
 from liveness.text import EXACT_IN_JSON, json_line, uid_text, utc_time
 
 SCHEMA: Final = 3
@@ -110,21 +113,41 @@ insert into meta values ('schema', {SCHEMA});
 """
 
 
-# What is true of each row that is whole; a table at a time, a million rows take half a second.
+def _text(column: str, longest: int) -> str:
+    """In SQL: what `uids.is_text` says, but of what is no UTF-8, which cannot be read."""
+    return (
+        f"typeof({column}) = 'text' "
+        f"and length(cast({column} as blob)) between 1 and {longest} "
+        # Of the zero by itself: for SQLite's patterns a text ends there.
+        f"and {column} not glob '*[\x01-\x1f\x7f]*' and not instr({column}, char(0))"
+    )
+
+
+def _natural(column: str) -> str:
+    return f"typeof({column}) = 'integer' and {column} >= 0"
+
+
+def _timeout(column: str) -> str:
+    return f"({column} is null or {column} > 0 and {column} <= {MAX_TIMEOUT_S})"
+
+
+# What is true of each row that is whole; a table at a time, a million rows take a second.
 _SOUND: Final = {
     "online": (
-        "session between 1 and :next - 1 and typeof(uid) in ('integer', 'text') "
-        "and typeof(start) = 'integer' and typeof(conn) in ('integer', 'null') "
-        "and length(cast(gateway as blob)) > 0 "
-        "and (timeout is null or timeout > 0)"
+        "session between 1 and :next - 1 "
+        f"and ({_text('uid', MAX_UID_BYTES)} or {_natural('uid')}) "
+        f"and typeof(start) = 'integer' and (conn is null or {_natural('conn')}) "
+        f"and {_text('gateway', MAX_NAME_BYTES)} and {_timeout('timeout')}"
     ),
     "cursors": (
-        "role in ('gateway', 'watcher') and length(cast(name as blob)) > 0 "
+        f"role in ('gateway', 'watcher') and {_text('name', MAX_NAME_BYTES)} "
         "and seq between 0 and :next - 1 and typeof(used) = 'integer' "
-        "and (timeout is null or timeout > 0) and (in_force is null or in_force > 0)"
+        f"and {_timeout('timeout')} and {_timeout('in_force')}"
     ),
-    "trimmed": "typeof(name) = 'text' and seq between 0 and :next - 1",
+    "trimmed": f"{_text('name', MAX_NAME_BYTES)} and seq between 0 and :next - 1",
 }
+# The tables beside the log: without them there is no start.
+BESIDE: Final = ("meta", *_SOUND)
 
 
 def _from_json(columns: int) -> str:
@@ -243,9 +266,10 @@ class Store:
                     "may write to, or name another with --state"
                 ) from error
             self.reserve = Reserve(folder)
+            # A start writes too, on a disk however full; `load` restores it, or the end.
+            self.reserve.release()
+            held.callback(self.reserve.restore)
             with self.expecting_damage():
-                # A start writes too, on a disk however full.
-                self.reserve.release()
                 check_not_emptied(folder)
                 with made_private(self.path):
                     has = migrations.found(self.path, SCHEMA, migrations.LOG)
@@ -274,13 +298,15 @@ class Store:
             migrations.migrate(db, self.path, has, SCHEMA, migrations.LOG)
         log = meta(db, "log")
         try:
-            # By the id of a log: up to which seq this one is the same.
-            self.parted: dict[str, int] = json.loads(str(meta(db, "parted") or "{}"))
+            parted = json.loads(str(meta(db, "parted") or "{}"))
         except ValueError:
-            log = None
-        if not isinstance(log, str):
+            parted = None
+        is_sound = isinstance(parted, dict) and all(map(is_natural, parted.values()))
+        if not isinstance(log, str) or not is_sound:
             raise damage("its meta makes no sense")
         self.log = log
+        # By the id of a log: up to which seq this one is the same.
+        self.parted: dict[str, int] = parted
         copied_ms = meta(db, COPIED)
         if isinstance(copied_ms, int):
             self._part(copied_ms)
@@ -320,11 +346,14 @@ class Store:
         return logpages.oldest(self._db), logpages.following(self._db)
 
     def check(self) -> None:
-        """At the start: see whether what is kept beside the log makes sense.
+        """At the start: see whether what is kept beside the log is whole and makes sense.
+
+        The log itself is not read: it may have gigabytes, and damage in it is a gap.
 
         Raises:
-            sqlite3.DatabaseError: It does not; SQLite sees only damage to its structure.
+            sqlite3.DatabaseError: It is not; SQLite sees only damage to its structure.
         """
+        check_structure(self._db, BESIDE)
         _, following = self.bounds()
         for table, count in unsound(self._db, following).items():
             if count:
@@ -413,15 +442,10 @@ class Store:
     def _note_damage(self, first: int, last: int) -> None:
         """Say once of each damaged record that it is one."""
         with self._noting:
-            apart = list[tuple[int, int]]()
-            whole = first, last
-            for one in self._damaged:
-                if one[1] + 1 < whole[0] or whole[1] + 1 < one[0]:
-                    apart.append(one)
-                else:
-                    whole = min(one[0], whole[0]), max(one[1], whole[1])
-            known, self._damaged = self._damaged, [*apart, whole]
-        if whole not in known:
+            known = self._damaged
+            self._damaged = logpages.joined(known, (first, last))
+            is_known = self._damaged[-1] in known
+        if not is_known:
             _log.error(
                 "records are damaged on disk; who had not read them is told of a gap, and "
                 "gets everything else: see what `liveness check-state` says, look at the "
@@ -535,7 +559,7 @@ class Store:
             self._db.execute("delete from cursors where used < ?", [idle_ms])
             self._db.execute(_FORGET_TRIMMED)
         is_behind = self.shed(oldest_ms=oldest_ms, most_bytes=most_bytes, until=until)
-        self._by_reserve(self._give_back)
+        self.reserve.lend(self._db, self._give_back, room=WAL_ROOM_BYTES)
         return is_behind
 
     def keep_bound(self, *, most_bytes: int, before: int, until: int) -> None:
@@ -586,25 +610,14 @@ class Store:
         # What SQLite cannot delete, as it is damaged, stays in the file.
         leave = _PUT_META, [logpages.TRIMMED, last]
         try:
-            self._by_reserve(partial(self._take, delete, newest, unknown))
+            take = partial(self._take, delete, newest, unknown)
+            self.reserve.lend(self._db, take, room=WAL_ROOM_BYTES)
         except sqlite3.DatabaseError as error:
             if not logpages.is_damage(error):
                 raise
             self._take(leave, newest, unknown)
         self._forget_damage(last + 1)
         return count >= TRIM_RECORDS
-
-    def _by_reserve(self, call: Callable[[], None]) -> None:
-        """Have something done that makes room; on a full disk, in that of the reserve."""
-        try:
-            call()
-        except sqlite3.OperationalError as error:
-            if not is_full(error):
-                raise
-            self.reserve.release()
-            # The WAL that there is can be used again then.
-            self.write_back()
-            call()
 
     def _give_back(self) -> None:
         """Give some of the free pages of the file back to the disk."""
@@ -618,7 +631,7 @@ class Store:
 
     def write_back(self) -> None:
         """Write the WAL back to the file, and give its room back where nobody reads."""
-        self._db.execute("pragma wal_checkpoint(truncate)").fetchone()
+        self.reserve.lend(self._db, partial(write_back, self._db))
 
 
 def check_not_emptied(folder: Path) -> None:

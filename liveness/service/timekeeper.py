@@ -59,7 +59,8 @@ async def _read_due(engine: Engine, db: sqlite3.Connection) -> bool:
     rows, unreadable = await trio.to_thread.run_sync(timertable.due, db, numbers)
     for timer in unreadable:
         _log.error(
-            "a timer is damaged on disk: it stays there, and does not fire",
+            "a timer is damaged on disk: it does not fire, and stays there until it is "
+            "ended (`liveness timers cancel --damaged`)",
             timer=timer.id,
             gateway=timer.gateway,
             key=timer.key,

@@ -6,6 +6,9 @@ written at random places take longer than a thousand records at the end of a log
 Each gateway has a queue of its own, and all of them an equal share of a transaction: the
 many orders of one delay those of another by a transaction, not by a queue.
 
+For new timers there may be no room on the disk. They wait apart then, with what was asked
+of their keys after them, and everything else is written meanwhile: so timers end.
+
 Runs are not in a hurry. Each is in the log already, from which a crash has them given
 anew. So a run waits a moment for its answer, and with most of them the timer's row is
 read and written once and not twice. An order about the same timer takes it along. While
@@ -17,6 +20,7 @@ from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Final, NamedTuple
 
@@ -29,16 +33,18 @@ from liveness.core.timers import (
     Settlement,
     gateway_of,
     key_of,
+    weight_of,
+    without_new,
 )
 from liveness.core.turns import in_turns
 from liveness.service.clock import Clock
 from liveness.service.logs import Every
-from liveness.service.timertable import TimerTable
+from liveness.service.timertable import TimerTable, Written
 from liveness.service.wake import Wake
-from liveness.service.writer import SAY_AGAIN_S, Writer
+from liveness.service.writer import RETRY_S, SAY_AGAIN_S, Writer
 
-# So many orders go into one transaction: some twentieth of a second of writing, the most
-# that a new order should wait for the ones before it.
+# So many orders go into one transaction, or as many as carry 4 MB: some twentieth of a
+# second of writing, the most that a new order should wait for the ones before it.
 COMMIT_ORDERS: Final = 4_000
 # A run waits so long for its answer: what an operator may see of it lags no more.
 RUN_WAIT_S: Final = 1.0
@@ -46,6 +52,9 @@ RUN_WAIT_S: Final = 1.0
 MOST_RUNS: Final = 20_000
 # However many orders there are, so many runs whose time is over go with them.
 LATE_RUNS: Final = COMMIT_ORDERS // 4
+# Of what finds no room so many of each gateway are tried at a time, so that what little
+# room there may be is used.
+LATER_AT_ONCE: Final = 100
 # While nothing fires the table follows the log in steps of so many records: what a start
 # after a crash has to look through at most, in some tenths of a second.
 FOLLOW_RECORDS: Final = 100_000
@@ -91,6 +100,12 @@ class TimerJournal:
         self.pending_of: dict[str, int] = {}  # of which gateway, where there are any
         self._waiting: dict[str, deque[_Given]] = {}  # by gateway, if there are any
         self._first = ""  # the gateway that came first in the last transaction
+        # By gateway what finds no room on the disk, each with its mark; of which keys, and
+        # when it is tried again.
+        self._later: dict[str, deque[tuple[int, Order]]] = {}
+        self._later_keys = Counter[tuple[str, str]]()
+        self._later_at = inf
+        self._no_room: sqlite3.Error | None = None
         self._writing: dict[str, int] = {}  # the lowest mark of what is being written
         # By gateway and key, the oldest first. Of each at most one: it is not fired again
         # before an order has said what became of that run.
@@ -103,17 +118,27 @@ class TimerJournal:
 
     @property
     def oldest(self) -> int | None:
-        """The lowest mark that waits for an order; None if none does."""
+        """The lowest mark that waits for an order, but for what finds no room."""
         marks = [*self._writing.values()]
         marks += [waiting[0].mark for waiting in self._waiting.values()]
         return min(marks, default=None)
 
     def oldest_of(self, gateway: str) -> int | None:
         """The lowest mark that waits for an order of this gateway."""
-        mark = self._writing.get(gateway)
-        if mark is None and gateway in self._waiting:
-            mark = self._waiting[gateway][0].mark
-        return mark
+        marks = [it for it in [self._writing.get(gateway)] if it is not None]
+        if gateway in self._waiting:
+            marks.append(self._waiting[gateway][0].mark)
+        if gateway in self._later:
+            marks.append(self._later[gateway][0][0])
+        return min(marks, default=None)
+
+    def writes(self, gateway: str | None, mark: int) -> bool:
+        """Whether orders of a gateway up to *mark* are still to be written, with room."""
+        if gateway is None:
+            return False
+        waiting = self._waiting.get(gateway)
+        writing = self._writing.get(gateway, inf)
+        return min(writing, waiting[0].mark if waiting else inf) <= mark
 
     @property
     def runs(self) -> int:
@@ -147,9 +172,12 @@ class TimerJournal:
     async def run(self) -> None:
         """Write for ever. Failures are retried, never dropped."""
         while True:
-            with trio.move_on_at(self._late_at):
+            with trio.move_on_at(min(self._late_at, self._later_at)):
                 await self._wake.wait()
-            while self._waiting or self._late_at <= self._clock.mono():
+            while (
+                self._waiting
+                or min(self._late_at, self._later_at) <= self._clock.mono()
+            ):
                 await self._commit()
 
     async def write_back(self) -> None:
@@ -194,11 +222,11 @@ class TimerJournal:
         """Queue orders of one gateway."""
         if orders:
             self._waiting.setdefault(gateway, deque()).append(_Given(mark, orders))
-            self._count(gateway, len(orders))
+            self._count(gateway, sum(map(weight_of, orders)))
             self._wake.ring()
 
     def _count(self, gateway: str, orders: int) -> None:
-        """Count so many more orders of a gateway, or fewer."""
+        """Count so many more orders of a gateway, or fewer, each by its weight."""
         self.pending += orders
         left = self.pending_of.get(gateway, 0) + orders
         if left:
@@ -240,15 +268,18 @@ class TimerJournal:
         orders = list[Order]()
 
         def take(gateway: str, most: int) -> int:
-            waiting, before = self._waiting[gateway], len(orders)
-            while waiting and len(orders) - before < most:
+            waiting, taken = self._waiting[gateway], 0
+            while waiting and taken < most:
                 mark, lot = waiting.popleft()
                 self._writing.setdefault(gateway, mark)
-                room = most - (len(orders) - before)
-                orders.extend(lot[:room])
-                if len(lot) > room:
-                    waiting.appendleft(_Given(mark, lot[room:]))
-            return len(orders) - before
+                count = 0
+                while count < len(lot) and taken < most:
+                    taken += weight_of(lot[count])
+                    count += 1
+                orders.extend(lot[:count])
+                if count < len(lot):
+                    waiting.appendleft(_Given(mark, lot[count:]))
+            return taken
 
         names = sorted(self._waiting)
         turn = bisect_right(names, self._first)
@@ -268,18 +299,75 @@ class TimerJournal:
         if not self._waiting:
             waits = next(iter(self._runs.values()), None)
             seq = self._told_until if waits is None else waits.fire.seq - 1
-        settlement, unfinished = await self.writer.write(
-            partial(self.table.write, orders, seq=seq), pending=lambda: self.pending
+        again = self._tried_again()
+        later = list[Order]()
+        if self._later:
+            orders, later = without_new(orders, self._later_keys)
+        orders = [*again, *orders]
+
+        def left(written: Written) -> sqlite3.Error | None:
+            self._no_room = written.error or self._no_room
+            has_more = sum(map(len, self._later.values())) > len(again)
+            return self._no_room if written.later or later or has_more else None
+
+        written = await self.writer.write(
+            partial(self.table.write_what_fits, orders, seq=seq),
+            pending=lambda: self.pending,
+            left=left,
         )
         self._is_written_back = False
-        for drop in reversed(unfinished):
+        self._put_off(again, [*written.later, *later], is_full=bool(written.error))
+        # One that is put off as well is given again with those.
+        later_ids = set(map(id, [*written.later, *later]))
+        for drop in reversed(written.unfinished):
+            if id(drop) in later_ids:
+                continue
             # First again, so that its gateway's marks are not reached before it is over.
             waiting = self._waiting.setdefault(drop.gateway, deque())
             waiting.appendleft(_Given(self._writing[drop.gateway], [drop]))
-        if unfinished:
-            again = set(map(id, unfinished))
-            orders = [order for order in orders if id(order) not in again]
+        put_off = set(map(id, [*written.unfinished, *written.later, *later]))
+        orders = [order for order in orders if id(order) not in put_off]
         self._writing.clear()
-        for gateway, written in Counter(map(gateway_of, orders)).items():
-            self._count(gateway, -written)
-        self._settled(orders, settlement)
+        weights = Counter[str]()
+        for order in orders:
+            weights[gateway_of(order)] += weight_of(order)
+        for gateway, weight in weights.items():
+            self._count(gateway, -weight)
+        self._settled(orders, written.settlement)
+
+    def _tried_again(self) -> list[Order]:
+        """What found no room before, as far as it is tried again by now."""
+        if self._later_at > self._clock.mono():
+            return []
+        return [
+            order
+            for later in self._later.values()
+            for _, order in islice(later, LATER_AT_ONCE)
+        ]
+
+    def _put_off(
+        self, again: list[Order], later: list[Order], *, is_full: bool
+    ) -> None:
+        """Have wait what found no room, behind what waits already."""
+        tried = set(map(id, again))
+        if again and not is_full:
+            for order in again:
+                gateway, key = gateway_of(order), key_of(order)
+                mark, _ = self._later[gateway].popleft()
+                self._writing[gateway] = min(mark, self._writing.get(gateway, mark))
+                if key is not None:
+                    self._later_keys[key] -= 1
+            self._later = {name: it for name, it in self._later.items() if it}
+            self._later_keys = +self._later_keys
+        for order in later:
+            if id(order) in tried:
+                continue
+            gateway, key = gateway_of(order), key_of(order)
+            mark = self._writing[gateway]
+            self._later.setdefault(gateway, deque()).append((mark, order))
+            if key is not None:
+                self._later_keys[key] += 1
+        if not self._later:
+            self._later_at, self._no_room = inf, None
+        elif is_full or self._later_at == inf:
+            self._later_at = self._clock.mono() + RETRY_S

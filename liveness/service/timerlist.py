@@ -12,11 +12,13 @@ table itself lies in that order, so there are two ways:
             the last.
 """
 
+import json
 import sqlite3
-from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from liveness.core.timers import FIRED, LIVE, PENDING
+from liveness.service.timertable import SOUND
 
 # Timers that a page looks at in their order: some 20 ms where they are in memory.
 SCAN_ROWS: Final = 20_000
@@ -27,16 +29,26 @@ FEW_ROWS: Final = 2_000
 # as much, and several pages are made at once.
 PAYLOAD_CHARACTERS: Final = 2**20
 
-# What is not there is left out: so a patch does with what is null.
+# A damaged value may be of any type, of which JSON does not have all. What is not there
+# is left out: so a patch does with what is null.
+_TEXTS: Final = ("gateway", "key", "ext", "payload", "state", "message")
+_NUMBERS: Final = ("due", "attempts", "created", "changed")
 _AS_JSON: Final = f"""json_patch('{{}}', json_object({
     ", ".join(
-        f"'{column}', {column}"
-        for column in (
-            "gateway", "key", "ext", "payload", "state", "due", "attempts", "message",
-            "seq", "created", "fired", "changed",
-        )
+        [
+            *(f"'{column}', cast({column} as text)" for column in _TEXTS),
+            *(
+                f"'{column}', ifnull(cast({column} as integer), 0)"
+                for column in _NUMBERS
+            ),
+            *(f"'{column}', cast({column} as integer)" for column in ("seq", "fired")),
+        ]
     )
-}))"""  # fmt: skip
+}, 'damaged', iif({SOUND}, null, id)))"""
+
+# All in one, and so that one of which a text is no UTF-8 can be told from the others.
+_TOGETHER: Final = f"cast(json_group_array({_AS_JSON}) as blob)"
+_APART: Final = f"json_group_array(json_array(id, hex({_AS_JSON})))"
 
 # Each gateway by one step along the index, however many timers it has.
 _GATEWAYS: Final = """
@@ -66,7 +78,7 @@ with found as (
     from (
         select * from timers not indexed where id < :before and {1}
         order by id desc limit :limit))
-select json_group_array({0}), count(*), min(id), (select count(*) from found)
+select {0}, count(*), min(id), (select count(*) from found)
 from (select * from found where ifnull(carried, 0) < :most order by id desc)
 """
 
@@ -76,18 +88,18 @@ _AMONG: Final = "id in (select value from json_each(:few))"
 class Page(NamedTuple):
     """Part of a listing."""
 
-    timers: str  # a JSON array
+    timers: str  # a JSON array; of a damaged timer it has the id, as `damaged`
     next: int | None  # the id to go on below; None: there are no more
 
 
 def listed(
-    db: sqlite3.Connection, wanted: Mapping[str, str], *, before: int, limit: int
+    db: sqlite3.Connection, wanted: Mapping[str, Any], *, before: int, limit: int
 ) -> Page:
     """List timers, newest first.
 
     Args:
         db: A reader's connection.
-        wanted: Of `gateway`, `state`, `ext` and `key` those that must be so.
+        wanted: Of `gateway`, `state`, `ext`, `key` and `id` those that must be so.
         before: Only ids below this, as the page before gave it.
         limit: At most this many, or as many as have `PAYLOAD_CHARACTERS`.
     """
@@ -104,9 +116,9 @@ def listed(
         "most": PAYLOAD_CHARACTERS,
         **wanted,
     }
-    timers, count, last, found = db.execute(
-        _PAGE.format(_AS_JSON, " and ".join(where)), values
-    ).fetchone()
+    timers, count, last, found = _made(
+        db, lambda array: _PAGE.format(array, " and ".join(where)), values
+    )
     db.execute("rollback")
     has_more = count < found or found == limit
     return Page(timers, last if has_more else floor or None)
@@ -115,16 +127,41 @@ def listed(
 def newest(db: sqlite3.Connection, key: str, gateway: str | None, *, limit: int) -> str:
     """Give the newest timer with a key, of one gateway or of each, as a JSON array."""
     of = _OF_ANY_GATEWAY if gateway is None else _OF_ONE_GATEWAY
-    (timers,) = db.execute(
-        f"select json_group_array({_AS_JSON}) from timers where id in ("
-        f"select max(id) from timers indexed by timers_key where {of} and key = :key "
-        "group by gateway limit :limit)",
+    (timers,) = _made(
+        db,
+        lambda array: (
+            f"select {array} from timers where id in ("
+            f"select max(id) from timers indexed by timers_key where {of} and key = :key "
+            "group by gateway limit :limit)"
+        ),
         {"gateway": gateway, "key": key, "limit": limit},
-    ).fetchone()
+    )
     return str(timers)
 
 
-def _few(db: sqlite3.Connection, wanted: Mapping[str, str]) -> str | None:
+def _made(
+    db: sqlite3.Connection, query: Callable[[str], str], values: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """The row that a query gives; its first column, told to it, is a JSON array."""
+    data, *others = db.execute(query(_TOGETHER), values).fetchone()
+    try:
+        return data.decode(), *others
+    except UnicodeDecodeError:
+        found, *others = db.execute(query(_APART), values).fetchone()
+    timers = [_shown(number, bytes.fromhex(text)) for number, text in json.loads(found)]
+    return f"[{','.join(timers)}]", *others
+
+
+def _shown(number: int, data: bytes) -> str:
+    """A timer as JSON, as far as its texts can be read."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        timer = json.loads(data.decode(errors="replace"))
+        return json.dumps({**timer, "damaged": number})
+
+
+def _few(db: sqlite3.Connection, wanted: Mapping[str, Any]) -> str | None:
     """The ids of all timers that may be meant, as JSON; None: no index finds so few."""
     for query in _queries(wanted):
         ids, count = db.execute(
@@ -135,10 +172,12 @@ def _few(db: sqlite3.Connection, wanted: Mapping[str, str]) -> str | None:
     return None
 
 
-def _queries(wanted: Mapping[str, str]) -> Iterator[str]:
+def _queries(wanted: Mapping[str, Any]) -> Iterator[str]:
     """Each way to find by an index what may be meant, the narrowest first."""
     of = _OF_ONE_GATEWAY if "gateway" in wanted else _OF_ANY_GATEWAY
     state = wanted.get("state")
+    if "id" in wanted:
+        yield "select id from timers where id = :id"
     if "key" in wanted:
         yield _ids("timers_key", f"{of} and key = :key")
     if "ext" in wanted and state in LIVE:

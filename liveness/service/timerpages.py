@@ -4,12 +4,16 @@
     GET  /v1/timers/newest   of each gateway that has a key, the newest with it
     POST /v1/timers/cancel   {"gateway": …, "key": …}
     POST /v1/timers/retry    the same
+    POST /v1/timers/cancel-damaged   {"id": …}, of one that is damaged on disk
 
 What is read comes from the table, in threads of which there are few, so that a page
 waits for the disk and nothing else does. A change goes the way of a gateway's own frame,
 through the engine and the journal, and is answered once it is on disk. Until then the
 table may not yet know what a gateway asked for a moment ago; so it is also waited for
 before it is looked at whether the change can be made.
+
+Who damaged text belongs to nobody can say for certain. So a damaged timer is known by its
+id, and is ended where it lies.
 """
 
 import json
@@ -70,6 +74,7 @@ class TimerPages:
     """
 
     def __init__(self, engine: Engine, journal: Journal) -> None:
+        self._engine = engine
         self._journal = journal
         self._readers = trio.CapacityLimiter(READERS)
         self._changes = {
@@ -102,16 +107,25 @@ class TimerPages:
                 )
                 for name, change in self._changes.items()
             ]
+            path = "/v1/timers/cancel-damaged"
+            routes.append(
+                Route(path, answering(self._cancel_damaged), methods=["POST"])
+            )
         return routes
 
     # --- pages ----------------------------------------------------------------
 
     async def _list(self, request: Request) -> Response:
-        query = query_of(request, "gateway", "state", "ext", "key", "before", "limit")
+        query = query_of(
+            request, "gateway", "state", "ext", "key", "id", "before", "limit"
+        )
         limit = number_in(query, "limit", DEFAULT_LIMIT, MAX_LIMIT)
         before = number_in(query, "before", MAX_INTEGER, MAX_INTEGER)
+        wanted: dict[str, Any] = query
+        if "id" in query:
+            wanted = {"id": number_in(query, "id", 0, MAX_INTEGER), **query}
         page = await self._read(
-            partial(timerlist.listed, wanted=query, before=before, limit=limit)
+            partial(timerlist.listed, wanted=wanted, before=before, limit=limit)
         )
         following = json.dumps(None if page.next is None else str(page.next))
         return json_text(f'{{"timers": {page.timers}, "next": {following}}}')
@@ -131,23 +145,46 @@ class TimerPages:
         asked = await body_of(request, "gateway", "key")
         gateway, key = asked["gateway"], asked["key"]
         nothing = "nothing was changed, ask again"
-        await written(self._journal, nothing)
+        await written(self._journal, nothing, gateway=gateway)
         # Of a run whose record is on disk by now the table may not have heard yet.
         self._journal.timers.hurry(gateway, key, mark=self._journal.mark)
-        await written(self._journal, nothing)
+        await written(self._journal, nothing, gateway=gateway)
         timer = await self._one(gateway, key)
         named = f"the timer {key!r} of {gateway!r}"
+        if "damaged" in timer:
+            todo = f"`liveness timers cancel --damaged {timer['damaged']}` ends it"
+            raise NotDone(409, f"{named} is damaged on disk: {todo}")
         if timer["state"] not in change.states:
             can = " or ".join(change.states)
             told = f"{named} is {timer['state']}; only one that is {can} can be"
             raise NotDone(409, f"{told} {change.done}")
         change.order(gateway, key)
-        await written(self._journal, f"{named} will be {change.done} when it can be")
+        otherwise = f"{named} will be {change.done} when it can be"
+        await written(self._journal, otherwise, gateway=gateway)
         timer = await self._one(gateway, key)
         if timer["state"] not in change.results:
             told = f"{named} changed meanwhile, and is {timer['state']} now"
             raise NotDone(409, f"{told}; look at it, and ask again")
         return JSONResponse(timer)
+
+    async def _cancel_damaged(self, request: Request) -> Response:
+        asked = await body_of(request, "id")
+        number = number_in(asked, "id", 0, MAX_INTEGER, where="body")
+        end = partial(self._journal.timers.table.end_damaged, number)
+        timetable = self._engine.timetable
+        at = timetable.ms(trio.current_time())
+        try:
+            less = await self._journal.timers.writer.once(partial(end, at=at))
+        except sqlite3.Error as error:
+            told = f"the timers' table cannot be written: {error}"
+            raise NotDone(503, f"{told}; nothing was changed, ask again") from error
+        if less is None:
+            told = f"no timer {number} is damaged: `liveness timers list` shows those"
+            raise NotDone(404, f"{told} that are")
+        timetable.forgot(less)
+        read = partial(timerlist.listed, wanted={"id": number}, before=MAX_INTEGER)
+        page = await self._read(partial(read, limit=1))
+        return json_text(page.timers[1:-1])
 
     # --- table and disk -------------------------------------------------------
 

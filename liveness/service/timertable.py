@@ -21,10 +21,11 @@ for next lies at the end of most pages that are written.
 """
 
 import json
-import os
 import sqlite3
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -46,27 +47,35 @@ from liveness.core.timers import (
     Settlement,
     Timer,
     key_of,
+    without_new,
 )
 from liveness.core.timetable import Coming, Due, Window
 from liveness.service import migrations
 from liveness.service.database import (
+    check_structure,
     connect,
     cut,
     damage,
     expecting_damage,
+    is_full,
     made_private,
     meta,
+    only_reading,
     open_files,
+    read_through,
     size_of,
     transaction,
     write_ahead,
 )
+from liveness.service.folders import bytes_left
+from liveness.service.reserve import RESERVE_BYTES, WAL_ROOM_BYTES, Reserve
 
 SCHEMA: Final = 1
 DATABASE: Final = "timers.db"
 
 # A key is looked up and put in at a random place: small pages make for less to write.
 PAGE_BYTES: Final = 1_024
+MOST_PAGES: Final = 2**32 - 2  # SQLite's own bound
 # Pages kept in memory.
 CACHE_BYTES: Final = 64 * 2**20
 # What is in the WAL is written back beside the writer, as that takes seconds when a
@@ -75,6 +84,12 @@ CACHE_BYTES: Final = 64 * 2**20
 # what the disk has left, so that it does not fill a small one.
 RESTART_BYTES: Final = 256 * 2**20
 RESTART_SHARE: Final = 1 / 4
+# On a disk that has less left than this, the file grows by no more than there is room for
+# twice, in the WAL and in the file, and leaves as much as a WAL takes: with what it has,
+# answers are written and ended timers deleted. And what it is to grow by is written back
+# before that is more than the reserve has room for, with a transaction.
+SHORT_BYTES: Final = 256 * 2**20
+MOST_GROWTH_BYTES: Final = RESERVE_BYTES // 4
 # Should that fail, a commit does it all.
 CHECKPOINT_PAGES: Final = 4 * RESTART_BYTES // PAGE_BYTES
 
@@ -85,8 +100,17 @@ EXT_STEP: Final = 1_000
 STATEMENT_ROWS: Final = 1_000
 # Ended timers deleted in one transaction.
 TRIM_ROWS: Final = 2_000
+# And on a full disk: what that writes has to fit into the reserve.
+TRIM_ROWS_IF_FULL: Final = 200
 
 _ENDED: Final = (DONE, FAILED, CANCELLED, REPLACED)
+
+# What is true of each row that makes sense.
+SOUND: Final = f"""
+    state in ({", ".join(f"'{state}'" for state in STATES)})
+    and (next is not null) = (state in ('pending', 'fired'))
+    and (state <> 'fired' or (seq is not null and fired is not null))
+"""
 
 _TABLES: Final = f"""
 create table meta (key text primary key, value any) strict, without rowid;
@@ -232,13 +256,20 @@ where id in (select value from json_each(?)) and next is not null
 _SHOWN: Final = """
 select cast(json_array(id, gateway, key) as blob) from timers where id = ?
 """
-_TEXTS: Final = """
-select cast(gateway || char(10) || key || char(10) || ifnull(ext, '') || char(10)
-    || ifnull(payload, '') || char(10) || state || char(10) || ifnull(message, '')
-    as blob),
-    (next is not null) = (state in ('pending', 'fired'))
-    and (state <> 'fired' or (seq is not null and fired is not null))
-from timers
+_TEXT_COLUMNS: Final = ("gateway", "key", "ext", "payload", "message", "state")
+_TEXTS: Final = f"""
+select cast({
+    " || char(10) || ".join(f"ifnull({column}, '')" for column in _TEXT_COLUMNS)
+} as blob), ({SOUND}) is true from timers
+"""
+_TEXTS_OF: Final = f"""
+select {", ".join(f"cast({column} as blob)" for column in _TEXT_COLUMNS)},
+    ({SOUND}) is true from timers where id = ?
+"""
+_MEND: Final = f"""
+update timers set {
+    ", ".join(f"{column} = ?" for column in _TEXT_COLUMNS)
+}, next = null, changed = ? where id = ?
 """
 
 _COMING: Final = """
@@ -265,6 +296,15 @@ def check_not_emptied(path: Path, *, next_seq: int) -> None:
         raise damage("it is empty, and the log is not")
 
 
+class Written(NamedTuple):
+    """What one transaction made of its orders."""
+
+    settlement: Settlement
+    unfinished: list[Drop]  # to be given again: there was too much to cancel
+    later: list[Order]  # for which there was no room
+    error: sqlite3.Error | None  # which said so
+
+
 class TimerTable:
     """The timers in a state directory, which another part owns.
 
@@ -273,6 +313,7 @@ class TimerTable:
         log: The log that is kept there.
         next_seq: What that log gives next.
         parted: Logs that this one was a copy of, and up to which seq it is the same.
+        reserve: The state directory's, as its log's store has it; None: one by itself.
         ladder: How the attempts of a timer follow each other.
     Raises:
         StartError: The file cannot be used.
@@ -286,14 +327,23 @@ class TimerTable:
         log: str,
         next_seq: int = 1,
         parted: Mapping[str, int] | None = None,
+        reserve: Reserve | None = None,
         ladder: Ladder = LADDER,
     ) -> None:
         self.path = folder / DATABASE
+        self._reserve = reserve or Reserve(folder)
+        self._most_pages = MOST_PAGES
         self.ladder = ladder
         with self.expecting_damage():
             check_not_emptied(self.path, next_seq=next_seq)
             with made_private(self.path):
                 has = migrations.found(self.path, SCHEMA, migrations.TIMERS)
+                if has is not None:
+                    # About a second for a million timers. What is damaged is left as it
+                    # is: whoever may write, and closes last, writes back the WAL.
+                    read_through(self.path)
+                    with only_reading(self.path) as db:
+                        check_structure(db)
                 self._db = connect(self.path)
                 self._prepare(has, log, parted or {})
             self.files = open_files(self.path)  # by where each was opened
@@ -315,6 +365,7 @@ class TimerTable:
         write_ahead(db)
         db.execute(f"pragma cache_size = -{CACHE_BYTES // 1024}")
         db.execute(f"pragma wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        self._page_bytes: int = _one(db, "pragma page_size")
         if has is None:
             db.executescript(f"begin immediate; {_TABLES} commit;")
         else:
@@ -394,15 +445,38 @@ class TimerTable:
             What became of them, and those that are to be given again with the next
             transaction, as there was too much to cancel for this one.
         """
+        return self._write(orders, seq, room=WAL_ROOM_BYTES)
+
+    def write_what_fits(self, orders: Sequence[Order], *, seq: int = 0) -> Written:
+        """The same; on a full disk without new timers, if there are any.
+
+        The others need no larger file, as a rule: to part a page, half of the room is
+        theirs that is left for a WAL.
+        """
+        try:
+            settlement, unfinished = self._write(orders, seq, room=WAL_ROOM_BYTES)
+        except sqlite3.OperationalError as error:
+            now, later = without_new(orders)
+            if not is_full(error) or not later:
+                raise
+            settlement, unfinished = self._write(now, seq, room=WAL_ROOM_BYTES // 2)
+            return Written(settlement, unfinished, later, error)
+        return Written(settlement, unfinished, [], None)
+
+    def _write(
+        self, orders: Sequence[Order], seq: int, *, room: int
+    ) -> tuple[Settlement, list[Drop]]:
         fires = [it for it in orders if isinstance(it, Fire)]
         newest = max((it.seq for it in fires), default=0)
         fired = max((it.at for it in fires), default=0)
+        self._limit_size(room)
         with transaction(self._db):
             found, cut_off = self._find(orders)
             settlement = Settlement(orders, found, self.ladder)
             self._store(settlement)
             self._note(seq, newest, fired)
         self._noted(seq, newest, fired)
+        self._keep_growth_small()
         # What is left to cancel of several of one ext, the last of them cancels.
         unfinished = {
             (it.gateway, it.ext): it
@@ -411,24 +485,54 @@ class TimerTable:
         }
         return settlement, [*unfinished.values()]
 
+    def _limit_size(self, room: int) -> None:
+        """On a disk that may soon be full: leave room for what needs no larger file."""
+        pages, growth, left = self._room()
+        most = MOST_PAGES
+        if left < SHORT_BYTES:
+            more = max(0, left - growth - room) // 2
+            most = pages + more // self._page_bytes
+        if most != self._most_pages:
+            self._db.execute(f"pragma max_page_count = {most}")
+            self._most_pages = most
+
+    def _keep_growth_small(self) -> None:
+        """On a disk that may soon be full: write back what the file has to grow by."""
+        # The commit counts whatever becomes of this; the next one meets the same fault.
+        with suppress(sqlite3.Error):
+            _, growth, left = self._room()
+            if growth > MOST_GROWTH_BYTES and left < SHORT_BYTES:
+                _write_back(self._db)
+
+    def _room(self) -> tuple[int, int, int]:
+        """Pages; bytes that the file has to grow by; bytes that the disk has left."""
+        pages: int = _one(self._db, "pragma page_count")
+        try:
+            size, left = self.path.stat().st_size, bytes_left(self.path.parent)
+        except OSError as error:
+            raise sqlite3.OperationalError(f"{self.path}: {error.strerror}") from error
+        return pages, pages * self._page_bytes - size, left
+
     @property
     def has_large_wal(self) -> bool:
         """Whether the WAL has become so large that it is to begin anew."""
-        disk = os.statvfs(self.path.parent)
-        left = disk.f_bavail * disk.f_frsize
         wal = self.path.with_name(self.path.name + "-wal")
+        left = bytes_left(self.path.parent)
         return wal.stat().st_size > min(RESTART_BYTES, RESTART_SHARE * left)
 
     def write_back(self) -> None:
         """Write back what is in the WAL, beside the writer."""
         with closing(connect(self.path)) as db:
-            _write_back(db)
+            self._reserve.lend(db, partial(_write_back, db))
 
     def write_back_the_rest(self) -> None:
         """Write back what is left, so that the WAL begins anew; and give back its room.
 
         But for while somebody reads it, which is put off.
         """
+        self._reserve.lend(self._db, self._begin_wal_anew)
+
+    def _begin_wal_anew(self) -> None:
         _write_back(self._db)
         self._db.execute("pragma busy_timeout = 0")
         try:
@@ -504,18 +608,28 @@ class TimerTable:
         Returns:
             How many of which state; none if there is nothing to delete.
         """
-        with transaction(self._db):
-            return self._trim(oldest_ms, most)
+        trim = partial(self._trim, oldest_ms, most)
+        try:
+            return trim(TRIM_ROWS)
+        except sqlite3.OperationalError as error:
+            if not is_full(error):
+                raise
+        few = partial(trim, TRIM_ROWS_IF_FULL)
+        return self._reserve.lend(self._db, few, room=WAL_ROOM_BYTES)
 
-    def _trim(self, oldest_ms: int, most: int) -> dict[str, int]:
+    def _trim(self, oldest_ms: int, most: int, rows: int) -> dict[str, int]:
+        with transaction(self._db):
+            return self._take_ended(oldest_ms, most, rows)
+
+    def _take_ended(self, oldest_ms: int, most: int, rows: int) -> dict[str, int]:
         states = self.states()
         surplus = sum(states[state] for state in _ENDED) - most
-        is_full = surplus > 0
+        is_above = surplus > 0
         picked = self._db.execute(
             _OLDEST,
             {
-                "before": 2**62 if is_full else oldest_ms,
-                "limit": min(surplus, TRIM_ROWS) if is_full else TRIM_ROWS,
+                "before": 2**62 if is_above else oldest_ms,
+                "limit": min(surplus, rows) if is_above else rows,
             },
         ).fetchall()
         for _, _, ids in picked:
@@ -525,6 +639,43 @@ class TimerTable:
             less = {state: -count for state, count in gone.items()}
             self._db.execute(_COUNT, {"more": json.dumps(less)})
         return gone
+
+    def end_damaged(self, number: int, *, at: int) -> dict[str, int] | None:
+        """End a timer that is damaged; what cannot be read of its texts is replaced.
+
+        For one that makes no sense all are read: about a second for a million.
+
+        Args:
+            number: Its id.
+            at: Now, on the timers' clock.
+        Returns:
+            How many fewer there are in each state; None if it is not damaged, or not
+            there.
+        """
+        with transaction(self._db):
+            row = self._db.execute(_TEXTS_OF, [number]).fetchone()
+            if row is None or (row[-1] and all(map(_is_text, filter(None, row[:-1])))):
+                return None
+            *texts, state = (
+                None if it is None else it.decode(errors="replace") for it in row[:-1]
+            )
+            was = str(state)
+            if not row[-1]:  # nobody knows in which state it is counted
+                surplus = miscounted(self._db)
+                was = max(surplus, key=surplus.__getitem__)
+            now = was if row[-1] and was in _ENDED else CANCELLED
+            # An index may still have what the row had: only so does SQLite pass over an
+            # entry that it does not find. The other stays, and leads to another key.
+            self._db.execute("pragma writable_schema = on")
+            try:
+                self._db.execute(_MEND, [*texts, now, at, number])
+            finally:
+                self._db.execute("pragma writable_schema = off")
+            less = Counter({was: 1})
+            less.subtract({now: 1})
+            more = {one: -count for one, count in less.items() if count}
+            self._db.execute(_COUNT, {"more": json.dumps(more)})
+        return less
 
 
 def _ext_of(drop: Drop) -> _Ext:
@@ -573,6 +724,14 @@ def damaged(db: sqlite3.Connection) -> int:
     return sum(
         not (is_sound and _is_text(data)) for data, is_sound in db.execute(_TEXTS)
     )
+
+
+def miscounted(db: sqlite3.Connection) -> dict[str, int]:
+    """By state, how many more timers are counted than are there and make sense."""
+    query = f"select state, count(*) from timers where {SOUND} group by state"
+    there = dict(db.execute(query))
+    counted = db.execute("select state, timers from states")
+    return {state: count - there.get(state, 0) for state, count in counted}
 
 
 def _makes_sense(timer: Timer) -> bool:

@@ -9,7 +9,6 @@ The log shares the disk, and comes first: spools take no more than a setting say
 more than they leave free.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from typing import IO, Final, Self
 
 import trio
 
+from liveness.service.folders import bytes_left
 from liveness.service.wake import Wake
 
 # Spools that are filled at the same time.
@@ -172,8 +172,7 @@ class Spools:
                 "disk may; ask again later, or raise limits.max_spool_bytes",
                 spool.size + more,
             )
-        disk = os.statvfs(self.folder)
-        free = disk.f_bavail * disk.f_frsize
+        free = bytes_left(self.folder)
         if free - more < after:
             raise NoRoom(
                 f"{free} bytes are free on the disk of state.dir, and answers may take "

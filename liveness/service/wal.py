@@ -23,15 +23,21 @@ _HEADER: Final = struct.Struct(">16x8s8s")
 _FRAME: Final = struct.Struct(">4xI8s8s")
 _SUMS: Final = struct.Struct(">2I")
 _SUMMED_BYTES: Final = 8  # of a frame's head
-_INDEX_FRAMES: Final = struct.Struct("=16xI")
+# Whether it was made, and how many frames it has.
+_INDEX: Final = struct.Struct("=12x?3xI")
 
 Sums = tuple[int, int]
 
 
-def frames_read(index: bytes) -> int:
-    """How many frames SQLite takes, by the file that it makes beside the WAL."""
-    (frames,) = _INDEX_FRAMES.unpack_from(index)
-    return int(frames)
+def frames_read(index: bytes) -> int | None:
+    """How many frames SQLite takes, by the file that it makes beside the WAL.
+
+    None: that is not made yet, or was cut short. Who may not write to it reads without.
+    """
+    if len(index) < _INDEX.size:
+        return None
+    is_made, frames = _INDEX.unpack_from(index)
+    return int(frames) if is_made else None
 
 
 def hides_commits(path: Path, *, read: int, page_bytes: int) -> bool:

@@ -36,6 +36,7 @@ class Writer:
         self._what = what
         self._path = path
         self._clock = clock
+        self._said_at = -math.inf
         # One writer: the connection has one user at a time.
         self._limiter = trio.CapacityLimiter(1)
 
@@ -47,11 +48,21 @@ class Writer:
         """
         return await trio.to_thread.run_sync(call, limiter=self._limiter)
 
-    async def write(self, call: Callable[[], T], *, pending: Callable[[], int]) -> T:
-        """Try again every second until it succeeds; say so, with what is *pending*."""
-        said_at = -math.inf
+    async def write(
+        self,
+        call: Callable[[], T],
+        *,
+        pending: Callable[[], int],
+        left: Callable[[T], sqlite3.Error | None] = lambda _: None,
+    ) -> T:
+        """Try again every second until it succeeds; say so, with what is *pending*.
+
+        Args:
+            call: Writes one transaction.
+            pending: How much waits.
+            left: Told what was written, gives the error for which something still waits.
+        """
         while True:
-            began = self._clock.mono()
             try:
                 written = await self.once(call)
                 break
@@ -65,19 +76,26 @@ class Writer:
                     "it), then start this one again"
                 ) from error
             except sqlite3.Error as error:
-                self.failures += 1
-                self.failure = f"{self._what} cannot be written: {error}"
-                if began - said_at >= SAY_AGAIN_S:
-                    said_at = began
-                    _log.error(
-                        f"{self._what} cannot be written; nothing is dropped, it is "
-                        "tried again every second: make room or mend the disk",
-                        error=str(error),
-                        path=str(self._path),
-                        pending=pending(),
-                    )
+                self._failed(error, pending())
                 await trio.sleep(RETRY_S)
-        if self.failure is not None:
+        if (why := left(written)) is not None:
+            self._failed(why, pending())
+        elif self.failure is not None:
             _log.warning(f"{self._what} is written again", pending=pending())
             self.failure = None
+            self._said_at = -math.inf
         return written
+
+    def _failed(self, error: sqlite3.Error, pending: int) -> None:
+        self.failures += 1
+        self.failure = f"{self._what} cannot be written: {error}"
+        now = self._clock.mono()
+        if now - self._said_at >= SAY_AGAIN_S:
+            self._said_at = now
+            _log.error(
+                f"{self._what} cannot be written; nothing is dropped, it is "
+                "tried again every second: make room or mend the disk",
+                error=str(error),
+                path=str(self._path),
+                pending=pending,
+            )

@@ -16,7 +16,13 @@ from liveness.core.timers import (
     LADDER,
     PENDING,
     Drop,
+    Fire,
+    Order,
+    Reply,
+    Schedule,
     Settlement,
+    Timer,
+    without_new,
 )
 from liveness.core.wheel import Wheel
 from tests.core.timers_rig import Rig
@@ -508,3 +514,27 @@ def test_states_follow_what_is_forgotten(rig: Rig) -> None:
     assert rig.timetable.states["done"] == 1
     rig.timetable.forgot({"done": 1})
     assert +rig.timetable.states == {}
+
+
+def test_what_needs_no_larger_table_goes_before_new_timers_but_not_of_their_keys() -> (
+    None
+):
+    def new(gateway: str, key: str) -> Schedule:
+        timer = Timer(
+            1, gateway, key, None, PENDING, 1, 1, 0, None, 1, None, 1, None, 1
+        )
+        return Schedule(timer, None)
+
+    done = Reply("a", "old", None, True, None, False, 1)
+    fire = Fire("a", "new", 1, 1, 1)
+    behind = Drop("a", "new", None, 9, 1)
+    exts = {of: Drop(of, None, "x", 9, 1) for of in "ab"}
+    first, other = new("a", "new"), new("b", "other")
+    orders: list[Order] = [first, done, fire, behind, exts["a"], exts["b"], other]
+    now = [done, fire, exts["a"], exts["b"]]
+    assert without_new(orders) == (now, [first, behind, exts["a"], other])
+    # Where one of a gateway waits already, its others wait as well, and none of others.
+    assert without_new(orders, {("a", "old")}) == (
+        [fire, exts["a"], exts["b"], other],
+        [first, done, behind, exts["a"]],
+    )

@@ -174,6 +174,24 @@ def test_a_stop_while_another_process_holds_the_database_takes_no_longer_either(
     assert sidecar.log() == []
 
 
+def test_a_stop_keeps_the_clocks_whatever_was_asked_of_timers(start: Start) -> None:
+    sidecar = start(60)
+    gateway = sidecar.gateway("g")
+    gateway.send("login", "u")
+    gateway.settle()
+    with closing(sqlite3.connect(sidecar.timers, isolation_level=None)) as other:
+        other.execute("begin immediate")
+        gateway.send("after", "k", 100)
+        sidecar.metric_until(bool, "liveness_write_failures_total", what="timers")
+        sidecar.signal(signal.SIGTERM)
+        assert sidecar.ended(STOP_S) == 0
+    sidecar.line(
+        "stopped before all that was asked of timers could be written; gateways send "
+        "again what no pong covered"
+    )
+    assert sidecar.start().line("restored")["clocks"] == 1
+
+
 def test_who_opens_the_database_beside_it_and_closes_it_takes_nothing_along(
     start: Start,
 ) -> None:

@@ -6,6 +6,8 @@ import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
+from itertools import count, repeat
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -13,10 +15,18 @@ from typing import Final
 import pytest
 
 from liveness.core.records import Record
+from liveness.core.timers import LIVE, Drop, Schedule, Timer
+from liveness.errors import StateError
+from liveness.service.database import beside, is_full
 from liveness.service.journal import COMMIT_RECORDS
-from liveness.service.reserve import RESERVE_BYTES
+from liveness.service.reserve import RESERVE_BYTES, WAL_ROOM_BYTES, Reserve
 from liveness.service.store import Batch, Store
-from liveness.service.timertable import TimerTable
+from liveness.service.timertable import (
+    MOST_GROWTH_BYTES,
+    PAGE_BYTES,
+    TRIM_ROWS,
+    TimerTable,
+)
 from liveness.service.writer import SAY_AGAIN_S
 from tests import disk
 from tests.e2e.client import Client
@@ -56,15 +66,16 @@ def disk_with_room(tmp_path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def filled(folder: Path) -> Iterator[None]:
-    """Has another file take all the room that is left."""
+def filled(folder: Path, *, but: int = 0) -> Iterator[None]:
+    """Has another file take all the room that is left, but for some bytes."""
     other = folder / "other"
     with other.open("wb", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(4_096))
         except OSError:
-            assert shutil.disk_usage(folder).free == 0
+            file.truncate(file.tell() - but)
+            assert shutil.disk_usage(folder).free == but
     try:
         yield
     finally:
@@ -205,7 +216,7 @@ def test_on_a_full_filesystem_old_records_go_by_the_reserve(
     disk_with_room: Path,
 ) -> None:
     with closing(Store(disk_with_room / "state")) as store:
-        store.reserve.make(log_bytes=0)
+        store.reserve.make()
         assert store.reserve.path.stat().st_mode & 0o777 == 0o600
         commits(store, 30)
         with filled(disk_with_room):
@@ -217,12 +228,94 @@ def test_on_a_full_filesystem_old_records_go_by_the_reserve(
             assert store.bounds()[0] == 1
             assert store.trim(oldest_ms=0, most_bytes=1, idle_ms=0)
             assert store.bounds()[0] > 1
-            assert not store.reserve.path.exists()
             commits(store, 1)
-            store.reserve.make(log_bytes=0)
-            assert not store.reserve.path.exists()
-        store.reserve.make(log_bytes=0)
-        assert store.reserve.path.stat().st_size == RESERVE_BYTES
+        assert reserved(store.folder) < RESERVE_BYTES
+        store.reserve.make()
+        assert reserved(store.folder) == RESERVE_BYTES
+
+
+def ended(table: TimerTable) -> int:
+    return sum(it for state, it in table.states().items() if state not in LIVE)
+
+
+def timers(table: TimerTable, count: int) -> None:
+    """One transaction of new timers with payloads, all of which are cancelled at once."""
+    query = "select coalesce(max(id), 0) + 1 from timers"
+    ((first,),) = disk.rows(table.path, query)
+    new = [a_timer(number) for number in range(first, first + count)]
+    drops = [Drop("g", it.timer.key, None, it.timer.id + 1, 1) for it in new]
+    table.write([*new, *drops])
+
+
+def a_timer(number: int) -> Schedule:
+    timer = Timer(
+        number, "g", f"k{number}", None, "pending", 1, 1, 0, None, 1, None, 1, None, 1
+    )  # fmt: skip
+    return Schedule(timer, "x" * 3_000)
+
+
+@pytest.fixture
+def full_table(disk_with_room: Path) -> Iterator[TimerTable]:
+    """Of a disk that timers have filled; the first of them is live."""
+    state = disk_with_room / "state"
+    with (
+        closing(Store(state)) as store,
+        closing(TimerTable(state, log="a", reserve=store.reserve)) as table,
+    ):
+        store.reserve.make()
+        table.write([a_timer(1)])
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            any(map(partial(timers, table), repeat(500)))
+        yield table
+
+
+def test_timers_leave_room_for_a_wal_on_a_disk_that_they_fill(
+    full_table: TimerTable,
+) -> None:
+    state = full_table.path.parent
+    assert shutil.disk_usage(state).free >= WAL_ROOM_BYTES
+    ((pages,),) = disk.rows(full_table.path, "pragma page_count")
+    size = full_table.path.stat().st_size
+    assert pages * PAGE_BYTES - size <= MOST_GROWTH_BYTES
+    # What needs no larger file is written as ever.
+    before = ended(full_table)
+    new = [a_timer(number) for number in range(10**6, 10**6 + 4_000)]
+    written = full_table.write_what_fits([*new, Drop("g", "k1", None, 2, 1)])
+    assert written.later == new
+    assert ended(full_table) == before + 1
+    assert full_table.trim(oldest_ms=0, most=before - TRIM_ROWS)
+    timers(full_table, 500)
+    assert reserved(state) == RESERVE_BYTES
+
+
+def test_on_a_full_filesystem_ended_timers_go_by_the_reserve(
+    disk_with_room: Path, full_table: TimerTable
+) -> None:
+    with filled(disk_with_room):
+        full_table.write_back()
+        while full_table.trim(oldest_ms=0, most=100):
+            pass
+        assert ended(full_table) == 100
+        timers(full_table, 100)
+        assert reserved(full_table.path.parent) > RESERVE_BYTES / 2
+
+
+def test_a_disk_without_room_for_the_index_of_a_wal_is_full(
+    disk_with_room: Path,
+) -> None:
+    state = disk_with_room / "state"
+    with closing(Store(state)), closing(TimerTable(state, log="a")) as table:
+        log, index, _ = beside(table.path)
+        seqs = count(1)
+        # The first part of the index is for 4,062 frames.
+        while log.stat().st_size < 4_050 * (24 + PAGE_BYTES):
+            table.follow(next(seqs))
+        before = index.stat().st_size
+        with filled(disk_with_room, but=before - 4_096):
+            with pytest.raises(sqlite3.OperationalError) as caught:
+                any(map(table.follow, seqs))
+            assert is_full(caught.value)
+        assert log.stat().st_size > 4_062 * (24 + PAGE_BYTES)
 
 
 def test_the_reserve_is_no_room_that_commits_or_the_log_need(
@@ -230,27 +323,41 @@ def test_the_reserve_is_no_room_that_commits_or_the_log_need(
 ) -> None:
     with closing(Store(disk_with_room / "state")) as store:
         free = shutil.disk_usage(disk_with_room).free
-        store.reserve.make(log_bytes=free - 2 * RESERVE_BYTES + 1)
-        assert not store.reserve.path.exists()
-        store.reserve.make(log_bytes=free)
-        assert not store.reserve.path.exists()
-        for log_bytes in (free - 2 * RESERVE_BYTES, free + 1):
+        for log_bytes, has in (
+            (0, RESERVE_BYTES),
+            (free - 2 * RESERVE_BYTES, RESERVE_BYTES),
+            (free - RESERVE_BYTES, RESERVE_BYTES // 2),
+            (free, 0),
+            (free + 1, RESERVE_BYTES),
+        ):
             store.reserve.make(log_bytes=log_bytes)
-            assert store.reserve.path.exists()
+            assert reserved(store.folder) == has
             store.reserve.release()
+
+
+def reserved(state: Path) -> int:
+    path = Reserve(state).path
+    return path.stat().st_size if path.exists() else 0
 
 
 def test_a_start_on_a_full_filesystem_goes_by_the_reserve(disk_with_room: Path) -> None:
     state = disk_with_room / "state"
     with closing(Store(state)) as store:
         commits(store, 1)
-        store.reserve.make(log_bytes=0)
-    with (
-        filled(disk_with_room),
-        closing(Store(state)) as store,
-        closing(TimerTable(state, log=store.log)),
-    ):
-        commits(store, 1)
+        store.reserve.make()
+    with filled(disk_with_room):
+        for _ in range(3):
+            with (
+                closing(Store(state)) as store,
+                closing(TimerTable(state, log=store.log)),
+            ):
+                commits(store, 1)
+        assert reserved(store.folder) > RESERVE_BYTES / 2
+        store.path.write_bytes(b"damaged")
+        before = reserved(store.folder)
+        with pytest.raises(StateError):
+            Store(state)
+        assert reserved(store.folder) == before
 
 
 @pytest.mark.parametrize("call", ["write", "sync"])

@@ -181,7 +181,7 @@ def test_a_planned_restart_forgets_the_storm_and_counts_anew(start: Start) -> No
 # --- what cannot be ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["calm", "nobody", "-x", "a\x1bb"])
+@pytest.mark.parametrize("name", ["calm", "nobody", "-x"])
 def test_a_name_of_which_nobody_is_held_is_an_error(
     guarded_one: Sidecar, run: Any, name: str
 ) -> None:
@@ -189,11 +189,8 @@ def test_a_name_of_which_nobody_is_held_is_an_error(
     code, shown, told = run(guarded_one, "guard", "release", "--", name)
     assert (code, shown) == (1, "")
     wrong = (
-        "gateway is 'a\\x1bb' in the body; it must be a string of 1 to 64 bytes of "
-        "UTF-8 without control characters"
+        f"no users of '{name}' are held by a storm; `liveness status` shows whose are"
     )
-    if name.isprintable():
-        wrong = f"no users of '{name}' are held by a storm; `liveness status` shows whose are"
     assert told == f"liveness: {wrong}\n"
     assert guard_of(guarded_one)["storms"][0]["users"] == 40
 

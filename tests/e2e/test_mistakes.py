@@ -158,6 +158,18 @@ def damaged(name: str) -> Given:
     return made
 
 
+def in_the_place_of(name: str, make: Callable[[Path], object]) -> Given:
+    """That state, with something else in the place of a file of it."""
+
+    def made(here: Path, stack: ExitStack) -> None:
+        state(here, stack)
+        path = here / "state" / name
+        path.rename(here / "moved")
+        make(path)
+
+    return made
+
+
 def theirs(here: Path, _: ExitStack) -> None:
     """Let another user have the folder."""
     for path in (here, *here.rglob("*")):
@@ -262,6 +274,12 @@ COMMAND_LINES: Final = [
     Mistake("not a choice", "watch --kind gone", 2, 'Invalid value "gone" for --kind. …; see `liveness watch --help`'),
     Mistake("user that is none", "explain int:9223372036854775808", 2, "…'int:9223372036854775808' is no uid: a string of 1 to 255 bytes of UTF-8 without control characters, or int:N with N from 0 to 2^63-1; see `liveness explain --help`"),
     Mistake("gateway that no name can be", "log --gateway $(printf '\\377')", 2, "…'\\udcff' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness log --help`"),
+    Mistake("timer without a key", "timers show ''", 2, "'' is no key: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers show --help`"),
+    Mistake("timer to cancel that no key can be", "timers cancel 'a\nb'", 2, "…'a\\nb' is no key: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers cancel --help`"),
+    Mistake("timer to retry without a key", "timers retry ''", 2, "…'' is no key: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers retry --help`"),
+    Mistake("timers of no ext", "timers list --ext $(printf '\\377')", 2, "…'\\udcff' is no ext: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers list --help`"),
+    Mistake("gateway without a name", "gateways forget ''", 2, "…'' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness gateways forget --help`"),
+    Mistake("release of a gateway without a name", "guard release ''", 2, "…'' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness guard release --help`"),
     Mistake("flags of which one is too many", "status --quiet --watch", 2, "Mutually exclusive arguments: {--quiet, --watch}; see `liveness status --help`"),
     Mistake("forms of which one is too many", "log --json --csv", 2, "--json and --csv are two forms: choose one; see `liveness log --help`"),
     Mistake("time that is none", "log --since yesterday", 2, "…--since: 'yesterday' is no time: write 2026-11-21T14:03, 14:03, or 15min for so long ago; see `liveness log --help`"),
@@ -291,6 +309,7 @@ SETTINGS: Final = [
     Mistake("timeout too long", f"{SERVE} --timeout 86401", 78, "timeout_s is '86401' (flag --timeout): it must be 1 to 86400 seconds"),
     Mistake("no HOME", "serve --socket {here}/gateway.sock", 78, "there is no HOME to keep the state in; name a folder: --state", environ={"HOME": ""}, person=STRANGER),
     Mistake("address malformed", "serve --http 9874", 78, "http.address is '9874' (flag --http): it must be HOST:PORT, the port 0 to 65535 (0: any free one)"),
+    Mistake("room for less than a frame", "check-config", 78, "limits.max_unfinished_bytes is 4096: it must be limits.max_frame_bytes (1048576) at least, as one frame may always be unfinished; raise it, or lower that", environ={"LIVENESS_LIMITS_MAX_UNFINISHED_BYTES": "4096"}),
     Mistake("address for everyone without a token", "serve --http 0.0.0.0:9874", 78, "http.address is '0.0.0.0:9874': an address other than loopback needs a token; write one to a file and name that by http.token_file, or use 127.0.0.1, [::1] or localhost"),
     Mistake("socket path too long", "serve --socket {here}/" + "x" * 120, 78, "socket.path is '… (flag --socket): with admin.sock beside it that takes … bytes, and the path of a socket has room for 107; choose a shorter one"),
     Mistake("socket path too long for a client", "watch --socket {here}/" + "x" * 120, 78, "socket.path is '… (flag --socket): with admin.sock beside it that takes … bytes, and the path of a socket has room for 107; choose a shorter one"),
@@ -361,8 +380,11 @@ STATES: Final = [
     Mistake("stop file unreadable", SERVE, 1, "{here}/state/stopped cannot be read (Is a directory); make it readable, or remove it to give everyone a fresh timeout", both(state, folder("state/stopped"))),
 ]  # fmt: skip
 
+_UNLIKE: Final = "it was not read: find out who put it there, then put the sidecar's own file in its place, or name another --state"
+
 BACKUPS: Final = [
     Mistake("backup to a file that is there", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar is there already; name another FILE, or give --force", both(state, text("b.tar"))),
+    Mistake("damaged backup to a file that is there", "backup --damaged --force --state {here}/state {here}/b.tar", 1, "{here}/b.tar is there already, and with --damaged none is replaced; name another FILE", both(state, text("b.tar"))),
     Mistake("backup onto the state itself", "backup --force --state {live}/state {live}/state/liveness.db", 1, "{live}/state/liveness.db is a file of a sidecar's state, not of a backup; name another FILE"),
     Mistake("backup into the state directory", "backup --state {live}/state {live}/state/backup.tar", 1, "{live}/state/backup.tar is in the state directory, with which it would be lost; name a FILE elsewhere"),
     Mistake("backup onto the state of another sidecar", "backup --force --state {here}/state {live}/state/timers.db", 1, "{live}/state/timers.db is a file of a sidecar's state, not of a backup; name another FILE", state),
@@ -372,6 +394,8 @@ BACKUPS: Final = [
     Mistake("backup into another's folder", "backup --state {here}/s/state {here}/b.tar", 1, "{here}/…: Permission denied; be the sidecar's user, and name a FILE in a folder that it may write to", their_state, person=STRANGER),
     Mistake("backup of another's state", "backup --state {here}/state {here}/out/b.tar", 1, "{here}/state: Permission denied; be the sidecar's user, and name a FILE in a folder that it may write to", both(state, folder("out", 0o777)), person=STRANGER),
     Mistake("backup of no state", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db: there is no state to back up; name its folder with --state"),
+    Mistake("backup of timers that are a pipe", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db is no regular file; " + _UNLIKE, in_the_place_of("timers.db", os.mkfifo)),
+    Mistake("backup of timers that are a folder", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db is no regular file; " + _UNLIKE, in_the_place_of("timers.db", Path.mkdir)),
     Mistake("backup of a damaged log", "backup --state {here}/state {here}/b.tar", 1, "{here}/state cannot be read (file is not a database); no backup was made: keep the one before, and restore it if the sidecar cannot start", damaged("liveness.db")),
     Mistake("backup of a log that is damaged within", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db is damaged (structure: …); no backup was made: keep the one before, and restore it if the sidecar cannot start", damaged_within),
     Mistake("backup of a log with damaged records", "backup --state {here}/state {here}/b.tar", 1, "{here}/state is damaged (records 1); no backup was made: keep the one before, and make one with --damaged to a new FILE", damaged_records),
@@ -390,7 +414,10 @@ LOGS: Final = [
     Mistake("history in an empty log", "history ada --state {here}/state", 1, "no record of ada in the log of {here}/state, which is empty: correct the name (int:7 is the integer, 7 the string), or --state", state),
     Mistake("log of a file in place of a folder", "log --state {here}/state/liveness.db", 1, "there is no log in {here}/state/liveness.db: name the sidecar's state directory with --state", state),
     Mistake("state to check whose name is too long", "check-state --state {here}/" + "s" * 260, 1, "{here}/" + "s" * 260 + "/liveness.db cannot be read: File name too long; mend that, or name the sidecar's state directory with --state"),
-    Mistake("state to check with a folder in the place of a file", "check-state --state {here}/state", 1, "{here}/state cannot be read now (liveness.db-shm: Is a directory); ask again, as the sidecar's user", both(hidden_commits, lambda here, _: (here / "state/liveness.db-shm").unlink(), folder("state/liveness.db-shm"))),
+    Mistake("state to check with a folder in the place of a file", "check-state --state {here}/state", 1, "{here}/state/liveness.db-shm is no regular file; " + _UNLIKE, both(hidden_commits, lambda here, _: (here / "state/liveness.db-shm").unlink(), folder("state/liveness.db-shm"))),
+    Mistake("log that is a link", "log --state {here}/state", 1, "{here}/state/liveness.db is a link; " + _UNLIKE, in_the_place_of(DATABASE, lambda path: path.symlink_to("../moved"))),
+    Mistake("state to check with a link in the place of timers", "check-state --state {here}/state", 1, "{here}/state/timers.db is a link; " + _UNLIKE, in_the_place_of("timers.db", lambda path: path.symlink_to("../moved"))),
+    Mistake("state to check of a killed sidecar of another user's", "check-state --state {here}/state", 1, "{here}/state cannot be read now (…); ask again, as the sidecar's user", killed, person=STRANGER),
     Mistake("log that leads nowhere", "log --state {here}/state", 1, _UNREAD + "Too many levels of symbolic links; mend that, or name the sidecar's state directory with --state", circle("state")),
     Mistake("log of a killed sidecar of another user's", "log --state {here}/state", 1, _UNREAD + "…; beside a sidecar that runs or was killed, only who may write to {here}/state can always read it: be the user that the sidecar runs as", killed, person=STRANGER),
     Mistake("log without a word in it", "log --state {here}/state", 1, "{here}/state/liveness.db is empty, no sidecar has written there yet: start one, or name its state directory with --state", both(folder("state"), text("state/liveness.db"))),
@@ -405,6 +432,7 @@ LOGS: Final = [
     Mistake("comparison with a folder", "compare {here} --state {here}/state", 1, "{here}: Is a directory; name a file of lines, or - for those on stdin", state),
     Mistake("comparison with an empty log", "compare {here}/theirs --state {here}/state", 1, "the log in {here}/state is empty, and nothing can be compared with it: name the sidecar's state directory with --state", both(state, text("theirs"))),
     Mistake("comparison with no log", "compare {here}/theirs --state {here}/state", 1, "there is no log in {here}/state: name the sidecar's state directory with --state", text("theirs")),
+    Mistake("history of nobody in a log that is damaged within", "history x --state {here}/state", 1, "no record of x in the log of {here}/state, which …: correct the name (int:7 is the integer, 7 the string), or --state; records 1 to 1 are damaged on disk and left out: see `liveness check-state`", damaged_records),
     Mistake("log that is damaged within", "log --state {here}/state", 1, "the log in {here}/state is not whole: records 1 to 1 are damaged on disk and left out: see `liveness check-state`", damaged_records),
 ]  # fmt: skip
 
@@ -428,6 +456,8 @@ CLIENTS: Final = [
     Mistake("record that is not there yet", "watch --socket {live}/gateway.sock --after 1000000", 1, "--after 1000000: no such record yet, the newest is …"),
     Mistake("timer that is none", "timers show k --socket {live}/gateway.sock", 1, "no gateway has a timer 'k': `liveness timers list` shows those that there are"),
     Mistake("timer that is none of a gateway", "timers cancel k --gateway gw-1 --socket {live}/gateway.sock", 1, "'gw-1' has no timer 'k': `liveness timers list` shows those that there are"),
+    Mistake("damaged timer that is none", "timers show 99 --damaged --socket {live}/gateway.sock", 1, "no timer 99 is damaged: `liveness timers list` shows those that are"),
+    Mistake("damaged timer to cancel that is none", "timers cancel 99 --damaged --socket {live}/gateway.sock", 1, "no timer 99 is damaged: `liveness timers list` shows those that are"),
     Mistake("timer of several", "timers cancel both --socket {live}/gateway.sock", 1, "several gateways have a timer 'both': …; say whose is meant with --gateway"),
     Mistake("timer that is over", "timers retry over-gw-a --gateway gw-a --socket {live}/gateway.sock", 1, "the timer 'over-gw-a' of 'gw-a' is cancelled; only one that is pending or failed can be tried again"),
     Mistake("gateway that is none", "gateways forget gw-9 --socket {live}/gateway.sock", 1, "no gateway 'gw-9' is known: `liveness gateways list` shows those that are"),
@@ -599,6 +629,7 @@ EXCUSED: Final = {
     "commands/compare.py:_read": "beside a sidecar: tests/e2e/test_compare.py",
     "commands/statuswatch.py:watch_status": "what `status` says, whose rows there are",
     "config.py:__post_init__": "what a program gives, and no source lets through",
+    "service/peers.py:_out_of_files": "takes all descriptors: tests/service/test_peers.py",
     "service/backup.py:_check_wals": "takes gigabytes: tests/service/test_backup.py",
     "service/backup.py:opened": "takes a machine on which two statements last long",
     "service/writer.py:write": "two that write: tests/service/test_filewatch.py",

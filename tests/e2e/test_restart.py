@@ -15,7 +15,7 @@ from liveness.core.records import OnlineRow, Record
 from liveness.core.wheel import Snapshot
 from liveness.service import stopfile
 from liveness.service.store import DATABASE, SCHEMA, Batch, CursorRow, Store
-from tests import older
+from tests import disk, older
 from tests.e2e.client import Uid, packed
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar
@@ -487,15 +487,9 @@ def test_a_damaged_table_of_timers_met_while_running_is_said_and_not_overwritten
     sidecar.stop()
     with_timers(sidecar)
     whole = sidecar.timers.read_bytes()
-    with closing(sqlite3.connect(sidecar.timers)) as db:
-        (size,) = db.execute("pragma page_size").fetchone()
-        query = "select rootpage from sqlite_schema where name = 'timers_key'"
-        (root,) = db.execute(query).fetchone()
-    page = slice((root - 1) * size, root * size)
-    damaged = bytearray(whole)
-    damaged[page] = b"\xff" * size
-    sidecar.timers.write_bytes(damaged)
     sidecar.start()
+    disk.overwrite_root(sidecar.timers, "timers_key")
+    damaged = sidecar.timers.read_bytes()
     link, watcher = sidecar.gateway("a"), sidecar.watcher()
     link.send("after", "another", 86_400)
     line = sidecar.line(
@@ -511,7 +505,7 @@ def test_a_damaged_table_of_timers_met_while_running_is_said_and_not_overwritten
     link.send("login", "user")
     assert watcher.take(1)[0]["uid"] == "user"
     sidecar.kill()
-    assert sidecar.timers.read_bytes()[page] == b"\xff" * size
+    assert sidecar.timers.read_bytes() == damaged
     # What the operator is told to do.
     sidecar.timers.write_bytes(whole)
     for suffix in ("-wal", "-shm"):

@@ -213,7 +213,10 @@ def test_of_a_key_the_newest_timer_of_each_gateway_is_told(
         ("key=%FF", "the query cannot be read; write name=value"),
         ("key", "the query cannot be read"),
         ("state=done&state=done", "the query has state twice; give it once"),
-        ("kye=1", "the query has 'kye'; it may have gateway, state, ext, key, before,"),
+        (
+            "kye=1",
+            "the query has 'kye'; it may have gateway, state, ext, key, id, before,",
+        ),
         ("after=1", "the query has 'after'"),
     ],
 )

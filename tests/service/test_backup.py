@@ -8,6 +8,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from io import StringIO
 from itertools import count
 from pathlib import Path
@@ -368,7 +369,6 @@ def test_damage_is_told_and_no_backup_is_made_of_it(
         (log_file.DATABASE, "update cursors set name = cast(x'ff' as text)"),
         (log_file.DATABASE, "update cursors set seq = 900"),
         (log_file.DATABASE, "insert into online values (900, 'u', 1, 1, 'g', null)"),
-        (timertable.DATABASE, "update timers set key = cast(x'ff' as text)"),
         (timertable.DATABASE, "update states set timers = 9"),
     ],
 )
@@ -423,12 +423,74 @@ def test_a_backup_of_a_damaged_log_is_made_if_asked_for_and_replaces_none(
     assert file.read_text() == "the one before"
     file.unlink()
     assert backup(folder, file, force=False, damaged=True, out=StringIO()) == 3
-    assert "lacks records 1 to 10: they are damaged" in capsys.readouterr().err
+    assert "is not whole (records 1 to 10): that is damaged" in capsys.readouterr().err
     with tarfile.open(file) as tar:
         tar.extractall(tmp_path / "to", filter="tar")
     with opened(tmp_path / "to") as (store, _):
         assert store.bounds() == (1, 12)
         assert len(store.cursors()) == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (partial(disk.tear_a_leaf, table="log", which=3), r"records [\d,]+ to [\d,]+"),
+        (partial(disk.tear_a_leaf, table="log", which=0), "structure of the log"),
+        (disk.misname_a_free_page, "structure of the log"),
+    ],
+    ids=["leaf", "first-leaf", "free-page"],
+)
+def test_so_is_one_of_a_log_in_whose_structure_there_is_damage_that_a_start_takes(
+    folder: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file, path = tmp_path / "b.tar", folder / log_file.DATABASE
+    with closing(Store(folder)) as store:
+        store._db.execute("pragma synchronous = off")
+        store.write(Batch(records=[online(seq) for seq in range(11, 2_000)]))
+        for seq in range(2_000, 2_400):
+            store.write(Batch(records=[online(seq)]))
+        store._db.execute("delete from log where last <= 1010")
+    damage(path)
+    parts = {
+        it.part: it.is_whole for it in checkstate.check(folder) if it.file == path.name
+    }
+    assert parts == {
+        "structure": True,
+        "log": False,
+        "users online": True,
+        "names": True,
+    }
+    with pytest.raises(StateError, match=rf"damaged \({told}\); no backup was made"):
+        backup(folder, file, force=True, out=StringIO())
+    assert backup(folder, file, force=False, damaged=True, out=StringIO()) == 3
+    assert re.search(rf"is not whole \({told}\)", capsys.readouterr().err)
+    with tarfile.open(file) as tar:
+        tar.extractall(tmp_path / "to", filter="tar")
+    with opened(tmp_path / "to") as (store, _):
+        store.check()
+        assert store.bounds()[1] == 2_400
+
+
+@pytest.mark.parametrize("sql", ["key = cast(x'ff' as text)", "state = 'qending'"])
+def test_so_is_one_with_damaged_timers(
+    folder: Path, tmp_path: Path, sql: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "b.tar"
+    with closing(sqlite3.connect(folder / timertable.DATABASE)) as db, db:
+        db.execute(f"update timers set {sql} where id > 1")
+    with pytest.raises(StateError, match=r"damaged \(timers: 2\); no backup was made"):
+        backup(folder, file, force=True, out=StringIO())
+    assert not file.exists()
+    assert backup(folder, file, force=False, damaged=True, out=StringIO()) == 3
+    assert f"{file} is not whole (timers: 2)" in capsys.readouterr().err
+    with tarfile.open(file) as tar:
+        tar.extractall(tmp_path / "to", filter="tar")
+    with opened(tmp_path / "to") as (_, table), only_reading(table.path) as db:
+        assert timertable.damaged(db) == 2
 
 
 def test_a_copy_that_is_too_slow_is_given_up(

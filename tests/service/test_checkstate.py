@@ -105,9 +105,19 @@ def test_damaged_records_are_named_however_the_log_is_cut(
             "names           damaged: 1 rows of cursors make no sense",
         ),
         (
-            "update timers set state = 'done'",
+            "update timers set state = 'done', next = null",
             TIMERS,
             "timers          damaged: it has {'done': 1} and says that it has {'pending': 1}",
+        ),
+        (
+            "update states set timers = 2 where state = 'done'",
+            TIMERS,
+            "timers          damaged: it has {'pending': 1} and says that it has {'done': 2, 'pending': 1}",
+        ),
+        (
+            "update timers set state = 'qending'",
+            TIMERS,
+            "timers          damaged: 1 of 1 make no sense",
         ),
         (
             "update timers set payload = cast(x'ff' as text)",
@@ -131,12 +141,19 @@ def test_what_makes_no_sense_is_told(
     assert text.count("damaged") == 1
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:2_048] + b"\xff" * 512 + data[2_560:],
+        lambda data: data.replace(b"CREATE TABLE states", b"CREATE TABL\xff states"),
+    ],
+    ids=["page", "text"],
+)
 def test_damage_to_the_structure_of_a_file_is_told_as_sqlite_has_it(
-    folder: Path,
+    folder: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    with (folder / TIMERS).open("r+b") as file:
-        file.seek(2_048)
-        file.write(b"\xff" * 512)
+    path = folder / TIMERS
+    path.write_bytes(damage(path.read_bytes()))
     code, text = ran(folder)
     assert code == 3
     assert "timers.db    structure       damaged: " in text

@@ -22,7 +22,7 @@ READ = frozenset({"GET", "HEAD"})
 SHOWN = {"/", "/metrics", "/healthz", "/readyz", "/v1/timers", "/v1/timers/newest"}
 SHOWN |= {"/v1/gateways", "/v1/guard", "/v1/wheel", "/v1/live", "/v1/feed", "/v1/users"}
 SHOWN |= {"/v1/users/{uid:path}"}
-CHANGES = {"/v1/timers/cancel", "/v1/timers/retry"}
+CHANGES = {"/v1/timers/cancel", "/v1/timers/cancel-damaged", "/v1/timers/retry"}
 CHANGES |= {"/v1/gateways/forget", "/v1/guard/release"}
 SIGN_IN = {"/sign-in", "/sign-out"}
 TOKEN = Token("correct-horse/battery+staple==")

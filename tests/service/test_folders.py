@@ -16,6 +16,7 @@ from liveness.core.wheel import Snapshot
 from liveness.errors import StartError, StateError
 from liveness.service import stopfile
 from liveness.service.folders import check_own, identities, make_own_folder, open_own
+from liveness.service.logbook import file_state
 from liveness.service.store import DATABASE, LOCK, Store
 from liveness.service.timertable import DATABASE as TIMERS
 from liveness.service.timertable import TimerTable
@@ -146,6 +147,18 @@ def test_what_was_planted_for_the_timers_is_refused_and_left_alone(
     folder: Path, name: str, plant: Plant, why: str
 ) -> None:
     refused(folder, name, plant, why, lambda: TimerTable(folder, log="log").close())
+
+
+@pytest.mark.parametrize(("plant", "why"), PLANTS[:-1])
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
+def test_what_only_reads_follows_no_link_and_waits_for_no_pipe(
+    folder: Path, suffix: str, plant: Plant, why: str
+) -> None:
+    folder.mkdir()
+    path = folder / f"{DATABASE}{suffix}"
+    plant(path)
+    with pytest.raises(StateError, match=f"{path} {why}; it was not read"):
+        file_state(folder / DATABASE)
 
 
 def refused(

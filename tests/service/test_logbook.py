@@ -2,20 +2,22 @@
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 
 import pytest
 
-from liveness.core.records import KINDS, Logged, Mark, Record, TimerRecord, Uid
+from liveness.core.records import KINDS, Logged, Mark, Record, TimerRecord, Uid, Wanted
 from liveness.errors import StateError
 from liveness.service import logbook
 from liveness.service.database import reading
 from liveness.service.logbook import Logbook, Look, Sought, log_in, looking_at
-from liveness.service.logpages import PAGE_RECORDS
+from liveness.service.logpages import PAGE_RECORDS, joined
 from liveness.service.store import DATABASE, SCHEMA, Batch, Store
+from tests.disk import tear_a_leaf
 from tests.older import schema_1
 
 # Each is within another's bytes, looks like one, or is like a kind, a gateway or a number.
@@ -25,6 +27,7 @@ UIDS: list[Uid] = [
 ]  # fmt: skip
 GATEWAYS = ["g", "gw", "7", "online"]
 EVERY_MS = 1_000
+ALL = Wanted(None, frozenset(KINDS))
 
 
 def written() -> list[Logged]:
@@ -183,6 +186,79 @@ def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
         assert book.newest_of("u", limit=1) == Look([], None, None)
         assert [*book.records(Sought())] == []
         assert (book.newest(), book.record(1)) == (None, None)
+
+
+# --- of a log that is damaged -------------------------------------------------------------
+
+
+def small_pages(folder: Path) -> None:
+    """Records in so many pages that the tree of the log has pages of its own."""
+    with closing(Store(folder)) as store:
+        store._db.execute("pragma synchronous = off")
+        write(store, RECORDS[:1_200], iter([3] * 401))
+
+
+def change(database: Path, sql: str) -> None:
+    """Changes pages of the log past what the file allows, as a disk does."""
+
+    def replace(old: str, new: str) -> None:
+        with closing(sqlite3.connect(database)) as db, db:
+            db.execute("pragma writable_schema = on")
+            query = (
+                "update sqlite_schema set sql = replace(sql, ?, ?) where name = 'log'"
+            )
+            db.execute(query, [old, new])
+
+    replace(") strict", ") ")
+    with closing(sqlite3.connect(database)) as db, db:
+        db.execute("pragma ignore_check_constraints = on")
+        assert db.execute(sql).rowcount
+    replace(") ", ") strict")
+
+
+def delivered(folder: Path) -> tuple[list[Logged], list[tuple[int, int]]]:
+    """What a sidecar gives somebody who reads all of it, and the gaps."""
+    records, gaps, reached = list[Logged](), list[tuple[int, int]](), 0
+    with closing(Store(folder)) as store:
+        end = store.bounds()[1] - 1
+        while reached < end:
+            page = store.read(after=reached, until=end, wanted=ALL, limit=5_000)
+            if page.first > reached + 1:
+                gaps = joined(gaps, (reached + 1, page.first - 1))
+            records += page.records
+            reached = page.reached
+    return records, gaps
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        partial(tear_a_leaf, table="log", which=3),
+        partial(change, sql="update log set first = 'text' where last = 600"),
+        partial(
+            change, sql="update log set records = zeroblob(9) where last in (300, 303)"
+        ),
+        partial(change, sql="update log set last = 601 where last = 600"),
+        partial(change, sql="delete from log where last = 600"),
+    ],
+    ids=["leaf", "type", "pages", "seq", "lost"],
+)
+def test_all_that_a_sidecar_would_deliver_is_found_around_damage_which_is_named(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    small_pages(tmp_path)
+    damage(tmp_path / DATABASE)
+    records, gaps = delivered(tmp_path)
+    assert len(records) < 1_200
+    with log_in(tmp_path, clock=still) as book:
+        assert [*book.records(Sought())] == records
+        assert sorted(book.damaged) == gaps
+    with log_in(tmp_path, clock=still) as book:
+        newest = [one for one in reversed(records) if one.uid == 7]
+        assert book.newest_of(7, limit=5_000).records == newest
+        assert book.record(gaps[0][0]) is None
+        assert book.record(records[-1].seq) == records[-1]
 
 
 # --- beside the sidecar ---------------------------------------------------------------

@@ -415,6 +415,17 @@ def test_a_state_with_commits_behind_damage_is_neither_whole_nor_backed_up(
         pass
 
 
+@pytest.mark.parametrize("index", [b"", bytes(3), bytes(2**15)], ids=len)
+def test_an_index_that_is_not_whole_is_no_damage(path: Path, index: bytes) -> None:
+    """Who may not write to it cannot have SQLite make it anew."""
+    with_commits(path, 20)
+    log, made, _ = database.beside(path)
+    made.write_bytes(index)
+    with pytest.raises(sqlite3.OperationalError, match="-shm is not whole") as caught:
+        database._check_wal(log, made, 4_096)
+    assert caught.value.sqlite_errorcode in database.DISK_TROUBLE
+
+
 def test_the_end_of_a_wal_that_was_torn_is_no_damage(path: Path) -> None:
     with_commits(path, 20)
     log, frame, count = frames_of(path)

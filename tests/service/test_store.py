@@ -3,6 +3,7 @@
 import io
 import sqlite3
 import stat
+import struct
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import accumulate, count
@@ -27,7 +28,13 @@ from liveness.core.records import (
     Uid,
     Wanted,
 )
+from liveness.core.uids import is_uid
 from liveness.errors import StartError, StateError
+from liveness.service.database import (
+    LARGER_THAN_MEMORY,
+    check_structure,
+    only_reading,
+)
 from liveness.service.logpages import END, PAGE_BYTES, PAGE_RECORDS
 from liveness.service.store import (
     DATABASE,
@@ -40,6 +47,7 @@ from liveness.service.store import (
     Page,
     Store,
     is_in_use,
+    unsound,
 )
 from tests import disk
 from tests.strategies import BOUNDED, HARD_UIDS, conns, uids
@@ -455,16 +463,63 @@ def test_the_oldest_page_and_the_newest_may_be_damaged(store: Store) -> None:
     assert seqs_of(store) == [(1, 5), *range(6, 11), (11, end - 1), end]
 
 
+def test_users_that_no_search_would_find_are_refused_at_the_start(
+    tmp_path: Path,
+) -> None:
+    """Each row can be read and makes sense; it is only in another's place."""
+    with closing(Store(tmp_path)) as store:
+        keep(store, *(row(n) for n in range(1, 1_001)))
+        fill(store, 1_000)
+        store.check()
+    query = "select rootpage from sqlite_schema where name = 'online'"
+    ((root,),) = disk.rows(store.path, query)
+    data = bytearray(store.path.read_bytes())
+    at = (root - 1) * 4_096
+    one, other = (
+        slice(at + cell, at + cell + 4)
+        for cell in struct.unpack_from(">2H", data, at + 12)
+    )
+    data[one], data[other] = data[other], data[one]
+    store.path.write_bytes(data)
+    with (
+        closing(Store(tmp_path)) as store,
+        pytest.raises(StateError, match="out of order"),
+        store.expecting_damage(),
+    ):
+        store.check()
+
+
+def test_a_row_that_seems_larger_than_memory_is_damage(tmp_path: Path) -> None:
+    with closing(Store(tmp_path)) as store:
+        keep(store, *(row(n, f"u{n}") for n in range(1, 301)))
+    whole, told = store.path.read_bytes(), set[str]()
+    for at in range(4_096, len(whole) - 64, 61):
+        store.path.write_bytes(whole[:at] + b"\xff" * 64 + whole[at + 64 :])
+        with only_reading(store.path) as db:
+            try:
+                check_structure(db, ["online"])
+            except sqlite3.DatabaseError as error:
+                told.add(str(error))
+    assert LARGER_THAN_MEMORY in told
+
+
 @pytest.mark.parametrize(
     ("sql", "table"),
     [
         ("update online set session = 900", "online"),
         ("update online set gateway = ''", "online"),
         ("update online set uid = x'00'", "online"),
+        ("update online set conn = -1", "online"),
         ("update online set timeout = -1", "online"),
+        ("update online set timeout = 86401", "online"),
+        ("update online set gateway = printf('%.*c', 65, 'x')", "online"),
         ("update cursors set role = 'watchez'", "cursors"),
         ("update cursors set seq = 900", "cursors"),
         ("update cursors set timeout = 0", "cursors"),
+        ("update cursors set timeout = 9e999", "cursors"),
+        ("update cursors set in_force = 9e999", "cursors"),
+        ("update cursors set name = 'g' || char(7)", "cursors"),
+        ("insert into trimmed values ('g' || char(7), 1)", "trimmed"),
     ],
 )
 def test_rows_that_make_no_sense_are_refused_at_the_start(
@@ -478,6 +533,23 @@ def test_rows_that_make_no_sense_are_refused_at_the_start(
     refused = pytest.raises(StateError, match=f"1 rows of {table} make no sense")
     with refused, store.expecting_damage():
         store.check()
+
+
+def test_of_uids_those_make_sense_that_a_login_may_name(store: Store) -> None:
+    characters = [chr(code) for code in (*range(0x21), *range(0x7E, 0xA2), 0x10FFFF)]
+    texts = [
+        f"{before}{it}{after}"
+        for it in characters
+        for before in ("", "a")
+        for after in ("", "b")
+    ]
+    uids = [*texts, "", "x" * 255, "x" * 256, "é" * 127, "é" * 128, 0, -1, 2**63 - 1]
+    fill(store, 1)
+    for uid in uids:
+        store._db.execute(
+            "insert or replace into online values (1, ?, 1, 1, 'g', null)", [uid]
+        )
+        assert unsound(store._db, 2)["online"] == (not is_uid(uid)), repr(uid)
 
 
 def test_an_end_of_the_log_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
@@ -936,7 +1008,13 @@ def test_damage_among_the_users_online_is_told_and_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["key = 'lag' where key = 'log'", "value = '{' where key = 'parted'"]
+    "change",
+    [
+        "key = 'lag' where key = 'log'",
+        "value = '{' where key = 'parted'",
+        "value = '[]' where key = 'parted'",
+        """value = '{"a": "b"}' where key = 'parted'""",
+    ],
 )
 def test_what_the_log_says_of_itself_is_refused_if_it_makes_no_sense(
     tmp_path: Path, change: str

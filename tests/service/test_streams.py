@@ -13,6 +13,9 @@ from starlette.types import ASGIApp
 from trio.testing import MockClock
 
 from liveness.config import HttpSettings
+from liveness.core.records import TIMER, TimerRecord
+from liveness.service.feed import Entry
+from liveness.service.feedpages import EVENTS_BYTES, _taken
 from liveness.service.livepages import MOST_RECORDS
 from liveness.service.streams import QUIET_S, STOPPING
 from tests.service.asgi import ask
@@ -563,3 +566,18 @@ async def test_what_cannot_be_read_is_told(tmp_path: Path, jumping: MockClock) -
         assert answer.status == 503
         assert "mend the disk" in answer.error
         assert not rig.sidecar.streams.open.total()
+
+
+def test_what_is_told_at_once_is_bounded_in_bytes() -> None:
+    payload = "\x01" * 4_096  # six times as long in JSON
+    entries = [
+        Entry(TimerRecord(seq, TIMER, "g", f"k{seq}", None, payload, 1, 1, 1))
+        for seq in range(1, 101)
+    ]
+    most = EVENTS_BYTES + 2 * len(entries[0].event)
+    told = list[bytes]()
+    left = entries[::-1]
+    while left:
+        told.append(_taken(left, b"id: log"))
+    assert max(map(len, told)) <= most
+    assert b"".join(told) == b"".join(b"id: log" + one.event for one in entries)

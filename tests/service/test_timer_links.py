@@ -97,7 +97,7 @@ async def asks_without_end(rig: Rig) -> Caller:
     await greedy.send(["login", "of greedy"])
     await greedy.settle()
     asked = [["after", f"{n}", 10_000, {"payload": PAYLOAD}] for n in range(100)]
-    await greedy.send(*asked, *(["cancel", {"key": "none"}] for _ in range(3_000)))
+    await greedy.send(*asked, *(["after", f"{n}", 10_000] for n in range(100, 3_100)))
     await rig.until(lambda: rig.journal.failure and rig.engine._held_back)
     return greedy
 
@@ -149,9 +149,9 @@ async def test_users_of_one_that_asks_too_much_of_timers_wait_no_longer_than_the
 def slowed(write: Callable[..., Any], seconds: float) -> Callable[..., Any]:
     """The same, but each transaction takes so long."""
 
-    async def slow(call: Callable[[], Any], *, pending: Callable[[], int]) -> Any:
+    async def slow(call: Callable[[], Any], **told: Any) -> Any:
         await trio.sleep(seconds)
-        return await write(call, pending=pending)
+        return await write(call, **told)
 
     return slow
 

@@ -1,9 +1,11 @@
 """A listing of timers gives what a plain filter gives, whichever way it looks."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Final
 
 import pytest
 from hypothesis import given
@@ -42,9 +44,15 @@ def _small_bounds() -> Iterator[None]:
         yield
 
 
-def table(timers: list[Row]) -> sqlite3.Connection:
+# What a damaged file has, and no statement could write.
+ANY_TYPE: Final = re.sub(
+    r"(?<=text|eger) not null|\s+strict(, without rowid)?", "", timertable._TABLES
+)
+
+
+def table(timers: list[Row], *, tables: str = timertable._TABLES) -> sqlite3.Connection:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    db.executescript(timertable._TABLES)
+    db.executescript(tables)
     for number, timer in enumerate(timers, 1):
         following = number * 7 % 11 if timer["state"] in LIVE else None
         db.execute(
@@ -95,6 +103,56 @@ def test_the_newest_of_a_key_is_one_of_each_gateway_that_has_it(
         if timer["key"] == key and gateway in (None, timer["gateway"])
     }
     assert {timer["gateway"]: timer["created"] for timer in told} == newest
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *((name, b"\xffa") for name in ("gateway", "key", "ext", "payload", "state")),
+        ("message", b"\xe2\x82"),
+        ("key", b'"\xf0\x9f\\'),
+    ],
+)
+@pytest.mark.parametrize("is_blob", [False, True])
+def test_a_damaged_text_is_shown_as_far_as_it_can_be_read_and_marked(
+    column: str, value: bytes, is_blob: bool
+) -> None:
+    row: Row = {"gateway": "g", "key": "a", "ext": "x", "state": "pending"}
+    with closing(table([row, row], tables=ANY_TYPE)) as db:
+        to = "?" if is_blob else "cast(? as text)"
+        db.execute(f"update timers set {column} = {to} where id = 2", [value])
+        page = timerlist.listed(db, {}, before=MAX_INTEGER, limit=9)
+        (alone,) = json.loads(
+            timerlist.listed(db, {"id": 2}, before=MAX_INTEGER, limit=9).timers
+        )
+        newest = json.loads(timerlist.newest(db, "a", None, limit=9))
+    timers = json.loads(page.timers)
+    assert [timer["created"] for timer in timers] == [2, 1]
+    assert [timer.get("damaged") for timer in timers] == [2, None]
+    assert timers[0] == alone
+    assert alone[column] == value.decode(errors="replace")
+    assert alone in newest or column == "key"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "state = 'qending'",
+        "state = 'fired'",
+        "next = null",
+        "due = 'soon'",
+        "due = null",
+    ],
+)
+def test_a_row_that_makes_no_sense_keeps_no_other_from_being_shown(change: str) -> None:
+    row: Row = {"gateway": "g", "key": "a", "ext": "x", "state": "pending"}
+    with closing(table([row, {**row, "key": "b"}], tables=ANY_TYPE)) as db:
+        db.execute(f"update timers set {change} where id = 2")
+        timers = json.loads(timerlist.newest(db, "b", "g", limit=1))
+        timers += json.loads(timerlist.newest(db, "a", "g", limit=1))
+    is_marked = "due" not in change  # SQLite's own check finds those
+    assert [it.get("damaged") for it in timers] == [2 if is_marked else None, None]
+    assert {type(timer["due"]) for timer in timers} == {int}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
-"""How many pages of timers are in memory at a time, while nobody reads them."""
+"""Pages of timers: how many are in memory at a time, and what of damaged ones."""
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from starlette.types import Message
 from trio.testing import MockClock
 
 from liveness.service.timerpages import PAGES_AT_ONCE, TimerPages
-from tests.service.asgi import ask
+from tests import disk
+from tests.service.asgi import Answer, ask
 from tests.service.rig import running
 
 
@@ -58,3 +61,44 @@ async def test_pages_are_made_and_read_so_many_at_a_time_and_the_others_wait(
             assert json.loads(answer.body) == {"timers": [], "next": None}
             unread.read.set()
         assert answers == [200] * 2 * PAGES_AT_ONCE
+
+
+async def test_a_damaged_timer_is_shown_and_ended_by_its_number(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["after", "k", 5], ["after", "other", 500], ["ping", 1])
+        await gateway.expect("pong")
+        path = rig.journal.timers.table.path
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute("update timers set ext = cast(x'ff' as text) where id = 1")
+        pages = Starlette(
+            routes=TimerPages(rig.engine, rig.journal).routes(may_change=True)
+        )
+
+        async def asked(path: str, **body: str) -> Answer:
+            if not body:
+                return await ask(pages, "GET", path)
+            return await ask(pages, "POST", path, pieces=[json.dumps(body).encode()])
+
+        shown = json.loads((await asked("/v1/timers?id=1")).body)["timers"]
+        assert [(one["damaged"], one["ext"]) for one in shown] == [(1, "\ufffd")]
+        for change in ("cancel", "retry"):
+            refused = await asked(f"/v1/timers/{change}", gateway="g", key="k")
+            assert refused.status == 409
+            assert "`liveness timers cancel --damaged 1` ends it" in refused.error
+        ended = await asked("/v1/timers/cancel-damaged", id="1")
+        assert ended.status == 200
+        now = json.loads(ended.body)
+        assert (now["state"], now["ext"]) == ("cancelled", "\ufffd")
+        assert "damaged" not in now
+        counts = {"pending": 1, "cancelled": 1}
+        assert +rig.engine.timetable.states == counts
+        assert disk.rows(path, "select * from states where timers") == [
+            ("cancelled", 1), ("pending", 1),
+        ]  # fmt: skip
+        assert now["changed"] >= now["created"]
+        for number, status in (("1", 404), ("2", 404), ("99", 404), ("x", 400)):
+            refused = await asked("/v1/timers/cancel-damaged", id=number)
+            assert refused.status == status

@@ -4,6 +4,7 @@ What becomes of a timer is decided in the core and tested there; here every orde
 a dictionary and to a file, and both must hold the same ever after.
 """
 
+import re
 import sqlite3
 import stat
 from collections import Counter
@@ -37,8 +38,8 @@ from liveness.core.timers import (
 )
 from liveness.core.timetable import Coming, Due, Window
 from liveness.errors import StateError
+from liveness.service import checkstate, timertable
 from liveness.service import store as log_file
-from liveness.service import timertable
 from liveness.service.database import reading
 from liveness.service.store import Batch, CursorRow, Store
 from liveness.service.timertable import DATABASE, EXT_STEP, STATEMENT_ROWS, TimerTable
@@ -328,29 +329,17 @@ def test_a_file_that_was_emptied_beside_a_log_is_no_new_one(tmp_path: Path) -> N
     TimerTable(tmp_path, log="a log", next_seq=1).close()
 
 
-@pytest.mark.parametrize("part", ["timers", "timers_key"])
+@pytest.mark.parametrize("part", ["timers", "timers_key", "timers_next"])
 def test_damage_among_the_timers_is_told_with_the_files_name_and_left(
     tmp_path: Path, part: str
 ) -> None:
     with closing(TimerTable(tmp_path, log="a log")) as table:
         fill(table, 1_000)
         path = table.path
-    with closing(sqlite3.connect(path)) as db:
-        (size,) = db.execute("pragma page_size").fetchone()
-        query = "select rootpage from sqlite_schema where name = ?"
-        (root,) = db.execute(query, [part]).fetchone()
-    with path.open("r+b") as file:
-        file.seek((root - 1) * size)
-        file.write(b"\xff" * size)
-    before = path.read_bytes()
-    with (
-        pytest.raises(StateError, match=f"{path} cannot be read"),
-        closing(TimerTable(tmp_path, log="a log")) as table,
-        table.expecting_damage(),
-    ):
-        # An index is first read by who looks for a key, at a start that catches up.
-        table.write([Fire("g", "k7", 1, 1, 1)])
-    assert path.read_bytes() == before
+    disk.overwrite_root(path, part)
+    left_as_it_was(
+        path, r"cannot be read \([^\n]+\); it was left as it is: [^\n]+ without timers$"
+    )
 
 
 # What the version without timers made.
@@ -588,6 +577,90 @@ def test_orders_about_a_timer_whose_text_is_damaged_hold_up_no_others(
     damage(table, "ext", 2)
     end(table, "k1", "k2", "k3", at=1)
     assert states(table) == {**states(table), "pending": 1, "cancelled": 2}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "gateway = cast(x'ff61' as text)",
+        "key = cast(x'ff61' as text)",
+        "ext = cast(x'ff61' as text)",
+        "payload = cast(x'ff61' as text)",
+        "message = cast(x'ff61' as text)",
+        "state = cast(x'ff61' as text)",
+        "state = 'qending'",
+        "state = 'fired'",
+        "state = 'failed'",
+        "next = null",
+    ],
+)
+def test_a_damaged_timer_is_ended_with_its_text_as_far_as_it_can_be_read(
+    table: TimerTable, change: str
+) -> None:
+    fill(table, 3)
+    end(table, "k3", at=5)
+    with closing(sqlite3.connect(table.path)) as db, db:
+        db.execute(f"update timers set {change} where id = 2")
+    assert table.end_damaged(2, at=7) == {"pending": 1, "cancelled": -1}
+    ended, payload = rows(table)[2]
+    assert (ended.state, ended.next, ended.changed) == ("cancelled", None, 7)
+    texts = [ended.gateway, ended.key, ended.ext, payload, ended.message]
+    kept = sum(
+        one == was for one, was in zip(texts, ["g", "k2", *[None] * 3], strict=True)
+    )
+    assert kept + texts.count("\ufffda") == 5
+    assert states(table) == {"pending": 1, "cancelled": 2} == counted(table)
+    with reading(table.path) as db:
+        assert timertable.damaged(db) == 0
+    assert [table.end_damaged(n, at=9) for n in (1, 2, 3, 4)] == [None] * 4
+
+
+def test_one_that_is_over_stays_what_it_became(table: TimerTable) -> None:
+    fill(table, 1)
+    table.write([Reply("g", "k1", None, True, None, False, 7)])
+    fill(table, 1)
+    table.write([Fire("g", "k2", 1, 1, 8), Reply("g", "k2", 1, True, None, False, 9)])
+    damage(table, "payload", 2)
+    assert table.end_damaged(2, at=10) is not None
+    assert rows(table)[2].timer.state == DONE
+    assert states(table) == {"pending": 1, "done": 1} == counted(table)
+
+
+def test_of_several_that_make_no_sense_the_last_sets_the_counts_right(
+    table: TimerTable,
+) -> None:
+    fill(table, 4)
+    end(table, "k3", "k4", at=5)
+    with closing(sqlite3.connect(table.path)) as db, db:
+        db.execute("update timers set state = 'x' where id > 1")
+    for number in (2, 3, 4):
+        table.end_damaged(number, at=7)
+    assert states(table) == {"pending": 1, "cancelled": 3} == counted(table)
+
+
+def test_one_whose_index_has_what_it_had_is_ended_too(table: TimerTable) -> None:
+    """As a damaged page has it: a statement would have changed its indexes as well."""
+    table.write([Schedule(timer(n, f"key-{n}", ext="e"), None) for n in (1, 2)])
+    table.close()
+    data = table.path.read_bytes()
+    (at,) = (
+        found.start()
+        for found in re.finditer(b"gkey-2e", data)
+        if data[found.end() :].startswith(b"pending")
+    )
+    table.path.write_bytes(data[:at] + b"\xffkey-\xff\xff" + data[at + 7 :])
+    with closing(TimerTable(table.path.parent, log="a log")) as table:
+        assert table.end_damaged(2, at=7) is not None
+        with reading(table.path) as db:
+            found = checkstate.parts(DATABASE, lambda look: look(db))
+            assert all(part.is_whole for part in found)
+        ended = rows(table)[2].timer
+        assert ended[1:4] == ("\ufffd", "key-\ufffd", "\ufffd")
+        table.write([Schedule(timer(3, "key-2", ext="e"), None)])
+        end(table, "key-1", "key-2", at=9)
+        table.write([Drop("g", None, "e", PLENTY, 10)])
+        assert states(table) == {"cancelled": 3} == counted(table)
+        assert table.trim(oldest_ms=ALL_MS, most=100) == {"cancelled": 3}
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])

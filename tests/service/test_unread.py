@@ -1,5 +1,6 @@
 """Answers that nobody reads: bounded in memory, on disk and in time, over all links."""
 
+import gc
 import os
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from liveness.service.feed import Entry
 from liveness.service.outbox import LINGER_S
 from liveness.service.unread import NoRoom, Spools, TooLarge
 from tests.service.asgi import ask
@@ -137,6 +139,24 @@ async def test_a_gateway_that_leaves_only_records_unread_is_not_ended(
 
 
 # --- in memory ------------------------------------------------------------------------
+
+
+async def test_of_records_that_are_not_read_a_link_keeps_one_frame_and_no_entries(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, tail=1_000) as rig:
+        gateway = await with_users(rig)
+        await gateway.send(["login", ["last"]])
+        await gateway.settle()
+        before = _entries()
+        await rig.watcher("hung", after=0, ack=False)
+        (link,) = (it for it in rig.engine.book.links.values() if it.number == 2)
+        await rig.until(lambda: link.outbox._is_blocked)
+        assert _entries() == before
+
+
+def _entries() -> int:
+    return sum(isinstance(it, Entry) for it in gc.get_objects())
 
 
 async def test_over_the_bound_of_all_those_that_do_not_read_end_and_others_go_on(
