@@ -116,7 +116,7 @@ async def test_who_asks_too_much_of_timers_holds_up_no_other_gateway(
             pending = rig.journal.timers.pending
             await greedy.send(*(["cancel", {"key": "none"}] for _ in range(1_000)))
             # Not even one of whose orders some wait too.
-            await other.send(["after", "waits as well", 1_000])
+            await other.send(["after", "waits as well", 1_000, {"payload": PAYLOAD}])
             await other.send(["login", ["silent", "talks"]])
             for _ in range(29):
                 await trio.sleep(1)
@@ -129,8 +129,9 @@ async def test_who_asks_too_much_of_timers_holds_up_no_other_gateway(
             assert run["at"] - run["due"] <= 100
             assert rig.counts.limits_met["timers.max_pending"] == 1
             assert rig.counts.limits_met["limits.pause_reading"] == 0
-            # Its own order, and the run.
-            assert rig.journal.timers.pending <= pending + 2
+            # Its own order, which counts for more by its payload, and the run.
+            assert rig.journal.timers.pending_of["other"] >= 5
+            assert rig.journal.timers.pending <= pending + 5 + 1
 
 
 async def test_users_of_one_that_asks_too_much_of_timers_wait_no_longer_than_the_hold(
