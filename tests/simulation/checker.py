@@ -281,12 +281,14 @@ class Checker:
             yield f"5: {record} at {at:.3f}, and its gateway was not there"
         late_s = self._late_by(conn.gateway)
         for name, began, ended in self.history.hangs:
-            mute_from = began + late_s + LINK_S
             if name != conn.gateway or not self._host_is_calm(began - 1, at):
                 continue
             # What it had sent is heard when it is read, which its own orders put off.
             if self._gave_orders(name, began - 1, at):
                 continue
+            # A link that it was about to make is made, and its hello is a sign of life.
+            heard = [sent.at for it in links for sent in it.sent if sent.at <= at]
+            mute_from = max([began, *heard]) + late_s + LINK_S
             if mute_from < at < ended:
                 yield f"5: {record} at {at:.3f}, and its gateway hung from {began:.3f}"
             since = signs[-1] if signs else -inf
