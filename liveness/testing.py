@@ -80,6 +80,7 @@ from liveness.core.records import (
     Refusal,
     Request,
     SignsOfLife,
+    TimerRecord,
     Uid,
     Wanted,
     Where,
@@ -290,6 +291,7 @@ class ScriptedSidecar:
         self._limits = LinkLimits()
         self._links: dict[_Link, None] = {}
         self._named: dict[tuple[str, str], _Link] = {}
+        self._written_to: dict[str, int] = {}  # by gateway, of links that are closed
         self._to_refuse: dict[str, Code] = {}
         self._not_given: defaultdict[Uid, deque[Event]] = defaultdict(deque)
         self._selector = DefaultSelector()
@@ -557,6 +559,7 @@ class ScriptedSidecar:
             settle=RECONNECT_S + self._flush,
         )
         self._cursors = dict(disk.cursors)
+        self._written_to.clear()
         for name, timeout in disk.timeouts.items():
             self._presence.set_timeout(
                 self._presence.gateway(name),
@@ -852,6 +855,8 @@ class ScriptedSidecar:
             del self._named[link.key]
             if link.gateway is not None:
                 link.gateway.unlinked(self._now)
+                if link.is_welcome:
+                    self._written_to[link.hello.name] = link.position
 
     # --- what links ask for ---------------------------------------------------
 
@@ -986,6 +991,8 @@ class ScriptedSidecar:
         if link.has_cursor:
             stored = self._cursors.setdefault(link.key, link.position)
             if hello.fresh:
+                written = self._written_to.get(hello.name, 0)
+                self._pass_over(hello.name, max(stored, written), newest)
                 stored = self._cursors[link.key] = newest
             if hello.after is None:
                 link.position = stored
@@ -1008,6 +1015,14 @@ class ScriptedSidecar:
         if hello.clock is not None:
             welcome["began"] = link.host_offset is not None
         link.reply("welcome", welcome)
+
+    def _pass_over(self, name: str, after: int, until: int) -> None:
+        """Have timers fire again of whose runs a gateway is not told."""
+        for record in self._disk.records[after:until]:
+            if isinstance(record, TimerRecord) and record.gateway == name:
+                self._timetable.undelivered(
+                    name, record.key, record.seq, self._timers_at
+                )
 
     def _refuse_link(self, link: _Link, code: Code, text: str) -> None:
         self._refuse(link, link.conversation.close(code, text))

@@ -99,6 +99,7 @@ from tests.e2e.test_timer_scenes import (  # noqa: F401
     test_others_are_told_of_timers_only_if_they_ask_for_everyones_and_for_that_kind,
     test_the_same_key_again_replaces_and_fires_once_with_the_newer_payload,
     test_timers_outlast_a_crash_and_what_came_due_meanwhile_fires_once,
+    test_what_came_due_while_its_gateway_was_away_comes_when_it_is_back_fresh,
 )
 
 SOON_S: Final = 10.0

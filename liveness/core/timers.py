@@ -8,6 +8,7 @@ transaction that writes what has changed.
 
     pending -> fired -> done                  it came due; its gateway did it
        ^         |----> pending               it failed or did not answer: a retry
+       |         |----> pending               nobody will be told of it: tried at once
        |         '----> failed                for good, or the ladder has no more steps
        '-- retry of an operator
     pending or fired -> cancelled, replaced   told so meanwhile
@@ -145,6 +146,15 @@ class LookLater(NamedTuple):
     until: int
 
 
+class Undelivered(NamedTuple):
+    """Of the run that the record *seq* began its gateway will not be told."""
+
+    gateway: str
+    key: str
+    seq: int
+    at: int
+
+
 class Again(NamedTuple):
     """An operator wants the timer of a key tried now, from the first attempt on."""
 
@@ -153,7 +163,9 @@ class Again(NamedTuple):
     at: int
 
 
-Order: TypeAlias = Schedule | Drop | Reply | Fire | GiveUp | LookLater | Again
+Order: TypeAlias = (
+    Schedule | Drop | Reply | Fire | GiveUp | LookLater | Undelivered | Again
+)
 
 
 def key_of(order: Order) -> tuple[str, str] | None:
@@ -265,7 +277,7 @@ class Settlement:
                 self._reply(order)
             case Fire():
                 self._fire(order)
-            case GiveUp() | LookLater():
+            case GiveUp() | LookLater() | Undelivered():
                 self._end_run(order)
             case Again():
                 self._try_again(order)
@@ -302,12 +314,21 @@ class Settlement:
             )
         )  # fmt: skip
 
-    def _end_run(self, order: GiveUp | LookLater) -> None:
+    def _end_run(self, order: GiveUp | LookLater | Undelivered) -> None:
         timer = self._live(order.gateway, order.key)
         if timer is None or timer.state != FIRED or timer.seq != order.seq:
             return
         if isinstance(order, LookLater):
             self._set(timer._replace(next=order.until))
+        elif isinstance(order, Undelivered):
+            self._set(
+                timer._replace(
+                    state=PENDING,
+                    next=order.at,
+                    attempts=timer.attempts - 1,
+                    changed=order.at,
+                )
+            )
         else:
             self.results[UNANSWERED] += 1
             told = f"no answer within {self._ladder.run_ms / 1000:g} s"

@@ -54,6 +54,7 @@ from liveness.core.timers import (
     Schedule,
     Settlement,
     Timer,
+    Undelivered,
     key_of,
 )
 from liveness.core.turns import in_turns
@@ -210,6 +211,10 @@ class Timetable:
     def try_again(self, gateway: str, key: str, at: Instant) -> None:
         """Have a failed or pending timer tried now, from the first attempt on."""
         self._give(Again(gateway, key, self.ms(at.mono)))
+
+    def undelivered(self, gateway: str, key: str, seq: int, at: Instant) -> None:
+        """Have a timer fire again of whose run its gateway will not be told."""
+        self._give(Undelivered(gateway, key, seq, self.ms(at.mono)))
 
     def settled(self, orders: Iterable[Order], done: Settlement) -> None:
         """Take in what a transaction has made of orders, now that it is on disk."""

@@ -22,6 +22,7 @@ from liveness.core.records import (
     GATEWAY,
     Cancel,
     Instant,
+    TimerRecord,
     Uid,
 )
 from liveness.core.timetable import Due, Timetable
@@ -33,6 +34,7 @@ from liveness.service.journal import Journal
 from liveness.service.linkbook import LinkBook
 from liveness.service.links import PIECE_BYTES, SocketLink
 from liveness.service.logs import Every
+from liveness.service.passedover import PassedOver
 from liveness.service.requests import Requests
 from liveness.service.wake import Wake
 from liveness.service.writer import SAY_AGAIN_S
@@ -97,6 +99,7 @@ class Engine:
         counts: Where lateness is counted.
         limits: How far it may be ahead of the disk.
         greeter: Says welcome.
+        passed_over: What gateways passed over that came back fresh.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class Engine:
         counts: Counts,
         limits: EngineLimits,
         greeter: Greeter,
+        passed_over: PassedOver,
     ) -> None:
         self.presence = presence
         self.timetable = timetable
@@ -127,6 +131,7 @@ class Engine:
         self._counts = counts
         self._limits = limits
         self._greeter = greeter
+        self._passed_over = passed_over
         self._requests = Requests(
             presence,
             timetable,
@@ -374,6 +379,13 @@ class Engine:
             ):
                 self.presence.forget(gateway.name, now)
 
+    def undelivered(self, runs: list[TimerRecord]) -> None:
+        """Have timers fire again of whose runs their gateway will not be told."""
+        at = self._instant(self._attended.now)
+        for run in runs:
+            self.timetable.undelivered(run.gateway, run.key, run.seq, at)
+        self._journal.take_over(self.presence.decided)
+
     def _handed(self, gateway: str) -> int:
         """The seq up to which a gateway was handed its records."""
         link = self.book.named.get((GATEWAY, gateway))
@@ -384,6 +396,7 @@ class Engine:
             position = cursor.seq
         else:
             return 0  # a name that was forgotten; it may come back
+        position = self._passed_over.delivered(gateway, position)
         # What is not kept any more will not be handed to anybody.
         return max(position, self._journal.first - 1)
 

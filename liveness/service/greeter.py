@@ -7,6 +7,7 @@ from liveness.core.records import GATEWAY, Hello, Wanted
 from liveness.service.feed import Cursor, Feed
 from liveness.service.journal import Journal
 from liveness.service.links import SocketLink
+from liveness.service.passedover import PassedOver
 
 
 class Greeter:
@@ -15,6 +16,7 @@ class Greeter:
     Args:
         journal: The log.
         feed: Its tail.
+        passed_over: Is told what those pass over that come back fresh.
         timeout: The server's silence timeout, in seconds.
         flush: How long a gateway may collect signs of life, in seconds.
         window: Records that may be in flight on a link.
@@ -26,6 +28,7 @@ class Greeter:
         self,
         journal: Journal,
         feed: Feed,
+        passed_over: PassedOver,
         *,
         timeout: float,
         flush: float,
@@ -36,6 +39,7 @@ class Greeter:
         self.limits = limits
         self._journal = journal
         self._feed = feed
+        self._passed_over = passed_over
         self._timeout = timeout
         self._flush = flush
         self._window = window
@@ -57,6 +61,8 @@ class Greeter:
             known = {"known": stored is not None}
             seq = position if stored is None else stored.seq
             if hello.fresh:
+                written = journal.written_to.get(hello.name, 0)
+                self._passed_over.add(hello.name, after=max(seq, written), until=newest)
                 seq = newest
             journal.introduce(
                 *(hello.role, hello.name),

@@ -77,6 +77,9 @@ class Journal:
         self.first, following = store.bounds()
         self.durable_seq = following - 1
         self.cursors = store.cursors()
+        # By gateway, of its links that are closed: up to which seq records were written
+        # to one of them, whether it acknowledged them or not.
+        self.written_to: dict[str, int] = {}
         self.records_pending = 0  # what waits for the disk
         self.pending_ends = 0  # and of that the records that end a session
         self.log_bytes = store.log_bytes()
@@ -187,9 +190,15 @@ class Journal:
             self._dirty.add((GATEWAY, gateway))
             self._wake.ring()
 
+    def note_written(self, gateway: str, position: int | None) -> None:
+        """Note up to where records were written to a link; None: it had no welcome."""
+        if position is not None and (GATEWAY, gateway) in self.cursors:
+            self.written_to[gateway] = position
+
     def forget(self, role: str, name: str) -> None:
         """Forget a name and its place in the log."""
         if self.cursors.pop((role, name), None) is not None:
+            self._let_go(role, name)
             self._dirty.add((role, name))
             self.flush()
 
@@ -317,6 +326,11 @@ class Journal:
         for key in list(self.cursors):
             if key not in stored and self.cursors[key].used_ms < idle_ms:
                 del self.cursors[key]
+                self._let_go(*key)
+
+    def _let_go(self, role: str, name: str) -> None:
+        if role == GATEWAY:
+            self.written_to.pop(name, None)
 
     def _note_use(self, key: tuple[str, str], now_ms: int) -> None:
         """Note that a name is in use, or will have something to read."""

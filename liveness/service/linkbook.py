@@ -344,6 +344,7 @@ class LinkBook:
         del self.named[hello.role, hello.name]
         if link.gateway is not None:
             link.gateway.unlinked(self._attended.now)
+            self._journal.note_written(hello.name, link.outbox.position)
         _log.info(
             "link down", role=hello.role, name=hello.name, link=link.number,
             why=link.why_closed,

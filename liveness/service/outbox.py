@@ -119,6 +119,7 @@ class Outbox:
         self._cursor: Cursor | None = None
         self._notices_from = 0  # the mark of `welcome`, before which nothing is told
         self._unacked: deque[int] = deque()
+        self._written_until: int | None = None  # before the frame that is being written
         self._farewell = b""
         self._is_ending = False
         self._is_given_up = False  # its answers are dropped
@@ -133,8 +134,10 @@ class Outbox:
 
     @property
     def position(self) -> int | None:
-        """Up to which seq records were handed over; None before the welcome."""
-        return None if self._cursor is None else self._cursor.position
+        """Up to which seq records were written; None before the welcome."""
+        if self._cursor is None or self._written_until is not None:
+            return self._written_until
+        return self._cursor.position
 
     @property
     def is_unread(self) -> bool:
@@ -414,6 +417,7 @@ class Outbox:
         if self._notices_from > delivery.journal.log_mark:
             return False
         room = delivery.limits.window - len(self._unacked)
+        position = cursor.position
         if room <= 0 or not cursor.is_behind or trio.current_time() < self._notices_at:
             return False
         try:
@@ -434,7 +438,9 @@ class Outbox:
             count, due = len(entries), _due(entries, hello)
             # They take some times as much as the frame, which may wait for its reader.
             del entries
+            self._written_until = position
             await self._send(frame)
+            self._written_until = None
             self._count(count, due)
         if not self._unacked:
             self._store_cursor(cursor.position)

@@ -56,6 +56,7 @@ from liveness.service.onlinepages import OnlinePages
 from liveness.service.outbox import Delivery, OutboxLimits
 from liveness.service.pacing import Turnstile
 from liveness.service.pages import Pages
+from liveness.service.passedover import PassedOver
 from liveness.service.peers import peer_of
 from liveness.service.signin import SIGN_IN, SIGN_OUT, SignIn
 from liveness.service.sockets import Listener
@@ -163,6 +164,7 @@ class Sidecar:
             max_batch=limits.max_batch,
             max_refused=limits.max_refused,
         )
+        self._passed_over = PassedOver(self.journal, self.feed.disk, clock=clock)
         self.engine = Engine(
             self.presence,
             self.timetable,
@@ -191,9 +193,11 @@ class Sidecar:
                 pause_reading=limits.pause_reading,
                 max_orders=config.timers.max_pending,
             ),
+            passed_over=self._passed_over,
             greeter=Greeter(
                 self.journal,
                 self.feed,
+                self._passed_over,
                 timeout=config.timeout_s,
                 flush=config.flush,
                 window=limits.window,
@@ -280,6 +284,7 @@ class Sidecar:
             )
             nursery.start_soon(self._write, self.journal.timers.run)
             nursery.start_soon(self.journal.timers.write_back)
+            nursery.start_soon(self._passed_over.run, self.engine.undelivered)
             nursery.start_soon(self._summaries.run)
             timekeeping = trio.CancelScope()
             keep = partial(keep_time, table=self._table)

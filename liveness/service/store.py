@@ -40,6 +40,7 @@ import structlog
 
 from liveness.core.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
 from liveness.core.records import (
+    TIMER,
     Logged,
     OnlineFields,
     OnlineRow,
@@ -398,6 +399,8 @@ class Store:
             until = min(until, after + SCAN_RECORDS)
             # A page that lacks the bytes of a name has no record of it.
             names = [it for it in (wanted.uid, wanted.gateway) if it is not None]
+            if wanted.kinds <= {TIMER}:
+                names.append(TIMER)
             needed = [*map(encode, names)]
             for page in logpages.pages(db, after=after, until=until):
                 if page.first > reached + 1:

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from liveness.core.timers import (
     CANCELLED,
     DONE,
+    FAIL,
     FAILED,
     FIRED,
     LADDER,
+    LATE,
     PENDING,
+    UNANSWERED,
     Drop,
     Fire,
     Order,
@@ -391,6 +394,27 @@ def test_a_run_that_was_not_handed_over_uses_up_no_attempt(rig: Rig) -> None:
     rig.handed["g"] = seq
     (record,) = rig.wait(RUN_S + WAITS_S[0] + 1)
     assert record.attempt == 2
+
+
+def test_a_run_of_which_its_gateway_will_not_be_told_begins_anew_and_takes_no_attempt(
+    wheel_class: WheelClass,
+) -> None:
+    rig = Rig(wheel_class, ladder=LADDER._replace(waits_ms=()))
+    rig.after("k", 1, "payload")
+    (first,) = rig.wait(1 + SOON_S)
+    rig.wait(5)
+    rig.timetable.undelivered("g", "k", first.seq, rig.now)
+    (again,) = rig.wait(SOON_S)
+    assert (again.attempt, again.payload) == (1, "payload")
+    assert abs(again.due - first.due) <= 1
+    assert again.seq > first.seq
+    # It is about that run alone, and only as long as that is under way.
+    rig.timetable.undelivered("g", "k", first.seq, rig.now)
+    rig.done("k")
+    rig.timetable.undelivered("g", "k", again.seq, rig.now)
+    assert rig.wait(2 * RUN_S) == []
+    assert state(rig) == DONE
+    assert rig.timetable.results == {DONE: 1, FAIL: 0, UNANSWERED: 0, LATE: 0}
 
 
 def test_the_ladder_goes_on_for_a_day_and_ends(rig: Rig) -> None:

@@ -113,6 +113,35 @@ def test_a_run_that_was_not_acknowledged_comes_again_after_a_reconnect(
     assert runs(until_fired(link, "last")) == [("last", 1)]
 
 
+def test_what_came_due_while_its_gateway_was_away_comes_when_it_is_back_fresh(
+    sidecar: Sidecar, name: str
+) -> None:
+    link = sidecar.gateway(name)
+    link.send("login", "user")
+    link.send("after", "told", 0.1)
+    until_fired(link, "told")
+    link.send("after", "away", 0.1)
+    link.send("after", "cancelled", 0.1)
+    link.send("cancel", {"key": "cancelled"})
+    link.settle()
+    link.close()
+    watcher = sidecar.connect()
+    watcher.hello(f"{name}-sees", role="watcher", after=0, scope="all")
+
+    def of_away(records: list[Record]) -> list[Record]:
+        mine = {"kind": "timer", "gateway": name, "key": "away"}
+        return [it for it in records if it.items() >= mine.items()]
+
+    (away,) = of_away(watcher.until(of_away))
+    link = sidecar.gateway(name, fresh=True)
+    link.send("after", "last", 0.2)
+    records = until_fired(link, "last")
+    # What its former process was told is left to that run's time; and nothing of users.
+    assert [(it["key"], it["attempt"]) for it in records] == [("away", 1), ("last", 1)]
+    assert abs(records[0]["due"] - away["due"]) <= 1
+    assert records[0]["seq"] > away["seq"]
+
+
 @pytest.mark.parametrize(
     "frame",
     [["after", "key", 0.1], ["cancel", {"key": "k"}], ["done", "k"], ["fail", "k", ""]],

@@ -334,19 +334,6 @@ def test_a_gateway_that_is_away_gets_it_when_it_is_back(
     assert row(short, name, "k")["state"] == "done"
 
 
-def test_a_gateway_that_comes_back_fresh_gets_it_by_the_next_attempt(
-    short: Sidecar, name: str
-) -> None:
-    link = short.gateway(name)
-    link.send("after", "k", 0.1)
-    link.settle()
-    link.close()
-    eventually(lambda: name in {one.gateway for one in disk.runs(short.database)})
-    link = short.gateway(name, fresh=True)
-    assert fired(link, "k", attempt=2)
-    assert [one["attempt"] for one in link.records] == [2]
-
-
 # --- restarts ---------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from contextlib import (
     asynccontextmanager,
     closing,
     contextmanager,
+    suppress,
 )
 from pathlib import Path
 from typing import Any, Final
@@ -106,6 +107,13 @@ class Caller:
         with trio.move_on_after(seconds) as waiting:
             await self.receive()
         return waiting.cancelled_caught
+
+    def received(self) -> list[list[Any]]:
+        """The whole frames that have come by now; nothing else runs meanwhile."""
+        with suppress(BlockingIOError):
+            while data := os.read(self._stream.socket.fileno(), 2**20):
+                self._unpacker.feed(data)
+        return [*self._unpacker]
 
     def close(self) -> None:
         self._stream.socket.close()
@@ -213,7 +221,9 @@ async def running(
     )
     with (
         closing(Store(config.state.dir)) as store,
-        closing(TimerTable(config.state.dir, log=store.log)) as table,
+        closing(
+            TimerTable(config.state.dir, log=store.log, ladder=config.timers.ladder)
+        ) as table,
         listening(config.socket.path) as listener,
     ):
         sidecar = load(

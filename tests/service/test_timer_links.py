@@ -13,7 +13,9 @@ from trio.testing import MockClock
 
 from liveness.config import TimerSettings
 from liveness.core.gateways import UNREAD
+from liveness.core.records import GATEWAY
 from liveness.core.timers import UNANSWERED
+from liveness.service.store import Page
 from tests import disk
 from tests.service.rig import Caller, Rig, running
 
@@ -89,6 +91,74 @@ async def test_a_run_is_not_over_while_its_link_is_left_unread_for_what_it_asked
         assert rig.sidecar.timetable.results[UNANSWERED] == 0
         await trio.sleep(10)
         assert rig.sidecar.timetable.results[UNANSWERED] == 1
+
+
+async def test_the_last_run_is_not_over_that_nobody_was_told_of_when_it_is_back_fresh(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, timers=TimerSettings(retries="1")) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["after", "k", 1], ["after", "answered", 1])
+        await gateway.records(2)
+        await gateway.send(["fail", "k", "no"], ["fail", "answered", "no"])
+        await gateway.settle()
+        gateway.close()
+        await trio.sleep(700)  # of which each run has been looked at several times
+        gateway = await rig.gateway("g", fresh=True)
+        runs = await gateway.records(2)
+        assert [(run["key"], run["attempt"]) for run in runs] == [
+            ("k", 2),
+            ("answered", 2),
+        ]
+        await gateway.send(["done", "answered"])
+        await gateway.settle()
+        gateway.close()
+        # This one was told of: it takes the attempt, whoever comes back.
+        gateway = await rig.gateway("g", fresh=True)
+        assert await gateway.is_told_nothing(70)
+        assert states(rig) == {"failed": 1, "done": 1}
+
+
+async def test_what_a_gateway_passes_over_is_read_when_the_disk_can_be(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["after", "k", 1])
+        await gateway.settle()
+        gateway.close()
+        await trio.sleep(2)
+        read = rig.store.read
+
+        def fails(**told: Any) -> Page:
+            raise sqlite3.OperationalError("disk I/O error")
+
+        monkeypatch.setattr(rig.store, "read", fails)
+        with capture_logs() as said:
+            gateway = await rig.gateway("g", fresh=True)
+            # Longer than the run has: it is not over meanwhile.
+            assert await gateway.is_told_nothing(100)
+        assert {it["log_level"] for it in said if "for timers" in it["event"]} == {
+            "warning"
+        }
+        monkeypatch.setattr(rig.store, "read", read)
+        (run,) = await gateway.records(1)
+        assert run["attempt"] == 1
+
+
+async def test_what_waits_to_be_read_by_its_gateway_takes_no_attempt(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        asked = [["after", f"k{n}", 1, {"payload": PAYLOAD}] for n in range(400)]
+        await gateway.send(*asked)
+        await trio.sleep(100)
+        link = rig.engine.book.named[GATEWAY, "g"]
+        written = gateway.received()
+        notices = [frame[1] for frame in written if frame[0] == "notices"]
+        assert notices[-1][-1]["seq"] == link.outbox.position
+        assert rig.sidecar.timetable.results[UNANSWERED] == sum(map(len, notices))
 
 
 async def asks_without_end(rig: Rig) -> Caller:
