@@ -16,6 +16,10 @@ FIRST_RETRY_S: Final = 1.0
 # fired.
 LATE_TIMER_S: Final = 5.0
 
+# So long after a link has ended its sidecar may write to it, and so long before it is
+# opened nobody did.
+AWAY_S: Final = 2.0
+
 _ORDERS: Final = frozenset({"after", "cancel", "done", "fail"})
 
 
@@ -82,8 +86,14 @@ def _broken_runs(
 ) -> Iterator[str]:
     asked = timer.asked
     firsts = [it for it in timer.runs if it["attempt"] == 1]
+    again = [
+        record["seq"]
+        for before, record in pairwise(timer.runs)
+        if _may_be_again(before, record, history, at)
+    ]
     # Of a run the table may know by its record alone, after a crash.
-    if len([it for it in firsts if it["seq"] not in history.rotten]) > len(asked):
+    known = {*history.rotten, *again}
+    if len([it for it in firsts if it["seq"] not in known]) > len(asked):
         yield f"7: asked for {len(asked)} times, and fired as new: {firsts}"
     for record in firsts:
         now = at[record["seq"]]
@@ -95,9 +105,16 @@ def _broken_runs(
             continue
         began, now = at[before["seq"]], at[record["seq"]]
         is_anew = any(it.at > began - it.frame[2] for it in asked[1:])
-        if record["attempt"] not in (1, before["attempt"] + 1):
+        is_again = record["seq"] in again
+        if not (is_again or record["attempt"] in (1, before["attempt"] + 1)):
             yield f"7: {record} follows attempt {before['attempt']}"
-        waited = now - began > FIRST_RETRY_S - STAMP_S
+        if (
+            not (is_anew or is_again)
+            and record["attempt"] > 1
+            and _was_passed_over(before, history, began, now)
+        ):
+            yield f"7: {record} follows {before}, and nobody was told of that"
+        waited = is_again or now - began > FIRST_RETRY_S - STAMP_S
         if not (is_anew or waited or history.wall_clock_counts(began, now)):
             yield f"7: {record} at {now:.3f} follows {before} at {began:.3f}"
     for order in timer.cancelled + timer.done:
@@ -109,6 +126,39 @@ def _broken_runs(
             now = at[record["seq"]]
             if order.covered_at < now - STAMP_S and not is_anew:
                 yield f"7: {record} at {now:.3f}, and {order}"
+
+
+def _may_be_again(
+    before: Record, record: Record, history: History, at: dict[int, float]
+) -> bool:
+    """Whether a run may be that of before, which its gateway came back fresh without."""
+    began, now = at[before["seq"]], at[record["seq"]]
+    return record["attempt"] == before["attempt"] and any(
+        it.hello.get("fresh") and began - AWAY_S < it.welcomed_at < now
+        for it in history.gateway_links(record["gateway"])
+    )
+
+
+def _was_passed_over(run: Record, history: History, began: float, now: float) -> bool:
+    """Whether its gateway was away when a run began, and came back fresh.
+
+    A process of the sidecar that ended meanwhile may have forgotten about it.
+    """
+    links = [
+        it
+        for it in history.gateway_links(run["gateway"])
+        if it.ended_at > began - AWAY_S and it.opened_at < now
+    ]
+    is_one_process = not any(
+        began - AWAY_S < it.began_at < now for it in history.processes
+    )
+    return (
+        bool(links)
+        and is_one_process
+        and links[0].opened_at > began + AWAY_S
+        and links[0].welcomed_at < now
+        and bool(links[0].hello.get("fresh"))
+    )
 
 
 def _covered_at(link: Link, sent: Sent) -> float:
