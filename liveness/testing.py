@@ -992,7 +992,7 @@ class ScriptedSidecar:
             stored = self._cursors.setdefault(link.key, link.position)
             if hello.fresh:
                 written = self._written_to.get(hello.name, 0)
-                self._pass_over(hello.name, max(stored, written), newest)
+                self._pass_over(hello.name, max(stored, written), link.position)
                 stored = self._cursors[link.key] = newest
             if hello.after is None:
                 link.position = stored

@@ -62,7 +62,9 @@ class Greeter:
             seq = position if stored is None else stored.seq
             if hello.fresh:
                 written = journal.written_to.get(hello.name, 0)
-                self._passed_over.add(hello.name, after=max(seq, written), until=newest)
+                self._passed_over.add(
+                    hello.name, after=max(seq, written), until=position
+                )
                 seq = newest
             journal.introduce(
                 *(hello.role, hello.name),
