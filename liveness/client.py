@@ -352,10 +352,10 @@ class Sidecar:
         """Give, in an endless `async for`, each open connection that is to be closed.
 
         An end is acknowledged when the loop comes back for the next; one that it did not
-        come back from is given again, to the next loop or process. Between two loops
-        ends wait: if there will be no next one, `aclose` what this gives, or what waits
-        keeps all behind it from being acknowledged. Loops that run at the same time are
-        given everything each.
+        come back from is given again, to the next loop; to another process only if that
+        is not `fresh`. Between two loops ends wait: if there will be no next one,
+        `aclose` what this gives, or what waits keeps all behind it from being
+        acknowledged. Loops that run at the same time are given everything each.
         """
         return RecordReading(self, _is_end, _end, lasts=True)
 

@@ -368,14 +368,16 @@ class LimitSettings:
         ),
     )
     max_frame_bytes: int = field(
-        default=MIB, metadata=_about("largest frame", (4 * KIB, 64 * MIB), "bytes")
+        # A timer with all that it may carry takes 4.7 KB.
+        default=MIB,
+        metadata=_about("largest frame", (8 * KIB, 64 * MIB), "bytes"),
     )
     max_unfinished_bytes: int = field(
         default=64 * MIB,
         metadata=_about(
             "most bytes of frames that are not whole yet, of all links together; of more "
             "the oldest end; max_frame_bytes at least",
-            (4 * KIB, 64 * GIB),
+            (8 * KIB, 64 * GIB),
             "bytes",
         ),
     )

@@ -21,6 +21,9 @@ from liveness.config import (
     SocketSettings,
     StateSettings,
 )
+from liveness.core.frames import MAX_AFTER_S, MAX_KEY_BYTES, MAX_TEXT_BYTES
+from liveness.core.uids import MAX_UID_BYTES
+from liveness.core.wire import encode
 from liveness.errors import ConfigError
 from liveness.places import make_socket_folder
 from liveness.sources import MAX_FILE_BYTES, Loaded, load, socket_path
@@ -139,7 +142,7 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
 def needed_by(setting: Setting) -> dict[str, str]:
     """What else is set where it has its lowest value."""
     is_room_for_frames = setting.key == "max_unfinished_bytes"
-    return {"LIVENESS_LIMITS_MAX_FRAME_BYTES": "4096"} if is_room_for_frames else {}
+    return {"LIVENESS_LIMITS_MAX_FRAME_BYTES": "8192"} if is_room_for_frames else {}
 
 
 @pytest.mark.parametrize("setting", BOUNDED, ids=lambda setting: str(setting.name))
@@ -152,6 +155,19 @@ def test_every_number_can_be_set_in_the_environment_and_in_the_file(
     by_file = loaded(in_toml(setting, low), tmp_path, environ=beside)
     assert setting.value_in(by_variable.config) == low
     assert values(by_variable.config) == values(by_file.config)
+
+
+def test_the_lowest_bound_of_frames_takes_one_with_all_that_it_may_carry() -> None:
+    (low,) = [
+        it.bounds[0] for it in BOUNDED if it.key == "max_frame_bytes" and it.bounds
+    ]
+    key, text = "k" * MAX_KEY_BYTES, "t" * MAX_TEXT_BYTES
+    for frame in (
+        ["after", key, MAX_AFTER_S + 0.5, {"payload": text, "ext": key}],
+        ["fail", key, text, {"seq": 2**63 - 1, "final": True}],
+        ["login", ["u" * MAX_UID_BYTES], {"conn": 2**63 - 1, "age": 0.5, "began": 0.5}],
+    ):
+        assert len(encode(frame)) <= low
 
 
 def test_the_file_is_the_flags_else_the_environments_else_the_default_one(

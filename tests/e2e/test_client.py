@@ -325,8 +325,9 @@ def test_twenty_thousand_users_are_logged_in_by_one_flush(
 def test_frames_keep_the_limits_that_the_sidecar_names(
     run: Run, start: Start, name: str
 ) -> None:
-    sidecar = start(60, limits_max_batch=10, limits_max_frame_bytes=4_096)
-    users = [("é" * 120 + f"{n:015}", n) for n in range(100)]
+    sidecar = start(60, limits_max_batch=40, limits_max_frame_bytes=8_192)
+    # The long ones meet the limit of bytes first, the short ones that of uids.
+    users = [("é" * (n // 50 * 120) + f"{n:015}", n) for n in range(100)]
 
     async def main() -> None:
         async with liveness.connect(sidecar.socket, name=name) as client:

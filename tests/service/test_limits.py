@@ -322,7 +322,7 @@ async def test_users_of_all_gateways_are_at_most_so_many_and_may_still_move(
 async def test_a_frame_is_at_most_so_large(
     tmp_path: Path, jumping: MockClock, limit: str, frame: Any, code: str
 ) -> None:
-    most: Any = 5_000 if limit == "max_frame_bytes" else N
+    most: Any = 9_000 if limit == "max_frame_bytes" else N
     bounds: dict[str, Any] = {limit: most}
     async with running(tmp_path, **bounds) as rig:
         gateway = await rig.gateway("gw")
@@ -351,26 +351,26 @@ def held(rig: Rig) -> int:
 async def test_frames_that_are_not_whole_have_at_most_so_many_bytes_in_all(
     tmp_path: Path, jumping: MockClock
 ) -> None:
-    most = 10_000
-    half = encode(["ping", "x" * 4_000])[:3_000]
+    most = 20_000
+    half = encode(["ping", "x" * 8_000])[:6_000]
     async with running(
-        tmp_path, max_frame_bytes=4_096, max_unfinished_bytes=most
+        tmp_path, max_frame_bytes=8_192, max_unfinished_bytes=most
     ) as rig:
         busy, *drip = [await rig.watcher(f"w{n}") for n in range(4)]
         await busy.send_bytes(half)
         for caller in drip[:2]:
             await caller.send_bytes(half)
-        await rig.until(lambda: held(rig) == 9_000)
+        await rig.until(lambda: held(rig) == 18_000)
         # One that finishes its frame, and begins another, has no old one.
-        await busy.send_bytes(encode(["ping", "x" * 4_000])[3_000:] + half)
-        assert await busy.expect("pong") == ["x" * 4_000]
+        await busy.send_bytes(encode(["ping", "x" * 8_000])[6_000:] + half)
+        assert await busy.expect("pong") == ["x" * 8_000]
         await drip[2].send_bytes(half)
         told = await refusal(drip[0])
         assert (told["code"], told["fatal"]) == ("overloaded", True)
         assert f"{most} bytes" in told["message"]
         assert met(rig) == {"limits.max_unfinished_bytes": 1}
         assert await is_over(drip[0])
-        assert held(rig) == 9_000
+        assert held(rig) == 18_000
         for caller in busy, *drip[1:]:
             caller.close()
         await rig.until(lambda: not rig.engine.book.links)
