@@ -62,10 +62,9 @@ class PassedOver:
         while True:
             await self._wake.wait()
             while self._waiting:
+                # All that was decided before is on disk then, so that it can be read.
+                await self._journal.settled_of(None)
                 for gateway in [*self._waiting]:
-                    # All that was decided before is on disk then, so that it can be read,
-                    # and so is what the last step asked of the timers' table.
-                    await self._journal.settled_of(gateway)
                     await self._read_on(gateway, undelivered)
 
     async def _read_on(
@@ -86,7 +85,10 @@ class PassedOver:
             self._every(_log.warning, say, key=say, error=str(error))
             await trio.sleep(RETRY_S)
             return
-        undelivered([it for it in page.records if isinstance(it, TimerRecord)])
+        if runs := [it for it in page.records if isinstance(it, TimerRecord)]:
+            undelivered(runs)
+            # No more is asked of the timers' table at once.
+            await self._journal.settled_of(gateway)
         _, until = self._waiting[gateway]  # it may have come back once more
         if page.reached < until:
             self._waiting[gateway] = page.reached, until
