@@ -509,6 +509,10 @@ class TimerTable:
         pages: int = _one(self._db, "pragma page_count")
         try:
             size, left = self.path.stat().st_size, bytes_left(self.path.parent)
+        except FileNotFoundError:
+            # Removed while it runs: it goes on with files that only it has open, whose
+            # disk cannot be asked.
+            return pages, 0, SHORT_BYTES
         except OSError as error:
             raise sqlite3.OperationalError(f"{self.path}: {error.strerror}") from error
         return pages, pages * self._page_bytes - size, left

@@ -5,6 +5,7 @@ a dictionary and to a file, and both must hold the same ever after.
 """
 
 import re
+import shutil
 import sqlite3
 import stat
 from collections import Counter
@@ -238,6 +239,17 @@ def test_the_ladder_is_the_defaults_unless_another_is_told(table: TimerTable) ->
 
 
 # --- whose file it is, and how far it has followed the log --------------------------------
+
+
+def test_one_whose_folder_was_removed_is_written_as_before(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with closing(TimerTable(folder, log="a log")) as table:
+        shutil.rmtree(folder)
+        table.write([Schedule(timer(n, f"k{n}"), "p" * 4_096) for n in range(1, 1_001)])
+        end(table, "k7", at=2)
+        assert states(table) == {"pending": 999, "cancelled": 1}
+        assert table.trim(oldest_ms=0, most=0) == {"cancelled": 1}
 
 
 def test_how_far_it_has_followed_the_log_is_kept_and_never_goes_back(
