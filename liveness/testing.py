@@ -583,7 +583,9 @@ class ScriptedSidecar:
     @property
     def _at(self) -> Instant:
         passed = self._now + self._away
-        wall_ms = START_WALL_MS + int(passed * 1_000)
+        # A sum that is a whole millisecond but for its rounding is that one: what is due
+        # in it would be taken, put back, and taken again, as this clock stands still.
+        wall_ms = START_WALL_MS + int((passed + ROUNDING_S) * 1_000)
         return Instant(self._now, START_MONO_S + passed, wall_ms)
 
     @property
@@ -856,7 +858,9 @@ class ScriptedSidecar:
             if link.gateway is not None:
                 link.gateway.unlinked(self._now)
                 if link.is_welcome:
-                    self._written_to[link.hello.name] = link.position
+                    self._written_to[link.hello.name] = max(
+                        link.position, self._written_to.get(link.hello.name, 0)
+                    )
 
     # --- what links ask for ---------------------------------------------------
 
@@ -990,10 +994,12 @@ class ScriptedSidecar:
         is_known = link.key in self._cursors
         if link.has_cursor:
             stored = self._cursors.setdefault(link.key, link.position)
-            if hello.fresh:
+            if hello.role == GATEWAY and (hello.fresh or not is_known):
                 written = self._written_to.get(hello.name, 0)
-                self._pass_over(hello.name, max(stored, written), link.position)
-                stored = self._cursors[link.key] = newest
+                told = max(stored, written) if is_known else 0
+                self._pass_over(hello.name, told, link.position)
+            if hello.fresh:
+                stored = self._cursors[link.key] = max(stored, link.position)
             if hello.after is None:
                 link.position = stored
         link.is_welcome = True

@@ -16,6 +16,7 @@ from contextlib import (
 )
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from time import CLOCK_MONOTONIC, clock_gettime, perf_counter, time_ns
 from typing import Any, Final
 
@@ -932,6 +933,20 @@ async def test_a_timer_fires_at_its_moment_and_not_before(
         assert fired([record]) == [("tea", 1, 1_200)]
         assert record["due"] == record["at"]
         assert script.timers["gw", "tea"].left == 60
+
+
+@everywhere
+async def test_timers_of_any_moments_fire_and_time_passes_to_its_end(
+    script: ScriptedSidecar,
+) -> None:
+    random = Random(1)
+    async with gateways(script, "gw") as gateway:
+        for n in range(200):
+            await gateway.send(["after", f"k{n}", random.uniform(0.1, 60)])
+        for _ in range(4):
+            await script.pass_time(15)
+        keys = {record["key"] for record in await gateway.records_of(200)}
+        assert len(keys) == 200
 
 
 @everywhere

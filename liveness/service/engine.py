@@ -99,7 +99,7 @@ class Engine:
         counts: Where lateness is counted.
         limits: How far it may be ahead of the disk.
         greeter: Says welcome.
-        passed_over: What gateways passed over that came back fresh.
+        passed_over: What gateways passed over.
     """
 
     def __init__(

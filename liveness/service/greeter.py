@@ -16,7 +16,7 @@ class Greeter:
     Args:
         journal: The log.
         feed: Its tail.
-        passed_over: Is told what those pass over that come back fresh.
+        passed_over: Is told what a gateway passes over.
         timeout: The server's silence timeout, in seconds.
         flush: How long a gateway may collect signs of life, in seconds.
         window: Records that may be in flight on a link.
@@ -60,12 +60,13 @@ class Greeter:
             stored = journal.cursors.get((hello.role, hello.name))
             known = {"known": stored is not None}
             seq = position if stored is None else stored.seq
+            if hello.role == GATEWAY and (hello.fresh or stored is None):
+                told = None
+                if stored is not None:
+                    told = max(seq, journal.written_to.get(hello.name, 0))
+                self._passed_over.add(hello.name, after=told, until=position)
             if hello.fresh:
-                written = journal.written_to.get(hello.name, 0)
-                self._passed_over.add(
-                    hello.name, after=max(seq, written), until=position
-                )
-                seq = newest
+                seq = position
             journal.introduce(
                 *(hello.role, hello.name),
                 seq=seq,

@@ -193,6 +193,7 @@ class Journal:
     def note_written(self, gateway: str, position: int | None) -> None:
         """Note up to where records were written to a link; None: it had no welcome."""
         if position is not None and (GATEWAY, gateway) in self.cursors:
+            position = max(position, self.written_to.get(gateway, 0))
             self.written_to[gateway] = position
 
     def forget(self, role: str, name: str) -> None:

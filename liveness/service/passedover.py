@@ -1,9 +1,9 @@
-"""Has timers fire again whose runs their gateway passed over, as it came back fresh.
+"""Has timers fire again whose runs their gateway passed over.
 
-A gateway that says `fresh` begins to read at the end of the log. What it was not told of
-sessions does not concern it any more; but timers outlive the process that asked for them.
-So the records that it passed over are read for runs, which take no attempt. A crash of the
-sidecar meanwhile forgets about it: these runs are then over without an answer.
+A gateway that says `fresh`, or whose name is not known any more, begins to read at the end
+of the log. What it was not told of sessions does not concern it; but timers outlive the
+process that asked for them. So the records that it passed over are read for runs, which
+take no attempt. If the sidecar ends meanwhile they are over without an answer.
 """
 
 import sqlite3
@@ -15,7 +15,9 @@ import structlog
 import trio
 
 from liveness.core.records import TIMER, TimerRecord, Wanted
+from liveness.service import timertable
 from liveness.service.clock import Clock
+from liveness.service.database import reading
 from liveness.service.journal import Journal
 from liveness.service.logs import Every
 from liveness.service.wake import Wake
@@ -23,6 +25,9 @@ from liveness.service.writer import SAY_AGAIN_S
 
 # Runs told of at once, each of which is an order to the timers' table.
 RUNS_AT_ONCE: Final = 1_000
+# Parts of the log that one gateway passed over and that are not read yet; of more the last
+# two are one, and so what it was told in between counts as passed over.
+MOST_PARTS: Final = 100
 RETRY_S: Final = 1.0
 
 _log = structlog.get_logger("timers")
@@ -43,19 +48,27 @@ class PassedOver:
         self._journal = journal
         self._limiter = limiter
         self._every = Every(SAY_AGAIN_S, clock=clock.mono)
-        self._waiting: dict[str, tuple[int, int]] = {}  # by name: above, and up to
+        # By name: above which seq, and up to which; the first is being read.
+        self._waiting: dict[str, list[tuple[int | None, int]]] = {}
         self._wake = Wake()
 
-    def add(self, gateway: str, *, after: int, until: int) -> None:
-        """Note that a gateway passes over the records above *after*, up to *until*."""
-        after = self._waiting.get(gateway, (after, until))[0]
-        if after < until:
-            self._waiting[gateway] = after, until
-            self._wake.ring()
+    def add(self, gateway: str, *, after: int | None, until: int) -> None:
+        """Note that a gateway passes over the records above *after*, up to *until*.
+
+        None: nobody knows what it was told.
+        """
+        if (after or 0) >= until:
+            return
+        parts = self._waiting.setdefault(gateway, [])
+        if len(parts) == MOST_PARTS:
+            after, _ = parts.pop()
+        parts.append((after, until))
+        self._wake.ring()
 
     def delivered(self, gateway: str, position: int) -> int:
         """Up to which seq a gateway was told its records, that is at a position."""
-        return min(position, self._waiting.get(gateway, (position, position))[0])
+        parts = self._waiting.get(gateway)
+        return min(position, parts[0][0] or 0) if parts else position
 
     async def run(self, undelivered: Callable[[list[TimerRecord]], object]) -> None:
         """Read for ever what was passed over; *undelivered* is told of the runs in it."""
@@ -70,15 +83,20 @@ class PassedOver:
     async def _read_on(
         self, gateway: str, undelivered: Callable[[list[TimerRecord]], object]
     ) -> None:
-        after, until = self._waiting[gateway]
-        read = partial(
-            self._journal.store.read,
-            after=after,
-            until=until,
-            wanted=Wanted(gateway, frozenset({TIMER})),
-            limit=RUNS_AT_ONCE,
-        )
+        parts = self._waiting[gateway]
+        after, until = parts[0]
+        # Not what was decided meanwhile, and is not on disk yet.
+        until = min(until, self._journal.durable_seq)
         try:
+            if after is None:
+                after = await self._beginning(gateway, until)
+            read = partial(
+                self._journal.store.read,
+                after=after,
+                until=until,
+                wanted=Wanted(gateway, frozenset({TIMER})),
+                limit=RUNS_AT_ONCE,
+            )
             page = await trio.to_thread.run_sync(read, limiter=self._limiter)
         except (sqlite3.Error, OSError) as error:
             say = "the log cannot be read for timers; it is tried again"
@@ -89,8 +107,28 @@ class PassedOver:
             undelivered(runs)
             # No more is asked of the timers' table at once.
             await self._journal.settled_of(gateway)
-        _, until = self._waiting[gateway]  # it may have come back once more
+        _, until = parts[0]  # the last of many parts may have become longer
         if page.reached < until:
-            self._waiting[gateway] = page.reached, until
+            parts[0] = page.reached, until
+        elif parts[1:]:
+            del parts[0]
         else:
             del self._waiting[gateway]
+
+    async def _beginning(self, gateway: str, until: int) -> int:
+        """The seq above which the runs of a gateway are, up to *until*.
+
+        Of a name that is new there are none, and the log may have gigabytes.
+        """
+        timers = self._journal.timers
+
+        def first_of_table() -> int | None:
+            with reading(timers.table.path) as db:
+                return timertable.first_run(db, gateway)
+
+        # Before the look at the table, as they go there.
+        firsts = [timers.first_run(gateway)]
+        firsts.append(
+            await trio.to_thread.run_sync(first_of_table, limiter=self._limiter)
+        )
+        return min((it - 1 for it in firsts if it is not None), default=until)

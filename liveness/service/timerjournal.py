@@ -140,6 +140,11 @@ class TimerJournal:
         writing = self._writing.get(gateway, inf)
         return min(writing, waiting[0].mark if waiting else inf) <= mark
 
+    def first_run(self, gateway: str) -> int | None:
+        """The seq of the oldest run of a gateway that waits for its answer."""
+        keys = self._keys.get(gateway, ())
+        return min((self._runs[gateway, key].fire.seq for key in keys), default=None)
+
     @property
     def runs(self) -> int:
         """How many runs wait for their answer."""

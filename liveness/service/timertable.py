@@ -723,6 +723,13 @@ def coming(db: sqlite3.Connection, window: Window) -> list[Coming]:
     return [Coming._make(row) for row in rows]
 
 
+def first_run(db: sqlite3.Connection, gateway: str) -> int | None:
+    """The seq of the oldest run of a gateway that is under way; None if none is."""
+    query = "select min(seq) from timers where gateway = ? and state = 'fired'"
+    first: int | None = _one(db, query, [gateway])
+    return first
+
+
 def damaged(db: sqlite3.Connection) -> int:
     """How many timers have a text that is no UTF-8, or make no sense; each is read."""
     return sum(

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,85 @@ async def test_the_last_run_is_not_over_that_nobody_was_told_of_when_it_is_back_
         gateway = await rig.gateway("g", fresh=True)
         assert await gateway.is_told_nothing(70)
         assert states(rig) == {"failed": 1, "done": 1}
+
+
+async def test_of_many_that_come_back_fresh_in_a_row_the_last_is_told_of_every_run(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(*(["after", f"k{n}", 1.05 + n / 10] for n in range(50)))
+        await gateway.settle()
+        gateway.close()
+        settled_of = rig.journal.settled_of
+
+        async def slowly(gateway: str | None) -> None:
+            await settled_of(gateway)
+            await trio.sleep(0.35)
+
+        monkeypatch.setattr(rig.journal, "settled_of", slowly)
+        for _ in range(30):
+            await trio.sleep(0.2)
+            caller = await rig.connect()
+            await caller.send(["hello", {"protocol": 1, "name": "g", "fresh": True}])
+            caller.close()
+        gateway = await rig.gateway("g", fresh=True)
+        told = await gateway.records(50)
+        assert {run["key"] for run in told} == {f"k{n}" for n in range(50)}
+        assert {run["attempt"] for run in told} == {1}
+
+
+async def test_what_a_gateway_passes_over_is_read_once_it_is_on_disk(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        large = {"payload": PAYLOAD}
+        await gateway.send(["login", "u"], ["after", "k", 3, large])
+        await gateway.settle()
+        gateway.close()
+        settled_of, full = rig.journal.settled_of, ExitStack()
+        callers = list[Caller]()
+
+        async def settled_and_full(gateway: str | None) -> None:
+            """What is decided from here on is not on disk when the log is read."""
+            await settled_of(gateway)
+            if not callers:
+                full.enter_context(rig.disk_full())
+                callers.append(await rig.connect())
+                await trio.sleep(5)
+                hello = {"protocol": 1, "name": "g", "fresh": True}
+                await callers[0].send(["hello", hello])
+                await trio.sleep(1)
+
+        monkeypatch.setattr(rig.journal, "settled_of", settled_and_full)
+        await rig.gateway("another")
+        await trio.sleep(30)
+        full.close()
+        await callers[0].expect("welcome")
+        (run,) = await callers[0].records(1)
+        assert (run["key"], run["attempt"]) == ("k", 1)
+
+
+async def test_one_that_reads_on_from_a_place_and_is_lost_begins_there_again(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, window=1) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["after", "k", 1], ["after", "l", 1])
+        await gateway.settle()
+        gateway.close()
+        await trio.sleep(2)
+        gateway = await rig.gateway("g", fresh=True, after=0)
+        (first,) = await gateway.records(1)
+        await gateway.send(["ack", first["seq"]])
+        gateway.close()
+        gateway = await rig.gateway("g")
+        (second,) = await gateway.records(1)
+        assert [(it["key"], it["attempt"]) for it in (first, second)] == [
+            ("k", 1),
+            ("l", 1),
+        ]
 
 
 async def test_what_a_gateway_passes_over_is_read_when_the_disk_can_be(
@@ -280,8 +359,9 @@ async def test_a_timer_asked_for_again_while_the_log_is_written_is_not_late(
         assert rig.counts.timer_lateness.sum < 0.3
 
 
+@pytest.mark.parametrize("is_fresh", [True, False])
 async def test_a_timer_of_a_forgotten_name_waits_until_its_gateway_is_back(
-    tmp_path: Path, jumping: MockClock
+    tmp_path: Path, jumping: MockClock, is_fresh: bool
 ) -> None:
     async with running(tmp_path) as rig:
         gateway = await rig.gateway("g")
@@ -293,9 +373,9 @@ async def test_a_timer_of_a_forgotten_name_waits_until_its_gateway_is_back(
         await trio.sleep(2_000)  # its run has a minute
         assert states(rig) == {"fired": 1}
         assert rig.sidecar.timetable.results[UNANSWERED] == 0
-        back = await rig.gateway("g")
+        back = await rig.gateway("g", fresh=is_fresh)
         (record,) = await back.records(1)
-        assert (record["key"], record["attempt"]) == ("k", 2)
+        assert (record["key"], record["attempt"]) == ("k", 1)
 
 
 @pytest.mark.parametrize(

@@ -131,10 +131,11 @@ def _broken_runs(
 def _may_be_again(
     before: Record, record: Record, history: History, at: dict[int, float]
 ) -> bool:
-    """Whether a run may be that of before, which its gateway came back fresh without."""
+    """Whether a run may be that of before, which its gateway passed over."""
     began, now = at[before["seq"]], at[record["seq"]]
     return record["attempt"] == before["attempt"] and any(
-        it.hello.get("fresh") and began - AWAY_S < it.welcomed_at < now
+        (it.hello.get("fresh") or not it.welcome.get("known", True))
+        and began - AWAY_S < it.welcomed_at < now
         for it in history.gateway_links(record["gateway"])
     )
 
