@@ -55,6 +55,7 @@ class Reminders:
         self.lateness_s: list[float] = []
         self._fault = fault
         self._grace_s = grace_s
+        self._was_cut = False
 
     @property
     def came(self) -> int:
@@ -95,6 +96,7 @@ class Reminders:
 
     def cut(self) -> None:
         """Notes that the gateway is being killed, and what it has not passed on is lost."""
+        self._was_cut = True
         for one in self.by_key.values():
             is_kept = one.is_kept if one.cancelled_at is None else one.is_cancel_kept
             one.may_be_lost |= not is_kept
@@ -120,10 +122,14 @@ class Reminders:
             self._fault("early", key, f"came {early_s:.3f} s too early", inf)
         if reminder.is_cancel_kept:
             self._fault("false", key, "came and was cancelled before", at)
+        was_calm = reminder.came_at >= calm_since
         if attempt in reminder.attempts:
-            self._fault("false", key, f"came twice as attempt {attempt}", at)
+            # A gateway that was killed comes back fresh: a run that it was not told of
+            # begins anew, and takes no attempt.
+            if was_calm or not self._was_cut:
+                self._fault("false", key, f"came twice as attempt {attempt}", at)
         elif reminder.attempts:
-            if reminder.came_at >= calm_since:
+            if was_calm:
                 self._fault("false", key, f"came again, as attempt {attempt}", at)
         elif reminder.due_at >= calm_since:
             self.lateness_s.append(at - reminder.due_at)

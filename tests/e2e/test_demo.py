@@ -969,6 +969,20 @@ def test_only_what_a_killed_gateway_had_passed_on_must_come(cut_at: float) -> No
     assert kinds(judge) == ([] if cut_at == 100.5 else [("missed", TEA)])
 
 
+def test_a_reminder_of_which_a_killed_gateway_was_not_told_comes_as_the_same_attempt() -> (
+    None
+):
+    judge = judge_of(asked=100)
+    look_until(judge, 104, talking="ann")
+    judge.disturbed()
+    judge.cut(at=104)
+    came(judge, at=105)
+    judge.settles(at=106)
+    look_until(judge, 108, since=106, talking="ann")
+    came(judge, at=108)
+    assert ("false", TEA) not in kinds(judge)
+
+
 def test_a_reminder_comes_again_only_if_something_was_cut_or_stopped() -> None:
     judge = judge_of(asked=100)
     look_until(judge, 105, talking="ann")

@@ -309,7 +309,7 @@ SETTINGS: Final = [
     Mistake("timeout too long", f"{SERVE} --timeout 86401", 78, "timeout_s is '86401' (flag --timeout): it must be 1 to 86400 seconds"),
     Mistake("no HOME", "serve --socket {here}/gateway.sock", 78, "there is no HOME to keep the state in; name a folder: --state", environ={"HOME": ""}, person=STRANGER),
     Mistake("address malformed", "serve --http 9874", 78, "http.address is '9874' (flag --http): it must be HOST:PORT, the port 0 to 65535 (0: any free one)"),
-    Mistake("room for less than a frame", "check-config", 78, "limits.max_unfinished_bytes is 4096: it must be limits.max_frame_bytes (1048576) at least, as one frame may always be unfinished; raise it, or lower that", environ={"LIVENESS_LIMITS_MAX_UNFINISHED_BYTES": "4096"}),
+    Mistake("room for less than a frame", "check-config", 78, "limits.max_unfinished_bytes is 9000: it must be limits.max_frame_bytes (1048576) at least, as one frame may always be unfinished; raise it, or lower that", environ={"LIVENESS_LIMITS_MAX_UNFINISHED_BYTES": "9000"}),
     Mistake("address for everyone without a token", "serve --http 0.0.0.0:9874", 78, "http.address is '0.0.0.0:9874': an address other than loopback needs a token; write one to a file and name that by http.token_file, or use 127.0.0.1, [::1] or localhost"),
     Mistake("socket path too long", "serve --socket {here}/" + "x" * 120, 78, "socket.path is '… (flag --socket): with admin.sock beside it that takes … bytes, and the path of a socket has room for 107; choose a shorter one"),
     Mistake("socket path too long for a client", "watch --socket {here}/" + "x" * 120, 78, "socket.path is '… (flag --socket): with admin.sock beside it that takes … bytes, and the path of a socket has room for 107; choose a shorter one"),
