@@ -145,6 +145,21 @@ async def test_of_many_that_come_back_fresh_in_a_row_the_last_is_told_of_every_r
         assert {run["attempt"] for run in told} == {1}
 
 
+async def test_a_run_that_was_told_stays_so_over_a_link_that_ends_at_once(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, timers=TimerSettings(retries="1")) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["after", "k", 1])
+        (run,) = await gateway.records(1)
+        gateway.close()
+        await rig.until(lambda: not rig.engine.book.links)
+        rig.journal.note_written("g", 0)
+        gateway = await rig.gateway("g", fresh=True)
+        (again,) = await gateway.records(1)
+        assert (run["attempt"], again["attempt"]) == (1, 2)
+
+
 async def test_what_a_gateway_passes_over_is_read_once_it_is_on_disk(
     tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
