@@ -240,6 +240,33 @@ async def test_what_a_gateway_passes_over_is_read_when_the_disk_can_be(
         assert run["attempt"] == 1
 
 
+async def test_what_was_told_between_two_fresh_hellos_was_not_passed_over(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["after", "passed over", 1])
+        await gateway.settle()
+        gateway.close()
+        await trio.sleep(2)
+        with monkeypatch.context() as unreadable:
+
+            def fails(**told: Any) -> Page:
+                raise sqlite3.OperationalError("disk I/O error")
+
+            unreadable.setattr(rig.store, "read", fails)
+            gateway = await rig.gateway("g", fresh=True)
+            await gateway.send(["after", "told", 1], ["after", "also", 3])
+            (told,) = await gateway.records(1)
+            gateway.close()
+            await trio.sleep(5)
+            gateway = await rig.gateway("g", fresh=True)
+        runs = [(run["key"], run["attempt"]) for run in await gateway.records(2)]
+        assert told["key"] == "told"
+        assert sorted(runs) == [("also", 1), ("passed over", 1)]
+        assert await gateway.is_told_nothing(50)
+
+
 async def test_what_waits_to_be_read_by_its_gateway_takes_no_attempt(
     tmp_path: Path, jumping: MockClock
 ) -> None:
