@@ -14,10 +14,9 @@ from typing import Final
 import structlog
 import trio
 
-from liveness.service.logs import Every
+from liveness.service.logs import SAY_AGAIN_S, Every
 
 PAUSE_S: Final = 0.1
-SAY_AGAIN_S: Final = 60.0
 # Linux passes on what befell the new connection meanwhile; the next one is taken. The list
 # is that of accept(2), and what a firewall says.
 _OVER: Final = frozenset(

@@ -33,11 +33,10 @@ from liveness.service.greeter import Greeter
 from liveness.service.journal import Journal
 from liveness.service.linkbook import LinkBook
 from liveness.service.links import PIECE_BYTES, SocketLink
-from liveness.service.logs import Every
+from liveness.service.logs import SAY_AGAIN_S, Every
 from liveness.service.passedover import PassedOver
 from liveness.service.requests import Requests
 from liveness.service.wake import Wake
-from liveness.service.writer import SAY_AGAIN_S
 
 # One pass reads no longer than this; who was not reached comes first in the next one.
 # A flooding gateway delays others by no more than that, and by one receive.

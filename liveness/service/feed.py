@@ -18,6 +18,7 @@ from liveness.core.records import Gap, Logged, TimerRecord, Wanted
 from liveness.core.wire import encode
 from liveness.service.journal import Journal
 from liveness.service.store import Batch
+from liveness.service.threads import in_thread
 from liveness.text import json_line, json_ready
 
 # What a record takes in memory without a payload, about.
@@ -227,7 +228,7 @@ class Cursor:
             limit=limit,
             most_bytes=most_bytes,
         )
-        page = await trio.to_thread.run_sync(read, limiter=self._disk)
+        page = await in_thread(read, limiter=self._disk)
         if self.position < page.lost:
             gap = Gap(self.position + 1, page.first, wall_ms)
             self.position = gap.seq

@@ -28,10 +28,9 @@ from liveness.metrics import Counts
 from liveness.service.clock import Clock
 from liveness.service.feed import Cursor, Entry, Feed
 from liveness.service.journal import Journal
-from liveness.service.logs import Every
+from liveness.service.logs import SAY_AGAIN_S, Every
 from liveness.service.pages import NotDone, answering, query_of, wanted_in
 from liveness.service.streams import STOPPING, Kind, Listener, Streams, Told, event
-from liveness.service.writer import SAY_AGAIN_S
 from liveness.text import json_line
 
 # Told at a time: for the first who wants them it takes two milliseconds to write them.

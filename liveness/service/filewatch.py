@@ -22,12 +22,11 @@ import trio
 from liveness.errors import ConfigError, StartError
 from liveness.metrics import Counts
 from liveness.service.folders import Identity, identity
-from liveness.service.logs import Every
+from liveness.service.logs import SAY_AGAIN_S, Every
 from liveness.service.sockets import Listener
 
 # Gateways that find no socket try again within a second.
 LOOK_EVERY_S: Final = 1.0
-SAY_AGAIN_S: Final = 60.0
 
 _STATE: Final = "state"
 

@@ -24,13 +24,14 @@ from liveness.core.decisions import Decisions
 from liveness.core.records import GATEWAY, Changes
 from liveness.core.timers import Fire, Order
 from liveness.metrics import Counts
+from liveness.service import threads
 from liveness.service.clock import Clock
 from liveness.service.logpages import END
-from liveness.service.logs import Every
+from liveness.service.logs import SAY_AGAIN_S, Every
 from liveness.service.store import Batch, CursorRow, Store
 from liveness.service.timerjournal import TimerJournal
 from liveness.service.wake import Wake
-from liveness.service.writer import SAY_AGAIN_S, Writer
+from liveness.service.writer import Writer
 
 # So many records go into one transaction: some fortieth of a second of writing, the
 # most that a new record should wait for the ones before it.
@@ -103,7 +104,7 @@ class Journal:
     @property
     def failure(self) -> str | None:
         """Why nothing can be written at present; None if it can."""
-        return self._writer.failure or self.timers.writer.failure
+        return threads.failure() or self._writer.failure or self.timers.writer.failure
 
     @property
     def log_failure(self) -> str | None:

@@ -19,6 +19,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from liveness.text import escaped
 
+# How often something that lasts is said again.
+SAY_AGAIN_S: Final = 60.0
 # Far more than one sidecar's links have ways of being refused; it bounds what a
 # link that invents names can make us remember.
 MAX_KEYS: Final = 1_000

@@ -24,10 +24,9 @@ from liveness.metrics import Counts
 from liveness.service.clock import Clock
 from liveness.service.feed import Cursor, Entry, Feed
 from liveness.service.journal import Journal
-from liveness.service.logs import Every
+from liveness.service.logs import SAY_AGAIN_S, Every
 from liveness.service.unread import NoRoom, TooLarge, Unread
 from liveness.service.wake import Wake
-from liveness.service.writer import SAY_AGAIN_S
 
 NOTICES_PER_FRAME: Final = 1_000
 # Nor many more bytes: a frame is in memory until it is read, and timers may carry 4 KB each.

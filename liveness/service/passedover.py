@@ -19,9 +19,9 @@ from liveness.service import timertable
 from liveness.service.clock import Clock
 from liveness.service.database import reading
 from liveness.service.journal import Journal
-from liveness.service.logs import Every
+from liveness.service.logs import SAY_AGAIN_S, Every
+from liveness.service.threads import in_thread
 from liveness.service.wake import Wake
-from liveness.service.writer import SAY_AGAIN_S
 
 # Runs told of at once, each of which is an order to the timers' table.
 RUNS_AT_ONCE: Final = 1_000
@@ -97,7 +97,7 @@ class PassedOver:
                 wanted=Wanted(gateway, frozenset({TIMER})),
                 limit=RUNS_AT_ONCE,
             )
-            page = await trio.to_thread.run_sync(read, limiter=self._limiter)
+            page = await in_thread(read, limiter=self._limiter)
         except (sqlite3.Error, OSError) as error:
             say = "the log cannot be read for timers; it is tried again"
             self._every(_log.warning, say, key=say, error=str(error))
@@ -128,7 +128,5 @@ class PassedOver:
 
         # Before the look at the table, as they go there.
         firsts = [timers.first_run(gateway)]
-        firsts.append(
-            await trio.to_thread.run_sync(first_of_table, limiter=self._limiter)
-        )
+        firsts.append(await in_thread(first_of_table, limiter=self._limiter))
         return min((it - 1 for it in firsts if it is not None), default=until)

@@ -23,6 +23,7 @@ from liveness.errors import LivenessError
 from liveness.service import logs
 from liveness.service.peers import access_to
 from liveness.service.sidecar import Sidecar
+from liveness.service.threads import in_thread
 from liveness.service.tokens import Token, read_token
 
 # Settings that take effect; beside them what is in the file of the token.
@@ -73,7 +74,7 @@ class Reloader:
             return
         try:
             with trio.fail_after(READ_S):
-                wanted, access, token = await trio.to_thread.run_sync(
+                wanted, access, token = await in_thread(
                     self._read_all, abandon_on_cancel=True, limiter=self._limiter
                 )
         except trio.TooSlowError:

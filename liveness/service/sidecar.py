@@ -63,6 +63,7 @@ from liveness.service.sockets import Listener
 from liveness.service.store import Batch, Store
 from liveness.service.streams import Streams
 from liveness.service.summary import Summaries
+from liveness.service.threads import in_thread
 from liveness.service.timekeeper import keep_time
 from liveness.service.timerjournal import TimerJournal
 from liveness.service.timerpages import TimerPages
@@ -399,12 +400,13 @@ class Sidecar:
         try:
             if not self._store.is_in_place:
                 raise OSError(f"{self._store.path} is not the log that is open")
-            await trio.to_thread.run_sync(write)
-        except OSError as error:
+            with trio.fail_after(STOP_WRITING_S):
+                await in_thread(write)
+        except (OSError, trio.TooSlowError) as error:
             _log.error(
                 "everyone's clock could not be written; at the next start they get a "
                 "fresh timeout",
-                error=str(error),
+                error=str(error) or self.journal.failure,
             )
 
     def _published(self, batch: Batch) -> None:

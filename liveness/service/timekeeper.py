@@ -6,6 +6,7 @@ reading at a time: what is settled meanwhile is told apart by that (`core.timeta
 
 import sqlite3
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 import structlog
@@ -15,9 +16,9 @@ from liveness.core.timetable import Timetable
 from liveness.service import timertable
 from liveness.service.database import reading
 from liveness.service.engine import Engine
-from liveness.service.logs import Every
+from liveness.service.logs import SAY_AGAIN_S, Every
+from liveness.service.threads import in_thread
 from liveness.service.timertable import TimerTable
-from liveness.service.writer import SAY_AGAIN_S
 
 # Timers judged at once: some milliseconds of reading, and a page of the log.
 JUDGED_AT_ONCE: Final = 1_000
@@ -56,7 +57,7 @@ async def _read_due(engine: Engine, db: sqlite3.Connection) -> bool:
     numbers = engine.take_timers(JUDGED_AT_ONCE)
     if not numbers:
         return False
-    rows, unreadable = await trio.to_thread.run_sync(timertable.due, db, numbers)
+    rows, unreadable = await in_thread(partial(timertable.due, db, numbers))
     for timer in unreadable:
         _log.error(
             "a timer is damaged on disk: it does not fire, and stays there until it is "
@@ -75,6 +76,6 @@ async def _fill(engine: Engine, db: sqlite3.Connection) -> bool:
     window = timetable.window()
     if window is None:
         return False
-    timetable.fill(window, await trio.to_thread.run_sync(timertable.coming, db, window))
+    timetable.fill(window, await in_thread(partial(timertable.coming, db, window)))
     engine.loaded_timers()
     return True

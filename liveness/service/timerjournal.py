@@ -38,10 +38,11 @@ from liveness.core.timers import (
 )
 from liveness.core.turns import in_turns
 from liveness.service.clock import Clock
-from liveness.service.logs import Every
+from liveness.service.logs import SAY_AGAIN_S, Every
+from liveness.service.threads import in_thread
 from liveness.service.timertable import TimerTable, Written
 from liveness.service.wake import Wake
-from liveness.service.writer import RETRY_S, SAY_AGAIN_S, Writer
+from liveness.service.writer import RETRY_S, Writer
 
 # So many orders go into one transaction, or as many as carry 4 MB: some twentieth of a
 # second of writing, the most that a new order should wait for the ones before it.
@@ -196,13 +197,11 @@ class TimerJournal:
                 put_off_s = 0.0
                 continue
             try:
-                is_large = await trio.to_thread.run_sync(
-                    lambda: self.table.has_large_wal
-                )
+                is_large = await in_thread(lambda: self.table.has_large_wal)
                 if not is_large and put_off_s < WRITE_BACK_S:
                     continue
                 put_off_s, self._is_written_back = 0.0, True
-                await trio.to_thread.run_sync(self.table.write_back)
+                await in_thread(self.table.write_back)
                 if is_large or self.writer.failure is not None:
                     await self.writer.once(self.table.write_back_the_rest)
             except (OSError, sqlite3.Error) as error:

@@ -46,6 +46,7 @@ from liveness.service.pages import (
     query_of,
     written,
 )
+from liveness.service.threads import in_thread
 
 # Pages of a listing that are in memory at a time for a door, until their clients have read
 # them: of a thousand timers, if all in them has to be escaped, 60 MiB each. More wait.
@@ -206,7 +207,7 @@ class TimerPages:
                 return read(db)
 
         try:
-            return await trio.to_thread.run_sync(read_in_thread, limiter=self._readers)
+            return await in_thread(read_in_thread, limiter=self._readers)
         except sqlite3.Error as error:
             told = f"the timers cannot be read ({error}); mend the disk, and ask again"
             raise NotDone(503, told) from error

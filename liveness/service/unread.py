@@ -20,6 +20,7 @@ from typing import IO, Final, Self
 import trio
 
 from liveness.service.folders import bytes_left
+from liveness.service.threads import in_thread
 from liveness.service.wake import Wake
 
 # Spools that are filled at the same time.
@@ -81,7 +82,7 @@ class Spool:
         """The next piece; b"" at the end."""
         if not self._pieces:
             return b""
-        return await trio.to_thread.run_sync(self._file.read, self._pieces.popleft())
+        return await in_thread(partial(self._file.read, self._pieces.popleft()))
 
     def close(self) -> None:
         """Give the room back."""
@@ -142,7 +143,7 @@ class Spools:
         self._open.add(spool)
         self._filling += 1
         try:
-            await trio.to_thread.run_sync(spool.fill, fill, least, limiter=limiter)
+            await in_thread(partial(spool.fill, fill, least), limiter=limiter)
         except BaseException as error:
             if isinstance(error, NoRoom):
                 self.is_short = True

@@ -26,6 +26,7 @@ from liveness.service.engine import Engine
 from liveness.service.journal import Journal
 from liveness.service.logbook import Logbook
 from liveness.service.pages import NotDone, answering, number_in, query_of
+from liveness.service.threads import in_thread
 from liveness.text import uid_of
 
 PAGE: Final = b"/v1/users/"
@@ -66,7 +67,7 @@ class UserPages:
         standing = self._engine.standing(uid)
         session = None if standing is None else standing.session
         try:
-            look, opening = await trio.to_thread.run_sync(
+            look, opening = await in_thread(
                 partial(
                     self._logbook.newest_with_opening,
                     uid,

@@ -11,12 +11,12 @@ import trio
 
 from liveness.errors import StateError
 from liveness.service.clock import Clock
+from liveness.service.logs import SAY_AGAIN_S
+from liveness.service.threads import in_thread
 
 T = TypeVar("T")
 
 RETRY_S: Final = 1.0
-# A lasting failure is said once a minute.
-SAY_AGAIN_S: Final = 60.0
 
 _log = structlog.get_logger("journal")
 
@@ -46,7 +46,7 @@ class Writer:
         Raises:
             sqlite3.Error: It failed.
         """
-        return await trio.to_thread.run_sync(call, limiter=self._limiter)
+        return await in_thread(call, limiter=self._limiter)
 
     async def write(
         self,

@@ -11,7 +11,8 @@ from time import perf_counter
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from liveness.service.accepting import PAUSE_S, SAY_AGAIN_S
+from liveness.service.accepting import PAUSE_S
+from liveness.service.logs import SAY_AGAIN_S
 from tests.e2e.client import Client
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import SOON_S, Sidecar, eventually

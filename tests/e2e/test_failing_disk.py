@@ -19,6 +19,7 @@ from liveness.core.timers import LIVE, Drop, Schedule, Timer
 from liveness.errors import StateError
 from liveness.service.database import beside, is_full
 from liveness.service.journal import COMMIT_RECORDS
+from liveness.service.logs import SAY_AGAIN_S
 from liveness.service.reserve import RESERVE_BYTES, WAL_ROOM_BYTES, Reserve
 from liveness.service.store import Batch, Store
 from liveness.service.timertable import (
@@ -27,7 +28,6 @@ from liveness.service.timertable import (
     TRIM_ROWS,
     TimerTable,
 )
-from liveness.service.writer import SAY_AGAIN_S
 from tests import disk
 from tests.e2e.client import Client
 from tests.e2e.conftest import Start

@@ -13,7 +13,8 @@ import trio
 from trio.testing import MockClock
 
 from liveness.errors import StateError
-from liveness.service.filewatch import LOOK_EVERY_S, SAY_AGAIN_S
+from liveness.service.filewatch import LOOK_EVERY_S
+from liveness.service.logs import SAY_AGAIN_S
 from liveness.service.sockets import listening
 from tests.service.rig import running
 

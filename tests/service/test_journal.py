@@ -20,8 +20,8 @@ from liveness.service.journal import (
     TRIM_EVERY_S,
     Journal,
 )
+from liveness.service.logs import SAY_AGAIN_S
 from liveness.service.store import Batch, CursorRow, Store
-from liveness.service.writer import SAY_AGAIN_S
 from tests.service.journals import journal_of
 
 KEY = ("gateway", "g")

@@ -17,9 +17,9 @@ from trio.testing import MockClock
 from liveness.core.records import Uid
 from liveness.service import engine
 from liveness.service.clock import Clock
+from liveness.service.logs import SAY_AGAIN_S
 from liveness.service.outbox import LINGER_S, NOTICES_PER_FRAME
 from liveness.service.requests import LOSE_STEPS
-from liveness.service.writer import SAY_AGAIN_S
 from tests import disk
 from tests.service.rig import WAITING_PER_S, Caller, Rig, running
 
