@@ -25,7 +25,7 @@ from liveness.errors import StateError
 
 NAME: Final = "stopped"
 NEW: Final = f"{NAME}.new"  # until it is whole
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 _log = structlog.get_logger("start")
 
@@ -87,14 +87,14 @@ def write(
             for column in columns
         ]
     )
-    head = encode([_VERSION, log, seq, wall_ms, zlib.crc32(body)])
+    head = encode([_VERSION, log, seq, wall_ms])
     path = folder / NEW
     try:
         # Left by a write that was interrupted, or a link that somebody put there.
         path.unlink(missing_ok=True)
         made = _open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with os.fdopen(made, "wb") as out:
-            out.write(encode([head, body]))
+            out.write(encode([head, body, zlib.crc32(head + body)]))
             out.flush()
             os.fsync(out.fileno())
         path.replace(folder / NAME)
@@ -154,11 +154,10 @@ def is_whole(folder: Path) -> bool | None:
     if packed is None:
         return None
     try:
-        head, body = decode(packed)
-        version, *_, crc = decode(head)
+        _parts(packed)
     except (ValueError, TypeError):
         return False
-    return bool(version == _VERSION and zlib.crc32(body) == crc)
+    return True
 
 
 def _packed(path: Path) -> bytes | None:
@@ -185,13 +184,25 @@ def _opened(packed: bytes, log: str, seq: int) -> tuple[int, bytes]:
     Raises:
         ValueError: It is of no use for this end of this log.
     """
-    head, body = decode(packed)
-    version, of_log, of_seq, stopped_ms, crc = decode(head)
-    if version != _VERSION or zlib.crc32(body) != crc:
-        raise ValueError("it is damaged or of another version")
+    of_log, of_seq, stopped_ms, body = _parts(packed)
     if (of_log, of_seq) != (log, seq):
         raise ValueError("it belongs to another end of the log")
     return stopped_ms, body
+
+
+def _parts(packed: bytes) -> tuple[str, int, int, bytes]:
+    """The log, its newest record, when it was written, and the clocks, still packed.
+
+    Raises:
+        ValueError, TypeError: It is not as it was written.
+    """
+    head, body, crc = decode(packed)
+    if zlib.crc32(head + body) != crc:
+        raise ValueError("it is damaged or of another version")
+    version, log, seq, stopped_ms = decode(head)
+    if version != _VERSION:
+        raise ValueError("it is of another version")
+    return log, seq, stopped_ms, body
 
 
 def _sync(folder: Path) -> None:
