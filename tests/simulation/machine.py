@@ -113,6 +113,7 @@ class Machine:
         self.stall_s = 0.0  # what each call on the disk takes at most, if it stalls
         self.is_failing = False  # the disk, at any byte
         self.is_full = False
+        self.has_no_threads = False
         self.sidecar: Sidecar | None = None
         self._folder = folder
         self._config = config
@@ -139,7 +140,8 @@ class Machine:
     @property
     def is_ailing(self) -> bool:
         """Whether the disk is not what it should be."""
-        return self.is_failing or self.is_full or bool(self.stall_s)
+        is_waiting = self.has_no_threads or bool(self.stall_s)
+        return self.is_failing or self.is_full or is_waiting
 
     async def start(self) -> None:
         """Start a sidecar on what the last one left."""
@@ -184,6 +186,9 @@ class Machine:
             case "disk full":
                 self.is_full = True
                 return partial(setattr, self, "is_full", False)
+            case "disk gets no threads":
+                self.has_no_threads = True
+                return partial(setattr, self, "has_no_threads", False)
             case "disk fails":
                 self.is_failing = True
                 return partial(setattr, self, "is_failing", False)
@@ -294,9 +299,15 @@ class Machine:
         self,
         work: Callable[..., Any],
         *args: object,
+        abandon_on_cancel: bool = False,
         limiter: trio.CapacityLimiter | None = None,
     ) -> Any:
-        """Do in this thread what the sidecar has a thread do, at a moment of its own."""
+        """Do in this thread what the sidecar has a thread do, at a moment of its own.
+
+        Raises:
+            RuntimeError: The host starts no thread, as `threading.Thread.start` has it.
+        """
+        assert not abandon_on_cancel, "nothing that is simulated is abandoned"
         if limiter is None:
             return await self._at_work(work, *args)
         async with limiter:
@@ -305,6 +316,8 @@ class Machine:
     async def _at_work(self, work: Callable[..., Any], *args: object) -> Any:
         life = self._life
         assert life is not None
+        if self.has_no_threads:
+            raise RuntimeError("can't start new thread")
         # A thread is not ended by a cancellation, only by the end of the process.
         with trio.CancelScope(shield=True) as shield:
             life.at_work.append(shield)

@@ -107,6 +107,9 @@ SOCKET_REMOVED: Final = "socket removed"
 # In so many plans a gateway asks for more answers than may wait for a link, and crashes.
 DIES_UNREAD: Final = "gateway dies unread"
 UNREAD_DEATHS: Final = 0.3
+# In so many plans the host starts no thread at times, so that the disk has to wait.
+NO_THREADS: Final = "disk gets no threads"
+THREADLESS: Final = 0.3
 # As often as not there is none. It is the trouble of one gateway, and of no other.
 ORDERS: Final = "gateway orders without end"
 MOST_ORDERS: Final = 3
@@ -256,6 +259,9 @@ def plan_of(seed: int) -> Plan:
     drawn = Random(f"{seed}, deaths")
     if drawn.random() < UNREAD_DEATHS:
         steps += _unread_deaths(drawn, lasts_s, timeout_s + hold_s)
+    drawn = Random(f"{seed}, threads")
+    if drawn.random() < THREADLESS:
+        steps += _without_threads(drawn, lasts_s, timeout_s)
     return Plan(
         seed=seed,
         timeout_s=timeout_s,
@@ -333,6 +339,19 @@ def _unread_deaths(random: Random, lasts_s: float, held_s: float) -> list[Step]:
             what=DIES_UNREAD,
             whom=random.randrange(12),
             lasts_s=random.uniform(0.1, 2) * held_s,
+        )
+        for _ in range(random.randint(1, 3))
+    ]
+
+
+def _without_threads(random: Random, lasts_s: float, timeout_s: float) -> list[Step]:
+    """Times in which the host starts no thread."""
+    return [
+        Fault(
+            at=random.uniform(0, lasts_s - 5),
+            what=NO_THREADS,
+            whom=0,
+            lasts_s=random.uniform(0, 2) * timeout_s,
         )
         for _ in range(random.randint(1, 3))
     ]
