@@ -358,7 +358,7 @@ class Collector:
             now.log_damaged,
         )
         yield GaugeMetricFamily(
-            "liveness_feed_watchers", "Readers of everyone's feed.", now.feed_watchers
+            "liveness_feed_watchers", "Watchers that have a link.", now.feed_watchers
         )
         yield _gauge("streams", "Answers over HTTP that go on.", "stream", now.streams)
         yield _gauge("timers", "Timers in the table.", "state", now.timers)
