@@ -95,10 +95,10 @@ audit: $(call READY,audit)  ## Vulnerabilities and licences of what is locked, s
 bench: $(call READY,runtime)  ## The numbers, measured on this machine
 	@exec $(VENV)/bin/liveness bench $(ARGS)
 
-performance: $(call STAMP,dev)  ## The README's section of that name, from the reports committed
+performance: $(call STAMP,dev)  ## The figures of docs/performance.md, from the reports committed
 	@exec $(VENV)/bin/python -m liveness.bench.performance
 
-screenshots: $(call READY,test)  ## The README's pictures of the live page (chromium; five minutes)
+screenshots: $(call READY,test)  ## The documents' pictures of the live page (chromium; five minutes)
 	@exec $(VENV)/bin/python -m tests.screenshots $(ARGS)
 
 dashboard: $(call STAMP,test)  ## Grafana's dashboard, from the code beside it

@@ -56,7 +56,7 @@ UID: Final = "liveness"  # links to the dashboard hold it: it never changes
 OFFLINE: Final = "liveness_offline_lateness_seconds"
 DECIDED: Final = f'{HERE},stage="decided"'
 WIDTH: Final = 24  # columns of the grid
-PROMISE_S: Final = 0.05  # decided, p99: the README's second promise
+PROMISE_S: Final = 0.05  # decided, p99: the second promise
 COMMIT: Final = "liveness_log_commit_seconds"
 TIMER: Final = "liveness_timer_lateness_seconds"
 
@@ -74,7 +74,7 @@ def at_a_glance() -> list[Panel]:
             "Ready",
             "Whether every sidecar answers and is ready: it listens, its hand moves, log "
             "and timers can be written, and their files are where they were. If not, `liveness status` on its host says why; "
-            "see LivenessDown and LivenessNotReady in the README.",
+            "see LivenessDown and LivenessNotReady in docs/runbook.md.",
             f"min(liveness_ready{{{HERE}}} or up{{{HERE}}})",
         ).mappings([model.ValueMap(options=words)]),
         figure(
@@ -105,7 +105,7 @@ def at_a_glance() -> list[Panel]:
         figure(
             "Early offlines",
             "Users reported silent before their whole timeout, since the start. It must "
-            "be 0. One is a fault of the sidecar: see LivenessEarlyOffline in the README.",
+            "be 0. One is a fault of the sidecar: see LivenessEarlyOffline in docs/runbook.md.",
             f"sum(liveness_early_offline_total{{{HERE}}})",
         ).thresholds(steps((1, RED))),
         figure(
@@ -467,7 +467,7 @@ def log() -> list[Panel]:
                 "Failed writes",
                 "Tries to write to the disk that failed, of the log or of the timers. "
                 "Nothing is dropped, and it is tried again every second: make room or "
-                "mend the disk. See LivenessWritesFail in the README.",
+                "mend the disk. See LivenessWritesFail in docs/runbook.md.",
                 query(f"{rate('what', 'liveness_write_failures_total')} > 0"),
                 unit="cps",
                 width=8,
@@ -477,8 +477,8 @@ def log() -> list[Panel]:
             curves(
                 "Files lost",
                 "Times that a socket's file or a file of the state was removed or "
-                "replaced while in use. A socket is made anew at once; of the state the "
-                "README tells under LivenessNotReady.",
+                "replaced while in use. A socket is made anew at once; for files of the "
+                "state see LivenessNotReady in docs/runbook.md.",
                 query(f"{rate('file', 'liveness_files_lost_total')} > 0"),
                 unit="cps",
                 width=8,
@@ -489,7 +489,7 @@ def log() -> list[Panel]:
                 "Damaged records",
                 "Records of the log that were found to be damaged on disk. Links that had "
                 "not been sent them are sent a gap, and everything else: see "
-                "LivenessLogDamaged in the README.",
+                "LivenessLogDamaged in docs/runbook.md.",
                 query(f"{by('instance', 'liveness_log_damaged_records')} > 0"),
                 width=8,
             ).height(6)
@@ -557,8 +557,8 @@ def refusals() -> list[Panel]:
         seldom(
             curves(
                 "HTTP refused",
-                "Connections and requests refused, by door and reason: the README "
-                "explains each under HTTP. token and tries: a program with an old token, "
+                "Connections and requests refused, by door and reason: docs/http-api.md "
+                "explains each. token and tries: a program with an old token, "
                 "or somebody who guesses.",
                 query(
                     f"{rate('door, why', 'liveness_http_refused_total')} > 0",

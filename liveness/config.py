@@ -2,7 +2,7 @@
 
 Each field carries its meaning, unit and bounds, and all else derives from that: the
 checks, the flags' help, the names of the environment variables, and the tests that
-hold `deploy/liveness.toml` and the README's table to it. Where the values come from is
+hold `deploy/liveness.toml` and the table in `docs/configuration.md` to it. Where the values come from is
 the business of `liveness.sources`.
 """
 

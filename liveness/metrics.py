@@ -208,7 +208,7 @@ class Collector:
         self._now = now
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, in the order of the README's table."""
+        """Every family, in the order of the table in `docs/metrics.md`."""
         now, counts = self._now(), self._counts
         yield _counter("events", "Events received.", "event", now.events)
         yield _counter(

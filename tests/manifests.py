@@ -28,9 +28,9 @@ ROOT: Final = Path(__file__).parents[1]
 MANIFESTS: Final = ROOT / "deploy" / "kubernetes"
 RESULTS: Final = ROOT / "liveness" / "bench" / "results"
 UNITS: Final = {"m": 1e-3, "Mi": 2**20, "Gi": 2**30, "": 1}
-# What the README says of timers that are loaded, in bytes each.
+# What docs/performance.md says of timers that are loaded, in bytes each.
 TIMER_BYTES: Final = 130
-# Lists of everyone at a time (the README's "Limits"), and at most so much for a user.
+# Lists of everyone at a time ("Limits" in docs/operations.md), and at most so much for a user.
 LISTS: Final = 4
 LINE_BYTES: Final = 200
 

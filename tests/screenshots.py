@@ -1,4 +1,4 @@
-"""The README's pictures of the live page, taken of a real sidecar under real traffic.
+"""The documents' pictures of the live page, taken of a real sidecar under real traffic.
 
     python -m tests.screenshots [--minutes 5.2] [--users 20000]
 

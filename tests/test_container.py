@@ -132,7 +132,7 @@ def test_the_image_says_what_it_is(image: Stage) -> None:
         ("deploy/container/compose.yml", r"localhost/liveness:?(\S*)", 2),
         ("deploy/kubernetes/gateway.yaml", r"localhost/liveness:?(\S*)", 2),
         ("deploy/kubernetes/kustomization.yaml", r"newTag: (\S*)", 1),
-        ("README.md", r"localhost/liveness:?(\S*)", 2),
+        ("docs/deployment.md", r"localhost/liveness:?(\S*)", 2),
     ],
 )
 def test_the_image_has_one_name_and_this_version_wherever_it_is_named(
@@ -604,7 +604,7 @@ def test_compose_has_users_watched_and_prometheus_sees_them(
         assert fetched(net, "http://127.0.0.1:9874/v1/users")[0] == 401
         bearer = {"Authorization": f"Bearer {TOKEN}", "Host": "sidecar:9874"}
         assert fetched(net, "http://127.0.0.1:9874/v1/wheel", **bearer)[0] == 200
-        # Another token in the same file, as the README has it for one in a container.
+        # Another token in the same file, as `docs/deployment.md` has it for one in a container.
         composed.write_token(TOKEN[::-1])
         assert fetched(net, "http://127.0.0.1:9874/v1/wheel", **bearer)[0] == 200
         told = sidecar.exec("sh", "-c", "kill -HUP 1")

@@ -221,9 +221,9 @@ def test_no_file_is_left_out() -> None:
     assert named == {path for path in MANIFESTS.rglob("*") if path.is_file()}
 
 
-def test_the_readme_has_the_figures_that_were_measured() -> None:
-    text = (ROOT / "README.md").read_text()
-    told = text.split("\n## In Kubernetes\n")[1].split("\n## ")[0]
+def test_the_manual_has_the_figures_that_were_measured() -> None:
+    text = (ROOT / "docs/deployment.md").read_text()
+    told = text.split("\n### Resources\n")[1].split("\n### ")[0]
     config = settings(Manifests(MANIFESTS))
     online = measured("million", "logins", "server memory with all online")
     storm = measured("million", "silence", "memory growth")
@@ -232,12 +232,13 @@ def test_the_readme_has_the_figures_that_were_measured() -> None:
         "hundred-thousand", "steady", "server CPU with 50 offlines a second"
     )
     assert f"online take {online:.0f} MB, {storm:.0f} more" in told
-    assert f"up to {timers:.0f}:" in told
+    assert f"up to {timers:.0f}." in told
     assert f"take {steady:.1f} % of a core" in told
     asked = sidecar(Manifests(MANIFESTS))["resources"]
-    assert f"so {asked['requests']['memory'].replace('Mi', ' MiB')} are" in told
-    assert f"{asked['limits']['memory'].removesuffix('Mi')} the limit" in told
-    assert f"{asked['requests']['cpu']} are asked for" in told
+    memory = [asked[which]["memory"].replace("Mi", " MiB") for which in asked]
+    assert [*asked] == ["requests", "limits"]
+    assert f"| memory | {memory[0]} | {memory[1]} |" in told
+    assert f"| processor | {asked['requests']['cpu']} | none |" in told
 
 
 def test_no_token_is_in_the_repository() -> None:

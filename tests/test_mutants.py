@@ -130,10 +130,6 @@ def test_every_test_that_a_patch_names_exists() -> None:
             assert re.search(found, (ROOT / file).read_text(), re.M), mutant.name
 
 
-def test_the_readme_names_the_command() -> None:
-    assert "`make mutants`" in (ROOT / "README.md").read_text()
-
-
 # --- how they are judged -----------------------------------------------------------------
 
 

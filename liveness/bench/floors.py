@@ -1,4 +1,4 @@
-"""What is promised, by the number of users: the README's numbers, in one place.
+"""What is promised, by the number of users: the documents' numbers, in one place.
 
 None stands for what is measured, and not promised.
 """

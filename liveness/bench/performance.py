@@ -1,4 +1,4 @@
-"""The README's section "Performance", and its plots, from the reports committed here.
+"""The measurements in `docs/performance.md`, and their plots, from the reports committed here.
 
     python -m liveness.bench.performance
 
@@ -21,7 +21,7 @@ from liveness.bench.lateness import PATIENCE_S, TOLD
 
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "results"
-README: Final = HERE.parents[1] / "README.md"
+PAGE: Final = HERE.parents[1] / "docs/performance.md"
 BEGIN: Final = "<!-- written by `make performance`: -->\n"
 END: Final = "<!-- until here -->\n"
 PLOTS: Final = {
@@ -96,7 +96,8 @@ def section(runs: Sequence[Report]) -> str:
     ]
     if has_others(figures):
         links = (
-            f"![{what}](liveness/bench/results/{name})" for name, what in PLOTS.items()
+            f"![{what}](../liveness/bench/results/{name})"
+            for name, what in PLOTS.items()
         )
         parts.append("\n\n".join(links))
     parts += [_facts(run.content) for run in runs]
@@ -112,10 +113,10 @@ def main() -> None:
     """Writes it all."""
     from liveness.bench.plots import draw
 
-    before, _, rest = README.read_text().partition(BEGIN)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     runs = reports()
-    README.write_text(f"{before}{BEGIN}{section(runs)}{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}{section(runs)}{END}{after}")
     figures = [figure for run in runs for figure in run.figures]
     if has_others(figures):
         draw(figures, RESULTS, digest())
@@ -218,7 +219,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """One line, as all of the README's paragraphs are."""
+    """One line, as all of the section's paragraphs are."""
     return " ".join(text.split())
 
 

@@ -1,4 +1,4 @@
-"""The plots of the README: lines by system, on log axes.
+"""The plots of `docs/performance.md`: lines by system, on log axes.
 
 They lie on no ground of their own, in a grey and in colours that can be read on white
 as on black, and are the same bytes whenever the same figures are drawn.

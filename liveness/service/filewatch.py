@@ -73,7 +73,7 @@ class FileWatch:
                 _STATE,
                 f"state directory {lost[0].parent}: {names} removed or replaced while in "
                 "use; put back what was there, or copy out what is open before this "
-                "process ends: see The state is gone, in the README",
+                "process ends: see The state is gone, in docs/runbook.md",
             )
         else:
             self._find(_STATE)

@@ -107,10 +107,8 @@ def _health(name: str, why_not: Why) -> Callable[[Request], Awaitable[Response]]
 async def _refused(request: Request, error: Exception) -> Response:
     """What the router has no page for."""
     assert isinstance(error, HTTPException)
-    told = (
-        f"there is no page {request.scope['path']!r:.80} here; the README says under "
-    )
-    told += "HTTP what there is"
+    told = f"there is no page {request.scope['path']!r:.80} here; docs/http-api.md "
+    told += "lists those that there are"
     if error.status_code == 405:
         told = f"{request.method:.20} is not for this page; it has its own"
     return JSONResponse({"error": told}, error.status_code, error.headers)

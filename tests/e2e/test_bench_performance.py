@@ -1,4 +1,4 @@
-"""The README's section "Performance": it says what the reports say, and no more."""
+"""The figures in `docs/performance.md`: it says what the reports say, and no more."""
 
 import json
 import shlex
@@ -14,8 +14,8 @@ from liveness.bench.performance import (
     BEGIN,
     END,
     NOTHING,
+    PAGE,
     PLOTS,
-    README,
     RESULTS,
     Report,
     command,
@@ -82,8 +82,8 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_the_readme_says_what_the_reports_committed_say() -> None:
-    _, _, rest = README.read_text().partition(BEGIN)
+def test_the_page_says_what_the_reports_committed_say() -> None:
+    _, _, rest = PAGE.read_text().partition(BEGIN)
     written, end, _ = rest.partition(END)
     assert end
     assert written == section(reports())

@@ -322,7 +322,7 @@ def test_head_is_get_without_the_body(sidecar: Sidecar, path: str) -> None:
 def test_what_is_not_there_is_not_found(sidecar: Sidecar, door: str, path: str) -> None:
     response, body = sidecar.ask(door, "GET", path)
     assert response.status == 404
-    assert "the README says under HTTP what there is" in json.loads(body)["error"]
+    assert "docs/http-api.md lists those that there are" in json.loads(body)["error"]
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -206,8 +206,8 @@ def test_what_is_installed_serves(host: Host) -> None:
         assert host.run("liveness", "status", "--quiet").returncode == 0
 
 
-def test_it_is_backed_up_and_restored_as_the_readme_says(host: Host) -> None:
-    text = (ROOT / "README.md").read_text().split("\n### Backups\n")[1]
+def test_it_is_backed_up_and_restored_as_the_manual_says(host: Host) -> None:
+    text = (ROOT / "docs/operations.md").read_text().split("\n## Backups\n")[1]
     backup, restore = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)[:2]
     with serving(host) as socket, closing(Client(socket)) as gateway:
         gateway.hello("gw-1")
@@ -656,8 +656,8 @@ def test_without_systemd_it_takes_these_commands_and_a_purge_takes_all(
     bare: Host,
 ) -> None:
     (block,) = re.findall(
-        r"^\*\*Without systemd\*\*.*?```console\n(.*?)```",
-        (ROOT / "README.md").read_text(),
+        r"^### Without systemd$.*?```console\n(.*?)```",
+        (ROOT / "docs/deployment.md").read_text(),
         re.M | re.S,
     )
     commands = [line.removeprefix("$ sudo ").split() for line in block.splitlines()]

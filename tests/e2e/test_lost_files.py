@@ -64,8 +64,8 @@ def test_a_socket_whose_place_another_sidecar_took_is_left_to_that(make: Start) 
 
 
 def commands() -> str:
-    """What the README has an operator do, as it is there."""
-    text = (ROOT / "README.md").read_text()
+    """What the runbook has an operator do, as it is there."""
+    text = (ROOT / "docs/runbook.md").read_text()
     section = text.split("### The state is gone", 1)[1]
     found = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
     assert found

@@ -717,7 +717,7 @@ function tellGateways(told) {
     rows.delete(name);
   }
   const notes = [];
-  if (!told.gateways.length) notes.push("No gateway has connected yet. README, “A gateway”, shows how one does.");
+  if (!told.gateways.length) notes.push("No gateway has connected yet. docs/gateway.md shows how one does.");
   if (told.gateways_more) notes.push(`${many(told.gateways_more, "more gateway")} with fewer users: see /v1/gateways.`);
   if (tight.length) notes.push("A timeout under twice the usual interval: one late sign of life, and a live user is declared offline. Have users speak more often, or give them more time.");
   put(byId("gateways-note"), notes.join(" "));
@@ -751,7 +751,7 @@ const notices = new Map();
 function tellNotices(told) {
   const wanted = [];
   if (told.early) wanted.push(["early", "alert", "Offline too early", `${many(told.early, "user was", "users were")} declared offline before their time. That must never be: keep the log, and report it.`]);
-  if (told.log_failure) wanted.push(["log", "alert", "The log is not written", `${told.log_failure}. Nothing is told until it is; see “When something is wrong” in README.`]);
+  if (told.log_failure) wanted.push(["log", "alert", "The log is not written", `${told.log_failure}. Nothing is told until it is; see LivenessWritesFail in docs/runbook.md.`]);
   const most = 5; // of storms, the largest first; /v1/guard has all
   for (const { gateway, users, left_s } of told.storms.slice(0, most)) {
     wanted.push([`storm ${gateway}`, "", `Storm guard holds ${many(users, "user")}`, "of ", named(gateway), `, all due at once, for ${seconds(Math.ceil(left_s))} more at most. Is that gateway well? To have them judged now: `, make("code", {}, `liveness guard release ${quoted(gateway)}`)]);
