@@ -71,6 +71,9 @@ def build_pages(
         content, kind = found
         return Response(content, media_type=kind)
 
+    async def openapi(_: Request) -> Response:
+        return Response(files["openapi.json"][0], media_type="application/json")
+
     # By what is accepted there are several formats, and few.
     encoders: dict[str, Callable[[CollectorRegistry], bytes]] = {}
     shared = SharedPages[str](lambda kind: encoders[kind](registry), turnstile)
@@ -87,6 +90,7 @@ def build_pages(
             Route("/healthz", _health("healthy", why_ill)),
             Route("/readyz", _health("ready", why_not_ready)),
             Route("/page/{name}", file),
+            Route("/v1/openapi.json", openapi),
             *routes,
         ],
         exception_handlers={HTTPException: _refused},

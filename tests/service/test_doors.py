@@ -21,7 +21,7 @@ from tests.service.rig import Rig, running
 READ = frozenset({"GET", "HEAD"})
 SHOWN = {"/", "/metrics", "/healthz", "/readyz", "/v1/timers", "/v1/timers/newest"}
 SHOWN |= {"/v1/gateways", "/v1/guard", "/v1/wheel", "/v1/live", "/v1/feed", "/v1/users"}
-SHOWN |= {"/v1/users/{uid:path}"}
+SHOWN |= {"/v1/users/{uid:path}", "/v1/openapi.json"}
 CHANGES = {"/v1/timers/cancel", "/v1/timers/cancel-damaged", "/v1/timers/retry"}
 CHANGES |= {"/v1/gateways/forget", "/v1/guard/release"}
 SIGN_IN = {"/sign-in", "/sign-out"}
