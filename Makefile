@@ -1,5 +1,5 @@
 # Every target works alone on a fresh clone: it brings the virtual environment to the
-# level it needs (runtime, test, dev, fuzz or audit) and no further.
+# level it needs (runtime, test, dev, docs, fuzz or audit) and no further.
 #
 # The environment counts as present only by a stamp, which is written last. The stamp's
 # name holds a hash of the locks, of the Python and of the place. So after a change of
@@ -23,11 +23,13 @@ ARGS ?=
 LEVELS_runtime := runtime
 LEVELS_test := runtime test
 LEVELS_dev := runtime test dev
+LEVELS_docs := runtime docs
 LEVELS_fuzz := runtime test fuzz
-LEVELS_audit := runtime test dev fuzz audit
+LEVELS_audit := runtime test dev docs fuzz audit
 LOCK_runtime := requirements.lock
 LOCK_test := requirements-test.lock
 LOCK_dev := requirements-dev.lock
+LOCK_docs := requirements-docs.lock
 LOCK_fuzz := requirements-fuzz.lock
 LOCK_audit := requirements-audit.lock
 
@@ -49,12 +51,12 @@ ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231
 # What Kubernetes itself knows; the others, of operators, are looked at by the tests.
 MANIFESTS := deploy/kubernetes/gateway.yaml deploy/kubernetes/service.yaml
 
-.PHONY: help setup demo serve test slow simulate mutants fuzz check audit bench performance dashboard rules screenshots lock dist install uninstall clean
+.PHONY: help setup demo serve test slow simulate mutants fuzz check docs audit bench performance dashboard rules screenshots lock dist install uninstall clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
 
-setup: $(call READY,$(LEVEL))  ## The virtual environment (LEVEL=runtime, test, dev, fuzz, audit)
+setup: $(call READY,$(LEVEL))  ## The virtual environment (LEVEL=runtime, test, dev, docs, fuzz, audit)
 	@wheel=$$($(VENV)/bin/liveness version | tail -n 1)
 	echo "liveness: $(VENV) is ready ($(LEVEL)), $$wheel"
 
@@ -88,6 +90,9 @@ check: $(call READY,dev)  ## Lint, format, types, Containerfile
 	for version in 1.29 1.37; do
 		$(VENV)/bin/kubernetes-validate --strict --quiet -k "$$version" $(MANIFESTS)
 	done
+
+docs: $(call READY,docs)  ## The manual as a site, in build/docs
+	@exec $(VENV)/bin/sphinx-build -E -W --keep-going -q -c docs -b html . build/docs
 
 audit: $(call READY,audit)  ## Vulnerabilities and licences of what is locked, secrets (network)
 	@exec $(VENV)/bin/python -m tests.audit
@@ -130,8 +135,9 @@ lock:  ## Resolve the locks (network; ARGS=--upgrade for newer versions)
 	compile -o $(LOCK_runtime)
 	compile -o $(LOCK_test) -c $(LOCK_runtime) --group test
 	compile -o $(LOCK_dev) -c $(LOCK_test) --group test --group dev
+	compile -o $(LOCK_docs) -c $(LOCK_dev) --group docs
 	compile -o $(LOCK_fuzz) -c $(LOCK_dev) --group test --group fuzz
-	compile -o $(LOCK_audit) -c $(LOCK_dev) -c $(LOCK_fuzz) --group test --group dev --group fuzz --group audit
+	compile -o $(LOCK_audit) -c $(LOCK_dev) -c $(LOCK_docs) -c $(LOCK_fuzz) --group test --group dev --group docs --group fuzz --group audit
 
 dist: $(call STAMP,runtime)  ## An sdist, and the wheel that this machine makes of it
 	@rm -rf dist *.egg-info  # which lists what there was once

@@ -1,5 +1,7 @@
 """A sidecar for the tests of gateways: the real core, with a script for clock and disk.
 
+Example::
+
     async with scripted_sidecar() as script:
         async with liveness.connect(script.path, name="gw-1") as sidecar:
             sidecar.login("ada", conn=1)
@@ -9,9 +11,9 @@
                 ...  # ada, for silence
 
 Who is online, which timers fire, what is refused and what is recorded is decided by the
-very code that the sidecar runs, and the gateway meets it on a Unix socket. Only time, disk and faults are
-the script's. It runs under asyncio and trio, also with trio's `MockClock`. Tests without
-an event loop have one in a thread:
+very code that the sidecar runs, and the gateway meets it on a Unix socket. Only time,
+disk and faults are the script's. It runs under asyncio and trio, also with trio's
+`MockClock`. Tests without an event loop have one in a thread::
 
     with anyio.from_thread.start_blocking_portal() as portal:
         with portal.wrap_async_context_manager(scripted_sidecar()) as script:

@@ -25,7 +25,12 @@ from tests.tree import files
 
 ROOT = Path(__file__).parent.parent
 LOCKS = ("requirements.lock", "requirements-test.lock", "requirements-dev.lock")
-ALL_LOCKS = (*LOCKS, "requirements-fuzz.lock", "requirements-audit.lock")
+ALL_LOCKS = (
+    *LOCKS,
+    "requirements-docs.lock",
+    "requirements-fuzz.lock",
+    "requirements-audit.lock",
+)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PROJECT["dependency-groups"]
 WANTED = {
@@ -34,11 +39,12 @@ WANTED = {
     + PROJECT["project"]["optional-dependencies"]["sidecar"],
     "requirements-test.lock": GROUPS["test"],
     "requirements-dev.lock": GROUPS["dev"],
+    "requirements-docs.lock": GROUPS["docs"],
     "requirements-fuzz.lock": GROUPS["fuzz"],
     "requirements-audit.lock": GROUPS["audit"],
 }
 TARGETS = (
-    "audit bench check clean dashboard demo dist fuzz help install lock mutants "
+    "audit bench check clean dashboard demo dist docs fuzz help install lock mutants "
     "performance rules screenshots serve setup simulate slow test uninstall"
 )
 STEPS = ("check", "test", "mutants")
@@ -170,9 +176,10 @@ def test_a_lock_holds_what_the_project_asks_for(lock: str) -> None:
 
 
 def test_each_lock_holds_the_one_before_it() -> None:
-    runtime, test, dev, fuzz, audit = (pins(lock).items() for lock in ALL_LOCKS)
+    runtime, test, dev, docs, fuzz, audit = (pins(lock).items() for lock in ALL_LOCKS)
     assert runtime < test < dev < audit
     assert test < fuzz < audit
+    assert runtime < docs < audit
 
 
 def test_no_lock_of_another_kind_is_kept() -> None:
@@ -202,6 +209,7 @@ def test_the_second_set_up_finds_everything_there(copy: Copy) -> None:
         ("dist", "requirements.lock"),
         ("check", "requirements-dev.lock"),
         ("performance", "requirements-dev.lock"),
+        ("docs", "requirements-docs.lock"),
         ("fuzz", "requirements-fuzz.lock"),
         ("audit", "requirements-audit.lock"),
     ],
@@ -214,7 +222,8 @@ def test_a_target_installs_what_it_needs_and_no_more(
 
 
 def test_a_higher_level_serves_the_lower_ones(copy: Copy) -> None:
-    for level in ("runtime", "test", "runtime", "dev", "test", "fuzz", "audit", "fuzz"):
+    levels = "runtime test runtime dev test docs runtime fuzz audit fuzz"
+    for level in levels.split():
         assert copy.run("make", "setup", f"LEVEL={level}").returncode == 0
     assert installed(copy) == list(ALL_LOCKS)
 
