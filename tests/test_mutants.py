@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from difflib import unified_diff
@@ -241,6 +242,38 @@ async def test_a_patch_says_one_thing_and_names_tests(
         "b: names no test (Test: tests/…::name)",
         "c: there is no such mutant",
     ]
+
+
+def test_what_a_change_concerns_is_chosen_and_of_the_others_a_few_in_turn(
+    project: Path, patch: Patch
+) -> None:
+    def commit(*paths: str) -> None:
+        git = ["git", "-C", str(project), "-c", "user.name=x", "-c", "user.email=x"]
+        subprocess.run([*git, "add", *paths], check=True)
+        told = ["commit", "-q", "--allow-empty", "-m", "x"]
+        subprocess.run([*git, *told], check=True)
+
+    names = {f"gate_{n:02}" for n in range(2 * runner.ONE_IN)}
+    for name in names:
+        patch(name)
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    commit(".")
+    chosen = [runner.concerned(project)]
+    for _ in range(runner.ONE_IN - 1):
+        commit()
+        chosen.append(runner.concerned(project))
+    assert {len(few) for few in chosen} == {2}
+    assert {name for few in chosen for name in few} == names
+    patch("gate_17", what="Another head.")
+    assert "gate_17" in runner.concerned(project)
+    commit(".")
+    assert "gate_17" in runner.concerned(project)
+    assert len(runner.concerned(project)) <= 3
+    (project / "liveness/gate.py").write_text(f"# Shut.\n{GATE}")
+    assert set(runner.concerned(project)) == names
+    subprocess.run(["git", "-C", str(project), "checkout", "-q", "."], check=True)
+    (project / "tests/test_gate.py").write_text(f"# All.\n{TESTS}")
+    assert set(runner.concerned(project)) == names
 
 
 def test_the_longest_it_waits_is_less_than_a_test_may_take() -> None:

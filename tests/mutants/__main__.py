@@ -1,4 +1,4 @@
-"""`python -m tests.mutants [NAME…]`: see `runner`."""
+"""`python -m tests.mutants [NAME… | --changed]`: see `runner`."""
 
 import sys
 from functools import partial
@@ -6,6 +6,9 @@ from pathlib import Path
 
 import trio
 
-from tests.mutants.runner import run
+from tests.mutants.runner import concerned, run
 
-sys.exit(trio.run(partial(run, Path(__file__).parents[2], sys.argv[1:])))
+root, names = Path(__file__).parents[2], sys.argv[1:]
+if names == ["--changed"]:
+    names = concerned(root)
+sys.exit(trio.run(partial(run, root, names)))

@@ -36,7 +36,6 @@ COPIED: Final = (
     *("liveness", "tests", "proto"),
     *("pyproject.toml", "setup.py", "README.md", "LICENSE"),
 )
-WITHOUT: Final = shutil.ignore_patterns("__pycache__")
 SAID: Final = "said"  # a file, in a copy
 
 # Tests by the second are named, and one may be preceded by a build of ten: in time even
@@ -46,6 +45,10 @@ LIMIT_S: Final = 150.0
 # As many as there are processors where this usually runs. Tests of time keep to virtual
 # time or to what holds on a busy machine, so two do not disturb each other.
 AT_ONCE: Final = 2
+# `--changed`: what has changed in so many commits, or since the last tag if that is less;
+# and of the other mutants one in so many, others with each commit.
+COMMITS: Final = 50
+ONE_IN: Final = 12
 # Of what a run said, so much tells why it was no good.
 TOLD_LINES: Final = 15
 
@@ -57,7 +60,7 @@ class Mutant:
     path: Path
     what: str
     tests: tuple[str, ...]
-    is_compiled: bool  # what it changes
+    files: tuple[str, ...]  # that it changes
 
     @classmethod
     def read(cls, path: Path) -> "Mutant":
@@ -65,17 +68,16 @@ class Mutant:
         lines = head.splitlines()
         tests = [line[5:].strip() for line in lines if line.startswith("Test:")]
         what = " ".join(line for line in lines if not line.startswith("Test:"))
-        files = [line for line in diff.splitlines() if line.startswith("+++ ")]
-        return cls(
-            path,
-            " ".join(what.split()),
-            tuple(tests),
-            any(file.endswith((".pyx", ".pxd")) for file in files),
-        )
+        files = [line[6:] for line in diff.splitlines() if line.startswith("+++ b/")]
+        return cls(path, " ".join(what.split()), tuple(tests), tuple(files))
 
     @property
     def name(self) -> str:
         return self.path.stem
+
+    @property
+    def is_compiled(self) -> bool:
+        return any(file.endswith((".pyx", ".pxd")) for file in self.files)
 
     def apply(self, folder: Path, *options: str) -> str:
         """Apply the patch to *folder*; why it could not be, or nothing."""
@@ -92,6 +94,31 @@ class Mutant:
             f"the patch does not apply ({done.stderr.strip()}): make it anew, by git "
             f"diff -U1, or remove it with what it took out"
         )
+
+
+def concerned(root: Path) -> list[str]:
+    """The names of mutants that a change of late concerns, and of a few others.
+
+    A change concerns a mutant if it is of its patch, of a file that the patch changes, or
+    of a file with a test that it names.
+    """
+
+    def git(*words: str) -> list[str]:
+        command = ["git", "-C", str(root), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.split()
+
+    commits = git("rev-list", "--first-parent", f"--max-count={COMMITS + 1}", "HEAD")
+    tagged = git("rev-list", "--no-walk", *git("describe", "--tags", "--abbrev=0"))
+    since = next((it for it in commits if it in tagged), commits[-1])
+    changed = set(git("diff", "--name-only", since))
+    number = int(git("rev-list", "--count", "HEAD")[0])
+    names, others = list[str](), list[str]()
+    for mutant in mutants_of(root):
+        tests = [test.partition("::")[0] for test in mutant.tests]
+        of = {str(mutant.path.relative_to(root)), *mutant.files, *tests}
+        (names if of & changed else others).append(mutant.name)
+    return names + others[number % ONE_IN :: ONE_IN]
 
 
 class Survived(Exception):
@@ -233,7 +260,8 @@ def _copy(root: Path, folder: Path) -> None:
     (folder / SAID).touch()
     for name in COPIED:
         if (root / name).is_dir():
-            shutil.copytree(root / name, folder / name, ignore=WITHOUT)
+            # With what is compiled already: that takes as long as most tests.
+            shutil.copytree(root / name, folder / name)
         elif (root / name).exists():
             shutil.copy2(root / name, folder / name)
 
