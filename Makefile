@@ -10,6 +10,11 @@
 # compiled from and whether there is a compiler that finds Python.h and what that needs: a
 # change of either compiles it again.
 
+# Tests run in so many processes, more than there are processors, as most of them wait. A
+# file alone is done sooner than they have started.
+JOBS ?= $(shell echo $$(($$(nproc) * 2)))
+PARALLEL = $(if $(findstring .py,$(ARGS)),,--numprocesses $(JOBS) --dist loadfile)
+
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
@@ -51,7 +56,7 @@ ASYNC := $(ASYNC),ASYNC122,ASYNC123,ASYNC125,ASYNC126,ASYNC128,ASYNC211,ASYNC231
 # What Kubernetes itself knows; the others, of operators, are looked at by the tests.
 MANIFESTS := deploy/kubernetes/gateway.yaml deploy/kubernetes/service.yaml
 
-.PHONY: help setup demo serve test slow simulate mutants fuzz check docs audit bench performance dashboard rules screenshots lock dist install uninstall clean
+.PHONY: help setup demo serve test tests slow simulate mutants fuzz check docs audit bench performance dashboard rules screenshots lock dist install uninstall clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -66,8 +71,11 @@ demo: $(call READY,runtime)  ## A chat gateway, simulated users and a sidecar (A
 serve: $(call READY,runtime)  ## The sidecar (ARGS="--timeout 10")
 	@exec $(VENV)/bin/liveness serve $(ARGS)
 
-test: $(call READY,test)  ## The tests, without the slow ones (ARGS="-k wheel")
-	@exec $(VENV)/bin/python -m pytest -m "not slow" $(ARGS)
+test: $(call READY,test)  ## The tests of three minutes (ARGS="tests/core")
+	@exec $(VENV)/bin/python -m pytest -m "not slow and not long" $(PARALLEL) $(ARGS)
+
+tests: $(call READY,test)  ## All tests but the slow ones
+	@exec $(VENV)/bin/python -m pytest -m "not slow" $(PARALLEL) tests $(ARGS)
 
 slow: $(call READY,test)  ## The slow tests
 	@exec $(VENV)/bin/python -m pytest -m slow -o faulthandler_timeout=5400 $(ARGS)

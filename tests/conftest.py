@@ -1,6 +1,7 @@
 """What every test shares."""
 
 import os
+import re
 import signal
 from collections.abc import Generator
 from typing import TypeVar
@@ -40,3 +41,13 @@ def pytest_make_collect_report() -> Generator[
     None, pytest.CollectReport, pytest.CollectReport
 ]:
     return without_skips((yield))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line what has to be installed so that nothing is skipped."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = " ".join(str(report.longrepr) for report in skipped)
+    if packages := sorted(set(re.findall(r"apt install ([a-z0-9-]+)", reasons))):
+        said = f"to have those that were skipped: apt install {' '.join(packages)}"
+        terminalreporter.write_line(said, yellow=True)

@@ -9,7 +9,10 @@ import pytest
 
 _HEADER: Final = Path(sysconfig.get_config_var("INCLUDEPY"), "Python.h")
 
-needs_git = pytest.mark.skipif(not shutil.which("git"), reason="no git here")
+needs_git = pytest.mark.skipif(
+    not shutil.which("git"), reason="git is missing: apt install git"
+)
 needs_compiler = pytest.mark.skipif(
-    not (shutil.which("gcc") and _HEADER.exists()), reason="no gcc or no Python.h here"
+    not (shutil.which("gcc") and _HEADER.exists()),
+    reason="gcc or Python.h is missing: apt install gcc",
 )

@@ -204,7 +204,9 @@ WITHOUT = pytest.mark.parametrize(
         pytest.param(
             no_header,
             "Python.h: No such file or directory",
-            marks=pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc here"),
+            marks=pytest.mark.skipif(
+                not shutil.which("gcc"), reason="gcc is missing: apt install gcc"
+            ),
         ),
     ],
 )
@@ -230,6 +232,7 @@ def test_where_it_cannot_be_compiled_the_reference_is_installed_and_says_so(
     assert version(target) == f"wheel: reference, because {NOT_COMPILED}"
 
 
+@pytest.mark.long
 @needs_compiler
 def test_half_a_wheel_is_none(place: Path) -> None:
     target, gcc = place / "target", place / "machine" / "gcc"

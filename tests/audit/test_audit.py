@@ -179,6 +179,7 @@ def test_only_what_git_tracks_is_looked_at(tree: Path) -> None:
     assert leaks.look(tree).faults == ()
 
 
+@pytest.mark.long
 def test_there_is_no_secret_in_this_tree() -> None:
     assert leaks.look(ROOT).faults == ()
 

@@ -178,6 +178,7 @@ STEPS: Final = (
 )
 
 
+@pytest.mark.long
 @settings(BOUNDED, max_examples=150)
 @given(data=st.data())
 def test_the_compiled_wheel_does_to_the_bit_what_the_reference_does(

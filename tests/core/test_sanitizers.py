@@ -77,7 +77,7 @@ def run(
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project, to be compiled with the sanitizers."""
     if shutil.which("gcc") is None:
-        pytest.skip("gcc, which brings the sanitizers, is not here")
+        pytest.skip("the sanitizers are missing: apt install gcc")
     copy = tmp_path_factory.mktemp("sanitized") / "copy"
     ignored = shutil.ignore_patterns(".*", "build", "*.so", "__pycache__")
     shutil.copytree(ROOT, copy, ignore=ignored)

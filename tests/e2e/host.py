@@ -105,6 +105,20 @@ def hosting(installed: Path) -> Iterator[Host]:
         for name in ("resolv.conf", "hosts"):  # which are mounted in some containers
             (root / "etc" / name).unlink(missing_ok=True)
             shutil.copyfile(Path("/etc", name), root / "etc" / name)
+        _forget_another(root, installed)
         for name in ("proc", "dev"):
             stack.enter_context(mounted(root / name, "--bind", f"/{name}"))
         yield Host(root)
+
+
+def _forget_another(root: Path, installed: Path) -> None:
+    """Take out what a sidecar that runs, or ran, on this very machine has left."""
+    for name in ("var/lib/liveness", "etc/liveness", "opt/liveness"):
+        if not (installed / name).exists() and (root / name).exists():
+            shutil.rmtree(root / name)
+    for name in ("passwd", "group", "shadow", "gshadow"):
+        if (file := root / "etc" / name).exists():
+            lines = file.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if not line.startswith("liveness:")]
+            if kept != lines:
+                file.write_text("".join(kept))

@@ -204,7 +204,10 @@ async def test_the_tests_of_the_manual_pass(number: int) -> None:
         await trio.to_thread.run_sync(written)
 
 
-@pytest.mark.skipif(not shutil.which("redis-cli"), reason="no redis here")
+@pytest.mark.skipif(
+    not shutil.which("redis-cli"),
+    reason="redis-cli is missing: apt install redis-server",
+)
 def test_the_lines_of_shadow_mode_are_made_of_what_redis_says(tmp_path: Path) -> None:
     server, began_ms = RedisServer(tmp_path), datetime.now(UTC).timestamp() * 1000 // 1
     server.start()
@@ -354,7 +357,9 @@ def linked(environ: dict[str, str], name: str) -> Iterator[socket.socket]:
         yield link
 
 
-@pytest.mark.skipif(not shutil.which("nc"), reason="no nc here")
+@pytest.mark.skipif(
+    not shutil.which("nc"), reason="nc is missing: apt install netcat-openbsd"
+)
 def test_the_tutorial_goes_as_it_says(environ: dict[str, str], tmp_path: Path) -> None:
     """With a timeout of a second, and a port of its own."""
     port = str(free_port())

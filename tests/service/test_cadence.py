@@ -64,6 +64,7 @@ async def test_a_timeout_too_short_for_how_often_users_speak_is_told_once(
         }
 
 
+@pytest.mark.long
 async def test_advice_that_comes_and_goes_is_given_once_an_hour(
     tmp_path: Path, jumping: MockClock, said: Lines
 ) -> None:
