@@ -4,7 +4,7 @@ import os
 import re
 import signal
 from collections.abc import Generator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import pytest
 
@@ -15,6 +15,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Under nohup, which holds for us, it is the same with SIGHUP.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+# Of a test with its case, and of a text within that: one can still read and type it.
+MOST_NAME: Final = 170
+MOST_PART: Final = 40
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
@@ -51,3 +55,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if packages := sorted(set(re.findall(r"apt install ([a-z0-9-]+)", reasons))):
         said = f"to have those that were skipped: apt install {' '.join(packages)}"
         terminalreporter.write_line(said, yellow=True)
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A long text is named by how it begins."""
+    if isinstance(val, str | bytes) and len(val) > MOST_PART:
+        return ascii(val[:MOST_PART]).strip("b'\"")[:MOST_PART]
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse tests that nobody could name."""
+    long = [item.nodeid for item in items if len(item.name) > MOST_NAME]
+    if long:
+        raise pytest.UsageError("\n".join(["give these shorter names (ids=):", *long]))

@@ -313,7 +313,9 @@ FAILURES: Final[list[tuple[Exception, str, dict[str, Any]]]] = [
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-@pytest.mark.parametrize(("error", "message", "options"), FAILURES, ids=repr)
+@pytest.mark.parametrize(
+    ("error", "message", "options"), FAILURES, ids="{!a:.30}".format
+)
 def test_a_task_that_raises_has_failed_with_what_it_raised_and_goes_on(
     run: Run,
     caplog: pytest.LogCaptureFixture,

@@ -244,6 +244,7 @@ async def test_a_patch_says_one_thing_and_names_tests(
     ]
 
 
+@needs_git
 def test_what_a_change_concerns_is_chosen_and_of_the_others_a_few_in_turn(
     project: Path, patch: Patch
 ) -> None:

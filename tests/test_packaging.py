@@ -70,6 +70,7 @@ SAMPLE: Final = (
 RUN_GIT: Final = {
     "tests/audit/test_audit.py",
     "tests/mutants/runner.py",
+    "tests/test_mutants.py",
     "tests/tree.py",
 }
 

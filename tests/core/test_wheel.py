@@ -735,7 +735,7 @@ def test_hard_uids_are_as_many_users(wheel_class: WheelClass) -> None:
         model.check()
 
 
-@pytest.mark.parametrize("value", NO_UIDS, ids=repr)
+@pytest.mark.parametrize("value", NO_UIDS, ids="{!a:.40}".format)
 def test_what_is_no_uid_touches_nobody(wheel_class: WheelClass, value: object) -> None:
     model = Model(wheel_class, timeout=30, slots=30)
     for uid in (0, 1, 7):

@@ -287,7 +287,7 @@ def test_a_connection_of_any_age_is_taken(
         {"path": "/tmp/\0"},
         {"path": ""},
     ],
-    ids=str,
+    ids="{!s:.60}".format,
 )
 def test_what_cannot_be_is_told_before_anything_is_opened(
     run: Run, name: str, options: dict[str, Any]
@@ -484,7 +484,7 @@ def test_leaving_does_not_wait_long_for_a_sidecar_that_is_not_there(
         ExceptionGroup("of one", [ValueError(1)]),
         BaseExceptionGroup("base", [KeyboardInterrupt()]),
     ],
-    ids=repr,
+    ids="{!a:.60}".format,
 )
 def test_an_error_inside_comes_out_as_it_is(
     run: Run, sidecar: Sidecar, name: str, error: BaseException

@@ -120,7 +120,6 @@ def test_all_records_of_each_user_are_found_and_nobody_elses(folder: Path) -> No
         Sought(since=777_001, until=999_000, gateway="g"),
         Sought(since=2**60),
     ],
-    ids=str,
 )
 def test_what_is_sought_is_found_in_order(folder: Path, sought: Sought) -> None:
     with log_in(folder, clock=still) as book:

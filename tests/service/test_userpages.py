@@ -108,7 +108,7 @@ async def test_a_session_is_told_once_it_is_on_disk(
         assert (await user(rig, "eve"))["session"] == 1
 
 
-@pytest.mark.parametrize("uid", HARD_UIDS, ids=ascii)
+@pytest.mark.parametrize("uid", HARD_UIDS, ids="{!a:.40}".format)
 async def test_whatever_a_user_is_called_it_is_found_by_that(
     tmp_path: Path, jumping: MockClock, uid: str | int
 ) -> None:
