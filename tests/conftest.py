@@ -20,6 +20,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 MOST_NAME: Final = 170
 MOST_PART: Final = 40
 
+# Fixtures that build a package, an image, or the compiled code anew.
+BUILDING: Final = {"dist", "image", "sanitized"}
+
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
@@ -64,8 +67,12 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse tests that nobody could name."""
+    """Mark tests that wait for something large, and refuse those that nobody could name."""
+    for item in items:
+        if BUILDING & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(pytest.mark.long)
     long = [item.nodeid for item in items if len(item.name) > MOST_NAME]
     if long:
         raise pytest.UsageError("\n".join(["give these shorter names (ids=):", *long]))

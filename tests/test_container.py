@@ -94,7 +94,6 @@ def needed(name: str, extra: str, site: Path) -> set[str]:
     return found
 
 
-@pytest.mark.long
 def test_the_image_has_what_the_sidecar_needs_and_nothing_to_install_or_compile_with(
     image: Stage,
 ) -> None:
@@ -171,7 +170,6 @@ def volume(image: Stage, source: Path, target: str) -> Mount:
     return Mount(source, target, is_writable=True)
 
 
-@pytest.mark.long
 def test_the_image_serves_is_well_and_ends_when_it_is_asked_to(
     image: Stage, net: int, tmp_path: Path
 ) -> None:
@@ -576,7 +574,6 @@ class Composed:
         return Mount(kept, target, is_writable=True)
 
 
-@pytest.mark.long
 def test_compose_has_users_watched_and_prometheus_sees_them(
     image: Stage, net: int, tmp_path: Path
 ) -> None:

@@ -193,7 +193,6 @@ def wheels(dist: Path, sdist: Path) -> dict[str, Path]:
     return {"compiled": compiled, "pure": pure}
 
 
-@pytest.mark.long
 def test_the_sdist_is_what_git_tracks(dist: Path) -> None:
     with tarfile.open(dist / f"{NAME}.tar.gz") as archive:
         inside = [
@@ -206,7 +205,6 @@ def test_the_sdist_is_what_git_tracks(dist: Path) -> None:
     assert set(inside) - added == {*tracked(ROOT)} - added
 
 
-@pytest.mark.long
 def test_from_the_sdist_alone_the_tests_run(sdist: Path) -> None:
     told = succeeded(
         run(sys.executable, "-m", "pytest", "-q", "-m", "not slow", *SAMPLE, cwd=sdist)
@@ -231,7 +229,6 @@ def metadata(wheel: Path, file: str = "METADATA") -> Message:
     return message_from_bytes(inside(wheel)[f"{NAME}.dist-info/{file}"])
 
 
-@pytest.mark.long
 @needs_compiler
 def test_a_wheel_is_for_the_machines_that_it_says(wheels: dict[str, Path]) -> None:
     """The first tag of this Python is for just this Python, on just such a machine."""
@@ -351,7 +348,6 @@ def test_a_gateway_gets_what_the_client_library_needs_and_no_more(
     }
 
 
-@pytest.mark.long
 @needs_compiler
 @pytest.mark.parametrize(
     ("kind", "wheel"),

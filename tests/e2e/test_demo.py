@@ -165,6 +165,12 @@ class Runs:
     eventful: Shown
 
 
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short one, as sockets are in it, also where a worker of many runs the tests."""
+    return tmp_path_factory.mktemp("d")
+
+
 @pytest.fixture(scope="module")
 def runs() -> Iterator[Runs]:
     options = ["--users", USERS, "--timeout", TIMEOUT_S]
