@@ -13,7 +13,7 @@
 # Tests run in so many processes, more than there are processors, as most of them wait. A
 # file alone is done sooner than they have started.
 JOBS ?= $(shell echo $$(($$(nproc) * 2)))
-PARALLEL = $(if $(findstring .py,$(ARGS)),,--numprocesses $(JOBS) --dist loadfile)
+PARALLEL = $(if $(findstring .py,$(ARGS)),,--numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder)
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c

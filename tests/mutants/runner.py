@@ -297,7 +297,8 @@ class _Copy:
 
     async def test(self, tests: Sequence[str]) -> _Report:
         path = self.folder / "report.xml"
-        options = ["-q", "-p", "no:cacheprovider", f"--junitxml={path}"]
+        options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        options.append(f"--junitxml={path}")
         code = await self._run([sys.executable, "-m", "pytest", *options, *tests])
         cases = dict[tuple[str, str], set[str]]()
         if path.exists():
