@@ -1,5 +1,6 @@
 """What hypothesis draws for more than one test, and how long it may look."""
 
+import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
@@ -11,6 +12,12 @@ from hypothesis import strategies as st
 BOUNDED: Final = settings(
     deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+def examples(number: int) -> int:
+    """So many under the gate and of a mutant; a quarter where somebody waits for tests."""
+    return number if {"CI", "MUTANT"} & os.environ.keys() else number // 4
+
 
 # Users that a careless table, encoder or length check takes for another or for none.
 HARD_UIDS: Final[tuple[str | int, ...]] = (

@@ -44,7 +44,7 @@ from liveness.core.records import (
 from liveness.core.reports import AGE_STEP_S
 from liveness.core.wheel import Snapshot, Wheel
 from liveness.core.wire import Reader, decode, encode, encode_notices
-from tests.strategies import BOUNDED, pieces
+from tests.strategies import BOUNDED, examples, pieces
 
 STEP_S: Final = 0.25
 FLUSH_S: Final = 0.5
@@ -997,7 +997,7 @@ A_LINK_THAT_IS_READ_SLOWLY_AFTER_ITS_WELCOME: Final = [
 ]
 
 
-@settings(BOUNDED, max_examples=200)
+@settings(BOUNDED, max_examples=examples(200))
 @given(acts=acts)
 @example(acts=A_LOGIN_AGAIN_BEHIND_ITS_END)
 @example(acts=A_LOOP_LEFT_WHILE_ANOTHER_READS)
@@ -1011,7 +1011,7 @@ def test_both_ends_agree_in_the_end_whatever_happens_between_them(
 
 
 @pytest.mark.slow
-@settings(BOUNDED, max_examples=2_000)
+@settings(BOUNDED, max_examples=examples(2_000))
 @given(acts=acts)
 def test_both_ends_agree_in_the_end_over_many_more_lives(
     wheel_class: type[Wheel], acts: list[tuple[Any, ...]]

@@ -24,7 +24,16 @@ from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.wheel import Wheel
 from liveness.core.wire import Reader, encode
 from tests.core.told import told
-from tests.strategies import BOUNDED, HARD_UIDS, NO_UIDS, conns, pieces, singly, uids
+from tests.strategies import (
+    BOUNDED,
+    HARD_UIDS,
+    NO_UIDS,
+    conns,
+    examples,
+    pieces,
+    singly,
+    uids,
+)
 
 _wheel: Any = pytest.importorskip("liveness.core._wheel", exc_type=ImportError)
 _wire: Any = pytest.importorskip("liveness.core._wire", exc_type=ImportError)
@@ -179,7 +188,7 @@ STEPS: Final = (
 
 
 @pytest.mark.long
-@settings(BOUNDED, max_examples=150)
+@settings(BOUNDED, max_examples=examples(150))
 @given(data=st.data())
 def test_the_compiled_wheel_does_to_the_bit_what_the_reference_does(
     data: st.DataObject,
@@ -439,7 +448,7 @@ def streams(draw: st.DrawFn) -> bytes:
     return data[: len(data) - cut] + draw(st.sampled_from([b"", b"", *BROKEN]))
 
 
-@settings(BOUNDED, max_examples=300)
+@settings(BOUNDED, max_examples=examples(300))
 @given(streams(), st.lists(st.integers(0, 400), max_size=12))
 def test_a_link_says_the_same_whichever_reader_finds_its_frames(
     data: bytes, cuts: list[int]

@@ -17,7 +17,7 @@ from liveness.core.gateways import (
 )
 from liveness.core.wheel import Wheel
 from tests.core.scene import ALL, Scene, Shown
-from tests.strategies import BOUNDED
+from tests.strategies import BOUNDED, examples
 
 HOLD_S, SETTLE_S = 60.0, 2.0
 
@@ -319,7 +319,7 @@ def test_a_fresh_timeout_ends_with_the_hold_and_leaves_time_to_settle(
     assert (record["uid"], record["reason"]) == ("user of g", "silence")
 
 
-@settings(BOUNDED, max_examples=100)
+@settings(BOUNDED, max_examples=examples(100))
 @given(
     steps=st.lists(
         st.tuples(

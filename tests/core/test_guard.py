@@ -26,7 +26,7 @@ from liveness.core.guard import (
 )
 from liveness.core.wheel import Wheel
 from tests.core.scene import Scene, Shown
-from tests.strategies import BOUNDED
+from tests.strategies import BOUNDED, examples
 
 TIMEOUT_S, HOLD_S = 30.0, 20.0
 RULES: Final = GuardRules(0.5, 10, HOLD_S, TIMEOUT_S, 0.0)
@@ -648,7 +648,7 @@ class Drawn:
 
 
 @pytest.mark.parametrize("hold", [7.0, 30.0, 100.0])
-@settings(BOUNDED, max_examples=60)
+@settings(BOUNDED, max_examples=examples(60))
 @given(drawn=steps)
 def test_nobody_is_held_beyond_the_bound_whatever_happens(
     wheel_class: type[Wheel],

@@ -16,7 +16,7 @@ from liveness.core.records import ListedSigns, Login, OnlineRow, Uid
 from liveness.core.wheel import Slot, Wheel
 from tests.core.scene import ALL, Scene, Shown, Sign, run_of
 from tests.core.sessions import Sessions, User
-from tests.strategies import BOUNDED, NO_UIDS
+from tests.strategies import BOUNDED, NO_UIDS, examples
 
 WheelClass = type[Wheel]
 
@@ -1081,5 +1081,5 @@ def test_presence_keeps_every_rule_of_sessions(wheel_class: WheelClass) -> None:
 
     run_state_machine_as_test(
         OnThisWheel,
-        settings=settings(BOUNDED, max_examples=150, stateful_step_count=40),
+        settings=settings(BOUNDED, max_examples=examples(150), stateful_step_count=40),
     )

@@ -13,7 +13,7 @@ from liveness.core.records import Uid
 from liveness.core.reports import AGE_STEP_S, CHANGES_AT_ONCE, Reports
 from liveness.core.wire import decode
 from liveness.errors import ReportError
-from tests.strategies import BOUNDED, HARD_UIDS, no_uids
+from tests.strategies import BOUNDED, HARD_UIDS, examples, no_uids
 
 FIRST_CONN: Final = 1_000
 ALL: Final = 10**6
@@ -341,7 +341,7 @@ step = st.one_of(
     max_batch=st.sampled_from([1, 2, 5, 4_000]),
     max_frame_bytes=st.sampled_from([330, 700, 2**20]),
 )
-@settings(BOUNDED, max_examples=400)
+@settings(BOUNDED, max_examples=examples(400))
 def test_each_users_reports_stay_in_their_order_however_they_are_written(
     steps: list[Any], max_batch: int, max_frame_bytes: int
 ) -> None:

@@ -23,7 +23,7 @@ from liveness.core.timers import LADDER, Fire, GiveUp, Ladder, LookLater
 from liveness.core.timetable import AWAY_RUNS, MOST_ABSENCES
 from liveness.core.wheel import Wheel
 from tests.core.timers_rig import Rig
-from tests.strategies import BOUNDED
+from tests.strategies import BOUNDED, examples
 
 WheelClass = type[Wheel]
 
@@ -476,7 +476,7 @@ def test_timers_agree_with_a_model_that_believes_everything_at_once(
     OnThisWheel.limits = limits
     run_state_machine_as_test(
         OnThisWheel,
-        settings=settings(BOUNDED, max_examples=50, stateful_step_count=60),
+        settings=settings(BOUNDED, max_examples=examples(50), stateful_step_count=60),
     )
 
 

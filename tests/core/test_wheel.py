@@ -25,7 +25,7 @@ from liveness.core.wheel import (
     UNKNOWN,
     Wheel,
 )
-from tests.strategies import BOUNDED, HARD_UIDS, NO_UIDS
+from tests.strategies import BOUNDED, HARD_UIDS, NO_UIDS, examples
 
 TIMEOUTS: Final = (1, 3, 30, 3_600, 86_400)
 SLOTS: Final = (2, 3, 30, 3_600)
@@ -305,7 +305,7 @@ def models(draw: st.DrawFn, wheel_class: WheelClass) -> Model:
     )
 
 
-@settings(BOUNDED, max_examples=150)
+@settings(BOUNDED, max_examples=examples(150))
 @given(data=st.data())
 def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
     wheel_class: WheelClass, data: st.DataObject
@@ -589,8 +589,8 @@ def test_whoever_has_just_been_heard_is_in_a_slot_of_the_ring(
     wheel_class: WheelClass, timeout: float, slots: int
 ) -> None:
     model = Model(wheel_class, timeout=timeout, slots=slots)
-    for number in range(200):
-        model.advance(number * timeout / 203)
+    for number in range(50):
+        model.advance(number * timeout / 53)
         model.open(number)
         assert sum(model.wheel.slot_users()) == len(model.wheel)
         assert model.wheel.due(0) == 0

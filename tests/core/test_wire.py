@@ -24,7 +24,7 @@ from liveness.core.wire import (
 )
 from liveness.errors import Code, WireError
 from liveness.service.outbox import NOTICES_PER_FRAME
-from tests.strategies import BOUNDED, frames, pieces, singly, values
+from tests.strategies import BOUNDED, examples, frames, pieces, singly, values
 
 # Small enough that an example is often at a limit.
 FRAME_BYTES, BATCH = 60, 5
@@ -86,7 +86,7 @@ def streams(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(BOUNDED, max_examples=250)
+@settings(BOUNDED, max_examples=examples(250))
 @given(streams(), st.lists(st.integers(0, 120), max_size=8))
 @example(encode(["x", b"1" * 100]) + b"\xc1", [])
 @example(b"\x92\xa1x\x92\xc4\x50" + bytes(80) + b"\xc1", [])
@@ -100,7 +100,7 @@ def test_a_stream_means_the_same_in_whatever_pieces_it_comes(
     assert repr(read(pieces(data, cuts))) == whole
 
 
-@settings(BOUNDED, max_examples=200)
+@settings(BOUNDED, max_examples=examples(200))
 @given(st.binary(max_size=200) | streams())
 @example(b"\xc7\x0c\xff" + b"\xff" * 12)  # a timestamp that is out of all bounds
 @example(b"\x91\xd6\xff\xff\xff\xff\xff")

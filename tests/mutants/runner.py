@@ -313,6 +313,7 @@ class _Copy:
         """Run to the end, or until cancelled, with all that it has started."""
         environ = os.environ | {
             "PYTHONPATH": str(self.folder),
+            "MUTANT": "true",
             # Half of the time would go into compiling, again and again, what pytest is
             # made of: that may be kept, in the environment.
             "PYTHONDONTWRITEBYTECODE": "",

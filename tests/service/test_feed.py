@@ -26,7 +26,7 @@ from liveness.service.feed import Cursor, Entry, Feed
 from liveness.service.logpages import PAGE_BYTES
 from liveness.service.store import Batch, CursorRow, Store
 from tests.service.journals import journal_of
-from tests.strategies import BOUNDED
+from tests.strategies import BOUNDED, examples
 
 NAMES = ("g", "h", "i")
 WALL_MS = 123
@@ -129,7 +129,7 @@ drawn_wanted = st.builds(
 )
 
 
-@settings(BOUNDED, max_examples=60)
+@settings(BOUNDED, max_examples=examples(60))
 @given(drawn_commits, drawn_wanted, st.integers(0, 40), st.integers(1, 9))
 def test_a_reader_is_given_the_same_from_memory_and_from_disk(
     tmp_path_factory: pytest.TempPathFactory,
