@@ -2,8 +2,8 @@
 
 Each field carries its meaning, unit and bounds, and all else derives from that: the
 checks, the flags' help, the names of the environment variables, and the tests that
-hold `deploy/liveness.toml` and the table in `docs/configuration.md` to it. Where the values come from is
-the business of `liveness.sources`.
+hold `deploy/liveness.toml` and the table in `docs/configuration.md` to it. Where the
+values come from is the business of `liveness.sources`.
 """
 
 import os
