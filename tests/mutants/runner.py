@@ -15,6 +15,7 @@ it names fail by themselves, in their call. Whatever else becomes of it, it has 
 patch that does not apply, an import that breaks, a run that hangs or crashes show nothing.
 """
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -25,9 +26,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, NoReturn
 from xml.etree import ElementTree
 
+import pytest
 import trio
 
 PATCHES: Final = Path("tests", "mutants")
@@ -49,6 +51,15 @@ AT_ONCE: Final = 2
 # and of the other mutants one in so many, others with each commit.
 COMMITS: Final = 50
 ONE_IN: Final = 12
+# A process that has imported these is forked for each run of tests: a test takes half a
+# second of a processor then, not one and a half. Nothing of the project is among them.
+FORKS: Final = multiprocessing.get_context("forkserver")
+PRELOADED: Final = (
+    *("pytest", "_pytest.junitxml", "_hypothesis_pytestplugin", "pytest_trio.plugin"),
+    *("hypothesis.stateful", "hypothesis.internal.conjecture.engine"),
+    *("trio.testing", "anyio.pytest_plugin", "msgpack", "prometheus_client", "sqlite3"),
+    *("starlette.applications", "hypercorn.trio"),
+)
 # Of what a run said, so much tells why it was no good.
 TOLD_LINES: Final = 15
 
@@ -292,14 +303,35 @@ class _Copy:
 
     async def compile(self) -> int:
         # For what it does, not for its speed; and a failure is one (CI).
-        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-        return await self._run(command, CFLAGS="-O0", REQUIRE_COMPILED="1")
+        environ = os.environ | {"CFLAGS": "-O0", "REQUIRE_COMPILED": "1"}
+        with (self.folder / SAID).open("ab") as said:
+            done = await trio.run_process(
+                [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+                cwd=self.folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                check=False,
+                start_new_session=True,
+                deliver_cancel=_end_group,
+            )
+        return done.returncode
 
     async def test(self, tests: Sequence[str]) -> _Report:
+        """Run tests to the end, or until cancelled, with all that they have started."""
         path = self.folder / "report.xml"
-        options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        options.append(f"--junitxml={path}")
-        code = await self._run([sys.executable, "-m", "pytest", *options, *tests])
+        FORKS.set_forkserver_preload(list(PRELOADED))
+        process = FORKS.Process(target=_pytest, args=(self.folder, path, tests))
+        process.start()
+        try:
+            await trio.lowlevel.wait_readable(process.sentinel)
+        except trio.Cancelled:
+            assert process.pid
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        finally:
+            process.join()
         cases = dict[tuple[str, str], set[str]]()
         if path.exists():
             for case in ElementTree.parse(path).iter("testcase"):
@@ -307,30 +339,8 @@ class _Copy:
                 # One that fails in its call and again at its end is there twice.
                 kinds = {child.tag for child in case} & {"failure", "error", "skipped"}
                 cases.setdefault(key, set()).update(kinds)
-        return _Report(code, cases)
-
-    async def _run(self, command: Sequence[str], **more: str) -> int:
-        """Run to the end, or until cancelled, with all that it has started."""
-        environ = os.environ | {
-            "PYTHONPATH": str(self.folder),
-            "MUTANT": "true",
-            # Half of the time would go into compiling, again and again, what pytest is
-            # made of: that may be kept, in the environment.
-            "PYTHONDONTWRITEBYTECODE": "",
-        }
-        with (self.folder / SAID).open("ab") as said:
-            done = await trio.run_process(
-                command,
-                cwd=self.folder,
-                env=environ | more,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                check=False,
-                start_new_session=True,
-                deliver_cancel=_end,
-            )
-        return done.returncode
+        assert process.exitcode is not None
+        return _Report(process.exitcode, cases)
 
     def said(self) -> str:
         """The last lines of what was said."""
@@ -338,5 +348,24 @@ class _Copy:
         return "\n".join(f"  | {line}" for line in lines[-TOLD_LINES:])
 
 
-async def _end(process: trio.Process) -> None:
+async def _end_group(process: trio.Process) -> None:
     os.killpg(process.pid, signal.SIGKILL)
+
+
+def _pytest(folder: Path, report: Path, tests: Sequence[str]) -> NoReturn:
+    """Become `python -m pytest` in a copy, from a process that has imported much."""
+    os.setsid()
+    with (folder / SAID).open("ab") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    os.chdir(folder)
+    os.environ.update(PYTHONPATH=str(folder), MUTANT="true")
+    # This function came with modules of the project itself; those of the copy are tested.
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("liveness", "tests"):
+            del sys.modules[name]
+    sys.path.insert(0, str(folder))
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--junitxml={report}"]
+    # What is preloaded is imported already, which is the point.
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    sys.exit(pytest.main([*options, *tests]))
