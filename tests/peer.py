@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import anyio
 import anyio.abc
-import msgpack
+
+from tests.wire import Frame, Frames, packed
 
 SOON_S: Final = 10.0
 WELCOME: Final[dict[str, Any]] = {
@@ -39,28 +40,27 @@ class Link:
         self.acked = 0
         self.newest = 0  # record that was sent
         self._stream = stream
-        self._unpacker = msgpack.Unpacker(use_list=True)
+        self._frames = Frames()
 
     async def send(self, *frame: Any) -> None:
-        await self._stream.send(msgpack.packb(frame))
+        await self._stream.send(packed([*frame]))
 
     async def fire(self, *records: dict[str, Any]) -> None:
         self.newest = max(self.newest, *(record["seq"] for record in records))
         await self.send("notices", records)
 
-    async def next(self, *names: str) -> list[Any]:
+    async def next(self, *names: str) -> Frame:
         """The next frame of one of these names; pings and acks are seen to."""
         with anyio.fail_after(SOON_S):
             while True:
-                for frame in self._unpacker:
+                for frame in self._frames:
                     if frame[0] == "ack":
                         self.acked = frame[1]
                     if frame[0] == "ping" and self.is_answering:
                         await self.send("pong", frame[1])
                     if frame[0] in names:
-                        given: list[Any] = frame
-                        return given
-                self._unpacker.feed(await self._stream.receive())
+                        return frame
+                self._frames.feed(await self._stream.receive())
 
     async def acks(self, seq: int) -> None:
         """Read on until everything up to there is acknowledged."""

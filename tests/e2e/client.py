@@ -1,8 +1,4 @@
-"""A gateway or watcher that knows the wire contract and nothing of this package.
-
-It checks of everything it is told what holds of every link: frames are arrays that
-begin with a name, notices are 1 to 1,000 records, and their `seq` rises.
-"""
+"""A gateway or watcher that knows the wire contract and nothing of this package."""
 
 import itertools
 import select
@@ -12,18 +8,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, Self
 
-import msgpack
+from tests.wire import Frame, Frames
+from tests.wire import Record as Record
+from tests.wire import packed as packed
 
 Uid = str | int
-Record = dict[str, Any]
 
 SOON_S: Final = 10.0  # long after anything that was asked for has come
 PIECE_BYTES: Final = 1 << 18
-
-
-def packed(*frames: list[Any]) -> bytes:
-    """The bytes of these frames, back to back."""
-    return b"".join(map(msgpack.packb, frames))
 
 
 class Client:
@@ -35,14 +27,11 @@ class Client:
 
     def __init__(self, to: Path | socket.socket) -> None:
         self.records: list[Record] = []  # all that were received, in order
-        self.frame_sizes: list[int] = []
         self.log = ""
         self.next = 0
         self.welcome: dict[str, Any] = {}
-        self._last_seq = 0
+        self.frames = Frames()
         self._pings = itertools.count(1)
-        self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26)
-        self._taken_bytes = 0
         if isinstance(to, socket.socket):
             self._sock = to
         else:
@@ -63,7 +52,7 @@ class Client:
 
     def send(self, *frame: Any) -> None:
         """Sends one frame."""
-        self.send_bytes(msgpack.packb(frame))
+        self.send_bytes(packed([*frame]))
 
     def send_bytes(self, data: bytes) -> None:
         self._sock.settimeout(SOON_S)
@@ -101,26 +90,22 @@ class Client:
 
     # --- from the sidecar -----------------------------------------------------
 
-    def receive(self, within_s: float = SOON_S) -> list[Any] | None:
+    def receive(self, within_s: float = SOON_S) -> Frame | None:
         """The next frame, or None at the end of the stream.
 
         Raises:
             TimeoutError: Neither came in time.
         """
         until = perf_counter() + within_s
-        while True:
-            for frame in self._unpacker:
-                end = self._unpacker.tell()
-                self.frame_sizes.append(end - self._taken_bytes)
-                self._taken_bytes = end
-                self._check(frame)
-                checked: list[Any] = frame
-                return checked
+        while (frame := self.frames.next()) is None:
             self._sock.settimeout(max(until - perf_counter(), 0.001))
             data = self._sock.recv(PIECE_BYTES)
             if not data:
                 return None
-            self._unpacker.feed(data)
+            self.frames.feed(data)
+        if frame[0] == "notices":
+            self.records += frame[1]
+        return frame
 
     def nibble(self, count: int = 1) -> int:
         """Takes so many bytes, if they have come; how many. `receive` has the frames."""
@@ -129,7 +114,7 @@ class Client:
             data = self._sock.recv(count)
         except BlockingIOError:
             return 0
-        self._unpacker.feed(data)
+        self.frames.feed(data)
         return len(data)
 
     def fileno(self) -> int:
@@ -198,15 +183,3 @@ class Client:
         poll = select.poll()
         poll.register(self._sock, 0)  # POLLHUP is always told
         assert poll.poll(within_s * 1000), "the socket is open still"
-
-    def _check(self, frame: Any) -> None:
-        assert isinstance(frame, list), frame
-        assert isinstance(frame[0], str), frame
-        if frame[0] == "notices":
-            (records,) = frame[1:]
-            assert 1 <= len(records) <= 1_000
-            for record in records:
-                last = self._last_seq
-                assert record["seq"] > last, (last, record)
-                self._last_seq = record["seq"]
-            self.records += records

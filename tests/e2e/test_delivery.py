@@ -255,7 +255,7 @@ def test_list_gives_a_gateway_its_own_and_a_watcher_everyone(start: Start) -> No
     }  # fmt: skip
     sessions = {row[2] for row in rows}
     assert len(sessions) == len(rows)
-    assert max(watcher.frame_sizes) <= 1 << 20
+    assert max(watcher.frames.sizes) <= 1 << 20
     assert set(sidecar.gateway("w", role="watcher").listed()[0]) == set()
     assert sidecar.gateway("none").listed() == ({}, 2_503)
 

@@ -18,7 +18,6 @@ from contextlib import (
 from pathlib import Path
 from typing import Any, Final
 
-import msgpack
 import trio
 
 from liveness.config import (
@@ -39,6 +38,7 @@ from liveness.service.sockets import listening
 from liveness.service.store import Store
 from liveness.service.timertable import TimerTable
 from tests import disk
+from tests.wire import Frame, Frames, packed
 
 OFF: Final = GuardSettings()
 PLAIN: Final = HttpSettings()
@@ -56,10 +56,10 @@ class Caller:
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
-        self._unpacker = msgpack.Unpacker()
+        self._frames = Frames()
 
-    async def send(self, *frames: list[Any]) -> None:
-        await self.send_bytes(b"".join(map(msgpack.packb, frames)))
+    async def send(self, *frames: Frame) -> None:
+        await self.send_bytes(packed(*frames))
 
     async def send_bytes(self, data: bytes) -> None:
         await self._stream.send_all(data)
@@ -70,17 +70,15 @@ class Caller:
         told: dict[str, Any] = welcome
         return told
 
-    async def receive(self) -> list[Any] | None:
+    async def receive(self) -> Frame | None:
         """The next frame; None at the end of the stream."""
         with trio.fail_after(LONG_S):
-            while True:
-                for frame in self._unpacker:
-                    told: list[Any] = frame
-                    return told
+            while (frame := self._frames.next()) is None:
                 data = await self._stream.receive_some()
                 if not data:
                     return None
-                self._unpacker.feed(data)
+                self._frames.feed(data)
+        return frame
 
     async def expect(self, name: str) -> list[Any]:
         """What the next frame says, which must be of this name."""
@@ -108,12 +106,12 @@ class Caller:
             await self.receive()
         return waiting.cancelled_caught
 
-    def received(self) -> list[list[Any]]:
+    def received(self) -> list[Frame]:
         """The whole frames that have come by now; nothing else runs meanwhile."""
         with suppress(BlockingIOError):
             while data := os.read(self._stream.socket.fileno(), 2**20):
-                self._unpacker.feed(data)
-        return [*self._unpacker]
+                self._frames.feed(data)
+        return [*self._frames]
 
     def close(self) -> None:
         self._stream.socket.close()

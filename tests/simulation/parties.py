@@ -13,7 +13,6 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-import msgpack
 import trio
 
 from tests.simulation.history import (
@@ -27,6 +26,7 @@ from tests.simulation.history import (
     Unread,
 )
 from tests.simulation.plan import NOBODYS_KEY, GatewayPlan, Visit
+from tests.wire import Frames, packed
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -61,7 +61,7 @@ class Wire:
         self.is_welcomed = False
         self._world = world
         self._sock = sock
-        self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26)
+        self._frames = Frames()
         self._out: deque[tuple[memoryview, list[Any]]] = deque()
         self._is_full = False
 
@@ -76,7 +76,7 @@ class Wire:
 
     def send(self, frame: list[Any], *, times: int = 1) -> None:
         """Put a frame into the socket, or behind those that wait for room in it."""
-        self._out.append((memoryview(msgpack.packb(frame) * times), frame))
+        self._out.append((memoryview(packed(frame) * times), frame))
         if not self._is_full:
             self.flush()
 
@@ -121,8 +121,8 @@ class Wire:
                 data = b""
             if not data:
                 break
-            self._unpacker.feed(data)
-            for frame in self._unpacker:
+            self._frames.feed(data)
+            for frame in self._frames:
                 if self.is_open:
                     party.hear(self, frame)
         if self.is_open:

@@ -1,0 +1,54 @@
+"""The wire contract as clients see it: frames to bytes and back, nothing of this package."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+
+Frame = list[Any]
+Record = dict[str, Any]
+
+
+def packed(*frames: Frame) -> bytes:
+    """The bytes of these frames, back to back."""
+    return b"".join(map(msgpack.packb, frames))
+
+
+class Frames:
+    """The frames of one direction of a link, read from its bytes as they arrive.
+
+    Each frame is checked for what holds on every link: a frame is an array that begins
+    with a name, notices carry 1 to 1,000 records, and their `seq` rises.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []  # of the frames so far, in bytes
+        self._unpacker = msgpack.Unpacker(max_buffer_size=1 << 26)
+        self._taken_bytes = 0
+        self._last_seq = 0
+
+    def feed(self, data: bytes) -> None:
+        self._unpacker.feed(data)
+
+    def __iter__(self) -> Iterator[Frame]:
+        """The frames that are complete; the next iteration goes on behind them."""
+        for frame in self._unpacker:
+            end = self._unpacker.tell()
+            self.sizes.append(end - self._taken_bytes)
+            self._taken_bytes = end
+            self._check(frame)
+            yield frame
+
+    def next(self) -> Frame | None:
+        """The next frame, if it is complete."""
+        return next(iter(self), None)
+
+    def _check(self, frame: Any) -> None:
+        assert isinstance(frame, list), frame
+        assert isinstance(frame[0], str), frame
+        if frame[0] == "notices":
+            (records,) = frame[1:]
+            assert 1 <= len(records) <= 1_000
+            for record in records:
+                assert record["seq"] > self._last_seq, (self._last_seq, record)
+                self._last_seq = record["seq"]
