@@ -21,23 +21,47 @@ def rows(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
         return db.execute(sql, values).fetchall()
 
 
-def overwrite_root(database: Path, part: str) -> None:
-    """Writes nonsense over the first page of a table or an index."""
+@contextmanager
+def full(db: sqlite3.Connection) -> Iterator[None]:
+    """SQLite itself finds no room for another page of the file that is open there."""
+    (pages,) = db.execute("pragma page_count").fetchone()
+    (most,) = db.execute("pragma max_page_count").fetchone()
+    db.execute(f"pragma max_page_count = {pages}")
+    try:
+        yield
+    finally:
+        db.execute(f"pragma max_page_count = {most}")
+
+
+@contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Another process holds the file, as a backup does: a commit has to wait."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as db:
+        db.execute("begin immediate")
+        yield
+        db.execute("rollback")
+
+
+def root_of(database: Path, part: str) -> tuple[int, int]:
+    """Where the first page of a table or an index is in the file, and its size."""
     query = "select rootpage from sqlite_schema where name = ?"
     ((page,),) = rows(database, query, part)
     ((size,),) = rows(database, "pragma page_size")
+    return (page - 1) * size, size
+
+
+def overwrite_root(database: Path, part: str, count: int | None = None) -> None:
+    """Writes nonsense over the first page of a table or an index, or where it begins."""
+    at, size = root_of(database, part)
     with database.open("r+b") as file:
-        file.seek((page - 1) * size)
-        file.write(b"\xff" * size)
+        file.seek(at)
+        file.write(b"\xff" * (count or size))
 
 
 def tear_a_leaf(database: Path, table: str, which: int) -> None:
     """Zeroes a page of a table's tree that has rows, by its number under the root."""
-    query = "select rootpage from sqlite_schema where name = ?"
-    ((root,),) = rows(database, query, table)
-    ((size,),) = rows(database, "pragma page_size")
+    at, size = root_of(database, table)
     data = bytearray(database.read_bytes())
-    at = (root - 1) * size
     assert data[at] == 5, "the root has pages under it"
     (cell,) = struct.unpack_from(">H", data, at + 12 + 2 * which)
     (page,) = struct.unpack_from(">I", data, at + cell)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from math import inf
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -22,12 +22,24 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def jumping(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> MockClock:
+def jumping(
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> MockClock:
     """Virtual time, which stands still while a thread is at work.
 
     trio's own does not know of threads: it would take a commit for idleness and jump
     to the next deadline, whichever that is.
+
+    An async test has it also by `usefixtures`, or through another fixture: by itself
+    pytest-trio takes a clock only from the test's own arguments.
     """
+
+    def run(test: Any, **options: Any) -> None:
+        trio.run(test, **{**options, "clock": autojump_clock})
+
+    request.node.add_marker(pytest.mark.trio(run=run), append=False)
     at_work = 0
     run_sync = trio.to_thread.run_sync
 

@@ -6,13 +6,11 @@ do, and whatever hangs runs into a deadline at once.
 """
 
 import os
-import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
     closing,
-    contextmanager,
     suppress,
 )
 from pathlib import Path
@@ -171,22 +169,11 @@ class Rig:
 
     def disk_full(self) -> AbstractContextManager[None]:
         """SQLite itself finds no room for another page of the log."""
-        return self._full(self.store._db)
+        return disk.full(self.store._db)
 
     def no_room_for_timers(self) -> AbstractContextManager[None]:
         """Nor for one of the timers' table."""
-        return self._full(self.journal.timers.table._db)
-
-    @staticmethod
-    @contextmanager
-    def _full(db: sqlite3.Connection) -> Iterator[None]:
-        (pages,) = db.execute("pragma page_count").fetchone()
-        (most,) = db.execute("pragma max_page_count").fetchone()
-        db.execute(f"pragma max_page_count = {pages}")
-        try:
-            yield
-        finally:
-            db.execute(f"pragma max_page_count = {most}")
+        return disk.full(self.journal.timers.table._db)
 
     def log(self) -> list[Record]:
         """The log as it is on disk, read over a connection of its own."""

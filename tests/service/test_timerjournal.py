@@ -2,15 +2,14 @@
 
 Two files, each with a writer of its own. In the property a transaction of either ends
 only when the test lets it, so that every order in which they may end is one that can be
-drawn; whatever is told is compared with what is on disk at that moment.
+drawn; what is reported as written is compared with what is on disk at that moment.
 """
 
-import sqlite3
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
-from functools import partial
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from liveness.core.records import TIMER, Changes, Logged, Record, TimerRecord
+from liveness.core.records import TIMER, Changes, Logged, TimerRecord
 from liveness.core.timers import (
     Drop,
     Fire,
@@ -30,10 +29,8 @@ from liveness.core.timers import (
     Reply,
     Schedule,
     Settlement,
-    Timer,
     gateway_of,
 )
-from liveness.errors import StateError
 from liveness.metrics import Counts
 from liveness.service import journal, timerjournal, timertable
 from liveness.service.clock import Clock
@@ -47,13 +44,14 @@ from liveness.service.timerjournal import (
 )
 from liveness.service.timertable import TimerTable
 from tests import disk
+from tests.service.journals import online, pending, trimming, writing
 from tests.strategies import BOUNDED
 
 AT_MS: Final = 1_000
 
 
-class Told:
-    """A journal over two files, and what it told."""
+class Rig:
+    """A journal over two files, and what it reported of each."""
 
     def __init__(self, store: Store, table: TimerTable) -> None:
         clock = Clock()
@@ -61,9 +59,10 @@ class Told:
         self.published: list[Logged] = []
         self.settled: list[list[Order]] = []  # by transaction
         self.wrote_log, self.wrote_table = trio.Event(), trio.Event()
+        self.timers = TimerJournal(table, clock=clock, settled=self._settled)
         self.journal = Journal(
             store,
-            TimerJournal(table, clock=clock, settled=self._settled),
+            self.timers,
             clock=clock,
             counts=Counts(),
             published=self._published,
@@ -80,9 +79,17 @@ class Told:
         self.wrote_table.set()
         self.wrote_table = trio.Event()
 
-    async def runs(self, count: int) -> None:
-        """So many timers that have fired, with nobody's answer; their log is on disk."""
-        self.journal.append(asked(1, count))
+    def give(self, *orders: Order) -> None:
+        self.journal.append(Changes(orders=[*orders]))
+
+    async def write(self, *orders: Order) -> None:
+        """Give these orders, and wait until they are on disk."""
+        self.give(*orders)
+        await self.journal.settled()
+
+    async def runs(self, count: int, *, of: int | None = None) -> None:
+        """So many runs of as many timers, unanswered; those are on disk, and the log."""
+        self.give(*asked(1, of or count, ext="x"))
         for number in range(1, count + 1):
             self.journal.append(run(number, number))
         await self.journal.settled()
@@ -98,383 +105,267 @@ class Told:
         return dict(disk.rows(self.table.path, query))
 
 
-@asynccontextmanager
-async def writing(store: Store, table: TimerTable) -> AsyncIterator[Told]:
-    told = Told(store, table)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(told.journal.run)
-        nursery.start_soon(told.journal.timers.run)
-        yield told
-        nursery.cancel_scope.cancel()
-
-
 @pytest.fixture
 def table(store: Store) -> Iterator[TimerTable]:
     with closing(TimerTable(store.folder, log=store.log)) as opened:
         yield opened
 
 
+@pytest.fixture
+async def rig(
+    store: Store, table: TimerTable, jumping: MockClock
+) -> AsyncIterator[Rig]:
+    made = Rig(store, table)
+    async with writing(made.journal):
+        yield made
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three orders fill a transaction, and one late run goes with each."""
+    monkeypatch.setattr(timerjournal, "COMMIT_ORDERS", 3)
+    monkeypatch.setattr(timerjournal, "LATE_RUNS", 1)
+
+
 def after(number: int, *, ext: str | None = None) -> Schedule:
     """A timer asked for, with a key of its own."""
-    timer = Timer(
-        number, "g", f"k{number}", ext, "pending", AT_MS, AT_MS, 0, None, 0, None,
-        AT_MS, None, AT_MS,
-    )  # fmt: skip
-    return Schedule(timer, None)
+    return Schedule(pending(number, ext=ext, since=0, at=AT_MS), None)
 
 
-def asked(first: int, count: int = 1) -> Changes:
-    return Changes(orders=[after(n) for n in range(first, first + count)])
+def asked(first: int, count: int = 1, *, ext: str | None = None) -> list[Order]:
+    return [after(n, ext=ext) for n in range(first, first + count)]
 
 
 def login(seq: int) -> Changes:
-    record = Record(seq, "online", f"u{seq}", "g", seq, None, "login", AT_MS)
-    return Changes([record], [0.0])
+    return Changes([online(seq)], [0.0])
+
+
+def fire(number: int, seq: int) -> Fire:
+    return Fire("g", f"k{number}", 1, seq, AT_MS)
 
 
 def run(seq: int, number: int) -> Changes:
-    """The first run of a timer: its record, and what the table is told of it."""
-    key = f"k{number}"
-    record = TimerRecord(seq, TIMER, "g", key, None, None, AT_MS, 1, AT_MS)
-    return Changes([record], [0.0], orders=[Fire("g", key, 1, seq, AT_MS)], ends=1)
+    """The first run of a timer: its record, and the order that notes it in the table."""
+    record = TimerRecord(seq, TIMER, "g", f"k{number}", None, None, AT_MS, 1, AT_MS)
+    return Changes([record], [0.0], orders=[fire(number, seq)], ends=1)
 
 
-def done(number: int) -> Changes:
+def done(number: int) -> Order:
     """Its gateway did what a timer was for."""
-    reply = Reply("g", f"k{number}", None, True, None, False, AT_MS)
-    return Changes(orders=[reply])
+    return Reply("g", f"k{number}", None, True, None, False, AT_MS)
 
 
-def cancel(gateway: str, number: int) -> Order:
+def cancel(number: int, gateway: str = "g") -> Order:
     return Drop(gateway, f"k{number}", None, 2**60, AT_MS)
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Another process holds the file, as a backup does: a commit has to wait."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("begin immediate")
-        yield
-        db.execute("rollback")
-
-
-@contextmanager
-def disk_full(table: TimerTable) -> Iterator[None]:
-    (pages,) = table._db.execute("pragma page_count").fetchone()
-    table._db.execute(f"pragma max_page_count = {pages}")
-    yield
-    table._db.execute("pragma max_page_count = 1000000")
+def cancel_ext(below: int, gateway: str = "g") -> Order:
+    return Drop(gateway, None, "x", below, AT_MS)
 
 
 # --- commits ------------------------------------------------------------------------
 
 
-async def test_orders_go_together_up_to_a_number(
-    store: Store, table: TimerTable, jumping: MockClock
-) -> None:
+async def test_orders_are_committed_together_up_to_a_number(rig: Rig) -> None:
     part = COMMIT_ORDERS * 2 // 5
-    async with writing(store, table) as told:
-        with locked(table.path):
-            told.journal.append(asked(1))
-            await wait_all_tasks_blocked()
-            for n in range(4):
-                told.journal.append(asked(2 + n * part, part))
-            told.journal.append(asked(2 + 4 * part, COMMIT_ORDERS + 1))
-            assert told.journal.pending == 4 * part + COMMIT_ORDERS + 2
-        await told.journal.settled()
-        rest = 4 * part + 1 - COMMIT_ORDERS
-        assert told.sizes == [1, COMMIT_ORDERS, COMMIT_ORDERS, rest]
-        assert told.journal.timers.pending_of == {}
-        assert told.journal.pending == 0
-        assert told.states() == {"pending": 4 * part + COMMIT_ORDERS + 2}
+    with disk.locked(rig.table.path):
+        rig.give(after(1))
+        await wait_all_tasks_blocked()
+        for n in range(4):
+            rig.give(*asked(2 + n * part, part))
+        rig.give(*asked(2 + 4 * part, COMMIT_ORDERS + 1))
+        assert rig.journal.pending == 4 * part + COMMIT_ORDERS + 2
+    await rig.journal.settled()
+    rest = 4 * part + 1 - COMMIT_ORDERS
+    assert rig.sizes == [1, COMMIT_ORDERS, COMMIT_ORDERS, rest]
+    assert (rig.timers.pending_of, rig.journal.pending) == ({}, 0)
+    assert rig.states() == {"pending": 4 * part + COMMIT_ORDERS + 2}
 
 
-async def test_orders_that_carry_much_go_together_up_to_4_mb(
-    store: Store, table: TimerTable, jumping: MockClock
+async def test_orders_that_carry_much_are_committed_together_up_to_4_mb(
+    rig: Rig,
 ) -> None:
     with_4_kib = [after(n)._replace(payload="é" * 2_048) for n in range(2, 1_800)]
     answers = [
         Reply("h", f"k{n}", None, False, "x" * 1_024, False, AT_MS) for n in range(10)
     ]
-    async with writing(store, table) as told:
-        with locked(table.path):
-            told.journal.append(asked(1))
-            await wait_all_tasks_blocked()
-            told.journal.append(Changes(orders=[*with_4_kib, *answers]))
-            pending = {"g": 1 + 5 * len(with_4_kib), "h": 2 * len(answers)}
-            assert told.journal.timers.pending_of == pending
-        await told.journal.settled()
-        # Of 4,000 the answers take two each, and the timers five each: one over.
-        assert told.sizes == [1, 796 + 10, 800, 1_798 - 796 - 800]
-        assert told.journal.timers.pending_of == {}
+    with disk.locked(rig.table.path):
+        rig.give(after(1))
+        await wait_all_tasks_blocked()
+        rig.give(*with_4_kib, *answers)
+        pending_of = {"g": 1 + 5 * len(with_4_kib), "h": 2 * len(answers)}
+        assert rig.timers.pending_of == pending_of
+    await rig.journal.settled()
+    # Of 4,000 the answers take two each, and the timers five each: one over.
+    assert rig.sizes == [1, 796 + 10, 800, 1_798 - 796 - 800]
+    assert rig.timers.pending_of == {}
 
 
-async def test_a_run_is_told_to_the_table_only_once_its_record_is_on_disk(
-    store: Store, table: TimerTable, jumping: MockClock
+async def test_no_order_takes_a_run_along_whose_record_is_not_on_disk(rig: Rig) -> None:
+    await rig.write(after(1))
+    with disk.locked(rig.store.path):
+        rig.journal.append(run(1, 1))
+        await wait_all_tasks_blocked()
+        rig.give(cancel(1))
+        while rig.states() != {"cancelled": 1}:
+            await rig.wrote_table.wait()
+        assert disk.rows(rig.table.path, "select seq from timers") == [(None,)]
+    await rig.journal.settled()
+    await trio.sleep(RUN_WAIT_S + 1)
+    found = disk.rows(rig.table.path, "select state, seq from timers")
+    assert found == [("cancelled", 1)]
+
+
+async def test_a_run_waits_for_its_answer_and_delays_no_other_order(rig: Rig) -> None:
+    await rig.runs(3)
+    assert (rig.journal.durable_mark, rig.timers.runs) == (rig.journal.mark, 3)
+    assert rig.journal.pending == 0  # nothing is owed to the disk
+    await rig.write(done(2))
+    assert rig.settled[1:] == [[fire(2, 2), done(2)]]
+    assert rig.states() == {"pending": 2, "done": 1}
+    # The table has not followed the log beyond the first that it lacks.
+    assert (rig.table.seq, rig.table.newest) == (0, 2)
+    await rig.write(done(1))
+    assert (rig.table.seq, rig.table.newest) == (2, 2)
+    await trio.sleep(RUN_WAIT_S + 1)
+    assert rig.settled[3:] == [[fire(3, 3)]]
+    assert rig.states() == {"fired": 1, "done": 2}
+    assert (rig.table.seq, rig.timers.runs) == (3, 0)
+
+
+async def test_a_run_precedes_an_order_given_as_its_record_is_published(
+    rig: Rig,
 ) -> None:
-    async with writing(store, table) as told:
-        journal = told.journal
-        journal.append(asked(1, 2))
-        await journal.settled()
-        with locked(store.path):
-            journal.append(run(1, 1))
-            journal.append(asked(3))
-            await told.wrote_table.wait()
-            # What was asked since does not wait for the log.
-            assert told.states() == {"pending": 3}
-            assert (journal.durable_mark, disk.runs(store.path)) == (1, [])
-        await journal.settled()
-        assert [one.seq for one in disk.runs(store.path)] == [1]
-        await trio.sleep(RUN_WAIT_S + 1)
-        assert told.states() == {"fired": 1, "pending": 2}
-        assert table.seq == 1
+    await rig.write(after(1))
+    rig.journal.append(run(1, 1))
+    await rig.wrote_log.wait()
+    await rig.write(cancel(1))
+    assert [*chain(*rig.settled[1:])] == [fire(1, 1), cancel(1)]
 
 
-async def test_no_order_takes_a_run_along_whose_record_is_not_on_disk(
-    store: Store, table: TimerTable, jumping: MockClock
+async def test_a_run_that_somebody_asks_about_is_written_at_once(rig: Rig) -> None:
+    await rig.runs(2)
+    began = trio.current_time()
+    for key in ("k2", "k2", "unknown"):
+        rig.timers.hurry("g", key, mark=rig.journal.mark)
+        await rig.journal.settled()
+        assert rig.states() == {"pending": 1, "fired": 1}
+    assert trio.current_time() == began
+    assert rig.settled[1:] == [[fire(2, 2)]]
+    assert rig.timers.runs == 1
+
+
+async def test_unanswered_runs_are_written_while_other_orders_keep_coming(
+    rig: Rig,
 ) -> None:
-    async with writing(store, table) as told:
-        journal = told.journal
-        journal.append(asked(1))
-        await journal.settled()
-        with locked(store.path):
-            journal.append(run(1, 1))
-            await wait_all_tasks_blocked()
-            journal.append(Changes(orders=[Drop("g", "k1", None, 2, AT_MS)]))
-            while told.states() != {"cancelled": 1}:
-                await told.wrote_table.wait()
-            assert disk.rows(table.path, "select seq from timers") == [(None,)]
-        await journal.settled()
-        await trio.sleep(RUN_WAIT_S + 1)
-        assert disk.rows(table.path, "select state, seq from timers") == [
-            ("cancelled", 1)
-        ]
-
-
-async def test_a_run_waits_for_its_answer_and_holds_up_nobody_meanwhile(
-    store: Store, table: TimerTable, jumping: MockClock
-) -> None:
-    async with writing(store, table) as told:
-        journal = told.journal
-        await told.runs(3)
-        assert (journal.durable_mark, journal.timers.runs) == (journal.mark, 3)
-        assert journal.pending == 0  # nothing is owed to the disk
-        journal.append(done(2))
-        await journal.settled()
-        assert told.settled[1:] == [[*run(2, 2).orders, *done(2).orders]]
-        assert told.states() == {"pending": 2, "done": 1}
-        # The table has not followed the log beyond the first that it lacks.
-        assert (table.seq, table.newest) == (0, 2)
-        journal.append(done(1))
-        await journal.settled()
-        assert (table.seq, table.newest) == (2, 2)
-        await trio.sleep(RUN_WAIT_S + 1)
-        assert told.settled[3:] == [run(3, 3).orders]
-        assert told.states() == {"fired": 1, "done": 2}
-        assert (table.seq, journal.timers.runs) == (3, 0)
-
-
-async def test_a_run_that_somebody_asks_about_is_written_at_once(
-    store: Store, table: TimerTable, jumping: MockClock
-) -> None:
-    async with writing(store, table) as told:
-        journal = told.journal
-        await told.runs(2)
-        began = trio.current_time()
-        for key in ("k2", "k2", "unknown"):
-            journal.timers.hurry("g", key, mark=journal.mark)
-            await journal.settled()
-            assert told.states() == {"pending": 1, "fired": 1}
-        assert trio.current_time() == began
-        assert told.settled[1:] == [run(2, 2).orders]
-        assert journal.timers.runs == 1
-
-
-async def test_runs_that_nobody_answers_are_written_though_the_orders_never_cease(
-    store: Store, table: TimerTable, jumping: MockClock
-) -> None:
-    async with writing(store, table) as told:
-        journal = told.journal
-        journal.append(asked(1))
-        await journal.settled()
-        journal.append(run(1, 1))
-        for number in range(2, 100):
-            await trio.sleep(RUN_WAIT_S / 20)
-            journal.append(asked(number))
-        assert told.states()["fired"] == 1
-
-
-async def test_runs_go_in_no_larger_pieces_than_other_orders(
-    store: Store,
-    table: TimerTable,
-    jumping: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(timerjournal, "COMMIT_ORDERS", 3)
-    monkeypatch.setattr(timerjournal, "LATE_RUNS", 1)
-    async with writing(store, table) as told:
-        await told.runs(8)
-        await trio.sleep(RUN_WAIT_S + 1)
-        assert told.sizes == [3, 3, 2, 3, 3, 2]
-        assert told.states() == {"fired": 8}
+    await rig.runs(1)
+    for number in range(2, 100):
+        await trio.sleep(RUN_WAIT_S / 20)
+        rig.give(after(number))
+    assert rig.states()["fired"] == 1
 
 
 async def test_no_more_runs_wait_than_may(
-    store: Store,
-    table: TimerTable,
-    jumping: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timerjournal, "MOST_RUNS", 5)
-    async with writing(store, table) as told:
-        await told.runs(8)
-        began = trio.current_time()
-        while len(told.settled) < 2:
-            await told.wrote_table.wait()
-        assert trio.current_time() == began
-        first = [order for seq in (1, 2, 3) for order in run(seq, seq).orders]
-        assert told.settled[1:] == [first]
+    await rig.runs(8)
+    began = trio.current_time()
+    while len(rig.settled) < 2:
+        await rig.wrote_table.wait()
+    assert trio.current_time() == began
+    assert rig.settled[1:] == [[fire(n, n) for n in (1, 2, 3)]]
 
 
-async def test_late_runs_go_with_orders_that_leave_no_room(
-    store: Store,
-    table: TimerTable,
-    jumping: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.usefixtures("few")
+async def test_late_runs_are_committed_in_pieces_as_other_orders_are(rig: Rig) -> None:
+    await rig.runs(8)
+    await trio.sleep(RUN_WAIT_S + 1)
+    assert rig.sizes == [3, 3, 2, 3, 3, 2]
+    assert rig.states() == {"fired": 8}
+
+
+@pytest.mark.usefixtures("few")
+async def test_late_runs_are_committed_with_orders_that_leave_no_room(rig: Rig) -> None:
+    await rig.runs(2)
+    with disk.locked(rig.table.path):
+        for lot in range(4):
+            rig.give(*asked(3 + 3 * lot, 3))
+        await trio.sleep(RUN_WAIT_S + 1)
+    await rig.journal.settled()
+    assert rig.sizes == [2, 3, 4, 4, 3]
+
+
+@pytest.mark.usefixtures("few")
+async def test_runs_before_a_cancel_by_ext_are_committed_in_pieces(rig: Rig) -> None:
+    await rig.runs(7)
+    await rig.write(cancel_ext(8))
+    assert rig.sizes == [3, 3, 1, 3, 3, 2]
+
+
+async def test_a_cancel_by_ext_takes_along_all_runs_of_its_gateway_and_no_others(
+    rig: Rig,
 ) -> None:
-    monkeypatch.setattr(timerjournal, "COMMIT_ORDERS", 3)
-    monkeypatch.setattr(timerjournal, "LATE_RUNS", 1)
-    async with writing(store, table) as told:
-        await told.runs(2)
-        with locked(table.path):
-            for lot in range(4):
-                told.journal.append(asked(3 + 3 * lot, 3))
-            await trio.sleep(RUN_WAIT_S + 1)
-        await told.journal.settled()
-        assert told.sizes == [2, 3, 4, 4, 3]
+    await rig.runs(2, of=3)
+    await rig.write(cancel_ext(8, "h"))
+    assert (rig.sizes, rig.timers.runs) == ([3, 1], 2)
+    await rig.write(cancel_ext(8))
+    assert rig.settled[2:] == [[fire(1, 1), fire(2, 2), cancel_ext(8)]]
+    assert rig.states() == {"cancelled": 3}
 
 
-async def test_a_cancel_by_ext_with_many_runs_before_it_is_no_large_transaction(
-    store: Store,
-    table: TimerTable,
-    jumping: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(timerjournal, "COMMIT_ORDERS", 3)
-    async with writing(store, table) as told:
-        await told.runs(7)
-        told.journal.append(Changes(orders=[Drop("g", None, "x", 8, AT_MS)]))
-        await told.journal.settled()
-        assert told.sizes == [3, 3, 1, 3, 3, 2]
-
-
+@pytest.mark.usefixtures("few")
 async def test_gateways_have_equal_shares_of_a_transaction(
-    store: Store,
-    table: TimerTable,
-    jumping: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timerjournal, "COMMIT_ORDERS", 4)
-    async with writing(store, table) as told:
-        timers = told.journal.timers
-        with locked(table.path):
-            told.journal.append(asked(1, 12))
-            await wait_all_tasks_blocked()
-            told.journal.append(Changes(orders=[cancel("h", n) for n in range(2)]))
-            told.journal.append(Changes(orders=[cancel("i", 1)]))
-            assert timers.pending_of == {"g": 12, "h": 2, "i": 1}
-            assert (timers.oldest, timers.oldest_of("h"), timers.oldest_of("i")) == (
-                *(1, 2, 3),
-            )
-        await told.journal.settled()
-        assert ["".join(map(gateway_of, it)) for it in told.settled] == [
-            *("gggg", "high", "gggg", "ggg")
-        ]
-        assert (timers.oldest, timers.oldest_of("g"), timers.pending_of) == (
-            *(None, None, {}),
-        )
-
-
-async def test_a_cancel_by_ext_takes_no_run_of_another_gateway_along(
-    store: Store, table: TimerTable, jumping: MockClock
-) -> None:
-    async with writing(store, table) as told:
-        await told.runs(3)
-        told.journal.append(Changes(orders=[Drop("h", None, "x", 8, AT_MS)]))
-        await told.journal.settled()
-        assert (told.sizes, told.journal.timers.runs) == ([3, 1], 3)
-
-
-async def test_a_cancel_by_ext_finds_every_run_before_it(
-    store: Store, table: TimerTable, jumping: MockClock
-) -> None:
-    async with writing(store, table) as told:
-        journal = told.journal
-        journal.append(Changes(orders=[after(1, ext="x"), after(2, ext="x")]))
-        await journal.settled()
-        journal.append(run(1, 2))
-        await journal.settled()
-        cancel = Drop("g", None, "x", 3, AT_MS)
-        journal.append(Changes(orders=[cancel]))
-        await journal.settled()
-        assert told.settled[1:] == [[*run(1, 2).orders, cancel]]
-        assert told.states() == {"cancelled": 2}
-
-
-async def test_who_is_told_of_a_run_finds_it_among_the_orders_before_its_answer(
-    store: Store, table: TimerTable, jumping: MockClock
-) -> None:
-    async with writing(store, table) as told:
-        journal = told.journal
-        journal.append(asked(1))
-        await journal.settled()
-        journal.append(run(1, 1))
-        await told.wrote_log.wait()
-        cancel = Drop("g", "k1", None, 2, AT_MS)
-        journal.append(Changes(orders=[cancel]))
-        await journal.settled()
-    orders = [order for orders in told.settled for order in orders]
-    assert orders[1:] == [Fire("g", "k1", 1, 1, AT_MS), cancel]
-
-
-async def test_an_id_given_twice_ends_the_journal_rather_than_be_retried(
-    store: Store, table: TimerTable, jumping: MockClock
-) -> None:
-    table.write([after(1)])
-    told = Told(store, table)
-    again = after(1)
-    told.journal.append(Changes(orders=[Schedule(again.timer._replace(key="k"), None)]))
-    with trio.fail_after(60), pytest.raises(StateError, match="writes there too"):
-        await told.journal.timers.run()
-    assert told.settled == []
+    timers = rig.timers
+    with disk.locked(rig.table.path):
+        rig.give(*asked(1, 12))
+        await wait_all_tasks_blocked()
+        rig.give(*(cancel(n, "h") for n in range(2)))
+        rig.give(cancel(1, "i"))
+        assert timers.pending_of == {"g": 12, "h": 2, "i": 1}
+        oldest = timers.oldest, timers.oldest_of("h"), timers.oldest_of("i")
+        assert oldest == (1, 2, 3)
+    await rig.journal.settled()
+    shares = ["".join(map(gateway_of, orders)) for orders in rig.settled]
+    assert shares == ["gggg", "high", "gggg", "ggg"]
+    left = timers.oldest, timers.oldest_of("g"), timers.pending_of
+    assert left == (None, None, {})
 
 
 # --- what waits to be written back ----------------------------------------------------
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with disk.mounted(tmp_path / "disk", 12) as folder:
+        yield folder
+
+
 async def test_on_a_small_disk_the_wal_begins_anew_before_it_fills_it(
-    tmp_path: Path, jumping: MockClock
+    small_disk: Path, jumping: MockClock
 ) -> None:
     """Each second two thousand pages are written anew, which are 2 MiB of the WAL."""
     numbers = range(1, 2_001)
     with (
-        disk.mounted(tmp_path / "disk", 12) as folder,
-        closing(Store(folder)) as store,
-        closing(TimerTable(folder, log=store.log)) as table,
+        closing(Store(small_disk)) as store,
+        closing(TimerTable(small_disk, log=store.log)) as table,
     ):
-        table.write([Schedule(after(n).timer, "x" * 700) for n in numbers])
-        table.write([Fire("g", f"k{n}", 1, n, AT_MS) for n in numbers])
-        async with writing(store, table) as told, trio.open_nursery() as nursery:
-            timers = told.journal.timers
-            nursery.start_soon(timers.write_back)
+        table.write([after(n)._replace(payload="x" * 700) for n in numbers])
+        table.write([fire(n, n) for n in numbers])
+        rig = Rig(store, table)
+        async with writing(rig.journal), trio.open_nursery() as nursery:
+            nursery.start_soon(rig.timers.write_back)
             for until in range(20):
-                later = [LookLater("g", f"k{n}", n, AT_MS + until) for n in numbers]
-                told.journal.append(Changes(orders=[*later]))
                 with trio.fail_after(10):
-                    await told.journal.settled()
+                    await rig.write(
+                        *(LookLater("g", f"k{n}", n, AT_MS + until) for n in numbers)
+                    )
                 await trio.sleep(1)
             nursery.cancel_scope.cancel()
-        assert timers.writer.failures == 0
+        assert rig.timers.writer.failures == 0
 
 
 # --- in every order -----------------------------------------------------------------
@@ -507,14 +398,14 @@ class HeldTable(TimerTable):
 
 
 class Engine:
-    """Says this and that to a journal, and knows what it may tell in return."""
+    """Gives a journal what is drawn, and knows what it may report in return."""
 
     def __init__(
-        self, store: HeldStore, table: HeldTable, told: Told, clock: MockClock
+        self, store: HeldStore, table: HeldTable, rig: Rig, clock: MockClock
     ) -> None:
-        self.store, self.table, self.told = store, table, told
+        self.store, self.table, self.rig = store, table, rig
         self.clock = clock  # that stands still
-        self.journal = told.journal
+        self.journal = rig.journal
         self.given: list[Order] = []
         self.timers, self.seq = 0, 0  # the newest of each
         self.cancelled_below = 0
@@ -527,14 +418,14 @@ class Engine:
             case "write log":
                 if self.journal.records_pending:
                     self.store.gate.release()
-                    await self.told.wrote_log.wait()
+                    await self.rig.wrote_log.wait()
             case "write table":
                 timers = self.journal.timers
                 if timers.pending or timers.runs:
                     if timers.oldest is None:  # all that is left are runs
                         self.clock.jump(RUN_WAIT_S)
                     self.table.gate.release()
-                    await self.told.wrote_table.wait()
+                    await self.rig.wrote_table.wait()
             case _:
                 changes = self.decide(act)
                 self.given += changes.orders
@@ -556,14 +447,14 @@ class Engine:
             self.to_fire.append(self.timers)
             changes.orders.append(after(self.timers, ext="x"))
         if act == "done" and self.seq:
-            changes.orders += [*done(self.timers - len(self.to_fire)).orders]
+            changes.orders.append(done(self.timers - len(self.to_fire)))
         if act == "cancel":
             self.cancelled_below = self.timers + 1
-            changes.orders.append(Drop("g", None, "x", self.cancelled_below, AT_MS))
+            changes.orders.append(cancel_ext(self.cancelled_below))
         return changes
 
     def check(self) -> None:
-        """What was told is on disk, and the table knows of nothing that is not."""
+        """What was reported is on disk, and the table knows of nothing that is not."""
         query = "select count(*), coalesce(max(seq), 0) from timers"
         ((timers, seq),) = disk.rows(self.table.path, query)
         query = "select coalesce(min(id), 2e9) from timers where next is not null"
@@ -586,7 +477,7 @@ class Engine:
             await self.act("write table")
             self.check()
         assert self.durable_mark == self.journal.mark
-        settled = [order for orders in self.told.settled for order in orders]
+        settled = [order for orders in self.rig.settled for order in orders]
         assert sorted(map(id, settled)) == sorted(map(id, self.given)), "each once"
 
 
@@ -608,8 +499,9 @@ def test_no_mark_is_reached_too_soon_or_left_again_and_no_run_is_known_too_soon(
             closing(HeldStore(tmp_path_factory.mktemp("state"))) as store,
             closing(HeldTable(store.folder, log=store.log)) as table,
         ):
-            async with writing(store, table) as told:
-                engine = Engine(store, table, told, clock)
+            rig = Rig(store, table)
+            async with writing(rig.journal):
+                engine = Engine(store, table, rig, clock)
                 try:
                     for act in acts:
                         await engine.act(act)
@@ -631,142 +523,111 @@ def test_no_mark_is_reached_too_soon_or_left_again_and_no_run_is_known_too_soon(
 # --- a bad disk ---------------------------------------------------------------------
 
 
-async def test_a_table_that_cannot_be_written_is_told_and_loses_nothing(
-    store: Store, table: TimerTable, jumping: MockClock
+async def test_a_table_that_cannot_be_written_is_reported_and_loses_nothing(
+    rig: Rig,
 ) -> None:
-    async with writing(store, table) as told:
-        journal = told.journal
-        with structlog.testing.capture_logs() as said:
-            with disk_full(table):
-                journal.append(asked(1, 500))
-                journal.append(asked(501, 500))
-                await trio.sleep(65.5)
-                assert journal.failure is not None
-                assert "full" in journal.failure
-                assert (journal.pending, journal.timers.oldest_of("g")) == (1_000, 1)
-                assert (sum(told.sizes), told.states()) == (0, {})
-            await trio.sleep(1.0)
-        assert journal.failure is None
-        assert (journal.pending, journal.timers.oldest_of("g")) == (0, None)
-        assert told.states() == {"pending": 1_000}
-    assert [line["event"].partition(";")[0] for line in said] == [
+    journal = rig.journal
+    with structlog.testing.capture_logs() as logs:
+        with disk.full(rig.table._db):
+            rig.give(*asked(1, 500))
+            rig.give(*asked(501, 500))
+            await trio.sleep(65.5)
+            assert "full" in (journal.failure or "")
+            assert (journal.pending, rig.timers.oldest_of("g")) == (1_000, 1)
+            assert (sum(rig.sizes), rig.states()) == (0, {})
+        await trio.sleep(1.0)
+    assert journal.failure is None
+    assert (journal.pending, rig.timers.oldest_of("g")) == (0, None)
+    assert rig.states() == {"pending": 1_000}
+    assert [line["event"].partition(";")[0] for line in logs] == [
         *["the timers' table cannot be written"] * 2,
         "the timers' table is written again",
     ]
-    assert {line.get("path", str(table.path)) for line in said} == {str(table.path)}
+    path = str(rig.table.path)
+    assert {line.get("path", path) for line in logs} == {path}
 
 
-async def test_without_room_for_new_timers_everything_else_is_written(
-    store: Store, table: TimerTable, jumping: MockClock
-) -> None:
-    async with writing(store, table) as told:
-        journal = told.journal
-        journal.append(asked(1))
-        await journal.settled()
-        with disk_full(table):
-            journal.append(asked(2, 500))
-            journal.append(run(1, 1))
-            journal.append(login(2))
-            await trio.sleep(3.5)
-            assert [one.seq for one in told.published] == [1, 2]
-            assert (journal.durable_seq, journal.records_pending) == (2, 0)
-            assert journal.timers.runs == 0
-            assert told.states() == {"fired": 1}
-            # What is asked of a key that waits comes after it.
-            journal.append(Changes(orders=[cancel("g", 2), cancel("g", 1)]))
-            await journal.settled()
-            assert told.states() == {"cancelled": 1}
-            assert journal.timers.pending_of == {"g": 501}
-            assert journal.timers.oldest_of("g") == 2
-            assert journal.failure is not None
-        await trio.sleep(1)
-        assert journal.failure is None
-        assert journal.timers.pending_of == {}
-        assert told.states() == {"cancelled": 2, "pending": 499}
+async def test_without_room_for_new_timers_everything_else_is_written(rig: Rig) -> None:
+    journal, timers = rig.journal, rig.timers
+    await rig.write(after(1))
+    with disk.full(rig.table._db):
+        rig.give(*asked(2, 500))
+        journal.append(run(1, 1))
+        journal.append(login(2))
+        await trio.sleep(3.5)
+        assert [record.seq for record in rig.published] == [1, 2]
+        assert (journal.durable_seq, journal.records_pending) == (2, 0)
+        assert timers.runs == 0
+        assert rig.states() == {"fired": 1}
+        # What is asked of a key that waits comes after it.
+        await rig.write(cancel(2), cancel(1))
+        assert rig.states() == {"cancelled": 1}
+        assert (timers.pending_of, timers.oldest_of("g")) == ({"g": 501}, 2)
+        assert journal.failure is not None
+    await trio.sleep(1)
+    assert journal.failure is None
+    assert timers.pending_of == {}
+    assert rig.states() == {"cancelled": 2, "pending": 499}
 
 
 # --- retention, and how far the table has followed -------------------------------------
 
 
 async def test_the_table_follows_in_large_steps_and_never_past_what_waits(
-    store: Store, table: TimerTable, jumping: MockClock
+    rig: Rig,
 ) -> None:
-    async with writing(store, table) as told:
-        timers = told.journal.timers
-        await timers.follow(FOLLOW_RECORDS - 1)
-        assert table.seq == 0
-        with locked(table.path):
-            timers.append([after(1)], mark=0)
-            await timers.follow(FOLLOW_RECORDS)
-            assert table.seq == 0
-        await told.wrote_table.wait()
+    timers, table = rig.timers, rig.table
+    await timers.follow(FOLLOW_RECORDS - 1)
+    assert table.seq == 0
+    with disk.locked(table.path):
+        timers.append([after(1)], mark=0)
         await timers.follow(FOLLOW_RECORDS)
-        assert table.seq == FOLLOW_RECORDS
+        assert table.seq == 0
+    await rig.wrote_table.wait()
+    await timers.follow(FOLLOW_RECORDS)
+    assert table.seq == FOLLOW_RECORDS
 
 
 async def test_the_log_stays_as_it_is_while_the_table_cannot_follow_it(
-    store: Store, table: TimerTable, jumping: MockClock
+    rig: Rig,
 ) -> None:
-    async with writing(store, table) as told, trio.open_nursery() as nursery:
-        journal, many = told.journal, range(1, 101)
-        await told.runs(len(many))
-        await trio.sleep(RUN_WAIT_S + 1)
-        forgotten = partial(
-            journal.trim,
-            retention_s=60,
-            most_bytes=0,
-            most_ended=2**40,
-            in_use=tuple,
-            forgot=lambda _: None,
-        )
-        with disk_full(table):
-            # It is no new timer that finds no room.
-            long = [
-                Reply("g", f"k{n}", None, False, "x" * 4_096, True, AT_MS) for n in many
-            ]
-            journal.append(Changes(orders=[*long]))
-            await trio.sleep(3)
-            nursery.start_soon(forgotten)
+    journal = rig.journal
+    await rig.runs(100)
+    await trio.sleep(RUN_WAIT_S + 1)
+    # It is no new timer that finds no room.
+    long = [
+        Reply("g", f"k{n}", None, False, "x" * 4_096, True, AT_MS)
+        for n in range(1, 101)
+    ]
+    async with trimming(journal, most_bytes=0):
+        with disk.full(rig.table._db):
+            rig.give(*long)
             for seq in range(101, 120):
                 journal.append(login(seq))
                 await trio.sleep(TRIM_EVERY_S)
             assert journal.first == 101
         await trio.sleep(3 * TRIM_EVERY_S)
         assert journal.first > 101
-        nursery.cancel_scope.cancel()
 
 
-async def test_ended_timers_go_also_where_the_log_cannot_be_trimmed_and_it_is_said_how_many(
-    store: Store, table: TimerTable, jumping: MockClock
+async def test_ended_timers_are_trimmed_and_counted_though_the_log_cannot_be(
+    rig: Rig,
 ) -> None:
     gone: list[dict[str, int]] = []
     many = 5_000
-    table.write([after(n, ext="x") for n in range(1, many + 1)])
-    while table.write([Drop("g", None, "x", many, AT_MS)])[1]:
+    rig.table.write(asked(1, many, ext="x"))
+    while rig.table.write([cancel_ext(many)])[1]:
         pass
-    store._db.execute(
+    rig.store._db.execute(
         "create trigger log_stays before delete on log "
         "begin select raise(abort, 'it stays'); end"
     )
-    async with writing(store, table) as told:
-        for seq in (1, 2):
-            told.journal.append(login(seq))
-            await told.journal.settled()
-        async with trio.open_nursery() as nursery:
-
-            async def trim() -> None:
-                await told.journal.trim(
-                    retention_s=60,
-                    most_bytes=0,
-                    most_ended=2**40,
-                    in_use=tuple,
-                    forgot=gone.append,
-                )
-
-            nursery.start_soon(trim)
-            await trio.sleep(TRIM_EVERY_S / 2)
-            nursery.cancel_scope.cancel()
-        assert told.states() == {"pending": 1}
-        assert told.journal.first == 1
+    for seq in (1, 2):
+        rig.journal.append(login(seq))
+        await rig.journal.settled()
+    async with trimming(rig.journal, most_bytes=0, forgot=gone.append):
+        await trio.sleep(TRIM_EVERY_S / 2)
+    assert rig.states() == {"pending": 1}
+    assert rig.journal.first == 1
     assert sum(step.get("cancelled", 0) for step in gone) == many - 1
     assert gone[-1] == {}
