@@ -1,32 +1,26 @@
 """The log on its way to disk: what gathers, what waits, and what a bad disk does."""
 
-import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from liveness.core.records import Changes, OnlineRow, Record
+from liveness.core.records import Changes, OnlineRow
 from liveness.errors import StateError
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
-from liveness.service.journal import (
-    COMMIT_RECORDS,
-    CURSOR_DELAY_S,
-    TRIM_EVERY_S,
-    Journal,
-)
+from liveness.service.journal import COMMIT_RECORDS, CURSOR_DELAY_S, TRIM_EVERY_S
 from liveness.service.logs import SAY_AGAIN_S
 from liveness.service.store import Batch, CursorRow, Store
-from tests.service.journals import journal_of
+from tests import disk
+from tests.service.journals import journal_of, online, trimming, writing
 
 KEY = ("gateway", "g")
 LONG_AGO_MS = 1_000
-RETENTION_S = 60
+RETENTION_S = 60  # of `trimming`
 
 
 class VirtualClock(Clock):
@@ -36,30 +30,24 @@ class VirtualClock(Clock):
         return LONG_AGO_MS + int(trio.current_time() * 1000)
 
 
-class Told:
-    """A running journal, and each batch it published, with when."""
+class Rig:
+    """A running journal, and each batch that it published, with when."""
 
-    def __init__(self, store: Store, stack: ExitStack, clock: Clock | None) -> None:
+    def __init__(self, store: Store) -> None:
+        self.store = store
         self.batches: list[Batch] = []
         self.marks: list[int] = []
         self.at: list[float] = []
         self.pending: list[int] = []
         self.counts = Counts()
-        self.journal = stack.enter_context(
-            journal_of(
-                store, counts=self.counts, published=self._published, clock=clock
-            )
-        )
 
-    def _published(self, batch: Batch) -> None:
-        with closing(sqlite3.connect(self.journal.store.path)) as db:
-            (last,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
-            stored = db.execute("select role, name, seq from cursors").fetchall()
-        # Whoever is told finds it on disk.
+    def published(self, batch: Batch) -> None:
+        query = "select coalesce(max(last), 0) from log"
+        ((last,),) = disk.rows(self.store.path, query)
+        stored = disk.rows(self.store.path, "select role, name, seq from cursors")
+        # What is published is on disk.
         assert all(record.seq <= last for record in batch.records)
-        kept = {
-            (*key, row.seq) for key, row in batch.cursors.items() if row is not None
-        }
+        kept = {(*key, row.seq) for key, row in batch.cursors.items() if row}
         assert kept <= set(stored)
         self.marks.append(self.journal.durable_mark)
         self.batches.append(batch)
@@ -71,344 +59,260 @@ class Told:
         """Records by commit."""
         return [len(batch.records) for batch in self.batches]
 
+    @asynccontextmanager
+    async def running(self, clock: Clock | None = None) -> AsyncIterator["Rig"]:
+        with journal_of(
+            self.store, counts=self.counts, published=self.published, clock=clock
+        ) as self.journal:
+            async with writing(self.journal):
+                yield self
 
-@asynccontextmanager
-async def writing(store: Store, clock: Clock | None = None) -> AsyncIterator[Told]:
-    with ExitStack() as stack:
-        told = Told(store, stack, clock)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(told.journal.run)
-            nursery.start_soon(told.journal.timers.run)
-            yield told
-            nursery.cancel_scope.cancel()
+    async def write(self, first: int, count: int, *, has_online: bool = True) -> None:
+        self.journal.append(changes(first, count, has_online=has_online))
+        await self.journal.settled()
+
+
+@pytest.fixture
+async def rig(store: Store, jumping: MockClock) -> AsyncIterator[Rig]:
+    async with Rig(store).running() as made:
+        yield made
 
 
 def changes(
-    first: int, count: int = 1, *, due: float = 0.0, online: bool = True
+    first: int, count: int = 1, *, due: float = 0.0, has_online: bool = True
 ) -> Changes:
-    records = [
-        Record(seq, "online", f"u{seq}", "g", seq, None, "login", LONG_AGO_MS)
-        for seq in range(first, first + count)
-    ]
+    records = [online(seq, at=LONG_AGO_MS) for seq in range(first, first + count)]
     rows = (OnlineRow(r.seq, r.uid, LONG_AGO_MS, None, "g", None) for r in records)
-    kept = {row.session: row for row in rows if online}
+    kept = {row.session: row for row in rows if has_online}
     return Changes([*records], [due] * count, {**kept})
-
-
-@contextmanager
-def locked(store: Store) -> Iterator[None]:
-    """Another process holds the file, as a backup does: a commit has to wait."""
-    with closing(sqlite3.connect(store.path, isolation_level=None)) as db:
-        db.execute("begin immediate")
-        yield
-        db.execute("rollback")
-
-
-@contextmanager
-def disk_full(store: Store) -> Iterator[None]:
-    (pages,) = store._db.execute("pragma page_count").fetchone()
-    store._db.execute(f"pragma max_page_count = {pages}")
-    yield
-    store._db.execute("pragma max_page_count = 1000000")
 
 
 # --- commits -----------------------------------------------------------------------
 
 
-async def test_what_gathers_while_a_commit_runs_goes_into_the_next(
-    store: Store, jumping: MockClock
+async def test_what_gathers_during_a_commit_goes_into_the_next_and_is_durable_after_it(
+    rig: Rig,
 ) -> None:
-    async with writing(store) as told:
-        with locked(store):
-            told.journal.append(changes(1))
-            await wait_all_tasks_blocked()
-            for seq in (2, 3, 4):
-                told.journal.append(changes(seq))
-            assert told.journal.pending == 4
-        await told.journal.settled()
-    assert told.sizes == [1, 3]
-    assert told.pending == [3, 0]
+    journal = rig.journal
+    with disk.locked(rig.store.path):
+        journal.append(changes(1, 2))
+        first = journal.mark
+        await wait_all_tasks_blocked()
+        for seq in (3, 4, 5):
+            journal.append(changes(seq))
+        second = journal.flush()
+        assert (journal.durable_mark, journal.durable_seq, journal.pending) == (0, 0, 5)
+    await journal.settled()
+    assert first < second == journal.durable_mark == journal.mark
+    assert (rig.sizes, rig.pending, rig.marks) == ([2, 3], [3, 0], [first, second])
+    assert (journal.durable_seq, journal.pending) == (5, 0)
+    assert rig.store.bounds() == (1, 6)
 
 
-async def test_a_mark_is_durable_once_its_records_are_and_not_before(
-    store: Store, jumping: MockClock
-) -> None:
-    async with writing(store) as told:
-        journal = told.journal
-        with locked(store):
-            journal.append(changes(1, 2))
-            first = journal.mark
-            await wait_all_tasks_blocked()
-            journal.append(changes(3))
-            second = journal.flush()
-            assert (journal.durable_mark, journal.durable_seq) == (0, 0)
-        await journal.settled()
-        assert first < second == journal.durable_mark == journal.mark
-        assert told.marks == [first, second]
-        assert (journal.durable_seq, journal.pending) == (3, 0)
-    assert store.bounds() == (1, 4)
-
-
-async def test_a_commit_takes_only_so_many_records(
-    store: Store, jumping: MockClock
-) -> None:
+async def test_a_commit_takes_only_so_many_records_or_one_decision(rig: Rig) -> None:
     part = COMMIT_RECORDS * 2 // 5
-    async with writing(store) as told:
-        with locked(store):
-            told.journal.append(changes(1))
-            await wait_all_tasks_blocked()
-            for n in range(5):
-                told.journal.append(changes(2 + n * part, part))
-        await told.journal.settled()
-    assert told.sizes == [1, 2 * part, 2 * part, part]
+    with disk.locked(rig.store.path):
+        rig.journal.append(changes(1))
+        await wait_all_tasks_blocked()
+        for n in range(5):
+            rig.journal.append(changes(2 + n * part, part))
+        rig.journal.append(changes(2 + 5 * part, COMMIT_RECORDS + 1))
+    await rig.journal.settled()
+    assert rig.sizes == [1, 2 * part, 2 * part, part, COMMIT_RECORDS + 1]
 
 
-async def test_more_than_a_commit_takes_is_still_written_if_it_is_one_decision(
-    store: Store, jumping: MockClock
+async def test_the_last_decision_in_a_commit_about_a_session_is_kept(rig: Rig) -> None:
+    with disk.locked(rig.store.path):
+        rig.journal.append(changes(1))
+        await wait_all_tasks_blocked()
+        rig.journal.append(changes(2))
+        rig.journal.append(Changes(online={2: None, 1: None}))
+        rig.journal.append(changes(3))
+    await rig.journal.settled()
+    assert [uid for _, uid, *_ in rig.store.online()] == ["u3"]
+
+
+async def test_the_lateness_of_what_was_due_is_counted_once_it_is_on_disk(
+    rig: Rig,
 ) -> None:
-    async with writing(store) as told:
-        told.journal.append(changes(1, COMMIT_RECORDS + 1))
-        await told.journal.settled()
-    assert told.sizes == [COMMIT_RECORDS + 1]
-
-
-async def test_of_a_session_decided_twice_in_one_commit_the_last_decision_is_kept(
-    store: Store, jumping: MockClock
-) -> None:
-    async with writing(store) as told:
-        with locked(store):
-            told.journal.append(changes(1))
-            await wait_all_tasks_blocked()
-            told.journal.append(changes(2))
-            told.journal.append(Changes(online={2: None, 1: None}))
-            told.journal.append(changes(3))
-        await told.journal.settled()
-    assert [uid for _, uid, *_ in store.online()] == ["u3"]
-
-
-async def test_lateness_is_counted_for_what_was_due_when_it_is_on_disk(
-    store: Store, jumping: MockClock
-) -> None:
-    async with writing(store) as told:
-        await trio.sleep(5)
-        told.journal.append(changes(1, 3, due=trio.current_time() - 0.03))
-        told.journal.append(changes(4, 2))
-        await told.journal.settled()
-    durable = dict(told.counts.lateness["durable"].cumulative())
+    await trio.sleep(5)
+    rig.journal.append(changes(1, 3, due=trio.current_time() - 0.03))
+    rig.journal.append(changes(4, 2))
+    await rig.journal.settled()
+    durable = dict(rig.counts.lateness["durable"].cumulative())
     assert (durable["0.02"], durable["0.035"], durable["+Inf"]) == (0, 3, 3)
-    assert dict(told.counts.commits.cumulative())["+Inf"] == len(told.batches)
+    assert dict(rig.counts.commits.cumulative())["+Inf"] == len(rig.batches)
 
 
 # --- cursors -----------------------------------------------------------------------
 
 
-async def test_cursors_alone_wait_a_second_and_go_together(
-    store: Store, jumping: MockClock
+async def test_cursors_alone_wait_a_second_and_go_together(rig: Rig) -> None:
+    rig.journal.cursors[KEY] = CursorRow(0, 0, None)
+    began = trio.current_time()
+    await rig.journal.settled()  # at once: nothing waits
+    for seq in (1, 2, 3):
+        rig.journal.move_cursor(*KEY, seq)
+        await trio.sleep(CURSOR_DELAY_S / 4)
+    assert rig.batches == []
+    await trio.sleep(CURSOR_DELAY_S)
+    assert [at - began for at in rig.at] == [pytest.approx(CURSOR_DELAY_S)]
+    assert rig.store.cursors()[KEY].seq == 3
+
+
+async def test_a_record_takes_waiting_cursors_along_at_once(rig: Rig) -> None:
+    rig.journal.cursors[KEY] = CursorRow(0, 0, None)
+    rig.journal.move_cursor(*KEY, 1)
+    await trio.sleep(CURSOR_DELAY_S / 2)
+    began = trio.current_time()
+    await rig.write(1, 1)
+    assert rig.at == [began]
+    await trio.sleep(3 * CURSOR_DELAY_S)
+    assert len(rig.batches) == 1
+    assert rig.store.cursors()[KEY].seq == 1
+
+
+async def test_a_cursor_never_goes_back(rig: Rig) -> None:
+    journal = rig.journal
+    journal.cursors[KEY] = CursorRow(0, 0, None)
+    journal.move_cursor(*KEY, 5)
+    journal.move_cursor(*KEY, 4)
+    assert journal.cursors[KEY].seq == 5
+    journal.introduce(*KEY, seq=3, timeout=2.5)
+    assert (journal.cursors[KEY].seq, journal.cursors[KEY].timeout) == (5, 2.5)
+    journal.move_cursor(*KEY, 6)
+    await journal.settled()
+    assert rig.store.cursors()[KEY]._replace(used_ms=0) == CursorRow(6, 0, 2.5)
+
+
+async def test_a_new_name_is_stored_at_once_and_once_forgotten_no_late_ack_restores_it(
+    rig: Rig,
 ) -> None:
-    async with writing(store) as told:
-        told.journal.cursors[KEY] = CursorRow(0, 0, None)
-        began = trio.current_time()
-        for seq in (1, 2, 3):
-            told.journal.move_cursor(*KEY, seq)
-            await trio.sleep(CURSOR_DELAY_S / 4)
-        assert told.batches == []
-        await trio.sleep(CURSOR_DELAY_S)
-        assert [at - began for at in told.at] == [pytest.approx(CURSOR_DELAY_S)]
-    assert store.cursors()[KEY].seq == 3
-
-
-async def test_a_record_takes_waiting_cursors_along_at_once(
-    store: Store, jumping: MockClock
-) -> None:
-    async with writing(store) as told:
-        told.journal.cursors[KEY] = CursorRow(0, 0, None)
-        told.journal.move_cursor(*KEY, 1)
-        await trio.sleep(CURSOR_DELAY_S / 2)
-        began = trio.current_time()
-        told.journal.append(changes(1))
-        await told.journal.settled()
-        assert told.at == [began]
-        await trio.sleep(3 * CURSOR_DELAY_S)
-    assert len(told.batches) == 1
-    assert store.cursors()[KEY].seq == 1
-
-
-async def test_a_cursor_never_goes_back(store: Store, jumping: MockClock) -> None:
-    async with writing(store) as told:
-        journal = told.journal
-        journal.cursors[KEY] = CursorRow(0, 0, None)
-        journal.move_cursor(*KEY, 5)
-        journal.move_cursor(*KEY, 4)
-        assert journal.cursors[KEY].seq == 5
-        journal.introduce(*KEY, seq=3, timeout=2.5)
-        assert (journal.cursors[KEY].seq, journal.cursors[KEY].timeout) == (5, 2.5)
-        journal.move_cursor(*KEY, 6)
-        await journal.settled()
-    assert store.cursors()[KEY]._replace(used_ms=0) == CursorRow(6, 0, 2.5)
-
-
-async def test_a_name_that_was_forgotten_does_not_come_back_by_a_late_ack(
-    store: Store, jumping: MockClock
-) -> None:
-    async with writing(store) as told:
-        journal = told.journal
-        journal.introduce(*KEY, seq=3, timeout=None)
-        await journal.settled()
-        journal.forget(*KEY)
-        journal.move_cursor(*KEY, 4)
-        await journal.settled()
-    assert store.cursors() == journal.cursors == {}
-
-
-async def test_a_new_name_is_stored_at_once_and_its_mark_tells_when(
-    store: Store, jumping: MockClock
-) -> None:
-    async with writing(store) as told:
-        began = trio.current_time()
-        mark = told.journal.introduce(*KEY, seq=7, timeout=None)
-        assert told.journal.durable_mark < mark
-        await told.journal.settled()
-        assert told.journal.durable_mark >= mark
-        assert told.at[0] == began
-    assert store.cursors()[KEY].seq == 7
-
-
-async def test_settled_returns_at_once_when_nothing_waits(
-    store: Store, jumping: MockClock
-) -> None:
-    async with writing(store) as told:
-        await told.journal.settled()
-    assert told.batches == []
+    journal, began = rig.journal, trio.current_time()
+    mark = journal.introduce(*KEY, seq=7, timeout=None)
+    assert journal.durable_mark < mark
+    await journal.settled()
+    assert journal.durable_mark >= mark
+    assert rig.at == [began]
+    assert rig.store.cursors()[KEY].seq == 7
+    journal.forget(*KEY)
+    journal.move_cursor(*KEY, 8)
+    await journal.settled()
+    assert rig.store.cursors() == journal.cursors == {}
 
 
 # --- a bad disk --------------------------------------------------------------------
 
 
 async def test_a_full_disk_drops_nothing_says_so_once_a_minute_and_recovers(
-    store: Store, jumping: MockClock
+    rig: Rig,
 ) -> None:
-    async with writing(store) as told:
-        journal = told.journal
-        with structlog.testing.capture_logs() as said:
-            with disk_full(store):
-                for first in (1, 2_001, 4_001):
-                    journal.append(changes(first, 2_000))
-                await trio.sleep(65.5)
-                assert journal.failure is not None
-                assert "full" in journal.failure
-                assert (journal.pending, journal.durable_seq) == (6_000, 0)
-                assert told.batches == []
-                # One try a second; the timers' table was not troubled.
-                assert 64 <= journal.write_failures["log"] <= 66
-                assert journal.write_failures["timers"] == 0
-            began = trio.current_time()
-            await journal.settled()
-        assert trio.current_time() - began <= 1.0
-        assert journal.failure is None
-        assert (journal.pending, journal.durable_seq) == (0, 6_000)
-    assert [line["event"][:27] for line in said] == [
+    journal = rig.journal
+    with structlog.testing.capture_logs() as logs:
+        with disk.full(rig.store._db):
+            for first in (1, 2_001, 4_001):
+                journal.append(changes(first, 2_000))
+            await trio.sleep(65.5)
+            assert "full" in (journal.failure or "")
+            assert (journal.pending, journal.durable_seq) == (6_000, 0)
+            assert rig.batches == []
+            # One try a second; the timers' table was not troubled.
+            assert 64 <= journal.write_failures["log"] <= 66
+            assert journal.write_failures["timers"] == 0
+        began = trio.current_time()
+        await journal.settled()
+    assert trio.current_time() - began <= 1.0
+    assert journal.failure is None
+    assert (journal.pending, journal.durable_seq) == (0, 6_000)
+    assert [line["event"][:27] for line in logs] == [
         *["the log cannot be written; "] * 2,
         "the log is written again",
     ]
-    assert said[0]["pending"] == 6_000
-    assert said[0]["path"] == str(store.path)
-    assert store.bounds() == (1, 6_001)
-    assert len(list(store.online())) == 6_000
+    assert (logs[0]["pending"], logs[0]["path"]) == (6_000, str(rig.store.path))
+    assert rig.store.bounds() == (1, 6_001)
+    assert len(list(rig.store.online())) == 6_000
 
 
 async def test_a_cursor_is_not_lost_to_a_full_disk_and_not_moved_back_by_the_retry(
-    store: Store, jumping: MockClock
+    rig: Rig,
 ) -> None:
-    async with writing(store) as told:
-        with disk_full(store):
-            told.journal.introduce(*KEY, seq=1, timeout=None)
-            told.journal.append(changes(1, 5_000))
-            await trio.sleep(3)
-            told.journal.move_cursor(*KEY, 2)
-        await told.journal.settled()
-        await trio.sleep(2 * CURSOR_DELAY_S)
-    assert store.cursors()[KEY].seq == 2
+    with disk.full(rig.store._db):
+        rig.journal.introduce(*KEY, seq=1, timeout=None)
+        rig.journal.append(changes(1, 5_000))
+        await trio.sleep(3)
+        rig.journal.move_cursor(*KEY, 2)
+    await rig.journal.settled()
+    await trio.sleep(2 * CURSOR_DELAY_S)
+    assert rig.store.cursors()[KEY].seq == 2
 
 
+@pytest.mark.usefixtures("jumping")
 async def test_a_seq_given_twice_ends_the_journal_rather_than_be_retried(
-    store: Store, jumping: MockClock
+    store: Store,
 ) -> None:
     store.write(Batch(records=changes(1).records))
-    with ExitStack() as stack:
-        told = Told(store, stack, None)
-        told.journal.append(changes(1))
-        with trio.fail_after(60), pytest.raises(StateError):
-            await told.journal.run()
-        assert told.batches == []
+    rig = Rig(store)
+    with journal_of(store, published=rig.published) as journal:
+        journal.append(changes(1))
+        with trio.fail_after(60), pytest.raises(StateError, match="writes there too"):
+            await journal.run()
+    assert rig.batches == []
 
 
 # --- retention ---------------------------------------------------------------------
 
 
 async def test_what_is_past_the_retention_goes_step_by_step_until_it_is_gone(
-    store: Store, jumping: MockClock
+    rig: Rig,
 ) -> None:
-    async with writing(store) as told:
-        journal = told.journal
-        for first, count in ((1, 9_000), (9_001, 2)):
-            journal.append(changes(first, count))
-            await journal.settled()
-        journal.cursors[KEY] = CursorRow(0, LONG_AGO_MS, None)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_trim, journal)
-            await trio.sleep(TRIM_EVERY_S / 2)
-            assert journal.first == 9_001
-            assert store.bounds() == (9_001, 9_003)
-            assert journal.log_bytes == store.log_bytes()
-            nursery.cancel_scope.cancel()
+    await rig.write(1, 9_000)
+    await rig.write(9_001, 2)
+    rig.journal.cursors[KEY] = CursorRow(0, LONG_AGO_MS, None)
+    async with trimming(rig.journal):
+        await trio.sleep(TRIM_EVERY_S / 2)
+        assert rig.journal.first == 9_001
+        assert rig.store.bounds() == (9_001, 9_003)
+        assert rig.journal.log_bytes == rig.store.log_bytes()
 
 
-async def test_that_nothing_can_be_trimmed_is_said_once_a_minute(
-    store: Store, jumping: MockClock
-) -> None:
-    async with writing(store) as told:
-        for first, count in ((1, 9_000), (9_001, 2)):
-            told.journal.append(changes(first, count))
-            await told.journal.settled()
-        store._db.execute(
-            "create trigger log_stays before delete on log "
-            "begin select raise(abort, 'it stays'); end"
-        )
-        with structlog.testing.capture_logs() as said:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_trim, told.journal)
-                await trio.sleep(3 * SAY_AGAIN_S - TRIM_EVERY_S / 2)
-                nursery.cancel_scope.cancel()
-    assert [line["event"] for line in said] == ["the log was not trimmed"] * 3
-    assert store.bounds() == (1, 9_003)
+async def test_that_nothing_can_be_trimmed_is_said_once_a_minute(rig: Rig) -> None:
+    await rig.write(1, 9_000)
+    await rig.write(9_001, 2)
+    rig.store._db.execute(
+        "create trigger log_stays before delete on log "
+        "begin select raise(abort, 'it stays'); end"
+    )
+    with structlog.testing.capture_logs() as logs:
+        async with trimming(rig.journal):
+            await trio.sleep(3 * SAY_AGAIN_S - TRIM_EVERY_S / 2)
+    assert [line["event"] for line in logs] == ["the log was not trimmed"] * 3
+    assert rig.store.bounds() == (1, 9_003)
 
 
+@pytest.mark.usefixtures("jumping")
 async def test_a_name_in_use_is_never_forgotten_and_an_idle_one_is(
-    store: Store, jumping: MockClock
+    store: Store,
 ) -> None:
-    for name in ("linked", "idle"):
-        cursor = CursorRow(0, LONG_AGO_MS, 7.0)
-        store.write(Batch(cursors={("gateway", name): cursor}))
-    async with writing(store) as told:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_trim, told.journal, ("gateway", "linked"))
+    cursor = CursorRow(0, LONG_AGO_MS, 7.0)
+    linked = ("gateway", "linked")
+    store.write(Batch(cursors={linked: cursor, ("gateway", "idle"): cursor}))
+    async with Rig(store).running() as rig:
+        async with trimming(rig.journal, linked):
             await trio.sleep(3 * TRIM_EVERY_S)
-            nursery.cancel_scope.cancel()
-        assert list(told.journal.cursors) == [("gateway", "linked")]
-        assert list(store.cursors()) == [("gateway", "linked")]
-        assert store.cursors()["gateway", "linked"].timeout == 7.0
+        assert list(rig.journal.cursors) == list(store.cursors()) == [linked]
+        assert store.cursors()[linked].timeout == 7.0
 
 
+@pytest.mark.usefixtures("jumping")
 async def test_a_name_is_kept_for_as_long_as_the_last_record_that_concerns_it(
-    store: Store, jumping: MockClock
+    store: Store,
 ) -> None:
-    async with writing(store, VirtualClock()) as told:
-        journal = told.journal
+    async with Rig(store).running(VirtualClock()) as rig:
+        journal = rig.journal
         for name in ("idle", "g"):
             journal.introduce("gateway", name, seq=0, timeout=None)
         await journal.settled()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_trim, journal)
+        async with trimming(journal):
             # They have gone, and their users' sessions end one by one.
             for seq in (1, 2, 3):
                 await trio.sleep(RETENTION_S * 0.9)
@@ -417,58 +321,39 @@ async def test_a_name_is_kept_for_as_long_as_the_last_record_that_concerns_it(
             assert list(journal.cursors) == list(store.cursors()) == [KEY]
             await trio.sleep(RETENTION_S)
             assert journal.cursors == store.cursors() == {}
-            nursery.cancel_scope.cancel()
 
 
 async def test_a_full_log_does_not_grow_whatever_is_written_between_two_trims(
-    store: Store, jumping: MockClock
+    rig: Rig,
 ) -> None:
-    async with writing(store) as told:
-        journal = told.journal
-        journal.append(changes(1, COMMIT_RECORDS, online=False))
+    journal = rig.journal
+    await rig.write(1, COMMIT_RECORDS, has_online=False)
+    most = rig.store.log_bytes() + 1
+    began = trio.current_time()
+    async with trimming(journal, most_bytes=most):
+        await trio.sleep(TRIM_EVERY_S / 2)
+        for first in range(COMMIT_RECORDS + 1, 40_000, COMMIT_RECORDS):
+            journal.append(changes(first, COMMIT_RECORDS, has_online=False))
         await journal.settled()
-        most = store.log_bytes() + 1
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(_trim, journal, most_bytes=most))
-            await trio.sleep(TRIM_EVERY_S / 2)
-            for first in range(COMMIT_RECORDS + 1, 40_000, COMMIT_RECORDS):
-                journal.append(changes(first, COMMIT_RECORDS, online=False))
-            await journal.settled()
-            await trio.sleep(1)
-            assert trio.current_time() < TRIM_EVERY_S
-            assert journal.log_bytes == store.log_bytes() <= most
-            nursery.cancel_scope.cancel()
+        await trio.sleep(1)
+        assert trio.current_time() - began < TRIM_EVERY_S
+        assert journal.log_bytes == rig.store.log_bytes() <= most
 
 
 async def test_on_a_full_disk_a_log_above_its_bound_makes_room_by_itself(
-    store: Store, jumping: MockClock
+    rig: Rig,
 ) -> None:
-    async with writing(store) as told:
-        journal = told.journal
-        for first in range(1, 20_000, COMMIT_RECORDS):
-            journal.append(changes(first, COMMIT_RECORDS, online=False))
-        await journal.settled()
-        with disk_full(store):
-            journal.append(changes(20_001, COMMIT_RECORDS, online=False))
-            await trio.sleep(3)
-            assert journal.failure is not None
-            assert store.bounds() == (1, 20_001)  # nothing goes before its time
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(partial(_trim, journal, most_bytes=1))
-                with trio.fail_after(60):
-                    await journal.settled()
-                nursery.cancel_scope.cancel()
-            assert journal.failure is None
-    assert store.bounds()[1] == 20_001 + COMMIT_RECORDS
-
-
-async def _trim(
-    journal: Journal, *in_use: tuple[str, str], most_bytes: int = 2**40
-) -> None:
-    await journal.trim(
-        retention_s=RETENTION_S,
-        most_bytes=most_bytes,
-        most_ended=0,
-        in_use=lambda: in_use,
-        forgot=lambda _: None,
-    )
+    journal = rig.journal
+    for first in range(1, 20_000, COMMIT_RECORDS):
+        journal.append(changes(first, COMMIT_RECORDS, has_online=False))
+    await journal.settled()
+    with disk.full(rig.store._db):
+        journal.append(changes(20_001, COMMIT_RECORDS, has_online=False))
+        await trio.sleep(3)
+        assert journal.failure is not None
+        assert rig.store.bounds() == (1, 20_001)  # nothing goes before its time
+        async with trimming(journal, most_bytes=1):
+            with trio.fail_after(60):
+                await journal.settled()
+        assert journal.failure is None
+    assert rig.store.bounds()[1] == 20_001 + COMMIT_RECORDS
