@@ -7,22 +7,18 @@ a dictionary and to a file, and both must hold the same ever after.
 import re
 import shutil
 import sqlite3
-import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-import msgpack
 import pytest
-import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from trio.testing import MockClock
 
 from liveness.build import Wheel
-from liveness.core.records import Changes, OnlineRow, Record
+from liveness.core.records import Changes
 from liveness.core.timers import (
     CANCELLED,
     DONE,
@@ -40,13 +36,12 @@ from liveness.core.timers import (
 from liveness.core.timetable import Coming, Due, Window
 from liveness.errors import StateError
 from liveness.service import checkstate, timertable
-from liveness.service import store as log_file
 from liveness.service.database import reading
-from liveness.service.store import Batch, CursorRow, Store
+from liveness.service.store import Store
 from liveness.service.timertable import DATABASE, EXT_STEP, STATEMENT_ROWS, TimerTable
 from tests import disk
 from tests.core.timers_rig import Rig
-from tests.service.journals import journal_of
+from tests.service.journals import journal_of, pending, writing
 from tests.strategies import BOUNDED
 
 PLENTY: Final = 2**40
@@ -65,31 +60,30 @@ def table(tmp_path: Path) -> Iterator[TimerTable]:
         yield opened
 
 
-def timer(
-    number: int,
-    key: str = "k",
-    *,
-    gateway: str = "g",
-    ext: str | None = None,
-    due: int = 1_000,
-    created: int = 1,
-) -> Timer:
-    """A timer as it is when it was just asked for."""
-    return Timer(
-        number, gateway, key, ext, "pending", due, due, 0, None, 1, None, created,
-        None, created,
-    )  # fmt: skip
+def add(table: TimerTable, *timers: Timer, payload: str | None = None) -> None:
+    table.write([Schedule(timer, payload) for timer in timers])
 
 
-def fill(table: TimerTable, count: int, *, ext: str | None = None, at: int = 1) -> None:
+def fill(table: TimerTable, count: int, *, ext: str | None = None) -> None:
     """So many pending timers more."""
     query = "select coalesce(max(id), 0) + 1 from timers"
     ((first,),) = disk.rows(table.path, query)
-    made = (
-        timer(n, f"k{n}", ext=ext, due=n, created=at)
-        for n in range(first, first + count)
-    )
-    table.write([Schedule(one, None) for one in made])
+    numbers = range(first, first + count)
+    add(table, *(pending(number, ext=ext, due=number) for number in numbers))
+
+
+def first_run(number: int, seq: int, at: int) -> Fire:
+    return Fire("g", f"k{number}", 1, seq, at)
+
+
+def done(key: str, attempt: int | None, at: int) -> Reply:
+    return Reply("g", key, attempt, True, None, False, at)
+
+
+def change(table: TimerTable, sql: str) -> None:
+    """Change the file as a disk might."""
+    with closing(sqlite3.connect(table.path)) as db, db:
+        assert db.execute(sql).rowcount >= 1
 
 
 def end(table: TimerTable, *keys: str, at: int) -> None:
@@ -118,9 +112,10 @@ def states(table: TimerTable) -> dict[str, int]:
 
 keys = st.sampled_from(("a", "b", "c", "7", "null", ODD))
 exts = st.sampled_from(("x", "7", ODD))
-payloads = st.none() | st.text(
+texts = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20
 )
+payloads = st.none() | st.just(ODD * 40) | texts
 acts = st.lists(
     st.one_of(
         st.tuples(st.just("after"), keys, st.none() | exts, payloads),
@@ -206,47 +201,27 @@ def test_a_file_holds_what_a_dictionary_would(
         rig.commit()
 
 
-def test_a_payload_of_4096_odd_bytes_is_read_as_it_was_written(
-    table: TimerTable,
-) -> None:
-    payload = (ODD * 100).encode()[:4_096].decode(errors="ignore")
-    table.write([Schedule(timer(1), payload)])
-    with reading(table.path) as db:
-        rows, _ = timertable.due(db, [1])
-        assert [row.payload for row in rows] == [payload]
-
-
-def test_of_orders_that_fail_nothing_is_left(table: TimerTable) -> None:
+def test_orders_that_fail_leave_nothing(table: TimerTable) -> None:
     fill(table, 1)
     before = rows(table)
     # Enough for a statement that succeeds before the one that does not.
-    new = [timer(n, f"k{n}") for n in range(2, STATEMENT_ROWS + 2)]
+    new = [*map(pending, range(2, STATEMENT_ROWS + 2)), pending(1, "again")]
     with pytest.raises(sqlite3.IntegrityError):
-        table.write(
-            [
-                Fire("g", "k1", 1, 7, 5),
-                *(Schedule(one, None) for one in new),
-                Schedule(timer(1, "again"), None),
-            ]
-        )
+        table.write([first_run(1, 7, 5), *(Schedule(timer, None) for timer in new)])
     assert rows(table) == before
     assert states(table) == {"pending": 1} == counted(table)
     assert table.seq == 0
 
 
-def test_the_ladder_is_the_defaults_unless_another_is_told(table: TimerTable) -> None:
-    assert table.ladder == LADDER
-
-
 # --- whose file it is, and how far it has followed the log --------------------------------
 
 
-def test_one_whose_folder_was_removed_is_written_as_before(tmp_path: Path) -> None:
+def test_a_table_whose_folder_was_removed_is_written_as_before(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
     with closing(TimerTable(folder, log="a log")) as table:
         shutil.rmtree(folder)
-        table.write([Schedule(timer(n, f"k{n}"), "p" * 4_096) for n in range(1, 1_001)])
+        add(table, *map(pending, range(1, 1_001)), payload="p" * 4_096)
         end(table, "k7", at=2)
         assert states(table) == {"pending": 999, "cancelled": 1}
         assert table.trim(oldest_ms=0, most=0) == {"cancelled": 1}
@@ -258,10 +233,9 @@ def test_how_far_it_has_followed_the_log_is_kept_and_never_goes_back(
     with closing(TimerTable(tmp_path, log="a log")) as table:
         fill(table, 2)
         # One before these two is not among them: it waits for its answer.
-        runs = [Fire("g", "k1", 1, 7, 5), Fire("g", "nobody", 1, 9, 5)]
-        table.write(runs, seq=5)
+        table.write([first_run(1, 7, 5), Fire("g", "nobody", 1, 9, 5)], seq=5)
         assert (table.seq, table.newest) == (5, 9)
-        table.write([Fire("g", "k2", 1, 6, 5)], seq=9)
+        table.write([first_run(2, 6, 5)], seq=9)
         table.follow(4)
         assert (table.seq, table.newest) == (9, 9)
     with closing(TimerTable(tmp_path, log="a log")) as table:
@@ -275,48 +249,29 @@ def test_beside_another_log_its_numbers_are_forgotten_and_no_timer_is(
     tmp_path: Path,
 ) -> None:
     with closing(TimerTable(tmp_path, log="a log")) as table:
-        since = {
-            key: timer(n, key)._replace(since=40) for n, key in enumerate("abcd", 1)
-        }
-        table.write([Schedule(one, "p") for one in since.values()])
+        timers = [pending(n, key, since=40) for n, key in enumerate("abcd", 1)]
+        add(table, *timers, payload="p")
         table.write([Fire("g", key, 1, seq, 5) for seq, key in enumerate("abc", 50)])
         end(table, "c", at=6)
         before = rows(table)
+    expected = {
+        number: row
+        if row.timer.key == "c"
+        else Due(
+            row.timer._replace(since=0, seq=None if row.timer.key == "d" else 0), "p"
+        )
+        for number, row in before.items()
+    }
     for _ in range(2):
         with closing(TimerTable(tmp_path, log="another")) as table:
             assert table.seq == 0
-            assert rows(table) == {
-                row.timer.id: row
-                if row.timer.key == "c"
-                else Due(
-                    row.timer._replace(
-                        since=0, seq=None if row.timer.key == "d" else 0
-                    ),
-                    "p",
-                )
-                for row in before.values()
-            }
+            assert rows(table) == expected
     with closing(TimerTable(tmp_path, log="another")) as table:
-        done, _ = table.write(
-            [
-                Reply("g", "a", None, True, None, False, 7),
-                Reply("g", "b", None, False, "no", False, 7),
-                Fire("g", "b", 2, 1, 8),
-                Fire("g", "d", 1, 2, 8),
-            ]
-        )
-        assert {it.key: it.state for it in done.changed} == {
-            "a": DONE,
-            "b": FIRED,
-            "d": FIRED,
-        }
-
-
-def test_nobody_else_may_look_into_the_timers(table: TimerTable) -> None:
-    fill(table, 1)
-    files = [*table.path.parent.glob(f"{DATABASE}*")]
-    assert len(files) == 3
-    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+        failed = Reply("g", "b", None, False, "no", False, 7)
+        runs = [Fire("g", "b", 2, 1, 8), Fire("g", "d", 1, 2, 8)]
+        written, _ = table.write([done("a", None, 7), failed, *runs])
+        states = {timer.key: timer.state for timer in written.changed}
+        assert states == {"a": DONE, "b": FIRED, "d": FIRED}
 
 
 def left_as_it_was(path: Path, match: str) -> None:
@@ -354,65 +309,11 @@ def test_damage_among_the_timers_is_told_with_the_files_name_and_left(
     )
 
 
-# What the version without timers made.
-SCHEMA_2: Final = """
-pragma auto_vacuum = incremental;
-pragma journal_mode = wal;
-create table meta (key text primary key, value any) strict, without rowid;
-create table log (
-    last integer primary key, first integer not null, newest integer not null,
-    records blob not null, check (first <= last)) strict;
-create trigger log_goes_on before insert on log
-    when new.first <= (select max(last) from log)
-    begin select raise(abort, 'a seq is given twice'); end;
-create table online (
-    session integer primary key, uid any not null, start integer not null,
-    conn integer, gateway text not null, timeout real) strict;
-create table cursors (
-    role text not null, name text not null, seq integer not null,
-    used integer not null, timeout real, primary key (role, name)
-    ) strict, without rowid;
-insert into meta values ('schema', 2), ('log', '0123456789abcdef');
-insert into online values (1, 7, 1000, null, 'g', 2.5), (2, '7', 1000, 5, 'g', null);
-insert into cursors values ('gateway', 'g', 2, 99, 30.0), ('watcher', 'w', 1, 98, null);
-"""
-
-
-def test_a_log_of_the_version_without_timers_is_migrated_and_then_left(
-    tmp_path: Path,
-) -> None:
-    records = [
-        Record(seq, "online", seq, "g", seq, None, "login", 1_000) for seq in (1, 2)
-    ]
-    path = tmp_path / log_file.DATABASE
-    with closing(sqlite3.connect(path)) as db, db:
-        db.executescript(SCHEMA_2)
-        page = msgpack.packb(records)
-        db.execute("insert into log values (2, 1, 1000, ?)", [page])
-    left = []
-    for _ in range(2):
-        with closing(Store(tmp_path)) as store:
-            assert store.log == "0123456789abcdef"
-            with closing(TimerTable(tmp_path, log=store.log)) as table:
-                assert (table.seq, states(table)) == (0, {})
-            assert disk.log(store.path) == records
-            assert list(store.online()) == [
-                OnlineRow(1, 7, 1_000, None, "g", 2.5),
-                OnlineRow(2, "7", 1_000, 5, "g", None),
-            ]
-            assert store.cursors() == {
-                ("gateway", "g"): CursorRow(2, 99, 30.0),
-                ("watcher", "w"): CursorRow(1, 98, None),
-            }
-        left.append(path.read_bytes())
-    assert left[0] == left[1]
-
-
 # --- retention ------------------------------------------------------------------------------
 
 
 def trim(table: TimerTable, *, oldest_ms: int = 0, most: int = PLENTY) -> Counter[str]:
-    """Take small steps until there is nothing to do."""
+    """Delete until there is nothing to do."""
     gone: Counter[str] = Counter()
     while step := table.trim(oldest_ms=oldest_ms, most=most):
         gone.update(step)
@@ -429,10 +330,7 @@ def test_ended_timers_go_once_they_are_old_and_live_ones_stay(
     assert trim(table, oldest_ms=100) == {}
     assert trim(table, oldest_ms=200) == {CANCELLED: 1}
     assert trim(table, oldest_ms=ALL_MS) == {CANCELLED: 1}
-    assert [key for (key,) in disk.rows(table.path, "select key from timers")] == [
-        "k3",
-        "k4",
-    ]
+    assert [row.timer.key for row in rows(table).values()] == ["k3", "k4"]
 
 
 def test_of_too_many_ended_timers_the_oldest_go_whatever_their_state(
@@ -440,9 +338,9 @@ def test_of_too_many_ended_timers_the_oldest_go_whatever_their_state(
 ) -> None:
     fill(table, 6)
     end(table, "k1", at=10)
-    table.write([Schedule(timer(7, "k2", created=20), None)])  # replaces it at 20
+    add(table, pending(7, "k2", at=20))  # replaces it at 20
     end(table, "k3", at=30)
-    table.write([Schedule(timer(8, "k4", created=40), None)])
+    add(table, pending(8, "k4", at=40))
     assert trim(table, most=2) == {"cancelled": 1, "replaced": 1}
     left = disk.rows(
         table.path, "select key from timers where next is null order by id"
@@ -460,88 +358,65 @@ def test_many_ended_timers_go_in_small_steps(table: TimerTable) -> None:
     assert states(table) == {}
 
 
-def test_the_retention_of_the_log_touches_no_timer_and_counts_none(
-    store: Store, tmp_path: Path
-) -> None:
-    for seq in (1, 2):
-        store.write(Batch([Record(seq, "online", "u", "g", seq, None, "login", 1)]))
-    size = store.log_bytes()
-    with closing(TimerTable(tmp_path, log=store.log)) as table:
-        table.write([Schedule(timer(n, f"k{n}"), "x" * 4_096) for n in range(1, 501)])
-        end(table, "k1", at=1)
-        before = rows(table)
-        assert store.log_bytes() == size
-        store.trim(oldest_ms=ALL_MS, most_bytes=0, idle_ms=ALL_MS)
-        assert [one.seq for one in disk.log(store.path)] == [2]
-        assert rows(table) == before
-
-
 # --- by which index ---------------------------------------------------------------------------
 
 
 @contextmanager
-def statements(db: sqlite3.Connection) -> Iterator[list[str]]:
-    """What is asked of the database meanwhile."""
-    asked: list[str] = []
+def steps(db: sqlite3.Connection) -> Iterator[list[str]]:
+    """How SQLite goes about all that is asked of it meanwhile."""
+    asked, found = list[str](), list[str]()
     db.set_trace_callback(asked.append)
-    yield asked
+    yield found
     db.set_trace_callback(None)
+    for query in asked:
+        if query.lstrip().startswith(("select", "insert", "update", "delete", "with")):
+            found += [row[-1] for row in db.execute(f"explain query plan {query}")]
 
 
-def plans(db: sqlite3.Connection, asked: list[str]) -> list[str]:
-    """How SQLite finds the rows of timers that are asked for."""
-    return [
-        detail
-        for query in asked
-        if query.lstrip().startswith(("select", "insert", "update", "delete", "with"))
-        for *_, detail in db.execute(f"explain query plan {query}")
-        if " timers" in detail
-    ]
+BY_KEY: Final = Drop("g", "k7", None, PLENTY, 5)
+BY_EXT: Final = Drop("g", None, "x", PLENTY, 5)
 
 
-def test_timers_are_found_by_key_and_ext_through_their_indexes(
-    table: TimerTable,
+@pytest.mark.parametrize(
+    ("change", "index"),
+    [
+        (lambda table: table.write([BY_KEY]), "timers_key"),
+        (lambda table: table.write([BY_EXT]), "timers_ext"),
+        (lambda table: table.trim(oldest_ms=ALL_MS, most=PLENTY), "timers_ended"),
+    ],
+    ids=["key", "ext", "too old"],
+)
+def test_timers_are_changed_through_an_index(
+    table: TimerTable, change: Callable[[TimerTable], object], index: str
 ) -> None:
     fill(table, 1_000, ext="x")
-    by_key, by_ext = Drop("g", "k7", None, PLENTY, 5), Drop("g", None, "x", PLENTY, 5)
-    for order, index in ((by_key, "timers_key"), (by_ext, "timers_ext")):
-        with statements(table._db) as asked:
-            table.write([order])
-        found = plans(table._db, asked)
-        assert any(f"INDEX {index} " in plan for plan in found), found
-        assert not any(plan.startswith("SCAN timers") for plan in found), found
-        assert any("INTEGER PRIMARY KEY" in plan for plan in found), (
-            "as they are changed"
-        )
+    end(table, "k1", at=1)
+    with steps(table._db) as found:
+        assert change(table)
+    found = [step for step in found if " timers" in step]
+    assert any(f"INDEX {index} " in step for step in found), found
+    assert not any(step.startswith("SCAN timers") for step in found), found
+    by_id = [step for step in found if "INTEGER PRIMARY KEY" in step]
+    assert by_id or index == "timers_ended", "as they are changed"
 
 
-def test_who_is_due_and_who_comes_is_found_through_an_index(table: TimerTable) -> None:
+def test_due_and_coming_timers_are_found_through_an_index(table: TimerTable) -> None:
     fill(table, 1_000)
     with reading(table.path) as db:
-        with statements(db) as asked:
+        with steps(db) as found:
             timertable.due(db, [1, 2, 3])
-        assert [plan.split(" USING ")[1] for plan in plans(db, asked)] == [
+        assert [step.split(" USING ")[1] for step in found if " timers" in step] == [
             "INTEGER PRIMARY KEY (rowid=?)"
         ]
-        with statements(db) as asked:
+        with steps(db) as found:
             timertable.coming(db, Window(3, 3, 500, 10))
-        (plan,) = plans(db, asked)
-        assert "INDEX timers_next (next>? AND next<?)" in plan
-        steps = [
-            row[-1]
-            for query in asked
-            for row in db.execute(f"explain query plan {query}")
-        ]
-        assert not any("TEMP B-TREE" in step for step in steps), "nothing is sorted"
+        (step,) = (step for step in found if " timers" in step)
+        assert "INDEX timers_next (next>? AND next<?)" in step
+        assert not any("TEMP B-TREE" in step for step in found), "nothing is sorted"
 
 
-def damage(table: TimerTable, column: str, *ids: int) -> None:
-    """Put a byte that is no UTF-8 into a text of these timers."""
-    with closing(sqlite3.connect(table.path)) as db, db:
-        db.executemany(
-            f"update timers set {column} = cast(x'ff61' as text) where id = ?",
-            [(number,) for number in ids],
-        )
+# A byte that is no UTF-8, and a letter.
+NO_TEXT: Final = "cast(x'ff61' as text)"
 
 
 @pytest.mark.parametrize("column", ["gateway", "key", "ext", "payload"])
@@ -549,7 +424,7 @@ def test_a_timer_whose_text_is_damaged_keeps_no_other_from_being_read(
     table: TimerTable, column: str
 ) -> None:
     fill(table, 7)
-    damage(table, column, 2, 7)
+    change(table, f"update timers set {column} = {NO_TEXT} where id in (2, 7)")
     with reading(table.path) as db:
         coming = timertable.coming(db, Window(0, 0, 10, 10))
         rows, unreadable = timertable.due(db, [it.id for it in coming])
@@ -562,7 +437,7 @@ def test_a_timer_whose_text_is_damaged_keeps_no_other_from_being_read(
 
 
 @pytest.mark.parametrize(
-    "change",
+    "sql",
     [
         "update meta set key = 'sea' where key = 'seq'",
         "update meta set value = 'x' where key = 'newest'",
@@ -571,13 +446,12 @@ def test_a_timer_whose_text_is_damaged_keeps_no_other_from_being_read(
     ],
 )
 def test_what_the_table_says_of_itself_is_refused_if_it_makes_no_sense(
-    tmp_path: Path, change: str
+    tmp_path: Path, sql: str
 ) -> None:
     with closing(TimerTable(tmp_path, log="a log")) as table:
         fill(table, 1)
-        table.write([Fire("g", "k1", 1, 1, 9)])
-    with closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
-        assert db.execute(change).rowcount == 1
+        table.write([first_run(1, 1, 9)])
+    change(table, sql)
     with pytest.raises(StateError, match="make"):
         TimerTable(tmp_path, log="a log")
 
@@ -586,20 +460,18 @@ def test_orders_about_a_timer_whose_text_is_damaged_hold_up_no_others(
     table: TimerTable,
 ) -> None:
     fill(table, 3)
-    damage(table, "ext", 2)
+    change(table, f"update timers set ext = {NO_TEXT} where id = 2")
     end(table, "k1", "k2", "k3", at=1)
     assert states(table) == {**states(table), "pending": 1, "cancelled": 2}
 
 
 @pytest.mark.parametrize(
-    "change",
+    "damage",
     [
-        "gateway = cast(x'ff61' as text)",
-        "key = cast(x'ff61' as text)",
-        "ext = cast(x'ff61' as text)",
-        "payload = cast(x'ff61' as text)",
-        "message = cast(x'ff61' as text)",
-        "state = cast(x'ff61' as text)",
+        *(
+            f"{column} = {NO_TEXT}"
+            for column in ("gateway", "key", "ext", "payload", "message", "state")
+        ),
         "state = 'qending'",
         "state = 'fired'",
         "state = 'failed'",
@@ -607,12 +479,11 @@ def test_orders_about_a_timer_whose_text_is_damaged_hold_up_no_others(
     ],
 )
 def test_a_damaged_timer_is_ended_with_its_text_as_far_as_it_can_be_read(
-    table: TimerTable, change: str
+    table: TimerTable, damage: str
 ) -> None:
     fill(table, 3)
     end(table, "k3", at=5)
-    with closing(sqlite3.connect(table.path)) as db, db:
-        db.execute(f"update timers set {change} where id = 2")
+    change(table, f"update timers set {damage} where id = 2")
     assert table.end_damaged(2, at=7) == {"pending": 1, "cancelled": -1}
     ended, payload = rows(table)[2]
     assert (ended.state, ended.next, ended.changed) == ("cancelled", None, 7)
@@ -627,12 +498,12 @@ def test_a_damaged_timer_is_ended_with_its_text_as_far_as_it_can_be_read(
     assert [table.end_damaged(n, at=9) for n in (1, 2, 3, 4)] == [None] * 4
 
 
-def test_one_that_is_over_stays_what_it_became(table: TimerTable) -> None:
+def test_a_damaged_timer_that_has_ended_stays_what_it_became(table: TimerTable) -> None:
     fill(table, 1)
-    table.write([Reply("g", "k1", None, True, None, False, 7)])
+    table.write([done("k1", None, 7)])
     fill(table, 1)
-    table.write([Fire("g", "k2", 1, 1, 8), Reply("g", "k2", 1, True, None, False, 9)])
-    damage(table, "payload", 2)
+    table.write([first_run(2, 1, 8), done("k2", 1, 9)])
+    change(table, f"update timers set payload = {NO_TEXT} where id = 2")
     assert table.end_damaged(2, at=10) is not None
     assert rows(table)[2].timer.state == DONE
     assert states(table) == {"pending": 1, "done": 1} == counted(table)
@@ -643,8 +514,7 @@ def test_of_several_that_make_no_sense_the_last_sets_the_counts_right(
 ) -> None:
     fill(table, 4)
     end(table, "k3", "k4", at=5)
-    with closing(sqlite3.connect(table.path)) as db, db:
-        db.execute("update timers set state = 'x' where id > 1")
+    change(table, "update timers set state = 'x' where id > 1")
     for number in (2, 3, 4):
         table.end_damaged(number, at=7)
     assert states(table) == {"pending": 1, "cancelled": 3} == counted(table)
@@ -652,7 +522,7 @@ def test_of_several_that_make_no_sense_the_last_sets_the_counts_right(
 
 def test_one_whose_index_has_what_it_had_is_ended_too(table: TimerTable) -> None:
     """As a damaged page has it: a statement would have changed its indexes as well."""
-    table.write([Schedule(timer(n, f"key-{n}", ext="e"), None) for n in (1, 2)])
+    add(table, *(pending(n, f"key-{n}", ext="e") for n in (1, 2)))
     table.close()
     data = table.path.read_bytes()
     (at,) = (
@@ -668,7 +538,7 @@ def test_one_whose_index_has_what_it_had_is_ended_too(table: TimerTable) -> None
             assert all(part.is_whole for part in found)
         ended = rows(table)[2].timer
         assert ended[1:4] == ("\ufffd", "key-\ufffd", "\ufffd")
-        table.write([Schedule(timer(3, "key-2", ext="e"), None)])
+        add(table, pending(3, "key-2", ext="e"))
         end(table, "key-1", "key-2", at=9)
         table.write([Drop("g", None, "e", PLENTY, 10)])
         assert states(table) == {"cancelled": 3} == counted(table)
@@ -676,13 +546,11 @@ def test_one_whose_index_has_what_it_had_is_ended_too(table: TimerTable) -> None
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
-def test_who_comes_is_read_in_pages_wherever_they_end(
+def test_coming_timers_are_read_in_pages_wherever_they_end(
     table: TimerTable, limit: int
 ) -> None:
     due = (9, 7, 7, 3, 7, 9, 8, 7)
-    table.write(
-        [Schedule(timer(n, f"k{n}", due=at), None) for n, at in enumerate(due, 1)]
-    )
+    add(table, *(pending(n, due=at) for n, at in enumerate(due, 1)))
     window, read = Window(-1, 0, 8, limit), list[Coming]()
     with reading(table.path) as db:
         while page := timertable.coming(db, window):
@@ -694,21 +562,12 @@ def test_who_comes_is_read_in_pages_wherever_they_end(
     )
 
 
-def test_what_is_too_old_is_found_through_an_index(table: TimerTable) -> None:
-    fill(table, 10)
-    end(table, "k1", at=5)
-    with statements(table._db) as asked:
-        assert table.trim(oldest_ms=ALL_MS, most=PLENTY)
-    found = plans(table._db, asked)
-    assert any("INDEX timers_ended " in plan for plan in found), found
-    assert not any(plan.startswith("SCAN timers") for plan in found), found
-
-
 # --- an ext of many -----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("jumping")
 async def test_an_ext_of_many_goes_in_steps_and_no_mark_is_reached_before_its_end(
-    store: Store, jumping: MockClock
+    store: Store,
 ) -> None:
     many = 5 * EXT_STEP // 2
     steps: list[tuple[bool, int, int]] = []
@@ -722,14 +581,11 @@ async def test_an_ext_of_many_goes_in_steps_and_no_mark_is_reached_before_its_en
         table = journal.timers.table
         fill(table, many, ext="x")
         journal.append(Changes(orders=[Drop("g", None, "x", many + 1, 5)]))
-        later = Schedule(timer(many + 1, "later", ext="x"), None)
+        later = Schedule(pending(many + 1, "later", ext="x"), None)
         journal.append(Changes(orders=[later]))
         mark = journal.flush()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(journal.run)
-            nursery.start_soon(journal.timers.run)
+        async with writing(journal):
             await journal.settled()
-            nursery.cancel_scope.cancel()
         # What came behind the cancel is over first, the cancel itself in the last step.
         left = [many - EXT_STEP + 1, many - 2 * EXT_STEP + 1, 1]
         assert steps == [(False, left[0], 1), (False, left[1], 0), (True, left[2], 1)]
@@ -755,9 +611,8 @@ def test_a_run_that_seems_to_begin_later_waits_a_whole_run_from_now(
     back_at, run_ms = 5_000, LADDER.run_ms
     with closing(TimerTable(tmp_path, log="a log")) as table:
         fill(table, 4)
-        table.write([Fire("g", "k1", 1, 2, 4_999), Fire("g", "k2", 1, 3, 9_000)])
-        table.write([Fire("g", "k3", 1, 4, 9_000)])
-        table.write([Reply("g", "k3", 4, True, None, False, 9_100)])
+        runs = [first_run(1, 2, 4_999), first_run(2, 3, 9_000), first_run(3, 4, 9_000)]
+        table.write([*runs, done("k3", 4, 9_100)])
     for now in (back_at, back_at + 100):  # started twice
         with closing(TimerTable(tmp_path, log="a log")) as table:
             table.fit(4, wall_ms=now)
@@ -777,8 +632,7 @@ def test_after_a_crash_nobody_counts_on_a_record_that_the_log_does_not_have(
     table: TimerTable,
 ) -> None:
     fill(table, 3)
-    ahead = timer(4, "ahead")._replace(since=12)
-    table.write([Schedule(ahead, None)])
+    add(table, pending(4, "ahead", since=12))
     table.fit(10, wall_ms=ALL_MS)
     assert [rows(table)[number].timer.since for number in (1, 4)] == [1, 11]
     table.write([Fire("g", "ahead", 1, 11, 2_000)])
@@ -790,9 +644,9 @@ def test_a_log_restored_from_an_older_backup_keeps_no_timer_from_firing(
 ) -> None:
     fill(table, 1)
     # The run is known of, though what came before it was not all noted yet.
-    table.write([Fire("g", "k1", 1, 900, 2_000)], seq=5)
+    table.write([first_run(1, 900, 2_000)], seq=5)
     table.fit(10, wall_ms=ALL_MS)
     assert (table.seq, table.newest) == (5, 10)
     assert rows(table)[1].timer[8:10] == (0, 1)  # its record, and since
-    table.write([Reply("g", "k1", 11, True, None, False, 3_000)])
+    table.write([done("k1", 11, 3_000)])
     assert rows(table)[1].timer.state == DONE
