@@ -1,6 +1,6 @@
 """What the tests of the service share: a state directory, and time that jumps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from math import inf
 from pathlib import Path
@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from liveness.service.store import Store
+from tests.service.rig import Rig, running
 
 T = TypeVar("T")
 
@@ -63,3 +64,10 @@ def jumping(
 
     monkeypatch.setattr(trio.to_thread, "run_sync", standing_still)
     return autojump_clock
+
+
+@pytest.fixture
+async def rig(tmp_path: Path, jumping: MockClock) -> AsyncIterator[Rig]:
+    """A running service with the settings of `running`."""
+    async with running(tmp_path) as made:
+        yield made

@@ -1,18 +1,22 @@
-"""Records, timers, and a journal over an open store with the timers' table beside it."""
+"""What fills a store and the timers' table; and a journal over both."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
+from typing import Final
 
 import trio
 
-from liveness.core.records import Record, Uid
+from liveness.core.records import KINDS, Logged, OnlineRow, Record, Uid, Wanted
 from liveness.core.timers import Order, Settlement, Timer
 from liveness.metrics import Counts
 from liveness.service.clock import Clock
 from liveness.service.journal import Journal
+from liveness.service.logpages import END
 from liveness.service.store import Batch, Store
 from liveness.service.timerjournal import TimerJournal
 from liveness.service.timertable import TimerTable
+
+ALL: Final = Wanted(None, frozenset(KINDS))
 
 
 def online(
@@ -21,6 +25,57 @@ def online(
     """A login, of a user of its own unless one is named."""
     user = f"u{seq}" if uid is None else uid
     return Record(seq, "online", user, gateway, seq, None, "login", at)
+
+
+def row(
+    session: int, uid: Uid = "u", *, gateway: str = "g", conn: int | None = None
+) -> OnlineRow:
+    return OnlineRow(session, uid, 1_000, conn, gateway, None)
+
+
+def keep(store: Store, *rows: OnlineRow) -> None:
+    store.write(Batch(online={row.session: row for row in rows}))
+
+
+def users(count: int, first: int = 1) -> list[OnlineRow]:
+    return [row(n, f"u{n}") for n in range(first, first + count)]
+
+
+def write(store: Store, *records: Logged) -> None:
+    store.write(Batch(records=list(records)))
+
+
+def fill(store: Store, count: int, *, at: int = 1_000, gateway: str = "g") -> None:
+    _, following = store.bounds()
+    made = range(following, following + count)
+    write(store, *(online(seq, gateway=gateway, at=at) for seq in made))
+
+
+def page(
+    store: Store, wanted: Wanted = ALL, *, after: int = 0, limit: int = 100_000
+) -> list[Logged]:
+    return store.read(after=after, until=10**9, wanted=wanted, limit=limit).records
+
+
+def of(gateway: str | None) -> Wanted:
+    return Wanted(gateway, frozenset(KINDS))
+
+
+def lost(store: Store, name: str | None, *, after: int = 0) -> int:
+    return store.read(after=after, until=10**9, wanted=of(name), limit=1).lost
+
+
+def trim(
+    store: Store,
+    *,
+    oldest_ms: int = 0,
+    most_bytes: int = 2**40,
+    idle_ms: int = 0,
+    until: int = END,
+) -> bool:
+    return store.trim(
+        oldest_ms=oldest_ms, most_bytes=most_bytes, idle_ms=idle_ms, until=until
+    )
 
 
 def pending(

@@ -1,45 +1,31 @@
 """A copy of the state: as of one moment, and with a log of its own once it is opened."""
 
-import fcntl
 import os
 import re
 import sqlite3
 import subprocess
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from io import StringIO
-from itertools import count
 from pathlib import Path
 
 import pytest
 
 from liveness.commands import CommandError
 from liveness.commands.backup import backup
-from liveness.core.records import Record
-from liveness.core.timers import Fire, Schedule, Timer
+from liveness.core.timers import Fire, Schedule
 from liveness.errors import StateError
 from liveness.service import backup as files
 from liveness.service import checkstate, timertable
 from liveness.service import store as log_file
 from liveness.service.backup import BackupError
 from liveness.service.database import only_reading
-from liveness.service.store import LOCK, Batch, CursorRow, Store
+from liveness.service.store import Batch, CursorRow, Store
 from liveness.service.timertable import TimerTable
 from tests import disk
-
-
-def online(seq: int) -> Record:
-    return Record(seq, "online", f"u{seq}", "gw", seq, None, "login", 1)
-
-
-def timer(number: int, *, since: int) -> Timer:
-    return Timer(
-        number, "gw", f"k{number}", None, "pending", 9, 9, 0, None, since, None, 1,
-        None, 1,
-    )  # fmt: skip
+from tests.service.journals import fill, pending
 
 
 @pytest.fixture
@@ -47,13 +33,18 @@ def folder(tmp_path: Path) -> Path:
     """A state: ten records, three timers, of which two were fired by records 8 and 9."""
     folder = tmp_path / "state"
     with closing(Store(folder)) as store:
-        records = [online(seq) for seq in range(1, 11)]
-        cursors = {("gateway", "gw"): CursorRow(7, 1, None)}
-        store.write(Batch(records=[*records], cursors=cursors))
+        fill(store, 10)
+        store.write(Batch(cursors={("gateway", "g"): CursorRow(7, 1, None)}))
         with closing(TimerTable(folder, log=store.log)) as table:
-            table.write([Schedule(timer(n, since=6), "p") for n in (1, 2, 3)])
-            table.write([Fire("gw", f"k{n}", 1, n + 7, 5) for n in (1, 2)], seq=9)
+            table.write([Schedule(pending(n, since=6), "p") for n in (1, 2, 3)])
+            table.write([Fire("g", f"k{n}", 1, n + 7, 5) for n in (1, 2)], seq=9)
     return folder
+
+
+def back_up(
+    folder: Path, file: Path, *, force: bool = False, damaged: bool = False
+) -> int:
+    return backup(folder, file, force=force, damaged=damaged, out=StringIO())
 
 
 def unpack(file: Path, to: Path) -> None:
@@ -65,10 +56,15 @@ def unpack(file: Path, to: Path) -> None:
 def restored(folder: Path, to: Path) -> Path:
     """Backs up *folder*, and unpacks that."""
     file = to.with_suffix(".tar")
-    backup(folder, file, force=True, out=StringIO())
+    back_up(folder, file, force=True)
     unpack(file, to)
     file.unlink()
     return to
+
+
+def change(path: Path, sql: str) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(sql)
 
 
 @contextmanager
@@ -95,19 +91,9 @@ def test_what_is_restored_is_what_was_there(folder: Path, tmp_path: Path) -> Non
     assert {path.stat().st_mode & 0o777 for path in there.iterdir()} == {0o600}
     with opened(there) as (store, table):
         assert disk.log(store.path) == before
-        assert store.cursors() == {("gateway", "gw"): CursorRow(7, 1, None)}
+        assert store.cursors() == {("gateway", "g"): CursorRow(7, 1, None)}
         assert disk.rows(table.path, "select * from timers") == timers
         assert (table.seq, table.newest) == (9, 9)
-
-
-def test_a_second_start_of_what_was_restored_changes_nothing_more(
-    folder: Path, tmp_path: Path
-) -> None:
-    there = restored(folder, tmp_path / "a")
-    with opened(there) as (store, _):
-        log, parted = store.log, store.parted
-    with opened(there) as (store, _):
-        assert (store.log, store.parted) == (log, parted)
 
 
 def test_each_that_is_restored_has_a_log_of_its_own_and_knows_all_before(
@@ -119,7 +105,10 @@ def test_each_that_is_restored_has_a_log_of_its_own_and_knows_all_before(
     with opened(first) as (store, _), opened(second) as (other, _):
         assert len({original, store.log, other.log}) == 3
         assert store.parted == other.parted == {original: 10}
-        store.write(Batch(records=[online(11)]))
+        log = store.log
+    with opened(first) as (store, _):  # only its first start begins a log
+        assert (store.log, store.parted) == (log, {original: 10})
+        fill(store, 1)
     with opened(restored(first, tmp_path / "c")) as (grandchild, _):
         assert grandchild.parted == {original: 10, store.log: 11}
 
@@ -142,11 +131,10 @@ def test_a_table_that_is_restored_late_counts_on_no_record_of_the_other_log(
     """Between the log's start and the table's there may be a crash, or a person."""
     there = restored(folder, tmp_path / "a")
     with opened(folder) as (store, table):
-        store.write(Batch(records=[online(seq) for seq in (11, 12)]))
-        table.write([Schedule(timer(4, since=11), "p")])
-        table.write([Fire("gw", "k4", 1, 12, 5)], seq=12)
-    with closing(Store(there)) as store:
-        pass
+        fill(store, 2)
+        table.write([Schedule(pending(4, since=11), "p")])
+        table.write([Fire("g", "k4", 1, 12, 5)], seq=12)
+    Store(there).close()
     for path in there.glob("timers.db*"):
         path.unlink()
     (folder / timertable.DATABASE).rename(there / timertable.DATABASE)
@@ -163,11 +151,10 @@ def test_unpacked_over_an_older_state_none_of_its_commits_come_back(
 ) -> None:
     """SQLite would take a WAL that was left for that of the file beside it."""
     older = tmp_path / "older"
-    store = Store(older)
-    store.write(Batch(records=[online(seq) for seq in range(1, 30)]))
     wal = older / "liveness.db-wal"
-    left = wal.read_bytes()
-    store.close()
+    with closing(Store(older)) as store:
+        fill(store, 29)
+        left = wal.read_bytes()
     wal.write_bytes(left)
     with opened(restored(folder, older)) as (store, _):
         assert store.bounds() == (1, 11)
@@ -229,30 +216,6 @@ def test_what_is_written_while_the_state_is_opened_is_in_both_or_in_neither(
         assert noted(folder) == (10, 10)
 
 
-def test_the_state_is_as_of_one_moment(folder: Path) -> None:
-    """Whoever writes without a pause does so in no step with those who open it."""
-    is_over = threading.Event()
-
-    def write() -> None:
-        with noting(folder) as note:
-            for number in count(1):
-                if is_over.is_set():
-                    return
-                note(number)
-
-    writer = threading.Thread(target=write)
-    with (folder / LOCK).open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as a sidecar has it that writes
-        writer.start()
-        try:
-            seen = [noted(folder) for _ in range(100)]
-        finally:
-            is_over.set()
-            writer.join()
-    assert len(set(seen)) > 10
-    assert [pair for pair in seen if not 0 <= pair[1] - pair[0] <= 1] == []
-
-
 def test_what_is_written_meanwhile_is_in_no_backup(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -263,9 +226,9 @@ def test_what_is_written_meanwhile_is_in_no_backup(
 
         def wrote(count: int) -> None:
             copied.append(count)
-            store.write(Batch(records=[online(store.bounds()[1])]))
+            fill(store, 1)
 
-        store.write(Batch(records=[online(11)]))
+        fill(store, 1)
         state.copy(path, tmp_path / "copy", made_ms=1, wrote=wrote)
         assert store.bounds() == (1, 12 + len(copied))
     assert sum(copied) == (tmp_path / "copy").stat().st_size
@@ -281,9 +244,9 @@ def test_a_file_that_is_there_is_replaced_if_asked_for_and_else_left(
     file = tmp_path / "b.tar"
     file.write_text("precious")
     with pytest.raises(CommandError, match="is there already"):
-        backup(folder, file, force=False, out=StringIO())
+        back_up(folder, file)
     assert file.read_text() == "precious"
-    backup(folder, file, force=True, out=StringIO())
+    back_up(folder, file, force=True)
     assert tarfile.is_tarfile(file)
     assert file.stat().st_mode & 0o777 == 0o600
     assert {path.name for path in tmp_path.iterdir()} == {"b.tar", "state"}
@@ -301,7 +264,7 @@ def test_one_that_appears_meanwhile_is_left_too(
 
     monkeypatch.setattr(os, "fsync", appears)
     with pytest.raises(CommandError, match="is there already"):
-        backup(folder, file, force=False, out=StringIO())
+        back_up(folder, file)
     assert file.read_text() == "precious"
     assert {path.name for path in tmp_path.iterdir()} == {"b.tar", "state"}
 
@@ -310,14 +273,13 @@ def state_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("force", [True, False])
 @pytest.mark.parametrize(
     "name",
     ["liveness.db", "liveness.db-wal", "timers.db", "timers.db-shm", "lock", "stopped"],
 )
 @pytest.mark.parametrize("whose", ["state", "other", "link", "to/../state"])
 def test_no_file_of_a_state_is_replaced_or_added_whatever_leads_there(
-    folder: Path, tmp_path: Path, whose: str, name: str, force: bool
+    folder: Path, tmp_path: Path, whose: str, name: str
 ) -> None:
     Store(tmp_path / "other").close()
     (tmp_path / "to").mkdir()
@@ -325,8 +287,9 @@ def test_no_file_of_a_state_is_replaced_or_added_whatever_leads_there(
     there = tmp_path / whose
     with opened(folder):
         before = state_files(there)
-        with pytest.raises(CommandError, match="is a file of a sidecar's state"):
-            backup(folder, there / name, force=force, out=StringIO())
+        for force in (True, False):
+            with pytest.raises(CommandError, match="is a file of a sidecar's state"):
+                back_up(folder, there / name, force=force)
         assert state_files(there) == before
 
 
@@ -338,7 +301,7 @@ def test_nor_is_one_that_a_link_of_another_name_leads_to(
     link(file, folder / "liveness.db")
     before = state_files(folder)
     with pytest.raises(CommandError, match="is a file of a sidecar's state"):
-        backup(folder, file, force=True, out=StringIO())
+        back_up(folder, file, force=True)
     assert file.samefile(folder / "liveness.db")
     assert state_files(folder) == before
 
@@ -347,25 +310,17 @@ def test_a_name_of_the_state_is_as_good_as_any_where_there_is_no_state(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "backups").mkdir()
-    backup(folder, tmp_path / "backups/liveness.db", force=False, out=StringIO())
+    back_up(folder, tmp_path / "backups/liveness.db")
 
 
-def test_damage_is_told_and_no_backup_is_made_of_it(
+def test_damage_is_reported_and_no_backup_is_made_of_it(
     folder: Path, tmp_path: Path
 ) -> None:
     """Within a page that a copy goes past without reading it."""
-    with closing(sqlite3.connect(folder / log_file.DATABASE)) as db:
-        (page,) = db.execute(
-            "select rootpage from sqlite_schema where name = 'cursors'"
-        ).fetchone()
-        (size,) = db.execute("pragma page_size").fetchone()
-    with (folder / log_file.DATABASE).open("r+b") as file:
-        file.seek((page - 1) * size)
-        file.write(b"\xff" * 64)
-    with pytest.raises(
-        StateError, match=r"is damaged .* no backup was made: keep the one before"
-    ):
-        backup(folder, tmp_path / "b.tar", force=False, out=StringIO())
+    disk.overwrite_root(folder / log_file.DATABASE, "cursors", 64)
+    why = r"is damaged .* no backup was made: keep the one before"
+    with pytest.raises(StateError, match=why):
+        back_up(folder, tmp_path / "b.tar")
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
@@ -382,62 +337,72 @@ def test_damage_is_told_and_no_backup_is_made_of_it(
 def test_no_backup_is_made_of_what_is_said_to_be_damaged(
     folder: Path, tmp_path: Path, name: str, sql: str, damaged: bool
 ) -> None:
-    with closing(sqlite3.connect(folder / name)) as db, db:
-        db.execute(sql)
+    change(folder / name, sql)
     (found,) = [it for it in checkstate.check(folder) if not it.is_whole]
     file = tmp_path / "b.tar"
     if not damaged:
         file.write_text("the one before")
     told = re.escape(f"{folder / name} is damaged ({found.part}: {found.told});")
     with pytest.raises(StateError, match=told):
-        backup(folder, file, force=not damaged, damaged=damaged, out=StringIO())
+        back_up(folder, file, force=not damaged, damaged=damaged)
     assert not file.exists() if damaged else file.read_text() == "the one before"
 
 
-def test_no_backup_is_made_without_the_timers_whose_wal_is_there(
-    folder: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("lose", "why"),
+    [
+        (
+            lambda path: path.rename(f"{path}-wal"),
+            r"missing, and timers\.db-wal is not",
+        ),
+        (lambda path: path.write_bytes(b""), "empty, and the log is not"),
+    ],
+    ids=["missing", "emptied"],
+)
+def test_no_backup_is_made_without_timers_that_there_were(
+    folder: Path, tmp_path: Path, lose: Callable[[Path], object], why: str
 ) -> None:
-    path = folder / timertable.DATABASE
-    path.rename(path.with_name(f"{path.name}-wal"))
-    with pytest.raises(StateError, match=r"it is missing, and timers\.db-wal is not"):
-        backup(folder, tmp_path / "b.tar", force=True, out=StringIO())
+    lose(folder / timertable.DATABASE)
+    with pytest.raises(StateError, match=f"it is {why}"):
+        back_up(folder, tmp_path / "b.tar", force=True)
 
 
-def test_no_backup_is_made_of_timers_that_were_emptied(
-    folder: Path, tmp_path: Path
-) -> None:
-    (folder / timertable.DATABASE).write_bytes(b"")
-    with pytest.raises(StateError, match="it is empty, and the log is not"):
-        backup(folder, tmp_path / "b.tar", force=True, out=StringIO())
+def backed_up_as_damaged(
+    folder: Path, tmp_path: Path, why: str, capsys: pytest.CaptureFixture[str]
+) -> Path:
+    """Have a backup made that is made only if it may be damaged; where it is unpacked."""
+    file, there = tmp_path / "b.tar", tmp_path / "to"
+    with pytest.raises(StateError, match=rf"damaged \({why}\); no backup was made"):
+        back_up(folder, file, force=True)
+    assert not file.exists()
+    assert back_up(folder, file, damaged=True) == 3
+    said = rf"{file} is not whole \({why}\): that is damaged"
+    assert re.search(said, capsys.readouterr().err)
+    unpack(file, there)
+    return there
 
 
 def test_a_backup_of_a_damaged_log_is_made_if_asked_for_and_replaces_none(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "b.tar"
     with closing(Store(folder)) as store:
-        store.write(Batch(records=[online(11)]))
+        fill(store, 1)
         store._db.execute("update log set records = zeroblob(9) where last = 10")
-    with pytest.raises(
-        StateError, match=r"damaged \(records 1 to 10\); no backup was made"
+    with opened(backed_up_as_damaged(folder, tmp_path, "records 1 to 10", capsys)) as (
+        store,
+        _,
     ):
-        backup(folder, file, force=True, out=StringIO())
-    assert not file.exists()
-    file.write_text("the one before")
-    with pytest.raises(CommandError, match="is there already"):
-        backup(folder, file, force=True, damaged=True, out=StringIO())
-    assert file.read_text() == "the one before"
-    file.unlink()
-    assert backup(folder, file, force=False, damaged=True, out=StringIO()) == 3
-    assert "is not whole (records 1 to 10): that is damaged" in capsys.readouterr().err
-    unpack(file, tmp_path / "to")
-    with opened(tmp_path / "to") as (store, _):
         assert store.bounds() == (1, 12)
         assert len(store.cursors()) == 1
+    file = tmp_path / "b.tar"
+    file.write_text("the one before")
+    with pytest.raises(CommandError, match="is there already"):
+        back_up(folder, file, force=True, damaged=True)
+    assert file.read_text() == "the one before"
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "why"),
     [
         (partial(disk.tear_a_leaf, table="log", which=3), r"records [\d,]+ to [\d,]+"),
         (partial(disk.tear_a_leaf, table="log", which=0), "structure of the log"),
@@ -445,54 +410,37 @@ def test_a_backup_of_a_damaged_log_is_made_if_asked_for_and_replaces_none(
     ],
     ids=["leaf", "first-leaf", "free-page"],
 )
-def test_so_is_one_of_a_log_in_whose_structure_there_is_damage_that_a_start_takes(
+def test_a_backup_is_made_of_a_log_in_whose_structure_there_is_damage_a_start_takes(
     folder: Path,
     tmp_path: Path,
     damage: Callable[[Path], None],
-    told: str,
+    why: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    file, path = tmp_path / "b.tar", folder / log_file.DATABASE
+    path = folder / log_file.DATABASE
     with closing(Store(folder)) as store:
         store._db.execute("pragma synchronous = off")
-        store.write(Batch(records=[online(seq) for seq in range(11, 2_000)]))
-        for seq in range(2_000, 2_400):
-            store.write(Batch(records=[online(seq)]))
+        fill(store, 1_989)
+        for _ in range(400):
+            fill(store, 1)
         store._db.execute("delete from log where last <= 1010")
     damage(path)
-    parts = {
-        it.part: it.is_whole for it in checkstate.check(folder) if it.file == path.name
-    }
-    assert parts == {
-        "structure": True,
-        "log": False,
-        "users online": True,
-        "names": True,
-    }
-    with pytest.raises(StateError, match=rf"damaged \({told}\); no backup was made"):
-        backup(folder, file, force=True, out=StringIO())
-    assert backup(folder, file, force=False, damaged=True, out=StringIO()) == 3
-    assert re.search(rf"is not whole \({told}\)", capsys.readouterr().err)
-    unpack(file, tmp_path / "to")
-    with opened(tmp_path / "to") as (store, _):
+    found = [it for it in checkstate.check(folder) if it.file == path.name]
+    parts = {it.part: it.is_whole for it in found}
+    whole = dict.fromkeys(("structure", "users online", "names"), True)
+    assert parts == whole | {"log": False}
+    with opened(backed_up_as_damaged(folder, tmp_path, why, capsys)) as (store, _):
         store.check()
         assert store.bounds()[1] == 2_400
 
 
 @pytest.mark.parametrize("sql", ["key = cast(x'ff' as text)", "state = 'qending'"])
-def test_so_is_one_with_damaged_timers(
+def test_a_backup_is_made_of_damaged_timers_if_asked_for(
     folder: Path, tmp_path: Path, sql: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "b.tar"
-    with closing(sqlite3.connect(folder / timertable.DATABASE)) as db, db:
-        db.execute(f"update timers set {sql} where id > 1")
-    with pytest.raises(StateError, match=r"damaged \(timers: 2\); no backup was made"):
-        backup(folder, file, force=True, out=StringIO())
-    assert not file.exists()
-    assert backup(folder, file, force=False, damaged=True, out=StringIO()) == 3
-    assert f"{file} is not whole (timers: 2)" in capsys.readouterr().err
-    unpack(file, tmp_path / "to")
-    with opened(tmp_path / "to") as (_, table), only_reading(table.path) as db:
+    change(folder / timertable.DATABASE, f"update timers set {sql} where id > 1")
+    there = backed_up_as_damaged(folder, tmp_path, "timers: 2", capsys)
+    with opened(there) as (_, table), only_reading(table.path) as db:
         assert timertable.damaged(db) == 2
 
 
@@ -503,6 +451,6 @@ def test_a_copy_that_is_too_slow_is_given_up(
     monkeypatch.setattr(files, "MOST_WAL_BYTES", 4_096)
     with files.opened(folder) as state, opened(folder) as (store, _):
         (path, _) = state.paths
-        store.write(Batch(records=[online(seq) for seq in range(11, 500)]))
+        fill(store, 489)
         with pytest.raises(BackupError, match="too slow"):
             state.copy(path, tmp_path / "copy", made_ms=1, wrote=lambda _count: None)

@@ -1,12 +1,11 @@
 """A start after a crash between the log and the table of timers.
 
-The log has runs of which the table was not told. They are told to it last, after
-whatever was said since; the table must then be as if it had been told in time, and what
-it knows already must stay as it is.
+The log has runs that the table lacks. It gets them last, after all that was said since;
+it must then be as if it had got them in time, and what it has already must stay as it is.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -16,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liveness.build import Wheel
-from liveness.core.records import TIMER, Logged, Record, TimerRecord
+from liveness.core.records import TIMER, Logged, TimerRecord
 from liveness.core.timers import (
     LADDER,
     Again,
@@ -36,6 +35,7 @@ from liveness.service.store import Batch, Store
 from liveness.service.timertable import TimerTable
 from tests import disk
 from tests.core.timers_rig import Rig
+from tests.service.journals import online, pending, write
 from tests.strategies import BOUNDED
 
 AT_MS: Final = 1_000
@@ -60,11 +60,8 @@ def rows(table: TimerTable) -> dict[int, Timer]:
     return {row[0]: Timer._make(row) for row in found}
 
 
-def after(number: int, key: str, *, since: int) -> Schedule:
-    timer = Timer(
-        number, "g", key, None, "pending", AT_MS, AT_MS, 0, None, since, None, AT_MS,
-        None, AT_MS,
-    )  # fmt: skip
+def after(number: int, key: str, *, since: int = 1) -> Schedule:
+    timer = pending(number, key, due=AT_MS, since=since, at=AT_MS)
     return Schedule(timer, None)
 
 
@@ -76,42 +73,43 @@ def fail(key: str) -> Reply:
     return Reply("g", key, None, False, "no", False, AT_MS)
 
 
-def again(key: str) -> Again:
-    return Again("g", key, AT_MS)
-
-
-def login(seq: int) -> Record:
-    return Record(seq, "online", seq, "g", seq, None, "login", AT_MS)
-
-
 def as_record(order: Fire) -> TimerRecord:
     gateway, key, attempt, seq, at = order
     return TimerRecord(seq, TIMER, gateway, key, None, None, AT_MS, attempt, at)
 
 
-def write(log: Store, records: Iterable[Logged]) -> None:
+def write_log(log: Store, *records: Logged) -> None:
     """Write records in their order, each as a commit of its own."""
-    for record in sorted(records, key=lambda one: one.seq):
-        log.write(Batch([record]))
+    for record in sorted(records, key=lambda record: record.seq):
+        write(log, record)
+
+
+def runs(*orders: Fire) -> list[Logged]:
+    """What the log has of them."""
+    return [*map(as_record, orders)]
+
+
+def logins(*seqs: int) -> list[Logged]:
+    return [*map(online, seqs)]
 
 
 # --- what the table lacks, and what it has ------------------------------------------
 
 
 def replay(table: TimerTable, log: Store) -> None:
-    """Tell the table of all runs, from the first on, as if it knew of none."""
+    """Give the table all runs, from the first on, as if it knew of none."""
     table.seq = 0
     _catch_up(table, log, LATER_MS)
 
 
 def damage(log: Store, *, below: int) -> None:
-    """Have older pages of the log such that nobody can read them."""
+    """Have older pages of the log be damaged."""
     with closing(sqlite3.connect(log.path)) as db, db:
         db.execute("update log set records = x'c1' where last < ?", [below])
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 100])
-def test_runs_that_the_table_lacks_are_told_to_it_and_all_others_change_nothing(
+def test_runs_that_the_table_lacks_are_applied_and_all_others_change_nothing(
     log: Store, table: TimerTable, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr(app, "REPLAYED_AT_ONCE", at_once)
@@ -127,72 +125,72 @@ def test_runs_that_the_table_lacks_are_told_to_it_and_all_others_change_nothing(
         fire(10, "overtaken", 2),
         fire(12, "unheard of"),
     ]
-    table.write([after(n, key, since=1) for n, key in enumerate(keys, 1)])
+    table.write([after(n, key) for n, key in enumerate(keys, 1)])
     table.write([*known, *map(fail, ("second", "anew", "overtaken"))])
-    table.write([again("anew")])
+    table.write([Again("g", "anew", AT_MS)])
     # These were said after the runs, and written before them.
-    table.write(
-        [after(8, "replaced", since=11), Drop("g", "cancelled", None, 9, AT_MS)]
-    )
-    table.write([again("overtaken")])
-    write(
-        log, [*map(as_record, (*known, *missed)), login(11), *map(login, (13, 14, 15))]
-    )
+    cancel = Drop("g", "cancelled", None, 9, AT_MS)
+    table.write([after(8, "replaced", since=11), cancel])
+    table.write([Again("g", "overtaken", AT_MS)])
+    write_log(log, *runs(*known, *missed), *logins(11, 13, 14, 15))
 
     before = rows(table)
     _catch_up(table, log, LATER_MS)
-    told = {it.key: it for number, it in rows(table).items() if it != before[number]}
-    assert {key: (it.state, it.attempts, it.seq) for key, it in told.items()} == {
+    new = {it.key: it for number, it in rows(table).items() if it != before[number]}
+    assert {key: (it.state, it.attempts, it.seq) for key, it in new.items()} == {
         "missed": ("fired", 1, 5),
         "second": ("fired", 2, 6),
         "anew": ("fired", 1, 9),
         "cancelled": ("cancelled", 1, 8),  # and stays so, but it had come
     }
-    del told["cancelled"]
-    for it in told.values():
-        assert it.seq is not None
-        at = AT_MS + it.seq
-        assert (it.fired, it.changed, it.next) == (at, at, at + LADDER.run_ms)
+    del new["cancelled"]
+    for timer in new.values():
+        assert timer.seq is not None
+        at = AT_MS + timer.seq
+        assert (timer.fired, timer.changed, timer.next) == (at, at, at + LADDER.run_ms)
     assert table.seq == 15
-    told_once = rows(table)
+    caught_up = rows(table)
     replay(table, log)
-    assert rows(table) == told_once
+    assert rows(table) == caught_up
+
+
+def states(table: TimerTable) -> list[str]:
+    return [timer.state for timer in rows(table).values()]
 
 
 def test_a_run_after_which_the_wall_clock_was_set_back_began_now(
     log: Store, table: TimerTable
 ) -> None:
-    table.write([after(1, "a", since=1), after(2, "b", since=1)])
-    write(log, map(as_record, (fire(1, "a"), fire(9, "b"))))
+    table.write([after(1, "a"), after(2, "b")])
+    write_log(log, *runs(fire(1, "a"), fire(9, "b")))
     _catch_up(table, log, AT_MS + 5)
-    assert [it.fired for it in rows(table).values()] == [AT_MS + 1, AT_MS + 5]
+    assert [timer.fired for timer in rows(table).values()] == [AT_MS + 1, AT_MS + 5]
 
 
-def test_of_a_log_that_was_trimmed_what_is_left_is_told(
+def test_what_is_left_of_a_trimmed_log_is_applied(
     log: Store, table: TimerTable
 ) -> None:
-    table.write([after(1, "a", since=1), after(2, "b", since=1)])
-    write(log, [as_record(fire(1, "a")), *map(login, (2, 3)), as_record(fire(4, "b"))])
+    table.write([after(1, "a"), after(2, "b")])
+    write_log(log, *runs(fire(1, "a"), fire(4, "b")), *logins(2, 3))
     log.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)
     _catch_up(table, log, LATER_MS)
-    assert [it.state for it in rows(table).values()] == ["pending", "fired"]
+    assert states(table) == ["pending", "fired"]
     assert table.seq == 4
 
 
 def test_the_log_is_read_from_where_the_table_has_followed_to(
     log: Store, table: TimerTable
 ) -> None:
-    known: list[Order] = [after(1, "a", since=1), after(2, "b", since=1), fire(2, "a")]
-    table.write(known, seq=2)
-    write(log, [login(1), *map(as_record, (fire(2, "a"), fire(3, "b")))])
+    table.write([after(1, "a"), after(2, "b"), fire(2, "a")], seq=2)
+    write_log(log, *logins(1), *runs(fire(2, "a"), fire(3, "b")))
     damage(log, below=3)
     _catch_up(table, log, LATER_MS)
-    assert [it.state for it in rows(table).values()] == ["fired", "fired"]
+    assert states(table) == ["fired", "fired"]
 
 
 def test_without_live_timers_the_log_is_not_read(log: Store, table: TimerTable) -> None:
-    table.write([after(1, "a", since=1), Drop("g", "a", None, 2, AT_MS)])
-    write(log, map(login, (1, 2, 3)))
+    table.write([after(1, "a"), Drop("g", "a", None, 2, AT_MS)])
+    write_log(log, *logins(1, 2, 3))
     damage(log, below=3)
     _catch_up(table, log, LATER_MS)
     assert table.seq == 3
@@ -204,35 +202,31 @@ def test_without_live_timers_the_log_is_not_read(log: Store, table: TimerTable) 
 def test_a_run_after_a_restored_log_is_known_after_a_crash(
     log: Store, table: TimerTable
 ) -> None:
-    table.write([after(1, "a", since=1), after(2, "b", since=1)])
+    table.write([after(1, "a"), after(2, "b")])
     # What came between the last run and where the table had followed to is lost.
     table.write([fire(50, "a")], seq=100)
-    write(log, [as_record(fire(50, "a")), *map(login, range(51, 71))])
+    write_log(log, *runs(fire(50, "a")), *logins(*range(51, 71)))
     _catch_up(table, log, LATER_MS)
-    write(log, [as_record(fire(71, "b"))])
+    write_log(log, *runs(fire(71, "b")))
     _catch_up(table, log, LATER_MS)
-    assert [(it.state, it.seq) for it in rows(table).values()] == [
-        ("fired", 50),
-        ("fired", 71),
-    ]
+    found = [(timer.state, timer.seq) for timer in rows(table).values()]
+    assert found == [("fired", 50), ("fired", 71)]
 
 
 def test_a_restored_log_does_not_begin_later_timers_of_its_keys(
     log: Store, table: TimerTable
 ) -> None:
-    table.write([after(1, "a", since=1)])
+    table.write([after(1, "a")])
     done = Reply("g", "a", None, True, None, False, AT_MS)
     table.write([fire(30, "a"), done], seq=30)
     table.write([after(2, "a", since=80), after(3, "b", since=80)], seq=90)
     table.write([fire(100, "b")], seq=100)
-    write(log, [as_record(fire(30, "a")), *map(login, range(31, 71))])
+    write_log(log, *runs(fire(30, "a")), *logins(*range(31, 71)))
     _catch_up(table, log, LATER_MS)
-    assert [it.state for it in rows(table).values()] == ["done", "pending", "fired"]
+    assert states(table) == ["done", "pending", "fired"]
     # Nobody has the record of the last: whatever is answered from now on counts.
-    assert [(it.seq, it.since) for it in rows(table).values()][1:] == [
-        (None, 71),
-        (0, 71),
-    ]
+    found = [(timer.seq, timer.since) for timer in rows(table).values()]
+    assert found[1:] == [(None, 71), (0, 71)]
 
 
 # --- in any order -------------------------------------------------------------------
@@ -254,24 +248,17 @@ class Decided(Rig):
     def __init__(self, said: list[tuple[str, str]]) -> None:
         self.orders: list[Order] = []
         super().__init__(Wheel, ladder=SHORT)
+        acts: dict[str, Callable[[str], object]] = {
+            "after": lambda key: self.after(key, 0.2),
+            "cancel": self.cancel,
+            "done": self.done,
+            "fail": self.fail,
+            "retry": self.try_again,
+            "wait": lambda _: self.wait(0.6),
+        }
         for what, key in said:
-            self.say(what, key)
+            acts[what](key)
         self.commit()
-
-    def say(self, what: str, key: str) -> None:
-        match what:
-            case "after":
-                self.after(key, 0.2)
-            case "cancel":
-                self.cancel(key)
-            case "done":
-                self.done(key)
-            case "fail":
-                self.fail(key)
-            case "retry":
-                self.try_again(key)
-            case _:
-                self.wait(0.6)
 
     def write(self, most: int = 10**9) -> bool:
         was_written = super().write(most)
@@ -300,7 +287,7 @@ def left_alone(orders: list[Order], since: int) -> set[object]:
 
 @BOUNDED
 @given(said, st.integers(0, 8), st.integers(1, 4))
-def test_runs_that_are_told_last_have_the_effect_they_had_in_time(
+def test_runs_that_are_applied_last_have_the_effect_they_had_in_time(
     tmp_path_factory: pytest.TempPathFactory,
     said: list[tuple[str, str]],
     known: int,

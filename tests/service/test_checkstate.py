@@ -12,13 +12,13 @@ import pytest
 from liveness.build import Wheel
 from liveness.commands import CommandError
 from liveness.commands.checkstate import check_state
-from liveness.core.records import OnlineRow, Record
-from liveness.core.timers import Schedule, Timer
+from liveness.core.timers import Schedule
 from liveness.errors import StateError
 from liveness.service import checkstate, stopfile
 from liveness.service.store import DATABASE, Batch, CursorRow, Store
 from liveness.service.timertable import DATABASE as TIMERS
 from liveness.service.timertable import TimerTable
+from tests.service.journals import fill, keep, pending, users
 
 WHOLE = """\
 liveness.db  structure       whole
@@ -35,19 +35,12 @@ stopped      clocks          none
 def folder(tmp_path: Path) -> Path:
     """Ten pages of four records, eight users online, a timer."""
     with closing(Store(tmp_path)) as store:
-        for at in range(1, 41, 4):
-            records = [
-                Record(seq, "online", f"u{seq}", "g", seq, None, "login", 1)
-                for seq in range(at, at + 4)
-            ]
-            store.write(Batch(records=[*records]))
-        rows = {n: OnlineRow(n, f"u{n}", 1, None, "g", None) for n in range(1, 9)}
-        store.write(
-            Batch(online={**rows}, cursors={("gateway", "g"): CursorRow(7, 1, None)})
-        )
-        timer = Timer(1, "g", "k", None, "pending", 9, 9, 0, None, 1, None, 1, None, 1)
+        for _ in range(10):
+            fill(store, 4)
+        keep(store, *users(8))
+        store.write(Batch(cursors={("gateway", "g"): CursorRow(7, 1, None)}))
         with closing(TimerTable(tmp_path, log=store.log)) as table:
-            table.write([Schedule(timer, None)])
+            table.write([Schedule(pending(1), None)])
     return tmp_path
 
 
@@ -69,7 +62,7 @@ def test_a_state_that_is_whole_is_said_to_be_and_left_as_it_is(folder: Path) -> 
 
 def test_the_state_of_a_sidecar_that_runs_is_read_beside_it(folder: Path) -> None:
     with closing(Store(folder)) as store:
-        store.write(Batch(records=[Record(41, "online", 9, "g", 41, None, "login", 1)]))
+        fill(store, 1)
         assert ran(folder) == (0, WHOLE.replace("(40)", "(41)"))
 
 
@@ -80,64 +73,51 @@ def test_damaged_records_are_named_however_the_log_is_cut(
     monkeypatch.setattr(checkstate, "CHUNK_RECORDS", size)
     change(folder, "update log set records = zeroblob(5) where last in (8, 16, 20, 40)")
     line = "log             damaged: records 5 to 8, 13 to 20, 37 to 40 (16 of 40)"
-    code, told = ran(folder)
+    code, text = ran(folder)
     assert code == 3
-    assert line in told
-    assert told.count("damaged") == 1
+    assert line in text
+    assert text.count("damaged") == 1
 
 
 @pytest.mark.parametrize(
-    ("sql", "database", "told"),
+    ("sql", "damaged"),
     [
         (
-            "update online set session = 400 where session = 4",
-            DATABASE,
+            "online set session = 400 where session = 4",
             "users online    damaged: 1 rows of online make no sense",
         ),
         (
-            "update online set uid = 'u1' where session = 2",
-            DATABASE,
+            "online set uid = 'u1' where session = 2",
             "users online    damaged: 1 users of 7 have several sessions",
         ),
         (
-            "update cursors set seq = 900",
-            DATABASE,
+            "cursors set seq = 900",
             "names           damaged: 1 rows of cursors make no sense",
         ),
         (
-            "update timers set state = 'done', next = null",
-            TIMERS,
+            "timers set state = 'done', next = null",
             "timers          damaged: it has {'done': 1} and says that it has {'pending': 1}",
         ),
         (
-            "update states set timers = 2 where state = 'done'",
-            TIMERS,
+            "states set timers = 2 where state = 'done'",
             "timers          damaged: it has {'pending': 1} and says that it has {'done': 2, 'pending': 1}",
         ),
-        (
-            "update timers set state = 'qending'",
-            TIMERS,
-            "timers          damaged: 1 of 1 make no sense",
-        ),
-        (
-            "update timers set payload = cast(x'ff' as text)",
-            TIMERS,
-            "timers          damaged: 1 of 1 make no sense",
-        ),
-        (
-            "update timers set next = null",
-            TIMERS,
-            "timers          damaged: 1 of 1 make no sense",
+        *(
+            (f"timers set {change}", "timers          damaged: 1 of 1 make no sense")
+            for change in (
+                "state = 'qending'",
+                "payload = cast(x'ff' as text)",
+                "next = null",
+            )
         ),
     ],
 )
-def test_what_makes_no_sense_is_told(
-    folder: Path, sql: str, database: str, told: str
-) -> None:
-    change(folder, sql, database)
+def test_what_makes_no_sense_is_reported(folder: Path, sql: str, damaged: str) -> None:
+    is_of_timers = sql.startswith(("timers", "states"))
+    change(folder, f"update {sql}", TIMERS if is_of_timers else DATABASE)
     code, text = ran(folder)
     assert code == 3
-    assert told in text
+    assert damaged in text
     assert text.count("damaged") == 1
 
 
@@ -149,7 +129,7 @@ def test_what_makes_no_sense_is_told(
     ],
     ids=["page", "text"],
 )
-def test_damage_to_the_structure_of_a_file_is_told_as_sqlite_has_it(
+def test_damage_to_the_structure_of_a_file_is_reported_as_sqlite_has_it(
     folder: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     path = folder / TIMERS
@@ -159,22 +139,18 @@ def test_damage_to_the_structure_of_a_file_is_told_as_sqlite_has_it(
     assert "timers.db    structure       damaged: " in text
 
 
-def test_timers_that_were_emptied_are_told(folder: Path) -> None:
+def test_timers_that_were_emptied_are_reported(folder: Path) -> None:
+    damaged = "timers.db    structure       damaged: it is"
     (folder / TIMERS).write_bytes(b"")
     code, text = ran(folder)
     assert code == 3
-    assert (
-        "timers.db    structure       damaged: it is empty, and the log is not" in text
-    )
+    assert f"{damaged} empty, and the log is not" in text
     (folder / TIMERS).unlink()
     assert ran(folder)[0] == 0, "that they are gone is somebody's doing"
     (folder / f"{TIMERS}-wal").write_bytes(b"commits")
     code, text = ran(folder)
     assert code == 3
-    assert (
-        "timers.db    structure       damaged: it is missing, and timers.db-wal is"
-        in text
-    )
+    assert f"{damaged} missing, and timers.db-wal is" in text
 
 
 def test_a_log_that_was_emptied_beside_its_timers_is_told_and_is_no_new_one(

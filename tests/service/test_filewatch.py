@@ -16,7 +16,7 @@ from liveness.errors import StateError
 from liveness.service.filewatch import LOOK_EVERY_S
 from liveness.service.logs import SAY_AGAIN_S
 from liveness.service.sockets import listening
-from tests.service.rig import running
+from tests.service.rig import Rig, running
 
 SEEN_S = 2 * LOOK_EVERY_S
 
@@ -45,97 +45,85 @@ def errors(logs: list[Any]) -> list[Any]:
     ["lock", "liveness.db", "liveness.db-wal", "liveness.db-shm", "timers.db"],
 )
 async def test_a_file_of_the_state_that_is_lost_is_said_until_it_is_back(
-    tmp_path: Path,
-    jumping: MockClock,
-    name: str,
-    lose: Callable[[Path], Callable[[], object]],
+    rig: Rig, name: str, lose: Callable[[Path], Callable[[], object]]
 ) -> None:
-    async with running(tmp_path) as rig:
+    await trio.sleep(SEEN_S)
+    assert rig.sidecar.why_not_ready() == []
+    with structlog.testing.capture_logs() as logs:
+        back = lose(rig.store.folder / name)
         await trio.sleep(SEEN_S)
-        assert rig.sidecar.why_not_ready() == []
-        with structlog.testing.capture_logs() as logs:
-            back = lose(rig.store.folder / name)
-            await trio.sleep(SEEN_S)
-            (why,) = rig.sidecar.why_not_ready()
-            folder = rig.store.folder
-            assert why.startswith(
-                f"state directory {folder}: {name} removed or replaced"
-            )
-            assert rig.sidecar.status.startswith("not ready: ")
-            await trio.sleep(3 * SAY_AGAIN_S)
-            assert len(errors(logs)) == 4
-            assert errors(logs)[-1]["why"] == why
-        back()
-        await trio.sleep(SEEN_S)
-        assert rig.sidecar.why_not_ready() == []
-        assert rig.counts.files_lost == {"gateway": 0, "admin": 0, "state": 1}
+        (why,) = rig.sidecar.why_not_ready()
+        folder = rig.store.folder
+        assert why.startswith(f"state directory {folder}: {name} removed or replaced")
+        assert rig.sidecar.status.startswith("not ready: ")
+        await trio.sleep(3 * SAY_AGAIN_S)
+        assert len(errors(logs)) == 4
+        assert errors(logs)[-1]["why"] == why
+    back()
+    await trio.sleep(SEEN_S)
+    assert rig.sidecar.why_not_ready() == []
+    assert rig.counts.files_lost == {"gateway": 0, "admin": 0, "state": 1}
 
 
-async def test_links_go_on_while_the_state_folder_is_elsewhere(
-    tmp_path: Path, jumping: MockClock
-) -> None:
-    async with running(tmp_path) as rig:
-        gateway = await rig.gateway("gw")
-        back = removed(rig.store.folder)
-        await trio.sleep(SEEN_S)
-        assert len(rig.sidecar.why_not_ready()) == 1
-        await gateway.send(["login", "ada", {"conn": 1}])
-        await gateway.settle()
-        back()
-        await trio.sleep(SEEN_S)
-        assert rig.sidecar.why_not_ready() == []
-        assert [record.uid for record in rig.log()] == ["ada"]
+async def test_links_go_on_while_the_state_folder_is_elsewhere(rig: Rig) -> None:
+    gateway = await rig.gateway("gw")
+    back = removed(rig.store.folder)
+    await trio.sleep(SEEN_S)
+    assert len(rig.sidecar.why_not_ready()) == 1
+    await gateway.send(["login", "ada", {"conn": 1}])
+    await gateway.settle()
+    back()
+    await trio.sleep(SEEN_S)
+    assert rig.sidecar.why_not_ready() == []
+    assert [record.uid for record in rig.log()] == ["ada"]
 
 
 async def test_a_log_that_another_process_writes_too_ends_the_sidecar_with_bye(
     tmp_path: Path, jumping: MockClock
 ) -> None:
-    told: list[list[Any] | None] = []
+    last: list[Any] | None = None
 
     async def written_by_two() -> None:
+        nonlocal last
         async with running(tmp_path) as rig:
             gateway = await rig.gateway("gw")
             with closing(sqlite3.connect(rig.store.path)) as other, other:
                 other.execute("insert into log values (1, 1, 1, x'', 0)")
             await gateway.send(["login", "ada", {"conn": 1}], ["ping", 1])
             with trio.CancelScope(shield=True):
-                told.append(await gateway.receive())
+                last = await gateway.receive()
             await trio.sleep_forever()
 
     with pytest.raises(ExceptionGroup) as ended:
         await written_by_two()
     assert ended.group_contains(StateError, match="another process writes there too")
-    assert told == [["bye", {"reason": "the sidecar stops"}]]
+    assert last == ["bye", {"reason": "the sidecar stops"}]
 
 
-async def test_a_socket_that_was_removed_is_made_anew_and_links_go_on(
-    tmp_path: Path, jumping: MockClock
-) -> None:
-    async with running(tmp_path) as rig:
-        early = await rig.gateway("early")
-        for times in range(1, 4):
-            with structlog.testing.capture_logs() as logs:
-                removed(rig.sidecar.config.socket.path)
-                await trio.sleep(SEEN_S)
-            assert len(errors(logs)) == (1 if times == 1 else 0)  # again in a minute
-            assert rig.sidecar.why_not_ready() == []
-            late = await rig.gateway("late")
-            for gateway in (early, late):
-                await gateway.settle()
-            assert rig.counts.files_lost["gateway"] == times
-
-
-async def test_another_that_serves_there_is_left_alone_and_said_until_it_has_gone(
-    tmp_path: Path, jumping: MockClock
-) -> None:
-    async with running(tmp_path) as rig:
-        removed(rig.sidecar.config.socket.path)
-        with listening(rig.sidecar.config.socket.path) as other:
+async def test_a_socket_that_was_removed_is_made_anew_and_links_go_on(rig: Rig) -> None:
+    early = await rig.gateway("early")
+    for times in range(1, 4):
+        with structlog.testing.capture_logs() as logs:
+            removed(rig.sidecar.config.socket.path)
             await trio.sleep(SEEN_S)
-            (why,) = rig.sidecar.why_not_ready()
-            assert "another process serves there" in why
-            assert other.is_reachable()
-        await trio.sleep(SEEN_S)
+        assert len(errors(logs)) == (1 if times == 1 else 0)  # again in a minute
         assert rig.sidecar.why_not_ready() == []
-        assert rig.counts.files_lost["gateway"] == 1
-        await rig.gateway("gw")
+        late = await rig.gateway("late")
+        for gateway in (early, late):
+            await gateway.settle()
+        assert rig.counts.files_lost["gateway"] == times
+
+
+async def test_another_process_that_serves_there_is_reported_until_it_has_gone(
+    rig: Rig,
+) -> None:
+    removed(rig.sidecar.config.socket.path)
+    with listening(rig.sidecar.config.socket.path) as other:
+        await trio.sleep(SEEN_S)
+        (why,) = rig.sidecar.why_not_ready()
+        assert "another process serves there" in why
+        assert other.is_reachable()
+    await trio.sleep(SEEN_S)
+    assert rig.sidecar.why_not_ready() == []
+    assert rig.counts.files_lost["gateway"] == 1
+    await rig.gateway("gw")

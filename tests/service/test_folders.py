@@ -5,8 +5,10 @@ import socket
 import sqlite3
 import stat
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -14,10 +16,10 @@ import pytest
 
 from liveness.core.wheel import Snapshot
 from liveness.errors import StartError, StateError
-from liveness.service import stopfile
+from liveness.service import folders, stopfile
 from liveness.service.folders import check_own, identities, make_own_folder, open_own
 from liveness.service.logbook import file_state
-from liveness.service.store import DATABASE, LOCK, Store
+from liveness.service.store import DATABASE, LOCK, Store, is_in_use
 from liveness.service.timertable import DATABASE as TIMERS
 from liveness.service.timertable import TimerTable
 
@@ -35,6 +37,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
+@pytest.fixture
+def made(folder: Path) -> Path:
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Iterator[Path]:
+    """A file that is not to be written to."""
+    path = tmp_path / "precious"
+    path.write_text("precious")
+    yield path
+    assert path.read_text() == "precious"
+
+
 # --- the folder -----------------------------------------------------------------------
 
 
@@ -48,7 +65,7 @@ def test_a_folder_that_others_may_write_to_is_refused(folder: Path, mode: int) -
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o2755])
-def test_one_that_others_may_only_read_is_fine(folder: Path, mode: int) -> None:
+def test_a_folder_that_others_may_only_read_is_fine(folder: Path, mode: int) -> None:
     folder.mkdir()
     folder.chmod(mode)
     Store(folder).close()
@@ -90,9 +107,46 @@ def test_a_link_to_the_folder_is_followed_and_both_ways_are_looked_at(
         open_to_all.chmod(0o755)
 
 
-def test_a_folder_that_is_made_is_closed_to_others(folder: Path) -> None:
-    make_own_folder(folder / "deep")
-    assert stat.S_IMODE((folder / "deep").stat().st_mode) == 0o700
+# --- one owner ------------------------------------------------------------------------
+
+
+IN_USE: Final = "in use by another sidecar; stop that one"
+
+
+def test_a_second_owner_is_refused_and_may_follow_the_first(folder: Path) -> None:
+    with closing(Store(folder)), pytest.raises(StartError, match=IN_USE):
+        Store(folder)
+    Store(folder).close()
+
+
+def test_a_second_owner_is_refused_though_the_lock_file_was_removed(
+    folder: Path,
+) -> None:
+    with closing(Store(folder)):
+        for _ in range(2):
+            (folder / LOCK).unlink(missing_ok=True)
+            with pytest.raises(StartError, match=IN_USE):
+                Store(folder)
+            assert is_in_use(folder)
+    assert not is_in_use(folder)
+    Store(folder).close()
+
+
+def test_a_second_owner_of_files_that_were_moved_is_refused(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    after.mkdir()
+    with closing(Store(before)):
+        for path in before.iterdir():
+            path.rename(after / path.name)
+        with pytest.raises(StartError, match=IN_USE):
+            Store(after)
+        assert is_in_use(after)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError, match=r"file/state: it is no folder; make it"):
+        Store(tmp_path / "file" / "state")
 
 
 # --- what is in it --------------------------------------------------------------------
@@ -133,88 +187,67 @@ PLANTS: Final = [
 @pytest.mark.parametrize(("plant", "why"), PLANTS)
 @pytest.mark.parametrize(
     "name",
-    [LOCK, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"],
+    [
+        LOCK,
+        *(f"{DATABASE}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")),
+        *(f"{TIMERS}{suffix}" for suffix in ("", "-wal", "-shm")),
+    ],
 )
-def test_what_was_planted_for_the_log_is_refused_and_left_alone(
-    folder: Path, name: str, plant: Plant, why: str
+def test_a_planted_file_is_refused_and_left_alone(
+    made: Path, precious: Path, name: str, plant: Plant, why: str
 ) -> None:
-    refused(folder, name, plant, why, lambda: Store(folder).close())
-
-
-@pytest.mark.parametrize(("plant", "why"), PLANTS)
-@pytest.mark.parametrize("name", [TIMERS, f"{TIMERS}-wal", f"{TIMERS}-shm"])
-def test_what_was_planted_for_the_timers_is_refused_and_left_alone(
-    folder: Path, name: str, plant: Plant, why: str
-) -> None:
-    refused(folder, name, plant, why, lambda: TimerTable(folder, log="log").close())
+    plant(made / name)
+    # Not when it was last read.
+    state = attrgetter("st_mode", "st_ino", "st_uid", "st_size", "st_ctime_ns")
+    before = state((made / name).lstat())
+    start = partial(TimerTable, log="log") if name.startswith(TIMERS) else Store
+    with pytest.raises(StartError, match=f"{made / name} {why}; it was left alone"):
+        start(made)
+    assert state((made / name).lstat()) == before
+    assert not made.with_name("missing").exists()
 
 
 @pytest.mark.parametrize(("plant", "why"), PLANTS[:-1])
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
 def test_what_only_reads_follows_no_link_and_waits_for_no_pipe(
-    folder: Path, suffix: str, plant: Plant, why: str
+    made: Path, suffix: str, plant: Plant, why: str
 ) -> None:
-    folder.mkdir()
-    path = folder / f"{DATABASE}{suffix}"
+    path = made / f"{DATABASE}{suffix}"
     plant(path)
     with pytest.raises(StateError, match=f"{path} {why}; it was not read"):
-        file_state(folder / DATABASE)
-
-
-def refused(
-    folder: Path, name: str, plant: Plant, why: str, start: Callable[[], object]
-) -> None:
-    folder.mkdir(mode=0o700)
-    precious = folder.with_name("precious")
-    precious.write_text("precious")
-    plant(folder / name)
-    before = (folder / name).lstat()
-    with pytest.raises(StartError, match=f"{folder / name} {why}; it was left alone"):
-        start()
-    assert (folder / name).lstat() == before
-    assert precious.read_text() == "precious"
-    assert not folder.with_name("missing").exists()
+        file_state(made / DATABASE)
 
 
 def test_a_link_that_is_put_there_behind_the_look_is_not_followed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    made: Path, precious: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder.mkdir(mode=0o700)
-    precious = folder.with_name("precious")
-    precious.write_text("precious")
-    monkeypatch.setattr(
-        "liveness.service.folders.check_own",
-        lambda path: path.symlink_to(precious),
-    )
+    monkeypatch.setattr(folders, "check_own", lambda path: path.symlink_to(precious))
     with pytest.raises(OSError, match="symbolic links"):
-        open_own(folder / LOCK, os.O_RDWR | os.O_CREAT)
+        open_own(made / LOCK, os.O_RDWR | os.O_CREAT)
 
 
-def test_a_file_of_ours_is_fine_and_so_is_none(folder: Path) -> None:
-    check_own(folder / "none")
-    folder.mkdir()
-    with os.fdopen(open_own(folder / "made", os.O_WRONLY | os.O_CREAT), "w") as made:
-        made.write("ours")
-    assert stat.S_IMODE((folder / "made").stat().st_mode) == 0o600
-    check_own(folder / "made")
+def test_a_file_of_ours_is_fine_and_so_is_none(made: Path) -> None:
+    check_own(made / "none")
+    with os.fdopen(open_own(made / "ours", os.O_WRONLY | os.O_CREAT), "w") as file:
+        file.write("ours")
+    assert stat.S_IMODE((made / "ours").stat().st_mode) == 0o600
+    check_own(made / "ours")
 
 
 def write_clocks(folder: Path) -> None:
     stopfile.write(folder, log="log", seq=7, mono=1.0, wall_ms=1, everyone=NOBODY)
 
 
-def test_a_link_in_the_place_of_the_clocks_is_not_written_through(folder: Path) -> None:
-    folder.mkdir()
-    precious = folder.with_name("precious")
-    precious.write_text("precious")
+def test_a_link_in_the_place_of_the_clocks_is_not_written_through(
+    made: Path, precious: Path
+) -> None:
     for name in ("stopped.new", "stopped"):
-        (folder / name).symlink_to(precious)
-    write_clocks(folder)
-    assert precious.read_text() == "precious"
-    written = (folder / "stopped").lstat()
+        (made / name).symlink_to(precious)
+    write_clocks(made)
+    written = (made / "stopped").lstat()
     assert stat.S_ISREG(written.st_mode)
     assert stat.S_IMODE(written.st_mode) == 0o600
-    assert stopfile.stopped_at(folder, log="log", seq=7) == 1
+    assert stopfile.stopped_at(made, log="log", seq=7) == 1
 
 
 def test_clocks_are_not_read_through_a_link(folder: Path) -> None:
@@ -226,36 +259,34 @@ def test_clocks_are_not_read_through_a_link(folder: Path) -> None:
     assert (folder / "real/stopped").exists()
 
 
-def test_a_pipe_in_the_place_of_the_clocks_holds_up_no_start(folder: Path) -> None:
-    folder.mkdir()
-    os.mkfifo(folder / "stopped")
-    clocks = stopfile.take(folder, log="log", seq=7, wall_ms=1)
-    assert len(clocks) == 0
+def test_a_pipe_in_the_place_of_the_clocks_holds_up_no_start(made: Path) -> None:
+    os.mkfifo(made / "stopped")
+    assert len(stopfile.take(made, log="log", seq=7, wall_ms=1)) == 0
 
 
 def test_a_link_in_the_place_of_the_reserve_is_removed_and_not_followed(
-    folder: Path,
+    made: Path, precious: Path
 ) -> None:
-    folder.mkdir(mode=0o700)
-    precious = folder.with_name("precious")
-    precious.write_text("precious")
-    (folder / "reserve").symlink_to(precious)
-    Store(folder).close()
-    assert not (folder / "reserve").is_symlink()
-    assert precious.read_text() == "precious"
+    (made / "reserve").symlink_to(precious)
+    Store(made).close()
+    assert not (made / "reserve").is_symlink()
 
 
 # --- which files are open -------------------------------------------------------------
 
 
-def test_the_files_that_are_open_are_known(folder: Path) -> None:
+def test_the_files_that_are_open_are_known_and_closed_to_others(folder: Path) -> None:
+    folder = folder / "deep"
     with closing(Store(folder)) as store, closing(TimerTable(folder, log="l")) as table:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         files = store.files | table.files
         assert {path.name for path in files} == {
             LOCK, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", TIMERS,
             f"{TIMERS}-wal", f"{TIMERS}-shm",
         }  # fmt: skip
         assert identities(files) == files
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in files}
+        assert modes == dict.fromkeys(modes, 0o600)
     with closing(Store(folder)) as store:  # after a clean end there is no WAL at first
         assert f"{DATABASE}-wal" in {path.name for path in store.files}
 

@@ -18,7 +18,6 @@ from liveness.service.logbook import Logbook, Look, Sought, log_in, looking_at
 from liveness.service.logpages import PAGE_RECORDS, joined
 from liveness.service.store import DATABASE, SCHEMA, Batch, Store
 from tests.disk import tear_a_leaf
-from tests.older import schema_1
 
 # Each is within another's bytes, looks like one, or is like a kind, a gateway or a number.
 UIDS: list[Uid] = [
@@ -390,14 +389,14 @@ def test_a_folder_without_a_log_is_told_and_none_is_made(tmp_path: Path) -> None
     assert "is empty, no sidecar has written there yet" in why_unread(tmp_path)
 
 
-def test_a_log_of_another_version_is_told_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "older").mkdir()
-    schema_1(tmp_path / "older" / DATABASE, [])
+def test_a_log_of_another_version_is_reported_with_what_to_do(tmp_path: Path) -> None:
+    for folder, schema in (("older", 1), ("newer", 99)):
+        with closing(Store(tmp_path / folder)) as store:
+            query = "update meta set value = ? where key = 'schema'"
+            store._db.execute(query, [schema])
     assert "start this version's sidecar there" in why_unread(tmp_path / "older")
-    with closing(Store(tmp_path / "newer")) as store:
-        store._db.execute("update meta set value = 99 where key = 'schema'")
-    told = why_unread(tmp_path / "newer")
-    assert f"has schema 99, this version reads {SCHEMA}; use the version" in told
+    why = f"has schema 99, this version reads {SCHEMA}; use the version"
+    assert why in why_unread(tmp_path / "newer")
 
 
 @pytest.mark.parametrize("what", ["no database", "cut short"])

@@ -30,6 +30,7 @@ from liveness.service.logbook import log_in
 from liveness.service.store import CursorRow, Store
 from liveness.service.timertable import TimerTable
 from tests import disk, older
+from tests.service.journals import online
 from tests.strategies import HARD_UIDS
 
 MIGRATED: Final = "an older file was migrated"
@@ -37,18 +38,14 @@ MIGRATED: Final = "an older file was migrated"
 MOST_MEMORY_BYTES: Final = 24 * 2**20
 
 
-def online(seq: int, uid: str | int = "u") -> Record:
-    return Record(seq, "online", uid, "g", seq, seq, "login", 1_000 + seq)
-
-
 def log_ins(count: int) -> Iterator[Record]:
-    return (online(seq, f"user-{seq}") for seq in range(1, count + 1))
+    return (online(seq) for seq in range(1, count + 1))
 
 
 def sessions(count: int) -> Iterator[OnlineRow]:
     # From the last: they did not lie in the order of their sessions.
     for seq in range(count, 0, -1):
-        yield OnlineRow(seq, f"user-{seq}", 1_000 + seq, seq, "g", None)
+        yield OnlineRow(seq, f"u{seq}", 1_000 + seq, seq, "g", None)
 
 
 def tables(path: Path) -> list[tuple[Any, ...]]:
@@ -64,7 +61,7 @@ def test_every_record_session_and_cursor_of_schema_1_is_taken_over(
 ) -> None:
     path = tmp_path / store.DATABASE
     seqs = count(7)  # what was before is past the retention
-    records = [online(next(seqs), uid) for uid in HARD_UIDS]
+    records = [online(next(seqs), uid)._replace(conn=7) for uid in HARD_UIDS]
     first = records[0]
     silent = Record(
         next(seqs), "offline", 7, "g", 7, None, "silence", 5_000, 2_000, "message", 3.25
@@ -78,8 +75,8 @@ def test_every_record_session_and_cursor_of_schema_1_is_taken_over(
     ]
     records += [online(next(seqs)) for _ in range(2_500)]
     rows = [
-        OnlineRow(one.seq, one.uid, one.at, one.conn, "g", 2.5 if one.seq % 2 else None)
-        for one in records[: len(HARD_UIDS)]
+        OnlineRow(seq, uid, 1_000, seq, "g", 2.5 if seq % 2 else None)
+        for seq, uid in enumerate(HARD_UIDS, first.seq)
     ]
     cursors = {
         (GATEWAY, "g"): CursorRow(2_000, 99, 30.0),
@@ -91,8 +88,8 @@ def test_every_record_session_and_cursor_of_schema_1_is_taken_over(
         assert migrated.bounds() == (first.seq, records[-1].seq + 1)
         kept = disk.log(path)
         assert kept == records
-        for one, other in zip(kept, records, strict=True):
-            assert [*map(type, one)] == [*map(type, other)]
+        for record, was in zip(kept, records, strict=True):
+            assert [*map(type, record)] == [*map(type, was)]
         assert list(migrated.online()) == rows
         assert migrated.cursors() == cursors
     about = {"log_level": "info", "path": str(path), "was": 1, "schema": store.SCHEMA}
@@ -100,28 +97,27 @@ def test_every_record_session_and_cursor_of_schema_1_is_taken_over(
         {"event": "an older file is migrated", **about},
         {"event": MIGRATED, **about},
     ]
+    before = path.read_bytes()
     with structlog.testing.capture_logs() as said:
         Store(tmp_path).close()
     assert said == []
+    assert path.read_bytes() == before
 
 
-def test_a_migrated_file_is_made_of_what_a_new_one_is(tmp_path: Path) -> None:
-    for folder in ("old", "new"):
-        (tmp_path / folder).mkdir()
-    older.schema_1(tmp_path / "old" / store.DATABASE, log_ins(3))
+@pytest.mark.parametrize("size", [0, 3])
+def test_a_migrated_file_is_made_of_what_a_new_one_is(
+    tmp_path: Path, size: int
+) -> None:
     old, new = (tmp_path / folder / store.DATABASE for folder in ("old", "new"))
-    for path in (old, new):
-        Store(path.parent).close()
+    old.parent.mkdir()
+    older.schema_1(old, log_ins(size))
+    Store(new.parent).close()
+    with closing(Store(old.parent)) as migrated:
+        assert migrated.bounds() == (1, size + 1)
+        assert migrated.log == older.LOG_ID
     assert tables(old) == tables(new)
     assert disk.rows(old, "pragma auto_vacuum") == disk.rows(new, "pragma auto_vacuum")
     assert disk.rows(old, "pragma integrity_check") == [("ok",)]
-
-
-def test_an_empty_log_of_schema_1_begins_at_one(tmp_path: Path) -> None:
-    older.schema_1(tmp_path / store.DATABASE, [])
-    with closing(Store(tmp_path)) as migrated:
-        assert migrated.bounds() == (1, 1)
-        assert migrated.log == older.LOG_ID
 
 
 # --- a crash in between -------------------------------------------------------------------
@@ -159,8 +155,8 @@ def is_whole(path: Path, size: int) -> int:
     if schema == 1:
         found = disk.rows(path, "select seq, uid from log order by seq")
     else:
-        found = [(one.seq, one.uid) for one in disk.log(path)]
-    assert found == [(seq, f"user-{seq}") for seq in range(1, size + 1)]
+        found = [(record.seq, record.uid) for record in disk.log(path)]
+    assert found == [(seq, f"u{seq}") for seq in range(1, size + 1)]
     assert disk.rows(path, "select count(*) from online") == [(size,)]
     assert isinstance(schema, int)
     return schema
@@ -254,17 +250,16 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def crashed_with(path: Path, *statements: str) -> None:
-    """Leaves a WAL behind, as a crash does: a process that ends without closing."""
-    program = f"""
-import os, sqlite3, sys
-db = sqlite3.connect(sys.argv[1], isolation_level=None)
-for statement in {[*statements]!r}:
-    db.execute(statement)
-os._exit(0)
-"""
-    with child(program, path) as crashed:
-        assert crashed.wait(60) == 0
-    assert path.with_name(f"{path.name}-wal").stat().st_size
+    """Leaves what a process does that ends without closing: files as they are by then."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for statement in statements:
+            db.execute(statement)
+        left = {it: it.read_bytes() for it in path.parent.glob(f"{path.name}*")}
+    for file, data in left.items():
+        file.write_bytes(data)
+    assert any(
+        left.get(path.with_name(f"{path.name}{it}")) for it in ("-wal", "-journal")
+    )
 
 
 def is_refused_and_left(path: Path, match: str) -> None:
@@ -293,19 +288,17 @@ def test_a_newer_file_that_keeps_no_wal_is_not_given_one(path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        "delete from meta where key = 'schema'",
-        "update meta set value = 0 where key = 'schema'",
-        "update meta set value = -1 where key = 'schema'",
-        "update meta set value = 'x' where key = 'schema'",
-        "update meta set value = '1' where key = 'schema'",
-        "update meta set value = 1.5 where key = 'schema'",
-        "update meta set value = null where key = 'schema'",
+        "delete from meta",
+        *(
+            f"update meta set value = {value}"
+            for value in ("0", "-1", "'x'", "'1'", "1.5", "null")
+        ),
     ],
 )
 def test_what_says_no_schema_of_ours_is_refused_and_left(
     path: Path, change: str
 ) -> None:
-    crashed_with(path, change)
+    crashed_with(path, f"{change} where key = 'schema'")
     is_refused_and_left(path, f"{path} says .* for its schema, which is none of ours")
 
 
@@ -350,10 +343,11 @@ def frames_of(path: Path) -> tuple[Path, int, int]:
 
 
 def with_commits(path: Path, commits: int) -> None:
-    crashed_with(
-        path,
-        *(f"insert into meta values ('k{n}', randomblob(500))" for n in range(commits)),
-    )
+    crashed_with(path, *inserts(commits))
+
+
+def inserts(count: int) -> list[str]:
+    return [f"insert into meta values ('k{n}', randomblob(500))" for n in range(count)]
 
 
 def flip(path: Path, at: int) -> None:
@@ -447,7 +441,7 @@ def test_the_end_of_a_wal_that_was_torn_is_no_damage(path: Path) -> None:
 def test_frames_of_an_earlier_use_of_the_wal_are_no_damage(path: Path) -> None:
     crashed_with(
         path,
-        *(f"insert into meta values ('k{n}', randomblob(500))" for n in range(50)),
+        *inserts(50),
         "pragma wal_checkpoint(restart)",
         "insert into meta values ('one more', 1)",
     )
@@ -463,17 +457,14 @@ def test_frames_of_an_earlier_use_of_the_wal_are_no_damage(path: Path) -> None:
 def test_a_start_that_was_killed_as_it_made_the_file_keeps_no_later_one_from_it(
     path: Path,
 ) -> None:
-    program = """
-import os, sqlite3, sys
-db = sqlite3.connect(sys.argv[1], isolation_level=None)
-db.execute("pragma cache_size = 1")
-db.execute("begin immediate")
-db.execute("create table half (made)")
-db.executemany("insert into half values (?)", [("x" * 4_000,)] * 50)
-os._exit(0)
-"""
     path.unlink()
-    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
+    crashed_with(
+        path,
+        "pragma cache_size = 1",
+        "begin immediate",
+        "create table half (made)",
+        *["insert into half values (hex(zeroblob(2000)))"] * 50,
+    )
     assert path.with_name(f"{path.name}-journal").stat().st_size
     opened(path)
     assert ("half",) not in tables(path)

@@ -51,39 +51,37 @@ async def test_a_gateway_that_sleeps_for_what_it_promised_and_pings_keeps_its_pr
 
 
 async def test_a_gateway_that_keeps_missing_its_promise_is_counted_and_named(
-    tmp_path: Path, jumping: MockClock, said: Lines
+    rig: Rig, said: Lines
 ) -> None:
-    async with running(tmp_path) as rig:
-        gateway = await rig.gateway("late", ping=PING_S)
-        await rig.gateway("promised-nothing")
-        await ping(gateway, 3.0, MISSES - 1)
-        assert advice(said) == []
-        await ping(gateway, 3.0, 1)
-        assert mutes(rig) == {"late": MISSES, "promised-nothing": 0}
-        (line,) = advice(said)
-        assert line == {
-            "event": "the gateway keeps missing its promise to ping",
-            "log_level": "warning",
-            "gateway": "late",
-            "ping_s": PING_S,
-            "times": MISSES,
-            "within_s": pytest.approx(6.0, abs=0.3),
-            "todo": "have it send a ping at least as often as its hello promises, or "
-            "promise a longer one; where it hangs, find out on what",
-        }
-        await ping(gateway, 3.0, 10)
+    gateway = await rig.gateway("late", ping=PING_S)
+    await rig.gateway("promised-nothing")
+    await ping(gateway, 3.0, MISSES - 1)
+    assert advice(said) == []
+    await ping(gateway, 3.0, 1)
+    assert mutes(rig) == {"late": MISSES, "promised-nothing": 0}
+    (line,) = advice(said)
+    assert line == {
+        "event": "the gateway keeps missing its promise to ping",
+        "log_level": "warning",
+        "gateway": "late",
+        "ping_s": PING_S,
+        "times": MISSES,
+        "within_s": pytest.approx(6.0, abs=0.3),
+        "todo": "have it send a ping at least as often as its hello promises, or "
+        "promise a longer one; where it hangs, find out on what",
+    }
+    await ping(gateway, 3.0, 10)
     assert len(advice(said)) == 1
 
 
 async def test_one_absence_counts_once_however_long_it_is(
-    tmp_path: Path, jumping: MockClock, said: Lines
+    rig: Rig, said: Lines
 ) -> None:
-    async with running(tmp_path) as rig:
-        gateway = await rig.gateway("g", ping=PING_S)
-        await trio.sleep(300)
-        assert mutes(rig) == {"g": 1}
-        await ping(gateway, 0, 1)
-        await trio.sleep(1.9)
-        assert mutes(rig) == {"g": 1}
-        assert rig.sidecar.presence.gateway("g").absence(rig.engine.attended) is None
+    gateway = await rig.gateway("g", ping=PING_S)
+    await trio.sleep(300)
+    assert mutes(rig) == {"g": 1}
+    await ping(gateway, 0, 1)
+    await trio.sleep(1.9)
+    assert mutes(rig) == {"g": 1}
+    assert rig.sidecar.presence.gateway("g").absence(rig.engine.attended) is None
     assert advice(said) == []

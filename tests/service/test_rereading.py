@@ -45,10 +45,8 @@ def reloader(rig: Rig, mount: Mount) -> Reloader:
     return Reloader(rig.sidecar.config, mount.read, rig.sidecar, group=os.getegid())
 
 
-async def test_the_sidecar_goes_on_while_settings_are_read(
-    tmp_path: Path, jumping: MockClock
-) -> None:
-    async with running(tmp_path) as rig, trio.open_nursery() as nursery:
+async def test_the_sidecar_goes_on_while_settings_are_read(rig: Rig) -> None:
+    async with trio.open_nursery() as nursery:
         mount = Mount(rig.sidecar.config)
         with structlog.testing.capture_logs() as logs:
             nursery.start_soon(reloader(rig, mount).reload)
@@ -59,50 +57,48 @@ async def test_the_sidecar_goes_on_while_settings_are_read(
 
 
 async def test_settings_that_can_be_read_take_effect_after_a_reading_that_hangs(
-    tmp_path: Path, jumping: MockClock
+    rig: Rig, jumping: MockClock
 ) -> None:
-    async with running(tmp_path) as rig:
-        hung, mount = threading.Event(), Mount(rig.sidecar.config)
-        mount.answers = hung
-        settings = reloader(rig, mount)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(settings.reload)
-            await wait_all_tasks_blocked()
-            jumping.jump(READ_S)
-        mount.answers = threading.Event()
-        mount.answers.set()
-        with structlog.testing.capture_logs() as logs:
-            await settings.reload()
-        assert [line["event"] for line in logs] == [READ]
-        hung.set()
+    hung, mount = threading.Event(), Mount(rig.sidecar.config)
+    mount.answers = hung
+    settings = reloader(rig, mount)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(settings.reload)
+        await wait_all_tasks_blocked()
+        jumping.jump(READ_S)
+    mount.answers = threading.Event()
+    mount.answers.set()
+    with structlog.testing.capture_logs() as logs:
+        await settings.reload()
+    assert [line["event"] for line in logs] == [READ]
+    hung.set()
 
 
 async def test_what_does_not_answer_is_given_up_and_left_in_a_few_threads(
-    tmp_path: Path, jumping: MockClock
+    rig: Rig, jumping: MockClock
 ) -> None:
-    async with running(tmp_path) as rig:
-        mount, access = Mount(rig.sidecar.config), rig.engine.book.access
-        settings = reloader(rig, mount)
-        for times in range(1, MOST_READINGS + 1):
-            with structlog.testing.capture_logs() as logs:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(settings.reload)
-                    await wait_all_tasks_blocked()
-                    assert mount.begun.acquire(timeout=HANG_S)
-                    jumping.jump(READ_S)
-            errors = [line for line in logs if line["log_level"] == "error"]
-            assert [line["limit_s"] for line in errors] == [READ_S], times
+    mount, access = Mount(rig.sidecar.config), rig.engine.book.access
+    settings = reloader(rig, mount)
+    for times in range(1, MOST_READINGS + 1):
         with structlog.testing.capture_logs() as logs:
-            await settings.reload()
-        assert [line["readings"] for line in logs] == [MOST_READINGS]
-        assert not mount.begun.acquire(blocking=False)
-        mount.answers.set()
-        async with settings._limiter:
-            pass  # one of them has ended
-        with structlog.testing.capture_logs() as logs:
-            await settings.reload()
-        assert [line["event"] for line in logs] == [READ]
-        assert rig.engine.book.access == access
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(settings.reload)
+                await wait_all_tasks_blocked()
+                assert mount.begun.acquire(timeout=HANG_S)
+                jumping.jump(READ_S)
+        errors = [line for line in logs if line["log_level"] == "error"]
+        assert [line["limit_s"] for line in errors] == [READ_S], times
+    with structlog.testing.capture_logs() as logs:
+        await settings.reload()
+    assert [line["readings"] for line in logs] == [MOST_READINGS]
+    assert not mount.begun.acquire(blocking=False)
+    mount.answers.set()
+    async with settings._limiter:
+        pass  # one of them has ended
+    with structlog.testing.capture_logs() as logs:
+        await settings.reload()
+    assert [line["event"] for line in logs] == [READ]
+    assert rig.engine.book.access == access
 
 
 @pytest.mark.parametrize("target", ["/v1/feed", "/v1/feed?kind=offline", "/v1/live"])
@@ -147,7 +143,6 @@ async def test_a_new_token_ends_the_streams_of_the_old_one_and_none_of_the_admin
                 pass
 
 
-@pytest.mark.usefixtures("autojump_clock")
 async def test_a_stop_waits_for_no_reload_and_signals_make_no_queue() -> None:
     begun, goes_on = 0, trio.Event()
 

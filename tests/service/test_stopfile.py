@@ -49,13 +49,7 @@ def take(
     return known
 
 
-def silence(folder: Path, *, wall_ms: int) -> float:
-    ((_, _, remaining, silence, _),) = take(folder, wall_ms=wall_ms)
-    assert remaining == 0.0
-    return silence
-
-
-def test_everyone_comes_back_with_the_clock_they_had(tmp_path: Path) -> None:
+def test_everybody_comes_back_with_the_clock_they_had(tmp_path: Path) -> None:
     write(tmp_path, range(2**62, 2**62 + 50))
     assert take(tmp_path) == [
         (2**62 + i, 1.5 + i, 0.25 * i, 100.0 - i, i % 4) for i in range(50)
@@ -72,16 +66,15 @@ def test_the_clocks_come_in_order_of_their_sessions(tmp_path: Path) -> None:
     ]
 
 
-def test_the_time_of_the_stop_is_silence_but_not_waiting(tmp_path: Path) -> None:
-    write(tmp_path, [1])
-    assert silence(tmp_path, wall_ms=STOPPED_MS + 2_500) == 102.5
-
-
-def test_a_wall_clock_that_went_back_takes_nothing_from_the_silence(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("wall_ms", "expected"), [(STOPPED_MS + 2_500, 102.5), (0, 100.0)]
+)
+def test_the_time_of_the_stop_is_silence_but_not_waiting_and_is_never_negative(
+    tmp_path: Path, wall_ms: int, expected: float
 ) -> None:
     write(tmp_path, [1])
-    assert silence(tmp_path, wall_ms=0) == 100.0
+    ((_, _, remaining, silence, _),) = take(tmp_path, wall_ms=wall_ms)
+    assert (remaining, silence) == (0.0, expected)
 
 
 def test_the_file_is_used_once(tmp_path: Path) -> None:

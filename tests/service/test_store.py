@@ -2,13 +2,11 @@
 
 import io
 import sqlite3
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import msgpack
@@ -28,35 +26,33 @@ from liveness.core.records import (
     Uid,
     Wanted,
 )
-from liveness.core.uids import is_uid
-from liveness.errors import StartError, StateError
-from liveness.service.database import (
-    LARGER_THAN_MEMORY,
-    check_structure,
-    only_reading,
-)
 from liveness.service.logpages import END, PAGE_BYTES, PAGE_RECORDS
 from liveness.service.store import (
-    DATABASE,
     LIST_ROWS,
-    LOCK,
     SCAN_RECORDS,
     TRIM_RECORDS,
     Batch,
     CursorRow,
     Page,
     Store,
-    is_in_use,
-    unsound,
 )
 from tests import disk
-from tests.service.journals import online
+from tests.service.journals import (
+    ALL,
+    fill,
+    keep,
+    lost,
+    of,
+    online,
+    page,
+    row,
+    trim,
+    users,
+    write,
+)
 from tests.strategies import BOUNDED, HARD_UIDS, conns, uids
 
-ALL = Wanted(None, frozenset(KINDS))
 UIDS = ("7", 7, "u")
-NEVER_MS = 0
-PLENTY_BYTES = 2**40
 
 
 def offline(seq: int, uid: Uid = "u", *, gateway: str = "g") -> Record:
@@ -66,57 +62,6 @@ def offline(seq: int, uid: Uid = "u", *, gateway: str = "g") -> Record:
 def moved(seq: int, *, gateway: str, origin: str) -> Record:
     return Record(seq, "moved", "u", gateway, seq, 3, "login", 6)._replace(
         from_gateway=origin, from_session=1, from_conn=2**63 - 1
-    )
-
-
-def row(
-    session: int, uid: Uid = "u", *, gateway: str = "g", conn: int | None = None
-) -> OnlineRow:
-    return OnlineRow(session, uid, 1_000, conn, gateway, None)
-
-
-def keep(store: Store, *rows: OnlineRow) -> None:
-    store.write(Batch(online={row.session: row for row in rows}))
-
-
-def users(count: int, first: int = 1) -> list[OnlineRow]:
-    return [row(n, f"u{n}") for n in range(first, first + count)]
-
-
-def write(store: Store, *records: Logged) -> None:
-    store.write(Batch(records=list(records)))
-
-
-def fill(store: Store, count: int, *, at: int = 1_000, gateway: str = "g") -> None:
-    _, following = store.bounds()
-    made = range(following, following + count)
-    write(store, *(online(seq, gateway=gateway, at=at) for seq in made))
-
-
-def page(
-    store: Store, wanted: Wanted = ALL, *, after: int = 0, limit: int = 100_000
-) -> list[Logged]:
-    return store.read(after=after, until=10**9, wanted=wanted, limit=limit).records
-
-
-def of(gateway: str | None) -> Wanted:
-    return Wanted(gateway, frozenset(KINDS))
-
-
-def lost(store: Store, name: str | None, *, after: int = 0) -> int:
-    return store.read(after=after, until=10**9, wanted=of(name), limit=1).lost
-
-
-def trim(
-    store: Store,
-    *,
-    oldest_ms: int = NEVER_MS,
-    most_bytes: int = PLENTY_BYTES,
-    idle_ms: int = NEVER_MS,
-    until: int = END,
-) -> bool:
-    return store.trim(
-        oldest_ms=oldest_ms, most_bytes=most_bytes, idle_ms=idle_ms, until=until
     )
 
 
@@ -323,257 +268,6 @@ def test_a_reader_concerned_by_few_is_taken_forward_without_an_answer(
     assert read(after=0) == Page([], SCAN_RECORDS, 1, 0)
     found = [record.seq for record in read(after=SCAN_RECORDS).records]
     assert found == [SCAN_RECORDS + 1, SCAN_RECORDS + 2]
-
-
-# --- damage ------------------------------------------------------------------------
-
-
-def overwrite(store: Store, sql: str, *values: object) -> None:
-    """Change a page as a disk might, which does not change its checksum."""
-    assert store._db.execute(f"update log set {sql}", values).rowcount == 1
-
-
-def flipped(blob: bytes, at: int) -> bytes:
-    return blob[:at] + bytes([blob[at] ^ 1]) + blob[at + 1 :]
-
-
-def seqs_of(store: Store, wanted: Wanted = ALL) -> list[int | tuple[int, int]]:
-    """All that a reader is given, as its cursor goes on; a gap as its first and last."""
-    given, at, end = list[int | tuple[int, int]](), 0, store.bounds()[1] - 1
-    while at < end:
-        records, reached, first, lost = store.read(
-            after=at, until=end, wanted=wanted, limit=100
-        )
-        if at < lost:
-            given.append((at + 1, first - 1))
-            reached = first - 1
-        given += [one.seq for one in records if at < one.seq]
-        assert reached > at
-        at = reached
-    return given
-
-
-@contextmanager
-def refused(store: Store, match: str) -> Iterator[None]:
-    """What is read meanwhile is found to be damaged, as at a start."""
-    with pytest.raises(StateError, match=match), store.expecting_damage():
-        yield
-
-
-@pytest.mark.parametrize("blob", [b"", bytes(900), b"\x91\x90", b"\xc1", b"\x92\x01"])
-@pytest.mark.parametrize("crc", ["crc", "null"])
-def test_a_damaged_page_is_a_gap_and_everything_else_is_read(
-    store: Store, blob: bytes, crc: str
-) -> None:
-    for _ in range(3):
-        fill(store, 5)
-    overwrite(store, f"records = ?, crc = {crc} where last = 10", blob)
-    assert seqs_of(store) == [*range(1, 6), (6, 10), *range(11, 16)]
-    assert store.damaged_records == 5
-
-
-def test_a_page_is_damaged_where_any_bit_of_it_is_another(store: Store) -> None:
-    for _ in range(3):
-        fill(store, 2)
-    ((blob,),) = disk.rows(store.path, "select records from log where last = 4")
-    for at in range(len(blob)):
-        overwrite(store, "records = ? where last = 4", flipped(blob, at))
-        assert seqs_of(store) == [1, 2, (3, 4), 5, 6]
-    overwrite(store, "records = ?, newest = newest + 1 where last = 4", blob)
-    assert seqs_of(store) == [1, 2, (3, 4), 5, 6]
-
-
-def test_damage_is_no_less_a_gap_to_who_may_not_have_been_concerned(
-    store: Store,
-) -> None:
-    """The bytes of its name may be the ones that are damaged."""
-    for gateway in ("other", "other", "g"):
-        fill(store, 2, gateway=gateway)
-    ((blob,),) = disk.rows(store.path, "select records from log where last = 4")
-    overwrite(store, "records = ? where last = 4", flipped(blob, 3))
-    assert seqs_of(store, of("g")) == [(3, 4), 5, 6]
-    assert seqs_of(store, of("g")._replace(uid="u4")) == [(3, 4)]
-
-
-def test_a_page_that_the_file_has_no_more_is_a_gap(store: Store) -> None:
-    for _ in range(4):
-        fill(store, 5)
-    store._db.execute("delete from log where last in (10, 15)")
-    assert seqs_of(store) == [*range(1, 6), (6, 15), *range(16, 21)]
-
-
-def test_the_oldest_page_and_the_newest_may_be_damaged(store: Store) -> None:
-    for _ in range(3):
-        fill(store, 5)
-    overwrite(store, "records = x'00' where last = 5")
-    overwrite(store, "records = x'00' where last = 15")
-    assert seqs_of(store) == [(1, 5), *range(6, 11), (11, 15)]
-    # The newest may have had more records than it says, and no seq is given twice.
-    assert store.bounds() == (1, 11 + PAGE_RECORDS)
-    fill(store, 1)
-    end = 11 + PAGE_RECORDS
-    assert seqs_of(store) == [(1, 5), *range(6, 11), (11, end - 1), end]
-
-
-def test_users_that_no_search_would_find_are_refused_at_the_start(
-    tmp_path: Path,
-) -> None:
-    """Each row can be read and makes sense; it is only in another's place."""
-    with closing(Store(tmp_path)) as store:
-        keep(store, *(row(n) for n in range(1, 1_001)))
-        fill(store, 1_000)
-        store.check()
-    data = bytearray(store.path.read_bytes())
-    at, _ = disk.root_of(store.path, "online")
-    one, other = (
-        slice(at + cell, at + cell + 4)
-        for cell in struct.unpack_from(">2H", data, at + 12)
-    )
-    data[one], data[other] = data[other], data[one]
-    store.path.write_bytes(data)
-    with closing(Store(tmp_path)) as store, refused(store, "out of order"):
-        store.check()
-
-
-def test_a_row_that_seems_larger_than_memory_is_damage(tmp_path: Path) -> None:
-    with closing(Store(tmp_path)) as store:
-        keep(store, *users(300))
-    whole, said = store.path.read_bytes(), set[str]()
-    for at in range(4_096, len(whole) - 64, 61):
-        store.path.write_bytes(whole[:at] + b"\xff" * 64 + whole[at + 64 :])
-        with only_reading(store.path) as db:
-            try:
-                check_structure(db, ["online"])
-            except sqlite3.DatabaseError as error:
-                said.add(str(error))
-    assert LARGER_THAN_MEMORY in said
-
-
-@pytest.mark.parametrize(
-    ("sql", "table"),
-    [
-        ("update online set session = 900", "online"),
-        ("update online set gateway = ''", "online"),
-        ("update online set uid = x'00'", "online"),
-        ("update online set conn = -1", "online"),
-        ("update online set timeout = -1", "online"),
-        ("update online set timeout = 86401", "online"),
-        ("update online set gateway = printf('%.*c', 65, 'x')", "online"),
-        ("update cursors set role = 'watchez'", "cursors"),
-        ("update cursors set seq = 900", "cursors"),
-        ("update cursors set timeout = 0", "cursors"),
-        ("update cursors set timeout = 9e999", "cursors"),
-        ("update cursors set in_force = 9e999", "cursors"),
-        ("update cursors set name = 'g' || char(7)", "cursors"),
-        ("insert into trimmed values ('g' || char(7), 1)", "trimmed"),
-    ],
-)
-def test_rows_that_make_no_sense_are_refused_at_the_start(
-    store: Store, sql: str, table: str
-) -> None:
-    fill(store, 3)
-    keep(store, row(2))
-    store.write(Batch(cursors={("gateway", "g"): CursorRow(3, 1, 7.5, 9.0)}))
-    store.check()
-    store._db.execute(sql)
-    with refused(store, f"1 rows of {table} make no sense"):
-        store.check()
-
-
-def test_of_uids_those_make_sense_that_a_login_may_name(store: Store) -> None:
-    characters = [chr(code) for code in (*range(0x21), *range(0x7E, 0xA2), 0x10FFFF)]
-    texts = [
-        f"{before}{it}{after}"
-        for it in characters
-        for before in ("", "a")
-        for after in ("", "b")
-    ]
-    uids = [*texts, "", "x" * 255, "x" * 256, "é" * 127, "é" * 128, 0, -1, 2**63 - 1]
-    fill(store, 1)
-    for uid in uids:
-        store._db.execute(
-            "insert or replace into online values (1, ?, 1, 1, 'g', null)", [uid]
-        )
-        assert unsound(store._db, 2)["online"] == (not is_uid(uid)), repr(uid)
-
-
-def test_an_end_of_the_log_that_makes_no_sense_is_refused(store: Store) -> None:
-    fill(store, 5)
-    overwrite(store, "last = 1099511627776")
-    with refused(store, r"says that it has the records 1 to"):
-        store.bounds()
-
-
-def test_a_trim_takes_a_damaged_page_with_the_next_whole_one(store: Store) -> None:
-    names = ("g", "idle")
-    cursors = {("gateway", name): CursorRow(2, 50, None) for name in names}
-    store.write(Batch(cursors=cursors))
-    for at in (1, 2, 3, 4):
-        fill(store, 5, at=at)
-    overwrite(store, "records = x'00' where last = 10")
-    trim(store, oldest_ms=2)
-    assert store.bounds()[0] == 6
-    trim(store, oldest_ms=3)
-    assert store.bounds()[0] == 6  # how old it is nobody knows
-    trim(store, oldest_ms=4)
-    assert store.bounds()[0] == 16
-    assert {name: lost(store, name) for name in names} == {"g": 15, "idle": 10}
-    assert store.damaged_records == 0
-
-
-def test_a_full_log_with_a_damaged_page_is_trimmed(store: Store) -> None:
-    for _ in range(3):
-        fill(store, 5)
-    overwrite(store, "records = x'00' where last = 5")
-    trim(store, most_bytes=1)
-    assert store.bounds() == (11, 16)
-
-
-DAMAGED_BYTES = (4, 4_096)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_whatever_is_overwritten_in_the_file_nothing_is_lost_in_silence(
-    tmp_path: Path, seed: int
-) -> None:
-    random = Random(seed)
-    sizes = [random.choice([1, 3, 40, 300]) for _ in range(20)]
-    with closing(Store(tmp_path)) as store:
-        store._db.execute("pragma synchronous = off")
-        for size in sizes:
-            fill(store, size)
-        keep(store, *users(19))
-        path = store.path
-    everything = {one.seq: one for one in disk.log(path)}
-    with path.open("r+b") as file:
-        count = random.choice(DAMAGED_BYTES)
-        at = random.randrange(path.stat().st_size - count)
-        file.seek(at - at % count)
-        file.write(random.randbytes(count))
-    try:
-        store = Store(tmp_path)
-    except StateError:
-        return  # it is refused, by one line
-    with closing(store):
-        try:
-            with store.expecting_damage():
-                store.check()
-                sessions = [session for session, *_ in store.online()]
-        except StateError:
-            return
-        given = seqs_of(store)
-        records = {one.seq: one for one in page(store)}
-        while trim(store, oldest_ms=10**15):
-            pass
-        first, following = store.bounds()
-        assert first > following - 2 * PAGE_RECORDS
-    assert len(sessions) == 19
-    covered = list[int]()
-    for one in given:
-        covered += range(one[0], one[1] + 1) if isinstance(one, tuple) else [one]
-    newest = len(everything)
-    assert [seq for seq in covered if seq <= newest] == [*range(1, newest + 1)]
-    assert all(everything[seq] == record for seq, record in records.items())
 
 
 # --- the answer to list ------------------------------------------------------------
@@ -823,101 +517,3 @@ def test_the_log_keeps_its_id_and_another_folder_has_another(tmp_path: Path) -> 
 def test_every_commit_is_synced(store: Store) -> None:
     assert store._db.execute("pragma journal_mode").fetchone() == ("wal",)
     assert store._db.execute("pragma synchronous").fetchone() == (2,)  # full
-
-
-def test_a_second_owner_is_refused_and_may_follow_the_first(tmp_path: Path) -> None:
-    with (
-        closing(Store(tmp_path)),
-        pytest.raises(StartError, match="in use by another sidecar; stop that one"),
-    ):
-        Store(tmp_path)
-    Store(tmp_path).close()
-
-
-def test_a_second_owner_is_refused_though_the_lock_file_was_removed(
-    tmp_path: Path,
-) -> None:
-    with closing(Store(tmp_path)):
-        for _ in range(2):
-            (tmp_path / LOCK).unlink(missing_ok=True)
-            with pytest.raises(StartError, match="in use by another sidecar"):
-                Store(tmp_path)
-            assert is_in_use(tmp_path)
-    assert not is_in_use(tmp_path)
-    Store(tmp_path).close()
-
-
-def test_a_second_owner_of_files_that_were_moved_is_refused(tmp_path: Path) -> None:
-    before, after = tmp_path / "before", tmp_path / "after"
-    after.mkdir()
-    with closing(Store(before)):
-        for path in before.iterdir():
-            path.rename(after / path.name)
-        with pytest.raises(StartError, match="in use by another sidecar"):
-            Store(after)
-        assert is_in_use(after)
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StartError, match=r"file/state: it is no folder; make it"):
-        Store(tmp_path / "file" / "state")
-
-
-def left_as_it_was(path: Path, match: str) -> None:
-    """Check that a start refuses this file, touches nothing, and lets the lock go."""
-    before = path.read_bytes()
-    for _ in range(2):
-        with pytest.raises(StateError, match=match):
-            Store(path.parent)
-    assert path.read_bytes() == before
-
-
-def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / DATABASE).write_bytes(b"not a database at all" * 500)
-    left_as_it_was(tmp_path / DATABASE, "cannot be read .*restore a backup")
-
-
-def test_a_database_without_our_tables_is_left_as_it_is(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
-        db.execute("pragma journal_mode = wal")
-        db.execute("create table theirs (x)")
-    left_as_it_was(tmp_path / DATABASE, "cannot be read .*no such table")
-
-
-def test_a_file_whose_own_words_are_damaged_is_refused_by_one_line(
-    store: Store,
-) -> None:
-    with refused(store, r"cannot be read .*restore a backup"):
-        b"malformed schema (\xec)".decode()
-
-
-def test_damage_among_the_users_online_is_reported_and_left(tmp_path: Path) -> None:
-    with closing(Store(tmp_path)) as store:
-        keep(store, *users(1_000))
-    disk.overwrite_root(store.path, "online")
-    before = store.path.read_bytes()
-    with closing(Store(tmp_path)) as store:
-        with refused(store, r"cannot be read .*move it away"):
-            list(store.online())
-        assert store.path.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "key = 'lag' where key = 'log'",
-        "value = '{' where key = 'parted'",
-        "value = '[]' where key = 'parted'",
-        """value = '{"a": "b"}' where key = 'parted'""",
-    ],
-)
-def test_what_the_log_says_of_itself_is_refused_if_it_makes_no_sense(
-    tmp_path: Path, change: str
-) -> None:
-    Store(tmp_path).close()
-    with closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
-        db.execute("insert or ignore into meta values ('parted', '{}')")
-        assert db.execute(f"update meta set {change}").rowcount == 1
-    with pytest.raises(StateError, match="its meta makes no sense"):
-        Store(tmp_path)

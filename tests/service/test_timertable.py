@@ -611,8 +611,8 @@ def test_a_run_that_seems_to_begin_later_waits_a_whole_run_from_now(
     back_at, run_ms = 5_000, LADDER.run_ms
     with closing(TimerTable(tmp_path, log="a log")) as table:
         fill(table, 4)
-        runs = [first_run(1, 2, 4_999), first_run(2, 3, 9_000), first_run(3, 4, 9_000)]
-        table.write([*runs, done("k3", 4, 9_100)])
+        began = [first_run(1, 2, 4_999), *(first_run(n, n + 1, 9_000) for n in (2, 3))]
+        table.write([*began, done("k3", 4, 9_100)])
     for now in (back_at, back_at + 100):  # started twice
         with closing(TimerTable(tmp_path, log="a log")) as table:
             table.fit(4, wall_ms=now)

@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from liveness.service.feed import Entry
 from liveness.service.outbox import LINGER_S
 from liveness.service.unread import NoRoom, Spools, TooLarge
-from tests.service.asgi import ask
+from tests.service.asgi import Answer, ask
 from tests.service.rig import Caller, Rig, running
+
+pytestmark = pytest.mark.usefixtures("jumping")
 
 MIB: Final = 1 << 20
 # More than a socket's buffers take, so that the writer of a peer that does not read blocks.
@@ -63,6 +64,16 @@ async def listed(caller: Caller) -> list[str]:
     return users
 
 
+async def users_by_http(rig: Rig) -> Answer:
+    return await ask(rig.sidecar._gate("http", lambda _: None), "GET", "/v1/users")
+
+
+async def blocks(rig: Rig, number: int) -> None:
+    """Wait until the peer of this link reads no more."""
+    (link,) = (it for it in rig.engine.book.links.values() if it.number == number)
+    await rig.until(lambda: link.outbox._is_blocked)
+
+
 async def refusal(caller: Caller) -> dict[str, Any]:
     """The error that a link ends with, behind what was written before."""
     last = None
@@ -83,7 +94,7 @@ def is_linked(rig: Rig, name: str, role: str = "watcher") -> bool:
 
 @pytest.mark.parametrize(("role", "least_s"), [("watcher", 20), ("gateway", 40)])
 async def test_a_link_that_reads_nothing_of_its_answers_ends_in_time(
-    tmp_path: Path, jumping: MockClock, role: str, least_s: float
+    tmp_path: Path, role: str, least_s: float
 ) -> None:
     async with running(tmp_path, unread_s=20, gateway_hold_s=40) as rig:
         silent = await rig.gateway("silent", role=role)
@@ -100,7 +111,7 @@ async def test_a_link_that_reads_nothing_of_its_answers_ends_in_time(
 
 
 async def test_a_list_that_is_not_read_ends_its_link_in_time_and_leaves_no_file(
-    tmp_path: Path, jumping: MockClock
+    tmp_path: Path,
 ) -> None:
     async with running(tmp_path, unread_s=20) as rig:
         await with_users(rig)
@@ -112,9 +123,7 @@ async def test_a_list_that_is_not_read_ends_its_link_in_time_and_leaves_no_file(
         await rig.until(lambda: not on_disk(rig), 3 * LINGER_S)
 
 
-async def test_a_slow_reader_goes_on_for_as_long_as_it_reads(
-    tmp_path: Path, jumping: MockClock
-) -> None:
+async def test_a_slow_reader_goes_on_for_as_long_as_it_reads(tmp_path: Path) -> None:
     async with running(tmp_path, unread_s=20) as rig:
         slow = await rig.watcher("slow")
         await asks(slow, 40)
@@ -125,13 +134,12 @@ async def test_a_slow_reader_goes_on_for_as_long_as_it_reads(
 
 
 async def test_a_gateway_that_leaves_only_records_unread_is_not_ended(
-    tmp_path: Path, jumping: MockClock
+    tmp_path: Path,
 ) -> None:
     async with running(tmp_path, unread_s=1, gateway_hold_s=1) as rig:
         hung = await rig.gateway("hung", kinds=["online"], scope="all")
         await with_users(rig)
-        (link,) = (it for it in rig.engine.book.links.values() if it.number == 1)
-        await rig.until(lambda: link.outbox._is_blocked)
+        await blocks(rig, 1)
         await trio.sleep(300)
         assert met(rig) == {}
         records = await hung.records(len(USERS))
@@ -142,7 +150,7 @@ async def test_a_gateway_that_leaves_only_records_unread_is_not_ended(
 
 
 async def test_of_records_that_are_not_read_a_link_keeps_one_frame_and_no_entries(
-    tmp_path: Path, jumping: MockClock
+    tmp_path: Path,
 ) -> None:
     async with running(tmp_path, tail=1_000) as rig:
         gateway = await with_users(rig)
@@ -150,8 +158,7 @@ async def test_of_records_that_are_not_read_a_link_keeps_one_frame_and_no_entrie
         await gateway.settle()
         before = _entries()
         await rig.watcher("hung", after=0, ack=False)
-        (link,) = (it for it in rig.engine.book.links.values() if it.number == 2)
-        await rig.until(lambda: link.outbox._is_blocked)
+        await blocks(rig, 2)
         assert _entries() == before
 
 
@@ -160,7 +167,7 @@ def _entries() -> int:
 
 
 async def test_over_the_bound_of_all_those_that_do_not_read_end_and_others_go_on(
-    tmp_path: Path, jumping: MockClock
+    tmp_path: Path,
 ) -> None:
     async with running(tmp_path, max_unread_bytes=MIB) as rig:
         reads = await rig.watcher("reads")
@@ -184,9 +191,7 @@ async def test_over_the_bound_of_all_those_that_do_not_read_end_and_others_go_on
         assert is_linked(rig, "little")  # it leaves less than others
 
 
-async def test_twice_as_much_as_may_be_unread_ends_some_at_once(
-    tmp_path: Path, jumping: MockClock
-) -> None:
+async def test_twice_as_much_as_may_be_unread_ends_some_at_once(tmp_path: Path) -> None:
     many = [*range(4_000)]  # an answer is some 300 KB
     async with running(tmp_path, max_unread_bytes=MIB // 4) as rig:
         gateway = await rig.gateway("g" * 64)
@@ -198,24 +203,23 @@ async def test_twice_as_much_as_may_be_unread_ends_some_at_once(
             await caller.send(["where", many])
             await trio.sleep(0.02)
             assert in_memory(rig) < 3 * MIB // 4 + MIB // 4
-        assert (
-            trio.current_time() - began < 0.5
-        )  # nobody can be said not to read by now
+        # Nobody can be said not to read by now.
+        assert trio.current_time() - began < 0.5
         assert 1 <= met(rig)["limits.max_unread_bytes"] < 8
         await gateway.settle()
 
 
 async def test_while_the_disk_is_full_answers_wait_and_are_bounded_in_all(
-    tmp_path: Path, jumping: MockClock
+    tmp_path: Path,
 ) -> None:
     async with running(tmp_path, max_unread_bytes=MIB) as rig:
-        links = [await rig.gateway(f"g{n}") for n in range(4)]
+        gateways = [await rig.gateway(f"g{n}") for n in range(4)]
         with rig.disk_full():
-            await links[0].send(["login", USERS])
+            await gateways[0].send(["login", USERS])
             await rig.until(lambda: rig.journal.failure)
             async with trio.open_nursery() as nursery:
-                for link in links:
-                    nursery.start_soon(asks, link, 30)
+                for gateway in gateways:
+                    nursery.start_soon(asks, gateway, 30)
                 await trio.sleep(10)
                 # What nobody could read yet ends no link, but is read no further.
                 assert MIB < in_memory(rig) < 2 * MIB
@@ -228,7 +232,7 @@ async def test_while_the_disk_is_full_answers_wait_and_are_bounded_in_all(
 
 
 async def test_a_list_without_room_waits_and_holds_up_neither_pongs_nor_records(
-    tmp_path: Path, jumping: MockClock
+    tmp_path: Path,
 ) -> None:
     async with running(tmp_path, max_spool_bytes=MIB) as rig:
         users = await with_users(rig)
@@ -250,7 +254,7 @@ async def test_a_list_without_room_waits_and_holds_up_neither_pongs_nor_records(
 
 
 async def test_many_that_leave_lists_unread_do_not_keep_others_from_theirs(
-    tmp_path: Path, jumping: MockClock
+    tmp_path: Path,
 ) -> None:
     async with running(tmp_path, max_spool_bytes=2 * MIB) as rig:
         await with_users(rig)
@@ -272,7 +276,7 @@ async def test_many_that_leave_lists_unread_do_not_keep_others_from_theirs(
 
 
 async def test_a_list_that_is_larger_than_all_may_be_ends_its_link_and_says_so(
-    tmp_path: Path, jumping: MockClock
+    tmp_path: Path,
 ) -> None:
     async with running(tmp_path, max_spool_bytes=MIB // 4) as rig:
         await with_users(rig)
@@ -283,9 +287,7 @@ async def test_a_list_that_is_larger_than_all_may_be_ends_its_link_and_says_so(
         assert "limits.max_spool_bytes" in told["message"]
         assert met(rig) == {"limits.max_spool_bytes": 1}
         assert on_disk(rig) == 0
-        answer = await ask(
-            rig.sidecar._gate("http", lambda _: None), "GET", "/v1/users"
-        )
+        answer = await users_by_http(rig)
         assert answer.status == 503
         assert "raise limits.max_spool_bytes" in answer.error
 
@@ -298,7 +300,6 @@ def no_disk(_path: Path) -> SimpleNamespace:
 @pytest.mark.parametrize(("role", "least_s"), [("watcher", 20), ("gateway", 40)])
 async def test_a_list_that_finds_no_room_on_the_disk_ends_its_link_in_time(
     tmp_path: Path,
-    jumping: MockClock,
     monkeypatch: pytest.MonkeyPatch,
     role: str,
     least_s: float,
@@ -316,9 +317,7 @@ async def test_a_list_that_finds_no_room_on_the_disk_ends_its_link_in_time(
                 else:
                     took = await rig.until(lambda: not is_linked(rig, "asker", role))
                     assert least_s - 2 <= took <= least_s + 2
-                answer = await ask(
-                    rig.sidecar._gate("http", lambda _: None), "GET", "/v1/users"
-                )
+                answer = await users_by_http(rig)
             if room_after_s:
                 await listed(asker)
         told = await refusal(asker)
@@ -331,7 +330,7 @@ async def test_a_list_that_finds_no_room_on_the_disk_ends_its_link_in_time(
 
 
 async def test_while_the_log_cannot_be_written_no_link_ends_for_its_list(
-    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path, unread_s=20) as rig:
         users = await with_users(rig)

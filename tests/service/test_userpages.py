@@ -14,9 +14,9 @@ from liveness.service.clock import Clock
 from liveness.service.database import connect
 from liveness.service.userpages import MOST_RECORDS, UserPages
 from liveness.text import uid_text
+from tests import disk
 from tests.service.asgi import Answer, ask
 from tests.service.rig import Rig, running
-from tests.service.test_journal import locked
 from tests.strategies import HARD_UIDS
 
 
@@ -98,7 +98,7 @@ async def test_a_session_is_told_once_it_is_on_disk(
 ) -> None:
     async with running(tmp_path) as rig:
         gateway = await rig.gateway("gw-1")
-        with locked(rig.store):
+        with disk.locked(rig.store.path):
             await gateway.send(["login", "eve"])
             await rig.until(lambda: len(rig.presence) == 1)
             found = await user(rig, "eve")
