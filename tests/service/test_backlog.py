@@ -65,7 +65,7 @@ def waiting(path: Path) -> Iterator[None]:
             sock.close()
 
 
-async def test_who_waits_in_the_backlog_is_heard_before_its_users_are_judged(
+async def test_the_backlog_is_read_before_users_are_judged(
     tmp_path: Path, jumping: MockClock
 ) -> None:
     config = Config(

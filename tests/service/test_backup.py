@@ -146,9 +146,7 @@ def test_a_table_that_is_restored_late_counts_on_no_record_of_the_other_log(
         ]  # fmt: skip
 
 
-def test_unpacked_over_an_older_state_none_of_its_commits_come_back(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_no_commit_of_an_older_state_comes_back(folder: Path, tmp_path: Path) -> None:
     """SQLite would take a WAL that was left for that of the file beside it."""
     older = tmp_path / "older"
     wal = older / "liveness.db-wal"
@@ -160,10 +158,26 @@ def test_unpacked_over_an_older_state_none_of_its_commits_come_back(
         assert store.bounds() == (1, 11)
 
 
-@contextmanager
-def noting(folder: Path) -> Iterator[Callable[[int], None]]:
-    """Notes a number in the timers' table first, and then in the log, without waiting for
-    the disk."""
+def test_what_is_written_while_the_state_is_opened_is_in_both_or_in_neither(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number before each statement, in the timers' table first, then in the log."""
+    numbers = list(range(10, 0, -1))  # amid the second try still
+
+    def disturb(_statement: str) -> None:
+        if not numbers:
+            return
+        note = f"insert or replace into meta values ('test', {numbers.pop()})"
+        for db in databases:
+            with suppress(sqlite3.OperationalError):  # it was locked
+                db.execute(note)
+
+    @contextmanager
+    def disturbed(path: Path) -> Iterator[sqlite3.Connection]:
+        with only_reading(path) as db:
+            db.set_trace_callback(disturb)
+            yield db
+
     with ExitStack() as stack:
         databases = [
             stack.enter_context(
@@ -173,52 +187,14 @@ def noting(folder: Path) -> Iterator[Callable[[int], None]]:
         ]
         for db in databases:
             db.execute("pragma synchronous = off")
-
-        def note(number: int) -> None:
-            for db in databases:
-                with suppress(sqlite3.OperationalError):  # it was locked
-                    db.execute(
-                        "insert or replace into meta values ('test', ?)", [number]
-                    )
-
-        yield note
-
-
-def noted(folder: Path) -> tuple[int, int]:
-    """What a state that is opened has of the numbers, in its log and in its timers."""
-    query = "select coalesce(max(value), 0) from meta where key = 'test'"
-    with files.opened(folder) as state:
-        log, timers = (
-            int(db.execute(query).fetchone()[0]) for db in state._databases.values()
-        )
-    return log, timers
-
-
-def test_what_is_written_while_the_state_is_opened_is_in_both_or_in_neither(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A number before each statement, amid the second try still."""
-    numbers = list(range(10, 0, -1))
-
-    with noting(folder) as note:
-
-        def disturb(_statement: str) -> None:
-            if numbers:
-                note(numbers.pop())
-
-        @contextmanager
-        def disturbed(path: Path) -> Iterator[sqlite3.Connection]:
-            with only_reading(path) as db:
-                db.set_trace_callback(disturb)
-                yield db
-
         monkeypatch.setattr(files, "only_reading", disturbed)
-        assert noted(folder) == (10, 10)
+        query = "select value from meta where key = 'test'"
+        with files.opened(folder) as state:
+            found = [db.execute(query).fetchone() for db in state._databases.values()]
+    assert found == [(10,), (10,)]
 
 
-def test_what_is_written_meanwhile_is_in_no_backup(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_what_is_written_meanwhile_is_not_in_it(folder: Path, tmp_path: Path) -> None:
     """And does not have it begin again."""
     copied = list[int]()
     with files.opened(folder) as state, opened(folder) as (store, _):
@@ -238,9 +214,7 @@ def test_what_is_written_meanwhile_is_in_no_backup(
 # --- what is none -------------------------------------------------------------------------
 
 
-def test_a_file_that_is_there_is_replaced_if_asked_for_and_else_left(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_file_is_replaced_only_if_asked_for(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "b.tar"
     file.write_text("precious")
     with pytest.raises(CommandError, match="is there already"):
@@ -306,16 +280,12 @@ def test_nor_is_one_that_a_link_of_another_name_leads_to(
     assert state_files(folder) == before
 
 
-def test_a_name_of_the_state_is_as_good_as_any_where_there_is_no_state(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_any_name_is_good_where_there_is_no_state(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "backups").mkdir()
     back_up(folder, tmp_path / "backups/liveness.db")
 
 
-def test_damage_is_reported_and_no_backup_is_made_of_it(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_no_backup_is_made_of_a_damaged_page(folder: Path, tmp_path: Path) -> None:
     """Within a page that a copy goes past without reading it."""
     disk.overwrite_root(folder / log_file.DATABASE, "cursors", 64)
     why = r"is damaged .* no backup was made: keep the one before"

@@ -158,18 +158,14 @@ def states(table: TimerTable) -> list[str]:
     return [timer.state for timer in rows(table).values()]
 
 
-def test_a_run_after_which_the_wall_clock_was_set_back_began_now(
-    log: Store, table: TimerTable
-) -> None:
+def test_a_run_in_the_future_began_now(log: Store, table: TimerTable) -> None:
     table.write([after(1, "a"), after(2, "b")])
     write_log(log, *runs(fire(1, "a"), fire(9, "b")))
     _catch_up(table, log, AT_MS + 5)
     assert [timer.fired for timer in rows(table).values()] == [AT_MS + 1, AT_MS + 5]
 
 
-def test_what_is_left_of_a_trimmed_log_is_applied(
-    log: Store, table: TimerTable
-) -> None:
+def test_the_rest_of_a_trimmed_log_is_applied(log: Store, table: TimerTable) -> None:
     table.write([after(1, "a"), after(2, "b")])
     write_log(log, *runs(fire(1, "a"), fire(4, "b")), *logins(2, 3))
     log.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)
@@ -178,9 +174,7 @@ def test_what_is_left_of_a_trimmed_log_is_applied(
     assert table.seq == 4
 
 
-def test_the_log_is_read_from_where_the_table_has_followed_to(
-    log: Store, table: TimerTable
-) -> None:
+def test_the_log_is_read_from_the_tables_place(log: Store, table: TimerTable) -> None:
     table.write([after(1, "a"), after(2, "b"), fire(2, "a")], seq=2)
     write_log(log, *logins(1), *runs(fire(2, "a"), fire(3, "b")))
     damage(log, below=3)
@@ -199,9 +193,7 @@ def test_without_live_timers_the_log_is_not_read(log: Store, table: TimerTable) 
 # --- beside a log from a backup -------------------------------------------------------
 
 
-def test_a_run_after_a_restored_log_is_known_after_a_crash(
-    log: Store, table: TimerTable
-) -> None:
+def test_a_run_after_a_restored_log_is_known(log: Store, table: TimerTable) -> None:
     table.write([after(1, "a"), after(2, "b")])
     # What came between the last run and where the table had followed to is lost.
     table.write([fire(50, "a")], seq=100)
@@ -213,9 +205,7 @@ def test_a_run_after_a_restored_log_is_known_after_a_crash(
     assert found == [("fired", 50), ("fired", 71)]
 
 
-def test_a_restored_log_does_not_begin_later_timers_of_its_keys(
-    log: Store, table: TimerTable
-) -> None:
+def test_a_restored_log_begins_no_later_timer(log: Store, table: TimerTable) -> None:
     table.write([after(1, "a")])
     done = Reply("g", "a", None, True, None, False, AT_MS)
     table.write([fire(30, "a"), done], seq=30)

@@ -102,13 +102,9 @@ def test_damaged_records_are_named_however_the_log_is_cut(
             "states set timers = 2 where state = 'done'",
             "timers          damaged: it has {'pending': 1} and says that it has {'done': 2, 'pending': 1}",
         ),
-        *(
-            (f"timers set {change}", "timers          damaged: 1 of 1 make no sense")
-            for change in (
-                "state = 'qending'",
-                "payload = cast(x'ff' as text)",
-                "next = null",
-            )
+        (
+            "timers set state = 'qending'",
+            "timers          damaged: 1 of 1 make no sense",
         ),
     ],
 )
@@ -153,9 +149,7 @@ def test_timers_that_were_emptied_are_reported(folder: Path) -> None:
     assert f"{damaged} missing, and timers.db-wal is" in text
 
 
-def test_a_log_that_was_emptied_beside_its_timers_is_told_and_is_no_new_one(
-    folder: Path,
-) -> None:
+def test_an_emptied_log_beside_its_timers_is_no_new_one(folder: Path) -> None:
     (folder / DATABASE).write_bytes(b"")
     told = "it is empty, and timers.db is not"
     assert ran(folder) == (3, f"liveness.db  structure       damaged: {told}\n")

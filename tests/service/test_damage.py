@@ -67,9 +67,7 @@ def refused(store: Store, match: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("blob", [b"", bytes(900), b"\x91\x90", b"\xc1", b"\x92\x01"])
 @pytest.mark.parametrize("crc", ["crc", "null"])
-def test_a_damaged_page_is_a_gap_and_everything_else_is_read(
-    store: Store, blob: bytes, crc: str
-) -> None:
+def test_a_damaged_page_is_a_gap(store: Store, blob: bytes, crc: str) -> None:
     for _ in range(3):
         fill(store, 5)
     overwrite(store, f"records = ?, crc = {crc} where last = 10", blob)
@@ -88,9 +86,7 @@ def test_a_page_is_damaged_where_any_bit_of_it_is_another(store: Store) -> None:
     assert seqs_of(store) == [1, 2, (3, 4), 5, 6]
 
 
-def test_damage_is_no_less_a_gap_to_who_may_not_have_been_concerned(
-    store: Store,
-) -> None:
+def test_damage_is_a_gap_to_all_readers(store: Store) -> None:
     """The bytes of its name may be the ones that are damaged."""
     for gateway in ("other", "other", "g"):
         fill(store, 2, gateway=gateway)
@@ -120,9 +116,7 @@ def test_the_oldest_page_and_the_newest_may_be_damaged(store: Store) -> None:
     assert seqs_of(store) == [(1, 5), *range(6, 11), (11, end - 1), end]
 
 
-def test_users_that_no_search_would_find_are_refused_at_the_start(
-    tmp_path: Path,
-) -> None:
+def test_users_out_of_order_are_refused_at_the_start(tmp_path: Path) -> None:
     """Each row can be read and makes sense; it is only in another's place."""
     with closing(Store(tmp_path)) as store:
         keep(store, *(row(n) for n in range(1, 1_001)))
@@ -173,7 +167,7 @@ def test_a_row_that_seems_larger_than_memory_is_damage(tmp_path: Path) -> None:
         ("insert into trimmed values ('g' || char(7), 1)", "trimmed"),
     ],
 )
-def test_rows_that_make_no_sense_are_refused_at_the_start(
+def test_rows_that_make_no_sense_are_refused(
     store: Store, sql: str, table: str
 ) -> None:
     fill(store, 3)
@@ -238,7 +232,7 @@ DAMAGED_BYTES = (4, 4_096)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_is_overwritten_in_the_file_nothing_is_lost_in_silence(
+def test_no_damage_to_the_file_loses_records_in_silence(
     tmp_path: Path, seed: int
 ) -> None:
     random = Random(seed)
@@ -305,9 +299,7 @@ def test_a_database_without_our_tables_is_left_as_it_is(tmp_path: Path) -> None:
     left_as_it_was(tmp_path / DATABASE, "cannot be read .*no such table")
 
 
-def test_a_file_whose_own_words_are_damaged_is_refused_by_one_line(
-    store: Store,
-) -> None:
+def test_a_damaged_schema_is_refused_by_one_line(store: Store) -> None:
     with refused(store, r"cannot be read .*restore a backup"):
         b"malformed schema (\xec)".decode()
 
@@ -332,7 +324,7 @@ def test_damage_among_the_users_online_is_reported_and_left(tmp_path: Path) -> N
         """value = '{"a": "b"}' where key = 'parted'""",
     ],
 )
-def test_what_the_log_says_of_itself_is_refused_if_it_makes_no_sense(
+def test_a_log_whose_meta_makes_no_sense_is_refused(
     tmp_path: Path, change: str
 ) -> None:
     Store(tmp_path).close()

@@ -114,7 +114,7 @@ async def test_a_socket_that_was_removed_is_made_anew_and_links_go_on(rig: Rig) 
         assert rig.counts.files_lost["gateway"] == times
 
 
-async def test_another_process_that_serves_there_is_reported_until_it_has_gone(
+async def test_another_process_on_the_socket_is_reported_and_left_alone(
     rig: Rig,
 ) -> None:
     removed(rig.sidecar.config.socket.path)

@@ -92,9 +92,7 @@ def test_a_folder_that_anybody_may_replace_is_refused(folder: Path) -> None:
     make_own_folder(folder)
 
 
-def test_a_link_to_the_folder_is_followed_and_both_ways_are_looked_at(
-    tmp_path: Path,
-) -> None:
+def test_a_link_to_the_folder_is_followed_and_checked(tmp_path: Path) -> None:
     real, ways = tmp_path / "disk" / "state", tmp_path / "ways"
     ways.mkdir()
     (ways / "state").symlink_to(real)
@@ -119,9 +117,7 @@ def test_a_second_owner_is_refused_and_may_follow_the_first(folder: Path) -> Non
     Store(folder).close()
 
 
-def test_a_second_owner_is_refused_though_the_lock_file_was_removed(
-    folder: Path,
-) -> None:
+def test_a_second_owner_is_refused_without_the_lock_file(folder: Path) -> None:
     with closing(Store(folder)):
         for _ in range(2):
             (folder / LOCK).unlink(missing_ok=True)
@@ -238,9 +234,7 @@ def write_clocks(folder: Path) -> None:
     stopfile.write(folder, log="log", seq=7, mono=1.0, wall_ms=1, everyone=NOBODY)
 
 
-def test_a_link_in_the_place_of_the_clocks_is_not_written_through(
-    made: Path, precious: Path
-) -> None:
+def test_clocks_are_not_written_through_a_link(made: Path, precious: Path) -> None:
     for name in ("stopped.new", "stopped"):
         (made / name).symlink_to(precious)
     write_clocks(made)
@@ -264,9 +258,7 @@ def test_a_pipe_in_the_place_of_the_clocks_holds_up_no_start(made: Path) -> None
     assert len(stopfile.take(made, log="log", seq=7, wall_ms=1)) == 0
 
 
-def test_a_link_in_the_place_of_the_reserve_is_removed_and_not_followed(
-    made: Path, precious: Path
-) -> None:
+def test_a_link_to_the_reserve_is_removed(made: Path, precious: Path) -> None:
     (made / "reserve").symlink_to(precious)
     Store(made).close()
     assert not (made / "reserve").is_symlink()

@@ -90,9 +90,7 @@ def changes(
 # --- commits -----------------------------------------------------------------------
 
 
-async def test_what_gathers_during_a_commit_goes_into_the_next_and_is_durable_after_it(
-    rig: Rig,
-) -> None:
+async def test_what_gathers_during_a_commit_goes_into_the_next(rig: Rig) -> None:
     journal = rig.journal
     with disk.locked(rig.store.path):
         journal.append(changes(1, 2))
@@ -132,9 +130,7 @@ async def test_the_last_decision_in_a_commit_about_a_session_is_kept(rig: Rig) -
     assert [uid for _, uid, *_ in rig.store.online()] == ["u3"]
 
 
-async def test_the_lateness_of_what_was_due_is_counted_once_it_is_on_disk(
-    rig: Rig,
-) -> None:
+async def test_lateness_is_counted_once_a_record_is_on_disk(rig: Rig) -> None:
     await trio.sleep(5)
     rig.journal.append(changes(1, 3, due=trio.current_time() - 0.03))
     rig.journal.append(changes(4, 2))
@@ -185,9 +181,7 @@ async def test_a_cursor_never_goes_back(rig: Rig) -> None:
     assert rig.store.cursors()[KEY]._replace(used_ms=0) == CursorRow(6, 0, 2.5)
 
 
-async def test_a_new_name_is_stored_at_once_and_once_forgotten_no_late_ack_restores_it(
-    rig: Rig,
-) -> None:
+async def test_a_new_name_is_stored_at_once_and_stays_forgotten(rig: Rig) -> None:
     journal, began = rig.journal, trio.current_time()
     mark = journal.introduce(*KEY, seq=7, timeout=None)
     assert journal.durable_mark < mark
@@ -204,9 +198,7 @@ async def test_a_new_name_is_stored_at_once_and_once_forgotten_no_late_ack_resto
 # --- a bad disk --------------------------------------------------------------------
 
 
-async def test_a_full_disk_drops_nothing_says_so_once_a_minute_and_recovers(
-    rig: Rig,
-) -> None:
+async def test_a_full_disk_is_reported_and_drops_nothing(rig: Rig) -> None:
     journal = rig.journal
     with structlog.testing.capture_logs() as logs:
         with disk.full(rig.store._db):
@@ -233,9 +225,7 @@ async def test_a_full_disk_drops_nothing_says_so_once_a_minute_and_recovers(
     assert len(list(rig.store.online())) == 6_000
 
 
-async def test_a_cursor_is_not_lost_to_a_full_disk_and_not_moved_back_by_the_retry(
-    rig: Rig,
-) -> None:
+async def test_a_retry_after_a_full_disk_moves_no_cursor_back(rig: Rig) -> None:
     with disk.full(rig.store._db):
         rig.journal.introduce(*KEY, seq=1, timeout=None)
         rig.journal.append(changes(1, 5_000))
@@ -247,9 +237,7 @@ async def test_a_cursor_is_not_lost_to_a_full_disk_and_not_moved_back_by_the_ret
 
 
 @pytest.mark.usefixtures("jumping")
-async def test_a_seq_given_twice_ends_the_journal_rather_than_be_retried(
-    store: Store,
-) -> None:
+async def test_a_seq_given_twice_ends_the_journal(store: Store) -> None:
     store.write(Batch(records=changes(1).records))
     rig = Rig(store)
     with journal_of(store, published=rig.published) as journal:
@@ -262,9 +250,7 @@ async def test_a_seq_given_twice_ends_the_journal_rather_than_be_retried(
 # --- retention ---------------------------------------------------------------------
 
 
-async def test_what_is_past_the_retention_goes_step_by_step_until_it_is_gone(
-    rig: Rig,
-) -> None:
+async def test_all_that_is_past_the_retention_is_trimmed(rig: Rig) -> None:
     await rig.write(1, 9_000)
     await rig.write(9_001, 2)
     rig.journal.cursors[KEY] = CursorRow(0, LONG_AGO_MS, None)
@@ -290,9 +276,7 @@ async def test_that_nothing_can_be_trimmed_is_said_once_a_minute(rig: Rig) -> No
 
 
 @pytest.mark.usefixtures("jumping")
-async def test_a_name_in_use_is_never_forgotten_and_an_idle_one_is(
-    store: Store,
-) -> None:
+async def test_only_an_idle_name_is_forgotten(store: Store) -> None:
     cursor = CursorRow(0, LONG_AGO_MS, 7.0)
     linked = ("gateway", "linked")
     store.write(Batch(cursors={linked: cursor, ("gateway", "idle"): cursor}))
@@ -304,9 +288,7 @@ async def test_a_name_in_use_is_never_forgotten_and_an_idle_one_is(
 
 
 @pytest.mark.usefixtures("jumping")
-async def test_a_name_is_kept_for_as_long_as_the_last_record_that_concerns_it(
-    store: Store,
-) -> None:
+async def test_a_name_is_kept_as_long_as_its_last_record(store: Store) -> None:
     async with Rig(store).running(VirtualClock()) as rig:
         journal = rig.journal
         for name in ("idle", "g"):
@@ -323,9 +305,7 @@ async def test_a_name_is_kept_for_as_long_as_the_last_record_that_concerns_it(
             assert journal.cursors == store.cursors() == {}
 
 
-async def test_a_full_log_does_not_grow_whatever_is_written_between_two_trims(
-    rig: Rig,
-) -> None:
+async def test_a_full_log_does_not_grow_between_two_trims(rig: Rig) -> None:
     journal = rig.journal
     await rig.write(1, COMMIT_RECORDS, has_online=False)
     most = rig.store.log_bytes() + 1
@@ -340,9 +320,7 @@ async def test_a_full_log_does_not_grow_whatever_is_written_between_two_trims(
         assert journal.log_bytes == rig.store.log_bytes() <= most
 
 
-async def test_on_a_full_disk_a_log_above_its_bound_makes_room_by_itself(
-    rig: Rig,
-) -> None:
+async def test_on_a_full_disk_a_log_above_its_bound_makes_room(rig: Rig) -> None:
     journal = rig.journal
     for first in range(1, 20_000, COMMIT_RECORDS):
         journal.append(changes(first, COMMIT_RECORDS, has_online=False))

@@ -18,6 +18,7 @@ from liveness.service.logbook import Logbook, Look, Sought, log_in, looking_at
 from liveness.service.logpages import PAGE_RECORDS, joined
 from liveness.service.store import DATABASE, SCHEMA, Batch, Store
 from tests.disk import tear_a_leaf
+from tests.service.journals import online
 
 # Each is within another's bytes, looks like one, or is like a kind, a gateway or a number.
 UIDS: list[Uid] = [
@@ -48,7 +49,8 @@ def written() -> list[Logged]:
                 made._replace(from_gateway="online" if seq == 1_301 else "g")
             )
         else:
-            records.append(Record(seq, "online", uid, gateway, seq, 4, "login", at))
+            made = online(seq, uid, gateway=gateway, at=at)
+            records.append(made._replace(conn=4))
     return records
 
 
@@ -74,9 +76,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of many pages, and of few."""
     pages, most = request.param
+    chunks_of(pages, monkeypatch)
+    monkeypatch.setattr(logbook, "CHUNK_BYTES", most)
+
+
+def chunks_of(pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logbook, "FIRST_PAGES", pages)
     monkeypatch.setattr(logbook, "MOST_PAGES", pages)
-    monkeypatch.setattr(logbook, "CHUNK_BYTES", most)
 
 
 def still() -> float:
@@ -85,9 +91,8 @@ def still() -> float:
 
 def of(uid: Uid) -> list[Record]:
     """All records of a user, newest first."""
-    return [
-        one for one in reversed(RECORDS) if isinstance(one, Record) and one.uid == uid
-    ]
+    sessions = [record for record in reversed(RECORDS) if isinstance(record, Record)]
+    return [record for record in sessions if record.uid == uid]
 
 
 # --- what is found --------------------------------------------------------------------
@@ -141,13 +146,11 @@ def is_wanted(sought: Sought, record: Logged) -> bool:
 def test_what_was_written_after_the_clock_was_set_back_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logbook, "FIRST_PAGES", 1)
-    monkeypatch.setattr(logbook, "MOST_PAGES", 1)
+    chunks_of(1, monkeypatch)
     stamps = [1_000_000, 1_000_000 + logbook.SET_BACK_MS - 1, 1_000_001, 9_999_999_999]
     with closing(Store(tmp_path)) as store:
         for seq, at in enumerate(stamps, 1):
-            made = Record(seq, "online", "u", "g", seq, None, "login", at)
-            store.write(Batch(records=[made]))
+            store.write(Batch(records=[online(seq, at=at)]))
     with log_in(tmp_path, clock=still) as book:
         found = book.records(Sought(until=1_000_002))
         assert [one.seq for one in found] == [1, 3]
@@ -242,7 +245,7 @@ def delivered(folder: Path) -> tuple[list[Logged], list[tuple[int, int]]]:
     ],
     ids=["leaf", "type", "pages", "seq", "lost"],
 )
-def test_all_that_a_sidecar_would_deliver_is_found_around_damage_which_is_named(
+def test_records_around_damage_are_found_and_damage_is_named(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     small_pages(tmp_path)
@@ -265,8 +268,7 @@ def test_all_that_a_sidecar_would_deliver_is_found_around_damage_which_is_named(
 def test_a_reader_who_stands_still_does_not_keep_the_wal_growing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logbook, "FIRST_PAGES", 1)
-    monkeypatch.setattr(logbook, "MOST_PAGES", 1)
+    chunks_of(1, monkeypatch)
     write(store, RECORDS[:2_000], iter([100] * 21))
     book = Logbook(lambda: reading(store.path), clock=still)
     found = book.records(Sought())
@@ -305,9 +307,7 @@ def read_all(folder: Path) -> None:
         assert book.newest_of(7, limit=5_000).records == of(7)
 
 
-def test_to_read_a_stopped_sidecars_log_changes_and_leaves_nothing(
-    folder: Path,
-) -> None:
+def test_reading_a_stopped_sidecars_log_changes_nothing(folder: Path) -> None:
     before = contents(folder)
     assert set(before) == {DATABASE, "lock"}
     read_all(folder)
@@ -316,7 +316,7 @@ def test_to_read_a_stopped_sidecars_log_changes_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("has_index", [True, False])
-def test_a_killed_sidecars_log_is_read_with_its_wal_and_stays_to_be_recovered(
+def test_a_killed_sidecars_log_and_wal_are_read_and_left(
     tmp_path: Path, has_index: bool
 ) -> None:
     with closing(Store(tmp_path / "live")) as store:

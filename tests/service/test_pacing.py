@@ -22,9 +22,7 @@ class Maker:
         self.got.append(await self.pages.page(key))
 
 
-async def test_a_page_is_made_once_for_all_who_asked_before(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_page_is_made_once_for_all_waiting(autojump_clock: MockClock) -> None:
     maker, began = Maker(), trio.current_time()
     async with trio.open_nursery() as nursery:
         for _ in range(95):
@@ -33,7 +31,7 @@ async def test_a_page_is_made_once_for_all_who_asked_before(
     assert maker.made == [("a", began)]  # and nobody waits who asks seldom
 
 
-async def test_who_asks_after_a_page_was_made_gets_the_next_one_after_a_pause(
+async def test_a_later_request_gets_the_next_page_after_a_pause(
     autojump_clock: MockClock,
 ) -> None:
     maker, began = Maker(), trio.current_time()
@@ -48,9 +46,7 @@ async def test_who_asks_after_a_page_was_made_gets_the_next_one_after_a_pause(
     assert [round(at - began, 6) for _, at in others] == [PAUSE_S, 2 * PAUSE_S]
 
 
-async def test_who_gives_up_keeps_nobody_from_a_page(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_cancelled_request_delays_no_other(autojump_clock: MockClock) -> None:
     maker = Maker()
     await maker.ask()
     async with trio.open_nursery() as nursery:
@@ -64,9 +60,7 @@ async def test_who_gives_up_keeps_nobody_from_a_page(
     assert maker.got[2] == b"a 3"
 
 
-async def test_a_turnstile_lets_one_through_in_a_pass_of_the_loop(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_turnstile_admits_one_a_pass(autojump_clock: MockClock) -> None:
     turnstile, through = Turnstile(), list[int]()
     passes = 0
 

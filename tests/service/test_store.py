@@ -50,7 +50,7 @@ from tests.service.journals import (
     users,
     write,
 )
-from tests.strategies import BOUNDED, HARD_UIDS, conns, uids
+from tests.strategies import BOUNDED, conns, uids
 
 UIDS = ("7", 7, "u")
 
@@ -104,17 +104,6 @@ def test_any_uid_and_conn_survive_the_disk_with_their_type(
     assert [type(uid) for _, uid, *_ in found] == types
 
 
-def test_hard_uids_are_each_a_user_of_their_own_and_leave_alone(store: Store) -> None:
-    rows = [row(session, uid) for session, uid in enumerate(HARD_UIDS, 1)]
-    keep(store, *rows)
-    gone = {row.session: None for row in rows if row.uid in (7, 2**63 - 1)}
-    store.write(Batch(online=dict(gone)))
-    left = [row for row in rows if row.session not in gone]
-    assert len(left) == len(rows) - 2
-    assert list(store.online()) == left
-    assert "7" in {row.uid for row in left}
-
-
 def test_one_batch_forgets_sessions_keeps_others_and_changes_them(store: Store) -> None:
     keep(store, row(1, "a"), row(2, "b"), row(4, "d"))
     changed = row(2, "b", conn=5)
@@ -133,9 +122,7 @@ def test_sessions_are_read_in_the_order_in_which_they_began(store: Store) -> Non
 
 
 @pytest.mark.parametrize("seqs", [[2], [3], [1], [3, 4], [1, 4], [5, 4], [2, 3, 4]])
-def test_a_seq_is_not_given_twice_wherever_it_lies_in_a_page(
-    store: Store, seqs: list[int]
-) -> None:
+def test_no_seq_is_written_twice(store: Store, seqs: list[int]) -> None:
     fill(store, 3)
     with pytest.raises(sqlite3.IntegrityError):
         write(store, *map(online, seqs))
@@ -259,9 +246,7 @@ def test_a_reader_gets_the_same_wherever_the_pages_end(
     assert got == Page(expected, reached, 1, 0)
 
 
-def test_a_reader_concerned_by_few_is_taken_forward_without_an_answer(
-    store: Store,
-) -> None:
+def test_a_scan_that_finds_nothing_still_moves_its_reader_forward(store: Store) -> None:
     fill(store, SCAN_RECORDS, gateway="h")
     write(store, online(SCAN_RECORDS + 1), online(SCAN_RECORDS + 2))
     read = partial(store.read, until=10**9, wanted=of("g"), limit=10)
@@ -283,7 +268,7 @@ def listed(store: Store, gateway: str | None) -> list[list[Any]]:
 @pytest.mark.parametrize(
     "rows", [[0], [1], [LIST_ROWS], [LIST_ROWS, 1], [LIST_ROWS, LIST_ROWS, 3]]
 )
-def test_a_list_comes_in_frames_and_only_the_last_has_the_seq(
+def test_only_the_last_frame_of_a_list_has_the_seq(
     store: Store, rows: list[int]
 ) -> None:
     users = sum(rows)
@@ -333,9 +318,7 @@ def test_pages_go_from_the_oldest_up_to_the_first_with_a_record_that_is_young_en
     assert bounds == (gone + 1, len(everything) + 1)
 
 
-def test_the_newest_page_is_kept_however_old_so_that_no_seq_is_given_twice(
-    tmp_path: Path,
-) -> None:
+def test_the_newest_page_is_kept_however_old_it_is(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
         fill(store, 4)
         fill(store, 3)
@@ -349,9 +332,7 @@ def test_the_newest_page_is_kept_however_old_so_that_no_seq_is_given_twice(
         assert store.bounds() == (8, 9)
 
 
-def test_a_log_that_is_too_large_shrinks_in_steps_and_the_file_with_it(
-    store: Store,
-) -> None:
+def test_a_log_over_its_bound_and_its_file_shrink_in_steps(store: Store) -> None:
     fill(store, 3 * TRIM_RECORDS)
     before, most = store.log_bytes(), store.log_bytes() // 2
     steps = 1
@@ -401,9 +382,7 @@ def test_a_log_is_left_alone_above_the_seq_up_to_which_it_may_go(store: Store) -
         assert store.bounds() == (first, 4_001)
 
 
-def test_what_else_fills_the_file_costs_the_log_all_but_its_newest_page(
-    store: Store,
-) -> None:
+def test_a_file_full_of_sessions_keeps_the_newest_page_of_the_log(store: Store) -> None:
     keep(store, *users(5_000))
     fill(store, 5_000)
     store.keep_bound(most_bytes=1, before=0, until=END)
@@ -420,9 +399,7 @@ def test_a_read_begins_with_what_is_still_kept(store: Store) -> None:
     assert (reached, first, lost) == (7, 6, 5)
 
 
-def test_each_name_keeps_which_record_of_its_own_was_the_newest_to_be_trimmed(
-    store: Store,
-) -> None:
+def test_the_newest_trimmed_record_is_known_for_each_name(store: Store) -> None:
     fill(store, 3, gateway="g")
     # Several gateways share a page.
     write(
@@ -481,9 +458,7 @@ def test_a_reader_has_lost_something_only_if_a_trim_took_a_record_it_had_not_rea
             assert (lost(store, name, after=seq) > seq) is bool(gone)
 
 
-def test_to_a_name_that_is_new_all_that_was_trimmed_before_counts_as_lost(
-    store: Store,
-) -> None:
+def test_all_that_was_trimmed_before_is_lost_to_a_new_name(store: Store) -> None:
     fill(store, 3, at=1)
     fill(store, 3, at=2)
     fill(store, 1, at=3)

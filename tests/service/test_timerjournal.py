@@ -182,9 +182,7 @@ async def test_orders_are_committed_together_up_to_a_number(rig: Rig) -> None:
     assert rig.states() == {"pending": 4 * part + COMMIT_ORDERS + 2}
 
 
-async def test_orders_that_carry_much_are_committed_together_up_to_4_mb(
-    rig: Rig,
-) -> None:
+async def test_large_orders_are_committed_together_up_to_4_mb(rig: Rig) -> None:
     with_4_kib = [after(n)._replace(payload="é" * 2_048) for n in range(2, 1_800)]
     answers = [
         Reply("h", f"k{n}", None, False, "x" * 1_024, False, AT_MS) for n in range(10)
@@ -233,9 +231,7 @@ async def test_a_run_waits_for_its_answer_and_delays_no_other_order(rig: Rig) ->
     assert (rig.table.seq, rig.timers.runs) == (3, 0)
 
 
-async def test_a_run_precedes_an_order_given_as_its_record_is_published(
-    rig: Rig,
-) -> None:
+async def test_a_run_precedes_an_order_given_when_it_is_published(rig: Rig) -> None:
     await rig.write(after(1))
     rig.journal.append(run(1, 1))
     await rig.wrote_log.wait()
@@ -255,9 +251,7 @@ async def test_a_run_that_somebody_asks_about_is_written_at_once(rig: Rig) -> No
     assert rig.timers.runs == 1
 
 
-async def test_unanswered_runs_are_written_while_other_orders_keep_coming(
-    rig: Rig,
-) -> None:
+async def test_unanswered_runs_are_written_among_endless_orders(rig: Rig) -> None:
     await rig.runs(1)
     for number in range(2, 100):
         await trio.sleep(RUN_WAIT_S / 20)
@@ -303,9 +297,7 @@ async def test_runs_before_a_cancel_by_ext_are_committed_in_pieces(rig: Rig) -> 
     assert rig.sizes == [3, 3, 1, 3, 3, 2]
 
 
-async def test_a_cancel_by_ext_takes_along_all_runs_of_its_gateway_and_no_others(
-    rig: Rig,
-) -> None:
+async def test_a_cancel_by_ext_takes_along_its_gateways_runs(rig: Rig) -> None:
     await rig.runs(2, of=3)
     await rig.write(cancel_ext(8, "h"))
     assert (rig.sizes, rig.timers.runs) == ([3, 1], 2)
@@ -523,9 +515,7 @@ def test_no_mark_is_reached_too_soon_or_left_again_and_no_run_is_known_too_soon(
 # --- a bad disk ---------------------------------------------------------------------
 
 
-async def test_a_table_that_cannot_be_written_is_reported_and_loses_nothing(
-    rig: Rig,
-) -> None:
+async def test_a_table_that_cannot_be_written_loses_nothing(rig: Rig) -> None:
     journal = rig.journal
     with structlog.testing.capture_logs() as logs:
         with disk.full(rig.table._db):
@@ -573,9 +563,7 @@ async def test_without_room_for_new_timers_everything_else_is_written(rig: Rig) 
 # --- retention, and how far the table has followed -------------------------------------
 
 
-async def test_the_table_follows_in_large_steps_and_never_past_what_waits(
-    rig: Rig,
-) -> None:
+async def test_the_table_follows_the_log_in_large_steps(rig: Rig) -> None:
     timers, table = rig.timers, rig.table
     await timers.follow(FOLLOW_RECORDS - 1)
     assert table.seq == 0
@@ -588,9 +576,7 @@ async def test_the_table_follows_in_large_steps_and_never_past_what_waits(
     assert table.seq == FOLLOW_RECORDS
 
 
-async def test_the_log_stays_as_it_is_while_the_table_cannot_follow_it(
-    rig: Rig,
-) -> None:
+async def test_the_log_is_not_trimmed_past_the_timers_table(rig: Rig) -> None:
     journal = rig.journal
     await rig.runs(100)
     await trio.sleep(RUN_WAIT_S + 1)
@@ -610,9 +596,7 @@ async def test_the_log_stays_as_it_is_while_the_table_cannot_follow_it(
         assert journal.first > 101
 
 
-async def test_ended_timers_are_trimmed_and_counted_though_the_log_cannot_be(
-    rig: Rig,
-) -> None:
+async def test_ended_timers_are_trimmed_though_the_log_cannot_be(rig: Rig) -> None:
     gone: list[dict[str, int]] = []
     many = 5_000
     rig.table.write(asked(1, many, ext="x"))

@@ -227,9 +227,7 @@ def test_a_table_whose_folder_was_removed_is_written_as_before(tmp_path: Path) -
         assert table.trim(oldest_ms=0, most=0) == {"cancelled": 1}
 
 
-def test_how_far_it_has_followed_the_log_is_kept_and_never_goes_back(
-    tmp_path: Path,
-) -> None:
+def test_the_place_in_the_log_is_kept_and_never_goes_back(tmp_path: Path) -> None:
     with closing(TimerTable(tmp_path, log="a log")) as table:
         fill(table, 2)
         # One before these two is not among them: it waits for its answer.
@@ -245,9 +243,7 @@ def test_how_far_it_has_followed_the_log_is_kept_and_never_goes_back(
         assert (table.seq, table.newest) == (100, 100)
 
 
-def test_beside_another_log_its_numbers_are_forgotten_and_no_timer_is(
-    tmp_path: Path,
-) -> None:
+def test_beside_another_log_timers_stay_and_seqs_are_forgotten(tmp_path: Path) -> None:
     with closing(TimerTable(tmp_path, log="a log")) as table:
         timers = [pending(n, key, since=40) for n, key in enumerate("abcd", 1)]
         add(table, *timers, payload="p")
@@ -297,9 +293,7 @@ def test_a_file_that_was_emptied_beside_a_log_is_no_new_one(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("part", ["timers", "timers_key", "timers_next"])
-def test_damage_among_the_timers_is_told_with_the_files_name_and_left(
-    tmp_path: Path, part: str
-) -> None:
+def test_damage_in_the_file_is_reported_and_left(tmp_path: Path, part: str) -> None:
     with closing(TimerTable(tmp_path, log="a log")) as table:
         fill(table, 1_000)
         path = table.path
@@ -321,9 +315,7 @@ def trim(table: TimerTable, *, oldest_ms: int = 0, most: int = PLENTY) -> Counte
     return gone
 
 
-def test_ended_timers_go_once_they_are_old_and_live_ones_stay(
-    table: TimerTable,
-) -> None:
+def test_only_old_timers_that_have_ended_are_trimmed(table: TimerTable) -> None:
     fill(table, 4)
     end(table, "k1", at=100)
     end(table, "k2", at=200)
@@ -333,9 +325,7 @@ def test_ended_timers_go_once_they_are_old_and_live_ones_stay(
     assert [row.timer.key for row in rows(table).values()] == ["k3", "k4"]
 
 
-def test_of_too_many_ended_timers_the_oldest_go_whatever_their_state(
-    table: TimerTable,
-) -> None:
+def test_the_oldest_of_too_many_ended_timers_are_trimmed(table: TimerTable) -> None:
     fill(table, 6)
     end(table, "k1", at=10)
     add(table, pending(7, "k2", at=20))  # replaces it at 20
@@ -420,9 +410,7 @@ NO_TEXT: Final = "cast(x'ff61' as text)"
 
 
 @pytest.mark.parametrize("column", ["gateway", "key", "ext", "payload"])
-def test_a_timer_whose_text_is_damaged_keeps_no_other_from_being_read(
-    table: TimerTable, column: str
-) -> None:
+def test_timers_beside_a_damaged_one_are_read(table: TimerTable, column: str) -> None:
     fill(table, 7)
     change(table, f"update timers set {column} = {NO_TEXT} where id in (2, 7)")
     with reading(table.path) as db:
@@ -445,9 +433,7 @@ def test_a_timer_whose_text_is_damaged_keeps_no_other_from_being_read(
         "update states set state = 'qending' where state = 'pending'",
     ],
 )
-def test_what_the_table_says_of_itself_is_refused_if_it_makes_no_sense(
-    tmp_path: Path, sql: str
-) -> None:
+def test_a_table_whose_meta_makes_no_sense_is_refused(tmp_path: Path, sql: str) -> None:
     with closing(TimerTable(tmp_path, log="a log")) as table:
         fill(table, 1)
         table.write([first_run(1, 1, 9)])
@@ -456,9 +442,7 @@ def test_what_the_table_says_of_itself_is_refused_if_it_makes_no_sense(
         TimerTable(tmp_path, log="a log")
 
 
-def test_orders_about_a_timer_whose_text_is_damaged_hold_up_no_others(
-    table: TimerTable,
-) -> None:
+def test_orders_beside_one_about_a_damaged_timer_are_applied(table: TimerTable) -> None:
     fill(table, 3)
     change(table, f"update timers set ext = {NO_TEXT} where id = 2")
     end(table, "k1", "k2", "k3", at=1)
@@ -484,6 +468,8 @@ def test_a_damaged_timer_is_ended_with_its_text_as_far_as_it_can_be_read(
     fill(table, 3)
     end(table, "k3", at=5)
     change(table, f"update timers set {damage} where id = 2")
+    with reading(table.path) as db:
+        assert timertable.damaged(db) == 1
     assert table.end_damaged(2, at=7) == {"pending": 1, "cancelled": -1}
     ended, payload = rows(table)[2]
     assert (ended.state, ended.next, ended.changed) == ("cancelled", None, 7)
@@ -509,9 +495,7 @@ def test_a_damaged_timer_that_has_ended_stays_what_it_became(table: TimerTable) 
     assert states(table) == {"pending": 1, "done": 1} == counted(table)
 
 
-def test_of_several_that_make_no_sense_the_last_sets_the_counts_right(
-    table: TimerTable,
-) -> None:
+def test_counts_are_right_once_all_damaged_timers_are_ended(table: TimerTable) -> None:
     fill(table, 4)
     end(table, "k3", "k4", at=5)
     change(table, "update timers set state = 'x' where id > 1")
@@ -546,9 +530,7 @@ def test_one_whose_index_has_what_it_had_is_ended_too(table: TimerTable) -> None
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
-def test_coming_timers_are_read_in_pages_wherever_they_end(
-    table: TimerTable, limit: int
-) -> None:
+def test_coming_timers_are_read_in_pages(table: TimerTable, limit: int) -> None:
     due = (9, 7, 7, 3, 7, 9, 8, 7)
     add(table, *(pending(n, due=at) for n, at in enumerate(due, 1)))
     window, read = Window(-1, 0, 8, limit), list[Coming]()
@@ -566,9 +548,7 @@ def test_coming_timers_are_read_in_pages_wherever_they_end(
 
 
 @pytest.mark.usefixtures("jumping")
-async def test_an_ext_of_many_goes_in_steps_and_no_mark_is_reached_before_its_end(
-    store: Store,
-) -> None:
+async def test_a_large_ext_is_cancelled_in_steps_before_its_mark(store: Store) -> None:
     many = 5 * EXT_STEP // 2
     steps: list[tuple[bool, int, int]] = []
 
@@ -605,9 +585,7 @@ def test_of_many_cancels_of_one_ext_one_is_given_again(table: TimerTable) -> Non
 # --- a wall clock that was set back -------------------------------------------------------
 
 
-def test_a_run_that_seems_to_begin_later_waits_a_whole_run_from_now(
-    tmp_path: Path,
-) -> None:
+def test_a_run_begun_in_the_future_waits_a_whole_run_from_now(tmp_path: Path) -> None:
     back_at, run_ms = 5_000, LADDER.run_ms
     with closing(TimerTable(tmp_path, log="a log")) as table:
         fill(table, 4)
@@ -628,9 +606,7 @@ def test_a_run_that_seems_to_begin_later_waits_a_whole_run_from_now(
 # --- a log that is behind ---------------------------------------------------------------
 
 
-def test_after_a_crash_nobody_counts_on_a_record_that_the_log_does_not_have(
-    table: TimerTable,
-) -> None:
+def test_a_timer_ahead_of_a_log_that_lost_records_fires(table: TimerTable) -> None:
     fill(table, 3)
     add(table, pending(4, "ahead", since=12))
     table.fit(10, wall_ms=ALL_MS)
@@ -639,9 +615,7 @@ def test_after_a_crash_nobody_counts_on_a_record_that_the_log_does_not_have(
     assert rows(table)[4].timer.state == FIRED
 
 
-def test_a_log_restored_from_an_older_backup_keeps_no_timer_from_firing(
-    table: TimerTable,
-) -> None:
+def test_a_run_ahead_of_a_restored_log_can_be_answered(table: TimerTable) -> None:
     fill(table, 1)
     # The run is known of, though what came before it was not all noted yet.
     table.write([first_run(1, 900, 2_000)], seq=5)

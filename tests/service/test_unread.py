@@ -110,9 +110,7 @@ async def test_a_link_that_reads_nothing_of_its_answers_ends_in_time(
         assert in_memory(rig) == 0
 
 
-async def test_a_list_that_is_not_read_ends_its_link_in_time_and_leaves_no_file(
-    tmp_path: Path,
-) -> None:
+async def test_an_unread_list_ends_its_link_and_leaves_no_file(tmp_path: Path) -> None:
     async with running(tmp_path, unread_s=20) as rig:
         await with_users(rig)
         silent = await rig.watcher("silent", kinds=["moved"])
@@ -133,9 +131,7 @@ async def test_a_slow_reader_goes_on_for_as_long_as_it_reads(tmp_path: Path) -> 
         assert met(rig) == {}
 
 
-async def test_a_gateway_that_leaves_only_records_unread_is_not_ended(
-    tmp_path: Path,
-) -> None:
+async def test_a_gateway_with_only_unread_records_is_kept(tmp_path: Path) -> None:
     async with running(tmp_path, unread_s=1, gateway_hold_s=1) as rig:
         hung = await rig.gateway("hung", kinds=["online"], scope="all")
         await with_users(rig)
@@ -149,9 +145,7 @@ async def test_a_gateway_that_leaves_only_records_unread_is_not_ended(
 # --- in memory ------------------------------------------------------------------------
 
 
-async def test_of_records_that_are_not_read_a_link_keeps_one_frame_and_no_entries(
-    tmp_path: Path,
-) -> None:
+async def test_a_link_keeps_one_frame_of_unread_records(tmp_path: Path) -> None:
     async with running(tmp_path, tail=1_000) as rig:
         gateway = await with_users(rig)
         await gateway.send(["login", ["last"]])
@@ -166,9 +160,7 @@ def _entries() -> int:
     return sum(isinstance(it, Entry) for it in gc.get_objects())
 
 
-async def test_over_the_bound_of_all_those_that_do_not_read_end_and_others_go_on(
-    tmp_path: Path,
-) -> None:
+async def test_over_the_bound_links_that_do_not_read_end(tmp_path: Path) -> None:
     async with running(tmp_path, max_unread_bytes=MIB) as rig:
         reads = await rig.watcher("reads")
         little = await rig.watcher("little")
@@ -191,7 +183,7 @@ async def test_over_the_bound_of_all_those_that_do_not_read_end_and_others_go_on
         assert is_linked(rig, "little")  # it leaves less than others
 
 
-async def test_twice_as_much_as_may_be_unread_ends_some_at_once(tmp_path: Path) -> None:
+async def test_links_end_at_once_at_twice_the_bound(tmp_path: Path) -> None:
     many = [*range(4_000)]  # an answer is some 300 KB
     async with running(tmp_path, max_unread_bytes=MIB // 4) as rig:
         gateway = await rig.gateway("g" * 64)
@@ -209,9 +201,7 @@ async def test_twice_as_much_as_may_be_unread_ends_some_at_once(tmp_path: Path) 
         await gateway.settle()
 
 
-async def test_while_the_disk_is_full_answers_wait_and_are_bounded_in_all(
-    tmp_path: Path,
-) -> None:
+async def test_answers_are_bounded_while_the_disk_is_full(tmp_path: Path) -> None:
     async with running(tmp_path, max_unread_bytes=MIB) as rig:
         gateways = [await rig.gateway(f"g{n}") for n in range(4)]
         with rig.disk_full():
@@ -231,9 +221,7 @@ async def test_while_the_disk_is_full_answers_wait_and_are_bounded_in_all(
 # --- on disk --------------------------------------------------------------------------
 
 
-async def test_a_list_without_room_waits_and_holds_up_neither_pongs_nor_records(
-    tmp_path: Path,
-) -> None:
+async def test_a_list_without_room_delays_nothing_else(tmp_path: Path) -> None:
     async with running(tmp_path, max_spool_bytes=MIB) as rig:
         users = await with_users(rig)
         silent = await rig.watcher("silent", kinds=["moved"])
@@ -253,9 +241,7 @@ async def test_a_list_without_room_waits_and_holds_up_neither_pongs_nor_records(
         await rig.until(lambda: not on_disk(rig), 3 * LINGER_S)
 
 
-async def test_many_that_leave_lists_unread_do_not_keep_others_from_theirs(
-    tmp_path: Path,
-) -> None:
+async def test_unread_lists_do_not_keep_others_from_theirs(tmp_path: Path) -> None:
     async with running(tmp_path, max_spool_bytes=2 * MIB) as rig:
         await with_users(rig)
         small = await rig.gateway("small")
@@ -275,9 +261,7 @@ async def test_many_that_leave_lists_unread_do_not_keep_others_from_theirs(
         assert is_linked(rig, "reads")
 
 
-async def test_a_list_that_is_larger_than_all_may_be_ends_its_link_and_says_so(
-    tmp_path: Path,
-) -> None:
+async def test_a_list_larger_than_the_bound_ends_its_link(tmp_path: Path) -> None:
     async with running(tmp_path, max_spool_bytes=MIB // 4) as rig:
         await with_users(rig)
         watcher = await rig.watcher(kinds=["moved"])
@@ -329,7 +313,7 @@ async def test_a_list_that_finds_no_room_on_the_disk_ends_its_link_in_time(
         assert met(rig) == {"limits.max_spool_bytes": 4}
 
 
-async def test_while_the_log_cannot_be_written_no_link_ends_for_its_list(
+async def test_no_link_ends_for_its_list_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path, unread_s=20) as rig:
