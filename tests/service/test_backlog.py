@@ -1,4 +1,4 @@
-"""Who waited in a kept socket before the process listened is read before anyone is judged."""
+"""Gateways that connected before the process listened are read before users are judged."""
 
 import errno
 import os
@@ -12,14 +12,14 @@ import trio
 from trio.testing import MockClock
 
 from liveness.config import Config, SocketSettings, StateSettings
-from liveness.core.records import OnlineRow, Record
 from liveness.service.app import load
 from liveness.service.clock import Clock
 from liveness.service.peers import access_to
 from liveness.service.sidecar import Sidecar
 from liveness.service.sockets import listening
-from liveness.service.store import Batch, Store
+from liveness.service.store import Store
 from liveness.service.timertable import TimerTable
+from tests.service.journals import keep, online, row, write
 
 GATEWAYS = 20
 TIMEOUT_S = 3.0
@@ -38,15 +38,12 @@ class Slow(socket.socket):
         return super().accept()
 
 
-def online(state: Path) -> None:
-    """A user online through each gateway, as a crash leaves them."""
+def crashed(state: Path) -> None:
+    """Leave a user online through each gateway."""
     with closing(Store(state)) as store:
-        records, rows = [], {}
-        for seq in range(1, GATEWAYS + 1):
-            uid, name = f"user-{seq}", f"gw-{seq}"
-            records.append(Record(seq, "online", uid, name, seq, None, "login", 1))
-            rows[seq] = OnlineRow(seq, uid, 1, None, name, None)
-        store.write(Batch(records=[*records], online=dict(rows)))
+        for n in range(1, GATEWAYS + 1):
+            write(store, online(n, gateway=f"gw-{n}"))
+            keep(store, row(n, f"u{n}", gateway=f"gw-{n}"))
 
 
 @contextmanager
@@ -57,7 +54,7 @@ def waiting(path: Path) -> Iterator[None]:
         for number, sock in enumerate(socks, 1):
             sock.connect(str(path))
             hello = {"protocol": 1, "name": f"gw-{number}"}
-            frames = [["hello", hello], ["keepalive", f"user-{number}"]]
+            frames = [["hello", hello], ["keepalive", f"u{number}"]]
             sock.sendall(b"".join(map(msgpack.packb, frames)))
         yield
     finally:
@@ -73,7 +70,7 @@ async def test_the_backlog_is_read_before_users_are_judged(
         socket=SocketSettings(path=tmp_path / "g.sock"),
         state=StateSettings(dir=tmp_path / "state"),
     )
-    online(config.state.dir)
+    crashed(config.state.dir)
     with (
         closing(Store(config.state.dir)) as store,
         closing(TimerTable(config.state.dir, log=store.log)) as table,

@@ -52,7 +52,7 @@ def seqs_of(store: Store, wanted: Wanted = ALL) -> list[int | tuple[int, int]]:
         if at < lost:
             given.append((at + 1, first - 1))
             reached = first - 1
-        given += [one.seq for one in records if at < one.seq]
+        given += [record.seq for record in records if at < record.seq]
         assert reached > at
         at = reached
     return given
@@ -243,7 +243,7 @@ def test_no_damage_to_the_file_loses_records_in_silence(
             fill(store, size)
         keep(store, *users(19))
         path = store.path
-    everything = {one.seq: one for one in disk.log(path)}
+    everything = {record.seq: record for record in disk.log(path)}
     with path.open("r+b") as file:
         count = random.choice(DAMAGED_BYTES)
         at = random.randrange(path.stat().st_size - count)
@@ -261,7 +261,7 @@ def test_no_damage_to_the_file_loses_records_in_silence(
         except StateError:
             return
         given = seqs_of(store)
-        records = {one.seq: one for one in page(store)}
+        records = {record.seq: record for record in page(store)}
         while trim(store, oldest_ms=10**15):
             pass
         first, following = store.bounds()

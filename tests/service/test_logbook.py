@@ -128,7 +128,7 @@ def test_all_records_of_each_user_are_found_and_nobody_elses(folder: Path) -> No
 def test_what_is_sought_is_found_in_order(folder: Path, sought: Sought) -> None:
     with log_in(folder, clock=still) as book:
         found = [*book.records(sought)]
-    assert found == [one for one in RECORDS if is_wanted(sought, one)]
+    assert found == [record for record in RECORDS if is_wanted(sought, record)]
 
 
 def is_wanted(sought: Sought, record: Logged) -> bool:
@@ -153,7 +153,7 @@ def test_what_was_written_after_the_clock_was_set_back_is_found(
             store.write(Batch(records=[online(seq, at=at)]))
     with log_in(tmp_path, clock=still) as book:
         found = book.records(Sought(until=1_000_002))
-        assert [one.seq for one in found] == [1, 3]
+        assert [record.seq for record in found] == [1, 3]
 
 
 def test_a_look_ends_in_time_and_says_how_far_back_it_was(
@@ -166,7 +166,9 @@ def test_a_look_ends_in_time_and_says_how_far_back_it_was(
     assert look.oldest is None
     assert look.back_to is not None
     assert 13 < look.back_to.seq <= 2_001
-    assert look.records == [one for one in of("moved") if one.seq >= look.back_to.seq]
+    assert look.records == [
+        record for record in of("moved") if record.seq >= look.back_to.seq
+    ]
     assert look.back_to.at >= look.back_to.seq * EVERY_MS
 
 
@@ -256,7 +258,7 @@ def test_records_around_damage_are_found_and_damage_is_named(
         assert [*book.records(Sought())] == records
         assert sorted(book.damaged) == gaps
     with log_in(tmp_path, clock=still) as book:
-        newest = [one for one in reversed(records) if one.uid == 7]
+        newest = [record for record in reversed(records) if record.uid == 7]
         assert book.newest_of(7, limit=5_000).records == newest
         assert book.record(gaps[0][0]) is None
         assert book.record(records[-1].seq) == records[-1]
@@ -279,7 +281,7 @@ def test_a_reader_who_stands_still_does_not_keep_the_wal_growing(
     while store.trim(oldest_ms=1_000 * EVERY_MS, most_bytes=2**40, idle_ms=0):
         pass
     write(store, RECORDS[2_000:], iter([100] * 7))
-    rest = [one.seq for one in found]
+    rest = [record.seq for record in found]
     assert first == [*range(1, 151)]
     kept = store.bounds()[0]
     assert 900 < kept <= 1_000

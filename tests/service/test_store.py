@@ -165,9 +165,9 @@ def sizes(store: Store) -> list[int]:
     pages = disk.rows(store.path, "select first, last, newest from log order by last")
     records = disk.log(store.path)
     for first, last, newest in pages:
-        inside = [one for one in records if first <= one.seq <= last]
-        assert [one.seq for one in inside] == list(range(first, last + 1))
-        assert newest == max(one.at for one in inside)
+        inside = [record for record in records if first <= record.seq <= last]
+        assert [record.seq for record in inside] == list(range(first, last + 1))
+        assert newest == max(record.at for record in inside)
     return [last - first + 1 for first, last, _ in pages]
 
 
@@ -189,7 +189,7 @@ def test_a_page_of_records_with_much_to_carry_has_few_of_them(store: Store) -> N
     write(store, *(TimerRecord(n, TIMER, "g", "k", text, None, 0, 1, 0) for n in seqs))
     query = "select first, last, length(records) from log order by last"
     pages = disk.rows(store.path, query)
-    assert [seq for one, last, _ in pages for seq in range(one, last + 1)] == seqs
+    assert [seq for first, last, _ in pages for seq in range(first, last + 1)] == seqs
     assert max(size for *_, size in pages) <= PAGE_BYTES
     assert len(pages) <= 4 * 100 * MAX_TEXT_BYTES / PAGE_BYTES
 
@@ -236,11 +236,11 @@ def test_a_reader_gets_the_same_wherever_the_pages_end(
             records += new
         got = store.read(after=after, until=until, wanted=wanted, limit=limit)
     expected: list[Logged] = [
-        one
-        for one in records[after:until]
-        if one.kind in wanted.kinds
-        and wanted.gateway in (None, one.gateway, one.from_gateway)
-        and wanted.uid in (None, one.uid)
+        record
+        for record in records[after:until]
+        if record.kind in wanted.kinds
+        and wanted.gateway in (None, record.gateway, record.from_gateway)
+        and wanted.uid in (None, record.uid)
     ][:limit]
     reached = expected[-1].seq if len(expected) == limit else until
     assert got == Page(expected, reached, 1, 0)
@@ -314,7 +314,7 @@ def test_pages_go_from_the_oldest_up_to_the_first_with_a_record_that_is_young_en
             break
         gone = end
     assert kept == everything[gone:]
-    assert {one for one in everything if one.at >= oldest_ms} <= set(kept)
+    assert {record for record in everything if record.at >= oldest_ms} <= set(kept)
     assert bounds == (gone + 1, len(everything) + 1)
 
 

@@ -42,7 +42,7 @@ from liveness.service.timerjournal import (
     RUN_WAIT_S,
     TimerJournal,
 )
-from liveness.service.timertable import TimerTable
+from liveness.service.timertable import TimerTable, Written
 from tests import disk
 from tests.service.journals import online, pending, trimming, writing
 from tests.strategies import BOUNDED
@@ -376,17 +376,15 @@ class HeldStore(Store):
 
 
 class HeldTable(TimerTable):
-    """A table of which the same holds."""
+    """A table whose transactions do the same."""
 
     def __init__(self, folder: Path, *, log: str) -> None:
         self.gate = threading.Semaphore(0)
         super().__init__(folder, log=log)
 
-    def write(
-        self, orders: Sequence[Order], *, seq: int = 0
-    ) -> tuple[Settlement, list[Drop]]:
+    def write_what_fits(self, orders: Sequence[Order], *, seq: int = 0) -> Written:
         self.gate.acquire()
-        return super().write(orders, seq=seq)
+        return super().write_what_fits(orders, seq=seq)
 
 
 class Engine:
