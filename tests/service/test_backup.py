@@ -96,7 +96,7 @@ def test_what_is_restored_is_what_was_there(folder: Path, tmp_path: Path) -> Non
         assert (table.seq, table.newest) == (9, 9)
 
 
-def test_each_that_is_restored_has_a_log_of_its_own_and_knows_all_before(
+def test_a_restored_state_has_its_own_log_and_knows_earlier_ones(
     folder: Path, tmp_path: Path
 ) -> None:
     with opened(folder) as (store, _):
@@ -113,7 +113,7 @@ def test_each_that_is_restored_has_a_log_of_its_own_and_knows_all_before(
         assert grandchild.parted == {original: 10, store.log: 11}
 
 
-def test_of_many_logs_before_the_newest_are_known(
+def test_only_the_newest_earlier_logs_are_known(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_file, "MOST_PARTED", 2)
@@ -125,7 +125,7 @@ def test_of_many_logs_before_the_newest_are_known(
     assert [*store.parted] == logs[:2]
 
 
-def test_a_table_that_is_restored_late_counts_on_no_record_of_the_other_log(
+def test_a_table_restored_late_expects_no_record_of_the_other_log(
     folder: Path, tmp_path: Path
 ) -> None:
     """Between the log's start and the table's there may be a crash, or a person."""
@@ -158,7 +158,7 @@ def test_no_commit_of_an_older_state_comes_back(folder: Path, tmp_path: Path) ->
         assert store.bounds() == (1, 11)
 
 
-def test_what_is_written_while_the_state_is_opened_is_in_both_or_in_neither(
+def test_the_log_and_the_timers_are_as_of_one_moment(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A number before each statement, in the timers' table first, then in the log."""
@@ -226,7 +226,7 @@ def test_a_file_is_replaced_only_if_asked_for(folder: Path, tmp_path: Path) -> N
     assert {path.name for path in tmp_path.iterdir()} == {"b.tar", "state"}
 
 
-def test_one_that_appears_meanwhile_is_left_too(
+def test_a_file_that_appears_meanwhile_is_left(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "b.tar"
@@ -252,7 +252,7 @@ def state_files(folder: Path) -> dict[str, bytes]:
     ["liveness.db", "liveness.db-wal", "timers.db", "timers.db-shm", "lock", "stopped"],
 )
 @pytest.mark.parametrize("whose", ["state", "other", "link", "to/../state"])
-def test_no_file_of_a_state_is_replaced_or_added_whatever_leads_there(
+def test_no_file_of_a_state_is_replaced_or_added(
     folder: Path, tmp_path: Path, whose: str, name: str
 ) -> None:
     Store(tmp_path / "other").close()
@@ -268,7 +268,7 @@ def test_no_file_of_a_state_is_replaced_or_added_whatever_leads_there(
 
 
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
-def test_nor_is_one_that_a_link_of_another_name_leads_to(
+def test_no_file_of_a_state_is_replaced_through_a_link(
     folder: Path, tmp_path: Path, link: Callable[[Path, Path], None]
 ) -> None:
     file = tmp_path / "b.tar"
@@ -352,7 +352,7 @@ def backed_up_as_damaged(
     return there
 
 
-def test_a_backup_of_a_damaged_log_is_made_if_asked_for_and_replaces_none(
+def test_a_damaged_log_is_backed_up_if_asked_for_and_replaces_none(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with closing(Store(folder)) as store:
@@ -380,7 +380,7 @@ def test_a_backup_of_a_damaged_log_is_made_if_asked_for_and_replaces_none(
     ],
     ids=["leaf", "first-leaf", "free-page"],
 )
-def test_a_backup_is_made_of_a_log_in_whose_structure_there_is_damage_a_start_takes(
+def test_a_log_with_a_damaged_structure_is_backed_up_if_asked_for(
     folder: Path,
     tmp_path: Path,
     damage: Callable[[Path], None],
@@ -405,7 +405,7 @@ def test_a_backup_is_made_of_a_log_in_whose_structure_there_is_damage_a_start_ta
 
 
 @pytest.mark.parametrize("sql", ["key = cast(x'ff' as text)", "state = 'qending'"])
-def test_a_backup_is_made_of_damaged_timers_if_asked_for(
+def test_damaged_timers_are_backed_up_if_asked_for(
     folder: Path, tmp_path: Path, sql: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(folder / timertable.DATABASE, f"update timers set {sql} where id > 1")

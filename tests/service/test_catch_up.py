@@ -109,7 +109,7 @@ def damage(log: Store, *, below: int) -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 100])
-def test_runs_that_the_table_lacks_are_applied_and_all_others_change_nothing(
+def test_only_runs_that_the_table_lacks_change_it(
     log: Store, table: TimerTable, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr(app, "REPLAYED_AT_ONCE", at_once)
@@ -277,7 +277,7 @@ def left_alone(orders: list[Order], since: int) -> set[object]:
 
 @BOUNDED
 @given(said, st.integers(0, 8), st.integers(1, 4))
-def test_runs_that_are_applied_last_have_the_effect_they_had_in_time(
+def test_runs_applied_last_have_the_effect_they_had_in_time(
     tmp_path_factory: pytest.TempPathFactory,
     said: list[tuple[str, str]],
     known: int,

@@ -54,7 +54,7 @@ def change(folder: Path, sql: str, database: str = DATABASE) -> None:
         db.execute(sql)
 
 
-def test_a_state_that_is_whole_is_said_to_be_and_left_as_it_is(folder: Path) -> None:
+def test_a_whole_state_is_reported_and_left(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert ran(folder) == (0, WHOLE)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -75,7 +75,7 @@ def test_a_damaged_page_is_a_gap(store: Store, blob: bytes, crc: str) -> None:
     assert store.damaged_records == 5
 
 
-def test_a_page_is_damaged_where_any_bit_of_it_is_another(store: Store) -> None:
+def test_a_page_with_any_bit_changed_is_damaged(store: Store) -> None:
     for _ in range(3):
         fill(store, 2)
     ((blob,),) = disk.rows(store.path, "select records from log where last = 4")
@@ -96,7 +96,7 @@ def test_damage_is_a_gap_to_all_readers(store: Store) -> None:
     assert seqs_of(store, of("g")._replace(uid="u4")) == [(3, 4)]
 
 
-def test_a_page_that_the_file_has_no_more_is_a_gap(store: Store) -> None:
+def test_a_missing_page_is_a_gap(store: Store) -> None:
     for _ in range(4):
         fill(store, 5)
     store._db.execute("delete from log where last in (10, 15)")
@@ -134,7 +134,7 @@ def test_users_out_of_order_are_refused_at_the_start(tmp_path: Path) -> None:
         store.check()
 
 
-def test_a_row_that_seems_larger_than_memory_is_damage(tmp_path: Path) -> None:
+def test_a_row_larger_than_memory_is_damage(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
         keep(store, *users(300))
     whole, said = store.path.read_bytes(), set[str]()
@@ -179,7 +179,7 @@ def test_rows_that_make_no_sense_are_refused(
         store.check()
 
 
-def test_of_uids_those_make_sense_that_a_login_may_name(store: Store) -> None:
+def test_a_uid_makes_sense_if_a_login_may_name_it(store: Store) -> None:
     characters = [chr(code) for code in (*range(0x21), *range(0x7E, 0xA2), 0x10FFFF)]
     texts = [
         f"{before}{it}{after}"

@@ -44,7 +44,7 @@ def errors(logs: list[Any]) -> list[Any]:
     "name",
     ["lock", "liveness.db", "liveness.db-wal", "liveness.db-shm", "timers.db"],
 )
-async def test_a_file_of_the_state_that_is_lost_is_said_until_it_is_back(
+async def test_a_lost_file_of_the_state_is_reported_until_it_is_back(
     rig: Rig, name: str, lose: Callable[[Path], Callable[[], object]]
 ) -> None:
     await trio.sleep(SEEN_S)
@@ -78,7 +78,7 @@ async def test_links_go_on_while_the_state_folder_is_elsewhere(rig: Rig) -> None
     assert [record.uid for record in rig.log()] == ["ada"]
 
 
-async def test_a_log_that_another_process_writes_too_ends_the_sidecar_with_bye(
+async def test_a_second_writer_of_the_log_ends_the_sidecar_with_bye(
     tmp_path: Path, jumping: MockClock
 ) -> None:
     last: list[Any] | None = None
@@ -100,7 +100,7 @@ async def test_a_log_that_another_process_writes_too_ends_the_sidecar_with_bye(
     assert last == ["bye", {"reason": "the sidecar stops"}]
 
 
-async def test_a_socket_that_was_removed_is_made_anew_and_links_go_on(rig: Rig) -> None:
+async def test_a_removed_socket_is_made_anew_and_links_go_on(rig: Rig) -> None:
     early = await rig.gateway("early")
     for times in range(1, 4):
         with structlog.testing.capture_logs() as logs:

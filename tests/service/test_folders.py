@@ -205,7 +205,7 @@ def test_a_planted_file_is_refused_and_left_alone(
 
 @pytest.mark.parametrize(("plant", "why"), PLANTS[:-1])
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
-def test_what_only_reads_follows_no_link_and_waits_for_no_pipe(
+def test_a_reader_follows_no_link_and_waits_for_no_pipe(
     made: Path, suffix: str, plant: Plant, why: str
 ) -> None:
     path = made / f"{DATABASE}{suffix}"
@@ -214,7 +214,7 @@ def test_what_only_reads_follows_no_link_and_waits_for_no_pipe(
         file_state(made / DATABASE)
 
 
-def test_a_link_that_is_put_there_behind_the_look_is_not_followed(
+def test_a_link_made_after_the_check_is_not_followed(
     made: Path, precious: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "check_own", lambda path: path.symlink_to(precious))
@@ -267,7 +267,7 @@ def test_a_link_to_the_reserve_is_removed(made: Path, precious: Path) -> None:
 # --- which files are open -------------------------------------------------------------
 
 
-def test_the_files_that_are_open_are_known_and_closed_to_others(folder: Path) -> None:
+def test_open_files_are_known_and_closed_to_others(folder: Path) -> None:
     folder = folder / "deep"
     with closing(Store(folder)) as store, closing(TimerTable(folder, log="l")) as table:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -283,7 +283,7 @@ def test_the_files_that_are_open_are_known_and_closed_to_others(folder: Path) ->
         assert f"{DATABASE}-wal" in {path.name for path in store.files}
 
 
-def test_a_database_that_is_gone_is_not_made_by_who_reads_it(folder: Path) -> None:
+def test_a_reader_does_not_make_a_missing_database(folder: Path) -> None:
     with closing(Store(folder)) as store:
         store.path.unlink()
         with pytest.raises(sqlite3.OperationalError):

@@ -99,7 +99,7 @@ def of(uid: Uid) -> list[Record]:
 
 
 @pytest.mark.usefixtures("chunks")
-def test_all_records_of_each_user_are_found_and_nobody_elses(folder: Path) -> None:
+def test_exactly_the_records_of_a_user_are_found(folder: Path) -> None:
     whole = Mark(1, EVERY_MS)
     with log_in(folder, clock=still) as book:
         for uid in UIDS:
@@ -143,7 +143,7 @@ def is_wanted(sought: Sought, record: Logged) -> bool:
     )
 
 
-def test_what_was_written_after_the_clock_was_set_back_is_found(
+def test_records_after_the_clock_was_set_back_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks_of(1, monkeypatch)
@@ -267,7 +267,7 @@ def test_records_around_damage_are_found_and_damage_is_named(
 # --- beside the sidecar ---------------------------------------------------------------
 
 
-def test_a_reader_who_stands_still_does_not_keep_the_wal_growing(
+def test_a_reader_that_pauses_does_not_keep_the_wal_growing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks_of(1, monkeypatch)
@@ -335,7 +335,7 @@ def test_a_killed_sidecars_log_and_wal_are_read_and_left(
         assert store.bounds() == (1, len(RECORDS) + 1)
 
 
-def test_what_is_read_while_a_sidecar_starts_counts_for_nothing(tmp_path: Path) -> None:
+def test_what_is_read_while_a_sidecar_starts_is_read_again(tmp_path: Path) -> None:
     def live(*records: Logged) -> None:
         with closing(Store(tmp_path)) as store:
             store.write(Batch(records=[*records]))
@@ -383,7 +383,7 @@ def why_unread(folder: Path) -> str:
     return str(told.value)
 
 
-def test_a_folder_without_a_log_is_told_and_none_is_made(tmp_path: Path) -> None:
+def test_a_folder_without_a_log_is_reported_and_none_is_made(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent", Path(__file__) / "below"):
         assert "name the sidecar's state directory with --state" in why_unread(folder)
     assert [*tmp_path.iterdir()] == []
@@ -402,7 +402,7 @@ def test_a_log_of_another_version_is_reported_with_what_to_do(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("what", ["no database", "cut short"])
-def test_a_damaged_log_is_told_as_that(folder: Path, tmp_path: Path, what: str) -> None:
+def test_a_damaged_log_is_reported(folder: Path, tmp_path: Path, what: str) -> None:
     path = tmp_path / DATABASE
     shutil.copy(folder / DATABASE, path)
     whole = path.read_bytes()

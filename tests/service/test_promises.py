@@ -37,7 +37,7 @@ async def ping(gateway: Caller, every_s: float, times: int) -> None:
         await gateway.send(["ping", None])
 
 
-async def test_a_gateway_that_sleeps_for_what_it_promised_and_pings_keeps_its_promise(
+async def test_a_gateway_that_pings_as_late_as_promised_keeps_its_promise(
     tmp_path: Path, jumping: MockClock, said: Lines
 ) -> None:
     async with running(tmp_path, timeout_s=5.0) as rig:

@@ -56,7 +56,7 @@ async def test_the_sidecar_goes_on_while_settings_are_read(rig: Rig) -> None:
         assert [line["event"] for line in logs] == [READ]
 
 
-async def test_settings_that_can_be_read_take_effect_after_a_reading_that_hangs(
+async def test_settings_take_effect_after_a_reading_that_hangs(
     rig: Rig, jumping: MockClock
 ) -> None:
     hung, mount = threading.Event(), Mount(rig.sidecar.config)
@@ -74,7 +74,7 @@ async def test_settings_that_can_be_read_take_effect_after_a_reading_that_hangs(
     hung.set()
 
 
-async def test_what_does_not_answer_is_given_up_and_left_in_a_few_threads(
+async def test_readings_that_hang_take_only_a_few_threads(
     rig: Rig, jumping: MockClock
 ) -> None:
     mount, access = Mount(rig.sidecar.config), rig.engine.book.access
@@ -103,7 +103,7 @@ async def test_what_does_not_answer_is_given_up_and_left_in_a_few_threads(
 
 @pytest.mark.parametrize("target", ["/v1/feed", "/v1/feed?kind=offline", "/v1/live"])
 @pytest.mark.parametrize("signs_in", [False, True])
-async def test_a_new_token_ends_the_streams_of_the_old_one_and_none_of_the_admin(
+async def test_a_new_token_ends_only_streams_of_the_old_one(
     tmp_path: Path, jumping: MockClock, target: str, signs_in: bool
 ) -> None:
     path = tmp_path / "token"
@@ -143,7 +143,7 @@ async def test_a_new_token_ends_the_streams_of_the_old_one_and_none_of_the_admin
                 pass
 
 
-async def test_a_stop_waits_for_no_reload_and_signals_make_no_queue() -> None:
+async def test_a_stop_waits_for_no_reload() -> None:
     begun, goes_on = 0, trio.Event()
 
     async def reload() -> None:

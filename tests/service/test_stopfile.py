@@ -89,7 +89,7 @@ def test_an_older_file_is_replaced_and_nothing_else_left(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("log", "seq"), [("abd", 7), ("abc", 6), ("abc", 8)])
-def test_a_file_of_another_log_or_another_end_of_it_is_put_away_unused(
+def test_a_file_of_another_log_or_seq_is_removed_unused(
     tmp_path: Path, log: str, seq: int
 ) -> None:
     path = write(tmp_path, [1])

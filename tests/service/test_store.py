@@ -171,7 +171,7 @@ def sizes(store: Store) -> list[int]:
     return [last - first + 1 for first, last, _ in pages]
 
 
-def test_a_commit_has_pages_of_its_own_and_as_many_as_it_needs(store: Store) -> None:
+def test_a_commit_has_pages_of_its_own(store: Store) -> None:
     fill(store, 3)
     fill(store, 2 * PAGE_RECORDS + 5)
     fill(store, PAGE_RECORDS)
@@ -183,7 +183,7 @@ def test_a_commit_has_pages_of_its_own_and_as_many_as_it_needs(store: Store) -> 
     assert store.bounds() == (1, 3 * PAGE_RECORDS + 9)
 
 
-def test_a_page_of_records_with_much_to_carry_has_few_of_them(store: Store) -> None:
+def test_a_page_has_few_large_records(store: Store) -> None:
     text = "t" * MAX_TEXT_BYTES
     seqs = [*range(1, 101)]
     write(store, *(TimerRecord(n, TIMER, "g", "k", text, None, 0, 1, 0) for n in seqs))
@@ -298,7 +298,7 @@ stamps = st.integers(0, 5)
 
 @BOUNDED
 @given(st.lists(st.lists(stamps, min_size=1, max_size=5), max_size=8), stamps)
-def test_pages_go_from_the_oldest_up_to_the_first_with_a_record_that_is_young_enough(
+def test_a_trim_takes_the_oldest_pages_up_to_the_first_young_record(
     tmp_path_factory: pytest.TempPathFactory, commits: list[list[int]], oldest_ms: int
 ) -> None:
     seqs = count(1)
@@ -347,7 +347,7 @@ def test_a_log_over_its_bound_and_its_file_shrink_in_steps(store: Store) -> None
 
 @pytest.mark.parametrize("why", [{"oldest_ms": 2}, {"most_bytes": 1}])
 @pytest.mark.parametrize("size", [PAGE_RECORDS, PAGE_RECORDS - 1, PAGE_RECORDS // 7])
-def test_one_step_of_a_trim_takes_no_more_than_its_records_and_a_page(
+def test_a_step_of_a_trim_takes_bounded_records(
     store: Store, size: int, why: dict[str, int]
 ) -> None:
     pages = -(-TRIM_RECORDS // size)
@@ -373,7 +373,7 @@ def test_a_commit_to_a_full_log_sheds_twice_what_it_added(store: Store) -> None:
     assert store.log_bytes() <= most
 
 
-def test_a_log_is_left_alone_above_the_seq_up_to_which_it_may_go(store: Store) -> None:
+def test_nothing_above_the_permitted_seq_is_trimmed(store: Store) -> None:
     for _ in range(4):
         fill(store, PAGE_RECORDS)
     for until, first in ((999, 1), (1_000, 1_001), (2_500, 2_001)):
@@ -434,7 +434,7 @@ gateways = st.sampled_from("ghi")
     st.fixed_dictionaries({name: st.integers(0, 12) for name in "ghi"}),
     st.lists(stamps, min_size=1, max_size=4),
 )
-def test_a_reader_has_lost_something_only_if_a_trim_took_a_record_it_had_not_read(
+def test_only_a_trimmed_record_that_was_not_read_is_lost(
     tmp_path_factory: pytest.TempPathFactory,
     records: list[tuple[str, str, int]],
     seqs: dict[str, int],

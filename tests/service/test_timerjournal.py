@@ -199,7 +199,9 @@ async def test_large_orders_are_committed_together_up_to_4_mb(rig: Rig) -> None:
     assert rig.timers.pending_of == {}
 
 
-async def test_no_order_takes_a_run_along_whose_record_is_not_on_disk(rig: Rig) -> None:
+async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
+    rig: Rig,
+) -> None:
     await rig.write(after(1))
     with disk.locked(rig.store.path):
         rig.journal.append(run(1, 1))
@@ -336,7 +338,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-async def test_on_a_small_disk_the_wal_begins_anew_before_it_fills_it(
+async def test_on_a_small_disk_the_wal_begins_anew_in_time(
     small_disk: Path, jumping: MockClock
 ) -> None:
     """Each second two thousand pages are written anew, which are 2 MiB of the WAL."""
@@ -479,7 +481,7 @@ ACTS: Final = (
 
 @BOUNDED
 @given(st.lists(st.sampled_from(ACTS), max_size=30))
-def test_no_mark_is_reached_too_soon_or_left_again_and_no_run_is_known_too_soon(
+def test_marks_are_reached_in_time_and_runs_not_known_too_soon(
     tmp_path_factory: pytest.TempPathFactory, acts: list[str]
 ) -> None:
     clock = MockClock()

@@ -67,7 +67,7 @@ def table(timers: list[Row], *, tables: str = timertable._TABLES) -> sqlite3.Con
 
 
 @given(rows, wanted, st.integers(1, 7))
-def test_all_pages_together_are_what_is_wanted_newest_first(
+def test_all_pages_together_are_what_a_filter_gives(
     timers: list[Row], wanted: dict[str, str], limit: int
 ) -> None:
     found, before = list[int](), MAX_INTEGER
@@ -92,7 +92,7 @@ def test_all_pages_together_are_what_is_wanted_newest_first(
 
 
 @given(rows, values["key"], st.none() | values["gateway"])
-def test_the_newest_of_a_key_is_one_of_each_gateway_that_has_it(
+def test_the_newest_timer_of_a_key_is_listed_for_each_gateway(
     timers: list[Row], key: str, gateway: str | None
 ) -> None:
     with closing(table(timers)) as db:
@@ -114,7 +114,7 @@ def test_the_newest_of_a_key_is_one_of_each_gateway_that_has_it(
     ],
 )
 @pytest.mark.parametrize("is_blob", [False, True])
-def test_a_damaged_text_is_shown_as_far_as_it_can_be_read_and_marked(
+def test_a_damaged_text_is_shown_and_marked(
     column: str, value: bytes, is_blob: bool
 ) -> None:
     row: Row = {"gateway": "g", "key": "a", "ext": "x", "state": "pending"}
@@ -144,7 +144,7 @@ def test_a_damaged_text_is_shown_as_far_as_it_can_be_read_and_marked(
         "due = null",
     ],
 )
-def test_a_row_that_makes_no_sense_keeps_no_other_from_being_shown(change: str) -> None:
+def test_timers_beside_a_damaged_row_are_shown(change: str) -> None:
     row: Row = {"gateway": "g", "key": "a", "ext": "x", "state": "pending"}
     with closing(table([row, {**row, "key": "b"}], tables=ANY_TYPE)) as db:
         db.execute(f"update timers set {change} where id = 2")
@@ -169,7 +169,7 @@ def test_a_row_that_makes_no_sense_keeps_no_other_from_being_shown(change: str) 
         ({}, []),
     ],
 )  # fmt: skip
-def test_what_an_index_holds_is_searched_by_it_and_nothing_is_scanned(
+def test_timers_are_listed_through_an_index(
     wanted: dict[str, str], indexes: list[str]
 ) -> None:
     queries = [*timerlist._queries(wanted)]

@@ -278,7 +278,7 @@ def left_as_it_was(path: Path, match: str) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_table_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_left(tmp_path: Path) -> None:
     (tmp_path / DATABASE).write_bytes(b"not a database at all" * 500)
     left_as_it_was(
         tmp_path / DATABASE, "cannot be read .* move it away to start without timers"
@@ -462,7 +462,7 @@ def test_orders_beside_one_about_a_damaged_timer_are_applied(table: TimerTable) 
         "next = null",
     ],
 )
-def test_a_damaged_timer_is_ended_with_its_text_as_far_as_it_can_be_read(
+def test_a_damaged_timer_is_ended_and_its_text_kept(
     table: TimerTable, damage: str
 ) -> None:
     fill(table, 3)
@@ -504,7 +504,7 @@ def test_counts_are_right_once_all_damaged_timers_are_ended(table: TimerTable) -
     assert states(table) == {"pending": 1, "cancelled": 3} == counted(table)
 
 
-def test_one_whose_index_has_what_it_had_is_ended_too(table: TimerTable) -> None:
+def test_a_damaged_timer_in_a_sound_index_is_ended(table: TimerTable) -> None:
     """As a damaged page has it: a statement would have changed its indexes as well."""
     add(table, *(pending(n, f"key-{n}", ext="e") for n in (1, 2)))
     table.close()
@@ -572,7 +572,9 @@ async def test_a_large_ext_is_cancelled_in_steps_before_its_mark(store: Store) -
         assert states(table) == counted(table) == {"cancelled": many, "pending": 1}
 
 
-def test_of_many_cancels_of_one_ext_one_is_given_again(table: TimerTable) -> None:
+def test_only_the_last_of_several_cancels_of_an_ext_is_given_again(
+    table: TimerTable,
+) -> None:
     many = 3 * EXT_STEP // 2
     fill(table, many, ext="x")
     _, left = table.write([Drop("g", None, "x", many + 1, at) for at in range(1, 6)])

@@ -93,7 +93,7 @@ def is_linked(rig: Rig, name: str, role: str = "watcher") -> bool:
 
 
 @pytest.mark.parametrize(("role", "least_s"), [("watcher", 20), ("gateway", 40)])
-async def test_a_link_that_reads_nothing_of_its_answers_ends_in_time(
+async def test_a_link_that_reads_no_answers_ends_in_time(
     tmp_path: Path, role: str, least_s: float
 ) -> None:
     async with running(tmp_path, unread_s=20, gateway_hold_s=40) as rig:
@@ -121,7 +121,7 @@ async def test_an_unread_list_ends_its_link_and_leaves_no_file(tmp_path: Path) -
         await rig.until(lambda: not on_disk(rig), 3 * LINGER_S)
 
 
-async def test_a_slow_reader_goes_on_for_as_long_as_it_reads(tmp_path: Path) -> None:
+async def test_a_slow_reader_is_kept_as_long_as_it_reads(tmp_path: Path) -> None:
     async with running(tmp_path, unread_s=20) as rig:
         slow = await rig.watcher("slow")
         await asks(slow, 40)
@@ -282,7 +282,7 @@ def no_disk(_path: Path) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(("role", "least_s"), [("watcher", 20), ("gateway", 40)])
-async def test_a_list_that_finds_no_room_on_the_disk_ends_its_link_in_time(
+async def test_a_list_without_room_on_the_disk_ends_its_link(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     role: str,
