@@ -15,6 +15,7 @@ from liveness.service.logpages import END
 from liveness.service.store import Batch, Store
 from liveness.service.timerjournal import TimerJournal
 from liveness.service.timertable import TimerTable
+from tests import disk
 
 ALL: Final = Wanted(None, frozenset(KINDS))
 
@@ -45,10 +46,12 @@ def write(store: Store, *records: Logged) -> None:
     store.write(Batch(records=list(records)))
 
 
-def fill(store: Store, count: int, *, at: int = 1_000, gateway: str = "g") -> None:
-    _, following = store.bounds()
-    made = range(following, following + count)
-    write(store, *(online(seq, gateway=gateway, at=at) for seq in made))
+def fill(store: Store, *counts: int, at: int = 1_000, gateway: str = "g") -> None:
+    """Write so many records, a commit each."""
+    for count in counts:
+        _, following = store.bounds()
+        seqs = range(following, following + count)
+        write(store, *(online(seq, gateway=gateway, at=at) for seq in seqs))
 
 
 def page(
@@ -93,6 +96,12 @@ def pending(
         number, gateway, key or f"k{number}", ext, "pending", due, due, 0, None, since,
         None, at, None, at,
     )  # fmt: skip
+
+
+def counted(table: TimerTable) -> dict[str, int]:
+    """How many timers there are in each state, counted one by one on disk."""
+    query = "select state, count(*) from timers group by state"
+    return dict(disk.rows(table.path, query))
 
 
 def _ignored(*_: object) -> None:

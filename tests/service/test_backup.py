@@ -391,8 +391,7 @@ def test_a_log_with_a_damaged_structure_is_backed_up_if_asked_for(
     with closing(Store(folder)) as store:
         store._db.execute("pragma synchronous = off")
         fill(store, 1_989)
-        for _ in range(400):
-            fill(store, 1)
+        fill(store, *[1] * 400)
         store._db.execute("delete from log where last <= 1010")
     damage(path)
     found = [it for it in checkstate.check(folder) if it.file == path.name]

@@ -35,8 +35,7 @@ stopped      clocks          none
 def folder(tmp_path: Path) -> Path:
     """Ten pages of four records, eight users online, a timer."""
     with closing(Store(tmp_path)) as store:
-        for _ in range(10):
-            fill(store, 4)
+        fill(store, *[4] * 10)
         keep(store, *users(8))
         store.write(Batch(cursors={("gateway", "g"): CursorRow(7, 1, None)}))
         with closing(TimerTable(tmp_path, log=store.log)) as table:

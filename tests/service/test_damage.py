@@ -68,16 +68,14 @@ def refused(store: Store, match: str) -> Iterator[None]:
 @pytest.mark.parametrize("blob", [b"", bytes(900), b"\x91\x90", b"\xc1", b"\x92\x01"])
 @pytest.mark.parametrize("crc", ["crc", "null"])
 def test_a_damaged_page_is_a_gap(store: Store, blob: bytes, crc: str) -> None:
-    for _ in range(3):
-        fill(store, 5)
+    fill(store, 5, 5, 5)
     overwrite(store, f"records = ?, crc = {crc} where last = 10", blob)
     assert seqs_of(store) == [*range(1, 6), (6, 10), *range(11, 16)]
     assert store.damaged_records == 5
 
 
 def test_a_page_with_any_bit_changed_is_damaged(store: Store) -> None:
-    for _ in range(3):
-        fill(store, 2)
+    fill(store, 2, 2, 2)
     ((blob,),) = disk.rows(store.path, "select records from log where last = 4")
     for at in range(len(blob)):
         overwrite(store, "records = ? where last = 4", flipped(blob, at))
@@ -97,15 +95,13 @@ def test_damage_is_a_gap_to_all_readers(store: Store) -> None:
 
 
 def test_a_missing_page_is_a_gap(store: Store) -> None:
-    for _ in range(4):
-        fill(store, 5)
+    fill(store, 5, 5, 5, 5)
     store._db.execute("delete from log where last in (10, 15)")
     assert seqs_of(store) == [*range(1, 6), (6, 15), *range(16, 21)]
 
 
 def test_the_oldest_page_and_the_newest_may_be_damaged(store: Store) -> None:
-    for _ in range(3):
-        fill(store, 5)
+    fill(store, 5, 5, 5)
     overwrite(store, "records = x'00' where last = 5")
     overwrite(store, "records = x'00' where last = 15")
     assert seqs_of(store) == [(1, 5), *range(6, 11), (11, 15)]
@@ -221,8 +217,7 @@ def test_a_trim_takes_a_damaged_page_with_the_next_whole_one(store: Store) -> No
 
 
 def test_a_full_log_with_a_damaged_page_is_trimmed(store: Store) -> None:
-    for _ in range(3):
-        fill(store, 5)
+    fill(store, 5, 5, 5)
     overwrite(store, "records = x'00' where last = 5")
     trim(store, most_bytes=1)
     assert store.bounds() == (11, 16)
@@ -239,8 +234,7 @@ def test_no_damage_to_the_file_loses_records_in_silence(
     sizes = [random.choice([1, 3, 40, 300]) for _ in range(20)]
     with closing(Store(tmp_path)) as store:
         store._db.execute("pragma synchronous = off")
-        for size in sizes:
-            fill(store, size)
+        fill(store, *sizes)
         keep(store, *users(19))
         path = store.path
     everything = {record.seq: record for record in disk.log(path)}
@@ -275,7 +269,7 @@ def test_no_damage_to_the_file_loses_records_in_silence(
     assert all(everything[seq] == record for seq, record in records.items())
 
 
-# --- at the start ---
+# --- at the start ----------------------------------------------------------------------
 
 
 def left_as_it_was(path: Path, match: str) -> None:

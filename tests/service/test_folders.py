@@ -4,7 +4,6 @@ import os
 import socket
 import sqlite3
 import stat
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -14,9 +13,8 @@ from typing import Final
 
 import pytest
 
-from liveness.core.wheel import Snapshot
 from liveness.errors import StartError, StateError
-from liveness.service import folders, stopfile
+from liveness.service import folders
 from liveness.service.folders import check_own, identities, make_own_folder, open_own
 from liveness.service.logbook import file_state
 from liveness.service.store import DATABASE, LOCK, Store, is_in_use
@@ -27,7 +25,6 @@ OTHER: Final = 54_321
 as_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can give files away: run the tests as root"
 )
-NOBODY: Final = Snapshot(array("q"), array("d"), array("d"), array("d"), array("b"))
 
 Plant = Callable[[Path], object]
 
@@ -228,34 +225,6 @@ def test_a_file_of_ours_is_fine_and_so_is_none(made: Path) -> None:
         file.write("ours")
     assert stat.S_IMODE((made / "ours").stat().st_mode) == 0o600
     check_own(made / "ours")
-
-
-def write_clocks(folder: Path) -> None:
-    stopfile.write(folder, log="log", seq=7, mono=1.0, wall_ms=1, everyone=NOBODY)
-
-
-def test_clocks_are_not_written_through_a_link(made: Path, precious: Path) -> None:
-    for name in ("stopped.new", "stopped"):
-        (made / name).symlink_to(precious)
-    write_clocks(made)
-    written = (made / "stopped").lstat()
-    assert stat.S_ISREG(written.st_mode)
-    assert stat.S_IMODE(written.st_mode) == 0o600
-    assert stopfile.stopped_at(made, log="log", seq=7) == 1
-
-
-def test_clocks_are_not_read_through_a_link(folder: Path) -> None:
-    (folder / "real").mkdir(parents=True)
-    write_clocks(folder / "real")
-    (folder / "stopped").symlink_to("real/stopped")
-    with pytest.raises(StateError, match=r"stopped cannot be read .*symbolic links"):
-        stopfile.take(folder, log="log", seq=7, wall_ms=1)
-    assert (folder / "real/stopped").exists()
-
-
-def test_a_pipe_in_the_place_of_the_clocks_holds_up_no_start(made: Path) -> None:
-    os.mkfifo(made / "stopped")
-    assert len(stopfile.take(made, log="log", seq=7, wall_ms=1)) == 0
 
 
 def test_a_link_to_the_reserve_is_removed(made: Path, precious: Path) -> None:

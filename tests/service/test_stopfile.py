@@ -1,5 +1,7 @@
 """Everyone's clock over a planned stop: kept exactly, used once, or not at all."""
 
+import os
+import stat
 from array import array
 from collections.abc import Sequence
 from itertools import product
@@ -10,6 +12,7 @@ import structlog
 
 from liveness.core.records import Stopped
 from liveness.core.wheel import Snapshot
+from liveness.errors import StateError
 from liveness.service import stopfile
 
 STOPPED_MS = 1_000_000
@@ -121,3 +124,32 @@ def test_a_file_with_a_wrong_bit_gives_fresh_timeouts(tmp_path: Path) -> None:
             assert take(tmp_path) == [], (place, bit)
         assert len(said) == 1
         assert not path.exists()
+
+
+# --- what was planted in its place ------------------------------------------------------
+
+
+def test_clocks_are_not_written_through_a_link(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    for name in ("stopped.new", "stopped"):
+        (tmp_path / name).symlink_to(precious)
+    written = write(tmp_path, []).lstat()
+    assert precious.read_text() == "precious"
+    assert stat.S_ISREG(written.st_mode)
+    assert stat.S_IMODE(written.st_mode) == 0o600
+    assert stopfile.stopped_at(tmp_path, log="abc", seq=7) == STOPPED_MS
+
+
+def test_clocks_are_not_read_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    real = write(tmp_path / "real", [1])
+    (tmp_path / "stopped").symlink_to(real)
+    with pytest.raises(StateError, match=r"stopped cannot be read .*symbolic links"):
+        take(tmp_path)
+    assert real.exists()
+
+
+def test_a_pipe_in_the_place_of_the_clocks_holds_up_no_start(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "stopped")
+    assert take(tmp_path) == []

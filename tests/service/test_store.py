@@ -172,9 +172,7 @@ def sizes(store: Store) -> list[int]:
 
 
 def test_a_commit_has_pages_of_its_own(store: Store) -> None:
-    fill(store, 3)
-    fill(store, 2 * PAGE_RECORDS + 5)
-    fill(store, PAGE_RECORDS)
+    fill(store, 3, 2 * PAGE_RECORDS + 5, PAGE_RECORDS)
     store.write(Batch(cursors={("gateway", "g"): CursorRow(1, 1, None)}))
     assert sizes(store) == [3, PAGE_RECORDS, PAGE_RECORDS, 5, PAGE_RECORDS]
     everything = page(store)
@@ -320,8 +318,7 @@ def test_a_trim_takes_the_oldest_pages_up_to_the_first_young_record(
 
 def test_the_newest_page_is_kept_however_old_it_is(tmp_path: Path) -> None:
     with closing(Store(tmp_path)) as store:
-        fill(store, 4)
-        fill(store, 3)
+        fill(store, 4, 3)
         trim(store, oldest_ms=10**15, most_bytes=1)
         trim(store, oldest_ms=10**15, most_bytes=1)
         assert [record.seq for record in page(store)] == [5, 6, 7]
@@ -351,8 +348,7 @@ def test_a_step_of_a_trim_takes_bounded_records(
     store: Store, size: int, why: dict[str, int]
 ) -> None:
     pages = -(-TRIM_RECORDS // size)
-    for _ in range(pages + 2):
-        fill(store, size, at=1)
+    fill(store, *[size] * (pages + 2), at=1)
     assert trim(store, **why) is True
     assert store.bounds()[0] == pages * size + 1
     assert TRIM_RECORDS <= pages * size < TRIM_RECORDS + PAGE_RECORDS
@@ -361,8 +357,7 @@ def test_a_step_of_a_trim_takes_bounded_records(
 
 
 def test_a_commit_to_a_full_log_sheds_twice_what_it_added(store: Store) -> None:
-    for _ in range(8):
-        fill(store, TRIM_RECORDS)
+    fill(store, *[TRIM_RECORDS] * 8)
     most = store.log_bytes() // 2
     for _ in range(4):
         before = store.log_bytes()
@@ -374,8 +369,7 @@ def test_a_commit_to_a_full_log_sheds_twice_what_it_added(store: Store) -> None:
 
 
 def test_nothing_above_the_permitted_seq_is_trimmed(store: Store) -> None:
-    for _ in range(4):
-        fill(store, PAGE_RECORDS)
+    fill(store, PAGE_RECORDS, PAGE_RECORDS, PAGE_RECORDS, PAGE_RECORDS)
     for until, first in ((999, 1), (1_000, 1_001), (2_500, 2_001)):
         store.keep_bound(most_bytes=1, before=1, until=until)
         trim(store, most_bytes=1, until=until)

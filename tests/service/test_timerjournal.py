@@ -44,7 +44,7 @@ from liveness.service.timerjournal import (
 )
 from liveness.service.timertable import TimerTable, Written
 from tests import disk
-from tests.service.journals import online, pending, trimming, writing
+from tests.service.journals import counted, online, pending, trimming, writing
 from tests.strategies import BOUNDED
 
 AT_MS: Final = 1_000
@@ -100,9 +100,7 @@ class Rig:
         return [len(orders) for orders in self.settled]
 
     def states(self) -> dict[str, int]:
-        """How many timers there are in each state, as it is on disk."""
-        query = "select state, count(*) from timers group by state"
-        return dict(disk.rows(self.table.path, query))
+        return counted(self.table)
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ from liveness.service.store import Store
 from liveness.service.timertable import DATABASE, EXT_STEP, STATEMENT_ROWS, TimerTable
 from tests import disk
 from tests.core.timers_rig import Rig
-from tests.service.journals import journal_of, pending, writing
+from tests.service.journals import counted, journal_of, pending, writing
 from tests.strategies import BOUNDED
 
 PLENTY: Final = 2**40
@@ -96,14 +96,8 @@ def rows(table: TimerTable) -> dict[int, Due]:
     return {row[0]: Due(Timer._make(row[:-1]), row[-1]) for row in found}
 
 
-def counted(table: TimerTable) -> dict[str, int]:
-    """How many timers there are in each state, counted one by one."""
-    query = "select state, count(*) from timers group by state"
-    return dict(disk.rows(table.path, query))
-
-
 def states(table: TimerTable) -> dict[str, int]:
-    """The same, as the table keeps it."""
+    """How many timers there are in each state, as the table keeps it."""
     return {state: number for state, number in table.states().items() if number}
 
 
