@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -329,6 +329,14 @@ def test_commits_behind_damage_in_the_wal_are_refused(path: Path, at: int) -> No
     is_refused_and_left(path, f"{path} cannot be read .commits lie behind damage in")
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """As by a sidecar that runs, which has looked at its files when it started."""
+    with (folder / store.LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def with_hidden_commits(folder: Path) -> tuple[Path, Path]:
     """A log, and its WAL that hides commits."""
     Store(folder).close()
@@ -348,11 +356,8 @@ def test_a_log_with_commits_behind_damage_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=told), log_in(tmp_path, clock=float):
         pass
     assert (path.read_bytes(), log.read_bytes()) == before
-    # A sidecar that runs has looked at it when it started.
-    with (tmp_path / store.LOCK).open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with log_in(tmp_path, clock=float) as book:
-            assert book.newest() is None
+    with held(tmp_path), log_in(tmp_path, clock=float) as book:
+        assert book.newest() is None
 
 
 def test_commits_behind_damage_are_neither_whole_nor_backed_up(tmp_path: Path) -> None:
@@ -364,6 +369,8 @@ def test_commits_behind_damage_are_neither_whole_nor_backed_up(tmp_path: Path) -
         pytest.raises(sqlite3.DatabaseError, match="commits lie behind damage in"),
         backup.opened(path.parent),
     ):
+        pass
+    with held(path.parent), backup.opened(path.parent):
         pass
 
 
