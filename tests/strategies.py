@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import methodcaller
 from typing import Any, Final
 
 from hypothesis import HealthCheck, settings
@@ -57,6 +58,11 @@ values: st.SearchStrategy[Any] = st.recursive(
     max_leaves=12,
 )
 frames = st.lists(values, max_size=4)
+
+
+def calls(name: str, *args: Any, **kwargs: Any) -> st.SearchStrategy[Any]:
+    """Calls of a method, with arguments that are drawn; each is to be given its object."""
+    return st.builds(methodcaller, st.just(name), *args, **kwargs)
 
 
 def pieces(data: bytes, at: Sequence[int]) -> Iterator[bytes]:

@@ -36,7 +36,7 @@ from liveness.service.timertable import TimerTable
 from tests import disk
 from tests.core.timers_rig import Rig
 from tests.service.journals import online, pending, write
-from tests.strategies import BOUNDED
+from tests.strategies import BOUNDED, calls
 
 AT_MS: Final = 1_000
 LATER_MS: Final = 2**42  # than all that happens here
@@ -223,10 +223,13 @@ def test_a_restored_log_begins_no_later_timer(log: Store, table: TimerTable) -> 
 
 
 SHORT: Final = Ladder(1_000, (500, 1_000))
-said = st.lists(
-    st.tuples(
-        st.sampled_from(("after", "after", "cancel", "done", "fail", "retry", "wait")),
-        st.sampled_from("abc"),
+keys = st.sampled_from("abc")
+after_soon = calls("after", keys, st.just(0.2))
+acts = st.lists(
+    st.one_of(
+        *(after_soon, after_soon),
+        *(calls(name, keys) for name in ("cancel", "done", "fail", "try_again")),
+        calls("wait", st.just(0.6)),
     ),
     max_size=40,
 )
@@ -235,19 +238,11 @@ said = st.lists(
 class Decided(Rig):
     """A rig that keeps every order, as it was decided."""
 
-    def __init__(self, said: list[tuple[str, str]]) -> None:
+    def __init__(self, acts: list[Callable[[Rig], object]]) -> None:
         self.orders: list[Order] = []
         super().__init__(Wheel, ladder=SHORT)
-        acts: dict[str, Callable[[str], object]] = {
-            "after": lambda key: self.after(key, 0.2),
-            "cancel": self.cancel,
-            "done": self.done,
-            "fail": self.fail,
-            "retry": self.try_again,
-            "wait": lambda _: self.wait(0.6),
-        }
-        for what, key in said:
-            acts[what](key)
+        for act in acts:
+            act(self)
         self.commit()
 
     def write(self, most: int = 10**9) -> bool:
@@ -276,14 +271,14 @@ def left_alone(orders: list[Order], since: int) -> set[object]:
 
 
 @BOUNDED
-@given(said, st.integers(0, 8), st.integers(1, 4))
+@given(acts, st.integers(0, 8), st.integers(1, 4))
 def test_runs_applied_last_have_the_effect_they_had_in_time(
     tmp_path_factory: pytest.TempPathFactory,
-    said: list[tuple[str, str]],
+    acts: list[Callable[[Rig], object]],
     known: int,
     page: int,
 ) -> None:
-    rig = Decided(said)
+    rig = Decided(acts)
     fires = {
         it.seq: Fire(it.gateway, it.key, it.attempt, it.seq, it.at) for it in rig.log
     }

@@ -42,7 +42,7 @@ from liveness.service.timertable import DATABASE, EXT_STEP, STATEMENT_ROWS, Time
 from tests import disk
 from tests.core.timers_rig import Rig
 from tests.service.journals import counted, journal_of, pending, writing
-from tests.strategies import BOUNDED
+from tests.strategies import BOUNDED, calls
 
 PLENTY: Final = 2**40
 ALL_MS: Final = 2**62
@@ -112,14 +112,14 @@ texts = st.text(
 payloads = st.none() | st.just(ODD * 40) | texts
 acts = st.lists(
     st.one_of(
-        st.tuples(st.just("after"), keys, st.none() | exts, payloads),
-        st.tuples(st.just("cancel"), keys),
-        st.tuples(st.just("cancel ext"), exts),
-        st.tuples(st.just("done"), keys),
-        st.tuples(st.just("fail"), keys, st.booleans()),
-        st.tuples(st.just("try again"), keys),
-        st.tuples(st.just("wait"), st.sampled_from((0.2, 1, 70))),
-        st.tuples(st.just("write")),
+        calls("after", keys, st.just(0.5), payloads, ext=st.none() | exts),
+        calls("cancel", keys),
+        calls("cancel", ext=exts),
+        calls("done", keys, st.just(ODD)),
+        calls("fail", keys, st.just(ODD), final=st.booleans()),
+        calls("try_again", keys),
+        calls("wait", st.sampled_from((0.2, 1, 70))),
+        calls("commit"),
     ),
     max_size=40,
 )
@@ -169,29 +169,13 @@ class OnDisk(Rig):
 @BOUNDED
 @given(acts)
 def test_a_file_holds_what_a_dictionary_would(
-    tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[object, ...]]
+    tmp_path_factory: pytest.TempPathFactory, acts: list[Callable[[Rig], object]]
 ) -> None:
     folder = tmp_path_factory.mktemp("state")
     with closing(TimerTable(folder, log="a log", ladder=SHORT)) as table:
         rig = OnDisk(table)
         for act in acts:
-            match act:
-                case ("after", str(key), None | str() as ext, None | str() as payload):
-                    rig.after(key, 0.5, payload, ext=ext)
-                case ("cancel", str(key)):
-                    rig.cancel(key)
-                case ("cancel ext", str(ext)):
-                    rig.cancel(ext=ext)
-                case ("done", str(key)):
-                    rig.done(key, ODD)
-                case ("fail", str(key), bool(final)):
-                    rig.fail(key, ODD, final=final)
-                case ("try again", str(key)):
-                    rig.try_again(key)
-                case ("wait", float() | int() as seconds):
-                    rig.wait(seconds)
-                case _:
-                    rig.commit()
+            act(rig)
         rig.commit()
 
 
