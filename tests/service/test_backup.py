@@ -302,6 +302,7 @@ def test_no_backup_is_made_of_a_damaged_page(folder: Path, tmp_path: Path) -> No
         (log_file.DATABASE, "insert into online values (900, 'u', 1, 1, 'g', null)"),
         (timertable.DATABASE, "update states set timers = 9"),
     ],
+    ids=["text", "cursor", "session", "states"],
 )
 @pytest.mark.parametrize("damaged", [False, True])
 def test_no_backup_is_made_of_what_is_said_to_be_damaged(

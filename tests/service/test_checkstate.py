@@ -106,6 +106,7 @@ def test_damaged_records_are_named_however_the_log_is_cut(
             "timers          damaged: 1 of 1 make no sense",
         ),
     ],
+    ids=["session", "user", "cursor", "ended", "counted", "state"],
 )
 def test_what_makes_no_sense_is_reported(folder: Path, sql: str, damaged: str) -> None:
     is_of_timers = sql.startswith(("timers", "states"))
