@@ -1,36 +1,27 @@
-"""The scripted sidecar: it passes the tests of the real one, and does what it is told.
+"""The scripted sidecar: time, disk and faults pass as the script says.
 
-The first half is tests of the real sidecar, imported from where they are and collected
-again here, where the `sidecar` they ask for is a scripted one: all of them in which nobody
-falls silent and nobody looks at the process. What time they take passes there too.
+That it decides and delivers as the real one does is tested in `test_testing_conformance`,
+under asyncio and trio.
 """
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import (
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-    suppress,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from time import CLOCK_MONOTONIC, clock_gettime, perf_counter, time_ns
+from time import CLOCK_MONOTONIC, clock_gettime, time_ns
 from typing import Any, Final
 
 import anyio
 import anyio.abc
 import msgpack
 import pytest
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import start_blocking_portal
 from trio.testing import MockClock
 
 import liveness
-from liveness.core.link import LinkLimits
-from liveness.core.records import EVENTS
-from liveness.core.records import Record as Decided
 from liveness.core.timers import LADDER
 from liveness.testing import (
     MAX_REPLIES,
@@ -41,260 +32,26 @@ from liveness.testing import (
     Timer,
     scripted_sidecar,
 )
-from tests.core.test_vectors import BEFORE, TO_SIDECAR, exact, name_of, octets
-from tests.e2e.client import Client, Record, packed
-from tests.e2e.conftest import Start
-from tests.e2e.sidecar import Line, Sidecar, eventually
-from tests.e2e.test_delivery import (  # noqa: F401
-    test_a_gap_comes_whatever_kinds_were_asked_for,
-    test_a_gateway_is_told_of_the_gap_only_if_what_is_gone_concerned_it,
-    test_a_gateway_without_acks_is_told_what_came_while_it_was_away,
-    test_a_hello_may_name_where_to_read_on,
-    test_a_new_name_begins_at_now_and_a_crash_right_after_welcome_does_not_lose_that,
-    test_a_watcher_without_acks_has_no_cursor_and_one_with_them_has,
-    test_hard_uids_stay_who_they_are_on_every_way_and_over_a_crash,
-    test_list_gives_a_gateway_its_own_and_a_watcher_everyone,
-    test_one_who_comes_from_another_log_begins_at_the_oldest_record_kept,
-    test_reading_on_from_a_named_place_leaves_the_stored_cursor_alone,
-    test_watchers_see_what_they_asked_for,
-    test_what_was_not_acknowledged_comes_again_after_a_reconnect,
-    test_where_tells_of_those_online_only_and_of_everyones,
-    test_whoever_has_a_place_in_the_log_learns_whether_it_was_known,
-)
-from tests.e2e.test_holds import (  # noqa: F401
-    test_a_fresh_gateway_ends_its_old_sessions_before_anything_else,
-    test_a_fresh_gateway_ends_nobody_elses_sessions,
-)
-from tests.e2e.test_main_job import (  # noqa: F401
-    test_a_keepalive_of_an_unknown_user_opens_a_session_and_says_so,
-    test_a_late_logout_of_an_older_conn_does_not_end_the_newer_one_of_its_gateway,
-    test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_session,
-    test_broken_bytes_close_their_link_only_and_end_nobody,
-)
-from tests.e2e.test_refusals import (  # noqa: F401
-    FEW_REFUSED,
-    offender,
-    online,
-    test_a_bad_frame_is_refused_alone_and_the_link_goes_on,
-    test_a_gateway_that_reads_all_its_pongs_is_never_refused,
-    test_a_newer_link_of_the_same_name_replaces_the_older_after_what_that_had_sent,
-    test_a_watcher_that_sends_events_is_refused_them_and_goes_on,
-    test_after_a_bad_stream_nothing_is_applied_and_the_link_ends,
-    test_an_ack_is_taken_below_next_and_refused_at_it,
-    test_bad_uids_count_as_refused_frames,
-    test_each_bad_frame_of_a_run_is_refused_by_its_own_number,
-    test_too_many_refused_frames_end_the_link_and_what_follows_is_not_applied,
-    test_without_a_good_hello_nothing_is_applied_and_the_link_ends,
-)
-from tests.e2e.test_restart import (  # noqa: F401
-    test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record,
-    test_a_gateway_that_starts_anew_ends_what_it_left_and_begins_at_now,
-    test_after_a_crash_seq_and_cursors_go_on_without_a_gap_or_reuse,
-    test_after_a_crash_users_sessions_and_conns_are_as_they_were,
-)
-from tests.e2e.test_timer_scenes import (  # noqa: F401
-    test_a_cancelled_timer_never_fires_nor_does_one_of_a_cancelled_ext,
-    test_a_run_that_was_not_acknowledged_comes_again_after_a_reconnect,
-    test_a_timer_fires_once_for_its_gateway_with_all_that_it_was_given,
-    test_a_watcher_has_no_timers,
-    test_others_are_told_of_timers_only_if_they_ask_for_everyones_and_for_that_kind,
-    test_the_same_key_again_replaces_and_fires_once_with_the_newer_payload,
-    test_timers_outlast_a_crash_and_what_came_due_meanwhile_fires_once,
-    test_what_came_due_while_its_gateway_was_away_comes_when_it_is_back_fresh,
-)
+from tests.e2e.client import Record, packed
 
 SOON_S: Final = 10.0
-TICK_S: Final = 0.02
-
-
-# --- the tests of the real thing ----------------------------------------------------------
-
-
-class Scripted(Sidecar):
-    """A scripted sidecar in the place of a process."""
-
-    def __init__(self, script: ScriptedSidecar, portal: BlockingPortal) -> None:
-        super().__init__(script.path.parent)
-        assert self.socket == script.path
-        self.script = script
-        self._portal = portal
-
-    def start(self, timeout_s: float | None = None, **settings: object) -> "Scripted":
-        assert timeout_s is None
-        assert not settings
-        self._hang_up()
-        self._portal.call(self.script.start)
-        return self
-
-    def stop(self, *_: object, **__: object) -> int:
-        self._portal.call(self.script.stop)
-        for client in self._clients:
-            client.leave()
-        return 0
-
-    def kill(self) -> None:
-        self._portal.call(self.script.crash)
-
-    def line(self, event: str, within_s: float = SOON_S, **fields: object) -> Line:
-        assert event == "link down"
-        eventually(lambda: fields["name"] not in self._linked())
-        return {}
-
-    def metric(self, name: str, **labels: str) -> float:
-        assert name == "liveness_events_ignored_total"
-        return self._portal.call(lambda: self.script._presence.ignored[labels["why"]])
-
-    def _linked(self) -> dict[str, int]:
-        return self._portal.call(lambda: self.script.links)
-
-
-@pytest.fixture(scope="module", params=["asyncio", "trio"])
-def portal(request: pytest.FixtureRequest) -> Iterator[BlockingPortal]:
-    with start_blocking_portal(request.param) as started:
-        yield started
+every_loop = pytest.mark.parametrize("loop", ["asyncio", "trio"])
 
 
 @pytest.fixture
-def sidecar(portal: BlockingPortal) -> Iterator[Scripted]:
-    with (
-        portal.wrap_async_context_manager(scripted_sidecar()) as script,
-        Scripted(script, portal) as running,
-        ticking(script, portal),
-    ):
-        yield running
-
-
-@contextmanager
-def ticking(script: ScriptedSidecar, portal: BlockingPortal) -> Iterator[None]:
-    """Lets time pass there as it does here."""
-
-    async def tick() -> None:
-        while True:
-            await anyio.sleep(TICK_S)
-            await script.pass_time(TICK_S)
-
-    task = portal.start_task_soon(tick)
-    yield
-    task.cancel()
+async def script() -> AsyncIterator[ScriptedSidecar]:
+    async with scripted_sidecar(within=SOON_S) as script:
+        yield script
 
 
 @pytest.fixture
-def start(sidecar: Scripted) -> Start:
-    return lambda: sidecar
-
-
-@pytest.fixture
-def name() -> str:
-    return "gw"
-
-
-@pytest.fixture
-def tight(sidecar: Scripted) -> Scripted:
-    """One with little patience."""
-    sidecar.script._limits = LinkLimits(max_refused=FEW_REFUSED)
-    return sidecar
-
-
-@pytest.fixture
-def aged(sidecar: Scripted) -> Scripted:
-    """One that has let go all but the last of eight old records."""
-    sidecar.kill()
-    disk = sidecar.script._disk
-    disk.records = [
-        Decided(seq, "offline", f"u-{seq}", gateway, seq, None, "logout", 1)
-        for seq, gateway in enumerate(["left"] * 3 + ["right"] * 5, start=1)
-    ]
-    disk.first = 8
-    disk.cursors = {("gateway", "left"): 3, ("gateway", "right"): 3}
-    return sidecar.start()
-
-
-@pytest.fixture
-def watchful(sidecar: Scripted) -> Iterator[Client]:
-    """A gateway whose link and user do not notice what others do."""
-    link = sidecar.gateway("watchful")
-    link.send("login", "unharmed")
-    link.settle()
-    yield link
-    assert online(link, ["unharmed"]) == {"unharmed"}
-    assert not link.records
-
-
-@pytest.mark.parametrize("case", TO_SIDECAR, ids=name_of)
-def test_the_bytes_of_a_vector_are_refused_and_applied_as_it_says(
-    case: dict[str, Any], sidecar: Scripted, portal: BlockingPortal
-) -> None:
-    script = sidecar.script
-    script._disk.records = [  # the vectors' `next` is 1,000
-        Decided(seq, "offline", "u", "nobody", 1, None, "logout", 1)
-        for seq in range(1, 1_000)
-    ]
-    script._presence.decided.next_seq = 1_000
-    before: list[Any] = BEFORE[case["before"]]
-    link = sidecar.connect()
-    link.send_bytes(packed(*before) + octets(case))
-    if "error" in case:
-        while (frame := link.receive()) is not None and frame[0] != "error":
-            assert frame[0] in ("welcome", "pong", "where", "list")
-        assert frame is not None
-        assert frame[1].pop("message")
-        assert exact(frame[1]) == exact(case["error"])
-        if case["error"]["fatal"]:
-            assert link.receive() is None
-    events = [
-        frame["frame"]
-        for frame in case["frames"]
-        if frame["frame"] in EVENTS
-        for _ in range(uids_in(frame))
-    ]
-    portal.call(script.until, lambda: len(script.events) == len(events))
-    assert [it.event for it in script.events] == events
-    assert len(script.refused) == ("error" in case)
-
-
-def uids_in(frame: dict[str, Any]) -> int:
-    uids = frame["uids"]
-    return int(uids["repeat"][1] if isinstance(uids, dict) else len(uids))
-
-
-# --- the script, under every loop ---------------------------------------------------------
-
-
-LOOPS: Final[dict[str, Callable[[], dict[str, Any]]]] = {
-    "asyncio": lambda: {"backend": "asyncio"},
-    "trio": lambda: {"backend": "trio"},
-    "jumping": lambda: {
-        "backend": "trio",
-        "backend_options": {"clock": MockClock(autojump_threshold=0)},
-    },
-}
-Story = Callable[[ScriptedSidecar], Awaitable[None]]
-
-
-def under(*loops: str) -> Callable[[Story], Callable[[str], None]]:
-    """Makes a test of a story: a sidecar for it, and each of these loops."""
-
-    def test_of(story: Story) -> Callable[[str], None]:
-        async def told() -> None:
-            async with scripted_sidecar(within=SOON_S) as script:
-                await story(script)
-
-        @pytest.mark.parametrize("loop", loops)
-        def test(loop: str) -> None:
-            anyio.run(told, **LOOPS[loop]())
-
-        return test
-
-    return test_of
-
-
-everywhere = under(*LOOPS)
-# Where a client waits before it connects again: only there is that no real waiting.
-without_waiting = under("jumping")
+async def gateway(script: ScriptedSidecar) -> AsyncIterator["Gateway"]:
+    async with gateways(script, "gw") as gateway:
+        yield gateway
 
 
 class Gateway:
-    """One that speaks raw msgpack, and reads only when asked to."""
+    """A gateway that speaks raw msgpack, and reads only when asked to."""
 
     def __init__(self, stream: anyio.abc.SocketStream) -> None:
         self.welcome: dict[str, Any] = {}
@@ -309,8 +66,8 @@ class Gateway:
         with anyio.fail_after(SOON_S):
             while True:
                 for frame in self._unpacker:
-                    told: list[Any] = frame
-                    return told
+                    received: list[Any] = frame
+                    return received
                 try:
                     self._unpacker.feed(await self._stream.receive())
                 except (anyio.EndOfStream, anyio.BrokenResourceError):
@@ -322,24 +79,19 @@ class Gateway:
         assert frame[0] == name, frame
         return frame[1:]
 
-    async def records(self) -> list[Record]:
-        (records,) = await self.expect("notices")
-        told: list[Record] = records
-        return told
-
-    async def records_of(self, count: int) -> list[Record]:
-        """The next records, at least so many: what came at its moment came by itself."""
-        told: list[Record] = []
-        while len(told) < count:
-            told += await self.records()
-        return told
+    async def records(self, least: int = 1) -> list[Record]:
+        """The records of the next frames, until there are at least so many."""
+        records: list[Record] = []
+        while len(records) < least:
+            records += (await self.expect("notices"))[0]
+        return records
 
     async def settle(self) -> None:
         await self.send(["ping", 0])
         assert await self.expect("pong") == [0]
 
-    async def is_told_nothing(self) -> bool:
-        """Whether a pong is the next that comes; a second for what is told after one."""
+    async def has_nothing_to_read(self) -> bool:
+        """Whether a pong comes next; a second one, for what would follow the first."""
         await self.settle()
         await self.settle()
         return True
@@ -363,66 +115,57 @@ async def gateways(
         yield linked[0] if len(names) == 1 else linked
 
 
-def told(records: list[Record]) -> list[tuple[Any, ...]]:
+def summary(records: list[Record]) -> list[tuple[Any, ...]]:
     return [(r["uid"], r["kind"], r["reason"], r.get("conn")) for r in records]
 
 
 # --- time
 
 
-@everywhere
 async def test_a_user_falls_silent_at_its_timeout_and_not_before(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["login", "ada", {"conn": 1}])
-        await gateway.send(["login", "own", {"timeout": 10}])
-        await script.pass_time(9.999)
-        assert set(script.users) == {"ada", "own"}
-        await script.pass_time(0.001)
-        assert set(script.users) == {"ada"}
-        assert told(await gateway.records()) == [("own", "offline", "silence", None)]
-        await script.pass_time(19.999)
-        assert set(script.users) == {"ada"}
-        await script.pass_time(0.001)
-        (record,) = await gateway.records()
-        assert told([record]) == [("ada", "offline", "silence", 1)]
-        assert (record["at"], record["seen"]) == (START_WALL_MS + 30_000, START_WALL_MS)
-        assert (record["silence"], record["last"]) == (30, "login")
-        assert script._presence.early == 0
+    await gateway.send(["login", "ada", {"conn": 1}])
+    await gateway.send(["login", "own", {"timeout": 10}])
+    await script.pass_time(9.999)
+    assert set(script.users) == {"ada", "own"}
+    await script.pass_time(0.001)
+    assert set(script.users) == {"ada"}
+    assert summary(await gateway.records()) == [("own", "offline", "silence", None)]
+    await script.pass_time(19.999)
+    assert set(script.users) == {"ada"}
+    await script.pass_time(0.001)
+    (record,) = await gateway.records()
+    assert summary([record]) == [("ada", "offline", "silence", 1)]
+    assert (record["at"], record["seen"]) == (START_WALL_MS + 30_000, START_WALL_MS)
+    assert (record["silence"], record["last"]) == (30, "login")
+    assert script._presence.early == 0
 
 
-@everywhere
-async def test_time_in_pieces_is_as_long_as_in_one(script: ScriptedSidecar) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["login", "ada"])
-        for _ in range(299):
-            await script.pass_time(0.1)
-        assert script.users
+async def test_time_in_pieces_is_as_long_as_in_one(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", "ada"])
+    for _ in range(299):
         await script.pass_time(0.1)
-        assert not script.users
+    assert script.users
+    await script.pass_time(0.1)
+    assert not script.users
 
 
-@everywhere
 async def test_in_a_long_time_each_falls_silent_at_its_own_moment(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    async with gateways(script, "gw") as gateway:
-        for n in range(1, 10):
-            await gateway.send(["login", n, {"timeout": 100 * n + n / 7}])
-        began = perf_counter()
-        await script.pass_time(3_600)
-        assert perf_counter() - began < SOON_S
-        records = await gateway.records()
-        assert [record["uid"] for record in records] == list(range(1, 10))
-        late = [
-            record["silence"] - 100 * n - n / 7 for n, record in enumerate(records, 1)
-        ]
-        assert min(late) >= -0.0005
-        assert max(late) < 0.02
+    for n in range(1, 10):
+        await gateway.send(["login", n, {"timeout": 100 * n + n / 7}])
+    await script.pass_time(3_600)
+    records = await gateway.records()
+    assert [record["uid"] for record in records] == list(range(1, 10))
+    late = [record["silence"] - 100 * n - n / 7 for n, record in enumerate(records, 1)]
+    assert min(late) >= -0.0005
+    assert max(late) < 0.02
 
 
-@everywhere
 async def test_what_was_written_before_time_passes_counts(
     script: ScriptedSidecar,
 ) -> None:
@@ -432,10 +175,9 @@ async def test_what_was_written_before_time_passes_counts(
             await script.pass_time(20)
             await gateway.send(["keepalive", "ada"])
         assert set(script.users) == {"ada"}
-        assert told(await gateway.records()) == [("eve", "offline", "silence", None)]
+        assert summary(await gateway.records()) == [("eve", "offline", "silence", None)]
 
 
-@everywhere
 async def test_users_of_a_gateway_that_went_are_lost_with_it(
     script: ScriptedSidecar,
 ) -> None:
@@ -449,7 +191,7 @@ async def test_users_of_a_gateway_that_went_are_lost_with_it(
     assert (await script.offline("bob"))["reason"] == "gateway_lost"
     await script.pass_time(28)
     async with gateways(script, "gw") as gateway:
-        assert told(await gateway.records()) == [
+        assert summary(await gateway.records()) == [
             ("bob", "offline", "gateway_lost", None)
         ]
         await gateway.send(["keepalive", "ada"])
@@ -458,9 +200,8 @@ async def test_users_of_a_gateway_that_went_are_lost_with_it(
         assert set(script.users) == {"ada"}
 
 
-@without_waiting
 async def test_the_newer_connection_is_newer_by_the_clock_that_ages_are_told_by(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, autojump_clock: MockClock
 ) -> None:
     async with gateways(script, "gw", "other", kinds=[]) as (gateway, other):
         await gateway.send(["login", "ada", {"conn": 1}])
@@ -486,23 +227,20 @@ def host_clock() -> list[float]:
     return [clock_gettime(CLOCK_MONOTONIC), time_ns() / 1e9]
 
 
-@without_waiting
 async def test_in_virtual_time_no_beginning_is_told_by_the_clock_of_the_host(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, autojump_clock: MockClock
 ) -> None:
     async with gateways(script, "gw", clock=host_clock()) as gateway:
         assert gateway.welcome["began"] is False
 
 
-@under("asyncio", "trio")
-async def test_the_newer_connection_is_newer_by_the_clock_of_the_host(
-    script: ScriptedSidecar,
-) -> None:
+async def test_the_newer_connection_is_newer_by_the_clock_of_the_host() -> None:
     """In whatever order logins are read, and however much time is passed in between."""
-    async with gateways(script, "gw", "other", kinds=[], clock=host_clock()) as (
-        gateway,
-        other,
+    async with (
+        scripted_sidecar(within=SOON_S) as script,
+        gateways(script, "gw", "other", kinds=[], clock=host_clock()) as linked,
     ):
+        gateway, other = linked
         (older, _), (newer, _) = host_clock(), host_clock()
         await other.send(["login", "ada", {"conn": 2, "began": newer}])
         await other.settle()
@@ -521,7 +259,6 @@ async def test_the_newer_connection_is_newer_by_the_clock_of_the_host(
         assert script.users == {"ada": ("other", 5, 5)}, "no word on what is to come"
 
 
-@everywhere
 async def test_time_goes_forward_only(script: ScriptedSidecar) -> None:
     for seconds in (-1, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="cannot pass"):
@@ -531,7 +268,6 @@ async def test_time_goes_forward_only(script: ScriptedSidecar) -> None:
 # --- looking and waiting
 
 
-@everywhere
 async def test_everything_reported_can_be_seen_in_order(
     script: ScriptedSidecar,
 ) -> None:
@@ -573,8 +309,9 @@ async def test_everything_reported_can_be_seen_in_order(
         await script.until(lambda: script.links["gw"] == 0)
 
 
-@everywhere
-async def test_what_is_waited_for_may_still_be_to_come(script: ScriptedSidecar) -> None:
+async def test_what_is_waited_for_may_still_be_to_come(
+    script: ScriptedSidecar, autojump_clock: MockClock
+) -> None:
     async with gateways(script, "gw") as gateway, anyio.create_task_group() as tasks:
         tasks.start_soon(script.online, "ada")
         tasks.start_soon(script.next_event, "ada")
@@ -590,7 +327,6 @@ async def test_what_is_waited_for_may_still_be_to_come(script: ScriptedSidecar) 
             pass
 
 
-@everywhere
 async def test_a_wait_that_fails_tells_what_is_known(script: ScriptedSidecar) -> None:
     async def said(wait: Callable[..., Awaitable[object]], *args: Any) -> str:
         with pytest.raises(AssertionError) as failed:
@@ -621,25 +357,22 @@ async def test_a_wait_that_fails_tells_what_is_known(script: ScriptedSidecar) ->
 # --- faults of links
 
 
-@everywhere
 async def test_a_dropped_link_ends_without_a_word_and_what_it_had_not_acknowledged_comes_again(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["login", ["ada", "eve"]], ["logout", ["ada", "eve"]])
-        first = await gateway.records()
-        await gateway.send(["ack", first[0]["seq"]])
-        script.drop("gw")
-        assert script.links == {}
-        assert await gateway.receive() is None
-    async with gateways(script, "gw") as gateway:
-        assert await gateway.records() == first[1:]
+    await gateway.send(["login", ["ada", "eve"]], ["logout", ["ada", "eve"]])
+    first = await gateway.records()
+    await gateway.send(["ack", first[0]["seq"]])
+    script.drop("gw")
+    assert script.links == {}
+    assert await gateway.receive() is None
+    async with gateways(script, "gw") as again:
+        assert await again.records() == first[1:]
         script.drop("gw")
     with pytest.raises(ValueError, match="gw has no link to drop; linked: no gateway"):
         script.drop("gw")
 
 
-@everywhere
 async def test_a_link_is_refused_with_any_code_that_ends_one(
     script: ScriptedSidecar,
 ) -> None:
@@ -657,7 +390,6 @@ async def test_a_link_is_refused_with_any_code_that_ends_one(
             script.refuse("gw", code)
 
 
-@everywhere
 async def test_the_next_hello_is_refused_where_there_is_no_link(
     script: ScriptedSidecar,
 ) -> None:
@@ -669,31 +401,28 @@ async def test_the_next_hello_is_refused_where_there_is_no_link(
         await gateway.settle()
 
 
-@everywhere
 async def test_a_sidecar_that_does_not_read_takes_nobody_for_silent(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, gateway: Gateway, autojump_clock: MockClock
 ) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["login", "ada"])
-        await script.pass_time(29)
-        with script.not_reading():
-            await gateway.send(["keepalive", "ada"], ["ping", 1])
-            await script.pass_time(600)
-            assert script.events == [("login", "ada", None, "gw")]
-            async with await anyio.connect_unix(script.path):
-                pass  # it is listened to all the same
-            await anyio.sleep(0.01)  # idle: with a clock that jumps, for ever if not
-        assert await gateway.expect("pong") == [1]
-        await script.pass_time(29.9)
-        assert set(script.users) == {"ada"}
-        await script.pass_time(0.1)
-        (record,) = await gateway.records()
-        assert (record["silence"], record["last"]) == (30, "keepalive")
+    await gateway.send(["login", "ada"])
+    await script.pass_time(29)
+    with script.not_reading():
+        await gateway.send(["keepalive", "ada"], ["ping", 1])
+        await script.pass_time(600)
+        assert script.events == [("login", "ada", None, "gw")]
+        async with await anyio.connect_unix(script.path):
+            pass  # it is listened to all the same
+        await anyio.sleep(0.01)  # idle: with a clock that jumps, for ever if not
+    assert await gateway.expect("pong") == [1]
+    await script.pass_time(29.9)
+    assert set(script.users) == {"ada"}
+    await script.pass_time(0.1)
+    (record,) = await gateway.records()
+    assert (record["silence"], record["last"]) == (30, "keepalive")
 
 
-@everywhere
-async def test_one_who_leaves_its_replies_unread_is_refused(
-    script: ScriptedSidecar,
+async def test_a_gateway_that_leaves_its_replies_unread_is_refused(
+    script: ScriptedSidecar, gateway: Gateway
 ) -> None:
     pings = [["ping", "x" * 1_000]] * (2 * MAX_REPLIES)
 
@@ -701,7 +430,7 @@ async def test_one_who_leaves_its_replies_unread_is_refused(
         with suppress(anyio.BrokenResourceError):
             await gateway.send(*pings)
 
-    async with gateways(script, "gw") as gateway, anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks:
         tasks.start_soon(send_all)
         await script.until(lambda: script.refused)
         ((name, refusal),) = script.refused
@@ -711,7 +440,6 @@ async def test_one_who_leaves_its_replies_unread_is_refused(
         tasks.cancel_scope.cancel()
 
 
-@everywhere
 async def test_what_an_older_link_had_sent_counts_even_if_the_newer_one_is_read_first(
     script: ScriptedSidecar,
 ) -> None:
@@ -730,63 +458,58 @@ async def test_what_an_older_link_had_sent_counts_even_if_the_newer_one_is_read_
 # --- disk and restarts
 
 
-@everywhere
 async def test_while_the_disk_is_full_nothing_is_told_and_afterwards_everything(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["login", "ada", {"conn": 1}])
-        await gateway.settle()
-        with script.disk_full():
-            await script.pass_time(30)
-            await gateway.send(["login", "ada", {"conn": 2}], ["ping", 1], ["list"])
-            assert await script.online("ada") == ("gw", 3, 2)
-            assert len(script.records) == 1
-        assert await gateway.expect("pong") == [1]
-        assert await gateway.expect("list") == [[["ada", "gw", 3, 2]], 3]
-        # Of the connection before: its gateway has a newer one.
-        assert told(await gateway.records()) == [("ada", "offline", "silence", 1)]
-        assert [record["kind"] for record in script.records] == [
-            "online", "offline", "online",
-        ]  # fmt: skip
+    await gateway.send(["login", "ada", {"conn": 1}])
+    await gateway.settle()
+    with script.disk_full():
+        await script.pass_time(30)
+        await gateway.send(["login", "ada", {"conn": 2}], ["ping", 1], ["list"])
+        assert await script.online("ada") == ("gw", 3, 2)
+        assert len(script.records) == 1
+    assert await gateway.expect("pong") == [1]
+    assert await gateway.expect("list") == [[["ada", "gw", 3, 2]], 3]
+    # Of the connection before: its gateway has a newer one.
+    assert summary(await gateway.records()) == [("ada", "offline", "silence", 1)]
+    assert [record["kind"] for record in script.records] == [
+        "online", "offline", "online",
+    ]  # fmt: skip
 
 
-@everywhere
 async def test_a_crash_forgets_what_no_pong_has_covered(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["login", "ada"])
-        await gateway.settle()
-        with script.disk_full():
-            await gateway.send(["login", "eve"], ["logout", "ada"], ["ping", 1])
-            await script.online("eve")
-            script.crash()
-        assert await gateway.receive() is None
+    await gateway.send(["login", "ada"], ["after", "kept", 1])
+    await gateway.settle()
+    with script.disk_full():
+        await gateway.send(["login", "eve"], ["logout", "ada"], ["ping", 1])
+        await gateway.send(["cancel", {"key": "kept"}], ["after", "lost", 1])
+        await script.online("eve")
+        script.crash()
+    assert await gateway.receive() is None
     script.start()
     assert script.users == {"ada": ("gw", 1, None)}
     assert len(script.records) == 1
-    async with gateways(script, "gw") as gateway:
-        assert gateway.welcome["next"] == 2
+    assert list(script.timers) == [("gw", "kept")]
+    async with gateways(script, "gw") as again:
+        assert again.welcome["next"] == 2
 
 
-@everywhere
 async def test_a_full_disk_holds_back_a_welcome_and_not_the_reason_of_an_end(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    async with gateways(script, "gw") as gateway:
-        with script.disk_full():
-            newer = await anyio.connect_unix(script.path)
-            await newer.send(packed(["hello", {"protocol": 1, "name": "gw"}]))
-            await gateway.send(["ping", "never answered"])
-            (error,) = await gateway.expect("error")
-            assert error["code"] == "replaced"
-            await script.linked("gw")
-        assert (await Gateway(newer).expect("welcome"))[0]["next"] == 1
-        await newer.aclose()
+    with script.disk_full():
+        newer = await anyio.connect_unix(script.path)
+        await newer.send(packed(["hello", {"protocol": 1, "name": "gw"}]))
+        await gateway.send(["ping", "never answered"])
+        (error,) = await gateway.expect("error")
+        assert error["code"] == "replaced"
+        await script.linked("gw")
+    assert (await Gateway(newer).expect("welcome"))[0]["next"] == 1
+    await newer.aclose()
 
 
-@everywhere
 async def test_what_was_trimmed_is_a_gap_for_whom_it_concerned(
     script: ScriptedSidecar,
 ) -> None:
@@ -799,21 +522,20 @@ async def test_what_was_trimmed_is_a_gap_for_whom_it_concerned(
         script.trim()
         assert script.records == []
         for gateway in (late, done, other):
-            assert await gateway.is_told_nothing()
+            assert await gateway.has_nothing_to_read()
     await script.until(lambda: not script.links)
     async with gateways(script, "late", "done", "other") as (late, done, other):
         (gap,) = await late.records()
         assert (gap["kind"], gap["first"], gap["until"]) == ("gap", 1, 5)
         for gateway in (late, done, other):
-            assert await gateway.is_told_nothing()
+            assert await gateway.has_nothing_to_read()
         await late.send(["ack", gap["seq"]])
         await late.settle()
         script.drop("late")
     async with gateways(script, "late") as late:
-        assert await late.is_told_nothing()
+        assert await late.has_nothing_to_read()
 
 
-@everywhere
 async def test_after_a_planned_stop_everyone_goes_on_with_the_time_it_had(
     script: ScriptedSidecar,
 ) -> None:
@@ -839,7 +561,6 @@ async def test_after_a_planned_stop_everyone_goes_on_with_the_time_it_had(
         assert record["at"] - record["seen"] == 80_000
 
 
-@everywhere
 async def test_after_a_restart_a_gateway_has_a_second_to_come_back(
     script: ScriptedSidecar,
 ) -> None:
@@ -856,7 +577,6 @@ async def test_after_a_restart_a_gateway_has_a_second_to_come_back(
     assert 30.51 <= float(str(record["silence"])) <= 30.53
 
 
-@everywhere
 async def test_after_a_crash_everyone_has_a_whole_timeout_and_is_restored(
     script: ScriptedSidecar,
 ) -> None:
@@ -877,23 +597,22 @@ async def test_after_a_crash_everyone_has_a_whole_timeout_and_is_restored(
         assert "seen" not in record
 
 
-@everywhere
-async def test_under_a_new_log_nobody_is_known(script: ScriptedSidecar) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["login", "ada"], ["logout", "ada"], ["login", "ada"])
-        await gateway.records()
-        log = gateway.welcome["log"]
-        script.crash()
+async def test_under_a_new_log_no_user_and_no_timer_is_known(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", "ada"], ["logout", "ada"], ["login", "ada"])
+    await gateway.send(["after", "tea", 1])
+    await gateway.records()
+    log = gateway.welcome["log"]
+    script.crash()
     script.start(new_log=True)
-    assert script.users == {}
-    assert script.records == []
-    async with gateways(script, "gw", after=2, log=log) as gateway:
-        assert gateway.welcome["log"] != log
-        assert gateway.welcome["next"] == 1
-        assert await gateway.is_told_nothing()
+    assert (script.users, script.records, script.timers) == ({}, [], {})
+    async with gateways(script, "gw", after=2, log=log) as again:
+        assert again.welcome["log"] != log
+        assert again.welcome["next"] == 1
+        assert await again.has_nothing_to_read()
 
 
-@everywhere
 async def test_what_runs_is_not_started_and_what_does_not_is_not_stopped(
     script: ScriptedSidecar,
 ) -> None:
@@ -914,96 +633,87 @@ def fired(records: list[Record]) -> list[tuple[str, int, int]]:
     return [(r["key"], r["attempt"], r["at"] - START_WALL_MS) for r in records]
 
 
-@everywhere
 async def test_a_timer_fires_at_its_moment_and_not_before(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    async with gateways(script, "gw") as gateway:
-        await script.pass_time(0.3)
-        for _ in range(3):
-            await gateway.send(["after", "tea", 0.7, {"payload": "green"}])
-            await script.pass_time(0.1)
-        assert script.timers == {
-            ("gw", "tea"): Timer("pending", "green", None, 0, 0.6, None)
-        }
-        await script.pass_time(0.599)
-        assert await gateway.is_told_nothing()
-        await script.pass_time(0.001)
-        (record,) = await gateway.records()
-        assert fired([record]) == [("tea", 1, 1_200)]
-        assert record["due"] == record["at"]
-        assert script.timers["gw", "tea"].left == 60
+    await script.pass_time(0.3)
+    for _ in range(3):
+        await gateway.send(["after", "tea", 0.7, {"payload": "green"}])
+        await script.pass_time(0.1)
+    assert script.timers == {
+        ("gw", "tea"): Timer("pending", "green", None, 0, 0.6, None)
+    }
+    await script.pass_time(0.599)
+    assert await gateway.has_nothing_to_read()
+    await script.pass_time(0.001)
+    (record,) = await gateway.records()
+    assert fired([record]) == [("tea", 1, 1_200)]
+    assert record["due"] == record["at"]
+    assert script.timers["gw", "tea"].left == 60
 
 
-@everywhere
 async def test_timers_of_any_moments_fire_and_time_passes_to_its_end(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, gateway: Gateway
 ) -> None:
     random = Random(1)
-    async with gateways(script, "gw") as gateway:
-        for n in range(200):
-            await gateway.send(["after", f"k{n}", random.uniform(0.1, 60)])
-        for _ in range(4):
-            await script.pass_time(15)
-        keys = {record["key"] for record in await gateway.records_of(200)}
-        assert len(keys) == 200
-
-
-@everywhere
-async def test_timers_and_silences_come_in_the_order_of_their_moments(
-    script: ScriptedSidecar,
-) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["login", 10, {"timeout": 10}], ["after", "20", 20])
-        await gateway.send(["login", 30, {"timeout": 30}], ["after", "5000", 5_000])
-        await script.pass_time(2 * 86_400)
-        seen = [r.get("uid") or r["key"] for r in await gateway.records_of(34)]
-        assert [*dict.fromkeys(seen)] == [10, "20", 30, "5000"]
-
-
-@everywhere
-async def test_what_is_not_answered_comes_again_until_the_ladder_ends(
-    script: ScriptedSidecar,
-) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["after", "never", 1])
-        await script.pass_time(2 * 86_400)
-        attempts = fired(await gateway.records_of(16))
-        assert [attempt for _, attempt, _ in attempts] == [*range(1, 17)]
-        waits_ms = [
-            later - sooner - LADDER.run_ms
-            for (_, _, sooner), (_, _, later) in pairwise(attempts)
-        ]
-        assert waits_ms == [*LADDER.waits_ms]
-        timer = await script.timer("gw", "never", "failed")
-        assert (timer.attempts, timer.left) == (16, None)
-        assert timer.message == "no answer within 60 s"
-
-
-@everywhere
-async def test_a_timer_is_what_its_gateway_answers(script: ScriptedSidecar) -> None:
-    async with gateways(script, "gw") as gateway:
-        for key in ("done", "again", "failed", "cancelled"):
-            await gateway.send(["after", key, 1])
-        await script.pass_time(1)
-        await gateway.records_of(4)
-        await gateway.send(
-            ["done", "done", "well"],
-            ["fail", "again", "busy"],
-            ["fail", "failed", "hopeless", {"final": True}],
-            ["cancel", {"key": "cancelled"}],
-        )
-        assert (await script.timer("gw", "cancelled", "cancelled")).left is None
-        assert (await script.timer("gw", "done", "done")).message == "well"
-        assert (await script.timer("gw", "failed", "failed")).message == "hopeless"
-        assert await script.timer("gw", "again", "pending") == Timer(
-            "pending", None, None, 1, 15, "busy"
-        )
+    for n in range(200):
+        await gateway.send(["after", f"k{n}", random.uniform(0.1, 60)])
+    for _ in range(4):
         await script.pass_time(15)
-        assert fired(await gateway.records()) == [("again", 2, 16_000)]
+    keys = {record["key"] for record in await gateway.records(200)}
+    assert len(keys) == 200
 
 
-@everywhere
+async def test_timers_and_silences_come_in_the_order_of_their_moments(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", 10, {"timeout": 10}], ["after", "20", 20])
+    await gateway.send(["login", 30, {"timeout": 30}], ["after", "5000", 5_000])
+    await script.pass_time(2 * 86_400)
+    seen = [r.get("uid") or r["key"] for r in await gateway.records(34)]
+    assert [*dict.fromkeys(seen)] == [10, "20", 30, "5000"]
+
+
+async def test_what_is_not_answered_comes_again_until_the_ladder_ends(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["after", "never", 1])
+    await script.pass_time(2 * 86_400)
+    attempts = fired(await gateway.records(16))
+    assert [attempt for _, attempt, _ in attempts] == [*range(1, 17)]
+    waits_ms = [
+        later - sooner - LADDER.run_ms
+        for (_, _, sooner), (_, _, later) in pairwise(attempts)
+    ]
+    assert waits_ms == [*LADDER.waits_ms]
+    timer = await script.timer("gw", "never", "failed")
+    assert (timer.attempts, timer.left) == (16, None)
+    assert timer.message == "no answer within 60 s"
+
+
+async def test_a_timer_is_what_its_gateway_answers(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    for key in ("done", "again", "failed", "cancelled"):
+        await gateway.send(["after", key, 1])
+    await script.pass_time(1)
+    await gateway.records(4)
+    await gateway.send(
+        ["done", "done", "well"],
+        ["fail", "again", "busy"],
+        ["fail", "failed", "hopeless", {"final": True}],
+        ["cancel", {"key": "cancelled"}],
+    )
+    assert (await script.timer("gw", "cancelled", "cancelled")).left is None
+    assert (await script.timer("gw", "done", "done")).message == "well"
+    assert (await script.timer("gw", "failed", "failed")).message == "hopeless"
+    assert await script.timer("gw", "again", "pending") == Timer(
+        "pending", None, None, 1, 15, "busy"
+    )
+    await script.pass_time(15)
+    assert fired(await gateway.records()) == [("again", 2, 16_000)]
+
+
 async def test_a_run_that_its_gateway_was_not_told_of_goes_on(
     script: ScriptedSidecar,
 ) -> None:
@@ -1017,102 +727,71 @@ async def test_a_run_that_its_gateway_was_not_told_of_goes_on(
         assert fired(await gateway.records()) == [("tea", 1, 1_000)]
 
 
-@everywhere
 async def test_what_came_due_while_the_sidecar_was_away_fires_once_when_it_is_back(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["after", "soon", 10], ["after", "later", 100])
-        await gateway.settle()
-        script.stop()
+    await gateway.send(["after", "soon", 10], ["after", "later", 100])
+    await gateway.settle()
+    script.stop()
     await script.pass_time(60)
     script.start()
-    async with gateways(script, "gw") as gateway:
-        (record,) = await gateway.records()
+    async with gateways(script, "gw") as again:
+        (record,) = await again.records()
         assert fired([record]) == [("soon", 1, 60_000)]
         assert record["at"] - record["due"] == 50_000
         with script.not_reading():
             await script.pass_time(60)
-        assert fired(await gateway.records()) == [("later", 1, 120_000)]
+        assert fired(await again.records()) == [("later", 1, 120_000)]
 
 
-@everywhere
 async def test_a_full_disk_lets_timers_fire_and_settles_what_was_asked_afterwards(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["after", "known", 1])
-        await gateway.settle()
-        with script.disk_full():
-            await gateway.send(["after", "asked", 1])
-            await script.pass_time(3_600)
-            await gateway.send(["cancel", {"key": "known"}])
-            assert script.records == []
-            assert list(script.timers) == [("gw", "known")]
-            assert script.timers["gw", "known"] == ("pending", None, None, 0, 0, None)
-        # The one had fired before it was cancelled, the other was not on disk.
-        assert fired(await gateway.records_of(2)) == [
-            ("known", 1, 1_000), ("asked", 1, 3_600_000),
-        ]  # fmt: skip
-        assert script.timers["gw", "known"].state == "cancelled"
+    await gateway.send(["after", "known", 1])
+    await gateway.settle()
+    with script.disk_full():
+        await gateway.send(["after", "asked", 1])
+        await script.pass_time(3_600)
+        await gateway.send(["cancel", {"key": "known"}])
+        assert script.records == []
+        assert list(script.timers) == [("gw", "known")]
+        assert script.timers["gw", "known"] == ("pending", None, None, 0, 0, None)
+    # The one had fired before it was cancelled, the other was not on disk.
+    assert fired(await gateway.records(2)) == [
+        ("known", 1, 1_000), ("asked", 1, 3_600_000),
+    ]  # fmt: skip
+    assert script.timers["gw", "known"].state == "cancelled"
 
 
-@everywhere
-async def test_a_crash_forgets_timers_that_no_pong_has_covered(
-    script: ScriptedSidecar,
+async def test_trimming_lets_go_of_timers_that_ended(
+    script: ScriptedSidecar, gateway: Gateway
 ) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["after", "kept", 1], ["after", "gone", 1])
+    await gateway.send(["after", "ended", 1], ["after", "live", 1])
+    await gateway.send(["cancel", {"key": "ended"}])
+    script.trim()
+    assert list(script.timers) == [("gw", "live")]
+    await gateway.send(["after", "ended", 2])
+    await script.pass_time(2)
+    keys = [key for key, *_ in fired(await gateway.records(2))]
+    assert keys == ["live", "ended"]
+
+
+async def test_a_timer_too_many_is_refused_and_taken_once_there_is_room() -> None:
+    async with (
+        scripted_sidecar(max_timers=1) as script,
+        gateways(script, "gw") as gateway,
+    ):
+        await gateway.send(["after", "one", 1], ["after", "two", 1])
+        (error,) = await gateway.expect("error")
+        assert "there are 1 timers already" in error.pop("message")
+        expected = {"code": "too-many-timers", "fatal": False, "n": 3}
+        assert error == {**expected, "frame": "after", "key": "two"}
+        await gateway.send(["cancel", {"key": "one"}])
         await gateway.settle()
-        with script.disk_full():
-            await gateway.send(["cancel", {"key": "kept"}], ["after", "lost", 1])
-            script.crash()
-    script.start()
-    assert list(script.timers) == [("gw", "kept"), ("gw", "gone")]
-    script.crash()
-    script.start(new_log=True)
-    assert script.timers == {}
+        await gateway.send(["after", "two", 1])
+        await script.timer("gw", "two", "pending")
 
 
-@everywhere
-async def test_trimming_lets_go_of_timers_that_ended(script: ScriptedSidecar) -> None:
-    async with gateways(script, "gw") as gateway:
-        await gateway.send(["after", "ended", 1], ["after", "live", 1])
-        await gateway.send(["cancel", {"key": "ended"}])
-        script.trim()
-        assert list(script.timers) == [("gw", "live")]
-        await gateway.send(["after", "ended", 2])
-        await script.pass_time(2)
-        keys = [key for key, *_ in fired(await gateway.records_of(2))]
-        assert keys == ["live", "ended"]
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_timer_too_many_is_refused_and_taken_once_there_is_room(loop: str) -> None:
-    async def main() -> None:
-        async with (
-            scripted_sidecar(max_timers=1) as script,
-            gateways(script, "gw") as gateway,
-        ):
-            await gateway.send(["after", "one", 1], ["after", "two", 1])
-            (error,) = await gateway.expect("error")
-            assert "there are 1 timers already" in error.pop("message")
-            assert error == {
-                "code": "too-many-timers",
-                "fatal": False,
-                "n": 3,
-                "frame": "after",
-                "key": "two",
-            }
-            await gateway.send(["cancel", {"key": "one"}])
-            await gateway.settle()
-            await gateway.send(["after", "two", 1])
-            await script.timer("gw", "two", "pending")
-
-    anyio.run(main, **LOOPS[loop]())
-
-
-@everywhere
 async def test_a_wait_for_a_timer_tells_what_is_known_of_it(
     script: ScriptedSidecar,
 ) -> None:
@@ -1131,33 +810,56 @@ async def test_a_wait_for_a_timer_tells_what_is_known_of_it(
 # --- the sidecar as a whole
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-def test_its_settings_are_told_and_hold(loop: str) -> None:
+async def test_its_settings_are_announced_and_hold() -> None:
+    async with (
+        scripted_sidecar(timeout=5, flush=0.2, window=2) as script,
+        gateways(script, "gw", kinds=["online"]) as gateway,
+    ):
+        announced = [gateway.welcome[name] for name in ("timeout", "flush", "window")]
+        assert announced == [5, 0.2, 2]
+        await gateway.send(["login", ["a", "b", "c", "d", "e"]])
+        assert [r["seq"] for r in await gateway.records()] == [1, 2]
+        assert await gateway.has_nothing_to_read()
+        await gateway.send(["ack", 1])
+        assert [r["seq"] for r in await gateway.records()] == [3]
+        script.trim()
+        assert await gateway.has_nothing_to_read()
+        await gateway.send(["ack", 2])
+        (gap,) = await gateway.records()
+        assert (gap["kind"], gap["first"], gap["until"]) == ("gap", 4, 6)
+        await script.pass_time(5)
+        assert not script.users
+
+
+@every_loop
+def test_time_disk_and_links_go_by_the_script_under_every_loop(loop: str) -> None:
     async def main() -> None:
         async with (
-            scripted_sidecar(timeout=5, flush=0.2, window=2) as script,
-            gateways(script, "gw", kinds=["online"]) as gateway,
+            scripted_sidecar(within=SOON_S) as script,
+            gateways(script, "gw") as gateway,
         ):
-            assert gateway.welcome["timeout"] == 5
-            assert gateway.welcome["flush"] == 0.2
-            assert gateway.welcome["window"] == 2
-            await gateway.send(["login", ["a", "b", "c", "d", "e"]])
-            assert [r["seq"] for r in await gateway.records()] == [1, 2]
-            assert await gateway.is_told_nothing()
-            await gateway.send(["ack", 1])
-            assert [r["seq"] for r in await gateway.records()] == [3]
-            script.trim()
-            assert await gateway.is_told_nothing()
-            await gateway.send(["ack", 2])
-            (gap,) = await gateway.records()
-            assert (gap["kind"], gap["first"], gap["until"]) == ("gap", 4, 6)
-            await script.pass_time(5)
-            assert not script.users
+            with script.not_reading():
+                await gateway.send(["login", "ada"])
+                await script.pass_time(600)
+            with script.disk_full():
+                await gateway.send(["ping", 1])
+                await script.pass_time(30)
+                assert script.users == {}
+            assert await gateway.expect("pong") == [1]
+            assert summary(await gateway.records()) == [
+                ("ada", "offline", "silence", None)
+            ]
+            script.drop("gw")
+            assert await gateway.receive() is None
+            script.stop()
+            script.start()
+            async with gateways(script, "gw") as again:
+                await again.records()
 
-    anyio.run(main, **LOOPS[loop]())
+    anyio.run(main, backend=loop)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@every_loop
 def test_a_failure_comes_out_as_it_is_and_nothing_is_left_behind(loop: str) -> None:
     folders: list[Path] = []
 
@@ -1168,11 +870,11 @@ def test_a_failure_comes_out_as_it_is_and_nothing_is_left_behind(loop: str) -> N
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        anyio.run(main, **LOOPS[loop]())
+        anyio.run(main, backend=loop)
     assert not folders[0].exists()
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@every_loop
 def test_it_can_be_cancelled(loop: str) -> None:
     async def main() -> None:
         with anyio.move_on_after(0.01) as scope:
@@ -1180,7 +882,7 @@ def test_it_can_be_cancelled(loop: str) -> None:
                 await script.online("nobody")
         assert scope.cancelled_caught
 
-    anyio.run(main, **LOOPS[loop]())
+    anyio.run(main, backend=loop)
 
 
 def test_it_brings_neither_a_loop_nor_a_test_runner_nor_the_sidecars_service() -> None:
@@ -1195,7 +897,6 @@ def test_it_brings_neither_a_loop_nor_a_test_runner_nor_the_sidecars_service() -
 # --- with the client library --------------------------------------------------------------
 
 
-@everywhere
 async def test_a_gateway_is_told_whose_connection_to_close(
     script: ScriptedSidecar,
 ) -> None:
@@ -1221,9 +922,8 @@ async def test_a_gateway_is_told_whose_connection_to_close(
         assert ended == [("eve", 2, "moved"), ("ada", 1, "silence")]
 
 
-@without_waiting
 async def test_a_gateway_goes_on_after_whatever_ends_its_link(
-    script: ScriptedSidecar,
+    script: ScriptedSidecar, autojump_clock: MockClock
 ) -> None:
     async with liveness.connect(script.path, name="gw") as sidecar:
         sidecar.login("ada", conn=1)
@@ -1246,13 +946,10 @@ async def test_a_gateway_goes_on_after_whatever_ends_its_link(
         script.start(new_log=True)
         await script.online("ada")
         await script.online("eve")
-        assert {uid: it.conn for uid, it in script.users.items()} == {
-            "ada": 1,
-            "eve": 2,
-        }
+        conns = {uid: session.conn for uid, session in script.users.items()}
+        assert conns == {"ada": 1, "eve": 2}
 
 
-@everywhere
 async def test_a_gateway_whose_name_is_taken_stops(script: ScriptedSidecar) -> None:
     with pytest.raises(liveness.Replaced):  # noqa: PT012 - it comes from within
         async with liveness.connect(script.path, name="gw"):
@@ -1261,8 +958,9 @@ async def test_a_gateway_whose_name_is_taken_stops(script: ScriptedSidecar) -> N
             await anyio.sleep_forever()
 
 
-def test_a_gateway_with_threads_is_tested_from_its_own(portal: BlockingPortal) -> None:
+def test_a_gateway_with_threads_is_tested_from_its_own() -> None:
     with (
+        start_blocking_portal("asyncio") as portal,
         portal.wrap_async_context_manager(scripted_sidecar()) as script,
         liveness.connect_sync(script.path, name="gw") as sidecar,
     ):

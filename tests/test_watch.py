@@ -30,6 +30,7 @@ from liveness.commands.watch import (
     text_line,
     watch,
 )
+from tests.peer import timer
 
 Record = dict[str, Any]
 MINUTE_MS = 60_000
@@ -198,6 +199,15 @@ class Watch:
         return [one["seq"] for one in self.records]
 
 
+@pytest.fixture
+async def watching(sidecar: ScriptedSidecar, nursery: trio.Nursery) -> Watch:
+    """A watch that has been welcomed, and shows new records."""
+    watch = Watch(sidecar.path)
+    nursery.start_soon(watch.run)
+    await sidecar.is_watched()
+    return watch
+
+
 async def lines(sidecar: ScriptedSidecar, count: int, **options: Any) -> list[str]:
     """What `watch --after 0 --count` writes."""
     out = io.StringIO()
@@ -217,9 +227,11 @@ async def test_without_after_only_new_records_are_shown(
     watching = Watch(sidecar.path)
     nursery.start_soon(watching.run)
     await sidecar.is_watched()
+    await sidecar.close("bye", {"reason": "restart"})  # before the first record
     await sidecar.append("offline", "online")
+    await nursery.start(sidecar.open)
     assert await watching.seqs(2) == [2, 3]
-    assert watching.told == [f"watching {sidecar.path} from seq 2 on"]
+    assert watching.told[0] == f"watching {sidecar.path} from seq 2 on"
 
 
 async def test_after_zero_shows_all_that_is_kept(sidecar: ScriptedSidecar) -> None:
@@ -306,33 +318,14 @@ def test_two_watchers_never_have_the_same_name(tmp_path: Path) -> None:
             r"online   a\nb\x1b[2J\u202e  chat-1  login  seq 8",
         ),
         (
-            {
-                "seq": 9,
-                "kind": "timer",
-                "gateway": "chat-1",
-                "key": "te\x1ba",
-                "payload": "p",
-                "due": MINUTE_MS - 7,
-                "attempt": 2,
-                "at": MINUTE_MS,
-            },
-            r"timer    te\x1ba  chat-1  attempt 2  0.007 s late  seq 9",
-        ),
-        (
             {"seq": 9, "kind": "gap", "first": 3, "until": 10, "at": MINUTE_MS},
             "gap      records 3 to 9 are no longer kept  seq 9",
         ),
         (
-            {
-                "seq": 9,
-                "kind": "timer",
-                "gateway": "chat\x1b",
-                "key": "order:17\n",
-                "due": 1_800_000_000_000,
-                "attempt": 2,
-                "at": 1_800_000_000_004,
-            },
-            r"timer    order:17\n  chat\x1b  attempt 2  0.004 s late  seq 9",
+            timer(
+                9, "order:17\n", "chat\x1b", attempt=2, due=MINUTE_MS - 7, at=MINUTE_MS
+            ),
+            r"timer    order:17\n  chat\x1b  attempt 2  0.007 s late  seq 9",
         ),
     ],
 )
@@ -364,33 +357,39 @@ def test_a_record_as_json_keeps_large_integers_and_terminals_whole() -> None:
 
 # --- over restarts --------------------------------------------------------------------
 
-Ending = Callable[[ScriptedSidecar], Any]
 
-
-def said_bye(sidecar: ScriptedSidecar) -> Any:
-    return sidecar.close("bye", {"reason": "restart"})
-
-
-def was_killed(sidecar: ScriptedSidecar) -> Any:
-    return sidecar.close()
+def error(code: str, *, fatal: bool = True) -> tuple[str, Record]:
+    return "error", {"code": code, "message": "for\nnow", "fatal": fatal, "n": 1}
 
 
 @pytest.mark.parametrize(
-    ("end", "why"),
-    [(said_bye, "it says bye: restart"), (was_killed, "the connection was closed")],
+    ("farewell", "why"),
+    [
+        ((), "the connection was closed"),
+        (("bye", {"reason": "restart"}), "it says bye: restart"),
+        (error("overloaded"), r"it says overloaded: for\nnow"),
+        (error("internal"), r"it says internal: for\nnow"),
+        (error("too-slow"), r"it says too-slow: for\nnow"),
+    ],
+    ids=["killed", "bye", "overloaded", "internal", "too slow"],
 )
-async def test_after_a_restart_it_goes_on_without_a_gap_or_a_repeat(
-    sidecar: ScriptedSidecar, nursery: trio.Nursery, end: Ending, why: str
+async def test_when_its_link_ends_it_goes_on_without_a_gap_or_a_repeat(
+    sidecar: ScriptedSidecar,
+    nursery: trio.Nursery,
+    watching: Watch,
+    farewell: tuple[object, ...],
+    why: str,
 ) -> None:
-    watching = Watch(sidecar.path)
-    nursery.start_soon(watching.run)
-    await sidecar.is_watched()
     await sidecar.append("online", "online")
     await watching.seqs(2)
-    await end(sidecar)
+    await sidecar.close(*farewell)
     await sidecar.append("offline", "online")  # while nobody can listen
     sidecar.repeats = 2
+    sidecar.greeting = msgpack.packb(error("overloaded"))  # not over at once
     await nursery.start(sidecar.open)
+    while len(sidecar.hellos) < 3:
+        await trio.lowlevel.checkpoint()
+    sidecar.greeting = None
     await sidecar.is_watched()
     await sidecar.append("online")
     assert await watching.seqs(5) == [1, 2, 3, 4, 5]
@@ -399,33 +398,6 @@ async def test_after_a_restart_it_goes_on_without_a_gap_or_a_repeat(
         "connected again, going on after seq 2",
     ]
     assert sidecar.hellos[0]["name"] == sidecar.hellos[-1]["name"]
-
-
-def error(code: str, *, fatal: bool = True) -> tuple[str, Record]:
-    return "error", {"code": code, "message": "for\nnow", "fatal": fatal, "n": 1}
-
-
-@pytest.mark.parametrize("code", ["overloaded", "internal", "too-slow"])
-async def test_an_error_that_passes_is_survived_like_a_lost_connection(
-    sidecar: ScriptedSidecar, nursery: trio.Nursery, code: str
-) -> None:
-    watching = Watch(sidecar.path)
-    nursery.start_soon(watching.run)
-    await sidecar.is_watched()
-    await sidecar.append("online")
-    await watching.seqs(1)
-    await sidecar.close(*error(code))
-    await sidecar.append("online")
-    sidecar.greeting = msgpack.packb(error(code))  # and not at once over
-    await nursery.start(sidecar.open)
-    while len(sidecar.hellos) < 3:
-        await trio.lowlevel.checkpoint()
-    sidecar.greeting = None
-    assert await watching.seqs(2) == [1, 2]
-    assert watching.told[1:] == [
-        rf"lost {sidecar.path} (it says {code}: for\nnow): connecting again",
-        "connected again, going on after seq 1",
-    ]
 
 
 async def test_an_error_that_passes_ends_a_watch_that_has_not_begun(
@@ -439,11 +411,8 @@ async def test_an_error_that_passes_ends_a_watch_that_has_not_begun(
 
 
 async def test_an_error_that_is_not_fatal_is_told_and_passed_over(
-    sidecar: ScriptedSidecar, nursery: trio.Nursery
+    sidecar: ScriptedSidecar, watching: Watch
 ) -> None:
-    watching = Watch(sidecar.path)
-    nursery.start_soon(watching.run)
-    await sidecar.is_watched()
     await sidecar.tell(*error("bad-option", fatal=False))
     await sidecar.append("online")
     assert await watching.seqs(1) == [1]
@@ -452,64 +421,49 @@ async def test_an_error_that_is_not_fatal_is_told_and_passed_over(
     ]
 
 
-async def test_a_restart_before_the_first_record_loses_none(
-    sidecar: ScriptedSidecar, nursery: trio.Nursery
-) -> None:
-    await sidecar.append("online", "online")
-    watching = Watch(sidecar.path)
-    nursery.start_soon(watching.run)
-    await sidecar.is_watched()
-    await sidecar.close("bye", {"reason": "restart"})
-    await sidecar.append("online")
-    await nursery.start(sidecar.open)
-    assert await watching.seqs(1) == [3]
+def nothing_else(_sidecar: ScriptedSidecar) -> None:
+    pass
 
 
-async def test_a_new_log_is_said_and_shown_from_its_oldest_record(
-    sidecar: ScriptedSidecar, nursery: trio.Nursery
-) -> None:
-    watching = Watch(sidecar.path)
-    nursery.start_soon(watching.run)
-    await sidecar.is_watched()
-    await sidecar.append("online", "online", "online")
-    await watching.seqs(3)
-    await sidecar.close()
+def log_is_new(sidecar: ScriptedSidecar) -> None:
     sidecar.log, sidecar.kept, sidecar.next = "log-b", [], 1
-    await sidecar.append("online")
-    await nursery.start(sidecar.open)
-    assert await watching.seqs(4) == [1, 2, 3, 1]
-    assert "the log is a new one: all that it has of its own follows" in watching.told
 
 
-async def test_a_log_that_has_lost_its_end_is_shown_from_its_oldest_record(
-    sidecar: ScriptedSidecar, nursery: trio.Nursery
+def log_loses_its_end(sidecar: ScriptedSidecar) -> None:
+    sidecar.kept, sidecar.next = sidecar.kept[:1], 2
+
+
+def retention_passes_it(sidecar: ScriptedSidecar) -> None:
+    sidecar.kept, sidecar.next = [], 6
+
+
+@pytest.mark.parametrize(
+    ("happens", "seqs"),
+    [
+        (nothing_else, [4]),
+        (log_is_new, [1]),
+        (log_loses_its_end, [1, 2]),
+        (retention_passes_it, [5, 6]),
+    ],
+)
+async def test_after_a_restart_it_shows_what_is_new_of_the_log_that_it_finds(
+    sidecar: ScriptedSidecar,
+    nursery: trio.Nursery,
+    watching: Watch,
+    happens: Callable[[ScriptedSidecar], None],
+    seqs: list[int],
 ) -> None:
-    watching = Watch(sidecar.path)
-    nursery.start_soon(watching.run)
-    await sidecar.is_watched()
     await sidecar.append("online", "online", "online")
     await watching.seqs(3)
     await sidecar.close()
-    sidecar.kept, sidecar.next = sidecar.kept[:1], 2
-    await nursery.start(sidecar.open)
+    happens(sidecar)
     await sidecar.append("online")
-    assert await watching.seqs(5) == [1, 2, 3, 1, 2]
-
-
-async def test_a_reader_behind_the_retention_is_shown_the_gap(
-    sidecar: ScriptedSidecar, nursery: trio.Nursery
-) -> None:
-    watching = Watch(sidecar.path)
-    nursery.start_soon(watching.run)
-    await sidecar.is_watched()
-    await sidecar.append("online")
-    await watching.seqs(1)
-    await sidecar.close()
-    await sidecar.append("online", "online", "online")
-    sidecar.trim(4)
     await nursery.start(sidecar.open)
-    assert await watching.seqs(3) == [1, 3, 4]
-    assert watching.records[1]["kind"] == "gap"
+    assert await watching.seqs(3 + len(seqs)) == [1, 2, 3, *seqs]
+    is_gap = happens is retention_passes_it
+    assert (watching.records[3]["kind"] == "gap") == is_gap
+    said = "the log is a new one: all that it has of its own follows" in watching.told
+    assert said == (happens in (log_is_new, log_loses_its_end))
 
 
 def test_the_pause_before_a_new_attempt_is_under_a_second_and_never_none() -> None:
@@ -528,61 +482,47 @@ async def test_being_replaced_or_refused_ends_it_with_one_line(
 ) -> None:
     watching = Watch(sidecar.path)
     async with trio.open_nursery() as ending:
-        ending.start_soon(ended_by, code, watching, r"for\\nnow")
+        ending.start_soon(ended_by, code, watching)
         await sidecar.is_watched()
         await sidecar.close(*error(code))
 
 
-async def ended_by(code: str, watching: Watch, message: str) -> None:
-    with pytest.raises(CommandError, match=rf"ended this watch: {message} \({code}\)"):
+async def ended_by(code: str, watching: Watch) -> None:
+    with pytest.raises(CommandError, match=rf"ended this watch: for\\nnow \({code}\)"):
         await watching.run()
 
 
 async def test_a_refused_hello_ends_it_with_the_sidecars_own_words(
     sidecar: ScriptedSidecar,
 ) -> None:
-    refusal = {
-        "code": "unsupported-protocol",
-        "message": "speak 2",
-        "fatal": True,
-        "n": 1,
-    }
-    sidecar.greeting = msgpack.packb(["error", refusal])
-    await ended_by("unsupported-protocol", Watch(sidecar.path), "speak 2")
+    sidecar.greeting = msgpack.packb(error("unsupported-protocol"))
+    await ended_by("unsupported-protocol", Watch(sidecar.path))
 
 
 async def test_a_refusal_before_the_hello_is_told_in_the_sidecars_own_words() -> None:
-    refusal = {"code": "not-allowed", "message": "no entry", "fatal": True, "n": 0}
     ours, theirs = trio.socket.socketpair()
-    await theirs.send(msgpack.packb(["error", refusal]))
+    await theirs.send(msgpack.packb(error("not-allowed")))
     theirs.close()
     async with Link(trio.SocketStream(ours), Path("/s"), tell=print) as link:
-        with pytest.raises(
-            CommandError, match=r"ended this watch: no entry \(not-allowed"
-        ):
+        with pytest.raises(CommandError, match=r"for\\nnow \(not-allowed"):
             await link.greet({})
+
+
+ENDLESS = b"\xdc\xff\xff" + bytes(1_001)
 
 
 @pytest.mark.parametrize(
     "greeting",
-    [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x80", b"\x90", b"\x91\xa1\xff", b"\xc1"],
+    [b"HTTP/1.1 400 Bad\r\n\r\n", b"\x80", b"\x90", b"\x91\xa1\xff", b"\xc1", ENDLESS],
 )
-async def test_what_is_no_sidecar_is_told_as_such(
-    sidecar: ScriptedSidecar, greeting: bytes
+async def test_a_server_that_is_no_sidecar_is_reported_as_such(
+    sidecar: ScriptedSidecar, monkeypatch: pytest.MonkeyPatch, greeting: bytes
 ) -> None:
+    monkeypatch.setattr("liveness.commands.watch.MAX_UNREAD_BYTES", 1_000)
     sidecar.greeting = greeting
     with pytest.raises(
         CommandError, match="is no liveness sidecar: name the right one"
     ):
-        await Watch(sidecar.path).run()
-
-
-async def test_a_frame_without_end_is_not_kept_in_memory(
-    sidecar: ScriptedSidecar, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("liveness.commands.watch.MAX_UNREAD_BYTES", 1_000)
-    sidecar.greeting = b"\xdc\xff\xff" + bytes(1_001)
-    with pytest.raises(CommandError, match="is no liveness sidecar"):
         await Watch(sidecar.path).run()
 
 
