@@ -18,6 +18,7 @@ from tests.peer import SOON_S, Link, Peer, listening, timer
 
 Main = Callable[[Peer], Awaitable[None]]
 Run = Callable[[Main], None]
+Linked = tuple[liveness.Sidecar, Link]
 
 BOUND_S: Final = 30.0  # of a whole test
 SHORT_S: Final = 0.05  # a run timeout that is to be met
@@ -40,9 +41,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 
 
 @asynccontextmanager
-async def linked(
-    peer: Peer, **welcome: Any
-) -> AsyncIterator[tuple[liveness.Sidecar, Link]]:
+async def linking(peer: Peer, **welcome: Any) -> AsyncIterator[Linked]:
     """A gateway and its link, which is read when the gateway leaves."""
     async with (
         anyio.create_task_group() as tasks,
@@ -53,6 +52,18 @@ async def linked(
         tasks.start_soon(link.drain)
 
 
+@pytest.fixture
+async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
+    async with listening(tmp_path / "s") as peer:
+        yield peer
+
+
+@pytest.fixture
+async def linked(peer: Peer) -> AsyncIterator[Linked]:
+    async with linking(peer) as linked:
+        yield linked
+
+
 async def answers(link: Link, count: int) -> list[tuple[Any, ...]]:
     """So many answers: what, key, message, options."""
     return [tuple(await link.next("done", "fail")) for _ in range(count)]
@@ -61,123 +72,94 @@ async def answers(link: Link, count: int) -> list[tuple[Any, ...]]:
 # --- asking --------------------------------------------------------------------------
 
 
-def test_timers_are_asked_for_and_flush_waits_until_they_are_on_disk(run: Run) -> None:
-    async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, link), anyio.create_task_group() as tasks:
-            sidecar.after("a", 60, "p", ext="e")
-            sidecar.cancel("b")
-            sidecar.cancel(ext="e")
-            assert sidecar.stats().pending == 3
-            tasks.start_soon(sidecar.flush)
-            (_, key, seconds, options) = await link.next("after")
-            assert (key, options) == ("a", {"payload": "p", "ext": "e"})
-            assert 0 < seconds <= 60
-            assert await link.next("cancel") == ["cancel", {"key": "b"}]
-            assert await link.next("cancel") == ["cancel", {"ext": "e"}]
-            await link.next("ping")
-            tasks.start_soon(link.next, "never")
-            while sidecar.stats().unconfirmed:
-                await anyio.lowlevel.checkpoint()
-            tasks.cancel_scope.cancel()
-
-    run(main)
-
-
-def test_what_no_pong_covered_is_told_on_the_next_link(run: Run) -> None:
-    async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, link):
-            link.is_answering = False
-            sidecar.after("a", 60)
-            await link.next("after")
-            await link.close()
-            again = await peer.link()
-            assert (await again.next("after"))[:2] == ["after", "a"]
-            await again.close()
-
-    run(main)
+async def test_timers_are_asked_for_and_flush_waits_until_they_are_on_disk(
+    linked: Linked,
+) -> None:
+    sidecar, link = linked
+    async with anyio.create_task_group() as tasks:
+        sidecar.after("a", 60, "p", ext="e")
+        sidecar.cancel("b")
+        sidecar.cancel(ext="e")
+        assert sidecar.stats().pending == 3
+        tasks.start_soon(sidecar.flush)
+        (_, key, seconds, options) = await link.next("after")
+        assert (key, options) == ("a", {"payload": "p", "ext": "e"})
+        assert 0 < seconds <= 60
+        assert await link.next("cancel") == ["cancel", {"key": "b"}]
+        assert await link.next("cancel") == ["cancel", {"ext": "e"}]
+        await link.next("ping")
+        tasks.start_soon(link.next, "never")
+        while sidecar.stats().unconfirmed:
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
 
 
-def test_a_timer_that_there_is_no_room_for_waits_and_whoever_flushes_is_told(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_timer_that_there_is_no_room_for_waits_and_whoever_flushes_is_told(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(schedule, "AGAIN_S", SHORT_S)
     no_room = {"code": "too-many-timers", "message": "full", "fatal": False, "n": 2}
 
-    async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, link):
-            sidecar.after("a", 60)
-            link.is_answering = False
-            await link.next("after")
-            await link.send("error", no_room | {"frame": "after", "key": "a"})
-            link.is_answering = True
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(link.next, "after")
-                with pytest.raises(liveness.ReportError, match="no room for 1 timers"):
-                    await sidecar.flush()
-            # Told again, and taken by now.
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(link.next, "login")
-                await sidecar.flush()
-                sidecar.login("u")
-            assert sidecar.stats().refused == 0
+    sidecar, link = linked
+    sidecar.after("a", 60)
+    link.is_answering = False
+    await link.next("after")
+    await link.send("error", no_room | {"frame": "after", "key": "a"})
+    link.is_answering = True
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(link.next, "after")
+        with pytest.raises(liveness.ReportError, match="no room for 1 timers"):
+            await sidecar.flush()
+    # Told again, and taken by now.
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(link.next, "login")
+        await sidecar.flush()
+        sidecar.login("u")
+    assert sidecar.stats().refused == 0
 
-    run(main)
     assert "timers wait until the sidecar has room for them: full" in caplog.text
 
 
 # Some of it mypy would not let anyone ask for: those who do not use it still may.
 BAD: Final[dict[str, Callable[[liveness.Sidecar], object]]] = {
-    "no key": lambda it: it.after("", 1),
-    "a number for a key": lambda it: it.after(7, 1),  # type: ignore[arg-type]
-    "no time": lambda it: it.after("a", 0),
-    "more than 366 days": lambda it: it.after("a", 31_622_401),
-    "a long payload": lambda it: it.after("a", 1, "x" * 4_097),
-    "a payload that ends early": lambda it: it.after("a", 1, "a\0"),
-    "a bad ext": lambda it: it.after("a", 1, ext="\n"),
-    "a cancel of nothing": lambda it: it.cancel(),
-    "a cancel of both": lambda it: it.cancel("a", ext="b"),
-    "a task of a number": lambda it: it.task(7)(print),  # type: ignore[call-overload]
-    "a task that is none": lambda it: it.task("a")(7),  # type: ignore[type-var]
-    "a task for none at once": lambda it: it.task("a", at_once=0)(print),
-    "a prefix that has a task": lambda it: it.task("taken")(print),
+    "no time": lambda sidecar: sidecar.after("a", 0),
+    "a cancel of nothing": lambda sidecar: sidecar.cancel(),
+    "a task of a number": lambda sidecar: sidecar.task(7)(print),  # type: ignore[call-overload]
+    "a task that is none": lambda sidecar: sidecar.task("a")(7),  # type: ignore[type-var]
+    "a task for none at once": lambda sidecar: sidecar.task("a", at_once=0)(print),
+    "a prefix that has a task": lambda sidecar: sidecar.task("taken")(print),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_what_cannot_be_raises_at_the_call_and_nothing_is_told(
-    run: Run, what: str
+async def test_what_cannot_be_raises_at_the_call_and_nothing_is_sent(
+    linked: Linked, what: str
 ) -> None:
-    async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, _link):
-            sidecar.task("taken")(print)
-            with pytest.raises(liveness.ReportError):
-                BAD[what](sidecar)
-            assert sidecar.stats().pending == 0
-
-    run(main)
+    sidecar, _ = linked
+    sidecar.task("taken")(print)
+    with pytest.raises(liveness.ReportError):
+        BAD[what](sidecar)
+    assert sidecar.stats().pending == 0
 
 
-def test_a_sidecar_without_timers_is_logged_by_each_link_and_raises_at_the_call(
-    run: Run, caplog: pytest.LogCaptureFixture
+async def test_a_sidecar_without_timers_is_logged_by_each_link_and_raises_at_the_call(
+    peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main(peer: Peer) -> None:
-        async with liveness.connect(peer.path, name="gw-1") as sidecar:
-            sidecar.after("a", 60)
-            for _ in range(2):
-                link = await peer.link(features=WITHOUT)
-                await sidecar.connected()
-                with pytest.raises(liveness.ReportError, match="has no timers"):
-                    sidecar.after("b", 60)
-                with pytest.raises(liveness.ReportError, match="has no timers"):
-                    await sidecar.flush()
-                await link.close()
-                while sidecar.is_connected:
-                    await anyio.lowlevel.checkpoint()
-            link = await peer.link()
-            assert (await link.next("after"))[1] == "a"
+    async with liveness.connect(peer.path, name="gw-1") as sidecar:
+        sidecar.after("a", 60)
+        for _ in range(2):
+            link = await peer.link(features=WITHOUT)
+            await sidecar.connected()
+            with pytest.raises(liveness.ReportError, match="has no timers"):
+                sidecar.after("b", 60)
+            with pytest.raises(liveness.ReportError, match="has no timers"):
+                await sidecar.flush()
             await link.close()
-
-    run(main)
+            while sidecar.is_connected:
+                await anyio.lowlevel.checkpoint()
+        link = await peer.link()
+        assert (await link.next("after"))[1] == "a"
+        await link.close()
     assert sum("has no timers" in line for line in caplog.messages) == 2
 
 
@@ -186,7 +168,7 @@ def test_a_sidecar_without_timers_is_logged_by_each_link_and_raises_at_the_call(
 
 def test_timers_are_read_acknowledged_as_they_come_and_answered(run: Run) -> None:
     async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, link):
+        async with linking(peer) as (sidecar, link):
             timers = sidecar.timers()
             await link.fire(
                 timer(1, "a", payload="p", ext="e", attempt=2), timer(2, "b")
@@ -208,47 +190,42 @@ def test_timers_are_read_acknowledged_as_they_come_and_answered(run: Run) -> Non
     run(main)
 
 
-def test_loops_share_the_timers_and_what_comes_between_them_waits(run: Run) -> None:
-    async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, link):
-            first, second = sidecar.timers(), sidecar.timers()
-            await link.fire(*(timer(seq, f"k{seq}") for seq in range(1, 4)))
-            assert (await anext(first)).seq == 1
-            assert (await anext(second)).seq == 2
-            await first.aclose()
-            assert [one async for one in first] == []
-            async for one in sidecar.timers():
-                assert one.seq == 3
-                break
-
-    run(main)
-
-
-def test_leaving_ends_the_loops(run: Run) -> None:
-    async def main(peer: Peer) -> None:
-        async with anyio.create_task_group() as tasks, linked(peer) as (sidecar, _link):
-
-            async def read() -> None:
-                assert [one async for one in sidecar.timers()] == []
-
-            tasks.start_soon(read)
-
-    run(main)
+async def test_loops_share_the_timers_and_what_comes_between_them_waits(
+    linked: Linked,
+) -> None:
+    sidecar, link = linked
+    first, second = sidecar.timers(), sidecar.timers()
+    await link.fire(*(timer(seq, f"k{seq}") for seq in range(1, 4)))
+    assert (await anext(first)).seq == 1
+    assert (await anext(second)).seq == 2
+    await first.aclose()
+    assert [one async for one in first] == []
+    async for one in sidecar.timers():
+        assert one.seq == 3
+        break
 
 
-def test_an_answer_is_told_again_until_a_pong_covers_it(run: Run) -> None:
-    async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, link):
-            link.is_answering = False
-            await link.fire(timer(1, "a"))
-            (await anext(sidecar.timers())).done()
-            told = await answers(link, 1)
-            await link.close()
-            again = await peer.link()
-            assert await answers(again, 1) == told == [("done", "a", None, {"seq": 1})]
-            await again.close()
+async def test_leaving_ends_the_loops(peer: Peer) -> None:
+    async with anyio.create_task_group() as tasks, linking(peer) as (sidecar, _):
 
-    run(main)
+        async def read() -> None:
+            assert [timer async for timer in sidecar.timers()] == []
+
+        tasks.start_soon(read)
+
+
+async def test_an_answer_is_sent_again_until_a_pong_covers_it(
+    peer: Peer, linked: Linked
+) -> None:
+    sidecar, link = linked
+    link.is_answering = False
+    await link.fire(timer(1, "a"))
+    (await anext(sidecar.timers())).done()
+    told = await answers(link, 1)
+    await link.close()
+    again = await peer.link()
+    assert await answers(again, 1) == told == [("done", "a", None, {"seq": 1})]
+    await again.close()
 
 
 # --- tasks ---------------------------------------------------------------------------
@@ -276,16 +253,13 @@ WORKS: Final[list[tuple[Callable[[liveness.Timer], Any], str | None]]] = [
 
 
 @pytest.mark.parametrize(("work", "message"), WORKS)
-def test_what_a_task_returns_is_the_message_of_done(
-    run: Run, work: Callable[[liveness.Timer], Any], message: str | None
+async def test_what_a_task_returns_is_the_message_of_done(
+    linked: Linked, work: Callable[[liveness.Timer], Any], message: str | None
 ) -> None:
-    async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, link):
-            assert sidecar.task(work) is work
-            await link.fire(timer(1, "a", payload="p"))
-            assert await answers(link, 1) == [("done", "a", message, {"seq": 1})]
-
-    run(main)
+    sidecar, link = linked
+    assert sidecar.task(work) is work
+    await link.fire(timer(1, "a", payload="p"))
+    assert await answers(link, 1) == [("done", "a", message, {"seq": 1})]
 
 
 class Odd(Exception):
@@ -316,8 +290,8 @@ FAILURES: Final[list[tuple[Exception, str, dict[str, Any]]]] = [
 @pytest.mark.parametrize(
     ("error", "message", "options"), FAILURES, ids="{!a:.30}".format
 )
-def test_a_task_that_raises_has_failed_with_what_it_raised_and_goes_on(
-    run: Run,
+async def test_a_task_that_raises_has_failed_with_what_it_raised_and_goes_on(
+    linked: Linked,
     caplog: pytest.LogCaptureFixture,
     error: Exception,
     message: str,
@@ -329,74 +303,49 @@ def test_a_task_that_raises_has_failed_with_what_it_raised_and_goes_on(
     async def fail_async(one: liveness.Timer) -> None:
         fail(one)
 
-    async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, link):
-            sidecar.task("a")(fail_async if is_async else fail)
-            sidecar.task(nothing)
-            await link.fire(timer(1, "a"))
-            ((name, key, told, what),) = await answers(link, 1)
-            assert (name, key, what) == ("fail", "a", {"seq": 1} | options)
-            assert told.startswith(message)
-            await link.fire(timer(2, "b"))
-            assert await answers(link, 1) == [("done", "b", None, {"seq": 2})]
+    sidecar, link = linked
+    sidecar.task("a")(fail_async if is_async else fail)
+    sidecar.task(nothing)
+    await link.fire(timer(1, "a"))
+    ((name, key, told, what),) = await answers(link, 1)
+    assert (name, key, what) == ("fail", "a", {"seq": 1} | options)
+    assert told.startswith(message)
+    await link.fire(timer(2, "b"))
+    assert await answers(link, 1) == [("done", "b", None, {"seq": 2})]
 
-    run(main)
     (line,) = [line for line in caplog.messages if "task of timer" in line]
     assert line.startswith("gw-1: the task of timer 'a' (attempt 1) failed")
 
 
-def test_a_plain_task_that_returns_what_is_to_be_awaited_has_failed(run: Run) -> None:
-    async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, link):
-            made = list[Any]()
-
-            @sidecar.task
-            def forgetful(one: liveness.Timer) -> Any:
-                made.append(nothing(one))
-                return made[0]
-
-            await link.fire(timer(1, "a"))
-            ((name, _key, message, _what),) = await answers(link, 1)
-            assert name == "fail"
-            assert "make the task async" in message
-            made[0].close()
-
-    run(main)
-
-
-def test_the_longest_prefix_has_the_timer_and_the_loop_what_is_left(run: Run) -> None:
-    async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, link):
-
-            @sidecar.task("order:")
-            async def of_orders(_timer: liveness.Timer) -> str:
-                return "order"
-
-            @sidecar.task("order:big:", at_once=2)
-            async def of_big_orders(_timer: liveness.Timer) -> str:
-                return "big"
-
-            await link.fire(timer(1, "order:1"), timer(2, "order:big:1"), timer(3, "a"))
-            assert (await anext(sidecar.timers())).seq == 3
-            told = {answer[1]: answer[2] for answer in await answers(link, 2)}
-            assert told == {"order:1": "order", "order:big:1": "big"}
-
-    run(main)
-
-
-def test_a_task_that_comes_after_its_timer_is_called_for_it(
-    run: Run, caplog: pytest.LogCaptureFixture
+async def test_a_plain_task_that_returns_what_is_to_be_awaited_has_failed(
+    linked: Linked,
 ) -> None:
-    async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, link):
-            await link.fire(timer(1, "a:1"), timer(2, "a:2"))
-            await link.acks(2)
-            assert sidecar.stats().waiting == 2
-            sidecar.task(nothing)
-            assert len(await answers(link, 2)) == 2
-            assert sidecar.stats().waiting == 0
+    sidecar, link = linked
+    made = list[Any]()
 
-    run(main)
+    @sidecar.task
+    def forgetful(one: liveness.Timer) -> Any:
+        made.append(nothing(one))
+        return made[0]
+
+    await link.fire(timer(1, "a"))
+    ((name, _key, message, _what),) = await answers(link, 1)
+    assert name == "fail"
+    assert "make the task async" in message
+    made[0].close()
+
+
+async def test_a_task_that_comes_after_its_timer_is_called_for_it(
+    linked: Linked, caplog: pytest.LogCaptureFixture
+) -> None:
+    sidecar, link = linked
+    await link.fire(timer(1, "a:1"), timer(2, "a:2"))
+    await link.acks(2)
+    assert sidecar.stats().waiting == 2
+    sidecar.task(nothing)
+    assert len(await answers(link, 2)) == 2
+    assert sidecar.stats().waiting == 0
+
     assert sum("there is no task for it" in line for line in caplog.messages) == 1
 
 
@@ -413,7 +362,7 @@ def test_no_more_run_at_once_than_may_and_one_that_stands_still_delays_no_other(
         assert go_on.wait(SOON_S)
 
     async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, link):
+        async with linking(peer) as (sidecar, link):
             go_on_async = anyio.Event()
 
             async def stand_still_async(one: liveness.Timer) -> None:
@@ -444,7 +393,7 @@ def test_an_async_task_that_takes_too_long_is_cancelled_and_has_failed(
     ended = list[str]()
 
     async def main(peer: Peer) -> None:
-        async with linked(peer, run_timeout=SHORT_S) as (sidecar, link):
+        async with linking(peer, run_timeout=SHORT_S) as (sidecar, link):
 
             @sidecar.task(at_once=1)
             async def hang(one: liveness.Timer) -> None:
@@ -471,7 +420,7 @@ def test_a_plain_task_that_takes_too_long_has_failed_until_it_comes_back(
     go_on = threading.Event()
 
     async def main(peer: Peer) -> None:
-        async with linked(peer, run_timeout=SHORT_S) as (sidecar, link):
+        async with linking(peer, run_timeout=SHORT_S) as (sidecar, link):
 
             @sidecar.task(at_once=2)
             def hang(one: liveness.Timer) -> str:
@@ -495,24 +444,21 @@ def test_a_plain_task_that_takes_too_long_has_failed_until_it_comes_back(
     run(main)
 
 
-def test_timers_are_asked_for_and_answered_in_the_thread_of_a_plain_task(
-    run: Run,
+async def test_timers_are_asked_for_and_answered_in_the_thread_of_a_plain_task(
+    linked: Linked,
 ) -> None:
-    async def main(peer: Peer) -> None:
-        async with linked(peer) as (sidecar, link):
+    sidecar, link = linked
 
-            @sidecar.task
-            def again(one: liveness.Timer) -> None:
-                sidecar.after(one.key, 60, one.payload)
-                sidecar.cancel("other")
-                one.done("in a thread")
+    @sidecar.task
+    def again(one: liveness.Timer) -> None:
+        sidecar.after(one.key, 60, one.payload)
+        sidecar.cancel("other")
+        one.done("in a thread")
 
-            await link.fire(timer(1, "a", payload="p"))
-            frames = [await link.next("after", "cancel", "done") for _ in range(3)]
-            assert [frame[0] for frame in frames] == ["after", "cancel", "done"]
-            assert frames[2][2] == "in a thread"
-
-    run(main)
+    await link.fire(timer(1, "a", payload="p"))
+    frames = [await link.next("after", "cancel", "done") for _ in range(3)]
+    assert [frame[0] for frame in frames] == ["after", "cancel", "done"]
+    assert frames[2][2] == "in a thread"
 
 
 # --- the end -------------------------------------------------------------------------
