@@ -374,18 +374,6 @@ def test_who_wants_a_pong_while_no_ping_is_due_is_not_forgotten_for_the_next() -
     assert client.pongs >= max(while_written, later)
 
 
-def test_a_pong_that_was_wanted_comes_over_a_new_link_too() -> None:
-    client = linked()
-    number = client.want_pong()
-    written(client)
-    relink(client)
-    assert client.is_urgent
-    written(client)
-    client.take(("pong", client.pings))
-    assert client.pongs >= number
-    assert not client.is_urgent
-
-
 # --- ends ------------------------------------------------------------------------------
 
 
@@ -451,31 +439,6 @@ def test_only_that_very_connection_of_that_very_user_is_ended(record: Any) -> No
     assert arrival.record == record
 
 
-def test_records_of_an_earlier_process_close_nobody() -> None:
-    client = linked(("ada", None), first_conn=2_000)
-    view = ended(client)
-    notify(client, offline(1, "ada", 1_000), moved(2, "ada", 1_001))
-    assert ends(view) == []
-    assert client.inbox.finished == 2
-
-
-def test_a_record_that_comes_again_ends_nobody_again() -> None:
-    client = linked(("ada", 1))
-    view = ended(client)
-    for _ in range(3):
-        notify(client, offline(1, "ada", 1))
-    assert ends(view) == [("ada", 1, "silence")]
-    assert client.inbox.duplicates == 2
-
-
-def test_who_closes_by_itself_before_its_end_is_handed_over_has_none() -> None:
-    client = linked(("ada", 1), ("bob", 2))
-    view = ended(client)
-    notify(client, offline(1, "ada", 1), offline(2, "bob", 2))
-    client.logout("ada", 1)
-    assert ends(view) == [("bob", 2, "silence")]
-
-
 def test_who_is_back_without_conn_is_not_closed_by_the_end_of_before() -> None:
     client = linked(("ada", None))
     view = ended(client)
@@ -485,48 +448,6 @@ def test_who_is_back_without_conn_is_not_closed_by_the_end_of_before() -> None:
     assert client.reports.uids == {1_001: "ada"}
     notify(client, offline(2, "ada", 1_001))
     assert ends(view) == [("ada", None, "silence")]
-
-
-def test_a_login_does_not_open_again_what_waits_to_be_closed() -> None:
-    client = linked(("ada", 1))
-    view = ended(client)
-    notify(client, offline(1, "ada", 1))
-    settle(client)
-    login(client, "ada", 1)
-    assert client.reports.uids == {}
-    assert ends(view) == [("ada", 1, "silence")]
-
-
-def test_an_end_that_a_loop_did_not_come_back_from_goes_to_the_next_loop() -> None:
-    client = linked(("ada", 1), ("bob", 2))
-    view = ended(client)
-    notify(client, offline(1, "ada", 1), offline(2, "bob", 2))
-    view.next()
-    client.inbox.left.append((view, False))
-    assert ends(ended(client)) == [("ada", 1, "silence"), ("bob", 2, "silence")]
-
-
-def test_an_end_is_not_lost_with_its_loop_because_somebody_reads_all_records() -> None:
-    client = linked(("ada", 1), ("bob", 2))
-    view, records = ended(client), client.inbox.view(is_any)
-    notify(client, offline(1, "ada", 1))
-    view.next()
-    client.inbox.left.append((view, False))
-    while records.next() is not None:
-        pass
-    assert client.inbox.finished == 0
-    notify(client, offline(2, "bob", 2))
-    assert ends(ended(client)) == [("ada", 1, "silence"), ("bob", 2, "silence")]
-
-
-@pytest.mark.parametrize("conn", [True, 1.0, -1, 2**63, "1", [], {}], ids=repr)
-def test_a_bad_conn_is_the_callers_fault_whatever_else_is_known(conn: Any) -> None:
-    client = linked(("ada", 1))
-    notify(client, offline(1, "ada", 1))
-    with pytest.raises(ReportError, match="conn is"):
-        login(client, "ada", conn)
-    with pytest.raises(ReportError, match="conn is"):
-        client.logout("ada", conn)
 
 
 @given(uid=no_uids, conn=st.sampled_from([None, 1, 2]))
@@ -576,18 +497,6 @@ def test_an_ack_is_said_again_on_the_next_link() -> None:
     written(client)
     relink(client)
     assert written(client) == [("ack", 3)]
-
-
-def test_nothing_of_a_log_that_is_no_more_is_acknowledged() -> None:
-    client = linked(("ada", 1), ("bob", 2), ("eve", 3))
-    view = ended(client)
-    notify(client, offline(7, "ada", 1), offline(8, "bob", 2))
-    view.next()
-    relink(client, log="two")
-    notify(client, offline(1, "eve", 3))
-    settle(client)
-    assert ends(view) == [("bob", 2, "silence"), ("eve", 3, "silence")]
-    assert ("ack", 1) in written(client)
 
 
 def test_the_memory_of_ends_does_not_grow_behind_a_log_that_is_no_more() -> None:

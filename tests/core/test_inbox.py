@@ -1,19 +1,25 @@
 """Records that have come: who has still to finish them, and what may be acknowledged."""
 
+from collections.abc import Callable
 from typing import Final
+
+import pytest
 
 from liveness.core.inbox import Arrival, End, Inbox, View
 
 LIMIT: Final = 20
 
 
-def arrival(seq: int, *, ends: bool = True) -> Arrival:
-    record = {"seq": seq, "kind": "offline"}
-    return Arrival(seq, record, End("ada", seq, "silence", record) if ends else None)
+def arrival(seq: int, what: str = "end") -> Arrival:
+    record = {"seq": seq, "kind": "offline" if what == "end" else what}
+    end = End("ada", seq, "silence", record) if what == "end" else None
+    return Arrival(seq, record, end, waits=what != "timer")
 
 
-def unwaiting(seq: int) -> Arrival:
-    return Arrival(seq, {"seq": seq, "kind": "timer"}, None, waits=False)
+def add(inbox: Inbox, *seqs: int, what: str = "end") -> None:
+    for seq in seqs:
+        assert inbox.is_new(seq)
+        inbox.add(arrival(seq, what))
 
 
 def wants_all(_arrival: Arrival) -> bool:
@@ -24,18 +30,6 @@ def wants_ends(arrival: Arrival) -> bool:
     return arrival.end is not None
 
 
-def inbox_of(*seqs: int) -> Inbox:
-    inbox = Inbox()
-    add(inbox, *seqs)
-    return inbox
-
-
-def add(inbox: Inbox, *seqs: int, ends: bool = True) -> None:
-    for seq in seqs:
-        assert inbox.is_new(seq)
-        inbox.add(arrival(seq, ends=ends))
-
-
 def read(view: View, most: int = LIMIT) -> list[int]:
     """Take so many in turn; the last one taken stays in hand."""
     taken: list[int] = []
@@ -44,40 +38,92 @@ def read(view: View, most: int = LIMIT) -> list[int]:
     return taken
 
 
-def leave(inbox: Inbox, view: View, *, for_good: bool = False) -> None:
-    inbox.left.append((view, for_good))
+OPEN: Final[dict[str, Callable[[Inbox], View]]] = {
+    "all": lambda inbox: inbox.view(wants_all),
+    "ends": lambda inbox: inbox.view(wants_ends),
+    "passing": lambda inbox: inbox.view(wants_all, lasts=False),
+}
+
+# Readers are opened ("a = ends"), read ("a reads 1 2"; "a reads 1 2 ." to the end), and
+# leave. Records are ends, others, or timers, which wait for nobody. "finished" is up to
+# where they may be acknowledged.
+SCENES: Final = """\
+a record is finished when its reader comes back for the next
+    a = all, add 3 5, finished 2, a reads 3, finished 2, a reads 5, finished 4, a reads ., finished 5
+what a view does not want is finished as it comes
+    a = ends, other 3 4, finished 4, add 5, other 6 7, finished 4, a reads 5 ., finished 7
+what comes while nobody reads waits for the first reader
+    add 1 2, other 3, finished 0, a = ends, b = all, b reads ., a reads 1 2 ., finished 3
+nothing waits that the first reader does not want
+    other 1 2, finished 0, a = ends, finished 2
+without records nothing is finished
+    finished 0, a = all, finished 0
+timers wait for no first reader
+    timer 1 2, finished 2, add 3, timer 4, finished 2, a = all, timer 5, a reads 3 5 ., finished 5
+timers hold nothing back where a reader left
+    a = passing, timer 1, add 2, timer 3, a leaves, finished 1, b = all, b reads 2 ., finished 3
+only what every view has finished is finished
+    a = all, b = all, add 1 2 3, b reads 1 2 3 ., finished 0, a reads 1 2, finished 1, a reads 3 ., finished 3
+each view is given each record
+    a = all, b = ends, c = all, add 1 2, a reads 1 2 ., b reads 1 2 ., c reads 1 2 .
+a view that is opened later does not get what others had
+    a = all, add 1, b = all, add 2, a reads 1 2 ., b reads 2 .
+what the last view had not finished goes to the next in its order
+    a = all, add 1 2 3, a reads 1 2, a leaves, finished 1, add 4, b = all, b reads 2 3 4 ., finished 4
+a view that was left and had finished everything holds nothing back
+    a = all, add 1 2, a reads 1 2 ., a leaves, finished 2
+a view that was left is waited for unless it was left for good
+    a = all, b = ends, add 1 2 3, a reads 1, b reads 1 2 3 ., a leaves, finished 0
+    c = all, c reads 1 2, c leaves for good, finished 3
+the next reader of the same gets what came meanwhile, and no other takes it
+    a = ends, b = all, add 1, a reads 1, a leaves, add 2, b reads 1 2 .
+    c = ends, c reads 1 2 ., finished 2
+what a reader left goes to one that wants the same and came after it
+    a = ends, add 1 2, a reads 1, b = ends, add 3, a leaves, finished 0, b reads 1 2 3 ., finished 3
+views may be left all at once
+    a = all, b = all, add 1 2, a reads 1 2 ., a leaves, b leaves, c = all, c reads 1 2 .
+what waits for a first view outlives its log
+    add 7, new log, add 1, finished 0, a = ends, a reads 0 1 ., finished 1
+"""
 
 
-# --- one view ------------------------------------------------------------------------
+def scenes() -> dict[str, list[str]]:
+    """The steps of each scene, by its title."""
+    found, title = dict[str, list[str]](), ""
+    for line in SCENES.splitlines():
+        if line.startswith(" "):
+            found[title] += line.strip().split(", ")
+        else:
+            title = line
+            found[title] = []
+    return found
 
 
-def test_a_record_is_finished_when_its_reader_comes_back_for_the_next() -> None:
-    inbox = inbox_of()
-    view = inbox.view(wants_all)
-    add(inbox, 3, 5)
-    assert inbox.finished == 2
-    assert read(view, 1) == [3]
-    assert inbox.finished == 2
-    assert read(view, 1) == [5]
-    assert inbox.finished == 4
-    assert view.next() is None
-    assert inbox.finished == 5
-
-
-def test_what_a_view_does_not_want_is_finished_as_it_comes() -> None:
-    inbox = inbox_of()
-    view = inbox.view(wants_ends)
-    add(inbox, 3, 4, ends=False)
-    assert inbox.finished == 4
-    add(inbox, 5)
-    add(inbox, 6, 7, ends=False)
-    assert inbox.finished == 4
-    assert read(view) == [5]
-    assert inbox.finished == 7
+@pytest.mark.parametrize("steps", scenes().values(), ids=scenes())
+def test_the_scene(steps: list[str]) -> None:
+    inbox, views = Inbox(), dict[str, View]()
+    for step in steps:
+        match step.split():
+            case [("add" | "other" | "timer") as what, *seqs]:
+                add(inbox, *map(int, seqs), what="end" if what == "add" else what)
+            case ["finished", seq]:
+                assert inbox.finished == int(seq), step
+            case ["new", "log"]:
+                inbox.new_log()
+            case [name, "=", kind]:
+                views[name] = OPEN[kind](inbox)
+            case [name, "reads", *seqs, "."]:
+                assert read(views[name]) == [*map(int, seqs)], step
+            case [name, "reads", *seqs]:
+                assert read(views[name], len(seqs)) == [*map(int, seqs)], step
+            case [name, "leaves", *for_good]:
+                inbox.left.append((views[name], bool(for_good)))
+            case _:
+                raise AssertionError(step)
 
 
 def test_an_end_that_was_taken_back_meanwhile_is_passed_over() -> None:
-    inbox = inbox_of()
+    inbox = Inbox()
     view = inbox.view(wants_ends)
     stale, good = arrival(1), arrival(2)
     inbox.add(stale)
@@ -87,175 +133,15 @@ def test_an_end_that_was_taken_back_meanwhile_is_passed_over() -> None:
     assert inbox.finished == 1
 
 
-def test_what_comes_while_nobody_reads_waits_for_the_first_who_does() -> None:
-    inbox = inbox_of(1, 2)
-    add(inbox, 3, ends=False)
-    assert inbox.finished == 0
-    view, second = inbox.view(wants_ends), inbox.view(wants_all)
-    assert read(second) == []
-    assert read(view) == [1, 2]
-    assert inbox.finished == 3
-
-
-def test_nothing_waits_that_the_first_reader_does_not_want() -> None:
-    inbox = inbox_of()
-    add(inbox, 1, 2, ends=False)
-    assert inbox.finished == 0
-    inbox.view(wants_ends)
-    assert inbox.finished == 2
-
-
-def test_without_records_nothing_is_finished() -> None:
-    inbox = inbox_of()
-    assert inbox.finished == 0
-    inbox.view(wants_all)
-    assert inbox.finished == 0
-
-
-def test_what_waits_for_nobody_is_finished_where_nobody_reads() -> None:
-    inbox = inbox_of()
-    for seq in (1, 2):
-        inbox.add(unwaiting(seq))
-    assert inbox.finished == 2
-    add(inbox, 3)
-    inbox.add(unwaiting(4))
-    assert inbox.finished == 2
-    view = inbox.view(wants_all)
-    inbox.add(unwaiting(5))
-    assert read(view) == [3, 5]
-    assert inbox.finished == 5
-
-
-def test_what_waits_for_nobody_holds_nothing_back_where_a_reader_left() -> None:
-    inbox = inbox_of()
-    view = inbox.view(wants_all, lasts=False)
-    inbox.add(unwaiting(1))
-    add(inbox, 2)
-    inbox.add(unwaiting(3))
-    leave(inbox, view)
-    assert inbox.finished == 1
-    assert read(inbox.view(wants_all)) == [2]
-    assert inbox.finished == 3
-
-
-# --- several views ---------------------------------------------------------------------
-
-
-def test_only_what_every_view_has_finished_is_finished() -> None:
-    inbox = inbox_of()
-    slow, fast = inbox.view(wants_all), inbox.view(wants_all)
-    add(inbox, 1, 2, 3)
-    read(fast)
-    assert inbox.finished == 0
-    read(slow, 2)
-    assert inbox.finished == 1
-    read(slow)
-    assert inbox.finished == 3
-
-
-def test_each_view_is_given_each_record() -> None:
-    inbox = inbox_of()
-    views = [inbox.view(wants_all), inbox.view(wants_ends), inbox.view(wants_all)]
-    add(inbox, 1, 2)
-    assert [read(view) for view in views] == [[1, 2]] * 3
-
-
-def test_a_view_that_is_opened_later_does_not_get_what_others_had() -> None:
-    inbox = inbox_of()
-    first = inbox.view(wants_all)
-    add(inbox, 1)
-    late = inbox.view(wants_all)
-    add(inbox, 2)
-    assert read(first) == [1, 2]
-    assert read(late) == [2]
-
-
-# --- views that are left ---------------------------------------------------------------
-
-
-def test_what_the_last_view_had_not_finished_goes_to_the_next_in_its_order() -> None:
-    inbox = inbox_of()
-    view = inbox.view(wants_all)
-    add(inbox, 1, 2, 3)
-    read(view, 2)
-    leave(inbox, view)
-    assert inbox.finished == 1
-    add(inbox, 4)
-    assert read(inbox.view(wants_all)) == [2, 3, 4]
-    assert inbox.finished == 4
-
-
-def test_a_view_that_was_left_and_had_finished_everything_holds_nothing_back() -> None:
-    inbox = inbox_of()
-    view = inbox.view(wants_all)
-    add(inbox, 1, 2)
-    read(view)
-    leave(inbox, view)
-    assert inbox.finished == 2
-
-
-def test_a_view_that_was_left_is_waited_for_unless_it_was_left_for_good() -> None:
-    inbox = inbox_of()
-    peek, stays = inbox.view(wants_all), inbox.view(wants_ends)
-    add(inbox, 1, 2, 3)
-    read(peek, 1)
-    read(stays)
-    leave(inbox, peek)
-    assert inbox.finished == 0
-    again = inbox.view(wants_all)
-    assert read(again, 2) == [1, 2]
-    leave(inbox, again, for_good=True)
-    assert inbox.finished == 3
-
-
-def test_whoever_goes_on_is_given_what_came_meanwhile_and_nobody_else_takes_it() -> (
-    None
-):
-    inbox = inbox_of()
-    view, other = inbox.view(wants_ends), inbox.view(wants_all)
-    add(inbox, 1)
-    read(view, 1)
-    leave(inbox, view)
-    add(inbox, 2)
-    assert read(other) == [1, 2]
-    assert read(inbox.view(wants_ends)) == [1, 2]
-    assert inbox.finished == 2
-
-
-def test_what_a_reader_left_goes_to_one_that_wants_the_same_and_came_after_it() -> None:
-    inbox = inbox_of()
-    first = inbox.view(wants_ends)
-    add(inbox, 1, 2)
-    read(first, 1)
-    second = inbox.view(wants_ends)
-    add(inbox, 3)
-    leave(inbox, first)
-    assert inbox.finished == 0
-    assert read(second) == [1, 2, 3]
-    assert inbox.finished == 3
-
-
-def test_views_may_be_left_all_at_once() -> None:
-    inbox = inbox_of()
-    ahead, behind = inbox.view(wants_all), inbox.view(wants_all)
-    add(inbox, 1, 2)
-    read(ahead)
-    leave(inbox, ahead)
-    leave(inbox, behind)
-    assert read(inbox.view(wants_all)) == [1, 2]
-
-
-# --- numbers ---------------------------------------------------------------------------
-
-
 def test_a_record_that_came_before_is_not_new_and_is_counted() -> None:
-    inbox = inbox_of(1, 4)
+    inbox = Inbox()
+    add(inbox, 1, 4)
     assert [inbox.is_new(seq) for seq in (1, 3, 4, 5)] == [False, False, False, True]
     assert inbox.duplicates == 3
 
 
 def test_a_new_log_begins_at_0_and_what_was_not_finished_still_has_to_be() -> None:
-    inbox = inbox_of()
+    inbox = Inbox()
     view, other = inbox.view(wants_all), inbox.view(wants_all)
     add(inbox, 7, 8, 9)
     read(view, 1)
@@ -268,12 +154,3 @@ def test_a_new_log_begins_at_0_and_what_was_not_finished_still_has_to_be() -> No
     assert read(view) == [0, 0, 1, 2]
     assert read(other) == [1, 2]
     assert inbox.finished == 2
-
-
-def test_what_waits_for_a_first_view_outlives_its_log_too() -> None:
-    inbox = inbox_of(7)
-    inbox.new_log()
-    assert inbox.is_new(1)
-    assert inbox.finished == 0
-    assert read(inbox.view(wants_ends)) == [0]
-    assert inbox.finished == 0

@@ -1,6 +1,5 @@
 """What is said of timers: the newest word only, in order, until a pong has covered it."""
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
@@ -12,7 +11,6 @@ from liveness.core.schedule import (
     MAX_AFTER_S,
     MAX_CONTENT_BYTES,
     MIN_AFTER_S,
-    MOST_WORDS,
     WORDS_AT_ONCE,
     Schedule,
 )
@@ -40,12 +38,37 @@ def told(schedule: Schedule, now: float = 0.0) -> list[Any]:
     return [decode(frame) for frame in schedule.frames(now)]
 
 
-def keys(frames: list[Any]) -> list[tuple[str, Any]]:
-    """What each is, and about which key or ext."""
-    return [
-        (name, *what.values()) if name == "cancel" else (name, what)
-        for name, what, *_ in frames
-    ]
+def keys(frames: list[Any]) -> list[str]:
+    """What each is, and about which key or /ext."""
+    found = []
+    for name, about, *_ in frames:
+        if name == "cancel":
+            about = about["key"] if "key" in about else "/" + about["ext"]
+        found.append(f"{name} {about}")
+    return found
+
+
+def take(schedule: Schedule, steps: str) -> None:
+    """Take steps like "after a/e, write, cancel /e, no room a"; "/e" is an ext."""
+    for step in steps.split(", "):
+        match step.split():
+            case ["after", name]:
+                key, _, ext = name.partition("/")
+                after(schedule, key, ext=ext or None)
+            case ["cancel", name]:
+                key, _, ext = name.partition("/")
+                schedule.cancel(key or None, ext or None)
+            case ["no", "room", key]:
+                schedule.no_room(key)
+            case ["write"]:
+                told(schedule)
+            case ["ping"]:
+                schedule.pinged()
+            case ["pong"]:
+                schedule.confirmed()
+            case _:
+                assert step == "lose"
+                schedule.lost()
 
 
 def settle(schedule: Schedule) -> None:
@@ -69,13 +92,6 @@ def test_a_timer_is_told_as_it_was_asked_for(key: str, text: str) -> None:
     ]
 
 
-def test_a_timer_is_cancelled_by_key_or_by_ext() -> None:
-    schedule = Schedule()
-    schedule.cancel("a", None)
-    schedule.cancel(None, "a")
-    assert told(schedule) == [("cancel", {"key": "a"}), ("cancel", {"ext": "a"})]
-
-
 @pytest.mark.parametrize("seconds", NO_SECONDS)
 def test_seconds_that_cannot_be_are_refused(seconds: object) -> None:
     schedule = Schedule()
@@ -87,10 +103,9 @@ def test_seconds_that_cannot_be_are_refused(seconds: object) -> None:
 @pytest.mark.parametrize("name", NO_NAMES)
 def test_a_name_that_cannot_be_is_refused_and_the_error_says_which(name: Any) -> None:
     schedule = Schedule()
-    with pytest.raises(ReportError, match="key is"):
-        after(schedule, name)
-    with pytest.raises(ReportError, match="ext is"):
-        after(schedule, "a", ext=name)
+    for key, ext in ((name, None), ("a", name)):
+        with pytest.raises(ReportError, match="key is" if ext is None else "ext is"):
+            after(schedule, key, ext=ext)
     with pytest.raises(ReportError, match="key is"):
         schedule.cancel(name, None)
     with pytest.raises(ReportError, match="ext is"):
@@ -164,10 +179,52 @@ def test_answers_about_an_old_log_are_let_go_wherever_they_are() -> None:
             schedule.pinged()
     schedule.forget_answers()
     schedule.lost()
-    assert keys(told(schedule)) == [("after", "k2"), ("after", "k3")]
+    assert keys(told(schedule)) == ["after k2", "after k3"]
 
 
-# --- the newest word -----------------------------------------------------------------
+# --- the newest word, until a pong -----------------------------------------------------
+
+SENT_AFTER_STEPS: Final = """\
+cancel a, cancel /a -> cancel a, cancel /a
+after a/e, after b/e, cancel /e, after a/e -> after b, cancel /e, after a
+after a/e, write, ping, cancel /e, write, after a/e, write, lose -> cancel /e, after a
+after a, write, ping, after b, write, pong, lose -> after b
+after a, write, lose, cancel a -> cancel a
+after a, write, ping, no room a, cancel a -> cancel a
+after a/e, write, ping, no room a, cancel /e -> cancel /e
+after a, write, ping, no room a, after a -> after a
+after a, write, ping, cancel a, no room a -> cancel a
+after a/e, write, ping, cancel /e, no room a -> cancel /e
+after a, write, ping, after a, no room a -> after a
+after a, write, ping, cancel a, write, no room a -> nothing
+after a/e, write, ping, cancel /e, write, no room a -> nothing
+after a, write, ping, after a, write, no room a -> nothing
+cancel /e, after e/e, after a, write, no room e, no room a, cancel /a -> cancel /a; 2 wait for room
+cancel b, write, no room a, no room b -> nothing
+"""
+
+
+@pytest.mark.parametrize("line", SENT_AFTER_STEPS.splitlines())
+def test_what_is_sent_after_these_steps(line: str) -> None:
+    steps, _, expected = line.partition(" -> ")
+    schedule = Schedule()
+    take(schedule, steps)
+    refused = schedule.refused
+    sent = ", ".join(keys(told(schedule))) or "nothing"
+    assert sent + f"; {refused} wait for room" * bool(refused) == expected
+
+
+def test_pending_and_unconfirmed_count_what_was_sent_and_what_was_not() -> None:
+    schedule = Schedule()
+    assert not schedule.has_words
+    after(schedule, "a")
+    assert (schedule.pending, schedule.unconfirmed, schedule.has_words) == (1, 0, True)
+    take(schedule, "write, ping, after b, write")
+    assert (schedule.pending, schedule.unconfirmed, schedule.has_words) == (0, 2, False)
+    schedule.confirmed()
+    assert (schedule.pending, schedule.unconfirmed) == (0, 1)
+    take(schedule, "no room a, cancel c")  # which is confirmed
+    assert (schedule.pending, schedule.unconfirmed) == (1, 1)
 
 
 def test_of_a_key_only_the_newest_word_is_told() -> None:
@@ -185,50 +242,6 @@ def test_of_a_key_only_the_newest_word_is_told() -> None:
     ]
 
 
-def test_a_cancel_by_ext_keeps_its_place_among_the_timers_with_that_ext() -> None:
-    schedule = Schedule()
-    after(schedule, "a", ext="e")
-    after(schedule, "b", ext="e")
-    schedule.cancel(None, "e")
-    after(schedule, "a", ext="e")
-    assert keys(told(schedule)) == [("after", "b"), ("cancel", "e"), ("after", "a")]
-
-
-def test_they_keep_it_on_the_next_link_too() -> None:
-    schedule = Schedule()
-    after(schedule, "a", ext="e")
-    told(schedule)
-    schedule.pinged()
-    schedule.cancel(None, "e")
-    told(schedule)
-    after(schedule, "a", ext="e")
-    told(schedule)
-    schedule.lost()
-    assert keys(told(schedule)) == [("cancel", "e"), ("after", "a")]
-
-
-# --- until a pong --------------------------------------------------------------------
-
-
-def test_what_a_pong_has_covered_is_not_told_again() -> None:
-    schedule = Schedule()
-    after(schedule, "a")
-    assert schedule.has_words
-    told(schedule)
-    schedule.pinged()
-    after(schedule, "b")
-    told(schedule)
-    assert (schedule.pending, schedule.unconfirmed) == (0, 2)
-    schedule.confirmed()
-    assert (schedule.pending, schedule.unconfirmed) == (0, 1)
-    schedule.lost()
-    assert keys(told(schedule)) == [("after", "b")]
-    settle(schedule)
-    schedule.lost()
-    assert told(schedule) == []
-    assert not schedule.has_words
-
-
 def test_a_timer_is_told_with_the_seconds_that_are_left() -> None:
     schedule = Schedule()
     after(schedule, "a", 60, now=100.0)
@@ -242,15 +255,6 @@ def test_no_timer_is_told_with_more_seconds_than_may_be() -> None:
     schedule = Schedule()
     after(schedule, "a", MAX_AFTER_S, now=100.0)
     assert [frame[2] for frame in told(schedule, now=99.9)] == [MAX_AFTER_S]
-
-
-def test_after_and_cancel_over_a_lost_link_are_one_cancel() -> None:
-    schedule = Schedule()
-    after(schedule, "a")
-    told(schedule)
-    schedule.lost()
-    schedule.cancel("a", None)
-    assert keys(told(schedule)) == [("cancel", "a")]
 
 
 OPS: Final = st.lists(
@@ -361,59 +365,9 @@ def test_a_timer_that_there_was_no_room_for_is_told_again_with_what_is_left() ->
     ]
     schedule.no_room("a")  # as often as need be
     assert told(schedule, 20.0) == []
-    assert keys(told(schedule, 20.0 + AGAIN_S)) == [("after", "a")]
+    assert keys(told(schedule, 20.0 + AGAIN_S)) == ["after a"]
     settle(schedule)
     assert (schedule.pending, schedule.unconfirmed) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        lambda it: it.cancel("a", None),
-        lambda it: it.cancel(None, "e"),
-        lambda it: after(it, "a", 5),
-    ],
-    ids=["a cancel", "a cancel by ext", "another timer"],
-)
-@pytest.mark.parametrize("is_told", [True, False])
-@pytest.mark.parametrize("is_before", [True, False])
-def test_a_newer_word_is_what_counts_also_where_there_was_no_room(
-    word: Callable[[Schedule], None], is_told: bool, is_before: bool
-) -> None:
-    schedule = Schedule()
-    after(schedule, "a", 60, ext="e")
-    told(schedule)
-    schedule.pinged()
-    if is_before:
-        word(schedule)
-        if is_told:
-            told(schedule)
-        schedule.no_room("a")
-    else:
-        schedule.no_room("a")
-        word(schedule)
-    assert schedule.refused == 0
-
-
-def test_a_cancel_of_an_ext_concerns_no_key_of_that_name_nor_what_came_later() -> None:
-    schedule = Schedule()
-    schedule.cancel(None, "e")
-    after(schedule, "e", 60, ext="e")
-    after(schedule, "a", 60)
-    told(schedule)
-    schedule.no_room("e")
-    schedule.no_room("a")
-    schedule.cancel(None, "a")
-    assert schedule.refused == 2
-
-
-def test_what_is_not_known_can_have_had_no_room() -> None:
-    schedule = Schedule()
-    schedule.cancel("b", None)
-    told(schedule)
-    schedule.no_room("a")
-    schedule.no_room("b")
-    assert (schedule.refused, schedule.unconfirmed) == (0, 1)
 
 
 # --- bounds --------------------------------------------------------------------------
@@ -425,18 +379,21 @@ def test_many_words_are_told_some_at_a_time() -> None:
         after(schedule, str(n))
     assert len(told(schedule)) == WORDS_AT_ONCE
     assert schedule.has_words
-    assert keys(told(schedule)) == [("after", str(WORDS_AT_ONCE))]
+    assert keys(told(schedule)) == [f"after {WORDS_AT_ONCE}"]
     assert schedule.unconfirmed == WORDS_AT_ONCE + 1
 
 
-def test_words_that_wait_are_bounded_and_the_newest_about_one_is_always_taken() -> None:
+def test_words_that_wait_are_bounded_and_the_newest_about_one_is_always_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("liveness.core.schedule.MOST_WORDS", 100)
     schedule = Schedule()
-    for n in range(MOST_WORDS):
+    for n in range(100):
         schedule.cancel(str(n), None)
     with pytest.raises(ReportError, match="words about timers wait"):
         after(schedule, "one more")
     schedule.done("a", 1, None)
-    assert (schedule.pending, schedule.unkept) == (MOST_WORDS, 1)
+    assert (schedule.pending, schedule.unkept) == (100, 1)
     after(schedule, "0")
     told(schedule)
     with pytest.raises(ReportError, match="words about timers wait"):
@@ -461,4 +418,4 @@ def test_a_sidecar_without_timers_is_told_nothing_and_nothing_more_is_taken() ->
     with pytest.raises(ReportError, match="the sidecar has no timers"):
         schedule.cancel("a", None)
     schedule.is_understood = True
-    assert keys(told(schedule, now=5.0)) == [("after", "a")]
+    assert keys(told(schedule, now=5.0)) == ["after a"]
