@@ -228,14 +228,3 @@ def test_what_is_no_sidecar_is_told_as_such(
     code, _, told = run("list")
     assert code == 1
     assert "is no liveness sidecar: name the right socket with --socket" in told
-
-
-@pytest.mark.parametrize("arguments", ["list", "show k", "cancel k", "retry k"])
-def test_without_a_sidecar_it_is_one_line_that_says_what_to_do(
-    run: Any, arguments: str
-) -> None:
-    code, shown, told = run(*arguments.split())
-    assert (code, shown) == (1, "")
-    assert re.fullmatch(
-        "liveness: no sidecar at .*gateway.sock: start it with .*\n", told
-    )

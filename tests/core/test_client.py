@@ -74,25 +74,25 @@ def hello(client: Client) -> dict[str, Any]:
     return options
 
 
-def test_logins_tell_when_they_began_to_a_sidecar_that_has_the_same_clock() -> None:
+@pytest.mark.parametrize(
+    ("options", "began"),
+    [
+        ({"began": True}, {"began": (5_000.0,)}),
+        ({"began": False}, {}),  # it is in another time namespace
+        ({"began": None}, {}),
+        ({}, {}),  # it is older
+    ],
+)
+def test_logins_name_their_beginning_to_a_sidecar_that_has_the_same_clock(
+    options: dict[str, Any], began: dict[str, Any]
+) -> None:
     client = client_of()
-    options = decode(client.hello(HostTime(5_000.5, 1.8e9), 4_900.0))[1]
-    assert options["clock"] == (5_000.5, 1.8e9)
-    welcome(client, began=True)
+    hello_options = decode(client.hello(HostTime(5_000.5, 1.8e9), 4_900.0))[1]
+    assert hello_options["clock"] == (5_000.5, 1.8e9)
+    welcome(client, **options)
     login(client, "ada", 1, at=100.0)
-    (frame, *_) = [decode(it) for it in client.frames(100.5, is_due=True)]
-    assert frame == ("login", ("ada",), {"age": 0.4, "conn": (1,), "began": (5_000.0,)})
-
-
-@pytest.mark.parametrize("told", [{}, {"began": False}, {"began": None}])
-def test_logins_tell_no_beginning_to_another_sidecar(told: dict[str, Any]) -> None:
-    """To an older one, or one in another time namespace."""
-    client = client_of()
-    client.hello(HostTime(5_000.5, 1.8e9), 4_900.0)
-    welcome(client, **told)
-    login(client, "ada", 1, at=100.0)
-    (frame, *_) = [decode(it) for it in client.frames(100.5, is_due=True)]
-    assert "began" not in frame[2]
+    frame = decode(next(client.frames(100.5, is_due=True)))
+    assert frame == ("login", ("ada",), {"age": 0.4, "conn": (1,)} | began)
 
 
 def test_a_hello_without_a_reading_of_the_clocks_has_none() -> None:
@@ -820,17 +820,13 @@ def test_records_tell_of_timers_too() -> None:
     assert client.inbox.finished == 2
 
 
-def test_a_timer_that_comes_again_by_the_same_record_is_no_new_one() -> None:
+def test_a_timer_is_ours_once_and_only_if_our_gateway_asked_for_it() -> None:
     client = with_timers()
     assert len(fired(client, timer(1, "a"))) == 1
     assert fired(client, timer(1, "a")) == []
     assert client.inbox.duplicates == 1
-
-
-def test_another_gateways_timer_is_not_ours() -> None:
-    client = with_timers()
-    assert fired(client, timer(1, "a", gateway="gw-2")) == []
-    assert client.inbox.finished == 1
+    assert fired(client, timer(2, "a", gateway="gw-2")) == []
+    assert client.inbox.finished == 2
 
 
 @pytest.mark.parametrize("missing", ["key", "due", "attempt"])

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import pytest
 
-from liveness.core.tasks import MOST_AT_ONCE, MOST_GROUPS, MOST_WAITING, Run, Tasks
+from liveness.core.tasks import MOST_AT_ONCE, MOST_GROUPS, Run, Tasks
 from liveness.errors import ReportError
 
 MANY: Final = 100
@@ -147,14 +147,17 @@ def test_what_is_under_way_goes_on_and_only_its_next_run_is_forgotten() -> None:
 # --- bounds, and what is said of it ----------------------------------------------------
 
 
-def test_a_full_lane_keeps_no_more_and_says_so_once_until_it_was_empty() -> None:
+def test_a_full_lane_keeps_no_more_and_says_so_once_until_it_was_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("liveness.core.tasks.MOST_WAITING", 100)
     tasks = Tasks()
     lane, other = tasks.open("a", MOST_AT_ONCE), tasks.open("b", 1)
     for _ in range(2):
-        add(tasks, *(f"a{n}" for n in range(MOST_WAITING)))
+        add(tasks, *(f"a{n}" for n in range(100)))
         remarks = [tasks.add(run(0, key)) for key in ("a one", "a another", "a0", "b")]
         assert remarks[0] is not None
-        assert "10000 timers wait for the task 'a'" in remarks[0]
+        assert "100 timers wait for the task 'a'" in remarks[0]
         assert remarks[1:] == [None, None, None]
         for started in (lane, other):
             for one in iter(started.take, None):
