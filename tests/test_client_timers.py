@@ -94,7 +94,7 @@ async def test_timers_are_asked_for_and_flush_waits_until_they_are_on_disk(
         tasks.cancel_scope.cancel()
 
 
-async def test_a_timer_that_there_is_no_room_for_waits_and_whoever_flushes_is_told(
+async def test_flush_raises_while_the_sidecar_has_no_room_for_a_timer(
     linked: Linked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(schedule, "AGAIN_S", SHORT_S)
@@ -132,7 +132,7 @@ BAD: Final[dict[str, Callable[[liveness.Sidecar], object]]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-async def test_what_cannot_be_raises_at_the_call_and_nothing_is_sent(
+async def test_a_bad_argument_raises_at_the_call_and_nothing_is_sent(
     linked: Linked, what: str
 ) -> None:
     sidecar, _ = linked
@@ -190,7 +190,7 @@ def test_timers_are_read_acknowledged_as_they_come_and_answered(run: Run) -> Non
     run(main)
 
 
-async def test_loops_share_the_timers_and_what_comes_between_them_waits(
+async def test_loops_share_the_timers_and_none_is_lost_between_two_loops(
     linked: Linked,
 ) -> None:
     sidecar, link = linked
@@ -253,7 +253,7 @@ WORKS: Final[list[tuple[Callable[[liveness.Timer], Any], str | None]]] = [
 
 
 @pytest.mark.parametrize(("work", "message"), WORKS)
-async def test_what_a_task_returns_is_the_message_of_done(
+async def test_the_return_value_of_a_task_is_the_message_of_done(
     linked: Linked, work: Callable[[liveness.Timer], Any], message: str | None
 ) -> None:
     sidecar, link = linked
@@ -290,7 +290,7 @@ FAILURES: Final[list[tuple[Exception, str, dict[str, Any]]]] = [
 @pytest.mark.parametrize(
     ("error", "message", "options"), FAILURES, ids="{!a:.30}".format
 )
-async def test_a_task_that_raises_has_failed_with_what_it_raised_and_goes_on(
+async def test_a_task_that_raises_has_failed_with_its_error_and_goes_on(
     linked: Linked,
     caplog: pytest.LogCaptureFixture,
     error: Exception,
@@ -317,7 +317,7 @@ async def test_a_task_that_raises_has_failed_with_what_it_raised_and_goes_on(
     assert line.startswith("gw-1: the task of timer 'a' (attempt 1) failed")
 
 
-async def test_a_plain_task_that_returns_what_is_to_be_awaited_has_failed(
+async def test_a_plain_task_that_returns_an_awaitable_has_failed(
     linked: Linked,
 ) -> None:
     sidecar, link = linked
@@ -350,7 +350,7 @@ async def test_a_task_that_comes_after_its_timer_is_called_for_it(
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_no_more_run_at_once_than_may_and_one_that_stands_still_delays_no_other(
+def test_at_once_bounds_a_task_and_a_blocked_task_delays_no_other(
     run: Run, is_async: bool
 ) -> None:
     started, go_on = list[str](), threading.Event()
@@ -414,7 +414,7 @@ def test_an_async_task_that_takes_too_long_is_cancelled_and_has_failed(
     assert any("no answer within 0.05 s" in line for line in caplog.messages)
 
 
-def test_a_plain_task_that_takes_too_long_has_failed_until_it_comes_back(
+def test_a_plain_task_that_takes_too_long_has_failed_until_it_returns(
     run: Run,
 ) -> None:
     go_on = threading.Event()
@@ -464,7 +464,7 @@ async def test_timers_are_asked_for_and_answered_in_the_thread_of_a_plain_task(
 # --- the end -------------------------------------------------------------------------
 
 
-def test_on_leaving_what_runs_may_end_what_does_not_is_cancelled_and_all_is_told(
+def test_on_leaving_tasks_may_end_or_are_cancelled_and_both_are_answered(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     started = anyio.Event
@@ -503,7 +503,7 @@ def test_on_leaving_what_runs_may_end_what_does_not_is_cancelled_and_all_is_told
     assert any("was cut short" in line for line in caplog.messages)
 
 
-def test_who_is_cancelled_takes_the_tasks_along_and_still_tells_their_answers(
+def test_a_cancelled_gateway_cancels_its_tasks_and_still_answers(
     run: Run,
 ) -> None:
     async def main(peer: Peer) -> None:
@@ -535,7 +535,7 @@ def test_who_is_cancelled_takes_the_tasks_along_and_still_tells_their_answers(
     run(main)
 
 
-def test_a_plain_task_that_never_comes_back_keeps_nobody_from_leaving(
+def test_a_plain_task_that_never_returns_does_not_keep_connect_from_ending(
     run: Run,
 ) -> None:
     go_on = threading.Event()
@@ -565,7 +565,7 @@ def test_a_plain_task_that_never_comes_back_keeps_nobody_from_leaving(
     run(main)
 
 
-def test_an_error_that_is_no_exception_ends_connect_as_it_is(run: Run) -> None:
+def test_a_base_exception_of_a_task_ends_connect(run: Run) -> None:
     class Stop(BaseException):
         pass
 

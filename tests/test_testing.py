@@ -200,7 +200,7 @@ async def test_users_of_a_gateway_that_went_are_lost_with_it(
         assert set(script.users) == {"ada"}
 
 
-async def test_the_newer_connection_is_newer_by_the_clock_that_ages_are_told_by(
+async def test_the_newer_connection_is_found_by_ages_on_the_loops_clock(
     script: ScriptedSidecar, autojump_clock: MockClock
 ) -> None:
     async with gateways(script, "gw", "other", kinds=[]) as (gateway, other):
@@ -227,14 +227,14 @@ def host_clock() -> list[float]:
     return [clock_gettime(CLOCK_MONOTONIC), time_ns() / 1e9]
 
 
-async def test_in_virtual_time_no_beginning_is_told_by_the_clock_of_the_host(
+async def test_in_virtual_time_logins_are_not_compared_by_the_clock_of_the_host(
     script: ScriptedSidecar, autojump_clock: MockClock
 ) -> None:
     async with gateways(script, "gw", clock=host_clock()) as gateway:
         assert gateway.welcome["began"] is False
 
 
-async def test_the_newer_connection_is_newer_by_the_clock_of_the_host() -> None:
+async def test_the_newer_connection_is_found_by_the_clock_of_the_host() -> None:
     """In whatever order logins are read, and however much time is passed in between."""
     async with (
         scripted_sidecar(within=SOON_S) as script,
@@ -309,7 +309,7 @@ async def test_everything_reported_can_be_seen_in_order(
         await script.until(lambda: script.links["gw"] == 0)
 
 
-async def test_what_is_waited_for_may_still_be_to_come(
+async def test_waits_end_when_the_event_comes(
     script: ScriptedSidecar, autojump_clock: MockClock
 ) -> None:
     async with gateways(script, "gw") as gateway, anyio.create_task_group() as tasks:
@@ -327,7 +327,7 @@ async def test_what_is_waited_for_may_still_be_to_come(
             pass
 
 
-async def test_a_wait_that_fails_tells_what_is_known(script: ScriptedSidecar) -> None:
+async def test_a_failed_wait_says_what_is_known(script: ScriptedSidecar) -> None:
     async def said(wait: Callable[..., Awaitable[object]], *args: Any) -> str:
         with pytest.raises(AssertionError) as failed:
             await wait(*args, within=0.01)
@@ -357,7 +357,7 @@ async def test_a_wait_that_fails_tells_what_is_known(script: ScriptedSidecar) ->
 # --- faults of links
 
 
-async def test_a_dropped_link_ends_without_a_word_and_what_it_had_not_acknowledged_comes_again(
+async def test_a_dropped_link_ends_without_a_frame_and_unacknowledged_records_come_again(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
     await gateway.send(["login", ["ada", "eve"]], ["logout", ["ada", "eve"]])
@@ -401,7 +401,7 @@ async def test_the_next_hello_is_refused_where_there_is_no_link(
         await gateway.settle()
 
 
-async def test_a_sidecar_that_does_not_read_takes_nobody_for_silent(
+async def test_users_do_not_time_out_while_the_sidecar_does_not_read(
     script: ScriptedSidecar, gateway: Gateway, autojump_clock: MockClock
 ) -> None:
     await gateway.send(["login", "ada"])
@@ -440,7 +440,7 @@ async def test_a_gateway_that_leaves_its_replies_unread_is_refused(
         tasks.cancel_scope.cancel()
 
 
-async def test_what_an_older_link_had_sent_counts_even_if_the_newer_one_is_read_first(
+async def test_events_of_a_replaced_link_count_even_if_the_newer_is_read_first(
     script: ScriptedSidecar,
 ) -> None:
     async with await anyio.connect_unix(script.path) as stream:
@@ -458,7 +458,7 @@ async def test_what_an_older_link_had_sent_counts_even_if_the_newer_one_is_read_
 # --- disk and restarts
 
 
-async def test_while_the_disk_is_full_nothing_is_told_and_afterwards_everything(
+async def test_while_the_disk_is_full_nothing_is_delivered_and_afterwards_everything(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
     await gateway.send(["login", "ada", {"conn": 1}])
@@ -510,7 +510,7 @@ async def test_a_full_disk_holds_back_a_welcome_and_not_the_reason_of_an_end(
     await newer.aclose()
 
 
-async def test_what_was_trimmed_is_a_gap_for_whom_it_concerned(
+async def test_trimmed_records_are_a_gap_for_the_gateways_they_concerned(
     script: ScriptedSidecar,
 ) -> None:
     async with gateways(script, "late", "done", "other") as (late, done, other):
@@ -613,7 +613,7 @@ async def test_under_a_new_log_no_user_and_no_timer_is_known(
         assert await again.has_nothing_to_read()
 
 
-async def test_what_runs_is_not_started_and_what_does_not_is_not_stopped(
+async def test_start_raises_while_it_runs_and_stop_while_it_does_not(
     script: ScriptedSidecar,
 ) -> None:
     with pytest.raises(ValueError, match="running"):
@@ -674,7 +674,7 @@ async def test_timers_and_silences_come_in_the_order_of_their_moments(
     assert [*dict.fromkeys(seen)] == [10, "20", 30, "5000"]
 
 
-async def test_what_is_not_answered_comes_again_until_the_ladder_ends(
+async def test_a_timer_without_an_answer_is_tried_again_until_it_fails(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
     await gateway.send(["after", "never", 1])
@@ -691,7 +691,7 @@ async def test_what_is_not_answered_comes_again_until_the_ladder_ends(
     assert timer.message == "no answer within 60 s"
 
 
-async def test_a_timer_is_what_its_gateway_answers(
+async def test_answers_and_cancels_set_the_state_of_a_timer(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
     for key in ("done", "again", "failed", "cancelled"):
@@ -714,7 +714,7 @@ async def test_a_timer_is_what_its_gateway_answers(
     assert fired(await gateway.records()) == [("again", 2, 16_000)]
 
 
-async def test_a_run_that_its_gateway_was_not_told_of_goes_on(
+async def test_a_run_that_was_not_delivered_does_not_end(
     script: ScriptedSidecar,
 ) -> None:
     async with gateways(script, "gw") as gateway:
@@ -727,7 +727,7 @@ async def test_a_run_that_its_gateway_was_not_told_of_goes_on(
         assert fired(await gateway.records()) == [("tea", 1, 1_000)]
 
 
-async def test_what_came_due_while_the_sidecar_was_away_fires_once_when_it_is_back(
+async def test_timers_due_while_the_sidecar_was_away_fire_once_when_it_is_back(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
     await gateway.send(["after", "soon", 10], ["after", "later", 100])
@@ -744,7 +744,7 @@ async def test_what_came_due_while_the_sidecar_was_away_fires_once_when_it_is_ba
         assert fired(await again.records()) == [("later", 1, 120_000)]
 
 
-async def test_a_full_disk_lets_timers_fire_and_settles_what_was_asked_afterwards(
+async def test_with_a_full_disk_timers_fire_and_requests_wait(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
     await gateway.send(["after", "known", 1])
@@ -792,7 +792,7 @@ async def test_a_timer_too_many_is_refused_and_taken_once_there_is_room() -> Non
         await script.timer("gw", "two", "pending")
 
 
-async def test_a_wait_for_a_timer_tells_what_is_known_of_it(
+async def test_a_failed_wait_for_a_timer_says_what_is_known_of_it(
     script: ScriptedSidecar,
 ) -> None:
     with pytest.raises(AssertionError, match=r"'tea' of gw is not done .*not known"):
@@ -885,7 +885,7 @@ def test_it_can_be_cancelled(loop: str) -> None:
     anyio.run(main, backend=loop)
 
 
-def test_it_brings_neither_a_loop_nor_a_test_runner_nor_the_sidecars_service() -> None:
+def test_importing_it_imports_no_event_loop_test_runner_or_service() -> None:
     unwanted = "asyncio trio pytest hypercorn sqlite3 structlog liveness.client"
     program = f"import sys, liveness.testing; print({{*'{unwanted}'.split()}} & {{*sys.modules}})"
     ran = subprocess.run(
@@ -897,7 +897,7 @@ def test_it_brings_neither_a_loop_nor_a_test_runner_nor_the_sidecars_service() -
 # --- with the client library --------------------------------------------------------------
 
 
-async def test_a_gateway_is_told_whose_connection_to_close(
+async def test_the_client_library_is_given_the_ends_of_connections(
     script: ScriptedSidecar,
 ) -> None:
     async with (
@@ -922,7 +922,7 @@ async def test_a_gateway_is_told_whose_connection_to_close(
         assert ended == [("eve", 2, "moved"), ("ada", 1, "silence")]
 
 
-async def test_a_gateway_goes_on_after_whatever_ends_its_link(
+async def test_the_client_library_reconnects_after_every_kind_of_end(
     script: ScriptedSidecar, autojump_clock: MockClock
 ) -> None:
     async with liveness.connect(script.path, name="gw") as sidecar:

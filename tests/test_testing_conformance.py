@@ -196,7 +196,7 @@ def watchful(sidecar: Scripted) -> Iterator[Client]:
 # What bytes mean is the core's: one loop is enough.
 @pytest.mark.parametrize("portal", ["trio"], indirect=True)
 @pytest.mark.parametrize("case", TO_SIDECAR, ids=name_of)
-def test_the_bytes_of_a_vector_are_refused_and_applied_as_it_says(
+def test_the_bytes_of_a_vector_are_applied_or_refused_as_it_says(
     case: dict[str, Any], sidecar: Scripted, portal: BlockingPortal
 ) -> None:
     script = sidecar.script

@@ -79,7 +79,7 @@ def test_a_long_message_does_not_take_the_whole_line(admin: Admin, run: Any) -> 
     assert run("list")[1].endswith("  " + "m" * 60 + "…\n")
 
 
-def test_what_is_wanted_is_asked_for(admin: Admin, run: Any) -> None:
+def test_the_flags_of_list_are_sent_as_a_query(admin: Admin, run: Any) -> None:
     asked = "/v1/timers?gateway=g%2F+1&state=failed&ext=%C3%A9%26&limit=7"
     admin.pages[asked] = page()
     flags = ["--gateway", "g/ 1", "--state", "failed", "--ext", "é&", "--limit", "7"]
@@ -141,7 +141,9 @@ def test_all_that_is_kept_of_a_timer_is_shown(admin: Admin, run: Any) -> None:
     assert json.loads(run("show", "order:18", "--json")[1]) == FAILED
 
 
-def test_what_a_timer_does_not_have_is_not_shown(admin: Admin, run: Any) -> None:
+def test_fields_that_a_timer_does_not_have_are_not_shown(
+    admin: Admin, run: Any
+) -> None:
     admin.pages["/v1/timers/newest?key=order%3A17&gateway=gw-1"] = page(PENDING)
     _, shown, _ = run("show", "order:17", "--gateway", "gw-1")
     names = [line.split()[0] for line in shown.splitlines()]
@@ -183,7 +185,7 @@ def test_a_change_names_the_only_gateway_that_has_the_key(
 
 
 @pytest.mark.parametrize("what", ["show", "cancel", "retry"])
-def test_of_a_key_that_several_gateways_have_one_must_be_named(
+def test_a_key_of_several_gateways_needs_the_gateway_named(
     admin: Admin, run: Any, what: str
 ) -> None:
     others = [{**FAILED, "gateway": f"gw\x1b-{n}"} for n in range(2, 12)]
@@ -199,7 +201,7 @@ def test_of_a_key_that_several_gateways_have_one_must_be_named(
 
 
 @pytest.mark.parametrize("what", ["show", "cancel", "retry"])
-def test_a_key_that_nobody_has_is_one_line_and_1(
+def test_an_unknown_key_is_one_line_and_exit_code_1(
     admin: Admin, run: Any, what: str
 ) -> None:
     admin.pages["/v1/timers/newest?key=-a"] = page()
@@ -211,7 +213,7 @@ def test_a_key_that_nobody_has_is_one_line_and_1(
     )
 
 
-def test_what_the_sidecar_refuses_is_told_in_its_words(admin: Admin, run: Any) -> None:
+def test_a_refusal_is_shown_in_the_sidecars_words(admin: Admin, run: Any) -> None:
     admin.pages["/v1/timers/cancel"] = (409, b'{"error": "it is done \\u001b"}')
     code, shown, told = run("cancel", "k", "--gateway", "g")
     assert (code, shown, told) == (1, "", "liveness: it is done \\x1b\n")

@@ -262,7 +262,7 @@ async def test_after_the_newest_seq_waits_for_the_next(
     assert await watching.seqs(1) == [2]
 
 
-async def test_after_a_seq_that_is_yet_to_come_is_one_line(
+async def test_after_a_seq_above_the_newest_is_a_mistake(
     sidecar: ScriptedSidecar,
 ) -> None:
     await sidecar.append("online")
@@ -410,7 +410,7 @@ async def test_an_error_that_passes_ends_a_watch_that_has_not_begun(
         await Watch(sidecar.path).run()
 
 
-async def test_an_error_that_is_not_fatal_is_told_and_passed_over(
+async def test_an_error_that_is_not_fatal_is_reported_and_passed_over(
     sidecar: ScriptedSidecar, watching: Watch
 ) -> None:
     await sidecar.tell(*error("bad-option", fatal=False))
@@ -499,7 +499,7 @@ async def test_a_refused_hello_ends_it_with_the_sidecars_own_words(
     await ended_by("unsupported-protocol", Watch(sidecar.path))
 
 
-async def test_a_refusal_before_the_hello_is_told_in_the_sidecars_own_words() -> None:
+async def test_a_refusal_before_the_hello_is_shown_in_the_sidecars_words() -> None:
     ours, theirs = trio.socket.socketpair()
     await theirs.send(msgpack.packb(error("not-allowed")))
     theirs.close()
@@ -526,7 +526,7 @@ async def test_a_server_that_is_no_sidecar_is_reported_as_such(
         await Watch(sidecar.path).run()
 
 
-async def test_a_sidecar_that_does_not_answer_is_told_as_such(
+async def test_a_sidecar_that_does_not_answer_is_reported(
     sidecar: ScriptedSidecar, mock_clock: trio.testing.MockClock
 ) -> None:
     sidecar.greeting = b""
@@ -551,7 +551,7 @@ async def test_without_a_sidecar_from_the_start_it_does_not_wait(
         await Watch(path).run()
 
 
-def test_a_socket_one_may_not_open_is_told_as_such() -> None:
+def test_a_socket_without_permission_is_reported() -> None:
     # As root everything may be opened, so the error is made here.
     told = str(unreachable(Path("/s"), PermissionError(13, "Permission denied")))
     assert told == "not allowed to connect to /s: be its user, or of its group"
@@ -581,13 +581,13 @@ async def ending(process: trio.Process) -> tuple[int, bytes]:
         return await process.wait(), rest
 
 
-async def test_ctrl_c_ends_it_without_a_word(sidecar: ScriptedSidecar) -> None:
+async def test_ctrl_c_ends_it_silently(sidecar: ScriptedSidecar) -> None:
     process = await started(sidecar.path, subprocess.DEVNULL)
     process.send_signal(signal.SIGINT)
     assert await ending(process) == (130, b"")
 
 
-async def test_it_ends_without_a_word_when_nobody_reads_it_any_more(
+async def test_it_ends_silently_when_its_output_is_closed(
     sidecar: ScriptedSidecar,
 ) -> None:
     reader, writer = os.pipe()

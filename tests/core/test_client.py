@@ -168,7 +168,7 @@ def ends(view: View) -> list[tuple[Any, int | None, str]]:
 # --- hello -----------------------------------------------------------------------------
 
 
-def test_the_first_hello_says_who_it_is_and_that_it_is_fresh() -> None:
+def test_the_first_hello_names_the_gateway_and_says_that_it_is_fresh() -> None:
     assert hello(client_of(timeout=20.0, kinds=("moved",))) == {
         "protocol": 1,
         "name": NAME,
@@ -186,7 +186,7 @@ def test_the_first_hello_says_who_it_is_and_that_it_is_fresh() -> None:
         (1.4, 0.35), (1.0, 0.25),
     ],
 )  # fmt: skip
-def test_it_promises_to_be_heard_so_often_that_it_is_mute_before_its_users_are_silent(
+def test_the_promised_ping_is_short_enough_to_be_missed_before_users_time_out(
     timeout: float | None, ping: float
 ) -> None:
     promised = hello(client_of(timeout=timeout))["ping"]
@@ -196,7 +196,7 @@ def test_it_promises_to_be_heard_so_often_that_it_is_mute_before_its_users_are_s
 
 
 @pytest.mark.parametrize("fresh", [None, True, False])
-def test_it_is_said_until_there_is_a_welcome_and_never_again(
+def test_hellos_say_fresh_until_the_first_welcome_and_never_again(
     fresh: bool | None,
 ) -> None:
     client = client_of(fresh=fresh)
@@ -211,13 +211,13 @@ def test_it_is_said_until_there_is_a_welcome_and_never_again(
     assert "fresh" not in relink(client, log="two")
 
 
-def test_who_takes_over_connections_of_an_earlier_process_is_not_fresh() -> None:
+def test_a_gateway_that_adopts_connections_is_not_fresh() -> None:
     client = client_of()
     client.adopts()
     assert hello(client)["fresh"] is False
 
 
-def test_a_later_hello_names_what_was_finished_and_of_which_log() -> None:
+def test_a_later_hello_names_the_log_and_the_last_finished_record() -> None:
     client = linked(("ada", 1), ("bob", 2))
     view = ended(client)
     assert {"after", "log"}.isdisjoint(relink(client))
@@ -248,7 +248,7 @@ BAD_OPTIONS: Final[tuple[dict[str, object], ...]] = (
 
 
 @pytest.mark.parametrize("options", BAD_OPTIONS, ids=repr)
-def test_what_no_sidecar_would_take_is_refused_at_once(options: Any) -> None:
+def test_options_that_no_sidecar_accepts_are_refused_at_once(options: Any) -> None:
     with pytest.raises(ReportError, match=next(iter(options))):
         client_of(**options)
 
@@ -256,14 +256,14 @@ def test_what_no_sidecar_would_take_is_refused_at_once(options: Any) -> None:
 # --- pings and pongs -------------------------------------------------------------------
 
 
-def test_a_ping_goes_behind_what_was_told_when_signs_are_due() -> None:
+def test_a_ping_follows_the_reports_when_keepalives_are_due() -> None:
     client = linked()
     login(client, "ada", 1)
     assert names(written(client, is_due=False)) == ["login"]
     assert names(written(client)) == ["ping"]
 
 
-def test_there_is_one_ping_at_a_time_and_none_without_need() -> None:
+def test_one_ping_is_under_way_at_a_time_and_none_without_need() -> None:
     client = linked()
     login(client, "ada", 1)
     assert names(written(client)) == ["login", "ping"]
@@ -285,7 +285,7 @@ def test_a_pong_of_another_number_confirms_nothing() -> None:
     assert client.pongs == client.pings - 1
 
 
-def test_what_a_lost_pong_would_have_covered_is_told_again_and_pinged_again() -> None:
+def test_reports_whose_pong_was_lost_are_sent_and_pinged_again() -> None:
     client = linked()
     login(client, "ada", 1)
     assert names(written(client)) == ["login", "ping"]
@@ -297,7 +297,7 @@ def test_what_a_lost_pong_would_have_covered_is_told_again_and_pinged_again() ->
     assert client.reports.unconfirmed == 0
 
 
-def test_whoever_wants_a_pong_gets_a_ping_at_once_with_what_was_collected() -> None:
+def test_want_pong_sends_a_ping_at_once_with_the_collected_keepalives() -> None:
     client = linked(("ada", 1))
     client.reports.sign(client.reports.keepalives, "ada", 1)
     number = client.want_pong()
@@ -308,7 +308,7 @@ def test_whoever_wants_a_pong_gets_a_ping_at_once_with_what_was_collected() -> N
     assert client.pongs >= number
 
 
-def test_a_ping_under_way_does_not_answer_who_wants_a_pong_now() -> None:
+def test_the_pong_to_an_earlier_ping_does_not_answer_want_pong() -> None:
     client = linked()
     login(client, "ada", 1)
     written(client)
@@ -322,7 +322,7 @@ def test_a_ping_under_way_does_not_answer_who_wants_a_pong_now() -> None:
 
 
 @pytest.mark.parametrize("wrote", [1, 2, 3])
-def test_no_ping_answers_for_what_was_reported_while_its_frames_were_written(
+def test_a_pong_does_not_cover_reports_made_while_its_frames_were_written(
     wrote: int,
 ) -> None:
     client = linked(("ada", 1))
@@ -344,7 +344,7 @@ def test_no_ping_answers_for_what_was_reported_while_its_frames_were_written(
     assert view.next() is None
 
 
-def test_of_several_who_want_a_pong_each_gets_its_own() -> None:
+def test_each_of_several_calls_of_want_pong_is_answered() -> None:
     client = linked(("ada", 1))
     client.reports.sign(client.reports.keepalives, "ada", 1)
     writing = client.frames(0.0, is_due=True)
@@ -360,7 +360,7 @@ def test_of_several_who_want_a_pong_each_gets_its_own() -> None:
     assert not client.is_urgent
 
 
-def test_who_wants_a_pong_while_no_ping_is_due_is_not_forgotten_for_the_next() -> None:
+def test_want_pong_while_frames_are_written_is_not_forgotten_for_a_later_call() -> None:
     client = linked(("ada", 1), ("bob", 2))
     login(client, "ada", 1)
     writing = client.frames(0.0, is_due=False)
@@ -377,7 +377,7 @@ def test_who_wants_a_pong_while_no_ping_is_due_is_not_forgotten_for_the_next() -
 # --- ends ------------------------------------------------------------------------------
 
 
-def test_an_offline_of_an_open_connection_is_its_end_with_the_evidence() -> None:
+def test_an_offline_record_ends_the_open_connection_and_comes_with_the_end() -> None:
     client = linked(("ada", 1))
     view = ended(client)
     record = offline(1, "ada", 1)
@@ -406,7 +406,7 @@ def test_a_user_that_moved_away_within_a_gateway_or_to_another_is_closed_here() 
     assert client.reports.uids == {3: "bob"}
 
 
-def test_who_was_reported_without_conn_is_told_without() -> None:
+def test_the_end_of_a_connection_logged_in_without_conn_has_none() -> None:
     client = linked(("ada", None))
     view = ended(client)
     notify(client, offline(1, "ada", 1_000, reason="gateway_lost"))
@@ -439,7 +439,7 @@ def test_only_that_very_connection_of_that_very_user_is_ended(record: Any) -> No
     assert arrival.record == record
 
 
-def test_who_is_back_without_conn_is_not_closed_by_the_end_of_before() -> None:
+def test_a_user_who_is_back_without_conn_is_not_closed_by_the_earlier_end() -> None:
     client = linked(("ada", None))
     view = ended(client)
     notify(client, offline(1, "ada", 1_000))
@@ -466,7 +466,7 @@ def test_a_bad_uid_is_the_callers_fault_whatever_else_is_known(
 # --- acks ------------------------------------------------------------------------------
 
 
-def test_what_every_reader_has_finished_is_acknowledged_once() -> None:
+def test_a_record_is_acknowledged_once_when_every_reader_has_finished_it() -> None:
     client = linked(("ada", 1), ("bob", 2))
     view, records = ended(client), client.inbox.view(is_any)
     notify(client, offline(3, "ada", 1), offline(4, "bob", 2))
@@ -483,14 +483,14 @@ def test_what_every_reader_has_finished_is_acknowledged_once() -> None:
     assert written(client) == [("ack", 4)]
 
 
-def test_what_is_not_ours_is_acknowledged_without_anybodys_doing() -> None:
+def test_a_record_of_no_open_connection_is_acknowledged_as_it_comes() -> None:
     client = linked()
     ended(client)
     notify(client, offline(3, "ada", 1))
     assert written(client) == [("ack", 3)]
 
 
-def test_an_ack_is_said_again_on_the_next_link() -> None:
+def test_an_ack_is_sent_again_on_the_next_link() -> None:
     client = linked()
     ended(client)
     notify(client, offline(3, "ada", 1))
@@ -529,7 +529,7 @@ def test_a_new_log_has_every_open_connection_declared() -> None:
     ]
 
 
-def test_a_log_that_ends_before_what_it_has_sent_counts_as_a_new_one() -> None:
+def test_a_log_that_ends_before_a_record_already_sent_counts_as_new() -> None:
     client = linked(("ada", 1))
     ended(client)
     notify(client, offline(9, "zoe", 7))
@@ -558,7 +558,7 @@ def test_a_gap_has_every_open_connection_declared_once() -> None:
     assert written(client) == []
 
 
-def test_a_gap_is_a_record_for_who_reads_them_all_and_no_end() -> None:
+def test_a_gap_is_a_record_and_not_an_end() -> None:
     client = linked(("ada", 1))
     view, records = ended(client), client.inbox.view(is_any)
     notify(client, gap(1, 50))
@@ -583,7 +583,7 @@ def test_a_fatal_error_ends_the_link_with_its_code(code: Code) -> None:
     assert (type(raised.value) is Replaced) == (code == Code.REPLACED)
 
 
-def test_only_what_would_be_refused_again_is_final() -> None:
+def test_codes_that_would_be_refused_again_are_final() -> None:
     assert {code.value for code in FINAL} == {
         "replaced",
         "bad-hello",
@@ -592,7 +592,7 @@ def test_only_what_would_be_refused_again_is_final() -> None:
     }
 
 
-def test_a_code_of_a_later_version_is_judged_by_whether_it_is_fatal() -> None:
+def test_an_unknown_error_code_ends_the_link_only_if_it_is_fatal() -> None:
     client = linked()
     assert client.take(error("new-code", fatal=False)) is not None
     with pytest.raises(Refused, match="new-code"):
@@ -608,7 +608,7 @@ def test_a_frame_that_was_refused_is_counted_and_the_link_goes_on() -> None:
     assert client.is_linked
 
 
-def test_a_bye_is_said_and_ends_nothing_by_itself() -> None:
+def test_a_bye_is_remarked_on_and_does_not_end_the_link() -> None:
     client = linked()
     assert (
         client.take(("bye", {"reason": "restart"})) == "the sidecar says bye: restart"
@@ -625,7 +625,7 @@ LATER: Final[tuple[Frame, ...]] = (
 
 
 @pytest.mark.parametrize("frame", LATER, ids=repr)
-def test_what_a_later_version_says_is_ignored(frame: Frame) -> None:
+def test_frames_of_a_later_version_are_ignored(frame: Frame) -> None:
     linked().take(frame)
 
 
@@ -654,7 +654,7 @@ MALFORMED: Final[tuple[Frame, ...]] = (
 
 
 @pytest.mark.parametrize("frame", MALFORMED, ids=lambda frame: f"{frame!r:.50}")
-def test_a_frame_whose_form_is_wrong_is_no_sidecars(frame: Frame) -> None:
+def test_a_malformed_frame_is_a_wire_error(frame: Frame) -> None:
     client = linked(("ada", 1))
     with pytest.raises(WireError):
         client.take(frame)
@@ -690,7 +690,9 @@ said = st.one_of(
 @given(frames=st.lists(said, max_size=6))
 @example(frames=[["notices", [{"seq": float("inf")}]]])
 @BOUNDED
-def test_nothing_that_is_said_raises_but_what_take_promises(frames: list[Any]) -> None:
+def test_take_raises_only_its_documented_errors_whatever_it_is_given(
+    frames: list[Any],
+) -> None:
     client = linked(("ada", 1))
     for frame in frames:
         try:
@@ -708,7 +710,7 @@ def as_read(value: Any) -> Any:
     return value
 
 
-def test_what_is_written_is_well_formed_and_within_what_the_welcome_allows() -> None:
+def test_frames_are_well_formed_and_within_the_limits_of_the_welcome() -> None:
     client = client_of()
     client.hello()
     welcome(client, max_batch=10, max_frame=500)
@@ -755,7 +757,7 @@ def test_a_timer_is_urgent_and_counts_until_its_pong() -> None:
     assert client.reports.unconfirmed == 0
 
 
-def test_what_no_pong_has_covered_of_timers_is_told_on_the_next_link() -> None:
+def test_timers_that_no_pong_has_covered_are_sent_on_the_next_link() -> None:
     client = with_timers()
     login(client, "ada", 1)
     after(client, "a")
@@ -768,7 +770,7 @@ def test_what_no_pong_has_covered_of_timers_is_told_on_the_next_link() -> None:
     assert names(written(client)) == []
 
 
-def test_a_ping_waits_until_all_words_are_told() -> None:
+def test_a_ping_waits_until_all_timer_commands_are_sent() -> None:
     client = with_timers()
     for n in range(WORDS_AT_ONCE + 1):
         after(client, str(n))
@@ -779,7 +781,7 @@ def test_a_ping_waits_until_all_words_are_told() -> None:
     assert not client.reports.is_behind
 
 
-def test_a_timer_that_fired_is_for_who_reads_and_acknowledged_as_it_comes() -> None:
+def test_a_fired_timer_goes_to_its_reader_and_is_acknowledged_at_once() -> None:
     client = with_timers()
     (bare, full) = fired(
         client, timer(4, "a"), timer(5, "b", payload="p", ext="e", attempt=3)
@@ -789,7 +791,7 @@ def test_a_timer_that_fired_is_for_who_reads_and_acknowledged_as_it_comes() -> N
     assert written(client) == [("ack", 5)]
 
 
-def test_ends_that_nobody_has_read_hold_up_no_timer() -> None:
+def test_unread_ends_hold_up_no_timer() -> None:
     client = with_timers()
     login(client, "ada", 1)
     settle(client)
@@ -802,7 +804,7 @@ def test_ends_that_nobody_has_read_hold_up_no_timer() -> None:
     assert client.inbox.finished == 2
 
 
-def test_timers_that_nobody_takes_hold_up_no_end_and_are_remarked_on() -> None:
+def test_timers_without_a_reader_hold_up_no_ack_and_are_remarked_on() -> None:
     client = with_timers()
     remark = client.take(("notices", (timer(1, "a:1"), timer(2, "a:2"))))
     assert remark is not None
@@ -810,7 +812,7 @@ def test_timers_that_nobody_takes_hold_up_no_end_and_are_remarked_on() -> None:
     assert client.inbox.finished == 2
 
 
-def test_records_tell_of_timers_too() -> None:
+def test_a_reader_of_all_records_gets_those_of_timers() -> None:
     client = with_timers()
     view = client.inbox.view(is_any)
     fired(client, timer(3, "a"))
@@ -830,7 +832,7 @@ def test_a_timer_is_ours_once_and_only_if_our_gateway_asked_for_it() -> None:
 
 
 @pytest.mark.parametrize("missing", ["key", "due", "attempt"])
-def test_a_timer_without_what_every_one_has_ends_the_link(missing: str) -> None:
+def test_a_timer_record_without_a_required_field_is_a_wire_error(missing: str) -> None:
     record = timer(1, "a")
     del record[missing]
     with pytest.raises(WireError):
@@ -849,7 +851,7 @@ def test_a_timer_that_waits_is_not_started_once_it_is_cancelled_or_replaced() ->
     assert [run.key for run in iter(client.tasks.rest.take, None)] == ["f"]
 
 
-def test_an_answer_names_its_record_and_one_of_an_old_log_is_told_nobody() -> None:
+def test_an_answer_names_its_record_and_is_dropped_after_a_new_log() -> None:
     client = with_timers()
     (one, other) = fired(client, timer(1, "a"), timer(2, "b"))
     client.done(one, "well")
@@ -867,7 +869,7 @@ def test_an_answer_names_its_record_and_one_of_an_old_log_is_told_nobody() -> No
     assert names(written(client)) == []
 
 
-def test_a_new_log_is_said_to_have_lost_the_timers() -> None:
+def test_the_remark_on_a_new_log_says_that_its_timers_may_be_gone() -> None:
     client = with_timers()
     client.lost()
     hello(client)
@@ -880,9 +882,7 @@ def test_a_new_log_is_said_to_have_lost_the_timers() -> None:
     assert "gone with the old one" in told
 
 
-def test_a_sidecar_without_timers_is_remarked_on_by_each_link_and_told_nothing() -> (
-    None
-):
+def test_a_sidecar_without_timers_is_remarked_on_by_each_link_and_sent_none() -> None:
     client = client_of()
     after(client, "a")
     for _ in range(2):
@@ -901,14 +901,14 @@ def test_a_sidecar_without_timers_is_remarked_on_by_each_link_and_told_nothing()
     assert names(written(client)) == ["after", "ping"]
 
 
-def test_whoever_has_tasks_is_told_too_that_none_will_be_called() -> None:
+def test_a_sidecar_without_timers_is_remarked_on_if_there_are_tasks() -> None:
     client = client_of()
     client.tasks.open("", 1)
     hello(client)
     assert client.take(("welcome", WELCOME)) is not None
 
 
-def test_no_pong_vouches_for_what_a_sidecar_without_timers_was_not_told() -> None:
+def test_has_pong_raises_if_timers_wait_for_a_sidecar_that_has_none() -> None:
     client = client_of()
     after(client, "a")
     number = client.want_pong()
@@ -927,7 +927,7 @@ def test_a_run_timeout_that_cannot_be_ends_the_link(run_timeout: object) -> None
         client.take(("welcome", WELCOME | {"run_timeout": run_timeout}))
 
 
-def test_without_a_word_about_it_a_run_has_a_minute() -> None:
+def test_the_run_timeout_is_a_minute_by_default() -> None:
     client = linked()
     assert client.welcome is not None
     assert client.welcome.run_timeout == 60

@@ -148,7 +148,7 @@ def test_signs_of_life_wait_until_they_are_due_and_changes_do_not() -> None:
 
 
 @pytest.mark.parametrize("conn", [None, 1], ids=["conns given here", "own conns"])
-def test_whoever_comes_and_goes_while_there_is_no_link_leaves_nothing(
+def test_users_who_come_and_go_without_a_link_leave_nothing(
     conn: int | None,
 ) -> None:
     reports = reports_of(("stays", 0))
@@ -202,7 +202,7 @@ def test_every_login_without_conn_is_that_of_a_new_connection() -> None:
     assert told(reports) == [("logout", "ada", 1_002), ("login", "ada", 1_003)]
 
 
-def test_users_are_told_apart_by_conn_and_by_the_type_of_their_uid() -> None:
+def test_users_are_distinguished_by_conn_and_by_the_type_of_their_uid() -> None:
     reports = reports_of(("ada", 1), ("ada", None), (7, None), ("7", None))
     keepalive(reports, "ada", 1)
     keepalive(reports, "ada", None)
@@ -214,15 +214,13 @@ def test_users_are_told_apart_by_conn_and_by_the_type_of_their_uid() -> None:
     assert reports.uids == {1: "ada", 1_001: 7, 1_002: "7"}
 
 
-def test_closing_tells_whether_the_conn_was_the_gateways_own() -> None:
+def test_close_returns_the_conn_if_it_was_the_gateways_own() -> None:
     reports = reports_of(("ada", 1), ("bob", None))
     assert reports.close(1) == 1
     assert reports.close(1_000) is None
 
 
-def test_what_is_reported_of_a_connection_that_is_not_open_is_ignored_and_counted() -> (
-    None
-):
+def test_reports_about_a_connection_that_is_not_open_are_ignored_and_counted() -> None:
     reports = reports_of(("ada", 1))
     reports.logout("ada", 1)
     keepalive(reports, "ada", 1)
@@ -286,7 +284,7 @@ def test_a_bad_timeout_raises_and_leaves_nothing(timeout: Any) -> None:
     assert reports.new_conn() == FIRST_CONN
 
 
-def test_another_users_conn_raises_whatever_is_reported_and_however_far_it_is() -> None:
+def test_a_report_with_the_conn_of_another_user_raises() -> None:
     reports = reports_of(("ada", 1))
     for report in (login, keepalive, message, Reports.logout):
         with pytest.raises(ReportError, match="'ada''s, not 'bob''s"):
@@ -417,7 +415,9 @@ def test_signs_of_life_that_come_while_frames_are_written_come_with_the_next() -
     assert told(reports) == [("keepalive", "bob", 2)]
 
 
-def test_signs_of_life_of_who_is_closed_while_frames_are_written_stay_away() -> None:
+def test_keepalives_of_a_connection_closed_while_frames_are_written_are_dropped() -> (
+    None
+):
     reports = reports_of(("ada", 1), ("bob", 2))
     keepalive(reports, "ada", 1)
     keepalive(reports, "bob", 2)
@@ -441,14 +441,14 @@ def test_a_connection_closed_before_its_login_is_written_has_only_a_logout() -> 
 # --- ages and timeouts -----------------------------------------------------------------
 
 
-def test_a_login_that_is_told_at_once_has_no_age() -> None:
+def test_a_login_that_is_sent_at_once_has_no_age() -> None:
     reports = Reports(FIRST_CONN)
     login(reports, "ada", 1, at=100.01)
     (frame,) = frames(reports, 100.03)
     assert "age" not in frame[2]
 
 
-def test_logins_of_one_frame_tell_each_when_it_began() -> None:
+def test_a_frame_of_logins_says_of_each_when_it_began() -> None:
     reports = Reports(FIRST_CONN)
     for conn in range(3):
         reports.login(f"u-{conn}", conn, at=100.0 + conn / 64, timeout=None)
@@ -457,7 +457,7 @@ def test_logins_of_one_frame_tell_each_when_it_began() -> None:
     assert frame[2]["began"] == (107.5, 107.515625, 107.53125)
 
 
-def test_a_login_that_would_have_begun_before_the_host_tells_its_age_alone() -> None:
+def test_a_login_from_before_the_boot_of_the_host_has_an_age_only() -> None:
     reports = Reports(FIRST_CONN)
     reports.login("ada", 1, at=-50.0, timeout=None)
     reports.login("eve", 2, at=-50.0, timeout=None)
@@ -471,7 +471,7 @@ def test_a_login_that_would_have_begun_before_the_host_tells_its_age_alone() -> 
     assert old[2]["began"] == (107.5,)
 
 
-def test_a_login_that_is_told_again_began_when_it_did() -> None:
+def test_a_login_that_is_sent_again_keeps_its_beginning() -> None:
     reports = Reports(FIRST_CONN)
     reports.login("ada", 1, at=100.0, timeout=None)
     frames(reports, 100.0, began=7.5)
@@ -480,7 +480,7 @@ def test_a_login_that_is_told_again_began_when_it_did() -> None:
     assert (frame[2]["age"], frame[2]["began"]) == (59.9, (109.5,))
 
 
-def test_who_logs_out_while_logins_are_written_is_told_without_a_beginning() -> None:
+def test_a_login_closed_while_logins_are_written_has_no_beginning() -> None:
     reports = Reports(FIRST_CONN)
     for conn in range(3):
         reports.login(f"u-{conn}", conn, at=1.0, timeout=None)
@@ -491,7 +491,7 @@ def test_who_logs_out_while_logins_are_written_is_told_without_a_beginning() -> 
     assert [decode(frame)[2].get("began") for frame in pieces] in ([(None,)], [])
 
 
-def test_other_frames_than_logins_tell_no_beginning() -> None:
+def test_only_logins_say_when_they_began() -> None:
     reports = reports_of(("ada", 1), ("bob", 2))
     keepalive(reports, "ada", 1)
     reports.logout("bob", 2)
@@ -529,7 +529,7 @@ def test_the_age_of_a_day_is_true_to_seconds() -> None:
     assert 86_400 - 8 <= options["age"] <= 86_400
 
 
-def test_of_a_million_connections_so_many_are_told_at_once_that_nobody_waits() -> None:
+def test_a_bounded_number_of_logins_is_sent_at_once_and_no_keepalive_before() -> None:
     reports = Reports(FIRST_CONN)
     for n in range(2 * CHANGES_AT_ONCE + 1):
         login(reports, n, n)
@@ -541,7 +541,7 @@ def test_of_a_million_connections_so_many_are_told_at_once_that_nobody_waits() -
         assert reports.pending - len(reports.keepalives) == left
 
 
-def test_whoever_was_authenticated_before_keeps_that_age_when_told_again() -> None:
+def test_a_login_that_is_sent_again_keeps_the_age_of_its_first_report() -> None:
     reports = Reports(FIRST_CONN)
     login(reports, "ada", 1, at=-50.0)
     (first,) = frames(reports, 0.0)

@@ -82,7 +82,7 @@ def settle(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("key", NAMES)
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_timer_is_told_as_it_was_asked_for(key: str, text: str) -> None:
+def test_a_timer_is_sent_as_it_was_asked_for(key: str, text: str) -> None:
     schedule = Schedule()
     after(schedule, key, 5, payload=text, ext=key)
     after(schedule, "plain", MIN_AFTER_S)
@@ -152,7 +152,7 @@ def test_an_answer_names_its_record() -> None:
         ("\ud800", "?"),
     ],
 )
-def test_a_message_is_cut_to_what_may_be_told(message: str, kept: str) -> None:
+def test_a_message_is_cut_to_the_longest_allowed(message: str, kept: str) -> None:
     schedule = Schedule()
     schedule.done("a", 1, message)
     schedule.fail("a", 2, message, final=False)
@@ -227,7 +227,7 @@ def test_pending_and_unconfirmed_count_what_was_sent_and_what_was_not() -> None:
     assert (schedule.pending, schedule.unconfirmed) == (1, 1)
 
 
-def test_of_a_key_only_the_newest_word_is_told() -> None:
+def test_only_the_newest_command_about_a_key_is_sent() -> None:
     schedule = Schedule()
     after(schedule, "a", 1)
     after(schedule, "a", 2, payload="new")
@@ -242,7 +242,7 @@ def test_of_a_key_only_the_newest_word_is_told() -> None:
     ]
 
 
-def test_a_timer_is_told_with_the_seconds_that_are_left() -> None:
+def test_a_timer_is_sent_with_the_seconds_that_are_left() -> None:
     schedule = Schedule()
     after(schedule, "a", 60, now=100.0)
     after(schedule, "b", 10, now=100.0)
@@ -251,7 +251,7 @@ def test_a_timer_is_told_with_the_seconds_that_are_left() -> None:
     assert [frame[2] for frame in told(schedule, now=130.0)] == [30.0, MIN_AFTER_S]
 
 
-def test_no_timer_is_told_with_more_seconds_than_may_be() -> None:
+def test_no_timer_is_sent_with_more_seconds_than_allowed() -> None:
     schedule = Schedule()
     after(schedule, "a", MAX_AFTER_S, now=100.0)
     assert [frame[2] for frame in told(schedule, now=99.9)] == [MAX_AFTER_S]
@@ -298,7 +298,7 @@ class Timers:
 
 @BOUNDED
 @given(OPS)
-def test_whatever_is_lost_the_sidecar_has_at_last_what_was_said(
+def test_the_sidecar_ends_up_with_the_timers_asked_for_whatever_is_lost(
     ops: list[tuple[str, Any, Any]],
 ) -> None:
     schedule, sidecar, meant = Schedule(), Timers(), Timers()
@@ -349,7 +349,7 @@ def test_whatever_is_lost_the_sidecar_has_at_last_what_was_said(
 # --- no room -------------------------------------------------------------------------
 
 
-def test_a_timer_that_there_was_no_room_for_is_told_again_with_what_is_left() -> None:
+def test_a_timer_without_room_is_sent_again_with_the_seconds_that_are_left() -> None:
     schedule = Schedule()
     after(schedule, "a", 60, payload="p")
     after(schedule, "b", 60)
@@ -373,7 +373,7 @@ def test_a_timer_that_there_was_no_room_for_is_told_again_with_what_is_left() ->
 # --- bounds --------------------------------------------------------------------------
 
 
-def test_many_words_are_told_some_at_a_time() -> None:
+def test_many_timer_commands_are_sent_in_batches() -> None:
     schedule = Schedule()
     for n in range(WORDS_AT_ONCE + 1):
         after(schedule, str(n))
@@ -383,7 +383,7 @@ def test_many_words_are_told_some_at_a_time() -> None:
     assert schedule.unconfirmed == WORDS_AT_ONCE + 1
 
 
-def test_words_that_wait_are_bounded_and_the_newest_about_one_is_always_taken(
+def test_waiting_commands_are_bounded_and_may_always_be_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("liveness.core.schedule.MOST_WORDS", 100)
@@ -407,7 +407,7 @@ def test_words_that_wait_are_bounded_and_the_newest_about_one_is_always_taken(
 # --- a sidecar without timers ---------------------------------------------------------
 
 
-def test_a_sidecar_without_timers_is_told_nothing_and_nothing_more_is_taken() -> None:
+def test_nothing_is_sent_to_a_sidecar_without_timers_and_no_more_is_accepted() -> None:
     schedule = Schedule()
     after(schedule, "a", 60)
     schedule.is_understood = False

@@ -32,21 +32,21 @@ def add(tasks: Tasks, *keys: str, first: int = 1) -> None:
 # --- whose a run is ------------------------------------------------------------------
 
 
-def test_the_longest_prefix_wins_and_the_rest_is_for_who_reads() -> None:
+def test_the_longest_prefix_wins_and_other_timers_go_to_the_reader() -> None:
     tasks = Tasks()
     orders, big = tasks.open("order:", MANY), tasks.open("order:big:", MANY)
     add(tasks, "order:1", "order:big:1", "remind", "order:", "order")
     assert (taken(orders), taken(big), taken(tasks.rest)) == ([1, 4], [2], [3, 5])
 
 
-def test_a_task_without_a_prefix_takes_what_no_other_does() -> None:
+def test_a_task_without_a_prefix_takes_timers_that_no_other_takes() -> None:
     tasks = Tasks()
     every, orders = tasks.open("", MANY), tasks.open("order:", MANY)
     add(tasks, "a", "order:1")
     assert (taken(every), taken(orders), taken(tasks.rest)) == ([1], [2], [])
 
 
-def test_what_came_before_its_task_changes_over_to_it_in_order() -> None:
+def test_timers_that_came_before_their_task_go_to_it_in_order() -> None:
     tasks = Tasks()
     add(tasks, "order:1", "a", "order:2", "order:big:1")
     every = tasks.open("", MANY)
@@ -121,7 +121,7 @@ def test_a_key_that_is_forgotten_is_not_started() -> None:
     assert (taken(lane), taken(tasks.rest)) == ([3], [])
 
 
-def test_an_ext_that_is_forgotten_is_not_started_whosever_it_is() -> None:
+def test_timers_of_a_forgotten_ext_are_not_started() -> None:
     tasks = Tasks()
     lane = tasks.open("order:", MANY)
     for seq, key in enumerate(["order:1", "a", "order:2", "b"], 1):
@@ -130,7 +130,7 @@ def test_an_ext_that_is_forgotten_is_not_started_whosever_it_is() -> None:
     assert (taken(lane), taken(tasks.rest)) == ([3], [4])
 
 
-def test_what_is_under_way_goes_on_and_only_its_next_run_is_forgotten() -> None:
+def test_a_run_under_way_goes_on_when_its_key_is_forgotten() -> None:
     tasks = Tasks()
     lane = tasks.open("", MANY)
     add(tasks, "a", "b")
@@ -165,7 +165,7 @@ def test_a_full_lane_keeps_no_more_and_says_so_once_until_it_was_empty(
     assert (tasks.unkept, tasks.waiting) == (4, 0)
 
 
-def test_what_nobody_takes_is_said_once_of_each_group_of_keys() -> None:
+def test_timers_without_a_task_are_remarked_on_once_for_each_group_of_keys() -> None:
     tasks = Tasks()
     remarks = [tasks.add(run(1, key)) for key in ("a:1", "a:2", "b", "b")]
     assert [bool(remark) for remark in remarks] == [True, False, True, False]
@@ -175,7 +175,7 @@ def test_what_nobody_takes_is_said_once_of_each_group_of_keys() -> None:
     assert len(list(filter(None, said))) == MOST_GROUPS - 2
 
 
-def test_nothing_is_said_while_somebody_reads_or_a_task_takes_it() -> None:
+def test_there_is_no_remark_if_a_reader_or_a_task_takes_the_timer() -> None:
     tasks = Tasks()
     assert not tasks.are_used
     tasks.open("a", 1)

@@ -94,7 +94,7 @@ def test_a_timer_fires_once_when_its_time_has_come_and_not_before(rig: Rig) -> N
     assert rig.wait(RUN_S - 1) == []
 
 
-def test_what_was_not_given_is_not_told(rig: Rig) -> None:
+def test_a_record_has_neither_payload_nor_ext_if_the_timer_has_none(rig: Rig) -> None:
     fired(rig)
     assert {"payload", "ext"}.isdisjoint(rig.log[0].as_map())
 
@@ -110,7 +110,7 @@ def test_a_fraction_of_a_millisecond_is_not_early(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("passed", "seconds"), [(0.0, 0.1 + 1e-7), (0.001, 0.1)], ids=["told", "of a sum"]
 )
-def test_not_even_what_rounding_hides_is_early(
+def test_a_timer_is_not_early_by_the_rounding_of_its_due_time(
     rig: Rig, passed: float, seconds: float
 ) -> None:
     rig.to(rig.mono + passed)
@@ -166,7 +166,7 @@ def test_the_same_key_again_replaces_a_fired_one_and_its_answer_comes_to_nothing
 
 @pytest.mark.parametrize("said", [{"key": "k"}, {"ext": "x"}])
 @pytest.mark.parametrize("is_settled", [False, True])
-def test_a_cancel_said_while_the_timer_is_read_wins(
+def test_a_cancel_that_comes_while_the_timer_is_read_wins(
     rig: Rig, said: dict[str, str], *, is_settled: bool
 ) -> None:
     rig.after("k", 5, ext="x")
@@ -207,7 +207,7 @@ def test_done_is_the_end_and_its_message_is_kept(rig: Rig) -> None:
     assert rig.wait(DAY_S) == []
 
 
-def test_no_answer_within_the_run_timeout_has_it_come_again(rig: Rig) -> None:
+def test_a_run_without_an_answer_in_time_is_tried_again(rig: Rig) -> None:
     fired(rig)
     fired_s = rig.mono
     rig.wait(RUN_S - 0.1)
@@ -231,7 +231,7 @@ def test_a_run_that_was_not_handed_over_uses_up_no_attempt(rig: Rig) -> None:
     assert record.attempt == 2
 
 
-def test_a_run_of_which_its_gateway_will_not_be_told_begins_anew_and_takes_no_attempt(
+def test_an_undelivered_run_begins_anew_and_takes_no_attempt(
     wheel_class: WheelClass,
 ) -> None:
     rig = Rig(wheel_class, ladder=LADDER._replace(waits_ms=()))
@@ -316,9 +316,7 @@ def test_states_follow_what_is_forgotten(rig: Rig) -> None:
     assert +rig.timetable.states == {}
 
 
-def test_what_needs_no_larger_table_goes_before_new_timers_but_not_of_their_keys() -> (
-    None
-):
+def test_orders_that_need_no_larger_table_pass_new_timers_of_other_keys() -> None:
     def new(gateway: str, key: str) -> Schedule:
         timer = Timer(
             1, gateway, key, None, PENDING, 1, 1, 0, None, 1, None, 1, None, 1

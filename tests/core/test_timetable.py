@@ -483,7 +483,7 @@ def test_timers_agree_with_a_model_that_believes_everything_at_once(
 # --- the ring -------------------------------------------------------------------------
 
 
-def test_what_lies_beyond_the_hour_is_not_in_memory(wheel_class: WheelClass) -> None:
+def test_timers_beyond_the_next_hour_are_not_in_memory(wheel_class: WheelClass) -> None:
     rig = Rig(wheel_class)
     rig.wait(1)
     rig.after("soon", 3_000)
@@ -583,17 +583,6 @@ def test_a_reading_that_fails_leaves_everything_due(wheel_class: WheelClass) -> 
     assert [it.key for it in rig.wait(0.1)] == ["k"]
 
 
-def test_a_filling_that_fails_is_asked_for_again(wheel_class: WheelClass) -> None:
-    rig = Rig(wheel_class)
-    rig.after("k", 1)
-    rig.commit()
-    rig.start()
-    assert rig.begin_reading(of_due=False)
-    rig.fail_reading()
-    assert rig.timetable.wants_filling
-    assert len(rig.wait(1.1)) == 1
-
-
 @pytest.mark.slow
 def test_the_hundred_thousand_of_one_gateway_do_not_delay_the_one_of_another(
     wheel_class: WheelClass,
@@ -616,7 +605,7 @@ def test_the_hundred_thousand_of_one_gateway_do_not_delay_the_one_of_another(
     assert [it.gateway for it in rig.log].count("one") == 1
 
 
-def test_runs_that_cannot_be_handed_over_keep_nobody_else_from_the_ring(
+def test_undelivered_runs_do_not_keep_other_timers_from_the_ring(
     wheel_class: WheelClass,
 ) -> None:
     rig = Rig(wheel_class, ladder=SHORT, max_loaded=10, rows_at_once=3)
@@ -640,7 +629,7 @@ def absent(rig: Rig, seconds: float) -> None:
     rig.timetable.was_absent(since, rig.mono)
 
 
-def test_time_in_which_nobody_was_listened_to_is_none_of_a_runs(
+def test_time_in_which_the_gateway_was_not_read_does_not_count_for_a_run(
     wheel_class: WheelClass,
 ) -> None:
     rig = Rig(wheel_class, ladder=LADDER)
@@ -673,7 +662,7 @@ def test_a_run_gets_all_of_its_time_again_after_a_restart(
     assert (rig.timer("k").state, rig.timer("k").attempts) == ("done", 1)
 
 
-def test_however_often_nobody_is_listened_to_a_run_is_over_in_the_end(
+def test_a_run_ends_however_often_the_gateway_was_not_read(
     wheel_class: WheelClass,
 ) -> None:
     rig = Rig(wheel_class, ladder=LADDER)
