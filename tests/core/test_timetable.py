@@ -583,26 +583,23 @@ def test_a_reading_that_fails_leaves_everything_due(wheel_class: WheelClass) -> 
     assert [it.key for it in rig.wait(0.1)] == ["k"]
 
 
-@pytest.mark.slow
-def test_the_hundred_thousand_of_one_gateway_do_not_delay_the_one_of_another(
+def test_many_timers_of_one_gateway_do_not_delay_the_one_of_another(
     wheel_class: WheelClass,
 ) -> None:
     rig = Rig(wheel_class)
-    for number in range(100_000):
+    for number in range(3 * rig.taken_at_once):
         rig.after(f"k{number}", 10, gateway="many")
     rig.after("k", 10, gateway="one")
     rig.commit()
     rig.turn()
     rig.to(rig.mono + 11)
-    while not rig.timetable.has_due:
-        rig.timetable.advance(rig.mono)
     for _ in range(100):  # as the ring is swept in bounded steps
         rig.timetable.advance(rig.mono)
     assert rig.begin_reading(of_due=True)
     rig.read()
     assert len(rig.hand_in()) == rig.taken_at_once
     rig.commit()
-    assert [it.gateway for it in rig.log].count("one") == 1
+    assert [record.gateway for record in rig.log].count("one") == 1
 
 
 def test_undelivered_runs_do_not_keep_other_timers_from_the_ring(
