@@ -428,6 +428,19 @@ def test_keepalives_of_a_connection_closed_while_frames_are_written_are_dropped(
     assert told(reports) == [("logout", "bob", 2)]
 
 
+@pytest.mark.parametrize("written", [1, 2, 3])
+def test_no_keepalive_overtakes_its_login_while_frames_are_written(
+    written: int,
+) -> None:
+    reports = reports_of(("bob", 2), ("eve", 3))
+    live(reports, "login ada 1, message bob 2, keepalive eve 3")
+    writing = framed(reports)
+    assert len([*islice(writing, written)]) == written
+    live(reports, "login joe 4, keepalive joe 4")
+    rest = [report for it in writing for report in flat(decode(it))] + told(reports)
+    assert next(event for event, uid, _ in rest if uid == "joe") == "login"
+
+
 def test_a_connection_closed_before_its_login_is_written_has_only_a_logout() -> None:
     reports = reports_of(("ada", 1))
     live(reports, "login bob 2, logout ada 1")
