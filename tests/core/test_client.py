@@ -285,18 +285,6 @@ def test_a_pong_of_another_number_confirms_nothing() -> None:
     assert client.pongs == client.pings - 1
 
 
-def test_reports_whose_pong_was_lost_are_sent_and_pinged_again() -> None:
-    client = linked()
-    login(client, "ada", 1)
-    assert names(written(client)) == ["login", "ping"]
-    relink(client)
-    assert names(written(client)) == ["login", "ping"]
-    client.take(("pong", client.pings - 1))  # not possible, and not believed
-    assert client.reports.unconfirmed == 1
-    client.take(("pong", client.pings))
-    assert client.reports.unconfirmed == 0
-
-
 def test_want_pong_sends_a_ping_at_once_with_the_collected_keepalives() -> None:
     client = linked(("ada", 1))
     client.reports.sign(client.reports.keepalives, "ada", 1)
@@ -396,14 +384,6 @@ def test_a_connection_that_has_ended_is_logged_out_and_its_signs_are_forgotten()
     notify(client, offline(1, "ada", 1))
     assert client.is_urgent
     assert written(client) == [("logout", ("ada",), {"conn": (1,)}), ("ping", 2)]
-
-
-def test_a_user_that_moved_away_within_a_gateway_or_to_another_is_closed_here() -> None:
-    client = linked(("ada", 1), ("bob", 2), ("bob", 3))
-    view = ended(client)
-    notify(client, moved(1, "ada", 1), moved(2, "bob", 2, gateway=NAME, conn=3))
-    assert ends(view) == [("ada", 1, "moved"), ("bob", 2, "moved")]
-    assert client.reports.uids == {3: "bob"}
 
 
 def test_the_end_of_a_connection_logged_in_without_conn_has_none() -> None:
@@ -515,18 +495,6 @@ def test_the_memory_of_ends_does_not_grow_behind_a_log_that_is_no_more() -> None
 
 
 # --- new logs and gaps -----------------------------------------------------------------
-
-
-def test_a_new_log_has_every_open_connection_declared() -> None:
-    client = linked(("ada", 1), ("bob", None))
-    client.logout("ada", 1)
-    relink(client, log="one")
-    assert [frame[:2] for frame in written(client)][:-1] == [("logout", ("ada",))]
-    relink(client, log="two")
-    assert [frame[:2] for frame in written(client)][:-1] == [
-        ("logout", ("ada",)),
-        ("login", ("bob",)),
-    ]
 
 
 def test_a_log_that_ends_before_a_record_already_sent_counts_as_new() -> None:
