@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import structlog
 import trio
 from trio.testing import MockClock
 
@@ -20,6 +21,13 @@ T = TypeVar("T")
 def store(tmp_path: Path) -> Iterator[Store]:
     with closing(Store(tmp_path)) as opened:
         yield opened
+
+
+@pytest.fixture
+def said() -> Iterator[list[Any]]:
+    """The lines that the sidecar logs."""
+    with structlog.testing.capture_logs() as lines:
+        yield lines
 
 
 @pytest.fixture
@@ -67,7 +75,10 @@ def jumping(
 
 
 @pytest.fixture
-async def rig(tmp_path: Path, jumping: MockClock) -> AsyncIterator[Rig]:
-    """A running service with the settings of `running`."""
-    async with running(tmp_path) as made:
-        yield made
+async def rig(
+    tmp_path: Path, jumping: MockClock, request: pytest.FixtureRequest
+) -> AsyncIterator[Rig]:
+    """A running service; `pytest.mark.rig(...)` has what `running` is called with."""
+    marker = request.node.get_closest_marker("rig")
+    async with running(tmp_path, **(marker.kwargs if marker else {})) as rig:
+        yield rig

@@ -6,7 +6,7 @@ do, and whatever hangs runs into a deadline at once.
 """
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
@@ -27,9 +27,10 @@ from liveness.config import (
     StateSettings,
     TimerSettings,
 )
-from liveness.core.records import Record
+from liveness.core.records import Record, Uid
 from liveness.service.app import load
 from liveness.service.clock import Clock
+from liveness.service.gate import Gate
 from liveness.service.peers import access_to
 from liveness.service.sidecar import Sidecar
 from liveness.service.sockets import listening
@@ -141,6 +142,10 @@ class Rig:
         self.turns.append(trio.current_time())
         return self._turn()
 
+    def door(self, name: str = "http") -> Gate:
+        """What answers HTTP, without a server."""
+        return self.sidecar._gate(name, lambda _: None)
+
     async def connect(self) -> Caller:
         caller = Caller(await trio.open_unix_socket(str(self._path)))
         self._callers.append(caller)
@@ -151,6 +156,15 @@ class Rig:
         caller = await self.connect()
         await caller.hello(name, **options)
         return caller
+
+    async def gateway_of(
+        self, users: Uid | Sequence[Uid], name: str = "g", **options: Any
+    ) -> Caller:
+        """A gateway that was welcomed, and whose users are online and on disk."""
+        gateway = await self.gateway(name, **options)
+        await gateway.send(["login", users])
+        await gateway.settle()
+        return gateway
 
     async def watcher(self, name: str = "w", **options: Any) -> Caller:
         """A watcher of everything, without a stored cursor."""

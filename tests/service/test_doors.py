@@ -1,74 +1,79 @@
 """All that there is behind the two doors: what changes something is behind one alone."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any, Final
 from urllib.parse import unquote
 
+import jsonschema
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Route
-from trio.testing import MockClock
+from starlette.routing import Route
 
+import liveness
 from liveness.metrics import DOORS
 from liveness.service.http import build_pages
 from liveness.service.pacing import Turnstile
 from liveness.service.signin import PAGE
 from liveness.service.tokens import Token
 from tests.service.asgi import ask
-from tests.service.rig import Rig, running
+from tests.service.rig import Rig
 
-READ = frozenset({"GET", "HEAD"})
+READ, POST = frozenset({"GET", "HEAD"}), frozenset({"POST"})
+DOCUMENT: Final[dict[str, Any]] = json.loads((PAGE / "openapi.json").read_text())
 SHOWN = {"/", "/metrics", "/healthz", "/readyz", "/v1/timers", "/v1/timers/newest"}
 SHOWN |= {"/v1/gateways", "/v1/guard", "/v1/wheel", "/v1/live", "/v1/feed", "/v1/users"}
-SHOWN |= {"/v1/users/{uid:path}", "/v1/openapi.json"}
 CHANGES = {"/v1/timers/cancel", "/v1/timers/cancel-damaged", "/v1/timers/retry"}
-CHANGES |= {"/v1/gateways/forget", "/v1/guard/release"}
 SIGN_IN = {"/sign-in", "/sign-out"}
 TOKEN = Token("correct-horse/battery+staple==")
 
 
-def methods(route: BaseRoute) -> tuple[str, frozenset[str]]:
-    assert isinstance(route, Route)
-    assert route.methods is not None, "it takes any method"
-    return route.path, frozenset(route.methods)
-
-
 def routes(rig: Rig, door: str) -> set[tuple[str, frozenset[str]]]:
     """Every page of a door, with what can be done there."""
-    pages = rig.sidecar._gate(door, lambda _: None)._pages
+    pages = rig.door(door)._pages
     assert isinstance(pages, Starlette)
-    return {methods(route) for route in pages.routes}
+    found = set()
+    for route in pages.routes:
+        assert isinstance(route, Route)
+        assert route.methods is not None, "it takes any method"
+        found.add((route.path.replace(":path}", "}"), frozenset(route.methods)))
+    return found
+
+
+def documented(method: str) -> set[str]:
+    paths = DOCUMENT["paths"]
+    return {path for path, operations in paths.items() if method in operations}
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])
 async def test_what_changes_something_is_on_the_admin_socket_alone(
-    tmp_path: Path, jumping: MockClock, token: Token | None
+    rig: Rig, token: Token | None
 ) -> None:
-    async with running(tmp_path) as rig:
-        rig.sidecar.token = token
-        shown = {(path, READ) for path in {*SHOWN, "/page/{name}"}}
-        changes = {(path, frozenset({"POST"})) for path in CHANGES}
-        sign_in = {(path, frozenset({"POST"})) for path in SIGN_IN}
-        sign_in.add(("/sign-in", READ))
-        assert routes(rig, "admin") == shown | changes
-        assert routes(rig, "http") == (shown | sign_in if token else shown)
+    """And the OpenAPI document has every route and no other."""
+    rig.sidecar.token = token
+    shown = {(path, READ) for path in documented("get") - {"/sign-in"}}
+    changes = {(path, POST) for path in documented("post") - SIGN_IN}
+    sign_in = {("/sign-in", READ), *((path, POST) for path in SIGN_IN)}
+    assert "/sign-in" in documented("get")
+    assert documented("post") >= SIGN_IN
+    assert routes(rig, "admin") == shown | changes
+    assert routes(rig, "http") == (shown | sign_in if token else shown)
 
 
 @pytest.mark.parametrize("token", [None, TOKEN])
-async def test_nothing_but_reading_passes_the_tcp_door_whatever_is_behind_it(
-    tmp_path: Path, jumping: MockClock, token: Token | None
+async def test_nothing_but_reading_passes_the_tcp_door(
+    rig: Rig, token: Token | None
 ) -> None:
-    async with running(tmp_path) as rig:
-        rig.sidecar.token = token
-        gate = rig.sidecar._gate("http", lambda _: None)
-        for door in DOORS:
-            for path, _ in routes(rig, door):
-                for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"):
-                    if (method, path) in {("POST", one) for one in SIGN_IN}:
-                        continue
-                    answer = await ask(gate, method, path)
-                    assert (method, path, answer.status) == (method, path, 405)
+    rig.sidecar.token = token
+    signs_in = {("POST", path) for path in SIGN_IN}
+    paths = {path for door in DOORS for path, _ in routes(rig, door)}
+    for path in paths:
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"):
+            if (method, path) not in signs_in:
+                answer = await ask(rig.door(), method, path)
+                assert (method, path, answer.status) == (method, path, 405)
 
 
 # --- files ----------------------------------------------------------------------------
@@ -153,3 +158,68 @@ async def test_nothing_but_files_is_served_and_no_link_leads_out_of_the_folder(
     for name in ("file", "folder/secret", "folder", "pipe", "inside"):
         assert (await ask(door, "GET", f"/page/{name}")).status == 404, name
     assert (await ask(door, "GET", "/page/own")).body == b"ours"
+
+
+# --- OpenAPI: the document is a contract ----------------------------------------------
+
+# Answered with JSON at once, and with something in them.
+ASKED: Final = [
+    "/healthz",
+    "/readyz",
+    "/v1/users/ada",
+    "/v1/users/nobody?limit=3",
+    "/v1/gateways",
+    "/v1/gateways?role=watcher",
+    "/v1/guard",
+    "/v1/timers",
+    "/v1/timers/newest?key=order",
+    "/v1/wheel",
+    "/v1/openapi.json",
+]
+
+
+def test_the_document_is_of_this_version() -> None:
+    assert DOCUMENT["openapi"].startswith("3.1.")
+    assert DOCUMENT["info"]["version"] == liveness.__version__
+
+
+def test_every_reference_in_the_document_leads_to_something() -> None:
+    def look(part: object) -> None:
+        if isinstance(part, dict):
+            if "$ref" in part:
+                found: Any = DOCUMENT
+                for name in part["$ref"].removeprefix("#/").split("/"):
+                    found = found[name]
+            part = [*part.values()]
+        if isinstance(part, list):
+            for inner in part:
+                look(inner)
+
+    look(DOCUMENT)
+
+
+def schema_of(path: str, status: int) -> dict[str, Any]:
+    response = DOCUMENT["paths"][path]["get"]["responses"][str(status)]
+    if "$ref" in response:
+        response = DOCUMENT["components"]["responses"][response["$ref"].split("/")[-1]]
+    schema = response["content"]["application/json"]["schema"]
+    return {**schema, "components": DOCUMENT["components"]}
+
+
+async def test_each_answer_has_the_shape_that_the_document_says(rig: Rig) -> None:
+    gateway = await rig.gateway("gw-1")
+    await gateway.send(["login", "ada", {"conn": 4}])
+    await gateway.send(["after", "order", 60, {"payload": "p", "ext": "e"}])
+    await gateway.settle()
+    for asked in ASKED:
+        target, _, _ = asked.partition("?")
+        path = "/v1/users/{uid}" if target.startswith("/v1/users/") else target
+        answer = await ask(rig.door(), "GET", asked)
+        assert answer.status == 200, asked
+        wrong = await ask(rig.door(), "GET", f"{target}?nonsense=1")
+        takes_any = path in {"/healthz", "/readyz", "/v1/guard", "/v1/openapi.json"}
+        assert (wrong.status == 200) == takes_any, asked
+        bodies = [(200, answer.body), (wrong.status, wrong.body)]
+        for status, body in bodies:
+            validator = jsonschema.Draft202012Validator(schema_of(path, status))
+            validator.validate(json.loads(body))

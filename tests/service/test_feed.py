@@ -1,7 +1,8 @@
 """Who reads the log: the same from memory as from disk, in order, without a hole."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -23,6 +24,7 @@ from liveness.core.records import (
     Wanted,
 )
 from liveness.service.feed import Cursor, Entry, Feed
+from liveness.service.journal import Journal
 from liveness.service.logpages import PAGE_BYTES
 from liveness.service.store import Batch, CursorRow, Store
 from tests.service.journals import journal_of
@@ -45,39 +47,22 @@ def record(
 
 def batches(sizes: Sequence[int]) -> list[Batch]:
     """Commits of so many records of g."""
-    seqs = count(1)
+    numbers = count(1)
     return [
-        Batch([record(next(seqs)) for _ in range(size)], [0.0] * size) for size in sizes
+        Batch([record(next(numbers)) for _ in range(size)], [0.0] * size)
+        for size in sizes
     ]
 
 
+@dataclass
 class Log:
-    """A log on disk, of which a feed keeps so many records in memory."""
+    """A log on disk, and a feed that keeps some of its records in memory."""
 
-    def __init__(
-        self, store: Store, written: Sequence[Batch], stack: ExitStack, *, keep: int
-    ) -> None:
-        self.feed = Feed(keep=keep)
-        store._db.execute("pragma synchronous = off")  # a page a commit, and no waiting
-        for batch in written:
-            store.write(batch)
-            self.feed.publish(batch)
-        self.journal = stack.enter_context(
-            journal_of(store, published=self.feed.publish)
-        )
+    journal: Journal
+    feed: Feed
 
-    def cursor(
-        self,
-        wanted: Wanted = EVERYTHING,
-        *,
-        position: int = 0,
-    ) -> Cursor:
-        return Cursor(
-            self.journal,
-            self.feed,
-            wanted=wanted,
-            position=position,
-        )
+    def cursor(self, wanted: Wanted = EVERYTHING, *, position: int = 0) -> Cursor:
+        return Cursor(self.journal, self.feed, wanted=wanted, position=position)
 
 
 @pytest.fixture
@@ -87,8 +72,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def log_of(written: Sequence[Batch], folder: Path, *, keep: int) -> Iterator[Log]:
-    with closing(Store(folder)) as store, ExitStack() as stack:
-        yield Log(store, written, stack, keep=keep)
+    feed = Feed(keep=keep)
+    with closing(Store(folder)) as store:
+        store._db.execute("pragma synchronous = off")  # a page a commit, and no waiting
+        for batch in written:
+            store.write(batch)
+            feed.publish(batch)
+        with journal_of(store, published=feed.publish) as journal:
+            yield Log(journal, feed)
 
 
 async def all_of(cursor: Cursor, limit: int = 1_000) -> list[Logged | Gap]:
@@ -109,6 +100,14 @@ def trim(log: Log, *, below: int) -> None:
     store.trim(oldest_ms=1, most_bytes=2**40, idle_ms=0)
     log.journal.first, _ = store.bounds()
     assert log.journal.first == below
+
+
+def of(gateway: str | None, *kinds: str) -> Wanted:
+    return Wanted(gateway, frozenset(kinds or KINDS))
+
+
+def seqs(taken: Sequence[Logged | Gap]) -> list[int]:
+    return [record.seq for record in taken]
 
 
 # --- memory and disk -----------------------------------------------------------------
@@ -138,25 +137,20 @@ def test_a_reader_is_given_the_same_from_memory_and_from_disk(
     position: int,
     limit: int,
 ) -> None:
-    seqs = count(1)
-    written = [
-        Batch(
-            [
-                record(seq := next(seqs), *one)._replace(uid=UIDS[seq % 3])
-                for one in commit
-            ],
-            [0.0] * len(commit),
-        )
-        for commit in commits
-    ]
-    everything = [one for batch in written for one in batch.records]
+    numbers = count(1)
+    written = list[Batch]()
+    for commit in commits:
+        made = [record(next(numbers), *drawn) for drawn in commit]
+        made = [each._replace(uid=UIDS[each.seq % 3]) for each in made]
+        written.append(Batch([*made], [0.0] * len(commit)))
+    everything = [each for batch in written for each in batch.records]
     expected = [
-        one
-        for one in everything
-        if one.seq > position
-        and one.kind in wanted.kinds
-        and wanted.gateway in (None, one.gateway, one.from_gateway)
-        and wanted.uid in (None, one.uid)
+        each
+        for each in everything
+        if each.seq > position
+        and each.kind in wanted.kinds
+        and wanted.gateway in (None, each.gateway, each.from_gateway)
+        and wanted.uid in (None, each.uid)
     ]
     folder = tmp_path_factory.mktemp("state")
     with log_of(written, folder, keep=10**6) as log:
@@ -171,11 +165,10 @@ def test_a_reader_is_given_the_same_from_memory_and_from_disk(
             assert cursor.position >= len(everything)
 
 
-async def test_what_is_in_memory_is_given_without_the_disk(folder: Path) -> None:
+async def test_records_in_memory_are_given_without_the_disk(folder: Path) -> None:
     with log_of(batches([3, 3]), folder, keep=6) as log:
         log.journal.store.path.unlink()
-        taken = await all_of(log.cursor())
-    assert [one.seq for one in taken] == [1, 2, 3, 4, 5, 6]
+        assert seqs(await all_of(log.cursor())) == [1, 2, 3, 4, 5, 6]
 
 
 async def test_an_entry_is_encoded_once_for_all_readers(folder: Path) -> None:
@@ -202,8 +195,8 @@ async def test_records_with_much_to_carry_are_given_in_bounded_parts(
         while cursor.is_behind:
             most = 10 * MAX_TEXT_BYTES
             parts.append(await cursor.take(1_000, wall_ms=WALL_MS, most_bytes=most))
-    assert [one.record.seq for part in parts for one in part] == [*range(1, 202)]
-    sizes = [sum(len(one.encoded) for one in part) for part in parts]
+    assert [entry.record.seq for part in parts for entry in part] == [*range(1, 202)]
+    sizes = [sum(len(entry.encoded) for entry in part) for part in parts]
     bounded = most + PAGE_BYTES + MAX_TEXT_BYTES
     assert max(sizes) <= bounded < sum(sizes) / 4
 
@@ -211,35 +204,28 @@ async def test_records_with_much_to_carry_are_given_in_bounded_parts(
 # --- bounds --------------------------------------------------------------------------
 
 
-def reach(feed: Feed) -> int:
-    """The oldest record in memory."""
-    return next(after for after in range(100) if feed.reaches(after)) + 1
-
-
-def test_the_tail_is_bounded_in_records_and_lets_whole_commits_go() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "kept"), [([4, 4, 4], 8), ([4, 25], 25)], ids=["whole commits", "newest"]
+)
+def test_the_tail_is_bounded_and_lets_whole_commits_but_the_newest_go(
+    sizes: list[int], kept: int
+) -> None:
     feed = Feed(keep=10)
-    for batch in batches([4, 4, 4]):
+    for batch in batches(sizes):
         feed.publish(batch)
-    assert reach(feed) == 5
-    assert len(list(feed.since(0, EVERYTHING))) == 8
+    oldest = next(after for after in range(100) if feed.reaches(after)) + 1
+    assert oldest == 5
+    assert len(list(feed.since(0, EVERYTHING))) == kept
 
 
-def test_what_timers_carry_counts_for_as_much_memory_as_it_takes() -> None:
+def test_what_timers_carry_counts_for_the_memory_it_takes() -> None:
     feed = Feed(keep=100)
     for seq, payload in enumerate(["", "p" * 4_096, "p" * 4_092 + "\N{BUG}"] * 9, 1):
         timer = TimerRecord(seq, TIMER, "g", "k", payload, None, 0, 1, 0)
         feed.publish(Batch([timer], [0.0]))
-    kept = [one.record for one in feed.since(0, EVERYTHING)]
+    kept = seqs([entry.record for entry in feed.since(0, EVERYTHING)])
     assert 3 <= len(kept) <= 9
-    assert [one.seq for one in kept] == [*range(28 - len(kept), 28)]
-
-
-def test_the_newest_commit_stays_however_large_it_is() -> None:
-    feed = Feed(keep=10)
-    for batch in batches([4, 25]):
-        feed.publish(batch)
-    assert reach(feed) == 5
-    assert len(list(feed.since(0, EVERYTHING))) == 25
+    assert kept == [*range(28 - len(kept), 28)]
 
 
 def test_a_feed_of_nothing_reaches_nowhere() -> None:
@@ -249,57 +235,39 @@ def test_a_feed_of_nothing_reaches_nowhere() -> None:
     assert list(feed.since(0, EVERYTHING)) == []
 
 
-def test_a_commit_rings_once_for_each_who_asked_for_it() -> None:
-    feed, rung = Feed(keep=10), list[str]()
-
-    def one() -> None:
-        rung.append("one")
-
-    feed.ring_at_commit(one)
-    feed.ring_at_commit(one)
+def test_a_commit_notifies_each_caller_that_asked_once() -> None:
+    feed, notified = Feed(keep=10), list[str]()
+    notify = partial(notified.append, "caller")
+    feed.ring_at_commit(notify)
+    feed.ring_at_commit(notify)
     feed.publish(Batch())  # of marks only: a pong may be waiting for it
     feed.publish(batches([1])[0])
-    assert rung == ["one"]
+    assert notified == ["caller"]
 
 
-async def test_a_commit_rings_those_it_concerns_and_moves_the_others_past(
-    folder: Path,
-) -> None:
+async def test_a_commit_notifies_only_the_readers_it_concerns(folder: Path) -> None:
     with log_of([], folder, keep=10) as log:
-        everyone = log.cursor()
-        other = log.cursor(Wanted("nobody", frozenset(KINDS)))
-        behind = log.cursor(Wanted("nobody", frozenset(KINDS)), position=-1)
-        rung = list[str]()
+        everyone, other = log.cursor(), log.cursor(of("nobody"))
+        behind = log.cursor(of("nobody"), position=-1)
+        notified = list[str]()
         for name, cursor in {"all": everyone, "other": other, "behind": behind}.items():
-            log.feed.follow(cursor, partial(rung.append, name))
+            log.feed.follow(cursor, partial(notified.append, name))
         (batch,) = batches([3])
         log.feed.publish(batch)
-        assert rung == ["all"]
+        assert notified == ["all"]
         assert (everyone.position, other.position, behind.position) == (0, 3, -1)
         log.feed.unfollow(everyone)
         log.feed.unfollow(everyone)
         log.feed.publish(batch)
-        assert rung == ["all"]
+        assert notified == ["all"]
 
 
 # --- positions, kinds, gaps ------------------------------------------------------------
 
 
-async def test_a_reader_is_behind_until_it_was_given_everything(folder: Path) -> None:
-    with log_of(batches([2]), folder, keep=10) as log:
-        cursor = log.cursor(position=1)
-        assert cursor.is_behind
-        await cursor.take(1, wall_ms=WALL_MS)
-        assert not cursor.is_behind
-        assert not log.cursor(position=2).is_behind
-        assert not log.cursor(position=99).is_behind
-
-
-async def test_what_does_not_concern_a_reader_moves_it_on_without_an_entry(
-    folder: Path,
-) -> None:
+async def test_records_of_others_move_a_reader_on_in_one_step(folder: Path) -> None:
     with log_of(batches([5]), folder, keep=10) as log:
-        cursor = log.cursor(Wanted("nobody", frozenset(KINDS)))
+        cursor = log.cursor(of("nobody"))
         assert await cursor.take(1, wall_ms=WALL_MS) == []
         assert cursor.position == 5
 
@@ -311,76 +279,52 @@ async def test_past_the_retention_a_gap_comes_first_whatever_the_kinds(
     with log_of(batches([6, 4]), folder, keep=10) as log:
         log.feed = Feed(keep=10)
         trim(log, below=7)
-        cursor = log.cursor(Wanted(None, frozenset(kinds)), position=2)
-        gap, *rest = await all_of(cursor)
-    assert gap == Gap(3, 7, WALL_MS)
-    assert gap.seq == 6
-    assert [one.seq for one in rest] == ([7, 8, 9, 10] if "online" in kinds else [])
+        wanted = Wanted(None, frozenset(kinds))
+        gap, *rest = await all_of(log.cursor(wanted, position=2))
+        assert gap == Gap(3, 7, WALL_MS)
+        assert gap.seq == 6
+        assert seqs(rest) == ([7, 8, 9, 10] if "online" in kinds else [])
+        # To a reader that lost nothing there is no gap.
+        assert await all_of(log.cursor(wanted, position=6)) == rest
 
 
-async def test_no_gap_where_nothing_was_lost(folder: Path) -> None:
-    with log_of(batches([6, 4]), folder, keep=10) as log:
-        log.feed = Feed(keep=10)
-        trim(log, below=7)
-        taken = await all_of(log.cursor(position=6))
-    assert [one.seq for one in taken] == [7, 8, 9, 10]
-    assert all(isinstance(one, Record) for one in taken)
-
-
-async def test_what_is_still_in_memory_is_given_though_it_left_the_disk(
-    folder: Path,
-) -> None:
+async def test_records_in_memory_outlive_those_on_disk(folder: Path) -> None:
     with log_of(batches([6, 4]), folder, keep=10) as log:
         trim(log, below=7)
-        taken = await all_of(log.cursor(position=2))
-    assert [one.seq for one in taken] == [3, 4, 5, 6, 7, 8, 9, 10]
+        assert seqs(await all_of(log.cursor(position=2))) == [3, 4, 5, 6, 7, 8, 9, 10]
 
 
-async def test_a_trim_of_what_did_not_concern_a_reader_is_no_gap_to_it(
-    folder: Path,
-) -> None:
-    cursors = {("gateway", "idle"): CursorRow(2, 1, None)}
-    with log_of([Batch(cursors=cursors), *batches([6, 4])], folder, keep=1) as log:
+async def test_a_trim_is_a_gap_only_to_cursors_it_concerned(folder: Path) -> None:
+    rows = {("gateway", name): CursorRow(2, 1, None) for name in ("g", "idle")}
+    with log_of([Batch(cursors=rows), *batches([6, 4])], folder, keep=1) as log:
         log.feed = Feed(keep=1)
         trim(log, below=7)
-        taken = await all_of(log.cursor(Wanted("idle", frozenset(KINDS)), position=2))
-    assert taken == []
+        assert await all_of(log.cursor(of("idle"), position=2)) == []
+        gap, *rest = await all_of(log.cursor(of("g"), position=2))
+    assert gap == Gap(3, 7, WALL_MS)
+    assert len(rest) == 4
 
 
-async def test_a_trim_in_steps_is_a_gap_to_a_reader_that_the_first_of_them_concerned(
-    folder: Path,
-) -> None:
-    cursors = {("gateway", "g"): CursorRow(2, 1, None)}
+async def test_a_trim_in_steps_is_one_gap_in_all(folder: Path) -> None:
+    rows = {("gateway", "g"): CursorRow(2, 1, None)}
     others = [record(seq)._replace(gateway="h") for seq in range(7, 11)]
-    written = [Batch(cursors=cursors), *batches([6])]
-    written += [Batch([one], [0.0]) for one in others]
+    written = [Batch(cursors=rows), *batches([6])]
+    written += [Batch([other], [0.0]) for other in others]
     with log_of(written, folder, keep=1) as log:
         log.feed = Feed(keep=1)
         for below in (7, 8, 9, 10):
             trim(log, below=below)
-        taken = await all_of(log.cursor(Wanted("g", frozenset(KINDS)), position=2))
+        taken = await all_of(log.cursor(of("g"), position=2))
     assert taken == [Gap(3, 10, WALL_MS)]
-
-
-async def test_a_stored_cursor_that_lost_something_meets_a_gap(folder: Path) -> None:
-    cursors = {("gateway", "g"): CursorRow(2, 1, None)}
-    with log_of([Batch(cursors=cursors), *batches([6, 4])], folder, keep=1) as log:
-        log.feed = Feed(keep=1)
-        trim(log, below=7)
-        wanted = Wanted("g", frozenset(KINDS))
-        gap, *rest = await all_of(log.cursor(wanted, position=2))
-    assert gap == Gap(3, 7, WALL_MS)
-    assert len(rest) == 4
 
 
 async def test_a_damaged_page_is_a_gap_between_what_can_be_read(folder: Path) -> None:
     with log_of(batches([3, 3, 4]), folder, keep=1) as log:
         log.feed = Feed(keep=1)
-        log.journal.store._db.execute(
-            "update log set records = zeroblob(9) where last = 6"
-        )
+        db = log.journal.store._db
+        db.execute("update log set records = zeroblob(9) where last = 6")
         taken = await all_of(log.cursor(position=1))
-        mine = await all_of(log.cursor(Wanted("g", frozenset({"moved"})), position=4))
-    assert [one.seq for one in taken] == [2, 3, 6, 7, 8, 9, 10]
+        mine = await all_of(log.cursor(of("g", "moved"), position=4))
+    assert seqs(taken) == [2, 3, 6, 7, 8, 9, 10]
     assert taken[2] == Gap(4, 7, WALL_MS)
     assert mine == [Gap(5, 7, WALL_MS)]

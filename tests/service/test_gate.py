@@ -26,31 +26,34 @@ def gate(refused: list[HttpRefusal], app: ASGIApp = echo, *checks: Any) -> Gate:
     return Gate(app, checks, refused.append, max_body_bytes=MOST)
 
 
+def in_pieces(size: int, piece: int) -> list[bytes]:
+    return [b"x" * min(piece, size - at) for at in range(0, size, piece)]
+
+
 @pytest.mark.parametrize("size", [0, 1, MOST])
 @pytest.mark.parametrize("piece", [1, 300, MOST])
 async def test_a_page_gets_the_whole_body_at_once(size: int, piece: int) -> None:
     refused: list[HttpRefusal] = []
-    pieces = [b"x" * min(piece, size - at) for at in range(0, size, piece)]
-    answer = await ask(gate(refused), "POST", "/", pieces=pieces)
+    answer = await ask(gate(refused), "POST", "/", pieces=in_pieces(size, piece))
     assert (answer.status, answer.body, refused) == (200, b"x" * size, [])
 
 
-@pytest.mark.parametrize("piece", [1, 300, MOST + 1])
-async def test_a_byte_more_is_refused(piece: int) -> None:
+@pytest.mark.parametrize(
+    ("pieces", "headers"),
+    [
+        *((in_pieces(MOST + 1, piece), {}) for piece in (1, 300, MOST + 1)),
+        ([], {"content-length": str(MOST + 1)}),  # which is not read
+    ],
+    ids=["bytes", "pieces", "at once", "unread"],
+)
+async def test_a_byte_more_is_refused(
+    pieces: list[bytes], headers: dict[str, str]
+) -> None:
     refused: list[HttpRefusal] = []
-    pieces = [b"x" * min(piece, MOST + 1 - at) for at in range(0, MOST + 1, piece)]
-    answer = await ask(gate(refused), "POST", "/", pieces=pieces)
+    answer = await ask(gate(refused), "POST", "/", pieces=pieces, headers=headers)
     assert (answer.status, refused) == (413, [HttpRefusal.BODY])
-    assert (
-        "more than 1000 bytes; send less, or raise http.max_body_bytes" in answer.error
-    )
-
-
-async def test_a_body_that_says_that_it_is_larger_is_refused_unread() -> None:
-    refused: list[HttpRefusal] = []
-    said = {"content-length": str(MOST + 1)}
-    answer = await ask(gate(refused), "POST", "/", headers=said)
-    assert (answer.status, refused) == (413, [HttpRefusal.BODY])
+    told = "more than 1000 bytes; send less, or raise http.max_body_bytes"
+    assert told in answer.error
 
 
 async def test_every_answer_says_what_a_browser_may_do_with_it() -> None:
@@ -68,7 +71,7 @@ async def test_every_answer_says_what_a_browser_may_do_with_it() -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PRI"])
-async def test_nothing_but_reading_passes_where_one_only_reads(method: str) -> None:
+async def test_other_paths_take_only_get_and_head(method: str) -> None:
     refused: list[HttpRefusal] = []
     answer = await ask(gate(refused, echo, only_reads({"/in"})), method, "/")
     assert (answer.status, refused) == (405, [HttpRefusal.METHOD])
@@ -76,7 +79,7 @@ async def test_nothing_but_reading_passes_where_one_only_reads(method: str) -> N
     assert "what changes something is on admin.sock" in answer.error
 
 
-async def test_where_one_may_post_one_may() -> None:
+async def test_a_path_for_forms_takes_a_post() -> None:
     door = gate([], echo, only_reads({"/in"}))
     assert (await ask(door, "POST", "/in", pieces=[b"x"])).body == b"x"
     answer = await ask(door, "PUT", "/in")
@@ -86,7 +89,7 @@ async def test_where_one_may_post_one_may() -> None:
 @pytest.mark.parametrize(
     "hosts", [[], ["localhost", "localhost"], ["localhost", "evil.example"]]
 )
-async def test_exactly_one_host_is_asked_by(hosts: list[str]) -> None:
+async def test_a_request_has_exactly_one_host(hosts: list[str]) -> None:
     refused: list[HttpRefusal] = []
     door = gate(refused, echo, asked_by_a_name_in({"localhost"}))
     headers = [("accept", "*/*"), *(("host", host) for host in hosts)]
@@ -106,9 +109,7 @@ async def test_the_first_check_that_refuses_answers_and_the_page_is_not_asked() 
     assert (answer.status, refused) == (421, [HttpRefusal.HOST])
 
 
-async def test_a_page_that_fails_is_told_and_the_next_one_of_its_sort_is_not(
-    autojump_clock: MockClock,
-) -> None:
+async def test_pages_that_fail_are_logged_once(autojump_clock: MockClock) -> None:
     async def page(scope: Scope, receive: Receive, send: Send) -> None:
         await Response(status_code=500)(scope, receive, send)
         raise RuntimeError("out of order")

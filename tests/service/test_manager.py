@@ -1,21 +1,23 @@
-"""What a service manager hands over and is told: its protocols, on real sockets."""
+"""The protocols of a service manager: sockets it hands over, and what it is sent."""
 
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import structlog
 import trio
 from trio.testing import MockClock
 
 from liveness.errors import StartError
 from liveness.service.manager import TELL_EVERY_S, Manager, handed_over
 from liveness.service.sidecar import HAND_DEAD_S
-from tests.service.rig import running
+from tests.service.rig import Rig
 
 PID = 7
+
+Lines = list[Any]
 
 
 def environ(names: str, count: str = "", pid: int = PID) -> dict[str, str]:
@@ -67,9 +69,8 @@ def test_sockets_of_other_names_are_refused(names: str, count: str) -> None:
 
 @pytest.mark.parametrize("count", ["two", "", "-1", "1\n2", "9" * 5_000])
 def test_a_count_of_sockets_that_is_no_number_is_one_line(count: str) -> None:
-    given = {"LISTEN_PID": str(PID), "LISTEN_FDS": count, "LISTEN_FDNAMES": "gateway"}
     with pytest.raises(StartError) as caught:
-        handed_over(given, PID)
+        handed_over({**environ("gateway"), "LISTEN_FDS": count}, PID)
     assert str(caught.value).startswith(f"LISTEN_FDS={count!r} is no number of sockets")
     assert len(str(caught.value).splitlines()) == 1
 
@@ -102,7 +103,7 @@ async def test_what_is_handed_over_is_used_as_it_is(
             sock.accept()
 
 
-async def test_without_one_of_that_name_there_is_none(
+async def test_a_name_that_was_not_handed_over_has_no_socket(
     handed: socket.socket, path: Path
 ) -> None:
     assert unused(handed.dup()).socket("admin", path) is None
@@ -151,15 +152,17 @@ async def test_what_does_not_listen_for_gateways_is_refused(
         unused(sock.dup()).socket("gateway", path)
 
 
-# --- what it is told ------------------------------------------------------------------
+# --- notifications --------------------------------------------------------------------
 
 
 class Told:
     """The other end of `NOTIFY_SOCKET`."""
 
     def __init__(self, address: str) -> None:
+        self.address = address
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.sock.bind(address)
+        name = address.removeprefix("@")
+        self.sock.bind(address if name == address else f"\0{name}")
         self.sock.setblocking(False)
 
     def __call__(self) -> list[list[str]]:
@@ -172,48 +175,44 @@ class Told:
                 return found
 
 
-@pytest.fixture(params=["path", "abstract"])
-def told(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Told]]:
-    name = str(tmp_path / "notify")
-    if request.param == "abstract":
-        name = f"@liveness-{os.getpid()}"
-    told = Told(name.replace("@", "\0", 1) if name.startswith("@") else name)
+@pytest.fixture
+def notify(tmp_path: Path) -> Iterator[Told]:
+    told = Told(str(tmp_path / "notify"))
     with told.sock:
-        yield name, told
+        yield told
 
 
-async def test_the_manager_is_told_in_lines(told: tuple[str, Told]) -> None:
-    address, lines = told
-    await Manager({"NOTIFY_SOCKET": address}, PID).tell("READY=1", "STATUS=so and so")
-    assert lines() == [["READY=1", "STATUS=so and so"]]
+async def test_the_manager_is_sent_lines(notify: Told) -> None:
+    abstract = Told(f"@liveness-{os.getpid()}")
+    with abstract.sock:
+        for told in (notify, abstract):
+            manager = Manager({"NOTIFY_SOCKET": told.address}, PID)
+            await manager.tell("READY=1", "STATUS=so and so")
+            assert told() == [["READY=1", "STATUS=so and so"]]
 
 
-async def test_without_a_manager_nobody_is_told_and_nothing_goes_on() -> None:
-    manager = Manager({"WATCHDOG_USEC": "1"}, PID)
-    await manager.tell("READY=1")
+async def test_without_a_manager_nothing_is_sent() -> None:
+    await Manager({"WATCHDOG_USEC": "1"}, PID).tell("READY=1")
 
 
-async def test_a_manager_that_cannot_be_told_is_logged_once_a_minute(
-    tmp_path: Path, autojump_clock: MockClock
+async def test_a_manager_that_is_gone_is_logged_once_a_minute(
+    tmp_path: Path, autojump_clock: MockClock, said: Lines
 ) -> None:
     manager = Manager({"NOTIFY_SOCKET": str(tmp_path / "gone")}, PID)
-    with structlog.testing.capture_logs() as logs:
-        await manager.tell("READY=1")
-        await manager.tell("STATUS=2")
-    (line,) = logs
+    await manager.tell("READY=1")
+    await manager.tell("STATUS=2")
+    (line,) = said
     assert line["event"] == "the service manager cannot be told how it goes"
     assert (line["lost"], line["log_level"]) == ("READY=1", "warning")
 
 
 async def test_a_manager_that_reads_nothing_is_not_waited_for(
-    tmp_path: Path, autojump_clock: MockClock
+    notify: Told, autojump_clock: MockClock, said: Lines
 ) -> None:
-    told = Told(str(tmp_path / "notify"))
-    manager = Manager({"NOTIFY_SOCKET": str(tmp_path / "notify")}, PID)
-    with told.sock, structlog.testing.capture_logs() as logs:
-        while not logs:  # until its buffer is full
-            await manager.tell("STATUS=more")
-    assert logs[0]["error"] == "it reads nothing"
+    manager = Manager({"NOTIFY_SOCKET": notify.address}, PID)
+    while not said:  # until its buffer is full
+        await manager.tell("STATUS=more")
+    assert said[0]["error"] == "it reads nothing"
 
 
 @pytest.mark.parametrize(
@@ -225,52 +224,46 @@ async def test_a_manager_that_reads_nothing_is_not_waited_for(
         ({"WATCHDOG_USEC": "20000000", "WATCHDOG_PID": str(PID + 1)}, 0.0),
     ],
 )
-async def test_a_sign_of_life_is_given_to_who_wants_it_of_us(
+async def test_a_sign_of_life_is_given_to_a_manager_that_wants_it(
     given: dict[str, str], seconds: float
 ) -> None:
     assert Manager(given, PID).watchdog_s == seconds
 
 
-async def test_the_sign_of_life_ends_when_the_hand_stands_still_and_comes_back(
-    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+async def test_the_sign_of_life_ends_while_the_hand_stands_still(
+    rig: Rig, said: Lines, notify: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = str(tmp_path / "notify")
-    told = Told(address)
-    manager = Manager({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "4000000"}, PID)
-    with told.sock, structlog.testing.capture_logs() as logs:
-        async with running(tmp_path) as rig, trio.open_nursery() as nursery:
-            nursery.start_soon(manager.keep_told, rig.sidecar)
-            await trio.sleep(20.5)
-            status = "STATUS=ready, 0 users online"
-            assert told() == [["WATCHDOG=1", status]] * 11
-            # What a hand is that moves no more: it is called, and does nothing.
-            with monkeypatch.context() as stuck:
-                stuck.setattr(rig.engine, "turn", lambda: trio.current_time() + 1)
-                await trio.sleep(60)
-                assert rig.sidecar.why_ill()
-            signs = told()
-            alive = [lines for lines in signs if "WATCHDOG=1" in lines]
-            assert len(alive) <= HAND_DEAD_S / 2 + 1
-            assert signs[-1][0].startswith("STATUS=not ready: the hand stands still")
-            await trio.sleep(4)
-            assert told()[-1] == ["WATCHDOG=1", status]
-            nursery.cancel_scope.cancel()
-    ill = [line for line in logs if line["log_level"] == "error"]
+    given = {"NOTIFY_SOCKET": notify.address, "WATCHDOG_USEC": "4000000"}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Manager(given, PID).keep_told, rig.sidecar)
+        await trio.sleep(20.5)
+        status = "STATUS=ready, 0 users online"
+        assert notify() == [["WATCHDOG=1", status]] * 11
+        # What a hand is that moves no more: it is called, and does nothing.
+        with monkeypatch.context() as stuck:
+            stuck.setattr(rig.engine, "turn", lambda: trio.current_time() + 1)
+            await trio.sleep(60)
+            assert rig.sidecar.why_ill()
+        signs = notify()
+        alive = [lines for lines in signs if "WATCHDOG=1" in lines]
+        assert len(alive) <= HAND_DEAD_S / 2 + 1
+        assert signs[-1][0].startswith("STATUS=not ready: the hand stands still")
+        await trio.sleep(4)
+        assert notify()[-1] == ["WATCHDOG=1", status]
+        nursery.cancel_scope.cancel()
+    ill = [line for line in said if line["log_level"] == "error"]
     assert ill[0]["event"] == "the service manager gets no sign of life"
 
 
-async def test_without_a_watchdog_only_the_status_is_told(
-    tmp_path: Path, jumping: MockClock
+async def test_without_a_watchdog_only_the_status_is_sent(
+    rig: Rig, notify: Told
 ) -> None:
-    address = str(tmp_path / "notify")
-    told = Told(address)
-    manager = Manager({"NOTIFY_SOCKET": address}, PID)
-    with told.sock:
-        async with running(tmp_path) as rig, trio.open_nursery() as nursery:
-            nursery.start_soon(manager.keep_told, rig.sidecar)
-            await trio.sleep(TELL_EVERY_S + 1)
-            nursery.cancel_scope.cancel()
-        assert told() == [["STATUS=ready, 0 users online"]] * 2
+    async with trio.open_nursery() as nursery:
+        given = {"NOTIFY_SOCKET": notify.address}
+        nursery.start_soon(Manager(given, PID).keep_told, rig.sidecar)
+        await trio.sleep(TELL_EVERY_S + 1)
+        nursery.cancel_scope.cancel()
+    assert notify() == [["STATUS=ready, 0 users online"]] * 2
 
 
 @pytest.mark.parametrize(
@@ -282,8 +275,6 @@ async def test_without_a_watchdog_only_the_status_is_told(
         ("WATCHDOG_USEC", "9" * 400),
     ],
 )
-async def test_what_no_manager_says_is_refused_by_its_name(
-    name: str, value: str
-) -> None:
+async def test_what_no_manager_says_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(StartError, match=rf"^{name}='{value}' is "):
         Manager({name: value}, PID)

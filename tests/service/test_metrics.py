@@ -67,18 +67,18 @@ def by_label(family: Metric) -> dict[str, float]:
     return {next(iter(s.labels.values())): s.value for s in family.samples}
 
 
+def gateway(name: str, **values: Any) -> GatewayNow:
+    usual = {"users": 10, "unacked": 0, "timeout_s": 30.0, "interval_s": None}
+    return GatewayNow(name=name, mutes=0, **{**usual, **values})
+
+
 def gateways(number: int) -> list[GatewayNow]:
-    return [
-        GatewayNow(
-            name=f"g{n}",
-            users=10,
-            unacked=n,
-            timeout_s=30.0 + n,
-            interval_s=None,
-            mutes=0,
-        )
-        for n in range(number)
-    ]
+    return [gateway(f"g{n}", unacked=n, timeout_s=30.0 + n) for n in range(number)]
+
+
+def users_of(*crowd: GatewayNow) -> dict[str, float]:
+    families = scraped(Counts(), replace(NOW, gateways=[*crowd]))
+    return by_label(families["liveness_gateway_users"])
 
 
 def series(families: dict[str, Metric]) -> set[tuple[str, frozenset[Any]]]:
@@ -129,24 +129,16 @@ def test_the_first_64_gateways_have_names_and_the_others_share_one() -> None:
         assert sum(unacked.values()) == sum(range(number))
 
 
-def test_a_gateway_that_is_itself_called_other_is_counted_with_them() -> None:
-    crowd = [
-        GatewayNow(
-            name="other", users=1, unacked=1, timeout_s=30.0, interval_s=None, mutes=0
-        ),
-        *gateways(MOST_GATEWAYS),
-    ]
-    users = by_label(
-        scraped(Counts(), replace(NOW, gateways=crowd))["liveness_gateway_users"]
-    )
+def test_a_gateway_called_other_is_counted_with_the_others() -> None:
+    users = users_of(gateway("other", users=1), *gateways(MOST_GATEWAYS))
     assert len(users) == MOST_GATEWAYS
     assert users["other"] == 11
 
 
-def test_what_cannot_be_added_up_is_told_of_the_first_64_gateways_alone() -> None:
+def test_what_cannot_be_added_up_is_shown_for_the_first_64_gateways_alone() -> None:
     crowd = gateways(MOST_GATEWAYS + 1)
-    crowd[1] = replace(crowd[1], interval_s=12.5, mutes=0)
-    crowd[-1] = replace(crowd[-1], interval_s=20.0, mutes=0)
+    crowd[1] = replace(crowd[1], interval_s=12.5)
+    crowd[-1] = replace(crowd[-1], interval_s=20.0)
     families = scraped(Counts(), replace(NOW, gateways=crowd))
     timeouts = by_label(families["liveness_gateway_timeout_seconds"])
     assert timeouts == {f"g{n}": 30.0 + n for n in range(MOST_GATEWAYS)}
@@ -154,14 +146,8 @@ def test_what_cannot_be_added_up_is_told_of_the_first_64_gateways_alone() -> Non
 
 
 @pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\\b", "é👩‍🚀", " "])
-def test_whatever_a_gateway_is_called_its_name_survives_the_text(name: str) -> None:
-    crowd = [
-        GatewayNow(
-            name=name, users=7, unacked=0, timeout_s=30.0, interval_s=None, mutes=0
-        )
-    ]
-    families = scraped(Counts(), replace(NOW, gateways=crowd))
-    assert by_label(families["liveness_gateway_users"]) == {name: 7}
+def test_any_name_of_a_gateway_survives_the_text(name: str) -> None:
+    assert users_of(gateway(name, users=7)) == {name: 7}
 
 
 # --- histograms ------------------------------------------------------------------------
@@ -176,13 +162,13 @@ def test_a_histogram_counts_at_or_below_each_bound_and_ends_with_all() -> None:
 
 
 @pytest.mark.parametrize("bounds", [LATENESS_S, COMMIT_S])
-def test_bounds_rise_and_are_told_exactly(bounds: tuple[float, ...]) -> None:
+def test_bounds_rise_and_are_shown_exactly(bounds: tuple[float, ...]) -> None:
     assert list(bounds) == sorted(set(bounds))
     shown = [bound for bound, _ in Histogram(bounds).cumulative()]
     assert [float(bound) for bound in shown] == [*bounds, float("inf")]
 
 
-def test_lateness_is_told_by_stage_as_buckets_count_and_sum() -> None:
+def test_lateness_is_shown_by_stage_as_buckets_count_and_sum() -> None:
     counts = Counts()
     counts.lateness["decided"].observe(0.03)
     counts.lateness["decided"].observe(0.3)

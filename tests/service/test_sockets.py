@@ -1,5 +1,6 @@
 """Unix sockets: strict from the first moment, and nobody else's file is touched."""
 
+import errno
 import os
 import socket
 import stat
@@ -96,7 +97,7 @@ def replaced_by_a_link(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("event", ["open", "os.chmod"])
-def test_what_took_its_place_as_it_was_made_is_not_opened_to_others(
+def test_a_file_put_in_its_place_is_not_opened_to_others(
     path: Path, event: str
 ) -> None:
     secret = path.with_name("secret")
@@ -111,24 +112,18 @@ def test_what_took_its_place_as_it_was_made_is_not_opened_to_others(
     assert mode(secret) == 0o600
 
 
-def test_the_file_is_there_while_we_listen_and_gone_afterwards(path: Path) -> None:
-    with listening(path):
+def test_the_file_is_there_as_long_as_it_listens(path: Path) -> None:
+    with listening(path) as listener:
         assert path.is_socket()
-    assert not path.exists()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert not os.path.lexists(path)
 
 
-def test_it_is_gone_after_a_failure_too(path: Path) -> None:
+def test_the_file_is_gone_after_a_failure_too(path: Path) -> None:
     with pytest.raises(ZeroDivisionError), listening(path):
         raise ZeroDivisionError
     assert not path.exists()
-
-
-def test_accepting_never_blocks(path: Path) -> None:
-    with (
-        listening(path) as listener,
-        pytest.raises(BlockingIOError),
-    ):
-        listener.accept()
 
 
 def test_a_file_left_by_a_crash_is_replaced(path: Path) -> None:
@@ -147,25 +142,20 @@ def test_a_socket_that_is_served_is_refused_and_goes_on(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
         other.bind(str(path))
         other.listen(backlog)
-        waiting = [connect(path)]  # at 0 the backlog is full by now
-        with (
-            pytest.raises(StartError, match="another process serves there; stop it"),
-            listening(path),
-        ):
-            pass
-        other.accept()[0].close()
-        assert path.is_socket()
-        for sock in waiting:
-            sock.close()
+        with connect(path):  # at 0 the backlog is full by now
+            is_refused(path, "another process serves there; stop it")
+            other.accept()[0].close()
+            assert path.is_socket()
+
+
+def is_refused(path: Path, why: str) -> None:
+    with pytest.raises(StartError, match=why), listening(path):
+        pass
 
 
 def test_a_file_that_is_no_socket_is_left_alone(path: Path) -> None:
     path.write_text("precious")
-    with (
-        pytest.raises(StartError, match="a file that is no socket; it was left alone"),
-        listening(path),
-    ):
-        pass
+    is_refused(path, "a file that is no socket; it was left alone")
     assert path.read_text() == "precious"
 
 
@@ -173,21 +163,14 @@ def test_a_link_to_a_stale_socket_is_not_followed(path: Path, tmp_path: Path) ->
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as crashed:
         crashed.bind(str(tmp_path / "target"))
     path.symlink_to(tmp_path / "target")
-    with pytest.raises(StartError, match="no socket"), listening(path):
-        pass
+    is_refused(path, "no socket")
     assert path.is_symlink()
     assert (tmp_path / "target").is_socket()
 
 
-def test_a_folder_that_is_missing_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "gateway.sock"
-    with (
-        pytest.raises(
-            StartError, match=f"socket {path}: it cannot be made .*No such file"
-        ),
-        listening(path),
-    ):
-        pass
+    is_refused(path, f"socket {path}: it cannot be made .*No such file")
 
 
 def test_the_file_of_a_successor_is_not_removed(path: Path) -> None:
@@ -200,7 +183,7 @@ def test_the_file_of_a_successor_is_not_removed(path: Path) -> None:
         assert greets(successor, path)
 
 
-def test_a_file_that_somebody_removed_meanwhile_is_not_missed(path: Path) -> None:
+def test_a_file_that_was_removed_meanwhile_is_not_missed(path: Path) -> None:
     with listening(path):
         path.unlink()
 
@@ -220,28 +203,23 @@ def test_it_knows_whether_its_path_leads_to_it(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    if path.is_dir():
-        path.rmdir()
-    else:
-        path.unlink()
+    path.unlink()
 
 
 def is_there(path: Path) -> bool:
     return os.path.lexists(path)
 
 
-async def test_made_anew_it_is_as_it_was_and_who_waits_to_accept_waits_on(
-    path: Path,
-) -> None:
+async def test_a_socket_made_anew_keeps_its_mode_and_who_accepts(path: Path) -> None:
     accepted: list[socket.socket] = []
     with listening(path, mode=0o666, group=os.getegid()) as listener:
         acceptor = Acceptor(listener, "gateway", Counter())
+
+        async def accept_one() -> None:
+            with trio.fail_after(10):
+                accepted.append(await acceptor.accept())
+
         with closing(connect(path)) as early, closing(listener.accept()[0]) as served:
-
-            async def accept_one() -> None:
-                with trio.fail_after(10):
-                    accepted.append(await acceptor.accept())
-
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(accept_one)
                 await trio.testing.wait_all_tasks_blocked()
@@ -263,7 +241,7 @@ async def test_its_folder_is_made_anew_too(path: Path) -> None:
     make_socket_folder(path)
     with listening(path) as listener:
         remove(path)
-        remove(path.parent)
+        path.parent.rmdir()
         listener.make_anew()
         assert greets(listener, path)
 
@@ -274,15 +252,13 @@ async def test_another_that_serves_there_now_is_left_alone(path: Path) -> None:
         with listening(path) as other:
             with pytest.raises(StartError, match="another process serves there"):
                 listener.make_anew()
-            other.accept()[0].close()  # who only looked
+            other.accept()[0].close()  # the connection that only looked
             assert greets(other, path)
         listener.make_anew()
         assert greets(listener, path)
 
 
-async def test_one_that_was_handed_over_is_its_managers_to_make_anew(
-    path: Path,
-) -> None:
+async def test_a_socket_that_was_handed_over_is_left_to_its_manager(path: Path) -> None:
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as managers:
         managers.bind(str(path))
         managers.listen()
@@ -294,3 +270,52 @@ async def test_one_that_was_handed_over_is_its_managers_to_make_anew(
             with pytest.raises(StartError, match="restart its unit"):
                 listener.make_anew()
             assert not is_there(path)
+
+
+# --- connections that are lost before they are accepted -------------------------------
+
+
+class Unlucky(socket.socket):
+    """A listening socket whose first connection is lost on the way."""
+
+    code = 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        sock, address = super().accept()
+        if self.code:
+            sock.close()
+            self.code, code = 0, self.code
+            raise OSError(code, "lost on the way")
+        return sock, address
+
+
+@pytest.mark.parametrize(
+    "code",
+    [errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ENETDOWN, errno.EHOSTUNREACH],
+)
+async def test_a_connection_lost_before_it_was_accepted_is_skipped(
+    path: Path, code: int
+) -> None:
+    put_off = Counter[str]()
+    with listening(path) as sock:
+        unlucky = Unlucky(fileno=sock.detach())
+        unlucky.code = code
+        with unlucky, trio.fail_after(10):
+            lost, kept = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+            with lost, kept:
+                lost.connect(str(path))
+                kept.connect(str(path))
+                kept.sendall(b"here")
+                with await Acceptor(unlucky, "gateway", put_off).accept() as accepted:
+                    assert accepted.recv(9) == b"here"
+    assert not put_off
+
+
+async def test_a_fault_of_ours_while_accepting_is_not_skipped(path: Path) -> None:
+    with listening(path) as sock:
+        unlucky = Unlucky(fileno=sock.detach())
+        unlucky.code = errno.EINVAL
+        with unlucky, socket.socket(socket.AF_UNIX) as one:
+            one.connect(str(path))
+            with pytest.raises(OSError, match="lost on the way"):
+                await Acceptor(unlucky, "gateway", Counter()).accept()

@@ -52,19 +52,14 @@ def test_without_a_file_there_is_no_token() -> None:
 @pytest.mark.parametrize(
     "text", [WORDS, f"{WORDS}\n", f" \t{WORDS}\r\n\r\n", "!" * 15 + "~"]
 )
-def test_a_token_is_read_without_what_surrounds_it(
+def test_a_token_is_read_without_the_space_around_it(
     tmp_path: Path, text: str, mode: int
 ) -> None:
-    token = read_token(written(tmp_path, text.encode(), mode))
-    assert token is not None
-    assert token.is_it(text.strip())
-
-
-def test_a_token_is_read_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(written(tmp_path, WORDS.encode()))
-    token = read_token(tmp_path / "link")
-    assert token is not None
-    assert token.is_it(WORDS)
+    (tmp_path / "link").symlink_to(written(tmp_path, text.encode(), mode))
+    for path in (tmp_path / "token", tmp_path / "link"):
+        token = read_token(path)
+        assert token is not None
+        assert token.is_it(text.strip())
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o601])
@@ -74,30 +69,31 @@ def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> 
     assert WORDS not in told
 
 
-def test_a_token_of_the_least_length_is_one_and_a_character_less_is_none(
-    tmp_path: Path,
+@pytest.mark.parametrize("size", [LEAST_CHARACTERS, MOST_BYTES])
+def test_a_file_at_the_bounds_is_read(tmp_path: Path, size: int) -> None:
+    assert read_token(written(tmp_path, b"x" * size)) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", "has 0 characters"),
+        (b"\n", "has 0 characters"),
+        (b" " * 100, "has 0 characters"),
+        (b"x" * (LEAST_CHARACTERS - 1), "has 15 characters; a token has 16 or more"),
+        (b"x" * (MOST_BYTES + 1), "more than 4096 bytes"),
+        *(
+            (WORDS.encode() + odd + WORDS.encode(), "other than printable ASCII")
+            for odd in (b" ", b"\t", b"\n", b"\0", b"\x7f", b"\xe9", b"\xff")
+        ),
+    ],
+    ids=lambda value: ascii(value)[-24:],
+)
+def test_a_file_that_holds_no_token_is_refused(
+    tmp_path: Path, text: bytes, why: str
 ) -> None:
-    assert read_token(written(tmp_path, b"x" * LEAST_CHARACTERS)) is not None
-    told = refused(written(tmp_path, b"x" * (LEAST_CHARACTERS - 1)))
-    assert "has 15 characters; a token has 16 or more" in told
-
-
-@pytest.mark.parametrize("text", [b"", b"\n", b" " * 100])
-def test_an_empty_file_is_refused(tmp_path: Path, text: bytes) -> None:
-    assert "has 0 characters" in refused(written(tmp_path, text))
-
-
-def test_a_file_of_the_most_bytes_is_read_and_one_more_is_refused(
-    tmp_path: Path,
-) -> None:
-    assert read_token(written(tmp_path, b"x" * MOST_BYTES)) is not None
-    assert "more than 4096 bytes" in refused(written(tmp_path, b"x" * (MOST_BYTES + 1)))
-
-
-@pytest.mark.parametrize("odd", [b" ", b"\t", b"\n", b"\0", b"\x7f", b"\xe9", b"\xff"])
-def test_what_no_header_can_say_is_refused(tmp_path: Path, odd: bytes) -> None:
-    told = refused(written(tmp_path, WORDS.encode() + odd + WORDS.encode()))
-    assert "other than printable ASCII" in told
+    told = refused(written(tmp_path, text))
+    assert why in told
     assert WORDS not in told
 
 
@@ -112,7 +108,7 @@ def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_who_says_the_token_has_it(token: Token, scheme: str) -> None:
+def test_a_header_with_the_token_is_accepted(token: Token, scheme: str) -> None:
     assert token.is_said_by(f"{scheme} {WORDS}")
     assert token.is_said_by(f"{scheme}  {WORDS} ")
 
@@ -133,13 +129,13 @@ def test_who_says_the_token_has_it(token: Token, scheme: str) -> None:
         "Bearer \xe9",
     ],
 )
-def test_who_says_anything_else_has_not(token: Token, said: str) -> None:
+def test_a_header_with_anything_else_is_refused(token: Token, said: str) -> None:
     assert not token.is_said_by(said)
 
 
 def test_a_token_does_not_show_itself(token: Token) -> None:
-    assert WORDS not in repr(token)
-    assert WORDS not in str(token)
+    for shown in (repr(token), str(token), token.sign(0)):
+        assert WORDS not in shown
 
 
 # --- cookies --------------------------------------------------------------------------
@@ -150,10 +146,6 @@ def test_a_cookie_is_good_for_its_time_and_not_a_second_longer(token: Token) -> 
     assert token.is_signed(cookie, 1_000.7)
     assert token.is_signed(cookie, 1_000 + SIGNED_IN_S - 0.1)
     assert not token.is_signed(cookie, 1_000 + SIGNED_IN_S)
-
-
-def test_a_cookie_does_not_hold_the_token(token: Token) -> None:
-    assert WORDS not in token.sign(0)
 
 
 def test_a_new_token_ends_the_cookies_of_the_old_one(token: Token) -> None:
@@ -197,14 +189,14 @@ def test_so_many_may_be_wrong_at_once_and_then_so_many_a_second() -> None:
     assert tries.fail(100.0 + 1 / TRIES_PER_S) == 1
 
 
-def test_who_was_refused_does_not_wait_the_longer_for_it() -> None:
+def test_refused_tries_do_not_lengthen_the_wait() -> None:
     tries = Tries()
     for _ in range(1_000):
         tries.fail(0.0)
     assert tries.fail(1.0) == 0
 
 
-def test_however_long_nobody_was_wrong_no_more_may_be_at_once() -> None:
+def test_a_long_time_without_wrong_tries_allows_no_more_at_once() -> None:
     tries = Tries()
-    told = [tries.fail(1e9) for _ in range(TRIES_AT_ONCE + 1)]
-    assert told == [0] * TRIES_AT_ONCE + [1]
+    waits = [tries.fail(1e9) for _ in range(TRIES_AT_ONCE + 1)]
+    assert waits == [0] * TRIES_AT_ONCE + [1]
