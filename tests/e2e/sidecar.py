@@ -52,6 +52,7 @@ class Sidecar:
         self.folder = folder
         self.socket = folder / "gateway.sock"
         self.admin = folder / "admin.sock"
+        self.http = "127.0.0.1:0"  # its `--http`
         self.state = folder / "state"
         self.database = self.state / "liveness.db"
         self.timers = self.state / "timers.db"
@@ -118,7 +119,7 @@ class Sidecar:
             "liveness",
             "serve",
             "--http",
-            "127.0.0.1:0",
+            self.http,
         ]
         serve += ["--socket", str(self.socket), "--state", str(self.state)]
         return [*serve, "--timeout", str(self.timeout_s)]

@@ -1,9 +1,11 @@
-"""Commands that go on and on, on a real terminal: pictures, colours, and how they end."""
+"""Commands that go on, on a real terminal: pictures, colours, and how they end."""
 
+import os
 import re
 
 import pytest
 
+from liveness.streams import is_for_colours
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar
 from tests.e2e.tty import Tty
@@ -59,31 +61,40 @@ def test_status_has_no_colours_where_none_are_wanted(
     assert (REDRAWN in tty.out) == ("TERM" not in environment)
 
 
-@pytest.mark.parametrize(
-    ("flags", "environment", "painted"),
-    [
-        ("", {}, True),
-        ("", {"NO_COLOR": "1"}, False),
-        ("", {"TERM": "dumb"}, False),
-        ("--color never", {}, False),
-        ("--color always", {"NO_COLOR": "1", "TERM": "dumb"}, True),
-        ("--json --color always", {}, False),
-    ],
-)
-def test_watch_is_coloured_on_a_terminal_unless_somebody_minds(
-    sidecar: Sidecar,
-    name: str,
-    flags: str,
-    environment: dict[str, str],
-    *,
-    painted: bool,
+@pytest.mark.parametrize(("flags", "is_painted"), [("", True), ("--json", False)])
+def test_watch_is_coloured_on_a_terminal_and_json_is_not(
+    sidecar: Sidecar, name: str, flags: str, is_painted: bool
 ) -> None:
     with sidecar.gateway(name) as gateway:
         gateway.send("login", f"of {name}")
         gateway.settle()
     command = ("-m", "liveness", "watch", "--socket", sidecar.socket, "--after", "0")
-    size = (24, 80)
-    with Tty(*command, "--count", "1", *flags.split(), size=size, **environment) as tty:
+    flags += " --color always" if flags else ""
+    with Tty(*command, "--count", "1", *flags.split(), size=(24, 80)) as tty:
         tty.until("ended 0")
     assert "online" in tty.out
-    assert bool(PAINTED.search(tty.out)) == painted
+    assert bool(PAINTED.search(tty.out)) == is_painted
+
+
+@pytest.mark.parametrize(
+    ("when", "environment", "expected"),
+    [
+        ("auto", {}, True),
+        ("auto", {"NO_COLOR": "1"}, False),
+        ("auto", {"TERM": "dumb"}, False),
+        ("never", {}, False),
+        ("always", {"NO_COLOR": "1", "TERM": "dumb"}, True),
+    ],
+)
+def test_a_terminal_gets_colours_unless_somebody_minds(
+    monkeypatch: pytest.MonkeyPatch,
+    when: str,
+    environment: dict[str, str],
+    expected: bool,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for variable, value in ({"TERM": "xterm-256color"} | environment).items():
+        monkeypatch.setenv(variable, value)
+    ours, theirs = os.openpty()
+    with os.fdopen(ours), os.fdopen(theirs, "w") as terminal:
+        assert is_for_colours(terminal, when) == expected

@@ -12,6 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from liveness.service.store import Store
+from tests.service.doors import Doors
 from tests.service.rig import Rig, running
 
 T = TypeVar("T")
@@ -82,3 +83,9 @@ async def rig(
     marker = request.node.get_closest_marker("rig")
     async with running(tmp_path, **(marker.kwargs if marker else {})) as rig:
         yield rig
+
+
+@pytest.fixture
+async def doors(rig: Rig) -> Doors:
+    """Both HTTP doors of the rig."""
+    return Doors(rig)

@@ -1,17 +1,24 @@
-"""Every mistake a person can make, made on purpose, and what the program says to it.
+"""Every mistake that a person can make, made on purpose, and what the program says to it.
 
-Each row is a command, what is wrong beforehand, the exit code and the whole line on
-stderr, to be read as whoever is on call at night does: what is wrong, where, and what to
-do. In a row `{here}` is a folder of its own, `{live}` that of a sidecar that runs, and `…`
-any text, as of the system's own errors.
+A row of the table is a command, what is wrong beforehand, the exit code, and the whole
+line on stderr. Read it as whoever is on call at night does: what is wrong, where, and
+what to do. `{here}` is a folder of the row's own, `{live}` and `{open}` are those of
+sidecars that run, and `…` is any text, such as the system's own errors.
+
+Commands run in this process, except where only a process can make the mistake: as
+another user, under another limit, or by way of the shell.
 
 Whatever the package raises on purpose has a row here, or is excused below by name.
 """
 
 import ast
+import faulthandler
+import gc
 import json
+import logging
 import os
 import re
+import shlex
 import shutil
 import socket
 import sqlite3
@@ -19,13 +26,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+import structlog
 
 from liveness import cli
 from liveness.build import environment
@@ -38,11 +45,10 @@ SERVE: Final = (
     "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {here}/state"
 )
 STRANGER: Final = Person(SOMEBODY, SOMEBODY)
-# Of commands that wait for something half of the time.
-AT_ONCE: Final = 4
+SQLITES: Final = {"-wal", "-shm"}
 WORDS: Final = "correct-horse/battery+staple=="
 
-Given = Callable[[Path, ExitStack], None]
+Given = Callable[[Path, ExitStack], object]
 
 
 class Mistake(NamedTuple):
@@ -51,74 +57,64 @@ class Mistake(NamedTuple):
     name: str
     command: str
     code: int
-    told: str  # without "liveness: "
+    line: str  # without "liveness: "
     given: Given | None = None  # what is wrong beforehand
-    environ: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
-    # As `sh` has it, before the program is started in its place; or as another user.
-    before: str = ""
-    person: Person | None = None
+    environ: dict[str, str] = {}  # noqa: RUF012 - never changed
+    before: str = ""  # `sh` runs this in a process that then becomes the command
+    person: Person | None = None  # the command runs as this user
+
+    @property
+    def needs_a_process(self) -> bool:
+        is_of_the_shell = "$(" in self.command or ">" in self.command
+        return bool(self.before or self.person or is_of_the_shell)
 
 
 # --- what is wrong beforehand ---------------------------------------------------------
 
 
 def text(name: str, content: str | bytes = "", mode: int = 0o600) -> Given:
-    """A file."""
+    def make(here: Path, _: ExitStack) -> None:
+        data = content.encode() if isinstance(content, str) else content
+        (here / name).write_bytes(data)
+        (here / name).chmod(mode)
 
-    def made(here: Path, _: ExitStack) -> None:
-        path = here / name
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        path.chmod(mode)
-
-    return made
+    return make
 
 
 def folder(name: str, mode: int = 0o755) -> Given:
-    """A folder."""
+    def make(here: Path, _: ExitStack) -> None:
+        (here / name).mkdir()
+        (here / name).chmod(mode)
 
-    def made(here: Path, _: ExitStack) -> None:
-        path = here / name
-        path.mkdir()
-        path.chmod(mode)
-
-    return made
+    return make
 
 
 def both(*givens: Given) -> Given:
-    """One after the other."""
-
-    def made(here: Path, stack: ExitStack) -> None:
-        for given in givens:
-            given(here, stack)
-
-    return made
+    return lambda here, stack: [given(here, stack) for given in givens]
 
 
-def answered(name: str, answer: bytes | None, mode: int = 0o666) -> Given:
+def answered(name: str, answer: bytes | None) -> Given:
     """A socket of another program, which says *answer* and hangs up; None: nothing."""
 
-    def made(here: Path, stack: ExitStack) -> None:
+    def make(here: Path, stack: ExitStack) -> None:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(here / name))
-        (here / name).chmod(mode)
         listener.listen()
-        if answer is None:
-            return
 
-        def serve() -> None:
+        def serve(answer: bytes) -> None:
             connection, _ = listener.accept()
             with connection:
                 connection.recv(65_536)
                 connection.sendall(answer)
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
+        if answer is not None:
+            threading.Thread(target=serve, args=[answer], daemon=True).start()
 
-    return made
+    return make
 
 
 def abandoned(here: Path, _: ExitStack) -> None:
-    """A socket that was left by a process that is no more."""
+    """Sockets left by a process that is no more."""
     for name in ("gateway.sock", "admin.sock"):
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(here / name))
@@ -137,152 +133,121 @@ def state(here: Path, _: ExitStack) -> None:
         TimerTable(here / "state", log=store.log).close()
 
 
-def told_by_sql(name: str, sql: str) -> Given:
-    """That state, with something done to a file of it."""
+def changed_state(change: Callable[[Path], object]) -> Given:
+    """That state, with something done to its folder."""
 
-    def made(here: Path, stack: ExitStack) -> None:
+    def make(here: Path, stack: ExitStack) -> None:
         state(here, stack)
-        with closing(sqlite3.connect(here / "state" / name)) as db:
-            db.executescript(sql)
+        change(here / "state")
 
-    return made
+    return make
+
+
+def sql(name: str, script: str) -> Given:
+    def change(folder: Path) -> None:
+        with closing(sqlite3.connect(folder / name)) as db:
+            db.executescript(script)
+
+    return changed_state(change)
 
 
 def damaged(name: str) -> Given:
     """That state, with a file of it that is none of SQLite's any more."""
-
-    def made(here: Path, stack: ExitStack) -> None:
-        state(here, stack)
-        (here / "state" / name).write_bytes(b"not a database" * 400)
-
-    return made
+    damage = b"not a database" * 400
+    return changed_state(lambda folder: (folder / name).write_bytes(damage))
 
 
-def in_the_place_of(name: str, make: Callable[[Path], object]) -> Given:
+def replaced(name: str, make: Callable[[Path], object]) -> Given:
     """That state, with something else in the place of a file of it."""
 
-    def made(here: Path, stack: ExitStack) -> None:
-        state(here, stack)
-        path = here / "state" / name
-        path.rename(here / "moved")
-        make(path)
+    def change(folder: Path) -> None:
+        (folder / name).rename(folder.parent / "moved")
+        make(folder / name)
 
-    return made
+    return changed_state(change)
 
 
-def theirs(here: Path, _: ExitStack) -> None:
-    """Let another user have the folder."""
+def chown(*names: str, uid: int = STRANGER.uid, gid: int = -1) -> Given:
+    def make(here: Path, _: ExitStack) -> None:
+        for name in names:
+            os.chown(here / name, uid, gid)
+
+    return make
+
+
+def chown_all(here: Path, _: ExitStack) -> None:
     for path in (here, *here.rglob("*")):
         os.chown(path, STRANGER.uid, STRANGER.gid)
 
 
-def their_folder(name: str) -> Given:
-    """A folder of that user's."""
-
-    def made(here: Path, _: ExitStack) -> None:
-        (here / name).mkdir()
-        os.chown(here / name, STRANGER.uid, STRANGER.gid)
-
-    return made
-
-
-def their_state(here: Path, stack: ExitStack) -> None:
-    """The state of another user, in a folder of that user's."""
-    (here / "s").mkdir()
-    state(here / "s", stack)
-    theirs(here / "s", stack)
-
-
-def large(here: Path, stack: ExitStack) -> None:
-    """That state, of more than what SQLite has beside it."""
-    told_by_sql(
-        DATABASE,
-        "insert into cursors values ('watcher', hex(randomblob(50000)), 1, 1, 1, null)",
-    )(here, stack)
-
-
-def huge(here: Path, stack: ExitStack) -> None:
-    """That state, of 8 TiB, of which hardly any take room."""
-    state(here, stack)
-    with (here / "state" / DATABASE).open("r+b") as file:
+def huge(folder: Path) -> None:
+    """The log claims 8 TiB, hardly any of which take room."""
+    with (folder / DATABASE).open("r+b") as file:
         file.seek(28)  # the number of pages
         file.write((2**31).to_bytes(4))
         file.truncate(2**31 * 4_096)
 
 
-def damaged_within(here: Path, stack: ExitStack) -> None:
-    """That state, with a page that a start would not have to read."""
-    state(here, stack)
-    with closing(sqlite3.connect(here / "state" / DATABASE)) as db:
+def damaged_within(folder: Path) -> None:
+    """Damages a page that a start would not have to read."""
+    with closing(sqlite3.connect(folder / DATABASE)) as db:
         query = "select rootpage from sqlite_schema where name = 'cursors'"
         ((page,),) = db.execute(query)
-    with (here / "state" / DATABASE).open("r+b") as file:
+    with (folder / DATABASE).open("r+b") as file:
         file.seek((page - 1) * 4_096)
         file.write(b"\xff" * 64)
 
 
-def damaged_records(here: Path, stack: ExitStack) -> None:
-    """That state, with a page of records that are none."""
-    told_by_sql(DATABASE, "insert into log values (1, 1, 1, x'93c1', 0)")(here, stack)
-
-
-def hidden_commits(here: Path, stack: ExitStack) -> None:
-    """That state as a killed sidecar leaves it, with damage in the first frame of its WAL."""
-    state(here, stack)
-    path, saved = here / "state" / DATABASE, here / "saved"
+def hidden_commits(folder: Path) -> None:
+    """Leaves it as a killed sidecar does, with damage in the first frame of its WAL."""
+    path, saved = folder / DATABASE, folder.parent / "saved"
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         for number in range(9):
             db.execute("insert into meta values (?, randomblob(500))", [f"k{number}"])
-        shutil.copytree(path.parent, saved)
-    shutil.rmtree(path.parent)
-    saved.rename(path.parent)
+        shutil.copytree(folder, saved)
+    shutil.rmtree(folder)
+    saved.rename(folder)
     with path.with_name(f"{DATABASE}-wal").open("r+b") as wal:
         wal.seek(100)
         wal.write(b"\xff" * 64)
 
 
-def killed(here: Path, stack: ExitStack) -> None:
+def killed(here: Path, _: ExitStack) -> None:
     """What everybody may read of a sidecar's state, left as if it had been killed."""
-    folder = here / "state"
     with closing(Store(here / "running")) as store:
         store.write(Batch())
-        folder.mkdir()
+        (here / "state").mkdir()
         for name in (DATABASE, f"{DATABASE}-wal"):
-            shutil.copy(here / "running" / name, folder / name)
-            (folder / name).chmod(0o644)
+            shutil.copy(here / "running" / name, here / "state" / name)
+            (here / "state" / name).chmod(0o644)
 
 
-def circle(name: str) -> Given:
-    """A link that leads to itself."""
-
-    def made(here: Path, _: ExitStack) -> None:
-        (here / name).symlink_to(name)
-
-    return made
-
+LARGE: Final = sql(  # more than what SQLite keeps beside it
+    DATABASE,
+    "insert into cursors values ('watcher', hex(randomblob(50000)), 1, 1, 1, null)",
+)
+BAD_RECORDS: Final = sql(DATABASE, "insert into log values (1, 1, 1, x'93c1', 0)")
+HIDDEN_COMMITS: Final = changed_state(hidden_commits)
 
 # --- the table ------------------------------------------------------------------------
 
 COMMAND_LINES: Final = [
-    Mistake("unknown command", "srve", 2, 'Unknown command "srve". Did you mean "serve"?; see `liveness --help`'),
     Mistake("unknown command like no other", "zzz", 2, 'Unknown command "zzz"; see `liveness --help`'),
     Mistake("unknown flag", "serve --timeot 3", 2, "Unknown option: --timeot. Did you mean --timeout?; see `liveness serve --help`"),
     Mistake("flag without a value", "serve --timeout", 2, "…--timeout requires an argument; see `liveness serve --help`"),
-    Mistake("argument too many", "serve now", 2, "there is no argument here: now; see `liveness serve --help`"),
-    Mistake("argument missing", "timers show", 2, 'Command "timers show" parameter KEY requires an argument; see `liveness timers show --help`'),
-    Mistake("not a number", "watch --after x", 2, "…--after: 'x' is not 0 to 9223372036854775807; see `liveness watch --help`"),
-    Mistake("not a choice", "watch --kind gone", 2, 'Invalid value "gone" for --kind. …; see `liveness watch --help`'),
     Mistake("user that is none", "explain int:9223372036854775808", 2, "…'int:9223372036854775808' is no uid: a string of 1 to 255 bytes of UTF-8 without control characters, or int:N with N from 0 to 2^63-1; see `liveness explain --help`"),
-    Mistake("gateway that no name can be", "log --gateway $(printf '\\377')", 2, "…'\\udcff' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness log --help`"),
+    Mistake("gateway that no name can be", "log --gateway \udcff", 2, "…'\\udcff' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness log --help`"),
     Mistake("timer without a key", "timers show ''", 2, "'' is no key: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers show --help`"),
     Mistake("timer to cancel that no key can be", "timers cancel 'a\nb'", 2, "…'a\\nb' is no key: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers cancel --help`"),
-    Mistake("timer to retry without a key", "timers retry ''", 2, "…'' is no key: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers retry --help`"),
-    Mistake("timers of no ext", "timers list --ext $(printf '\\377')", 2, "…'\\udcff' is no ext: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers list --help`"),
+    Mistake("timers of no ext", "timers list --ext \udcff", 2, "…'\\udcff' is no ext: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers list --help`"),
     Mistake("gateway without a name", "gateways forget ''", 2, "…'' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness gateways forget --help`"),
-    Mistake("release of a gateway without a name", "guard release ''", 2, "…'' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness guard release --help`"),
     Mistake("flags of which one is too many", "status --quiet --watch", 2, "Mutually exclusive arguments: {--quiet, --watch}; see `liveness status --help`"),
     Mistake("forms of which one is too many", "log --json --csv", 2, "--json and --csv are two forms: choose one; see `liveness log --help`"),
     Mistake("time that is none", "log --since yesterday", 2, "…--since: 'yesterday' is no time: write 2026-11-21T14:03, 14:03, or 15min for so long ago; see `liveness log --help`"),
+    Mistake("user that no uid can be", "log --uid 'a\nb'", 2, "…'a\\nb' is no uid: …; see `liveness log --help`"),
+    Mistake("user in no UTF-8", "explain \udcff", 2, "…'\\udcff' is no uid: …; see `liveness explain --help`"),
+    Mistake("history of no user", "history", 2, "…parameter UID requires an argument; see `liveness history --help`"),
+    Mistake("history of no records", "history a --limit 0", 2, "…'0' is not 1 to 100000; see `liveness history --help`"),
     Mistake("times of which the later is first", "log --since 15min --until 1h", 2, "--since is not before --until: nothing lies between; see `liveness log --help`"),
     Mistake("lines from a flag", "compare --lines", 2, "…'--lines' is a flag; ./--lines would be a file; see `liveness compare --help`"),
     Mistake("FILE that is a flag", "backup --to", 2, 'Unknown option: --to; see `liveness backup --help`'),
@@ -293,43 +258,35 @@ SETTINGS: Final = [
     Mistake("file named by the environment missing", "status", 78, "{here}/l.toml: the settings cannot be read (No such file or directory); correct --config or LIVENESS_CONFIG", environ={"LIVENESS_CONFIG": "{here}/l.toml"}),
     Mistake("file unreadable", "check-config --config {here}", 78, "{here}: the settings cannot be read (Is a directory); correct --config or LIVENESS_CONFIG"),
     Mistake("file that is no TOML", "check-config --config {here}/l.toml", 78, "{here}/l.toml: not TOML: … (at line 2, column 7); correct it there", text("l.toml", "slots = 30\nslots 30\n")),
-    Mistake("file that is no text", "check-config --config {here}/l.toml", 78, "{here}/l.toml: not UTF-8 (at line 2); correct it there", text("l.toml", b"slots = 30\n\xff")),
     Mistake("file of another kind", "check-config --config {here}/l.toml", 78, "{here}/l.toml: not TOML: over 1048576 bytes; correct it there", text("l.toml", "#" * 1_048_577)),
     Mistake("key that is none", "check-config --config {here}/l.toml", 78, "{here}/l.toml: there is no setting timeout; the nearest is timeout_s", text("l.toml", "timeout = 30\n")),
-    Mistake("key in another section", "check-config --config {here}/l.toml", 78, "{here}/l.toml: there is no setting limits.run_timeout_s; the nearest is timers.run_timeout_s", text("l.toml", "[limits]\nrun_timeout_s = 30\n")),
     Mistake("section as a setting", "check-config --config {here}/l.toml", 78, "{here}/l.toml: socket is a section; write [socket] on a line above its settings", text("l.toml", "socket = '/run/s'\n")),
     Mistake("names that are no ties", "check-config", 78, "access.names is 'gw-1' (environment LIVENESS_ACCESS_NAMES): it must be …", environ={"LIVENESS_ACCESS_NAMES": "gw-1"}),
     Mistake("name that is tied twice", "check-config", 78, "access.names is 'gw-1=0, gw-1=1' (environment LIVENESS_ACCESS_NAMES): it ties a name twice; one name is one user's", environ={"LIVENESS_ACCESS_NAMES": "gw-1=0, gw-1=1"}),
-    Mistake("variable that is none", "check-config", 78, "environment: there is no setting LIVENESS_TIMEOUT; the nearest is LIVENESS_TIMEOUT_S", environ={"LIVENESS_TIMEOUT": "3"}),
     Mistake("variable like no other", "check-config", 78, "environment: there is no setting LIVENESS_NOSUCH, nor one like it; remove it: without it `liveness check-config` lists those that there are", environ={"LIVENESS_NOSUCH": "1"}),
     Mistake("variable with a bad value", "check-config", 78, "slots is 'many' (environment LIVENESS_SLOTS): it must be a whole number, 2 to 3600 slots", environ={"LIVENESS_SLOTS": "many"}),
-    Mistake("wheel that is no choice", "version", 78, "LIVENESS_PURE_WHEEL is 'yes' (environment): it must be 0 or 1 (1: the reference wheel, though there is a compiled one)", environ={"LIVENESS_PURE_WHEEL": "yes"}),
-    Mistake("value of another type", "check-config --config {here}/l.toml", 78, "timeout_s is 'long' ({here}/l.toml): it must be 1 to 86400 seconds", text("l.toml", "timeout_s = 'long'\n")),
-    Mistake("timeout too short", f"{SERVE} --timeout 0", 78, "timeout_s is '0' (flag --timeout): it must be 1 to 86400 seconds"),
-    Mistake("timeout too long", f"{SERVE} --timeout 86401", 78, "timeout_s is '86401' (flag --timeout): it must be 1 to 86400 seconds"),
+    Mistake("wheel that is no choice", "version", 78, "LIVENESS_PURE_WHEEL is 'yes' (environment): it must be 0 or 1 (1: the reference wheel, though there is a compiled one)", environ={"LIVENESS_PURE_WHEEL": "yes"}, before=":"),
     Mistake("no HOME", "serve --socket {here}/gateway.sock", 78, "there is no HOME to keep the state in; name a folder: --state", environ={"HOME": ""}, person=STRANGER),
-    Mistake("address malformed", "serve --http 9874", 78, "http.address is '9874' (flag --http): it must be HOST:PORT, the port 0 to 65535 (0: any free one)"),
     Mistake("room for less than a frame", "check-config", 78, "limits.max_unfinished_bytes is 9000: it must be limits.max_frame_bytes (1048576) at least, as one frame may always be unfinished; raise it, or lower that", environ={"LIVENESS_LIMITS_MAX_UNFINISHED_BYTES": "9000"}),
     Mistake("address for everyone without a token", "serve --http 0.0.0.0:9874", 78, "http.address is '0.0.0.0:9874': an address other than loopback needs a token; write one to a file and name that by http.token_file, or use 127.0.0.1, [::1] or localhost"),
     Mistake("socket path too long", "serve --socket {here}/" + "x" * 120, 78, "socket.path is '… (flag --socket): with admin.sock beside it that takes … bytes, and the path of a socket has room for 107; choose a shorter one"),
-    Mistake("socket path too long for a client", "watch --socket {here}/" + "x" * 120, 78, "socket.path is '… (flag --socket): with admin.sock beside it that takes … bytes, and the path of a socket has room for 107; choose a shorter one"),
     Mistake("socket of the admin's name", "serve --socket {here}/admin.sock", 78, "socket.path is '… (flag --socket): admin.sock is the name of the socket beside it"),
 ]  # fmt: skip
 
 SOCKETS: Final = [
     Mistake("folder of the socket missing", "serve --socket {here}/a/b/gateway.sock --state {here}/state", 78, "{here}/a/b: the socket's folder cannot be made (No such file or directory); make it, or name another by --socket"),
-    Mistake("folder of the socket not writable", SERVE, 1, "socket {here}/gateway.sock: it cannot be made (Permission denied); make its folder one that this user may write to, or name another with --socket", their_folder("state"), person=STRANGER),
+    Mistake("folder of the socket not writable", SERVE, 1, "socket {here}/gateway.sock: it cannot be made (Permission denied); make its folder one that this user may write to, or name another with --socket", both(folder("state"), chown("state", gid=STRANGER.gid)), person=STRANGER),
     Mistake("folder of the socket made by another user", "serve --state {here}/state", 78, f"{{here}}/liveness-{SOMEBODY} belongs to user 0, not to {SOMEBODY}; remove it, or name a socket: --socket", folder(f"liveness-{SOMEBODY}", 0o700), {"TMPDIR": "{here}", "XDG_RUNTIME_DIR": ""}, person=STRANGER),
     Mistake("file in the socket's place", SERVE, 1, "socket {here}/gateway.sock: there is a file that is no socket; it was left alone, name another with --socket", text("gateway.sock")),
     Mistake("second sidecar on a socket", "serve --http 127.0.0.1:0 --socket {live}/gateway.sock --state {here}/state", 1, "socket {live}/gateway.sock: another process serves there; stop it or name another with --socket"),
     Mistake("group of the socket unknown", SERVE, 1, "socket.group names the group 'no-such-group', which this host does not know; create it, or give its number", environ={"LIVENESS_SOCKET_GROUP": "no-such-group"}),
-    Mistake("group of the socket not one's own", SERVE, 1, "socket {here}/gateway.sock: it cannot be given to group 0, of which this process is no member; make it one, or correct socket.group", theirs, {"LIVENESS_SOCKET_GROUP": "0"}, person=STRANGER),
+    Mistake("group of the socket not one's own", SERVE, 1, "socket {here}/gateway.sock: it cannot be given to group 0, of which this process is no member; make it one, or correct socket.group", chown_all, {"LIVENESS_SOCKET_GROUP": "0"}, person=STRANGER),
     Mistake("group of no number that there is", SERVE, 1, "socket.group names the group 4294967295, and the numbers of such end at 4294967294; correct it", environ={"LIVENESS_SOCKET_GROUP": "4294967295"}),
     Mistake("user of [access] unknown", SERVE, 1, "access.gateways names the user 'no-such-user', which this host does not know; create it, or give its number", environ={"LIVENESS_ACCESS_GATEWAYS": "own,no-such-user"}),
     Mistake("group of [access] unknown", SERVE, 1, "access.watchers names the group 'no-such-group', which this host does not know; create it, or give its number", environ={"LIVENESS_ACCESS_WATCHERS": "@no-such-group"}),
     Mistake("user of access.names unknown", SERVE, 1, "access.names names the user 'no-such-user', which this host does not know; create it, or give its number", environ={"LIVENESS_ACCESS_NAMES": "gw-1=no-such-user"}),
     Mistake("port taken", "serve --http 127.0.0.1:$(cat {here}/port) --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 127.0.0.1:…: Address already in use; stop what uses it, or name another with --http", taken),
-    Mistake("port of root's", "serve --http 127.0.0.1:1 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 127.0.0.1:1: Permission denied; name a port from 1024 on with --http, or allow this user more", theirs, person=STRANGER),
+    Mistake("port of root's", "serve --http 127.0.0.1:1 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 127.0.0.1:1: Permission denied; name a port from 1024 on with --http, or allow this user more", chown_all, person=STRANGER),
     Mistake("address of another host", "serve --http 192.0.2.7:9874 --socket {here}/gateway.sock --state {here}/state", 1, "HTTP address 192.0.2.7:9874: Cannot assign requested address; name one of this host's with --http", text("token", WORDS), {"LIVENESS_HTTP_TOKEN_FILE": "{here}/token"}),
     Mistake("sockets of a service manager", SERVE, 1, "LISTEN_FDS='two' is no number of sockets: unset it, or let the service manager set it", before="LISTEN_PID=$$ LISTEN_FDS=two; export LISTEN_PID LISTEN_FDS"),
     Mistake("names of a service manager's sockets", SERVE, 1, "the service manager's sockets are named 'liveness.socket' (LISTEN_FDS=1), and there may be a gateway and an admin; set FileDescriptorName= in the socket's unit", before="LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=liveness.socket; export LISTEN_PID LISTEN_FDS LISTEN_FDNAMES"),
@@ -340,12 +297,12 @@ SOCKETS: Final = [
 ]  # fmt: skip
 
 
-def _token(name: str, told: str, given: Given | None) -> Mistake:
+def _token(name: str, line: str, given: Given | None) -> Mistake:
     return Mistake(
         f"token file {name}",
         SERVE,
         1,
-        f"http.token_file: {{here}}/token {told}",
+        f"http.token_file: {{here}}/token {line}",
         given,
         {"LIVENESS_HTTP_TOKEN_FILE": "{here}/token"},
     )
@@ -355,7 +312,6 @@ TOKENS: Final = [
     _token("missing", "cannot be read (No such file or directory); correct the path or its mode", None),
     _token("that is a folder", "is no file; name one that holds the token", folder("token")),
     _token("open to others", "is open to others than owner and group; chmod o= it", text("token", WORDS, 0o644)),
-    _token("empty", "has 0 characters; a token has 16 or more (openssl rand -base64 24)", text("token")),
     _token("too short", "has 9 characters; a token has 16 or more (openssl rand -base64 24)", text("token", "too short")),
     _token("of another kind", "has more than 4096 bytes; it must be the token", text("token", "x" * 5_000)),
     _token("with spaces", "has characters other than printable ASCII; a token has no others", text("token", "correct horse battery")),
@@ -364,18 +320,18 @@ TOKENS: Final = [
 STATES: Final = [
     Mistake("state is a file", SERVE, 1, "state directory {here}/state: it is no folder; make it a folder that this user may write to, or name another with --state", text("state")),
     Mistake("state not writable", SERVE, 1, "state directory {here}/state: Permission denied; make it a folder that this user may write to, or name another with --state", folder("state"), person=STRANGER),
-    Mistake("state of another user", SERVE, 1, "state directory {here}/state: it belongs to user 65534; start as that user, chown it and what is in it, or name another with --state", both(state, lambda here, _: os.chown(here / "state", NOBODY, -1)), person=STRANGER),
-    Mistake("log of another user", SERVE, 1, "{here}/state/liveness.db: Permission denied; make it writable or name another state directory with --state", both(state, lambda here, _: os.chown(here / "state", STRANGER.uid, -1), lambda here, _: os.chown(here / "state/lock", STRANGER.uid, -1)), person=STRANGER),
+    Mistake("state of another user", SERVE, 1, "state directory {here}/state: it belongs to user 65534; start as that user, chown it and what is in it, or name another with --state", both(state, chown("state", uid=NOBODY)), person=STRANGER),
+    Mistake("log of another user", SERVE, 1, "{here}/state/liveness.db: Permission denied; make it writable or name another state directory with --state", both(state, chown("state", "state/lock")), person=STRANGER),
     Mistake("state open to others", SERVE, 1, "state directory {here}/state: others than its owner may write to it; look at what is in it, then chmod go-w it, or name a folder within it with --state", folder("state", 0o1777)),
     Mistake("state that anybody may replace", "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {here}/open/state", 1, "state directory {here}/open/state: anybody may put another in its place, as {here}/open is open to all; chmod o-w that, or name another with --state", folder("open", 0o777)),
     Mistake("link in the place of the log", SERVE, 1, "{here}/state/liveness.db is a link; it was left alone: find out who put it there, then put the sidecar's own file in its place, or name another --state", both(folder("state"), lambda here, _: (here / "state/liveness.db").symlink_to(here / "precious"))),
     Mistake("second sidecar on a state", "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {live}/state", 1, "state directory {live}/state is in use by another sidecar; stop that one or name another with --state"),
     Mistake("log damaged", SERVE, 1, "{here}/state/liveness.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away to start with an empty log", damaged("liveness.db")),
-    Mistake("log whose end is damaged", SERVE, 1, "{here}/state/liveness.db cannot be read (the newest page of the log says that it has the records 1 to 5000); it was left as it is: restore a backup, or move it away to start with an empty log", told_by_sql("liveness.db", "insert into log values (5000, 1, 1, x'93c1', 0)")),
+    Mistake("log whose end is damaged", SERVE, 1, "{here}/state/liveness.db cannot be read (the newest page of the log says that it has the records 1 to 5000); it was left as it is: restore a backup, or move it away to start with an empty log", sql("liveness.db", "insert into log values (5000, 1, 1, x'93c1', 0)")),
     Mistake("timers damaged", SERVE, 1, "{here}/state/timers.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away to start without timers", damaged("timers.db")),
-    Mistake("state of a newer version", SERVE, 1, "{here}/state/liveness.db has schema 99, this version reads 3; use the version that wrote it, or another --state", told_by_sql("liveness.db", "update meta set value = 99 where key = 'schema'")),
-    Mistake("timers of a newer version", SERVE, 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", told_by_sql("timers.db", "update meta set value = 99 where key = 'schema'")),
-    Mistake("state of another program", SERVE, 1, "{here}/state/liveness.db says None for its schema, which is none of ours; it was left as it is: name another --state", told_by_sql("liveness.db", "delete from meta where key = 'schema'")),
+    Mistake("state of a newer version", SERVE, 1, "{here}/state/liveness.db has schema 99, this version reads 3; use the version that wrote it, or another --state", sql("liveness.db", "update meta set value = 99 where key = 'schema'")),
+    Mistake("timers of a newer version", SERVE, 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", sql("timers.db", "update meta set value = 99 where key = 'schema'")),
+    Mistake("state of another program", SERVE, 1, "{here}/state/liveness.db says None for its schema, which is none of ours; it was left as it is: name another --state", sql("liveness.db", "delete from meta where key = 'schema'")),
     Mistake("no room at the start", SERVE, 1, "{here}/state/liveness.db: disk I/O error; make room or mend the disk, nothing of it is lost", before="ulimit -f 4"),
     Mistake("stop file unreadable", SERVE, 1, "{here}/state/stopped cannot be read (Is a directory); make it readable, or remove it to give everyone a fresh timeout", both(state, folder("state/stopped"))),
 ]  # fmt: skip
@@ -391,18 +347,18 @@ BACKUPS: Final = [
     Mistake("backup to a folder", "backup --state {here}/state {here}", 1, "{here} is there and is no file; name another FILE", state),
     Mistake("backup to a name that is too long", "backup --state {here}/state {here}/" + "b" * 260, 1, "{here}/" + "b" * 260 + ": File name too long; nothing is left of it: make room, or name a FILE elsewhere", state),
     Mistake("backup into no folder", "backup --state {here}/state {here}/none/b.tar", 1, "{here}/none is no folder; make it, or name another FILE", state),
-    Mistake("backup into another's folder", "backup --state {here}/s/state {here}/b.tar", 1, "{here}/…: Permission denied; be the sidecar's user, and name a FILE in a folder that it may write to", their_state, person=STRANGER),
+    Mistake("backup into another's folder", "backup --state {here}/s/state {here}/b.tar", 1, "{here}/…: Permission denied; be the sidecar's user, and name a FILE in a folder that it may write to", both(folder("s"), lambda here, stack: state(here / "s", stack), lambda here, stack: chown_all(here / "s", stack)), person=STRANGER),
     Mistake("backup of another's state", "backup --state {here}/state {here}/out/b.tar", 1, "{here}/state: Permission denied; be the sidecar's user, and name a FILE in a folder that it may write to", both(state, folder("out", 0o777)), person=STRANGER),
     Mistake("backup of no state", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db: there is no state to back up; name its folder with --state"),
-    Mistake("backup of timers that are a pipe", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db is no regular file; " + _UNLIKE, in_the_place_of("timers.db", os.mkfifo)),
-    Mistake("backup of timers that are a folder", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db is no regular file; " + _UNLIKE, in_the_place_of("timers.db", Path.mkdir)),
+    Mistake("backup of timers that are a pipe", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db is no regular file; " + _UNLIKE, replaced("timers.db", os.mkfifo)),
+    Mistake("backup of timers that are a folder", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db is no regular file; " + _UNLIKE, replaced("timers.db", Path.mkdir)),
     Mistake("backup of a damaged log", "backup --state {here}/state {here}/b.tar", 1, "{here}/state cannot be read (file is not a database); no backup was made: keep the one before, and restore it if the sidecar cannot start", damaged("liveness.db")),
-    Mistake("backup of a log that is damaged within", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db is damaged (structure: …); no backup was made: keep the one before, and restore it if the sidecar cannot start", damaged_within),
-    Mistake("backup of a log with damaged records", "backup --state {here}/state {here}/b.tar", 1, "{here}/state is damaged (records 1); no backup was made: keep the one before, and make one with --damaged to a new FILE", damaged_records),
-    Mistake("backup without room", "backup --state {here}/state {here}/b.tar", 1, "{here} has … MB free, and a backup takes … MB while it is made; make room, or name a FILE elsewhere", huge),
+    Mistake("backup of a log that is damaged within", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db is damaged (structure: …); no backup was made: keep the one before, and restore it if the sidecar cannot start", changed_state(damaged_within)),
+    Mistake("backup of a log with damaged records", "backup --state {here}/state {here}/b.tar", 1, "{here}/state is damaged (records 1); no backup was made: keep the one before, and make one with --damaged to a new FILE", BAD_RECORDS),
+    Mistake("backup without room", "backup --state {here}/state {here}/b.tar", 1, "{here} has … MB free, and a backup takes … MB while it is made; make room, or name a FILE elsewhere", changed_state(huge)),
     Mistake("backup on a disk that is full in the end", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar: File too large; nothing is left of it: make room, or name a FILE elsewhere", state, before="ulimit -f 70"),
-    Mistake("backup of a newer version", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", told_by_sql("timers.db", "update meta set value = 99 where key = 'schema'")),
-    Mistake("backup on a disk that fills up", "backup --state {here}/state {here}/b.tar", 1, "{here}/state could not be copied to {here}/b.tar: disk I/O error; nothing is left of it: make room or mend the disk", large, before="ulimit -f 70"),
+    Mistake("backup of a newer version", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", sql("timers.db", "update meta set value = 99 where key = 'schema'")),
+    Mistake("backup on a disk that fills up", "backup --state {here}/state {here}/b.tar", 1, "{here}/state could not be copied to {here}/b.tar: disk I/O error; nothing is left of it: make room or mend the disk", LARGE, before="ulimit -f 70"),
 ]  # fmt: skip
 
 _UNREAD: Final = "{here}/state/liveness.db cannot be read: "
@@ -414,26 +370,26 @@ LOGS: Final = [
     Mistake("history in an empty log", "history ada --state {here}/state", 1, "no record of ada in the log of {here}/state, which is empty: correct the name (int:7 is the integer, 7 the string), or --state", state),
     Mistake("log of a file in place of a folder", "log --state {here}/state/liveness.db", 1, "there is no log in {here}/state/liveness.db: name the sidecar's state directory with --state", state),
     Mistake("state to check whose name is too long", "check-state --state {here}/" + "s" * 260, 1, "{here}/" + "s" * 260 + "/liveness.db cannot be read: File name too long; mend that, or name the sidecar's state directory with --state"),
-    Mistake("state to check with a folder in the place of a file", "check-state --state {here}/state", 1, "{here}/state/liveness.db-shm is no regular file; " + _UNLIKE, both(hidden_commits, lambda here, _: (here / "state/liveness.db-shm").unlink(), folder("state/liveness.db-shm"))),
-    Mistake("log that is a link", "log --state {here}/state", 1, "{here}/state/liveness.db is a link; " + _UNLIKE, in_the_place_of(DATABASE, lambda path: path.symlink_to("../moved"))),
-    Mistake("state to check with a link in the place of timers", "check-state --state {here}/state", 1, "{here}/state/timers.db is a link; " + _UNLIKE, in_the_place_of("timers.db", lambda path: path.symlink_to("../moved"))),
+    Mistake("state to check with a folder in the place of a file", "check-state --state {here}/state", 1, "{here}/state/liveness.db-shm is no regular file; " + _UNLIKE, both(HIDDEN_COMMITS, lambda here, _: (here / "state/liveness.db-shm").unlink(), folder("state/liveness.db-shm"))),
+    Mistake("log that is a link", "log --state {here}/state", 1, "{here}/state/liveness.db is a link; " + _UNLIKE, replaced(DATABASE, lambda path: path.symlink_to("../moved"))),
+    Mistake("state to check with a link in the place of timers", "check-state --state {here}/state", 1, "{here}/state/timers.db is a link; " + _UNLIKE, replaced("timers.db", lambda path: path.symlink_to("../moved"))),
     Mistake("state to check of a killed sidecar of another user's", "check-state --state {here}/state", 1, "{here}/state cannot be read now (…); ask again, as the sidecar's user", killed, person=STRANGER),
-    Mistake("log that leads nowhere", "log --state {here}/state", 1, _UNREAD + "Too many levels of symbolic links; mend that, or name the sidecar's state directory with --state", circle("state")),
+    Mistake("log that leads nowhere", "log --state {here}/state", 1, _UNREAD + "Too many levels of symbolic links; mend that, or name the sidecar's state directory with --state", lambda here, _: (here / "state").symlink_to("state")),
     Mistake("log of a killed sidecar of another user's", "log --state {here}/state", 1, _UNREAD + "…; beside a sidecar that runs or was killed, only who may write to {here}/state can always read it: be the user that the sidecar runs as", killed, person=STRANGER),
     Mistake("log without a word in it", "log --state {here}/state", 1, "{here}/state/liveness.db is empty, no sidecar has written there yet: start one, or name its state directory with --state", both(folder("state"), text("state/liveness.db"))),
-    Mistake("log of another program", "log --state {here}/state", 1, "{here}/state/liveness.db says None for its schema, which is none of ours: name the sidecar's state directory with --state", told_by_sql(DATABASE, "delete from meta where key = 'schema'")),
-    Mistake("log of an older version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 1, this version reads 3; use the version that wrote it, or start this version's sidecar there, which brings it up to date", told_by_sql(DATABASE, "update meta set value = 1 where key = 'schema'")),
-    Mistake("log of a newer version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 99, this version reads 3; use the version that wrote it", told_by_sql(DATABASE, "update meta set value = 99 where key = 'schema'")),
+    Mistake("log of another program", "log --state {here}/state", 1, "{here}/state/liveness.db says None for its schema, which is none of ours: name the sidecar's state directory with --state", sql(DATABASE, "delete from meta where key = 'schema'")),
+    Mistake("log of an older version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 1, this version reads 3; use the version that wrote it, or start this version's sidecar there, which brings it up to date", sql(DATABASE, "update meta set value = 1 where key = 'schema'")),
+    Mistake("log of a newer version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 99, this version reads 3; use the version that wrote it", sql(DATABASE, "update meta set value = 99 where key = 'schema'")),
     *(
-        Mistake(f"{command.split()[0]} with commits that its WAL hides", f"{command} --state {{here}}/state", 1, f"…{_UNREAD}commits lie behind damage in liveness.db-wal; it is damaged: see `liveness check-state`, restore a backup", hidden_commits)
+        Mistake(f"{command.split()[0]} with commits that its WAL hides", f"{command} --state {{here}}/state", 1, f"…{_UNREAD}commits lie behind damage in liveness.db-wal; it is damaged: see `liveness check-state`, restore a backup", HIDDEN_COMMITS)
         for command in ("log", "history ada", "explain ada --socket {here}/s", "compare {here}/state/lock")
     ),
     Mistake("comparison with a file that is missing", "compare {here}/theirs --state {here}/state", 1, "{here}/theirs: No such file or directory; name a file of lines, or - for those on stdin", state),
     Mistake("comparison with a folder", "compare {here} --state {here}/state", 1, "{here}: Is a directory; name a file of lines, or - for those on stdin", state),
     Mistake("comparison with an empty log", "compare {here}/theirs --state {here}/state", 1, "the log in {here}/state is empty, and nothing can be compared with it: name the sidecar's state directory with --state", both(state, text("theirs"))),
     Mistake("comparison with no log", "compare {here}/theirs --state {here}/state", 1, "there is no log in {here}/state: name the sidecar's state directory with --state", text("theirs")),
-    Mistake("history of nobody in a log that is damaged within", "history x --state {here}/state", 1, "no record of x in the log of {here}/state, which …: correct the name (int:7 is the integer, 7 the string), or --state; records 1 to 1 are damaged on disk and left out: see `liveness check-state`", damaged_records),
-    Mistake("log that is damaged within", "log --state {here}/state", 1, "the log in {here}/state is not whole: records 1 to 1 are damaged on disk and left out: see `liveness check-state`", damaged_records),
+    Mistake("history of nobody in a log that is damaged within", "history x --state {here}/state", 1, "no record of x in the log of {here}/state, which …: correct the name (int:7 is the integer, 7 the string), or --state; records 1 to 1 are damaged on disk and left out: see `liveness check-state`", BAD_RECORDS),
+    Mistake("log that is damaged within", "log --state {here}/state", 1, "the log in {here}/state is not whole: records 1 to 1 are damaged on disk and left out: see `liveness check-state`", BAD_RECORDS),
 ]  # fmt: skip
 
 CLIENTS: Final = [
@@ -443,7 +399,6 @@ CLIENTS: Final = [
     Mistake("socket of another program", "watch --socket {here}/gateway.sock", 1, "what answers at {here}/gateway.sock is no liveness sidecar: name the right one with --socket", answered("gateway.sock", b"220 mail.example ESMTP\r\n")),
     Mistake("admin socket of another program", "status --socket {here}/gateway.sock", 1, "what answers at {here}/admin.sock is no liveness sidecar: name the right socket with --socket", answered("admin.sock", b"220 mail.example ESMTP\r\n")),
     Mistake("socket of a program that hangs up", "watch --socket {here}/gateway.sock", 1, "{here}/gateway.sock: the connection was closed; see the sidecar's log", answered("gateway.sock", b"")),
-    Mistake("socket of a program that says nothing", "watch --socket {here}/gateway.sock", 1, "{here}/gateway.sock: it does not answer; see the sidecar's log", answered("gateway.sock", None)),
     Mistake("admin socket of a program that says nothing", "status --socket {here}/gateway.sock", 1, "what listens at {here}/admin.sock does not answer: see the sidecar's log, or name another with --socket", answered("admin.sock", None)),
     Mistake("gateway socket of another user", "watch --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/gateway.sock: be its user, or of its group", person=STRANGER),
     Mistake("admin socket of another user", "status --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/admin.sock: be its user, or of its group", person=STRANGER),
@@ -457,7 +412,6 @@ CLIENTS: Final = [
     Mistake("timer that is none", "timers show k --socket {live}/gateway.sock", 1, "no gateway has a timer 'k': `liveness timers list` shows those that there are"),
     Mistake("timer that is none of a gateway", "timers cancel k --gateway gw-1 --socket {live}/gateway.sock", 1, "'gw-1' has no timer 'k': `liveness timers list` shows those that there are"),
     Mistake("damaged timer that is none", "timers show 99 --damaged --socket {live}/gateway.sock", 1, "no timer 99 is damaged: `liveness timers list` shows those that are"),
-    Mistake("damaged timer to cancel that is none", "timers cancel 99 --damaged --socket {live}/gateway.sock", 1, "no timer 99 is damaged: `liveness timers list` shows those that are"),
     Mistake("timer of several", "timers cancel both --socket {live}/gateway.sock", 1, "several gateways have a timer 'both': …; say whose is meant with --gateway"),
     Mistake("timer that is over", "timers retry over-gw-a --gateway gw-a --socket {live}/gateway.sock", 1, "the timer 'over-gw-a' of 'gw-a' is cancelled; only one that is pending or failed can be tried again"),
     Mistake("gateway that is none", "gateways forget gw-9 --socket {live}/gateway.sock", 1, "no gateway 'gw-9' is known: `liveness gateways list` shows those that are"),
@@ -499,14 +453,6 @@ MISTAKES: Final = [
 # --- they are made --------------------------------------------------------------------
 
 
-class Made(NamedTuple):
-    """What came of a mistake."""
-
-    done: "subprocess.CompletedProcess[str]"
-    places: dict[str, str]  # by their names in a row
-    sockets: set[Path]  # that were not there before
-
-
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a sidecar that runs, and has users and timers."""
@@ -525,87 +471,100 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """That of one whose sockets everybody may connect to, and [access] keeps them out."""
+    """That of one whose sockets anybody may connect to, and [access] keeps them out."""
     folder = tmp_path_factory.mktemp("open")
     with Sidecar(folder, socket_mode="0666", guard_enabled="true") as running:
         running.start()
         yield folder
 
 
-@pytest.fixture(scope="module")
-def made(
-    request: pytest.FixtureRequest,
-    live: Path,
-    opened: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, Future[Made]]]:
-    """All that are asked for, by their names, several at a time: they mostly wait."""
-    asked = {item.name for item in request.session.items if item.path == request.path}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        places = {"{live}": str(live), "{open}": str(opened)}
-        yield {
-            row.name: pool.submit(make, row, tmp_path_factory.mktemp("m"), places)
-            for row in MISTAKES
-            if any(f"[{row.name}]" in name for name in asked) and may_be_made(row)
-        }
+@pytest.fixture
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undoes what `serve` does to the process that it runs in."""
+    monkeypatch.setattr(faulthandler, "enable", lambda: None)
+    handlers, level = logging.root.handlers, logging.root.level
+    yield
+    logging.root.handlers = handlers
+    logging.root.setLevel(level)
+    structlog.reset_defaults()
+    gc.enable()
 
 
-def may_be_made(row: Mistake) -> bool:
-    return row.person is None or os.geteuid() == 0
+def placed(text: str, places: Mapping[str, Path]) -> str:
+    return re.sub(r"\{(\w+)\}", lambda found: str(places[found[1]]), text)
 
 
-def make(row: Mistake, here: Path, places: dict[str, str]) -> Made:
-    places = places | {"{here}": str(here)}
-    under = runs_as(row.person) if row.person else []
-    program = [*under, sys.executable, "-m", "liveness", placed(row.command, places)]
-    with ExitStack() as stack:
-        if row.given:
-            row.given(here, stack)
-        before = sockets_in(here)
-        done = subprocess.run(
-            ["sh", "-c", f"{row.before or ':'}; exec {' '.join(program)}"],
-            cwd=ROOT,
-            env=environment()
-            | {name: placed(value, places) for name, value in row.environ.items()},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=2 * READY_S,
-            check=False,
-        )
-        return Made(done, places, sockets_in(here) - before)
-
-
-def sockets_in(folder: Path) -> set[Path]:
-    return {path for path in folder.rglob("*") if path.is_socket()}
-
-
-def placed(text: str, places: Mapping[str, str]) -> str:
-    return re.sub(r"\{\w+\}", lambda found: places[found[0]], text)
-
-
-def pattern(told: str) -> str:
-    return ".*".join(map(re.escape, told.split("…")))
-
-
-@pytest.mark.parametrize("row", MISTAKES, ids=lambda row: row.name)
-def test_a_mistake_is_one_line_that_says_what_where_and_what_to_do(
-    row: Mistake, made: dict[str, Future[Made]]
-) -> None:
-    if not may_be_made(row):
-        pytest.skip("only root can become others: run the tests as root")
-    done, places, sockets = made[row.name].result()
-    lines = [line for line in done.stderr.splitlines() if not is_of_the_log(line)]
-    assert len(lines) == 1, done.stderr
-    expected = pattern(placed(f"liveness: {row.told}", places))
-    assert re.fullmatch(expected, lines[0]), lines[0]
-    assert done.returncode == row.code
-    assert done.stdout == ""
-    assert sockets == set()
+def files_in(folder: Path, command: str) -> set[Path]:
+    """What no command may leave; `serve` leaves a state, and a backup SQLite's files."""
+    found = {path for path in folder.rglob("*") if path.name[-4:] not in SQLITES}
+    if command.startswith("serve"):
+        return {path for path in found if path.is_socket()}
+    return found
 
 
 def is_of_the_log(line: str) -> bool:
     return line.startswith("{") and "event" in json.loads(line)
+
+
+def in_a_process(row: Mistake, command: str) -> tuple[int, str, str]:
+    under = runs_as(row.person) if row.person else []
+    program = " ".join([*under, sys.executable, "-m", "liveness", command])
+    done = subprocess.run(
+        ["sh", "-c", f"{row.before or ':'}; exec {program}"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=2 * READY_S,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=[pytest.mark.long] if row.needs_a_process else [])
+        for row in MISTAKES
+    ],
+    ids=lambda row: row.name,
+)
+def test_a_mistake_is_one_line_that_says_what_where_and_what_to_do(
+    row: Mistake,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    if row.person is not None and os.geteuid() != 0:
+        pytest.skip("only root can become others: run the tests as root")
+    places = {"here": tmp_path_factory.mktemp("m")}
+    for place, fixture in {"live": "live", "open": "opened"}.items():
+        if f"{{{place}}}" in row.command:
+            places[place] = request.getfixturevalue(fixture)
+    for name in os.environ.keys() - environment().keys():
+        monkeypatch.delenv(name)
+    for name, value in row.environ.items():
+        monkeypatch.setenv(name, placed(value, places))
+    command = placed(row.command, places)
+    with ExitStack() as stack:
+        if row.given:
+            row.given(places["here"], stack)
+        before = files_in(places["here"], command)
+        if row.needs_a_process:
+            code, shown, said = in_a_process(row, command)
+        else:
+            capfd.readouterr()
+            code = cli.main(shlex.split(command))
+            shown, said = capfd.readouterr()
+        assert files_in(places["here"], command) == before
+    lines = [line for line in said.splitlines() if not is_of_the_log(line)]
+    assert len(lines) == 1, said
+    expected = placed(f"liveness: {row.line}", places).split("…")
+    assert re.fullmatch(".*".join(map(re.escape, expected)), lines[0]), lines[0]
+    assert code == row.code
+    assert shown == ""
 
 
 def test_every_row_has_a_name_of_its_own() -> None:
@@ -641,7 +600,7 @@ EXCUSED: Final = {
     "sources.py:_bytes": "at SIGHUP: tests/e2e/test_rereading.py",
     "sources.py:value": "the rows of bad values: its text is the setting's",
 }
-LEAST: Final = 8  # characters, that a text may be told from others by
+LEAST: Final = 8  # characters by which a text differs from all others
 
 
 class Site(NamedTuple):
@@ -652,14 +611,19 @@ class Site(NamedTuple):
     is_made_elsewhere: bool
 
 
+@cache
 def errors() -> set[str]:
     """The names of all that the package raises on purpose, for persons."""
+    classes = [
+        node
+        for tree in trees().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
     found, before = {"LivenessError"}, set[str]()
     while found != before:
         before = set(found)
-        for node in (node for tree in trees().values() for node in ast.walk(tree)):
-            if isinstance(node, ast.ClassDef) and found & set(map(called, node.bases)):
-                found.add(node.name)
+        found |= {node.name for node in classes if found & set(map(called, node.bases))}
     return found - FOR_PROGRAMS
 
 
@@ -679,26 +643,28 @@ def called(node: ast.expr | None) -> str:
     return getattr(node, "id", getattr(node, "attr", ""))
 
 
-def sites() -> Iterator[Site]:
+@cache
+def sites() -> list[Site]:
     """Each call of such a class; and each of a function that makes one for others."""
-    classes = errors()
+    found, classes = [], errors()
     for name, tree in trees().items():
         functions = [
             node
             for node in ast.walk(tree)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
-        makers = {it.name for it in functions if called(it.returns) in classes}
+        makers = {node.name for node in functions if called(node.returns) in classes}
         for function in functions:
+            place = f"{name}:{function.name}"
             for node in ast.walk(function):
                 if isinstance(node, ast.Call) and called(node.func) in classes | makers:
-                    told = ".*".join(map(re.escape, texts(node.args)))
-                    place = f"{name}:{function.name}"
-                    yield Site(place, told, called(node.func) in makers)
+                    text = ".*".join(map(re.escape, texts(node.args)))
+                    found.append(Site(place, text, called(node.func) in makers))
+    return found
 
 
 def texts(nodes: Iterable[ast.expr]) -> Iterator[str]:
-    """What of some texts is the same whatever else is told in them."""
+    """The parts of some texts that are always the same."""
     for node in nodes:
         if isinstance(node, ast.JoinedStr):
             yield from texts(node.values)
@@ -707,11 +673,11 @@ def texts(nodes: Iterable[ast.expr]) -> Iterator[str]:
 
 
 def without_a_row() -> set[Site]:
-    told = "\n".join(row.told for row in MISTAKES)
+    lines = "\n".join(row.line for row in MISTAKES)
     return {
         site
         for site in sites()
-        if not re.search(site.text, told)
+        if not re.search(site.text, lines)
         or (len(site.text) < LEAST and not site.is_made_elsewhere)
     }
 
@@ -720,7 +686,7 @@ def test_whatever_is_raised_on_purpose_for_a_person_has_a_row() -> None:
     missing = without_a_row()
     excused = {site for site in missing if EXCUSED.keys() & excuses(site)}
     assert missing - excused == set()
-    assert EXCUSED.keys() <= {it for site in excused for it in excuses(site)}
+    assert EXCUSED.keys() <= {name for site in excused for name in excuses(site)}
 
 
 def excuses(site: Site) -> set[str]:
