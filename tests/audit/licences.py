@@ -113,7 +113,6 @@ def parsed(text: str) -> LicenseExpression | None:
 
 
 def is_allowed(licence: LicenseExpression) -> bool:
-    """Whether we may depend on what is under this."""
     if isinstance(licence, _spdx.AND):
         return all(map(is_allowed, licence.args))
     if isinstance(licence, _spdx.OR):

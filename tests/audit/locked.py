@@ -26,7 +26,6 @@ class Pin(NamedTuple):
 
 
 def locks(root: Path) -> list[Path]:
-    """Every lock of the project."""
     return sorted(root.glob("requirements*.lock"))
 
 
