@@ -6,8 +6,9 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from liveness.core.records import KINDS
 from liveness.core.timers import STATES
 from liveness.errors import ConfigError, LivenessError
 from tests.admin import answering
+from tests.processes import Done, ran, succeeded
 
 COMMANDS = sorted(name for name in cli.app if not name.startswith("-"))
 TIMERS = sorted(f"timers {name}" for name in cli.timers if not name.startswith("-"))
@@ -34,59 +36,59 @@ def _own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIVENESS_CONFIG", str(tmp_path / "empty.toml"))
 
 
-def ran(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = cli.main(arguments)
-    return code, *capsys.readouterr()
+Run = Callable[[str], tuple[int, str, str]]
 
 
-def process(*arguments: str, stdout: int | IO[str]) -> subprocess.CompletedProcess[str]:
-    """`liveness` as a process of its own, for what only a process shows."""
-    return subprocess.run(
-        [sys.executable, "-m", "liveness", *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=30,
-        check=False,
-        stdout=stdout,
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `liveness` with the arguments of a line; its exit code, stdout and stderr."""
+    return lambda line: (
+        cli.main(line.split(" ") if line else []),
+        *capsys.readouterr(),
     )
+
+
+def process(*arguments: str, **options: Any) -> Done:
+    """`liveness` as a process of its own, for what only a process shows."""
+    return ran(sys.executable, "-m", "liveness", *arguments, timeout=30, **options)
 
 
 # --- help -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS, *TIMERS, *GUARD])
-def test_every_help_ends_with_an_example_of_its_command(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, shown, _ = ran(capsys, *command.split(), "--help")
+def test_every_help_ends_with_an_example_of_its_command(run: Run, command: str) -> None:
+    code, shown, _ = run(f"{command} --help".strip())
     assert code == 0
-    assert re.fullmatch(
-        rf"Example: liveness {command}.*", shown.splitlines()[-1].strip()
-    )
+    last = shown.splitlines()[-1].strip()
+    assert re.fullmatch(rf"Example: liveness {command}.*", last)
 
 
-def test_without_a_command_the_help_is_shown_with_all_of_them(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code, shown, _ = ran(capsys)
+def test_without_a_command_the_help_lists_all_of_them(run: Run) -> None:
+    code, shown, _ = run("")
     assert code == 0
     assert [name for name in COMMANDS if name in shown] == COMMANDS
+    code, shown, _ = run("timers")
+    assert code == 0
+    names = re.findall(r"^│ (\w+) ", shown, re.M)
+    assert names == ["cancel", "list", "retry", "show"]
+    assert [f"timers {name}" for name in names] == TIMERS
 
 
 def test_the_flags_of_serve_are_those_of_the_settings() -> None:
-    flags = {
-        name
-        for one in cli.app["serve"].assemble_argument_collection()
-        for name in one.names
-    }
+    arguments = cli.app["serve"].assemble_argument_collection()
+    flags = {name for argument in arguments for name in argument.names}
     assert flags == {*FLAGS, "--config"}
 
 
-def test_the_kinds_of_watch_are_those_of_the_records(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("flag", "choices"), [("watch --kind", KINDS), ("timers list --state", STATES)]
+)
+def test_a_wrong_choice_names_all_there_are(
+    run: Run, flag: str, choices: Collection[str]
 ) -> None:
-    _, _, told = ran(capsys, "watch", "--kind", "?")
-    assert re.findall(r'"(\w+)"', told) == list(KINDS)
+    _, _, line = run(f"{flag} ?")
+    assert re.findall(r'"(\w+)"', line) == list(choices)
 
 
 # --- mistakes -------------------------------------------------------------------------
@@ -121,11 +123,10 @@ def test_the_kinds_of_watch_are_those_of_the_records(
         ("bench --json /", "'/' is a folder"),
         ("bench --json --quick", "'--quick' is a flag"),
     ],
+    ids=lambda text: text[:30],
 )
-def test_a_wrong_command_line_is_one_line_and_2(
-    arguments: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, shown, line = ran(capsys, *arguments.split())
+def test_a_wrong_line_is_one_line_and_2(run: Run, arguments: str, told: str) -> None:
+    code, shown, line = run(arguments)
     assert (code, shown) == (2, "")
     assert line.startswith("liveness: ")
     assert line.count("\n") == 1
@@ -150,11 +151,9 @@ def test_a_wrong_command_line_is_one_line_and_2(
         "",
     ],
 )
-def test_an_argument_in_a_line_is_escaped_once(
-    arguments: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_argument_in_a_line_is_escaped_once(run: Run, arguments: str) -> None:
     steering = "/é\x1b]0;\x07\x9b\u202e\udcff\\"
-    code, shown, line = ran(capsys, *arguments.split(), steering)
+    code, shown, line = run(f"{arguments} {steering}".strip())
     assert (code != 0, shown) == (True, "")
     assert line.removesuffix("\n").isprintable()
     assert line.count("\n") == 1
@@ -165,29 +164,13 @@ def test_an_argument_in_a_line_is_escaped_once(
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("text", ["", "\0"])
 def test_a_wrong_setting_is_one_line_that_names_its_flag_and_78(
-    flag: str, text: str, capsys: pytest.CaptureFixture[str]
+    run: Run, flag: str, text: str
 ) -> None:
     (name,) = (setting.name for setting in SETTINGS if setting.flag == flag)
-    code, _, line = ran(capsys, "serve", f"{flag}={text}")
+    code, _, line = run(f"serve {flag}={text}")
     assert code == os.EX_CONFIG == 78
     assert line.startswith(f"liveness: {name} is {text!r} (flag {flag}): ")
     assert line.count("\n") == 1
-
-
-def test_timers_without_a_command_are_helped_with_all_of_them(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code, shown, _ = ran(capsys, "timers")
-    assert code == 0
-    assert [f"timers {it}" for it in ("cancel", "list", "retry", "show")] == TIMERS
-    assert re.findall(r"^│ (\w+) ", shown, re.M) == ["cancel", "list", "retry", "show"]
-
-
-def test_the_states_of_timers_are_those_there_are(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    _, _, told = ran(capsys, "timers", "list", "--state", "?")
-    assert re.findall(r'"(\w+)"', told) == list(STATES)
 
 
 @pytest.mark.parametrize(
@@ -207,31 +190,23 @@ def test_the_states_of_timers_are_those_there_are(
     ],
 )
 def test_what_a_person_did_ends_it_in_a_nursery_or_not(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
     error: BaseException,
     code: int,
     line: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(cli, "app", raising(error))
-    assert ran(capsys) == (code, "", line)
+    assert run("") == (code, "", line)
 
 
 @pytest.mark.parametrize("command", ["version", "serve", "log"])
-def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_word(
-    command: str, tmp_path: Path
-) -> None:
+def test_ctrl_c_during_an_import_ends_it_silently(command: str, tmp_path: Path) -> None:
     # In the place of a package that every command imports.
     interrupting = "import signal\nsignal.raise_signal(signal.SIGINT)"
     (tmp_path / "cyclopts.py").write_text(interrupting)
-    ended = subprocess.run(
-        [sys.executable, "-m", "liveness", command],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        timeout=30,
-        check=False,
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+    ended = process(command, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize(
@@ -250,23 +225,18 @@ def test_a_fault_of_ours_is_not_hidden(
         cli.main([])
 
 
-class raising:
-    """A command that ends in *error*."""
+def raising(error: BaseException) -> Callable[[object], None]:
+    def command(_arguments: object) -> None:
+        raise error
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def __call__(self, _arguments: object) -> None:
-        raise self._error
+    return command
 
 
 # --- what the commands print ----------------------------------------------------------
 
 
-def test_version_names_all_that_a_report_of_a_fault_needs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code, shown, _ = ran(capsys, "version")
+def test_version_has_what_a_bug_report_needs(run: Run) -> None:
+    code, shown, _ = run("version")
     assert code == 0
     versions, wheel = shown.splitlines()
     python = platform.python_version()
@@ -275,12 +245,12 @@ def test_version_names_all_that_a_report_of_a_fault_needs(
 
 
 def test_check_config_prints_each_setting_with_its_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "l.toml"
     file.write_text("slots = 60\n")
     monkeypatch.setenv("LIVENESS_TIMEOUT_S", "12")
-    code, shown, _ = ran(capsys, "check-config", "--config", str(file))
+    code, shown, _ = run(f"check-config --config {file}")
     assert code == 0
     assert "timeout_s = 12.0  # environment LIVENESS_TIMEOUT_S\n" in shown
     assert f"slots = 60  # {file}\n" in shown
@@ -296,31 +266,28 @@ def imported_by(*arguments: str) -> set[str]:
         "import sys; from liveness.cli import main; main(sys.argv[1:]); "
         "print('\\n', *sys.modules)"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    shown = succeeded(ran(sys.executable, "-c", script, *arguments))
     return {name.split(".")[0] for name in shown.splitlines()[-1].split()}
 
 
+SERVER = {"hypercorn", "starlette", "structlog", "sqlite3"}
+
+
 @pytest.mark.parametrize(
-    "arguments", [["version"], ["check-config"], ["serve", "--timeout", "0"]]
+    ("arguments", "unused"),
+    [
+        ("version", {"trio", "prometheus_client"}),
+        ("check-config", {"trio", "prometheus_client"}),
+        ("serve --timeout 0", {"trio", "prometheus_client"}),
+        ("watch --socket /there/is/none", set()),
+        ("timers list --socket /there/is/none", {"trio", "prometheus_client"}),
+    ],
 )
-def test_a_command_that_serves_nothing_loads_no_server(arguments: list[str]) -> None:
-    heavy = {
-        "trio",
-        "hypercorn",
-        "starlette",
-        "structlog",
-        "prometheus_client",
-        "sqlite3",
-    }
-    assert not heavy & imported_by(*arguments)
+def test_a_client_loads_no_server(arguments: str, unused: set[str]) -> None:
+    assert not (SERVER | unused) & imported_by(*arguments.split())
 
 
-def test_who_asks_a_sidecar_about_a_user_loads_no_database(tmp_path: Path) -> None:
+def test_asking_a_sidecar_about_a_user_loads_no_database(tmp_path: Path) -> None:
     told = {"told": "never heard of: the log is empty"}
     with answering(tmp_path, {"/v1/users/a%2F7": (200, json.dumps(told).encode())}):
         place = ["--socket", str(tmp_path / "gateway.sock")]
@@ -328,24 +295,15 @@ def test_who_asks_a_sidecar_about_a_user_loads_no_database(tmp_path: Path) -> No
     assert not {"trio", "sqlite3", "structlog", "starlette"} & loaded
 
 
-@pytest.mark.parametrize("command", ["watch", "timers list"])
-def test_a_client_loads_no_server(command: str) -> None:
-    served = {"hypercorn", "starlette", "structlog", "sqlite3"}
-    place = ["--socket", "/there/is/none"]
-    assert not served & imported_by(*command.split(), *place)
-
-
-def test_who_lists_timers_loads_neither_a_loop_nor_what_reads_metrics() -> None:
-    place = ["--socket", "/there/is/none"]
-    assert not {"trio", "prometheus_client"} & imported_by("timers", "list", *place)
-
-
 def test_a_reader_who_goes_away_ends_it_quietly() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    ended = process("check-config", stdout=writer)
+    command = [sys.executable, "-m", "liveness", "check-config"]
+    ended = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, timeout=30, check=False
+    )
     os.close(writer)
-    assert (ended.returncode, ended.stderr) == (141, "")
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 def test_streams_that_were_closed_beforehand_do_no_harm() -> None:

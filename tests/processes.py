@@ -1,0 +1,44 @@
+"""Programs that a test runs to their end."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Done = subprocess.CompletedProcess[str]
+
+
+def ran(
+    *command: str | Path, input: str = "", timeout: float = 300, **options: Any
+) -> Done:
+    """Run a command to its end, whatever its exit code; what it printed is kept as text.
+
+    Its standard input is *input*: a test has none of its own to give. The other options
+    are those of `subprocess.run`.
+    """
+    return subprocess.run(
+        command,
+        input=input,
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def succeeded(done: Done) -> str:
+    """What a command printed that must not fail."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def promtool(*arguments: str, **options: Any) -> str:
+    """What Prometheus' own checks print about files of ours, which must pass them."""
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is missing: apt install prometheus")
+    done = ran("promtool", *arguments, **options)
+    assert done.stderr == "", done.stderr
+    return succeeded(done)
