@@ -5,21 +5,20 @@ environment's own setuptools and Cython and without a network, into folders of t
 Where there must be no gcc or no Python.h, the real build looks for one in vain.
 """
 
-import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from liveness import build
+from tests.e2e.sidecar import Sidecar
 from tests.needs import needs_compiler
+from tests.processes import Done, ran
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
@@ -44,16 +43,9 @@ def environ(**more: str) -> dict[str, str]:
     return kept | more
 
 
-def python(*arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+def python(*arguments: str, cwd: Path, **more: str) -> Done:
     """Run this environment's Python; what lies in *cwd* is imported before all else."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=environ(**more),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return ran(sys.executable, *arguments, cwd=cwd, env=environ(**more))
 
 
 def without(*patterns: str) -> Callable[[str, list[str]], set[str]]:
@@ -68,9 +60,7 @@ def test_the_gate_runs_on_the_compiled_wheel() -> None:
 
 
 @pytest.mark.parametrize("chosen", ["0", ""])
-def test_by_itself_the_compiled_wheel_serves_where_there_is_one(
-    tmp_path: Path, chosen: str
-) -> None:
+def test_the_compiled_wheel_serves_unless_forced(tmp_path: Path, chosen: str) -> None:
     by_itself = python("-c", SHOW, cwd=tmp_path)
     assert by_itself.stdout in ("compiled: \n", f"reference: {NOT_COMPILED}\n")
     same = python("-c", SHOW, cwd=tmp_path, LIVENESS_PURE_WHEEL=chosen)
@@ -115,27 +105,11 @@ def test_what_was_compiled_and_cannot_be_loaded_is_told(tmp_path: Path) -> None:
 
 
 def test_a_sidecar_on_the_reference_says_once_why(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "liveness", "serve", "--http", "127.0.0.1:0"],
-        env=environ(
-            LIVENESS_PURE_WHEEL="1",
-            LIVENESS_CONFIG=os.devnull,
-            LIVENESS_SOCKET_PATH=str(tmp_path / "gateway.sock"),
-            LIVENESS_STATE_DIR=str(tmp_path / "state"),
-        ),
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as sidecar:
-        try:
-            assert sidecar.stderr is not None
-            lines = [json.loads(sidecar.stderr.readline())]
-            while lines[-1]["event"] != "ready":
-                lines.append(json.loads(sidecar.stderr.readline()))
-            metrics = f"http://{lines[-1]['http']}/metrics"
-            with urllib.request.urlopen(metrics) as answer:
-                assert 'wheel="reference"' in answer.read().decode()
-        finally:
-            sidecar.terminate()
+    with Sidecar(tmp_path, pure_wheel=1) as sidecar:
+        sidecar.start()
+        assert 'wheel="reference"' in sidecar.get("/metrics")[1]
+        assert sidecar.stop() == 0
+        lines = sidecar.lines
     assert lines[0]["wheel"] == "reference"
     told = [line for line in lines if "why" in line]
     assert [(line["level"], line["why"]) for line in told] == [
@@ -196,7 +170,17 @@ def no_header(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(folder), "_PYTHON_SYSCONFIGDATA_NAME": "_no_header"}
 
 
-WITHOUT = pytest.mark.parametrize(
+@pytest.fixture
+def place(tmp_path: Path, sources: Path) -> Path:
+    """A folder with an own copy of the sources, and an empty one for a machine's lack."""
+    shutil.copytree(sources, tmp_path / "sources")
+    (tmp_path / "machine").mkdir()
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_required", [False, True], ids=["allowed", "required"])
+@pytest.mark.parametrize(
     ("lacking", "reason"),
     [
         (no_gcc, "No such file or directory"),
@@ -209,27 +193,24 @@ WITHOUT = pytest.mark.parametrize(
             ),
         ),
     ],
+    ids=["no-gcc", "broken-gcc", "no-header"],
 )
-
-
-@pytest.fixture
-def place(tmp_path: Path, sources: Path) -> Path:
-    """A folder with an own copy of the sources, and an empty one for a machine's lack."""
-    shutil.copytree(sources, tmp_path / "sources")
-    (tmp_path / "machine").mkdir()
-    return tmp_path
-
-
-@pytest.mark.slow
-@WITHOUT
-def test_where_it_cannot_be_compiled_the_reference_is_installed_and_says_so(
-    place: Path, lacking: Callable[[Path], dict[str, str]], reason: str
+def test_without_a_compiler_the_reference_is_installed(
+    place: Path,
+    lacking: Callable[[Path], dict[str, str]],
+    reason: str,
+    *,
+    is_required: bool,
 ) -> None:
-    target = place / "target"
-    code, said = installed(place / "sources", target, **lacking(place / "machine"))
-    assert code == 0, said
+    machine = lacking(place / "machine") | (REQUIRED if is_required else {})
+    code, said = installed(place / "sources", place / "target", **machine)
     assert reason in said
-    assert version(target) == f"wheel: reference, because {NOT_COMPILED}"
+    assert (code != 0) is is_required, said
+    if is_required:
+        assert not (place / "target").exists()
+    else:
+        expected = f"wheel: reference, because {NOT_COMPILED}"
+        assert version(place / "target") == expected
 
 
 @pytest.mark.long
@@ -249,26 +230,9 @@ def test_half_a_wheel_is_none(place: Path) -> None:
     assert "\nTag: py3-none-any\n" in told.read_text()
 
 
-@pytest.mark.slow
-def test_what_is_installed_has_the_page(place: Path) -> None:
-    target = place / "target"
-    # Without a compiler it takes the least time.
-    code, said = installed(place / "sources", target, **no_gcc(place / "machine"))
-    assert code == 0, said
-    page = Path("liveness", "service", "page")
-    assert contents(target / page) == contents(ROOT / page)
-    assert "index.html" in contents(target / page)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 @needs_compiler
 @pytest.mark.slow
-def test_what_does_not_compile_any_more_is_not_installed_from_before(
-    place: Path,
-) -> None:
+def test_a_failed_compilation_installs_nothing_from_before(place: Path) -> None:
     code, said = installed(place / "sources", place / "first", **REQUIRED)
     assert code == 0, said
     assert version(place / "first") == "wheel: compiled"
@@ -277,18 +241,6 @@ def test_what_does_not_compile_any_more_is_not_installed_from_before(
     assert code == 0, said
     assert "out of order" in said
     assert version(place / "second") == f"wheel: reference, because {NOT_COMPILED}"
-
-
-@pytest.mark.slow
-@WITHOUT
-def test_where_it_is_required_what_does_not_compile_fails_the_installation(
-    place: Path, lacking: Callable[[Path], dict[str, str]], reason: str
-) -> None:
-    machine = lacking(place / "machine")
-    code, said = installed(place / "sources", place / "target", **REQUIRED, **machine)
-    assert code != 0
-    assert reason in said
-    assert not (place / "target").exists()
 
 
 @needs_compiler

@@ -8,17 +8,17 @@ an installation succeeds only if these are enough.
 
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
 import tomllib
 import venv
 import zipfile
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from email import message_from_bytes
 from email.message import Message
-from importlib.metadata import distribution
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,7 @@ import liveness
 from liveness.build import environment
 from tests.e2e.sidecar import Sidecar
 from tests.needs import needs_compiler
+from tests.processes import Done, ran, succeeded
 from tests.tree import tracked
 
 ROOT: Final = Path(__file__).parents[1]
@@ -61,7 +62,7 @@ SAMPLE: Final = (
     "tests/core/test_architecture.py",
     "tests/core/test_vectors.py::test_the_page_names_the_frames_that_are_known",
     "tests/test_config.py",
-    "tests/test_repository.py::test_a_lock_holds_what_the_project_asks_for",
+    "tests/test_repository.py::test_a_lock_holds_hashed_pins_of_what_the_project_asks_for",
     "tests/test_repository.py::test_the_gate_takes_its_steps_without_standard_input",
     "tests/e2e/test_main_job.py",
 )
@@ -104,27 +105,17 @@ async def main():
 anyio.run(main, backend=sys.argv[2])
 """
 SILENT: Final = "7 silence\n"
+PIP_WHEEL: Final = (
+    *(sys.executable, "-m", "pip", "wheel"),
+    *("--no-deps", "--no-build-isolation"),
+)
 
 
-def run(
-    *command: str | Path, cwd: Path | None = None, **environ: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a command, as one who has chosen nothing by the environment."""
+def run(*command: str | Path, cwd: Path | None = None, **environ: str) -> Done:
+    """Run a command, in an environment in which nothing of ours is set."""
     choices = {"CC", "CFLAGS", "CI", "REQUIRE_COMPILED", "VENV", "MAKEFLAGS"}
     kept = {key: it for key, it in environment().items() if key not in choices}
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        env=kept | environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def succeeded(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return ran(*command, cwd=cwd, env=kept | environ)
 
 
 # --- what is made ------------------------------------------------------------------------
@@ -168,8 +159,7 @@ def unpacked(dist: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def sdist(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution, unpacked, and nothing above it."""
-    folder = tmp_path_factory.mktemp("sdist")
-    return unpacked(dist, folder)
+    return unpacked(dist, tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="module")
@@ -180,15 +170,11 @@ def wheels(dist: Path, sdist: Path) -> dict[str, Path]:
     that are gone by now; and CI, as it is set wherever gateways are built, changes nothing.
     """
     (compiled,) = dist.glob("*.whl")
-    library = (
-        sdist
-        / "build"
-        / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
-    )
-    (library / "liveness").mkdir(parents=True)
-    (library / "liveness" / "gone.py").touch()
-    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation")
-    succeeded(run(*pip, "-w", sdist.parent, sdist, CC="false", CI="true"))
+    machine = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    library = sdist / f"build/lib.{machine}/liveness"
+    library.mkdir(parents=True)
+    (library / "gone.py").touch()
+    succeeded(run(*PIP_WHEEL, "-w", sdist.parent, sdist, CC="false", CI="true"))
     (pure,) = sdist.parent.glob("*.whl")
     return {"compiled": compiled, "pure": pure}
 
@@ -220,7 +206,6 @@ def test_no_test_wants_a_clone_which_an_sdist_is_not() -> None:
 
 
 def inside(wheel: Path) -> dict[str, bytes]:
-    """The files in a wheel, by name."""
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
@@ -247,17 +232,17 @@ def test_a_wheel_is_for_the_machines_that_it_says(wheels: dict[str, Path]) -> No
 
 @needs_compiler
 @pytest.mark.parametrize("kind", ["compiled", "pure"])
-def test_a_wheel_has_the_package_and_nothing_else(
-    wheels: dict[str, Path], kind: str
-) -> None:
+def test_a_wheel_has_the_package_only(wheels: dict[str, Path], kind: str) -> None:
     ours = {
         name
         for name in tracked(ROOT)
         if name.startswith("liveness/") and not name.startswith(NOT_INSTALLED)
     }
     assert {"liveness/py.typed", "liveness/service/page/index.html"} < ours
-    files = {name for name in inside(wheels[kind]) if ".dist-info/" not in name}
+    packed = inside(wheels[kind])
+    files = {name for name in packed if ".dist-info/" not in name}
     assert files == (ours | MODULES if kind == "compiled" else ours)
+    assert all(packed[name] == (ROOT / name).read_bytes() for name in ours)
 
 
 def test_the_metadata_is_what_the_project_says(wheels: dict[str, Path]) -> None:
@@ -279,11 +264,10 @@ def test_the_metadata_is_what_the_project_says(wheels: dict[str, Path]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # it is compiled twice, with the flags that are shipped
 def test_of_the_same_sources_the_same_wheel_is_made(dist: Path, tmp_path: Path) -> None:
-    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation")
     made = []
     for place in (tmp_path / "here", tmp_path / "further" / "away"):
         place.mkdir(parents=True)
-        command = (*pip, "-w", place, unpacked(dist, place))
+        command = (*PIP_WHEEL, "-w", place, unpacked(dist, place))
         succeeded(run(*command, SOURCE_DATE_EPOCH="1700000000", REQUIRE_COMPILED="1"))
         made += [path.read_bytes() for path in place.glob("*.whl")]
     assert len(made) == 2
@@ -293,17 +277,24 @@ def test_of_the_same_sources_the_same_wheel_is_made(dist: Path, tmp_path: Path) 
 # --- what is installed -------------------------------------------------------------------
 
 
-def needed(wheel: Path, extra: str) -> set[str]:
-    """The packages that an installation of *wheel* brings along."""
-    found, left = set[str](), [*metadata(wheel).get_all("Requires-Dist", [])]
+def required(
+    wanted: Iterable[str], extra: str, installed: Callable[[str], Distribution]
+) -> set[str]:
+    """The packages that these requirements bring along, by what is installed."""
+    found, left = set[str](), [*wanted]
     while left:
         asked = Requirement(left.pop())
         name = canonicalize_name(asked.name)
         applies = asked.marker is None or asked.marker.evaluate({"extra": extra})
         if applies and name not in found:
             found.add(name)
-            left += distribution(name).requires or []
+            left += installed(name).requires or []
     return found
+
+
+def needed(wheel: Path, extra: str) -> set[str]:
+    wanted = metadata(wheel).get_all("Requires-Dist", [])
+    return required(wanted, extra, distribution)
 
 
 def installed(wheel: Path, folder: Path, extra: str = "") -> Path:
@@ -339,9 +330,7 @@ class Installed(Sidecar):
         return [str(self.programs / "liveness"), *serve[serve.index("serve") :]]
 
 
-def test_a_gateway_gets_what_the_client_library_needs_and_no_more(
-    wheels: dict[str, Path],
-) -> None:
+def test_the_client_library_needs_few_packages(wheels: dict[str, Path]) -> None:
     assert needed(wheels["pure"], "") == {
         *("anyio", "msgpack", "trio", "typing-extensions"),
         *("attrs", "idna", "outcome", "sniffio", "sortedcontainers"),  # of these three
@@ -388,9 +377,7 @@ def test_a_gateways_own_tests_need_no_more(gateway: Path, loop: str) -> None:
 
 
 @pytest.mark.parametrize("program", [["liveness"], ["python", "-m", "liveness"]])
-def test_without_the_sidecars_packages_the_command_says_so_in_one_line(
-    gateway: Path, program: list[str]
-) -> None:
+def test_the_command_names_missing_packages(gateway: Path, program: list[str]) -> None:
     refused = run(gateway / program[0], *program[1:], "serve")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == (

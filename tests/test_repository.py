@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -21,18 +20,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.processes import Done, ran
 from tests.tree import files
 
 ROOT = Path(__file__).parent.parent
-LOCKS = ("requirements.lock", "requirements-test.lock", "requirements-dev.lock")
-ALL_LOCKS = (
-    *LOCKS,
-    "requirements-docs.lock",
-    "requirements-fuzz.lock",
-    "requirements-audit.lock",
-)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PROJECT["dependency-groups"]
+# Each lock, and what it has to hold.
 WANTED = {
     "requirements.lock": PROJECT["build-system"]["requires"]
     + PROJECT["project"]["dependencies"]
@@ -43,6 +37,7 @@ WANTED = {
     "requirements-fuzz.lock": GROUPS["fuzz"],
     "requirements-audit.lock": GROUPS["audit"],
 }
+ALL_LOCKS = tuple(WANTED)
 TARGETS = (
     "audit bench check clean dashboard demo dist docs fuzz help install lock mutants "
     "performance rules screenshots serve setup simulate slow test tests uninstall"
@@ -83,22 +78,17 @@ class Copy:
 
     path: Path
 
-    def run(
-        self, *command: str, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, **environment: str) -> Done:
         """Run *command* here, with the tracing programs before all others."""
         search = f"{self.path / 'bin'}:{os.environ['PATH']}"
         known = {"PATH": search, "TRACE": str(self.path / "trace"), "LIE": "0"}
         known["HEADERS"] = str(self.path / "headers")
-        return subprocess.run(
-            command,
+        return ran(
+            *command,
             cwd=self.path,
             env=known | environment,
             input="not to be read",
-            capture_output=True,
-            text=True,
-            check=False,
-            start_new_session=True,  # what an interruption may kill
+            start_new_session=True,  # an interruption kills all of it
         )
 
     def program(self, name: str, text: str) -> None:
@@ -159,7 +149,6 @@ def entries(lock: str) -> Iterator[re.Match[str]]:
 
 
 def texts() -> Iterator[tuple[Path, str]]:
-    """Every text file of the project."""
     for path in files(ROOT):
         if b"\0" not in (data := path.read_bytes()):
             yield path.relative_to(ROOT), data.decode(errors="replace")
@@ -169,12 +158,8 @@ def texts() -> Iterator[tuple[Path, str]]:
 
 
 @pytest.mark.parametrize("lock", ALL_LOCKS)
-def test_a_lock_holds_pins_with_hashes_and_nothing_else(lock: str) -> None:
+def test_a_lock_holds_hashed_pins_of_what_the_project_asks_for(lock: str) -> None:
     assert "".join(entry[0] for entry in entries(lock)) == (ROOT / lock).read_text()
-
-
-@pytest.mark.parametrize("lock", ALL_LOCKS)
-def test_a_lock_holds_what_the_project_asks_for(lock: str) -> None:
     pinned = pins(lock)
     for wanted in map(Requirement, WANTED[lock]):
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)])
@@ -195,11 +180,17 @@ def test_no_lock_of_another_kind_is_kept() -> None:
 # --- the set-up
 
 
-def test_the_second_set_up_finds_everything_there(copy: Copy) -> None:
+@pytest.fixture
+def ready(copy: Copy) -> Copy:
+    """A copy that `make setup` has set up."""
     assert copy.run("make", "setup").returncode == 0
-    assert installed(copy) == ["requirements-dev.lock"]
-    assert copy.run("make", "setup").returncode == 0
-    assert installed(copy) == []
+    assert compiled(copy) == (["requirements-dev.lock"], 1)
+    return copy
+
+
+def test_the_second_set_up_finds_everything_there(ready: Copy) -> None:
+    assert ready.run("make", "setup").returncode == 0
+    assert compiled(ready) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -219,9 +210,7 @@ def test_the_second_set_up_finds_everything_there(copy: Copy) -> None:
         ("audit", "requirements-audit.lock"),
     ],
 )
-def test_a_target_installs_what_it_needs_and_no_more(
-    copy: Copy, target: str, lock: str
-) -> None:
+def test_a_target_installs_only_its_lock(copy: Copy, target: str, lock: str) -> None:
     copy.run("make", target)
     assert installed(copy) == [lock]
 
@@ -234,9 +223,7 @@ def test_a_higher_level_serves_the_lower_ones(copy: Copy) -> None:
 
 
 @pytest.mark.parametrize("before", [[], ["LEVEL=runtime"]])
-def test_an_interrupted_set_up_is_redone_from_nothing(
-    copy: Copy, before: list[str]
-) -> None:
+def test_an_interrupted_set_up_is_redone(copy: Copy, before: list[str]) -> None:
     if before:
         copy.run("make", "setup", *before)
         (copy.path / ".venv/half-installed").touch()
@@ -267,29 +254,22 @@ def test_another_lock_or_python_means_another_environment(copy: Copy) -> None:
         "echo exit 1 >bin/gcc",
     ],
 )
-def test_another_source_or_compiler_compiles_anew_in_the_same_environment(
-    copy: Copy, change: str
-) -> None:
-    copy.run("make", "setup")
-    assert compiled(copy) == (["requirements-dev.lock"], 1)
-    copy.run("sh", "-c", change)
+def test_another_source_or_compiler_compiles_anew(ready: Copy, change: str) -> None:
+    ready.run("sh", "-c", change)
     for target in ("demo", "check", "test"):
-        copy.run("make", target)
-    assert compiled(copy) == ([], 1)
+        ready.run("make", target)
+    assert compiled(ready) == ([], 1)
 
 
-def test_an_interrupted_compilation_is_redone(copy: Copy) -> None:
-    copy.run("make", "setup")
-    copy.run("sh", "-c", "echo >>setup.py")
-    assert copy.run("make", "setup", INTERRUPT="1").returncode != 0
-    copy.traced()
-    assert copy.run("make", "setup").returncode == 0
-    assert compiled(copy) == ([], 1)
+def test_an_interrupted_compilation_is_redone(ready: Copy) -> None:
+    ready.run("sh", "-c", "echo >>setup.py")
+    assert ready.run("make", "setup", INTERRUPT="1").returncode != 0
+    ready.traced()
+    assert ready.run("make", "setup").returncode == 0
+    assert compiled(ready) == ([], 1)
 
 
-def test_what_was_compiled_before_goes_but_not_that_of_another_python(
-    copy: Copy,
-) -> None:
+def test_only_what_this_python_compiled_before_is_removed(copy: Copy) -> None:
     old, other = (
         copy.path / f"liveness/core/_wheel{suffix}"
         for suffix in (sysconfig.get_config_var("EXT_SUFFIX"), ".cpython-38.so")
@@ -302,11 +282,10 @@ def test_what_was_compiled_before_goes_but_not_that_of_another_python(
     assert not other.exists()
 
 
-def test_set_up_ends_with_the_wheel_that_there_is(copy: Copy) -> None:
-    copy.run("make", "setup")
-    copy.program("liveness", "#!/bin/sh\necho liveness 1; echo wheel: $1\n")
-    shutil.copy(copy.path / "bin/liveness", copy.path / ".venv/bin")
-    said = copy.run("make", "setup").stdout
+def test_set_up_ends_with_the_wheel_that_there_is(ready: Copy) -> None:
+    ready.program("liveness", "#!/bin/sh\necho liveness 1; echo wheel: $1\n")
+    shutil.copy(ready.path / "bin/liveness", ready.path / ".venv/bin")
+    said = ready.run("make", "setup").stdout
     assert said == "liveness: .venv is ready (dev), wheel: version\n"
 
 
@@ -335,8 +314,9 @@ def test_a_folder_that_the_makefile_did_not_make_is_left_alone(copy: Copy) -> No
         ),
         ("sys.exit(1)", "python3 does not run here. Debian: apt install git make"),
     ],
+    ids=lambda text: text[:20],
 )
-def test_what_is_missing_is_said_in_one_line(copy: Copy, lie: str, said: str) -> None:
+def test_a_missing_program_is_one_line(copy: Copy, lie: str, said: str) -> None:
     refused = copy.run("make", "demo", LIE=lie)
     first, *rest = refused.stderr.splitlines()
     assert refused.returncode != 0
@@ -386,9 +366,7 @@ def test_the_gate_fails_with_each_of_its_steps(gate: Copy, step: str) -> None:
 
 
 @pytest.mark.parametrize("package", ["gcc", "libc6-dev", "python3-dev", "python3-venv"])
-def test_the_gate_installs_what_is_missing_or_names_it(
-    gate: Copy, package: str
-) -> None:
+def test_the_gate_installs_what_is_missing(gate: Copy, package: str) -> None:
     machine = {
         "gcc": {"PATH": gate.only("bash cat dirname sh")},
         "python3-dev": {"HEADERS": "/there/are/none"},
@@ -414,14 +392,8 @@ def test_under_the_gate_a_skipped_test_fails(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import pytest\ndef test_it(): pytest.skip('no such server')\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.conftest", str(tmp_path)],
-        cwd=ROOT,
-        env=os.environ | {"CI": "true"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = (sys.executable, "-m", "pytest", "-p", "tests.conftest", tmp_path)
+    run = ran(*command, cwd=ROOT, env=os.environ | {"CI": "true"})
     assert run.returncode == pytest.ExitCode.TESTS_FAILED
     assert "no such server" in run.stdout
 

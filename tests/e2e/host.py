@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.sidecar import ROOT
+from tests.processes import Done, ran
 
 INSTALL_S: Final = 240  # six times what it takes on a machine with time for it
 SYSTEM: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -31,20 +32,14 @@ def installing() -> dict[str, str]:
     return kept | {"PYTHON": PYTHON, "CFLAGS": "-O0"}
 
 
-def make(
-    target: str, *variables: str, **environ: str
-) -> subprocess.CompletedProcess[str]:
+def make(target: str, *variables: str, **environ: str) -> Done:
     """`make install` or `make uninstall` of this clone."""
     # With all that it started: what goes on would keep the next one waiting.
     bounded = ["timeout", str(INSTALL_S)]
-    return subprocess.run(
-        [*bounded, "make", "--no-print-directory", target, *variables],
+    return ran(
+        *(*bounded, "make", "--no-print-directory", target, *variables),
         cwd=ROOT,
         env=installing() | environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
         umask=0o077,  # as of a root that keeps others out
     )
 
@@ -60,23 +55,27 @@ class Host:
         return self.root / path.lstrip("/")
 
     def command(self, *command: str, user: str = "") -> list[str]:
-        """What runs *command* there."""
         as_user = [f"--userspec={user}"] if user else []
         return ["chroot", *as_user, str(self.root), *command]
 
     def run(
         self, *command: str, user: str = "", check: bool = True, **environ: str
-    ) -> subprocess.CompletedProcess[str]:
+    ) -> Done:
         """Runs *command* there, with no environment but a search path and *environ*."""
-        return subprocess.run(
-            self.command(*command, user=user),
-            env={"PATH": SYSTEM, **environ},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=INSTALL_S,
-            check=check,
-        )
+        line = self.command(*command, user=user)
+        done = ran(*line, env={"PATH": SYSTEM, **environ}, timeout=INSTALL_S)
+        assert done.returncode == 0 or not check, done.stderr
+        return done
+
+    def mode_of(self, path: str) -> str:
+        """The mode, user and group of what is at *path*."""
+        return self.run("stat", "-c", "%a %U %G", path).stdout.strip()
+
+    def knows_user(self) -> bool:
+        """Whether there is a user or a group of the units'."""
+        databases = ("passwd", "group")
+        asked = [self.run("getent", it, "liveness", check=False) for it in databases]
+        return any(done.stdout for done in asked)
 
 
 @contextmanager

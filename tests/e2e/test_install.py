@@ -1,8 +1,8 @@
-"""`make install`, for real: what it makes, that it serves, and that it goes again.
+"""`make install`, for real: what it makes, that it serves, and that it can be removed.
 
-One installation in a folder is made for all tests (it takes as long as `make setup`),
-and one more over it, on a host that is this one's overlay. Where it is about the script
-alone, a stand-in for the Python it calls makes environments of one file.
+All tests share one installation in a folder (it takes as long as `make setup`), and one
+upgrade of it on a host that is an overlay of this one. Tests of the script alone give it
+a stand-in for Python, which makes environments of one file.
 """
 
 import fcntl
@@ -24,15 +24,18 @@ from liveness.sources import load
 from tests.commandlines import checked
 from tests.e2e.client import Client
 from tests.e2e.host import PIP, PYTHON, SYSTEM, Host, hosting, make, mounted
+from tests.e2e.persons import NOBODY
 from tests.e2e.sidecar import READY_S, ROOT
+from tests.processes import Done, ran
 
 pytestmark = pytest.mark.timeout(280)  # builds, and fetches what is locked
 
 PREFIX: Final = "/opt/liveness"
 SETTINGS: Final = "/etc/liveness/liveness.toml"
+SERVICE: Final = "/usr/lib/systemd/system/liveness.service"
 OUTSIDE: Final = {
     "/usr/local/bin/liveness",
-    "/usr/lib/systemd/system/liveness.service",
+    SERVICE,
     "/usr/lib/systemd/system/liveness.socket",
     "/usr/lib/sysusers.d/liveness.conf",
     "/usr/lib/tmpfiles.d/liveness.conf",
@@ -50,14 +53,20 @@ def files(folder: Path) -> set[str]:
     return {path for path in paths if not path.startswith(f"{PREFIX}/")}
 
 
-@pytest.fixture(scope="module")
-def installed() -> Iterator[Path]:
-    """A folder, in memory, in which `make install` was run."""
-    # Not pytest's: the path of a socket within is to be short.
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """A folder in memory. Not one of pytest's: paths of sockets within must be short."""
     with (
         tempfile.TemporaryDirectory() as name,
         mounted(Path(name), "-t", "tmpfs", "tmpfs") as memory,
     ):
+        yield memory
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[Path]:
+    """A folder, in memory, in which `make install` was run."""
+    with in_memory() as memory:
         dest = memory / "dest"
         done = make("install", f"DESTDIR={dest}")
         assert done.returncode == 0, done.stderr
@@ -90,13 +99,12 @@ def told(host: Host) -> list[str]:
 
 
 @contextmanager
-def serving(host: Host) -> Iterator[Path]:
-    """The sidecar as its unit starts it, as the unit's user; its socket."""
-    unit = host.path("/usr/lib/systemd/system/liveness.service").read_text()
-    (command,) = re.findall(r"^ExecStart=(.*)$", unit, re.M)
+def serving(host: Host) -> Iterator[Client]:
+    """The sidecar as its unit starts it, as the unit's user; a gateway's link to it."""
+    command = exec_start(host.path(SERVICE))
     host.run("install", "-d", "-m", "700", "-o", "liveness", "/var/lib/liveness")
     with subprocess.Popen(
-        host.command(*command.split(), user="liveness:liveness"),
+        host.command(*command, user="liveness:liveness"),
         env={"PATH": SYSTEM, "LIVENESS_HTTP_ADDRESS": "127.0.0.1:0"},
         cwd="/",
         stdin=subprocess.DEVNULL,
@@ -112,7 +120,9 @@ def serving(host: Host) -> Iterator[Path]:
                     break
             else:
                 raise AssertionError(said)
-            yield host.path("/run/liveness/gateway.sock")
+            with closing(Client(host.path("/run/liveness/gateway.sock"))) as gateway:
+                gateway.hello("gw-1")
+                yield gateway
         finally:
             process.terminate()
             process.communicate(timeout=READY_S)
@@ -140,22 +150,14 @@ def test_everybody_may_read_it_and_only_root_may_change_it(installed: Path) -> N
 
 
 def test_no_file_names_the_folder_that_it_was_staged_in(installed: Path) -> None:
-    found = subprocess.run(
-        ["grep", "-rlF", str(installed), str(installed)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.stdout == ""
+    assert ran("grep", "-rlF", str(installed), str(installed)).stdout == ""
     program = (installed / "opt/liveness/bin/liveness").read_text()
     assert program.startswith(f"#!{PREFIX}/bin/python\n")
     link = installed / "usr/local/bin/liveness"
     assert str(link.readlink()) == f"{PREFIX}/bin/liveness"
 
 
-def test_the_settings_are_the_example_with_the_places_of_a_sidecar_that_is_not_root(
-    installed: Path,
-) -> None:
+def test_the_settings_are_the_example_with_a_services_paths(installed: Path) -> None:
     path = installed / SETTINGS[1:]
     sections = tomllib.loads(path.read_text())
     assert {name: section for name, section in sections.items() if section} == {
@@ -164,24 +166,27 @@ def test_the_settings_are_the_example_with_the_places_of_a_sidecar_that_is_not_r
     }
     plain = path.read_text().replace("\npath", "\n#path").replace("\ndir", "\n#dir")
     example = (ROOT / "deploy/liveness.toml").read_text()
-    assert plain == example
-    assert (installed / "opt/liveness/share/liveness/liveness.toml").read_text() == (
-        example
-    )
-    unit = (installed / "usr/lib/systemd/system/liveness.service").read_text()
-    (command,) = re.findall(r"^ExecStart=(.*) --config /etc/\S+$", unit, re.M)
-    for uid in (0, 1000):  # the sidecar, and whoever asks it
+    shared = installed / "opt/liveness/share/liveness/liveness.toml"
+    assert plain == shared.read_text() == example
+    command = exec_start(installed / SERVICE[1:])
+    assert command[-2:] == ["--config", SETTINGS]
+    for uid in (0, 1000):  # the sidecar's, and that of a client
         config = load(file=path, environ={"HOME": "/"}, uid=uid).config
-        assert config == checked(command.split(), uid=0, file=path)
+        assert config == checked(command[:-2], uid=0, file=path)
+
+
+def exec_start(unit: Path) -> list[str]:
+    (command,) = re.findall(r"^ExecStart=(.*)$", unit.read_text(), re.M)
+    return str(command).split()
 
 
 def test_systemd_finds_nothing_to_say_about_the_units(host: Host) -> None:
     said = host.run("systemd-analyze", "verify", *UNITS, check=False)
     assert (said.returncode, said.stdout + said.stderr) == (0, "")
     # It returns 0 for this one too.
-    wrong = host.path("/usr/lib/systemd/system/liveness-wrong.service")
-    unit = host.path("/usr/lib/systemd/system/liveness.service").read_text()
-    wrong.write_text(unit.replace("ProtectClock=", "ProtectClocks="))
+    unit = host.path(SERVICE)
+    wrong = unit.with_name("liveness-wrong.service")
+    wrong.write_text(unit.read_text().replace("ProtectClock=", "ProtectClocks="))
     said = host.run("systemd-analyze", "verify", wrong.name)
     assert "'ProtectClocks'" in said.stderr
     wrong.unlink()
@@ -190,16 +195,14 @@ def test_systemd_finds_nothing_to_say_about_the_units(host: Host) -> None:
 def test_user_group_and_folder_are_those_of_the_units(host: Host) -> None:
     assert host.run("id", "-un", "liveness").stdout == "liveness\n"
     assert host.run("id", "-gn", "liveness").stdout == "liveness\n"
-    made = host.run("stat", "-c", "%a %U %G", "/run/liveness").stdout
-    assert made == "755 liveness liveness\n"
+    assert host.mode_of("/run/liveness") == "755 liveness liveness"
     assert "/usr/sbin/nologin" in host.run("getent", "passwd", "liveness").stdout
 
 
 def test_what_is_installed_serves(host: Host) -> None:
     version = host.run("liveness", "version", user="nobody").stdout
     assert version.endswith("wheel: compiled\n")
-    with serving(host) as socket, closing(Client(socket)) as gateway:
-        gateway.hello("gw-1")
+    with serving(host) as gateway:
         gateway.send("login", "ada", {"conn": 1, "timeout": 1})
         ended = gateway.until(lambda found: found)
         assert [(one["kind"], one["uid"]) for one in ended] == [("offline", "ada")]
@@ -209,32 +212,26 @@ def test_what_is_installed_serves(host: Host) -> None:
 def test_it_is_backed_up_and_restored_as_the_manual_says(host: Host) -> None:
     text = (ROOT / "docs/operations.md").read_text().split("\n## Backups\n")[1]
     backup, restore = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)[:2]
-    with serving(host) as socket, closing(Client(socket)) as gateway:
-        gateway.hello("gw-1")
+    with serving(host) as gateway:
         gateway.send("login", "of then", {"conn": 1, "timeout": 3_600})
         gateway.settle()
-        *_, line = [follow(host, line) for line in lines_of(backup)]
+        *_, line = follow(host, backup)
         assert ": records up to " in line
         gateway.send("login", "of later", {"conn": 2, "timeout": 3_600})
         gateway.settle()
     told(host)
-    for line in lines_of(restore):
-        follow(host, line)
+    follow(host, restore)
     units = "liveness.socket liveness.service"
     assert told(host) == [f"stop {units}", f"start {units}"]
-    with serving(host) as socket, closing(Client(socket)) as gateway:
-        gateway.hello("gw-1")
+    with serving(host) as gateway:
         online, _ = gateway.listed()
         assert [*online] == ["of then"]
 
 
-def lines_of(block: str) -> list[str]:
-    return re.findall(r"^\$ sudo (.*)$", block, re.M)
-
-
-def follow(host: Host, line: str) -> str:
-    """Runs a line as root; what it says."""
-    return host.run("bash", "-c", line).stdout
+def follow(host: Host, block: str) -> list[str]:
+    """Run a document's lines as root; what each printed."""
+    lines = re.findall(r"^\$ sudo (.*)$", block, re.M)
+    return [host.run("bash", "-c", line).stdout for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -261,14 +258,11 @@ def test_bash_completes(host: Host, line: str, offered: set[str]) -> None:
 # --- again, and away
 
 
-def test_a_second_install_is_an_upgrade_that_finishes_what_was_interrupted(
-    host: Host,
-) -> None:
+def test_a_second_install_upgrades_and_finishes_an_interrupted_one(host: Host) -> None:
     settings = host.path(SETTINGS)
     edited = settings.read_text().replace("#enabled = false", "enabled = true")
     settings.write_text(edited)
-    with serving(host) as socket, closing(Client(socket)) as gateway:
-        gateway.hello("gw-1")
+    with serving(host) as gateway:
         host.path(PREFIX).rename(host.path(f"{PREFIX}.old"))
         half = host.path(f"{PREFIX}.new")
         half.mkdir()
@@ -294,29 +288,8 @@ def test_a_second_install_is_an_upgrade_that_finishes_what_was_interrupted(
     assert told(host) == ["daemon-reload"]
     # Without a compiler it serves as well.
     assert "wheel: reference" in host.run("liveness", "version").stdout
-    with serving(host) as socket, closing(Client(socket)) as gateway:
-        gateway.hello("gw-1")
+    with serving(host) as gateway:
         gateway.settle()
-
-
-def copied(installed: Path, name: str) -> Path:
-    """A copy that a test may spoil."""
-    return Path(shutil.copytree(installed, installed.with_name(name), symlinks=True))
-
-
-def test_uninstall_leaves_settings_and_state_and_purge_nothing(
-    installed: Path,
-) -> None:
-    state = "/var/lib/liveness/liveness.db"
-    kept = {SETTINGS, state, "/etc", "/etc/liveness"}
-    for purge, left in (("", kept | {"/var/lib/liveness"}), ("1", set[str]())):
-        dest = copied(installed, f"gone{purge}")
-        (dest / state[1:]).parent.mkdir(parents=True)
-        (dest / state[1:]).touch()
-        done = make("uninstall", f"DESTDIR={dest}", f"PURGE={purge}")
-        assert done.returncode == 0, done.stderr
-        there = {f"/{path.relative_to(dest)}" for path in dest.rglob("*")}
-        assert there == left | {"/var", "/var/lib"}  # which it did not make
 
 
 def test_purge_of_a_host_stops_it_and_takes_its_user(host: Host) -> None:
@@ -327,8 +300,21 @@ def test_purge_of_a_host_stops_it_and_takes_its_user(host: Host) -> None:
     assert told(host) == [stopped, "daemon-reload"]
     for path in (PREFIX, "/etc/liveness", "/var/lib/liveness", *OUTSIDE):
         assert not host.path(path).exists(), path
-    assert host.run("getent", "passwd", "liveness", check=False).stdout == ""
-    assert host.run("getent", "group", "liveness", check=False).stdout == ""
+    assert not host.knows_user()
+
+
+def refused(
+    target: str,
+    given: dict[str, str],
+    user: int = 0,
+    script: Path = ROOT / "deploy/install",
+) -> str:
+    """The one line of an error after which nothing was done."""
+    done = ran(script, target, env=os.environ | given, user=user)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("liveness: ")
+    return line
 
 
 @pytest.mark.parametrize(
@@ -346,57 +332,36 @@ def test_purge_of_a_host_stops_it_and_takes_its_user(host: Host) -> None:
         ("mine", {"PREFIX": "/a", "BINDIR": "/a/bin"}, "PREFIX=/a is for more than"),
         ("mine", {"UNITDIR": "/a/../b"}, "UNITDIR=/a/../b is no folder that"),
     ],
+    ids=lambda it: str(it)[:30],
 )
-def test_what_install_did_not_make_is_left_alone(
+def test_other_files_are_left_alone(
     tmp_path: Path, there: str, given: dict[str, str], why: str
 ) -> None:
     (tmp_path / there).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / there).touch()
     for target in ("install", "uninstall"):
-        done = refused(target, {"DESTDIR": str(tmp_path), **given})
-        assert why in done or target == "uninstall"
+        line = refused(target, {"DESTDIR": str(tmp_path), **given})
+        assert why in line or target == "uninstall"
     assert files(tmp_path) | {f"/{there}"} == {f"/{there}"}
     assert (tmp_path / there).exists()
 
 
-def refused(
-    target: str,
-    given: dict[str, str],
-    user: int = 0,
-    script: Path = ROOT / "deploy/install",
-) -> str:
-    """The one line for which nothing was done."""
-    done = subprocess.run(
-        [script, target],
-        env=os.environ | given,
-        user=user,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("liveness: ")
-    return line
-
-
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
-def test_others_may_not_change_what_root_will_run(tmp_path: Path, mode: int) -> None:
+def test_a_prefix_that_others_may_change_is_refused(tmp_path: Path, mode: int) -> None:
     loose = tmp_path / "loose"
     loose.mkdir()
     loose.chmod(mode)
+    # Were this not refused, the install would end at this Python.
+    given = {"PREFIX": f"{loose}/liveness", "BINDIR": "/none", "PYTHON": "/bin/false"}
     for target in ("install", "uninstall"):
-        prefix = f"{loose}/liveness"
-        # Were it not refused, it would go no further than this Python.
-        given = {"PREFIX": prefix, "BINDIR": "/nonexistent", "PYTHON": "/bin/false"}
         line = refused(target, given)
         assert f"{loose} can be changed by others than root: " in line
     assert not list(loose.iterdir())
 
 
-@contextmanager
-def anybodys() -> Iterator[tuple[Path, Path]]:
-    """A folder where another user may look, and a copy of the script in it."""
+@pytest.fixture
+def public() -> Iterator[tuple[Path, Path]]:
+    """A folder that every user may enter, and a copy of the script in it."""
     with tempfile.TemporaryDirectory() as name:
         script = Path(name) / "deploy/install"
         script.parent.mkdir()
@@ -405,27 +370,25 @@ def anybodys() -> Iterator[tuple[Path, Path]]:
         yield Path(name), script
 
 
-def test_only_root_installs_without_a_folder_of_its_own() -> None:
-    with anybodys() as (_, script):
-        line = refused("install", {}, 65534, script)
-    assert line == (
+def test_only_root_installs_without_destdir(public: tuple[Path, Path]) -> None:
+    assert refused("install", {}, NOBODY, public[1]) == (
         "liveness: only root can install in /opt/liveness: sudo make install, or name a "
         "folder of your own with DESTDIR="
     )
 
 
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_fetched() -> None:
+def test_a_folder_that_cannot_be_written_is_refused(public: tuple[Path, Path]) -> None:
+    folder, script = public
     why = ": it is no folder, or you may not write there"
-    with anybodys() as (folder, script):
-        line = refused("install", {"DESTDIR": str(folder)}, 65534, script)
-        assert line == f"liveness: nothing can be made in {folder}{why}"
-        for file in ("dest", "usr/lib/systemd", "etc/liveness"):
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).touch()
-            dest = folder / "dest" if file == "dest" else folder
-            line = refused("install", {"DESTDIR": str(dest)}, 0, script)
-            assert line == f"liveness: nothing can be made in {folder / file}{why}"
-            (folder / file).unlink()
+    line = refused("install", {"DESTDIR": str(folder)}, NOBODY, script)
+    assert line == f"liveness: nothing can be made in {folder}{why}"
+    for file in ("dest", "usr/lib/systemd", "etc/liveness"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+        dest = folder / "dest" if file == "dest" else folder
+        line = refused("install", {"DESTDIR": str(dest)}, 0, script)
+        assert line == f"liveness: nothing can be made in {folder / file}{why}"
+        (folder / file).unlink()
 
 
 # --- the script alone
@@ -440,32 +403,41 @@ esac
 """
 
 
+class Quick:
+    """Installations that take a moment, as a stand-in makes their environment.
+
+    Args:
+        folder: An empty one; its `dest` is installed in.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.dest, tools = folder / "dest", folder / "tools"
+        self.prefix = self.dest / PREFIX[1:]
+        tools.mkdir()
+        self.python = tools / "python"
+        self.program("python", STAND_IN)
+        self.environ = {
+            "PATH": f"{tools}:{SYSTEM}",
+            "PYTHON": str(self.python),
+            "DESTDIR": str(self.dest),
+            "TMPDIR": str(tools),
+        }
+
+    def program(self, name: str, text: str) -> Path:
+        """A program that is found before all others."""
+        path = self.python.with_name(name)
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def run(self, target: str, *under: str, **environ: str) -> Done:
+        script = ROOT / "deploy/install"
+        return ran(*under, script, target, env=self.environ | environ)
+
+
 @pytest.fixture
-def quick(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """A folder to install in, and an environment in which that takes a moment."""
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "python").write_text(STAND_IN)
-    (tools / "python").chmod(0o755)
-    dest = tmp_path / "dest"
-    return dest, {
-        "PATH": f"{tools}:{SYSTEM}",
-        "PYTHON": str(tools / "python"),
-        "DESTDIR": str(dest),
-        "TMPDIR": str(tools),
-    }
-
-
-def alone(
-    target: str, environ: dict[str, str], *under: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*under, ROOT / "deploy/install", target],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def quick(tmp_path: Path) -> Quick:
+    return Quick(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -478,12 +450,11 @@ def alone(
         *((f"{home}/of/one/python3", True) for home in ("/home", "/root", "/run/user")),
     ],
 )
-def test_a_python_that_the_unit_may_not_see_is_told_of(
-    host: Host, quick: tuple[Path, dict[str, str]], seen: str, is_told: bool
+def test_a_python_that_the_unit_may_not_see_is_warned_of(
+    host: Host, quick: Quick, seen: str, is_told: bool
 ) -> None:
-    _, environ = quick
-    for name, lies in (("closed", 0o700), ("open", 0o755)):
-        host.path(f"/srv/{name}").mkdir(mode=lies, exist_ok=True)
+    for name, mode in (("closed", 0o700), ("open", 0o755)):
+        host.path(f"/srv/{name}").mkdir(mode=mode, exist_ok=True)
     link = host.path(seen)
     link.parent.mkdir(parents=True, exist_ok=True)
     if seen == "/srv/open/closed":
@@ -491,31 +462,24 @@ def test_a_python_that_the_unit_may_not_see_is_told_of(
         link.symlink_to("/srv/closed/of-its-own")
     elif not link.exists():
         host.run("cp", "/usr/bin/python3", seen)
-    done = host.run(
-        str(ROOT / "deploy/install"),
-        "install",
-        PYTHON=environ["PYTHON"],
-        DESTDIR="/srv/open/dest",
-        SEEN=seen,
-    )
+    python, dest = str(quick.python), "/srv/open/dest"
+    script = str(ROOT / "deploy/install")
+    done = host.run(script, "install", PYTHON=python, DESTDIR=dest, SEEN=seen)
     assert ("may not see it" in done.stderr) == is_told
 
 
 @pytest.mark.parametrize("name", ["liveness", "liveness.old", "liveness.new"])
-def test_what_an_interrupted_removal_leaves_is_known_as_ours(
-    quick: tuple[Path, dict[str, str]], name: str
-) -> None:
-    dest, environ = quick
-    assert alone("install", environ).returncode == 0
-    whole = dest / "opt" / name
-    (dest / PREFIX[1:]).rename(whole)
+def test_the_remains_of_an_interrupted_removal_go(quick: Quick, name: str) -> None:
+    assert quick.run("install").returncode == 0
+    whole = quick.prefix.with_name(name)
+    quick.prefix.rename(whole)
     for number in range(20):  # whichever comes first
         (whole / f"{number}").touch()
     with mounted(whole / "busy", "-t", "tmpfs", "tmpfs"):
-        assert alone("uninstall", environ).returncode != 0
+        assert quick.run("uninstall").returncode != 0
         assert (whole / ".made").exists()
-    assert alone("uninstall", environ).returncode == 0
-    assert files(dest) == {SETTINGS}
+    assert quick.run("uninstall").returncode == 0
+    assert files(quick.dest) == {SETTINGS}
     assert not whole.exists()
 
 
@@ -523,72 +487,79 @@ def test_what_an_interrupted_removal_leaves_is_known_as_ours(
 @pytest.mark.parametrize(
     "number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
 )
-def test_an_upgrade_that_is_ended_while_it_takes_its_place_leaves_a_program(
-    quick: tuple[Path, dict[str, str]], number: signal.Signals, is_slow: bool
+def test_an_upgrade_that_is_interrupted_leaves_a_whole_program(
+    quick: Quick, number: signal.Signals, is_slow: bool
 ) -> None:
     # Slow, the shell looks up only when what it called has ended already.
     under = ["strace", "-o", "/dev/null", "-e", "inject=clone:delay_exit=10ms"]
-    dest, environ = quick
-    program = dest / PREFIX[1:]
-    assert alone("install", environ).returncode == 0
-    (program / "first").touch()
-    move = Path(environ["PYTHON"]).with_name("mv")
-    move.write_text(
-        f'#!/bin/bash\n/usr/bin/mv "$@"\n[[ $* != *.old ]] || kill -{number} $PPID\n'
+    opt = quick.prefix.parent
+    assert quick.run("install").returncode == 0
+    (quick.prefix / "first").touch()
+    move = quick.program(
+        "mv",
+        f'#!/bin/bash\n/usr/bin/mv "$@"\n[[ $* != *.old ]] || kill -{number} $PPID\n',
     )
-    move.chmod(0o755)
-    environ["CANNOT_EXCHANGE"] = "false"
-    ended = alone("install", environ, *(under if is_slow else []))
+    ended = quick.run("install", *(under * is_slow), CANNOT_EXCHANGE="false")
     assert ended.returncode == -number
     if number != signal.SIGKILL:
-        assert [one.name for one in program.parent.iterdir()] == ["liveness"]
-        assert (program / "first").exists()
-    # Where they can be exchanged there is nothing in between.
-    del environ["CANNOT_EXCHANGE"]
-    move.write_text("#!/bin/bash\nkill -KILL $PPID\n")
-    if number != signal.SIGKILL:
-        assert alone("install", environ).returncode == 0
+        assert [path.name for path in opt.iterdir()] == ["liveness"]
+        assert (quick.prefix / "first").exists()
+        # Where folders can be exchanged, nothing is moved.
+        move.write_text("#!/bin/bash\nkill -KILL $PPID\n")
+        assert quick.run("install").returncode == 0
     move.unlink()
-    assert alone("install", environ).returncode == 0
-    assert [one.name for one in program.parent.iterdir()] == ["liveness"]
-    assert not (program / "first").exists()
-    assert files(dest) == {SETTINGS, *OUTSIDE}
+    assert quick.run("install").returncode == 0
+    assert [path.name for path in opt.iterdir()] == ["liveness"]
+    assert not (quick.prefix / "first").exists()
+    assert files(quick.dest) == {SETTINGS, *OUTSIDE}
 
 
-def test_a_purge_needs_no_installation(quick: tuple[Path, dict[str, str]]) -> None:
-    dest, environ = quick
-    assert alone("install", environ).returncode == 0
-    assert alone("uninstall", environ).returncode == 0
-    assert files(dest) == {SETTINGS}
-    refused("uninstall", environ)
-    done = alone("uninstall", environ | {"PURGE": "1"})
-    assert (done.returncode, files(dest)) == (0, set())
+@pytest.mark.parametrize("purge", ["", "1"])
+def test_uninstall_leaves_settings_and_state_and_purge_nothing(
+    quick: Quick, purge: str
+) -> None:
+    state = "/var/lib/liveness/liveness.db"
+    assert quick.run("install").returncode == 0
+    (quick.dest / state[1:]).parent.mkdir(parents=True)
+    (quick.dest / state[1:]).touch()
+    done = make("uninstall", f"DESTDIR={quick.dest}", f"PURGE={purge}")
+    assert done.returncode == 0, done.stderr
+    there = {f"/{path.relative_to(quick.dest)}" for path in quick.dest.rglob("*")}
+    left = {SETTINGS, state, "/etc", "/etc/liveness", "/var/lib/liveness"}
+    not_made = {"/var", "/var/lib"}  # by the script
+    assert there == not_made | (set() if purge else left)
+
+
+def test_a_purge_needs_no_installation(quick: Quick) -> None:
+    assert quick.run("install").returncode == 0
+    assert quick.run("uninstall").returncode == 0
+    assert files(quick.dest) == {SETTINGS}
+    refused("uninstall", quick.environ)
+    done = quick.run("uninstall", PURGE="1")
+    assert (done.returncode, files(quick.dest)) == (0, set())
     assert done.stderr == (
-        f"liveness: removed {dest}/etc/liveness, {dest}/var/lib/liveness\n"
+        f"liveness: removed {quick.dest}/etc/liveness, {quick.dest}/var/lib/liveness\n"
     )
 
 
-def test_two_at_once_take_turns_and_say_so(
-    quick: tuple[Path, dict[str, str]],
-) -> None:
-    dest, environ = quick
-    assert alone("install", environ).returncode == 0
-    held = os.open(dest, os.O_RDONLY)
+def test_two_at_once_take_turns_and_say_so(quick: Quick) -> None:
+    assert quick.run("install").returncode == 0
+    held = os.open(quick.dest, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     with subprocess.Popen(
         [ROOT / "deploy/install", "uninstall"],
-        env=environ,
+        env=quick.environ,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         assert line == "liveness: waiting for another make install or uninstall\n"
-        assert (dest / PREFIX[1:]).exists()
+        assert quick.prefix.exists()
         os.close(held)
         process.communicate()
     assert process.returncode == 0
-    assert not (dest / PREFIX[1:]).exists()
+    assert not quick.prefix.exists()
 
 
 # --- a host on which nothing was installed
@@ -597,10 +568,7 @@ def test_two_at_once_take_turns_and_say_so(
 @pytest.fixture
 def bare() -> Iterator[Host]:
     """Such a host, with the clone at /mnt."""
-    with (
-        tempfile.TemporaryDirectory() as name,
-        mounted(Path(name), "-t", "tmpfs", "tmpfs") as memory,
-    ):
+    with in_memory() as memory:
         (memory / "nothing").mkdir()
         with (
             hosting(memory / "nothing") as host,
@@ -610,23 +578,25 @@ def bare() -> Iterator[Host]:
             yield host
 
 
-def uninstall(host: Host, **environ: str) -> subprocess.CompletedProcess[str]:
+def uninstall(host: Host, **environ: str) -> Done:
     return host.run("/mnt/deploy/install", "uninstall", check=False, **environ)
 
 
-def test_root_goes_by_no_list_that_another_user_wrote(bare: Host) -> None:
+def test_a_list_of_files_that_another_user_wrote_is_not_removed(bare: Host) -> None:
     made = bare.path(f"{PREFIX}/.made")
     victim = bare.path("/etc/victim")
     victim.touch()
     made.write_text("/etc/victim\n")
-    no = "liveness: /opt/liveness was not made by make install: nothing was removed\n"
+    error = (
+        "liveness: /opt/liveness was not made by make install: nothing was removed\n"
+    )
     for path in (made, made.parent):
-        os.chown(path, 65534, 65534)
-        assert uninstall(bare).stderr == no
+        os.chown(path, NOBODY, NOBODY)
+        assert uninstall(bare).stderr == error
         os.chown(path, 0, 0)
     made.rename(made.with_name("list"))
     made.symlink_to("list")
-    assert uninstall(bare).stderr == no
+    assert uninstall(bare).stderr == error
     assert victim.exists()
     made.with_name("list").replace(made)
     # By a link of root's it is the same folder.
@@ -652,26 +622,23 @@ def test_a_link_into_a_folder_of_others_is_no_way_to_a_program(bare: Host) -> No
         assert done.returncode == 1
 
 
-def test_without_systemd_it_takes_these_commands_and_a_purge_takes_all(
-    bare: Host,
-) -> None:
+def test_without_systemd_the_manuals_commands_set_it_up(bare: Host) -> None:
     (block,) = re.findall(
         r"^### Without systemd$.*?```console\n(.*?)```",
         (ROOT / "docs/deployment.md").read_text(),
         re.M | re.S,
     )
-    commands = [line.removeprefix("$ sudo ").split() for line in block.splitlines()]
+    *prepare, serve = re.findall(r"^\$ sudo (.*)$", block, re.M)
     program = bare.path("/usr/local/bin/liveness")
     program.write_text('#!/bin/sh\necho "$(id -un) $(id -Gn) $*"\nexec cat\n')
     program.chmod(0o755)
-    for command in commands[:-1]:
-        bare.run(*command)
+    for command in prepare:
+        bare.run(*command.split())
     for folder, mode in (("/run/liveness", "755"), ("/var/lib/liveness", "700")):
-        made = bare.run("stat", "-c", "%a %U %G", folder).stdout
-        assert made == f"{mode} liveness liveness\n"
+        assert bare.mode_of(folder) == f"{mode} liveness liveness"
     bare.path(f"{PREFIX}/.made").write_text("/usr/local/bin/liveness\n")
     with subprocess.Popen(
-        bare.command(*commands[-1]),
+        bare.command(*serve.split()),
         env={"PATH": SYSTEM},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -691,6 +658,4 @@ def test_without_systemd_it_takes_these_commands_and_a_purge_takes_all(
     assert done.returncode == 0, done.stderr
     for path in (PREFIX, "/var/lib/liveness", "/run/liveness"):
         assert not bare.path(path).exists(), path
-    for database in ("passwd", "group"):
-        found = bare.run("getent", database, "liveness", check=False)
-        assert found.stdout == ""
+    assert not bare.knows_user()
