@@ -7,7 +7,6 @@ Of kustomize there is just what our files use; whatever else one says is refused
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +22,7 @@ from liveness.errors import LivenessError
 from liveness.service.database import WAL_BYTES
 from liveness.sources import DEFAULT_FILE
 from tests.commandlines import checked
+from tests.processes import ran
 
 ROOT: Final = Path(__file__).parents[1]
 MANIFESTS: Final = ROOT / "deploy" / "kubernetes"
@@ -99,26 +99,16 @@ def durable(tmp_path: Path) -> Path:
     folder = tmp_path / "kubernetes"
     shutil.copytree(MANIFESTS, folder)
     file = folder / "kustomization.yaml"
-    text, count = re.subn(
-        "^#components:\n#  - durable$",
-        "components:\n  - durable",
-        file.read_text(),
-        flags=re.M,
-    )
-    assert count == 1
-    file.write_text(text)
+    commented = "\n#components:\n#  - durable\n"
+    assert file.read_text().count(commented) == 1
+    file.write_text(file.read_text().replace(commented, commented.replace("#", "")))
     return folder
 
 
 def by_kubectl(folder: Path) -> Manifests:
     """What kubectl makes of a folder, which must be what we make of it."""
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(folder)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == ""
+    done = ran("kubectl", "kustomize", folder)
+    assert (done.returncode, done.stderr) == (0, "")
     objects: list[Object] = list(yaml.safe_load_all(done.stdout))
     manifests = Manifests(folder)
     for one in (it for it in objects if it["kind"] == "ConfigMap"):
@@ -149,13 +139,11 @@ def quantity(text: str | int) -> float:
 
 
 def pod_of(manifests: Manifests) -> Object:
-    """What a pod of the StatefulSet is."""
     pod: Object = manifests.one("StatefulSet")["spec"]["template"]["spec"]
     return pod
 
 
 def container(pod: Object, name: str) -> Object:
-    """A container, or a sidecar."""
     (found,) = (one for one in _containers(pod) if one["name"] == name)
     return found
 
@@ -251,9 +239,8 @@ def _of_start(manifests: Manifests) -> Iterator[str]:
 def _of_volumes(manifests: Manifests, config: Config) -> Iterator[str]:
     stateful = manifests.one("StatefulSet")["spec"]
     pod = pod_of(manifests)
-    claims = [
-        one["metadata"]["name"] for one in stateful.get("volumeClaimTemplates", [])
-    ]
+    templates = stateful.get("volumeClaimTemplates", [])
+    claims = [one["metadata"]["name"] for one in templates]
     there = [one["name"] for one in pod["volumes"]] + claims
     places = {
         one["name"]: {
@@ -269,10 +256,9 @@ def _of_volumes(manifests: Manifests, config: Config) -> Iterator[str]:
     ours, gateways = places["liveness"], places["gateway"]
     if config.socket.path.parent != ours["socket"][0] or ours["socket"][1]:
         yield "the sidecar cannot make its socket in the volume"
-    told = environment(container(pod, "gateway"), "chat-0", "prod")
-    if Path(told["LIVENESS_SOCKET_PATH"]).parent != gateways["socket"][0] or (
-        Path(told["LIVENESS_SOCKET_PATH"]).name != config.socket.path.name
-    ):
+    known = environment(container(pod, "gateway"), "chat-0", "prod")
+    socket = gateways["socket"][0] / config.socket.path.name
+    if Path(known["LIVENESS_SOCKET_PATH"]) != socket:
         yield "the gateway looks elsewhere for the socket"
     if not gateways["socket"][1]:
         yield "the gateway can put a socket in the place of the sidecar's"
@@ -289,10 +275,9 @@ def _of_volumes(manifests: Manifests, config: Config) -> Iterator[str]:
 
 def _of_users(manifests: Manifests, config: Config) -> Iterator[str]:
     pod = pod_of(manifests)
-    for_all = pod["securityContext"]
-    if not for_all["runAsNonRoot"] or for_all["seccompProfile"] != {
-        "type": "RuntimeDefault"
-    }:
+    profile = {"type": "RuntimeDefault"}
+    may = pod["securityContext"]
+    if not may["runAsNonRoot"] or may["seccompProfile"] != profile:
         yield "the pod may do more than it has to"
     for one in _containers(pod):
         may = one["securityContext"]
@@ -317,20 +302,13 @@ def _of_users(manifests: Manifests, config: Config) -> Iterator[str]:
 
 def _of_ports(manifests: Manifests, config: Config) -> Iterator[str]:
     pod = pod_of(manifests)
-    ports = {
-        it["name"]: it["containerPort"]
-        for one in _containers(pod)
-        for it in one["ports"]
-    }
+    every = [port for one in _containers(pod) for port in one["ports"]]
+    ports = {port["name"]: port["containerPort"] for port in every}
     if ports["liveness"] != config.http.port or config.http.is_on_loopback:
         yield "HTTP is not on the pod's port"
     for one in _containers(pod):
-        for name, probe in one.items():
-            asked = (
-                probe.get("httpGet") or probe.get("tcpSocket")
-                if name.endswith("Probe")
-                else None
-            )
+        for name in (key for key in one if key.endswith("Probe")):
+            asked = one[name].get("httpGet") or one[name].get("tcpSocket")
             if asked and asked["port"] not in {it["name"] for it in one["ports"]}:
                 yield f"{one['name']}: {name} asks at no port of it"
     stateful = manifests.one("StatefulSet")["spec"]
@@ -367,13 +345,9 @@ def _of_ports(manifests: Manifests, config: Config) -> Iterator[str]:
 def measured(report: str, scenario: str, name: str) -> float:
     """A figure of the sidecar's in a report that is committed, in its own unit."""
     figures = json.loads((RESULTS / f"{report}.json").read_text())["figures"]
-    (found,) = (
-        one["value"]
-        for one in figures
-        if (one["scenario"], one["name"]) == (scenario, name)
-        and one["system"] == "liveness"
-    )
-    return float(found)
+    wanted = {"scenario": scenario, "name": name, "system": "liveness"}
+    (found,) = (one for one in figures if wanted.items() <= one.items())
+    return float(found["value"])
 
 
 def memory_bytes(config: Config) -> float:

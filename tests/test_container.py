@@ -9,20 +9,19 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import liveness
+from liveness.config import Config
 from tests.commandlines import checked
 from tests.e2e.image import (
     Container,
@@ -36,6 +35,8 @@ from tests.e2e.image import (
     send,
 )
 from tests.e2e.sidecar import READY_S, eventually
+from tests.processes import ran
+from tests.test_packaging import required
 
 ROOT: Final = Path(__file__).parents[1]
 HERE: Final = ROOT / "deploy" / "container"
@@ -77,29 +78,12 @@ def words(containerfile: str) -> dict[str, str]:
 # --- the image ----------------------------------------------------------------------
 
 
-def needed(name: str, extra: str, site: Path) -> set[str]:
-    """A package with an extra, and all that it needs, by what is installed."""
-    installed = {
-        canonicalize_name(one.name): one for one in distributions(path=[str(site)])
-    }
-    found, waiting = set[str](), [canonicalize_name(name)]
-    while waiting:
-        if (one := waiting.pop()) not in found:
-            found.add(one)
-            wants = {"extra": extra if one == name else ""}
-            for text in installed[one].requires or []:
-                wanted = Requirement(text)
-                if wanted.marker is None or wanted.marker.evaluate(wants):
-                    waiting.append(canonicalize_name(wanted.name))
-    return found
-
-
-def test_the_image_has_what_the_sidecar_needs_and_nothing_to_install_or_compile_with(
-    image: Stage,
-) -> None:
+def test_the_image_has_what_the_sidecar_needs_and_no_more(image: Stage) -> None:
     (site,) = image.root.glob("opt/liveness/lib/python3.*/site-packages")
-    there = {canonicalize_name(one.name) for one in distributions(path=[str(site)])}
-    assert there == needed("liveness", "sidecar", site)
+    found = distributions(path=[str(site)])
+    there: dict[str, Distribution] = {canonicalize_name(it.name): it for it in found}
+    wanted = there["liveness"].requires or []
+    assert there.keys() == {"liveness"} | required(wanted, "sidecar", there.__getitem__)
     assert list(site.glob("liveness/core/_*.so"))
     assert not list(image.root.glob("src"))
     left = [*image.folder.glob("local/lib/python3.*/site-packages/*")]
@@ -116,12 +100,8 @@ def test_the_image_says_what_it_is(image: Stage) -> None:
     assert said["licenses"] == "Apache-2.0"
     assert image.user == "9874:9874"
     assert image.ports == [checked(image.entrypoint + image.command).http.port]
-    assert image.health_options.keys() == {
-        "interval",
-        "timeout",
-        "start-period",
-        "retries",
-    }
+    options = {"interval", "timeout", "start-period", "retries"}
+    assert image.health_options.keys() == options
 
 
 @pytest.mark.parametrize(
@@ -135,9 +115,7 @@ def test_the_image_says_what_it_is(image: Stage) -> None:
         ("docs/deployment.md", r"localhost/liveness:?(\S*)", 2),
     ],
 )
-def test_the_image_has_one_name_and_this_version_wherever_it_is_named(
-    name: str, pattern: str, times: int
-) -> None:
+def test_the_image_is_named_alike(name: str, pattern: str, times: int) -> None:
     found = re.findall(pattern, (ROOT / name).read_text())
     assert found == [liveness.__version__] * times
 
@@ -161,6 +139,14 @@ def volumes(image: Stage, folder: Path) -> list[Mount]:
     ]
 
 
+def wait_until_healthy(container: Container, health: list[str]) -> None:
+    eventually(
+        lambda: bool(container.pid) and container.exec(*health).returncode == 0,
+        lambda: container.said,
+        within_s=READY_S,
+    )
+
+
 def volume(image: Stage, source: Path, target: str) -> Mount:
     inside = image.root / target.lstrip("/")
     if not source.exists():
@@ -170,15 +156,10 @@ def volume(image: Stage, source: Path, target: str) -> Mount:
     return Mount(source, target, is_writable=True)
 
 
-def test_the_image_serves_is_well_and_ends_when_it_is_asked_to(
-    image: Stage, net: int, tmp_path: Path
-) -> None:
+def test_the_image_serves_and_ends(image: Stage, net: int, tmp_path: Path) -> None:
     log, kept = tmp_path / "log", volumes(image, tmp_path)
     with Container(image, log, network=net, mounts=kept) as sidecar:
-        eventually(lambda: bool(sidecar.pid), lambda: sidecar.said)
-        eventually(
-            lambda: sidecar.exec(*image.health).returncode == 0, within_s=READY_S
-        )
+        wait_until_healthy(sidecar, image.health)
         version = sidecar.exec("liveness", "version")
         assert version.stdout.startswith(f"liveness {liveness.__version__} ")
         assert version.stdout.endswith("wheel: compiled\n")
@@ -192,12 +173,9 @@ def test_the_image_serves_is_well_and_ends_when_it_is_asked_to(
             failed = sidecar.exec("/usr/bin/touch", f"{place}/it")
             assert "Read-only file system" in failed.stderr
         assert sidecar.stop() == 0, sidecar.said
-    # What was kept is served by the next one; one that does not start is not well.
+    # The next one goes on with the same volumes; one that does not serve is not healthy.
     with Container(image, log, network=net, mounts=kept) as sidecar:
-        eventually(lambda: bool(sidecar.pid), lambda: sidecar.said)
-        eventually(
-            lambda: sidecar.exec(*image.health).returncode == 0, within_s=READY_S
-        )
+        wait_until_healthy(sidecar, image.health)
     sleeping = ["/bin/sleep", "60"]
     with Container(image, log, network=net, command=sleeping, mounts=kept) as other:
         eventually(lambda: bool(other.pid), lambda: other.said)
@@ -218,9 +196,7 @@ def test_the_image_serves_is_well_and_ends_when_it_is_asked_to(
         ("requirements-dev.lock", False),
     ],
 )
-def test_an_engine_is_sent_what_is_built_from_and_no_secret(
-    name: str, *, sent: bool
-) -> None:
+def test_an_engine_is_sent_sources_and_no_secret(name: str, *, sent: bool) -> None:
     assert is_sent(PurePosixPath(name), IGNORED) is sent
 
 
@@ -233,7 +209,6 @@ def services(compose: Compose) -> dict[str, Compose]:
 
 
 def command_of(service: Compose) -> list[str]:
-    """What a service of ours runs."""
     last = words(CONTAINERFILE)
     entry = service.get("entrypoint", json.loads(last["ENTRYPOINT"]))
     return [*entry, *service.get("command", json.loads(last["CMD"]))]
@@ -258,6 +233,18 @@ def environ_of(service: Compose) -> dict[str, str]:
     """What a service of ours has in its environment, the image's included."""
     image = dict(one.split("=", 1) for one in words(CONTAINERFILE)["ENV"].split())
     return {**image, **service.get("environment", {})}
+
+
+def user_of(service: Compose) -> str:
+    user: str = service.get("user", words(CONTAINERFILE)["USER"])
+    return user
+
+
+def settings_of(compose: Compose) -> Config:
+    """What the sidecar runs with."""
+    sidecar = services(compose)["sidecar"]
+    uid = int(user_of(sidecar).partition(":")[0])
+    return checked(command_of(sidecar), environ_of(sidecar), uid=uid)
 
 
 def ports(compose: Compose, name: str) -> set[int]:
@@ -316,8 +303,8 @@ def check_sidecar(compose: Compose) -> None:
     assert sidecar["image"] == OURS
     assert (HERE / sidecar["build"]["context"]).resolve() == ROOT
     assert (ROOT / sidecar["build"]["dockerfile"]).read_text() == CONTAINERFILE
-    uid, _, gid = sidecar.get("user", last["USER"]).partition(":")
-    settings = checked(command_of(sidecar), environ_of(sidecar), uid=int(uid))
+    uid, _, gid = user_of(sidecar).partition(":")
+    settings = settings_of(compose)
     assert settings.http.port in ports(compose, "sidecar")
     assert "sidecar" in settings.http.names
     source = secret_of(sidecar)[str(settings.http.token_file)]
@@ -335,14 +322,14 @@ def check_sidecar(compose: Compose) -> None:
     assert its_uid in settings.access.gateways.split(",")
     name = option(gateway, "--name")
     assert settings.access.names == f"{name}={its_uid}"
-    assert seconds(sidecar["stop_grace_period"]) > 5
+    assert int(sidecar["stop_grace_period"].removesuffix("s")) > 5
 
 
 def check_gateway(compose: Compose) -> None:
     sidecar, gateway, users = (
         services(compose)[name] for name in ("sidecar", "gateway", "users")
     )
-    settings = checked(command_of(sidecar), environ_of(sidecar), uid=9874)
+    settings = settings_of(compose)
     socket = option(gateway, "--sidecar")
     assert Path(socket) == settings.socket.path
     folder = str(Path(socket).parent)
@@ -357,10 +344,6 @@ def check_gateway(compose: Compose) -> None:
 def option(service: Compose, name: str) -> str:
     command: list[str] = service["command"]
     return command[command.index(name) + 1]
-
-
-def seconds(text: str) -> int:
-    return int(text.removesuffix("s"))
 
 
 def check_prometheus(compose: Compose) -> None:
@@ -379,9 +362,8 @@ def check_prometheus(compose: Compose) -> None:
         assert source.resolve() == ROOT / "deploy/prometheus" / name
     (job,) = said["scrape_configs"]
     assert job["job_name"] == example["scrape_configs"][0]["job_name"]
-    sidecar = services(compose)["sidecar"]
-    settings = checked(command_of(sidecar), environ_of(sidecar), uid=9874)
-    assert job["static_configs"] == [{"targets": [f"sidecar:{settings.http.port}"]}]
+    target = f"sidecar:{settings_of(compose).http.port}"
+    assert job["static_configs"] == [{"targets": [target]}]
 
 
 def check_grafana(compose: Compose) -> None:
@@ -417,63 +399,49 @@ def test_all_that_compose_names_is_there_and_it_allows_no_more_than_it_must() ->
     check(yaml.safe_load(TEXT))
 
 
-def changed(name: str, key: str, change: Callable[[Any], Any]) -> Compose:
+# A service's key, and what it is changed to: a value, or a function of what it is.
+WRONG: Final[list[tuple[str, str, Any]]] = [
+    ("sidecar", "command", ["serve", "--tiemout", "10"]),
+    ("sidecar", "command", ["serve", "--timeout", "never"]),
+    ("sidecar", "command", ["serve", "--timeout", "20"]),
+    ("sidecar", "environment", lambda it: it | {"LIVENESS_HTTP_ADRESS": "it"}),
+    ("sidecar", "environment", lambda it: it | {"LIVENESS_HTTP_HOSTS": "it"}),
+    ("sidecar", "environment", lambda it: it | {"LIVENESS_ACCESS_GATEWAYS": "1"}),
+    ("sidecar", "environment", lambda it: it | {"LIVENESS_STATE_DIR": "/it"}),
+    ("sidecar", "volumes", lambda it: [it[0], it[2]]),
+    ("sidecar", "volumes", lambda it: [*it[:2], it[2] | {"target": "/it"}]),
+    ("sidecar", "volumes", lambda it: [*it[:2], it[2] | {"source": "./secret"}]),
+    ("sidecar", "volumes", lambda it: [*it[:2], it[2] | {"read_only": False}]),
+    ("sidecar", "volumes", lambda it: [*it[:2], it[2] | {"bind": {}}]),
+    ("sidecar", "ports", ["9874:9874"]),
+    ("sidecar", "stop_grace_period", "5s"),
+    ("sidecar", "healthcheck", lambda it: it | {"test": ["CMD", "true"]}),
+    ("gateway", "healthcheck", lambda it: it | {"start_interval": "2s"}),
+    ("gateway", "user", "9875:9875"),
+    ("gateway", "user", "9874:9874"),
+    ("gateway", "volumes", lambda it: [*it, "state:/var/lib/liveness"]),
+    ("gateway", "volumes", lambda it: [*it, {"type": "bind", "source": "/"}]),
+    ("gateway", "depends_on", {"users": {"condition": "service_healthy"}}),
+    ("sidecar", "build", lambda it: it | {"context": ".."}),
+    ("gateway", "build", {"context": "../.."}),
+    ("users", "pull_policy", "always"),
+    ("prometheus", "volumes", lambda it: it[:2]),
+    ("prometheus", "volumes", lambda it: [*it, "./it.yml:/it.yml:ro,z"]),
+    ("prometheus", "image", "prom/prometheus:latest"),
+    ("grafana", "volumes", lambda it: it[:2]),
+    ("grafana", "environment", lambda it: it | {"GF_PLUGINS_PREINSTALL_DISABLED": "0"}),
+    ("grafana", "cap_drop", []),
+    ("grafana", "tmpfs", ["/var/lib/grafana:uid=472,mode=0700"]),
+    ("users", "command", lambda it: [*it[:3], "7001", *it[4:]]),
+    ("users", "read_only", False),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "change"), WRONG)
+def test_a_mistake_in_compose_is_found(name: str, key: str, change: Any) -> None:
     compose: Compose = yaml.safe_load(TEXT)
-    service = compose["services"][name]
-    service[key] = change(service.get(key))
-    return compose
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "change"),
-    [
-        ("sidecar", "command", lambda _: ["serve", "--tiemout", "10"]),
-        ("sidecar", "command", lambda _: ["serve", "--timeout", "never"]),
-        ("sidecar", "command", lambda _: ["serve", "--timeout", "20"]),
-        ("sidecar", "environment", lambda it: it | {"LIVENESS_HTTP_ADRESS": "it"}),
-        ("sidecar", "environment", lambda it: it | {"LIVENESS_HTTP_HOSTS": "it"}),
-        ("sidecar", "environment", lambda it: it | {"LIVENESS_ACCESS_GATEWAYS": "1"}),
-        ("sidecar", "environment", lambda it: it | {"LIVENESS_STATE_DIR": "/it"}),
-        ("sidecar", "volumes", lambda it: [it[0], it[2]]),
-        ("sidecar", "volumes", lambda it: [*it[:2], it[2] | {"target": "/it"}]),
-        ("sidecar", "volumes", lambda it: [*it[:2], it[2] | {"source": "./secret"}]),
-        ("sidecar", "volumes", lambda it: [*it[:2], it[2] | {"read_only": False}]),
-        ("sidecar", "volumes", lambda it: [*it[:2], it[2] | {"bind": {}}]),
-        ("sidecar", "ports", lambda _: ["9874:9874"]),
-        ("sidecar", "stop_grace_period", lambda _: "5s"),
-        ("sidecar", "healthcheck", lambda it: it | {"test": ["CMD", "true"]}),
-        ("gateway", "healthcheck", lambda it: it | {"start_interval": "2s"}),
-        ("gateway", "user", lambda _: "9875:9875"),
-        ("gateway", "user", lambda _: "9874:9874"),
-        ("gateway", "volumes", lambda it: [*it, "state:/var/lib/liveness"]),
-        ("gateway", "volumes", lambda it: [*it, {"type": "bind", "source": "/"}]),
-        (
-            "gateway",
-            "depends_on",
-            lambda _: {"users": {"condition": "service_healthy"}},
-        ),
-        ("sidecar", "build", lambda it: it | {"context": ".."}),
-        ("gateway", "build", lambda _: {"context": "../.."}),
-        ("users", "pull_policy", lambda _: "always"),
-        ("prometheus", "volumes", lambda it: it[:2]),
-        ("prometheus", "volumes", lambda it: [*it, "./it.yml:/it.yml:ro,z"]),
-        ("prometheus", "image", lambda _: "prom/prometheus:latest"),
-        ("grafana", "volumes", lambda it: it[:2]),
-        (
-            "grafana",
-            "environment",
-            lambda it: it | {"GF_PLUGINS_PREINSTALL_DISABLED": "false"},
-        ),
-        ("grafana", "cap_drop", lambda _: []),
-        ("grafana", "tmpfs", lambda _: ["/var/lib/grafana:uid=472,mode=0700"]),
-        ("users", "command", lambda it: [*it[:3], "7001", *it[4:]]),
-        ("users", "read_only", lambda _: False),
-    ],
-)
-def test_what_is_wrong_in_compose_is_found(
-    name: str, key: str, change: Callable[[Any], Any]
-) -> None:
-    compose = changed(name, key, change)
+    service = services(compose)[name]
+    service[key] = change(service[key]) if callable(change) else change
     with pytest.raises(Exception):  # noqa: B017, PT011 - any: the check is what is tested
         check(compose)
 
@@ -489,16 +457,8 @@ def test_what_is_wrong_in_compose_is_found(
         (["--users", "5"], "the following arguments are required: --port"),
     ],
 )
-def test_simulated_users_are_refused_what_cannot_be(
-    asked: list[str], told: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "liveness.demo.users", *asked],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_simulated_users_refuse_impossible_flags(asked: list[str], told: str) -> None:
+    done = ran(sys.executable, "-m", "liveness.demo.users", *asked, cwd=ROOT)
     assert done.returncode == 2
     assert told in done.stderr.splitlines()[-1]
 
@@ -560,10 +520,9 @@ class Composed:
             )
         )
 
-    def is_healthy(self, name: str, container: Container) -> bool:
-        """Whether its health check passes."""
+    def wait_until_healthy(self, name: str, container: Container) -> None:
         _cmd, *test = self._services[name]["healthcheck"]["test"]
-        return bool(container.pid) and container.exec(*test).returncode == 0
+        wait_until_healthy(container, test)
 
     def _volume(self, source: str, target: str) -> Mount:
         if target in self._image.volumes:
@@ -574,25 +533,15 @@ class Composed:
         return Mount(kept, target, is_writable=True)
 
 
-def test_compose_has_users_watched_and_prometheus_sees_them(
-    image: Stage, net: int, tmp_path: Path
-) -> None:
+def test_prometheus_sees_composes_users(image: Stage, net: int, tmp_path: Path) -> None:
     prometheus_here = shutil.which("prometheus")
     if prometheus_here is None:
         pytest.skip("prometheus is missing: apt install prometheus")
     with Composed(image, net, tmp_path) as composed:
         sidecar = composed.up("sidecar")
-        eventually(
-            lambda: composed.is_healthy("sidecar", sidecar),
-            lambda: sidecar.said,
-            within_s=READY_S,
-        )
+        composed.wait_until_healthy("sidecar", sidecar)
         gateway = composed.up("gateway")
-        eventually(
-            lambda: composed.is_healthy("gateway", gateway),
-            lambda: gateway.said,
-            within_s=READY_S,
-        )
+        composed.wait_until_healthy("gateway", gateway)
         users = composed.up("users")
         prometheus = composed.up("prometheus", prometheus_here)
 

@@ -1,43 +1,37 @@
 """A Containerfile, built and run without a container engine.
 
-Each step is done in a namespace of mounts of its own, with a folder for its root. The base
-image is this machine's: its /usr, and as /usr/local the Python that runs the tests, both
-under an overlay that takes whatever is changed. All else is new: /etc with the users root
-and nobody, empty /opt, /var and /run. So what is in the root in the end was made by the
-file's own steps.
+Each step runs in a mount namespace, with a folder as its root. The base image is this
+machine's: its /usr, and as /usr/local the Python that runs the tests, both under overlays
+that take every change. All else is new: /etc with the users root and nobody, empty /opt,
+/var and /run. So what is in the root in the end was made by the file's own steps.
 
-What stands in for a base is more than the base has (there is a compiler in its /usr). It
-runs as the engines do it: steps as root, the image as its user on a root that is read
-only, without a capability, as process 1; and what happens in it is seen from outside only
-through its own doors.
+This base has more than the real one (there is a compiler in its /usr). Steps run as root;
+the image runs as its user, as process 1, without capabilities, on a read-only root.
 """
 
-import fcntl
+import ctypes
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
+
+from tests.processes import Done, ran, succeeded
 
 STEP_S: Final = 300.0
 COMMAND_S: Final = 30.0
-WORDS: Final = frozenset(
-    {
-        "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK",
-        "LABEL", "RUN", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
-    }
-)  # fmt: skip
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FOLDERS: Final = (
     "dev", "etc", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp",
@@ -72,8 +66,21 @@ shift
 [ "$mode" = rw ] || mount -o remount,bind,ro "$root"
 exec chroot "$root" /usr/bin/env -i "$@"
 """
-LOOPBACK: Final = "lo"
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+ADDRESS: Final = "192.0.2.7"
+CLONE_NEWNET: Final = 0x40000000
+# A network goes when the last process in it has ended: this one holds it. Loopback is
+# down at first, and takes a second address, which stands for that of a pod.
+HOLD: Final = f"""
+import fcntl, socket, struct, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    address = struct.pack("16sHH4s8x", b"lo:0", 2, 0, socket.inet_aton({ADDRESS!r}))
+    fcntl.ioctl(sock, 0x8916, address)  # SIOCSIFADDR
+    for name in (b"lo", b"lo:0"):
+        fcntl.ioctl(sock, 0x8914, struct.pack("16sH22x", name, 0x49))  # SIOCSIFFLAGS: up
+print("up", flush=True)
+sys.stdin.read()
+"""
+T = TypeVar("T")
 
 
 class Instruction(NamedTuple):
@@ -114,16 +121,9 @@ class Stage:
 
 
 def instructions(text: str) -> list[Instruction]:
-    """The instructions of a Containerfile, in order.
-
-    Raises:
-        AssertionError: One that no image of ours has needed yet.
-    """
     lines = [line for line in text.splitlines() if not re.match(r"\s*(#|$)", line)]
     whole = re.sub(r"\\\n", "", "\n".join(lines))
-    found = [Instruction(*line.split(maxsplit=1)) for line in whole.splitlines()]
-    assert {one.word for one in found} <= WORDS, found
-    return found
+    return [Instruction(*line.split(maxsplit=1)) for line in whole.splitlines()]
 
 
 def is_sent(path: PurePosixPath, ignored: str) -> bool:
@@ -145,11 +145,11 @@ def send(source: Path, ignored: str, context: Path) -> None:
     for name, folders, files in os.walk(source):
         here = Path(name)
         folders[:] = [
-            one
-            for one in folders
-            if one != ".git" and not (here / one / "pyvenv.cfg").exists()
+            folder
+            for folder in folders
+            if folder != ".git" and not (here / folder / "pyvenv.cfg").exists()
         ]
-        for path in (here / one for one in files):
+        for path in (here / file for file in files):
             inside = path.relative_to(source)
             if is_sent(PurePosixPath(inside), ignored):
                 (context / inside).parent.mkdir(parents=True, exist_ok=True)
@@ -169,26 +169,23 @@ def build(containerfile: str, context: Path, folder: Path) -> Stage:
     """
     stages, known = dict[str, Stage](), dict[str, str]()
     stage: Stage | None = None
-    for word, written in instructions(containerfile):
-        if stage is None or word in ("FROM", "COPY", "ENV"):
+    for word, text in instructions(containerfile):
+        if stage is None or word in ("FROM", "COPY", "ENV"):  # of RUN it is the shell's
             inherited = stage.environ if stage and word != "FROM" else {}
-            text = _filled_in(written, known | inherited)
+            text = _filled_in(text, known | inherited)
+        if word == "ARG":
+            assert stage is None, "an ARG of a stage is not known here"
+            name, _, default = text.partition("=")
+            known[name] = default
+        elif word == "FROM":
+            base, *named = text.split()
+            assert re.fullmatch(r"python:3\.\d+(-slim)?-bookworm", base), base
+            assert len(named) in (0, 2), text
+            stage = begun(folder / str(len(stages)))
+            stages[named[1] if named else ""] = stage
         else:
-            text = written  # of RUN it is the shell's
-        match word:
-            case "ARG":
-                assert stage is None, "an ARG of a stage is not known here"
-                name, _, default = text.partition("=")
-                known[name] = default
-            case "FROM":
-                base, *named = text.split()
-                assert re.fullmatch(r"python:3\.\d+(-slim)?-bookworm", base), base
-                assert len(named) in (0, 2), text
-                stage = _begun(folder / str(len(stages)))
-                stages[named[1] if named else ""] = stage
-            case _:
-                assert stage is not None, f"{word} before FROM"
-                _step(stage, word, text, context, stages)
+            assert stage is not None, f"{word} before FROM"
+            _step(stage, word, text, context, stages)
     assert stage is stages[""], "the last stage has no name"
     return stage
 
@@ -239,7 +236,7 @@ def _pairs(text: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _begun(folder: Path) -> Stage:
+def begun(folder: Path) -> Stage:
     """A stage with nothing in it but its base."""
     root = folder / "root"
     for name in FOLDERS:
@@ -263,14 +260,11 @@ def _begun(folder: Path) -> Stage:
         shutil.copytree(Path("/etc", LIBRARIES), etc / LIBRARIES)
     (etc / "ssl").mkdir()
     (etc / "alternatives").mkdir()
-    (etc / "passwd").write_text(
-        "root:x:0:0:root:/root:/bin/sh\n"
-        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
-    )
+    nobody = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"
+    (etc / "passwd").write_text(f"root:x:0:0:root:/root:/bin/sh\n{nobody}\n")
     (etc / "group").write_text("root:x:0:\nnogroup:x:65534:\n")
-    (etc / "shadow").write_text(
-        "root:*:19000:0:99999:7:::\nnobody:*:19000:0:99999:7:::\n"
-    )
+    locked = "*:19000:0:99999:7:::"
+    (etc / "shadow").write_text(f"root:{locked}\nnobody:{locked}\n")
     (etc / "shadow").chmod(0o600)
     # Of the packages that the base's Python has, only what an image has: pip.
     site = Path(sysconfig.get_path("purelib", vars={"base": sys.base_prefix}))
@@ -289,38 +283,23 @@ def _run(stage: Stage, script: str) -> None:
     etc = [Path("/etc/ssl"), Path("/etc/alternatives")]
     mounts = [Mount(path, str(path)) for path in (*etc, *needed)]
     for mount in mounts:
-        _place(stage.root, mount)
-    done = subprocess.run(
-        entering(
-            stage,
-            ["/bin/sh", "-ec", f"cd {shlex.quote(stage.workdir)}\n{script}"],
-            environ=stage.environ | settings,
-            mounts=mounts,
-            is_read_only=False,
-        ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=STEP_S,
-        check=False,
-    )
+        place(stage.root, mount)
+    command = ["/bin/sh", "-ec", f"cd {shlex.quote(stage.workdir)}\n{script}"]
+    environ = stage.environ | settings
+    line = entering(stage, command, environ=environ, mounts=mounts, is_read_only=False)
+    done = ran(*line, timeout=STEP_S)
     for path in needed:  # where they were to be seen
         inside = stage.root / str(path).lstrip("/")
         if path.is_dir():
             os.removedirs(inside)
         else:
             inside.unlink()
-    assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
+    succeeded(done)
 
 
 def _of_pip() -> tuple[dict[str, str], list[Path]]:
     """How pip is set up on this machine: as variables, and the files they name."""
-    listed = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    listed = succeeded(ran(sys.executable, "-m", "pip", "config", "list"))
     settings = {
         f"PIP_{name.rpartition('.')[2].replace('-', '_').upper()}": value
         for name, value in re.findall(r"^(\S+)='(.*)'$", listed, re.M)
@@ -363,7 +342,7 @@ def _copy(stage: Stage, text: str, context: Path, stages: Mapping[str, Stage]) -
 # --- running ------------------------------------------------------------------------
 
 
-def _place(root: Path, mount: Mount) -> None:
+def place(root: Path, mount: Mount) -> None:
     """Makes what a mount needs to be mounted on, as engines do."""
     inside = root / mount.target.lstrip("/")
     if mount.source.is_dir():
@@ -380,31 +359,42 @@ def entering(
     environ: Mapping[str, str],
     mounts: Sequence[Mount] = (),
     is_read_only: bool = True,
+    is_alone: bool = True,
 ) -> list[str]:
-    """A command line that runs *command* as root in a stage, as process 1 of its own."""
+    """A command line that runs *command* as root in a stage.
+
+    Args:
+        stage: What it sees, with its base.
+        command: It and its arguments.
+        environ: All of its environment.
+        mounts: Over what the stage has there.
+        is_read_only: Whether it can write to nothing but writable mounts.
+        is_alone: Whether it is process 1 of its own. If not, the process that runs the
+            line becomes it.
+    """
     mode = "ro" if is_read_only else "rw"
     script = [str(stage.root), str(stage.folder), sys.base_prefix, mode]
     for source, target, is_writable in mounts:
         script += [str(source), target, "rw" if is_writable else "ro"]
     given = [f"{name}={value}" for name, value in environ.items()]
-    # fmt: off
-    return [
-        "unshare", "--mount", "--propagation", "private", "--pid", "--fork",
-        "--kill-child", "--", "/bin/sh", "-ec", ENTER, "sh", *script, "--",
-        *given, *command,
-    ]
-    # fmt: on
+    alone = ["--pid", "--fork", "--kill-child"] if is_alone else []
+    unshare = ["unshare", "--mount", "--propagation", "private", *alone, "--"]
+    shell = [*unshare, "/bin/sh", "-ec", ENTER, "sh"]
+    return [*shell, *script, "--", *given, *command]
 
 
-def confined(user: str) -> list[str]:
-    """What a command is run under: --cap-drop ALL, no-new-privileges, and its user."""
+def confined(user: str, group: int | None = None) -> list[str]:
+    """What a command is run under: --cap-drop ALL, no-new-privileges, and its user.
+
+    Args:
+        user: Its number, and that of its group, with a colon between.
+        group: Another one that it is in.
+    """
     uid, _, gid = user.partition(":")
-    # fmt: off
-    return [
-        "/usr/bin/setpriv", "--reuid", uid, "--regid", gid, "--clear-groups",
-        "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--",
-    ]
-    # fmt: on
+    others = "--clear-groups" if group is None else f"--groups={group}"
+    rights = "--no-new-privs --bounding-set=-all --inh-caps=-all --"
+    become = f"/usr/bin/setpriv --reuid={uid} --regid={gid} {others} {rights}"
+    return become.split()
 
 
 class Container:
@@ -436,7 +426,7 @@ class Container:
         self._environ = stage.environ | dict(environ or {})
         self._log = log
         for mount in mounts:
-            _place(stage.root, mount)
+            place(stage.root, mount)
         wanted = [*confined(self._user), *(command or stage.entrypoint + stage.command)]
         inside = entering(stage, wanted, environ=self._environ, mounts=mounts)
         with log.open("ab") as out:
@@ -461,7 +451,6 @@ class Container:
 
     @property
     def said(self) -> str:
-        """What it has printed."""
         return self._log.read_text(errors="replace")
 
     @property
@@ -475,28 +464,12 @@ class Container:
         assert self._process.poll() is None, self.said
         return int(children[0]) if children else 0
 
-    def exec(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def exec(self, *command: str) -> Done:
         """Runs a command in it, as its user, as a health check is run."""
         given = [f"{name}={value}" for name, value in self._environ.items()]
         inside = ["/usr/bin/env", "-i", *given, *confined(self._user), *command]
-        return subprocess.run(
-            [
-                "nsenter",
-                "--target",
-                str(self.pid),
-                "-m",
-                "-n",
-                "-p",
-                "-r",
-                "-w",
-                *inside,
-            ],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S,
-            check=False,
-        )
+        enter = ["nsenter", "--target", str(self.pid), "-m", "-n", "-p", "-r", "-w"]
+        return ran(*enter, *inside, timeout=COMMAND_S)
 
     def stop(self, name: str = "") -> int:
         """Asks it to end as an engine does; its exit code."""
@@ -506,61 +479,52 @@ class Container:
         return self._process.wait(COMMAND_S)
 
 
+# --- networks -----------------------------------------------------------------------
+
+
 @contextmanager
 def network() -> Iterator[int]:
-    """A network with nothing on it but its own loopback; a process that is in it."""
-    script = f"from {__name__} import _raise_loopback; _raise_loopback()"
+    """A network with a loopback of two addresses; a process that is in it."""
     with subprocess.Popen(
-        ["unshare", "--net", "--", sys.executable, "-c", script],
-        cwd=Path(__file__).parents[2],
+        ["unshare", "--net", sys.executable, "-I", "-c", HOLD],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None
-        assert holder.stdout.readline() == f"{LOOPBACK}\n"
+        assert holder.stdout.readline() == b"up\n", "is unshare allowed?"
         try:
             yield holder.pid
         finally:
             holder.stdin.close()  # which ends it
 
 
-def _raise_loopback() -> None:
-    """Sets up the loopback of where this runs, and waits until its stdin is closed."""
-    with socket.socket() as sock:
-        asked = struct.pack("16sh14x", LOOPBACK.encode(), 0)
-        _, flags = struct.unpack("16sh14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, asked))
-        up = struct.pack("16sh14x", LOOPBACK.encode(), flags | _IFF_UP)
-        fcntl.ioctl(sock, _SIOCSIFFLAGS, up)
-    sys.stdout.write(f"{LOOPBACK}\n")
-    sys.stdout.flush()
-    sys.stdin.read()
+def within(network: int, make: Callable[[], T]) -> T:
+    """What *make* returns in a network; a socket stays in it."""
+
+    def entered() -> T:
+        with Path(f"/proc/{network}/ns/net").open() as namespace:
+            libc = ctypes.CDLL(None, use_errno=True)
+            entry = libc.setns(namespace.fileno(), CLONE_NEWNET)
+        assert entry == 0, ctypes.get_errno()
+        return make()
+
+    with ThreadPoolExecutor(1) as thread:  # nothing else is ever done in it
+        return thread.submit(entered).result()
 
 
 def fetched(network: int, url: str, **headers: str) -> tuple[int, str]:
     """Asks from within a network, as another container would; status and body."""
-    script = (
-        "import json, sys; from urllib.request import Request, urlopen\n"
-        "from urllib.error import HTTPError\n"
-        "try: answer = urlopen(Request(sys.argv[1], headers=json.loads(sys.argv[2])))\n"
-        "except HTTPError as error: answer = error\n"
-        "print(answer.status, answer.read().decode())"
-    )
-    done = subprocess.run(
-        [
-            *("nsenter", f"--net=/proc/{network}/ns/net", "--"),
-            *(sys.executable, "-c", script, url, json.dumps(headers)),
-        ],
-        env={
-            name: it for name, it in os.environ.items() if "proxy" not in name.lower()
-        },
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S,
-        check=False,
-    )
-    if done.returncode:
-        return 0, done.stderr
-    status, _, body = done.stdout.partition(" ")
-    return int(status), body
+
+    def asked() -> tuple[int, str]:
+        opener = build_opener(ProxyHandler({}))
+        try:
+            with opener.open(Request(url, headers=headers), None, COMMAND_S) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError as error:
+            return 0, str(error)
+
+    return within(network, asked)

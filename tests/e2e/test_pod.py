@@ -5,9 +5,8 @@ import json
 import os
 import socket
 import stat
-import subprocess
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,24 @@ from tests.e2e.persons import Person, as_root
 from tests.e2e.pod import IMAGE, TOKEN, Container, Pod
 from tests.e2e.sidecar import eventually
 from tests.manifests import MANIFESTS, Manifests, container, durable, pod_of, settings
+from tests.processes import Done, ran
 
 pytestmark = as_root
 
 OURS = Manifests(MANIFESTS)
 PORT = settings(OURS).http.port
 CHAT = container(pod_of(OURS), "gateway")["ports"][0]["containerPort"]
+
+
+@contextmanager
+def started(
+    folder: Path, manifests: Manifests, **claimed: Path
+) -> Iterator[tuple[Pod, Container]]:
+    """A pod in a new folder, and its sidecar's container, ready."""
+    folder.mkdir()
+    with Pod(folder, manifests, claimed) as pod, Container(pod) as sidecar:
+        sidecar.start()
+        yield pod, sidecar
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +52,10 @@ def sidecar(pod: Pod) -> Iterator[Container]:
         yield made
 
 
-def within(pod: Pod, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command of ours, in the sidecar's container."""
-    return subprocess.run(
-        pod.command("liveness", f"{IMAGE}/bin/liveness", *words),
-        env=pod.environment("liveness"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+def within(pod: Pod, *words: str) -> Done:
+    """A `liveness` command in the sidecar's container."""
+    command = pod.command("liveness", f"{IMAGE}/bin/liveness", *words)
+    return ran(*command, timeout=60)
 
 
 def users(pod: Pod) -> list[str]:
@@ -63,7 +68,6 @@ def users(pod: Pod) -> list[str]:
 
 
 def logged_in(pod: Pod, name: str) -> socket.socket:
-    """A user's connection to the gateway."""
     connection = pod.connect(CHAT)
     connection.sendall(json.dumps({"login": name}).encode() + b"\n")
     with connection.makefile() as lines:
@@ -72,25 +76,20 @@ def logged_in(pod: Pod, name: str) -> socket.socket:
 
 
 def first_event(pod: Pod, last: str = "") -> dict[str, Any]:
-    """What the feed begins with, for one who goes on behind *last*."""
+    """The first event of the feed, for a reader that goes on behind *last*."""
     connection = http.client.HTTPConnection("chat-0.chat", PORT, timeout=SOON_S)
     connection.sock = pod.connect(PORT)
     headers = {"authorization": f"Bearer {TOKEN}"}
+    headers |= {"last-event-id": last} if last else {}
     with closing(connection):
-        connection.request(
-            "GET",
-            "/v1/feed",
-            headers=headers | ({"last-event-id": last} if last else {}),
-        )
+        connection.request("GET", "/v1/feed", headers=headers)
         with connection.getresponse() as response:
             data = next(line[6:] for line in response if line.startswith(b"data: "))
             found: dict[str, Any] = json.loads(data)
             return found
 
 
-def test_the_sidecar_is_asked_by_probes_prometheus_and_other_pods(
-    pod: Pod, sidecar: Container
-) -> None:
+def test_probes_prometheus_and_other_pods_get_in(pod: Pod, sidecar: Container) -> None:
     probes = [
         it["httpGet"]
         for name, it in container(pod_of(OURS), "liveness").items()
@@ -109,7 +108,7 @@ def test_the_sidecar_is_asked_by_probes_prometheus_and_other_pods(
     assert pod.get("/v1/users", port=PORT, host="chat-1.chat")[0].status == 421
 
 
-def test_only_the_gateways_user_is_a_gateway_and_only_the_sidecars_an_admin(
+def test_each_container_has_the_rights_of_its_user(
     pod: Pod, sidecar: Container
 ) -> None:
     own, gateway = (pod.person(name) for name in ("liveness", "gateway"))
@@ -130,9 +129,7 @@ def test_only_the_gateways_user_is_a_gateway_and_only_the_sidecars_an_admin(
     assert answers == {own: 200, gateway: 403}
 
 
-def test_the_state_is_the_sidecars_alone_and_nothing_else_can_be_written(
-    pod: Pod, sidecar: Container
-) -> None:
+def test_only_the_sidecar_has_its_state(pod: Pod, sidecar: Container) -> None:
     state = pod.volume("state") / "state"
     assert stat.S_IMODE(state.stat().st_mode) & 0o777 == 0o700
     assert state.stat().st_uid == pod.person("liveness")[0]
@@ -140,12 +137,7 @@ def test_the_state_is_the_sidecars_alone_and_nothing_else_can_be_written(
     assert "CapEff:\t0000000000000000\n" in status
     assert "NoNewPrivs:\t1\n" in status
     for name, path in {"liveness": "/x", "gateway": "/run/liveness/x"}.items():
-        done = subprocess.run(
-            pod.command(name, "/usr/bin/touch", path),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = ran(*pod.command(name, "/usr/bin/touch", path))
         assert "Read-only file system" in done.stderr
 
 
@@ -154,11 +146,8 @@ def test_the_command_line_finds_all_by_itself(pod: Pod, sidecar: Container) -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_gateway_reports_and_the_pod_stops_as_the_kubelet_stops_it(
-    tmp_path: Path,
-) -> None:
-    with Pod(tmp_path, OURS) as pod, Container(pod) as sidecar:
-        sidecar.start()
+def test_the_gateway_reports_and_the_pod_stops_in_order(tmp_path: Path) -> None:
+    with started(tmp_path / "1", OURS) as (pod, sidecar):
         with pod.gateway() as gateway, logged_in(pod, "ada"):
             eventually(lambda: users(pod) == ["ada"])
             gateway.terminate()
@@ -169,11 +158,8 @@ def test_the_gateway_reports_and_the_pod_stops_as_the_kubelet_stops_it(
     assert ends == [("online", "login"), ("offline", "logout")]
 
 
-def test_an_emptydir_outlasts_a_container_and_no_pod(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    with Pod(tmp_path_factory.mktemp("p"), OURS) as pod, Container(pod) as sidecar:
-        sidecar.start()
+def test_an_emptydir_outlasts_a_container_but_not_the_pod(tmp_path: Path) -> None:
+    with started(tmp_path / "1", OURS) as (pod, sidecar):
         with pod.gateway(), logged_in(pod, "ada"):
             eventually(lambda: users(pod) == ["ada"])
             before = first_event(pod)
@@ -183,41 +169,28 @@ def test_an_emptydir_outlasts_a_container_and_no_pod(
             again = first_event(pod, f"{before['log']}:{before['seq']}")
             assert (again["log"], again["new"]) == (before["log"], False)
         sidecar.kill()
-    with (
-        Pod(tmp_path_factory.mktemp("p"), OURS) as next_pod,
-        Container(next_pod) as one,
-    ):
-        one.start()
+    with started(tmp_path / "2", OURS) as (next_pod, _):
         assert users(next_pod) == []
         other = first_event(next_pod, f"{before['log']}:{before['seq']}")
         assert (other["log"] != before["log"], other["new"]) == (True, True)
 
 
-def test_a_volume_of_its_own_outlasts_the_pod_and_who_was_online_is_told_offline(
-    tmp_path: Path,
-) -> None:
+def test_a_claimed_volume_outlasts_the_pod(tmp_path: Path) -> None:
     manifests = Manifests(durable(tmp_path))
     disk = tmp_path / "disk"
     disk.mkdir()
     # As a node leaves the root of a filesystem, for fsGroup.
     os.chown(disk, 0, pod_of(manifests)["securityContext"]["fsGroup"])
     disk.chmod(0o2775)
-    (tmp_path / "1").mkdir()
-    (tmp_path / "2").mkdir()
     with (
-        Pod(tmp_path / "1", manifests, {"state": disk}) as pod,
-        Container(pod) as sidecar,
+        started(tmp_path / "1", manifests, state=disk) as (pod, sidecar),
+        pod.gateway(),
+        logged_in(pod, "ada"),
     ):
-        sidecar.start()
-        with pod.gateway(), logged_in(pod, "ada"):
-            eventually(lambda: users(pod) == ["ada"])
-            before = first_event(pod)
-            sidecar.kill()
-    with (
-        Pod(tmp_path / "2", manifests, {"state": disk}) as pod,
-        Container(pod) as sidecar,
-    ):
-        sidecar.start()
+        eventually(lambda: users(pod) == ["ada"])
+        before = first_event(pod)
+        sidecar.kill()
+    with started(tmp_path / "2", manifests, state=disk) as (pod, sidecar):
         again = first_event(pod, f"{before['log']}:{before['seq']}")
         assert (again["log"], again["new"]) == (before["log"], False)
         assert users(pod) == ["ada"]
@@ -226,17 +199,8 @@ def test_a_volume_of_its_own_outlasts_the_pod_and_who_was_online_is_told_offline
         assert [one.reason for one in sidecar.log()] == ["login", "gateway_lost"]
 
 
-def test_what_a_service_puts_into_the_environment_would_keep_it_from_starting(
-    pod: Pod,
-) -> None:
+def test_a_services_variables_would_keep_it_from_starting(pod: Pod) -> None:
     name = "LIVENESS_SERVICE_HOST"
-    done = subprocess.run(
-        pod.command("liveness"),
-        env=pod.environment("liveness") | {name: "192.0.2.1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = ran(*pod.command("liveness", **{name: "192.0.2.1"}), timeout=60)
     assert done.returncode == 78
     assert f"there is no setting {name}" in done.stderr
