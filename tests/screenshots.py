@@ -10,13 +10,13 @@ import argparse
 import shutil
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Final
 
 from playwright.sync_api import Page, sync_playwright
@@ -32,7 +32,6 @@ LOOKS: Final = [
     ("dark", "dark", 1200, 860, 1.0),
     ("narrow", "light", 390, 780, 1.75),
 ]
-TURN_S: Final = 0.1
 # More often than the default second, so that each second has its share of reports.
 FLUSH_S: Final = 0.2
 # Of 10,000 signs of life so many are a user's last for now, of each kind.
@@ -45,69 +44,47 @@ GATEWAYS: Final = {
 }
 
 
-class Traffic:
-    """Users that speak, each through its gateway at the time."""
+def uid(user: int) -> str:
+    return f"user-{user:05}"
 
-    def __init__(self, gateways: dict[str, SyncSidecar], users: int) -> None:
-        self._gateways = gateways
-        self._random = Random(1)
-        names = [*GATEWAYS]
-        shares = [share for share, _ in GATEWAYS.values()]
-        self._gateway = self._random.choices(names, shares, k=users)
-        self._turn = 0
-        self._agenda = defaultdict[int, list[tuple[int, bool]]](list)
-        for user in range(users):
-            self._gateways[self._gateway[user]].login(uid(user))
-            self._agenda[self._turns(self._pause_s(user))].append((user, False))
 
-    def go_on(self) -> None:
-        """Do what is to be done in one turn."""
-        self._turn += 1
-        for user, is_away in self._agenda.pop(self._turn, ()):
-            pause_s = self._speak(user, is_away=is_away)
-            is_away = pause_s < 0
-            self._agenda[self._turns(abs(pause_s))].append((user, is_away))
-
-    def _speak(self, user: int, *, is_away: bool) -> float:
-        """One sign of life; the pause until the next, negative to be away meanwhile."""
-        gateway = self._gateways[self._gateway[user]]
-        draw = self._random.randrange(10_000)
-        if is_away:
+def talk(
+    gateways: dict[str, SyncSidecar], users: int, is_over: threading.Event
+) -> None:
+    """Users that speak, each through its gateway at the time, until it is over."""
+    random = Random(1)
+    shares = [share for share, _ in GATEWAYS.values()]
+    homes = random.choices([*GATEWAYS], shares, k=users)
+    for user, home in enumerate(homes):
+        gateways[home].login(uid(user))
+    # When each speaks next, and whether it is away until then.
+    agenda = [
+        (random.uniform(*GATEWAYS[home][1]), user, False)
+        for user, home in enumerate(homes)
+    ]
+    heapify(agenda)
+    began = perf_counter()
+    while not is_over.is_set():
+        at, user, was_away = heappop(agenda)
+        is_over.wait(began + at - perf_counter())
+        gateway, draw, away_s = gateways[homes[user]], random.randrange(10_000), 0.0
+        if was_away:
             gateway.login(uid(user))
         elif draw < SILENT:
             gateway.keepalive(uid(user))
-            return -self._random.uniform(40, 70)
+            away_s = random.uniform(40, 70)
         elif draw < SILENT + LOGOUT:
             gateway.logout(uid(user))
-            return -self._random.uniform(5, 40)
+            away_s = random.uniform(5, 40)
         elif draw < SILENT + LOGOUT + MOVE:
-            self._gateway[user] = self._random.choice([*GATEWAYS])
-            self._gateways[self._gateway[user]].login(uid(user))
+            homes[user] = random.choice([*GATEWAYS])
+            gateways[homes[user]].login(uid(user))
         elif draw % 6:
             gateway.keepalive(uid(user))
         else:
             gateway.message(uid(user))
-        return self._pause_s(user)
-
-    def _pause_s(self, user: int) -> float:
-        return self._random.uniform(*GATEWAYS[self._gateway[user]][1])
-
-    def _turns(self, seconds: float) -> int:
-        return self._turn + max(1, round(seconds / TURN_S))
-
-
-def uid(user: int) -> str:
-    """A user's name."""
-    return f"user-{user:05}"
-
-
-def run(traffic: Traffic, is_over: threading.Event) -> None:
-    """Turn after turn, each at its time, until it is over."""
-    at = perf_counter()
-    while not is_over.is_set():
-        traffic.go_on()
-        at += TURN_S
-        sleep(max(0.0, at - perf_counter()))
+        pause_s = away_s or random.uniform(*GATEWAYS[homes[user]][1])
+        heappush(agenda, (at + pause_s, user, away_s > 0))
 
 
 def take(address: str) -> Iterator[tuple[str, Page]]:
@@ -160,9 +137,7 @@ def main() -> int:
             threading.Thread(
                 target=lambda it=gateway: [*it.ended()], daemon=True
             ).start()
-        going = threading.Thread(
-            target=run, args=[Traffic(gateways, asked.users), is_over]
-        )
+        going = threading.Thread(target=talk, args=[gateways, asked.users, is_over])
         going.start()
         stack.callback(going.join)
         stack.callback(is_over.set)

@@ -73,5 +73,4 @@ def pieces(data: bytes, at: Sequence[int]) -> Iterator[bytes]:
 
 
 def singly(data: bytes) -> Iterator[bytes]:
-    """Cut *data* into single bytes."""
     return pieces(data, range(len(data)))

@@ -6,8 +6,6 @@ Whether their expressions show what they are for is asked of a real Prometheus, 
 
 import json
 import re
-import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from grafana.dashboard import FILE, WIDTH, text
 from liveness.config import SETTINGS
 from tests.e2e.sidecar import Sidecar
+from tests.processes import promtool
 
 ROOT: Final = Path(__file__).parents[1]
 DEPLOYED: Final = ROOT / "deploy" / "prometheus"
@@ -151,6 +150,9 @@ def test_an_expression_names_what_exists(exposed: Samples, expression: str) -> N
             source = named(RECORDS[name]["expr"]) if name in RECORDS else {name}
             known = set().union(*(exposed[one][label] for one in source))
             assert set(values.split("|")) <= known, (name, label)
+    # Other programs have these, too.
+    for matchers in re.findall(r"\b(?:up|process_\w+)\b(\{[^}]*\})?", expression):
+        assert 'job="liveness"' in matchers
     # What makes up a value where there is none would pass for data.
     assert not re.search(r"\bvector *\(", expression)
     assert "absent" not in expression or expression == ALERTS["LivenessMissing"]["expr"]
@@ -165,14 +167,6 @@ def test_every_metric_is_on_the_dashboard(exposed: Samples) -> None:
     }
     known = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exposed}
     assert known - shown == {"process_virtual_memory_bytes"}  # says nothing of memory
-
-
-@pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_what_other_programs_have_too_is_asked_of_sidecars_only(
-    expression: str,
-) -> None:
-    for matchers in re.findall(r"\b(?:up|process_\w+)\b(\{[^}]*\})?", expression):
-        assert 'job="liveness"' in matchers
 
 
 def test_a_series_that_has_a_colour_exists(exposed: Samples) -> None:
@@ -192,32 +186,19 @@ def test_a_series_that_has_a_colour_exists(exposed: Samples) -> None:
 # --- the rules ----------------------------------------------------------------------
 
 
-def promtool(*arguments: str) -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is missing: apt install prometheus")
-    done = subprocess.run(
-        ["promtool", *arguments],
-        cwd=DEPLOYED,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_promtool_finds_no_fault() -> None:
-    promtool("check", "config", "prometheus.yml")
-    promtool("check", "rules", "--lint-fatal", "recording.yml", "alerts.yml")
-    promtool("test", "rules", "alerts_test.yml", "recording_test.yml")
+    for line in (
+        "check config prometheus.yml",
+        "check rules --lint-fatal recording.yml alerts.yml",
+        "test rules alerts_test.yml recording_test.yml",
+    ):
+        promtool(*line.split(), cwd=DEPLOYED)
 
 
 @pytest.mark.parametrize("name", ALERTS)
 def test_an_alert_is_shown_to_fire_and_not_to_fire(name: str) -> None:
-    expected = [
-        one["exp_alerts"]
-        for one in cases("alerts_test.yml")
-        if one["alertname"] == name
-    ]
+    shown = (case for case in cases("alerts_test.yml") if case["alertname"] == name)
+    expected = [case["exp_alerts"] for case in shown]
     assert any(expected)
     assert not all(expected)
 

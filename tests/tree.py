@@ -27,7 +27,6 @@ def files(root: Path) -> Iterator[Path]:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder holds files of the project."""
     if folder.name.startswith(".") and folder.name != ".ci":
         return False
     if folder.name in {"__pycache__", "build", "dist"}:

@@ -20,7 +20,6 @@ def settings(unit: Path) -> dict[str, list[str]]:
 
 
 def setting(unit: Path, key: str) -> str:
-    """The one value of a key."""
     (value,) = settings(unit)[key]
     return value
 
@@ -57,7 +56,6 @@ def _expanded(name: str) -> set[str]:
 
 
 def allowed_calls() -> set[str]:
-    """The system calls that the service may use."""
     allowed = _expanded("@default")  # always
     for line in settings(SERVICE)["SystemCallFilter"]:
         names = set().union(*map(_expanded, line.removeprefix("~").split()))

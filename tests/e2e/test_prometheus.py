@@ -2,53 +2,47 @@
 
 Two sidecars live through a scene in which everything happens that a panel is there to
 show. Each panel has its cause in `CAUSES`, and must show it. `hasty` is a sidecar with a
-fault, for what must never be seen of any other.
+fault, for what must never be seen of any other. Prometheus has the configuration and the
+rules of `deploy/prometheus`, with shorter intervals and the scene's sidecars as targets;
+the dashboard's expressions are filled in as Grafana does.
 """
 
 import json
 import math
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from time import time_ns
+from typing import Any, Final, NamedTuple, Self
+from urllib.parse import urlencode
+from urllib.request import urlopen
 
 import pytest
 import yaml
 
+from tests import test_monitoring as monitoring
 from tests.e2e.gateway import Gateway
-from tests.e2e.prometheus import (
-    DEPLOYED,
-    RATE_S,
-    SCRAPE_S,
-    Labels,
-    Prometheus,
-    Sample,
-    chosen_all,
-    filled_in,
-    has_data,
-    is_new,
-    now_s,
-)
-from tests.e2e.sidecar import ROOT, Sidecar, eventually
+from tests.e2e.sidecar import SOON_S, Sidecar, eventually
 from tests.e2e.test_descriptors import comers, few_files
 from tests.e2e.test_disk import crowd, disk_full
 from tests.e2e.test_http_token import BEARER, token_file
 from tests.e2e.test_newer import clocks, monotonic
 from tests.e2e.test_streams import streaming
+from tests.processes import promtool
+from tests.test_monitoring import DASHBOARD, DEPLOYED
 
-DASHBOARD: Final[dict[str, Any]] = json.loads(
-    (ROOT / "grafana" / "liveness.json").read_text()
-)
-PANELS: Final[dict[str, list[str]]] = {
-    panel["title"]: [target["expr"] for target in panel["targets"]]
-    for panel in DASHBOARD["panels"]
-    if panel["type"] != "row"
-}
+SCRAPE_S: Final = 0.5
+# What Grafana takes where a pixel of the panel is less than a scrape apart.
+RATE_S: Final = 4 * SCRAPE_S
+STEP_S: Final = SCRAPE_S / 2
 STORM: Final = 150  # users of one gateway, all silent at once
 LOST: Final = 30  # users of a gateway that starts anew
 MANY: Final = 20_000
@@ -57,18 +51,189 @@ UNATTENDED: Final = "liveness_unattended_seconds_total"
 ABSENCE_S: Final = 4.0  # more than the 1 % of five minutes that is alarmed
 
 
-def rules(file: str) -> dict[str, str]:
-    """The expressions of a file of rules, by name."""
-    (group,) = yaml.safe_load((DEPLOYED / file).read_text())["groups"]
-    return {
-        one.get("alert") or one["record"]: " ".join(one["expr"].split())
-        for one in group["rules"]
-    }
+PANELS: Final[dict[str, list[str]]] = {
+    panel["title"]: [target["expr"] for target in panel["targets"]]
+    for panel in monitoring.PANELS
+}
+
+
+def expressions(rules: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: " ".join(rule["expr"].split()) for name, rule in rules.items()}
+
+
+# --- Prometheus and Grafana ---------------------------------------------------------
+
+Labels = frozenset[tuple[str, str]]
+
+
+class Sample(NamedTuple):
+    labels: Labels
+    value: float
+
+
+def now_s() -> float:
+    return time_ns() / 1e9
+
+
+class Prometheus:
+    """A server with a folder of its own, which scrapes these sidecars.
+
+    Args:
+        folder: An empty one.
+        sidecars: They are ready.
+        token: A file with the token that a proxy in front of them would want.
+    """
+
+    def __init__(self, folder: Path, sidecars: list[Sidecar], token: Path) -> None:
+        for program in ("prometheus", "promtool"):
+            if shutil.which(program) is None:
+                pytest.skip(f"{program} is missing: apt install prometheus")
+        self.began_s = now_s()
+        config = folder / "prometheus.yml"
+        config.write_text(_configuration(sidecars, token))
+        self._process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={config}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                "--web.listen-address=127.0.0.1:0",
+                "--log.format=json",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._log: list[dict[str, Any]] = []
+        self._has_begun = threading.Event()
+        self._reader = threading.Thread(target=self._read_log)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        self._has_begun.wait(SOON_S)
+        listening = (line for line in self._log if line.get("msg") == "Listening on")
+        addresses = [line["address"] for line in listening]
+        if not addresses or self._process.poll() is not None:
+            self.__exit__()
+            raise AssertionError(f"Prometheus is not ready: {self._log}")
+        self._api = f"http://{addresses[0]}/api/v1"
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._process.kill()
+        self._process.wait(SOON_S)
+        self._reader.join(SOON_S)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        for line in map(json.loads, self._process.stderr):
+            self._log.append(line)
+            if line.get("msg") == "Server is ready to receive web requests.":
+                self._has_begun.set()
+        self._has_begun.set()  # it has ended
+
+    def ask(self, path: str, **parameters: object) -> Any:
+        """The answer of a page of its API; a refused expression is an error."""
+        wanted = urlencode(parameters, doseq=True)
+        with urlopen(f"{self._api}/{path}?{wanted}") as answer:
+            return json.load(answer)["data"]
+
+    def now(self, expression: str) -> list[Sample]:
+        found = self.ask("query", query=expression)
+        assert found["resultType"] == "vector", expression
+        return [Sample(_labels(one), float(one["value"][1])) for one in found["result"]]
+
+    def between(self, expression: str, begin_s: float, end_s: float) -> list[Sample]:
+        """Every value of an expression in this time, `STEP_S` apart; in order of time."""
+        found = self.ask(
+            "query_range", query=expression, start=begin_s, end=end_s, step=STEP_S
+        )
+        points = sorted(
+            (at, Sample(_labels(one), float(value)))
+            for one in found["result"]
+            for at, value in one["values"]
+        )
+        return [sample for _, sample in points]
+
+    def until(self, expression: str) -> None:
+        """Waits until Prometheus has seen that this is so."""
+
+        def is_so() -> bool:
+            # It knows nothing new before its next scrape.
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(SCRAPE_S / 10)
+                raise AssertionError("Prometheus has ended")
+            return bool(self.now(expression))
+
+        eventually(is_so, lambda: f"never: {expression}")
+
+    def values(self, query: str) -> list[str]:
+        """The choices of a variable, as Grafana asks for them."""
+        asked = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
+        assert asked, query
+        found: list[str] = self.ask(f"label/{asked[2]}/values", **{"match[]": asked[1]})
+        return found
+
+
+def is_new(before: list[Sample], after: list[Sample]) -> bool:
+    """Whether there is a value that was not there before, of an old series or a new one."""
+    old = {(one.labels, str(one.value)) for one in before}
+    return any((one.labels, str(one.value)) not in old for one in after)
+
+
+def has_data(samples: list[Sample]) -> bool:
+    """Whether there is a number among them."""
+    return any(math.isfinite(one.value) for one in samples)
+
+
+def _labels(one: dict[str, Any]) -> Labels:
+    return frozenset(one["metric"].items())
+
+
+def _configuration(sidecars: list[Sidecar], token: Path) -> str:
+    config = yaml.safe_load((DEPLOYED / "prometheus.yml").read_text())
+    config["global"] = dict.fromkeys(
+        ("scrape_interval", "evaluation_interval"), f"{SCRAPE_S * 1000:.0f}ms"
+    )
+    config["rule_files"] = [str(DEPLOYED / name) for name in config["rule_files"]]
+    (job,) = config["scrape_configs"]
+    targets = [sidecar.line("ready")["http"] for sidecar in sidecars]
+    job["static_configs"] = [{"targets": targets}]
+    job["authorization"] = {"credentials_file": str(token)}
+    return yaml.safe_dump(config)
+
+
+def filled_in(expression: str, chosen: dict[str, str], range_s: float) -> str:
+    """An expression as Grafana sends it."""
+    own = {"__rate_interval": f"{RATE_S * 1000:.0f}ms", "__range": f"{range_s:.0f}s"}
+    values = own | chosen
+    return re.sub(r"\$(\w+)", lambda name: values[name[1]], expression)
+
+
+def chosen_all(values: Callable[[str], list[str]]) -> dict[str, str]:
+    """What Grafana puts in for each variable of the dashboard where all is chosen."""
+    chosen: dict[str, str] = {}
+    for variable in DASHBOARD["templating"]["list"]:
+        if variable["type"] == "query":
+            asked = filled_in(variable["query"]["query"], chosen, 0)
+            each = [_escaped(value) for value in values(asked)]
+            name = variable["name"]
+            assert each, name
+            chosen[name] = variable.get("allValue") or f"({'|'.join(each)})"
+    return chosen
+
+
+def _escaped(value: str) -> str:
+    """As Grafana's Prometheus data source writes a choice among several."""
+    doubled = value.replace("\\", r"\\\\")
+    return re.sub(r"[$^*{}\[\]+?.()|]", lambda sign: rf"\\{sign[0]}", doubled)
 
 
 @dataclass
 class Scene:
-    """Two sidecars, who speaks to them, and the Prometheus that watches."""
+    """Two sidecars, those who speak to them, and the Prometheus that watches."""
 
     sidecar: Sidecar
     hasty: Sidecar
@@ -86,7 +251,7 @@ class Scene:
 
     def shown(self, expression: str) -> str:
         """An expression of the dashboard as Grafana would send it now."""
-        chosen = chosen_all(DASHBOARD["templating"]["list"], self.prometheus.values)
+        chosen = chosen_all(self.prometheus.values)
         return filled_in(expression, chosen, now_s() - self.prometheus.began_s)
 
 
@@ -287,8 +452,8 @@ def no_file_can_be_opened(scene: Scene) -> None:
     with few_files(scene.sidecar, 2):
         crowd = comers(scene.sidecar, "gateway")
         scene.until('liveness_accepts_put_off_total{socket="gateway"} > 0')
-        for one in crowd:
-            one.close()
+        for connection in crowd:
+            connection.close()
 
 
 def very_many_come(scene: Scene) -> None:
@@ -398,9 +563,7 @@ def test_every_panel_has_a_cause_and_every_cause_a_panel() -> None:
 
 
 @pytest.mark.parametrize("title", PANELS)
-def test_a_panel_shows_what_it_is_there_for_and_nothing_before(
-    scene: Scene, title: str
-) -> None:
+def test_a_panel_shows_its_cause_and_nothing_before(scene: Scene, title: str) -> None:
     began, ended = scene.times[CAUSE_OF[title].__name__]
     if title in SELDOM_READ:
         ended = scene.ended
@@ -427,7 +590,7 @@ def rise(before: list[Sample], after: list[Sample]) -> float:
 
 # --- the rules ----------------------------------------------------------------------
 
-ALERTS: Final = rules("alerts.yml")
+ALERTS: Final = expressions(monitoring.ALERTS)
 # What would take longer than a test may. They are shown to fire in alerts_test.yml; here
 # it is looked at whether there is data for what they compare.
 TAKES_LONGER: Final = {
@@ -443,7 +606,7 @@ TAKES_LONGER: Final = {
 MISSING: Final = "LivenessMissing"
 
 
-@pytest.mark.parametrize("name", rules("recording.yml"))
+@pytest.mark.parametrize("name", monitoring.RECORDS)
 def test_a_recording_rule_has_data(scene: Scene, name: str) -> None:
     began = scene.prometheus.began_s
     assert has_data(scene.prometheus.between(name, began, scene.ended))
@@ -477,11 +640,4 @@ def test_the_alerts_that_fire_are_drawn_into_the_dashboard(scene: Scene) -> None
 
 def test_promtool_finds_no_fault_in_what_is_scraped(scene: Scene) -> None:
     _, metrics = scene.sidecar.get("/metrics")
-    checked = subprocess.run(
-        ["promtool", "check", "metrics"],
-        input=metrics,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+    assert promtool("check", "metrics", input=metrics) == ""

@@ -51,8 +51,6 @@ _LEFT: Final = re.compile(r"Test unit written to (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one target."""
-
     target: str
     runs: int
     told: str  # a line, or what there is of a finding

@@ -292,7 +292,6 @@ def presence(data: bytes) -> None:
 
 
 def chosen(script: Script) -> Callable[[World], None]:
-    """What happens next."""
     choice = script.byte()
     what, number, how = choice & 7, choice >> 3 & 1, choice >> 4
     match what:
@@ -330,7 +329,6 @@ def hello(name: str, **options: object) -> bytes:
 
 
 def event(script: Script, how: int) -> bytes:
-    """The frame of an event of one to four users."""
     kind, count = EVENTS[how & 3], (how >> 2) + 1
     picked = [script.byte() for _ in range(count)]
     options: dict[str, object] = {"conn": [CONNS[one >> 3 & 3] for one in picked]}
