@@ -17,20 +17,20 @@ else:
 
 
 def is_compiled(module: ModuleType) -> str:
-    """What a test of one of them is called."""
+    """The name of an implementation in the ids of tests."""
     return "compiled" if module.__name__.split(".")[-1][0] == "_" else "reference"
 
 
-# For the session, not for a test: hypothesis asks one test for many examples.
+# Session-scoped, since hypothesis allows no function-scoped fixture.
 @pytest.fixture(scope="session", params=WHEELS, ids=is_compiled)
 def wheel_class(request: pytest.FixtureRequest) -> type[wheel.Wheel]:
-    """Every implementation of the wheel there is."""
+    """Each implementation of the wheel."""
     implementation: type[wheel.Wheel] = request.param.Wheel
     return implementation
 
 
 @pytest.fixture(scope="session", params=READERS, ids=is_compiled)
 def reader_class(request: pytest.FixtureRequest) -> type[wire.Reader]:
-    """Every implementation of the reader there is."""
+    """Each implementation of the reader."""
     implementation: type[wire.Reader] = request.param.Reader
     return implementation

@@ -1,9 +1,8 @@
 """A presence driven by hand: its three clocks, its links, its disk, its restarts.
 
-What the service does around the core, without any of its machinery: it moves the
-clocks, reads links empty, lets judge whoever is due, keeps what is to be kept, and
-sets all of it up again after a stop. Every record is checked on its way for what
-holds of all records.
+A scene does what the service does around the core: it moves the clocks, reads links empty,
+judges the users that are due, writes what was decided, and starts again after a stop. It
+checks every record for what holds of all records.
 """
 
 from collections.abc import Sequence
@@ -29,12 +28,12 @@ from liveness.core.wire import encode
 
 ALL: Final = 10**9
 
-Shown = dict[str, Any]  # a record as everybody is shown it
+Shown = dict[str, Any]  # a record as it is sent
 Sign = tuple[str, Uid, int | None]  # event, uid, conn
 
 
 def run_of(*frames: object) -> SignsOfLife:
-    """These signs of life as a link gives them, the first of them frame 2."""
+    """These signs of life as a link gives them; the first of them is frame 2."""
     link = Link(LinkLimits())
     hello = ["hello", {"protocol": 1, "name": "g"}]
     data = b"".join(encode(frame) for frame in (hello, *frames))
@@ -50,7 +49,7 @@ class Scene:
         wheel_class: The wheel to run on.
         timeout: The server's timeout, in seconds.
         hold: Longest hold of due users, in seconds.
-        settle: Seconds a gateway has to catch up.
+        settle: Seconds that a gateway is given to catch up.
         guard: When the storm guard holds users; None: never.
     """
 
@@ -145,7 +144,7 @@ class Scene:
     # --- time -------------------------------------------------------------------
 
     def pass_time(self, seconds: float, *, absent: float = 0.0) -> None:
-        """Let time pass, of which the sidecar was not there for a while."""
+        """Let time pass; the sidecar does not run for another *absent* seconds."""
         self.now += seconds
         self.mono += seconds + absent
         self.wall_ms += round((seconds + absent) * 1_000)
@@ -161,7 +160,7 @@ class Scene:
         self.gateway(name).empty_at = self.now
 
     def judge(self, *, limit: int = ALL) -> list[Shown]:
-        """Judge until nobody is left who may be judged."""
+        """Judge all users that may be judged."""
         self.presence.advance(self.now, ALL)
         while judged := self.presence.fire(self.at, limit=limit):
             assert judged <= limit
@@ -207,7 +206,7 @@ class Scene:
 
     @property
     def kept(self) -> dict[Uid, OnlineRow]:
-        """What is on disk of each user, who has one session there at most."""
+        """Each user's row on disk; there must be one at most."""
         kept = {row.uid: row for row in self.disk.values()}
         assert len(kept) == len(self.disk)
         return kept

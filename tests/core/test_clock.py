@@ -27,27 +27,36 @@ def clock() -> AttendedClock:
     return clock_at(100.0, 5.0)
 
 
-def test_a_sleep_that_lasts_as_long_as_it_should_is_attended(
-    clock: AttendedClock,
+@pytest.mark.parametrize(
+    ("elapsed", "used", "asked", "attended", "stands"),
+    [
+        pytest.param(0.5, 0.0, 0.5, 0.5, False, id="sleep"),
+        pytest.param(0.125, 0.0, 1.0, 0.125, False, id="short sleep"),
+        pytest.param(30.0, 30.0, 0.0, 30.0, False, id="load"),
+        pytest.param(0.5 + SLACK_S, 0.0, 0.5, 0.5 + SLACK_S, False, id="scheduler"),
+        pytest.param(0.5, 0.125, 0.125, 0.25 + SLACK_S, False, id="delay"),
+        pytest.param(
+            0.25 + ABSENCE_S, 0.0, 0.25, 0.25 + SLACK_S, False, id="longest delay"
+        ),
+        pytest.param(1.0, 0.125, 0.25, 0.125, False, id="absence"),
+        pytest.param(60.0, 0.0, 0.5, 0.0, True, id="long absence"),
+        pytest.param(LONG_ABSENCE_S + SLACK_S, 0.0, 0.0, 0.0, False, id="less long"),
+        pytest.param(
+            LONG_ABSENCE_S + SLACK_S + 0.01, 0.0, 0.0, 0.0, True, id="just long"
+        ),
+    ],
+)
+def test_load_and_sleep_are_attended_and_an_absence_is_not(
+    elapsed: float, used: float, asked: float, attended: float, stands: bool
 ) -> None:
-    assert clock.turn(mono=100.5, cpu=5.0, asked=0.5) == 0.5
-    assert clock.turn(mono=101.5, cpu=5.0, asked=1.0) == 1.5
-    assert clock.unattended == 0
+    clock = clock_at(0.0)
+    now = clock.turn(mono=elapsed, cpu=used, asked=asked)
+    assert now == clock.now == pytest.approx(attended)
+    assert clock.unattended == pytest.approx(elapsed - attended)
+    assert clock.stands == stands
 
 
-def test_a_sleep_that_was_cut_short_counts_for_what_it_was(
-    clock: AttendedClock,
-) -> None:
-    assert clock.turn(mono=100.125, cpu=5.0, asked=1.0) == 0.125
-
-
-def test_load_counts(clock: AttendedClock) -> None:
-    assert clock.turn(mono=130.0, cpu=35.0, asked=0.0) == 30.0
-    assert not clock.stands
-    assert clock.unattended == 0
-
-
-def test_what_was_computed_before_it_began_does_not_count(
+def test_time_before_the_clock_began_is_not_attended(
     clock: AttendedClock,
 ) -> None:
     clock.begin(mono=107.0, cpu=11.0)
@@ -55,31 +64,7 @@ def test_what_was_computed_before_it_began_does_not_count(
     assert clock.turn(mono=107.5, cpu=11.25, asked=0.25) == 0.5
 
 
-def test_the_schedulers_delay_counts(clock: AttendedClock) -> None:
-    now = clock.turn(mono=100.5 + SLACK_S, cpu=5.0, asked=0.5)
-    assert now == pytest.approx(0.5 + SLACK_S)
-    assert clock.unattended == pytest.approx(0.0)
-
-
-def test_of_a_short_delay_only_what_was_asked_for_counts(
-    clock: AttendedClock,
-) -> None:
-    now = clock.turn(mono=100.5, cpu=5.125, asked=0.125)
-    assert now == pytest.approx(0.25 + SLACK_S)
-    assert clock.unattended == pytest.approx(0.5 - now)
-    assert not clock.stands
-
-
-def test_of_a_sleep_in_which_an_absence_began_nothing_counts(
-    clock: AttendedClock,
-) -> None:
-    assert clock.turn(mono=101.0, cpu=5.125, asked=0.25) == 0.125
-    assert clock.unattended == 0.875
-    assert not clock.stands
-    assert clock.turn(mono=101.25 + ABSENCE_S, cpu=5.125, asked=0.25) > 0.375
-
-
-def test_stops_that_follow_each_other_count_for_nobodys_silence(
+def test_stops_that_follow_each_other_are_not_attended(
     clock: AttendedClock,
 ) -> None:
     mono, cpu = 100.0, 5.0
@@ -92,26 +77,13 @@ def test_stops_that_follow_each_other_count_for_nobodys_silence(
     assert not clock.stands
 
 
-def test_absence_does_not_count_and_stops_the_clock(clock: AttendedClock) -> None:
-    assert clock.turn(mono=160.0, cpu=5.0, asked=0.5) == 0.0
-    assert clock.stands
-    assert clock.unattended == 60.0
-
-
-def test_the_clock_stops_only_beyond_the_bound_of_a_long_absence() -> None:
-    for missed, stands in ((LONG_ABSENCE_S, False), (LONG_ABSENCE_S + 0.01, True)):
-        clock = clock_at(0.0)
-        clock.turn(mono=missed + SLACK_S, cpu=0.0, asked=0.0)
-        assert clock.stands == stands
-
-
 def test_a_clock_that_stands_goes_on_when_all_are_read_and_settled(
     clock: AttendedClock,
 ) -> None:
     clock.turn(mono=160.0, cpu=5.0, asked=0.5)
     clock.turn(mono=161.75, cpu=5.0, asked=2.0)
     clock.caught_up(mono=161.75, all_read=True)
-    assert clock.stands, "the gateways had no time yet to send what they collected"
+    assert clock.stands, "gateways had no time yet to send what they collected"
     clock.turn(mono=162.0, cpu=5.0, asked=0.25)
     clock.caught_up(mono=162.0, all_read=True)
     assert (clock.stands, clock.now, clock.unattended) == (False, 0.0, 62.0)
@@ -146,7 +118,7 @@ def test_a_clock_that_goes_is_not_stopped_by_having_caught_up(
     assert not clock.stands
 
 
-def test_while_links_are_deliberately_unread_nobody_is_attended(
+def test_time_in_which_links_are_left_unread_is_not_attended(
     clock: AttendedClock,
 ) -> None:
     assert clock.turn(mono=100.5, cpu=5.0, asked=0.5, deaf=True) == 0.0
@@ -185,12 +157,12 @@ def test_attended_time_is_a_part_of_monotonic_time_and_the_rest_is_counted(
         clock.caught_up(mono=mono, all_read=all_read)
 
 
-# --- the highest of late ---------------------------------------------------------------
+# --- the highest value of late ---------------------------------------------------------------
 
 
 @BOUNDED
 @given(st.lists(st.tuples(seconds, seconds), max_size=30), seconds)
-def test_the_highest_is_shown_for_a_span_at_least_and_for_two_at_most(
+def test_the_highest_value_is_shown_for_one_to_two_spans(
     notes: list[tuple[float, float]], later: float
 ) -> None:
     highest, mono, noted = Highest(SPAN_S), 0.0, list[tuple[float, float]]()

@@ -1,4 +1,4 @@
-"""The storm guard: too many who come due at once are held, and none of them for ever."""
+"""The storm guard: too many users that come due at once are held, and not for ever."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -85,7 +85,7 @@ def test_half_of_the_users_may_fall_silent_and_one_more_is_a_storm(
 
 
 @pytest.mark.parametrize(("count", "gone"), [(9, 9), (10, 0)])
-def test_of_fewer_users_than_there_must_be_it_is_none(
+def test_a_gateway_with_few_users_has_no_storm(
     scene: Scene, count: int, gone: int
 ) -> None:
     arrive(scene, count)
@@ -93,49 +93,35 @@ def test_of_fewer_users_than_there_must_be_it_is_none(
     assert guard_of(scene).begun == (0 if gone else 1)
 
 
-def test_those_judged_within_a_revolution_count_and_those_before_do_not(
-    scene: Scene,
-) -> None:
+@pytest.mark.parametrize("pause", [0, 25], ids=["within", "more"])
+def test_only_users_judged_within_a_revolution_count(scene: Scene, pause: int) -> None:
     first, second = users(10), users(11, "later ")
     scene.link("g")
     scene.login("g", first)
     scene.pass_time(29)
     scene.login("g", second)
     assert silent(scene.wait(1.5, "g")) == first
+    if pause:
+        scene.wait(10, "g")
+        speak(scene, second)
+        scene.wait(15, "g")
+        speak(scene, second[5:])
+        assert silent(scene.wait(15.5, "g")) == second[:5]
+        assert guard_of(scene).begun == 0
+        return
     speak(scene, second[5:])
-    # 29 s after the others: together these fifteen would be more than half.
+    # 29 s after the ten, five more are too many.
     assert scene.wait(28.75, "g") == []
     assert news(scene) == [Begun("g", 15, 21, 19.75, ONLY)]
 
 
-def test_those_judged_more_than_a_revolution_ago_do_not_count(scene: Scene) -> None:
-    first, second = users(10), users(11, "later ")
-    scene.link("g")
-    scene.login("g", first)
-    scene.pass_time(29)
-    scene.login("g", second)
-    assert silent(scene.wait(1.5, "g")) == first
-    scene.wait(10, "g")
-    speak(scene, second)
-    scene.wait(15, "g")
-    speak(scene, second[5:])
-    assert silent(scene.wait(15.5, "g")) == second[:5]
-    assert guard_of(scene).begun == 0
-
-
-def test_who_logs_out_is_not_due(scene: Scene) -> None:
+def test_a_user_that_logs_out_does_not_count(scene: Scene) -> None:
     uids = arrive(scene, 20)
     scene.wait(29, "g")
     scene.logout("g", uids[:12])
     speak(scene, uids[16:])
     assert silent(scene.wait(1.5, "g")) == uids[12:16]
     assert guard_of(scene).begun == 0
-
-
-def test_without_a_guard_they_all_go_offline(wheel_class: type[Wheel]) -> None:
-    scene = Scene(wheel_class, timeout=TIMEOUT_S)
-    uids = arrive(scene, 20)
-    assert silent(scene.wait(30.5, "g")) == uids
 
 
 def test_a_gateway_that_left_has_a_storm_like_any_other(scene: Scene) -> None:
@@ -147,7 +133,7 @@ def test_a_gateway_that_left_has_a_storm_like_any_other(scene: Scene) -> None:
     assert {shown["reason"] for shown in scene.wait(HOLD_S)} == {"gateway_lost"}
 
 
-def test_who_waits_for_its_mute_gateway_has_no_storm_besides(
+def test_users_that_wait_for_their_mute_gateway_are_no_storm(
     wheel_class: type[Wheel],
 ) -> None:
     scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, hold=60)
@@ -164,7 +150,9 @@ def test_who_waits_for_its_mute_gateway_has_no_storm_besides(
     assert guard_of(scene).begun == 0
 
 
-def test_who_waits_for_its_gateway_begins_no_storm(wheel_class: type[Wheel]) -> None:
+def test_users_that_wait_for_a_gateway_to_settle_are_no_storm(
+    wheel_class: type[Wheel],
+) -> None:
     scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, settle=2.0)
     uids = arrive(scene, 20)
     scene.wait(29, "g")
@@ -173,13 +161,13 @@ def test_who_waits_for_its_gateway_begins_no_storm(wheel_class: type[Wheel]) -> 
     scene.link("g")
     assert scene.wait(0.5, "g") == []
     assert guard_of(scene).begun == 0
-    # What it had collected comes in time.
+    # What the gateway had collected comes in time.
     speak(scene, uids)
     assert scene.wait(10, "g") == []
     assert guard_of(scene).begun == 0
 
 
-def test_those_of_a_gateway_that_speaks_again_are_renewed_before_any_are_counted(
+def test_users_of_a_gateway_that_speaks_again_are_renewed_before_they_are_counted(
     wheel_class: type[Wheel],
 ) -> None:
     scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES)
@@ -192,7 +180,7 @@ def test_those_of_a_gateway_that_speaks_again_are_renewed_before_any_are_counted
     # The first pass renews three of them, and could judge none of the others.
     assert scene.judge(limit=3) == []
     assert guard_of(scene).begun == 0
-    # Its promise was kept from then on.
+    # From here on the gateway is never mute.
     scene.gateway("g").ping = None
     assert scene.wait(30.5, "g") == []
     assert guard_of(scene).begun == 1
@@ -201,12 +189,15 @@ def test_those_of_a_gateway_that_speaks_again_are_renewed_before_any_are_counted
 # --- while it is on ---------------------------------------------------------------------
 
 
-def test_whoever_speaks_is_saved_and_the_others_are_judged_once_it_is_over(
+def test_users_that_speak_are_saved_and_the_others_are_judged_after_the_storm(
     scene: Scene,
 ) -> None:
     uids = arrive(scene, 20)
     assert scene.wait(30.5, "g") == []
     assert scene.presence.held(scene.now)[STORM] == 20
+    status = scene.presence.standing(uids[0], scene.at)
+    assert status is not None
+    assert (status.slot, status.held, status.absence) == (None, "storm", None)
     assert guard_of(scene).storms(scene.now) == [Storm("g", 20, HOLD_S - 0.5)]
     assert scene.wait(5, "g") == []
     speak(scene, uids[:15])
@@ -218,7 +209,9 @@ def test_whoever_speaks_is_saved_and_the_others_are_judged_once_it_is_over(
     assert set(scene.kept) == set(uids[:15])
 
 
-def test_whoever_comes_due_meanwhile_is_held_too_and_for_as_long(scene: Scene) -> None:
+def test_users_that_come_due_during_a_storm_are_held_until_its_end(
+    scene: Scene,
+) -> None:
     scene.link("g")
     first, later = users(15), users(5, "later ")
     scene.login("g", first)
@@ -231,21 +224,9 @@ def test_whoever_comes_due_meanwhile_is_held_too_and_for_as_long(scene: Scene) -
     assert sorted(silent(records)) == sorted(first + later)
 
 
-def test_whoever_the_guard_holds_is_told_so(scene: Scene) -> None:
-    arrive(scene, 10)
-    scene.wait(30.5, "g")
-    standing = scene.presence.standing(users(1)[0], scene.at)
-    assert standing is not None
-    assert (standing.slot, standing.held, standing.absence) == (None, "storm", None)
-
-
-def test_others_are_judged_as_ever(scene: Scene) -> None:
-    arrive(scene, 20)
-    alone = arrive(scene, 9, "h")
-    assert silent(scene.wait(30.5, "g", "h")) == alone
-
-
-def test_the_deadline_of_who_is_held_is_no_lateness_of_ours(scene: Scene) -> None:
+def test_time_in_a_storm_is_no_lateness_and_other_gateways_are_judged_as_ever(
+    scene: Scene,
+) -> None:
     arrive(scene, 20)
     alone = arrive(scene, 9, "h")
     heard = scene.mono
@@ -260,7 +241,9 @@ def test_the_deadline_of_who_is_held_is_no_lateness_of_ours(scene: Scene) -> Non
     assert scene.presence.decided.take().due == [0.0] * 20
 
 
-def test_who_comes_due_after_a_storm_is_late_by_us_again(scene: Scene) -> None:
+def test_the_lateness_of_a_user_that_comes_due_after_a_storm_counts_again(
+    scene: Scene,
+) -> None:
     uids = arrive(scene, 20)
     scene.wait(30.5, "g")
     speak(scene, uids[:1])
@@ -276,7 +259,7 @@ def test_who_comes_due_after_a_storm_is_late_by_us_again(scene: Scene) -> None:
 # --- when it is over --------------------------------------------------------------------
 
 
-def test_those_released_go_at_the_ordinary_rate_and_are_not_held_again(
+def test_released_users_are_judged_at_the_ordinary_rate_and_not_held_again(
     scene: Scene,
 ) -> None:
     arrive(scene, 100)
@@ -289,7 +272,7 @@ def test_those_released_go_at_the_ordinary_rate_and_are_not_held_again(
     assert guard_of(scene).begun == 1
 
 
-def test_those_released_wait_for_a_mute_gateway_and_not_for_another_storm(
+def test_released_users_wait_for_a_mute_gateway_and_not_for_another_storm(
     wheel_class: type[Wheel],
 ) -> None:
     scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, hold=300)
@@ -299,39 +282,35 @@ def test_those_released_wait_for_a_mute_gateway_and_not_for_another_storm(
     for _ in range(10):
         assert scene.wait(HOLD_S) == []
         scene.look_at("g")
-    assert [type(one) for one in news(scene)] == [Begun, Ended]
+    assert [type(item) for item in news(scene)] == [Begun, Ended]
     scene.unlink("g")
     assert silent(scene.judge()) == uids
     assert news(scene) == []
 
 
-def test_the_count_begins_anew_with_those_who_come_due_later(scene: Scene) -> None:
+@pytest.mark.parametrize("count", [4, 12], ids=["few", "many"])
+def test_after_a_storm_only_users_that_come_due_later_count(
+    scene: Scene, count: int
+) -> None:
     scene.link("g")
-    first, later, last = users(20), users(12, "later "), users(9, "last ")
+    first, later, last = users(20), users(count, "later "), users(9, "last ")
     scene.login("g", first)
     scene.wait(30.5, "g")
     scene.login("g", later + last)
     assert silent(scene.wait(HOLD_S, "g")) == first
     speak(scene, last)
-    # Twelve of 21: a storm, though those of the first would be too many with any.
-    assert scene.wait(10.5, "g") == []
+    # Twelve of 21 are too many. Four of 13 are not, though with the first twenty they were.
+    records = scene.wait(10.5, "g")
+    if count == 4:
+        assert silent(records) == later
+        assert guard_of(scene).begun == 1
+        return
+    assert records == []
     assert news(scene)[-1] == Begun("g", 12, 21, HOLD_S - 0.5, ONLY)
     assert silent(scene.wait(HOLD_S - 0.5, "g")) == later
 
 
-def test_few_who_come_due_after_a_storm_are_no_storm(scene: Scene) -> None:
-    scene.link("g")
-    first, later, last = users(20), users(4, "later "), users(9, "last ")
-    scene.login("g", first)
-    scene.wait(30.5, "g")
-    scene.login("g", later + last)
-    scene.wait(HOLD_S, "g")
-    speak(scene, last)
-    assert silent(scene.wait(10.5, "g")) == later
-    assert guard_of(scene).begun == 1
-
-
-def test_those_judged_before_a_storm_do_not_count_after_it(scene: Scene) -> None:
+def test_users_judged_before_a_storm_do_not_count_after_it(scene: Scene) -> None:
     scene.link("g")
     first, rest = users(15), users(15, "later ")
     scene.login("g", first)
@@ -343,13 +322,13 @@ def test_those_judged_before_a_storm_do_not_count_after_it(scene: Scene) -> None
     assert scene.wait(1, "g") == []
     assert news(scene) == [Begun("g", 16, 30, HOLD_S - 0.5, ONLY)]
     scene.wait(HOLD_S - 1, "g")
-    # Not 29 s after the others: with them this one would be a storm again.
+    # If the fifteen still counted, this user would begin a storm again.
     scene.login("g", ["short"], timeout=5)
     assert silent(scene.wait(0.5, "g")) == rest[:1]
     assert silent(scene.wait(4.75, "g")) == ["short"]
 
 
-def test_it_is_over_at_once_when_all_have_spoken(scene: Scene) -> None:
+def test_a_storm_ends_at_once_when_all_have_spoken(scene: Scene) -> None:
     uids = arrive(scene, 20)
     scene.wait(30.5, "g")
     speak(scene, uids)
@@ -358,19 +337,19 @@ def test_it_is_over_at_once_when_all_have_spoken(scene: Scene) -> None:
     assert guard_of(scene).storms(scene.now) == []
 
 
-def test_it_is_not_over_while_those_judged_before_are_too_many(scene: Scene) -> None:
+def test_a_storm_goes_on_while_too_many_were_judged_before_it(scene: Scene) -> None:
     scene.link("g")
     uids = users(20)
     for uid in uids:
         scene.login("g", [uid])
         scene.wait(1, "g")
-    # One a second is due, half a second before: the eleventh is one too many.
+    # One a second comes due: the eleventh is one too many.
     scene.pass_time(9.5)
     gone = [uid for _ in range(11) for uid in silent(scene.wait(1, "g"))]
     assert gone == uids[:10]
     assert news(scene) == [Begun("g", 11, 20, HOLD_S - 0.5, ONLY)]
     speak(scene, uids[10:])
-    # Those ten count for half a minute, and are half of the share after some of it.
+    # Those ten count for half a minute; when five of them are left, the storm may end.
     assert scene.wait(HOLD_S - 1, "g") == []
     assert news(scene) == []
     assert scene.wait(6, "g") == []
@@ -397,7 +376,7 @@ def test_one_gateways_storm_can_be_released_or_all(scene: Scene) -> None:
     assert len(scene.judge()) == 40
 
 
-def test_a_gateway_that_comes_back_fresh_ends_it_and_is_no_storm_itself(
+def test_a_gateway_that_comes_back_fresh_ends_its_storm_and_begins_none(
     scene: Scene,
 ) -> None:
     uids = arrive(scene, 20)
@@ -413,7 +392,7 @@ def test_a_gateway_that_comes_back_fresh_ends_it_and_is_no_storm_itself(
     assert guard_of(scene).begun == 1
 
 
-def test_after_a_restart_the_count_begins_anew(scene: Scene) -> None:
+def test_a_restart_ends_a_storm_and_another_one_begins(scene: Scene) -> None:
     arrive(scene, 20)
     scene.wait(30.5, "g")
     scene.wait(HOLD_S / 2, "g")
@@ -423,7 +402,7 @@ def test_after_a_restart_the_count_begins_anew(scene: Scene) -> None:
     assert guard_of(scene).storms(scene.now) == [Storm("g", 20, HOLD_S - 0.5)]
 
 
-# --- what it likely comes from ----------------------------------------------------------
+# --- the likely cause -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -435,16 +414,17 @@ def test_after_a_restart_the_count_begins_anew(scene: Scene) -> None:
         ({"h": (11, 40)}, ALL),
         ({"h": (40, 40), "i": (0, 60)}, ALONE),
         ({"h": (40, 40), "i": (0, 30)}, ALL),
-        # Of nine users nobody is held, but they tell as much as their number.
+        # A gateway of nine users has no storm, but counts with its nine users.
         ({"h": (9, 9)}, ALL),
         ({"h": (1, 1), "i": (0, 9)}, ALONE),
         ({"h": (0, 1), "i": (9, 9)}, ALL),
     ],
+    ids=["only", "none", "few", "more", "larger", "smaller", "nine", "one", "the nine"],
 )
 def test_the_likely_cause_is_where_most_of_the_other_users_are(
     scene: Scene, others: dict[str, tuple[int, int]], cause: str
 ) -> None:
-    # Of the same turn, and its gateway the first to be looked at.
+    # All come due in one pass, and this gateway is the first.
     everyone = {"g": (40, 40), **others}
     for name, (_, count) in everyone.items():
         arrive(scene, count, name)
@@ -452,11 +432,11 @@ def test_the_likely_cause_is_where_most_of_the_other_users_are(
     for name, (due, count) in everyone.items():
         speak(scene, users(count, name)[due:], name)
     scene.wait(15.5, *everyone)
-    begun = [one for one in news(scene) if isinstance(one, Begun)]
-    assert [one.cause for one in begun if one.gateway == "g"] == [cause]
+    begun = [item for item in news(scene) if isinstance(item, Begun)]
+    assert [item.cause for item in begun if item.gateway == "g"] == [cause]
 
 
-def test_those_judged_elsewhere_within_the_revolution_count_for_the_cause(
+def test_users_judged_elsewhere_within_the_revolution_count_for_the_cause(
     scene: Scene,
 ) -> None:
     few = arrive(scene, 9, "h")
@@ -467,7 +447,7 @@ def test_those_judged_elsewhere_within_the_revolution_count_for_the_cause(
     assert news(scene) == [Begun("g", 40, 40, HOLD_S - 0.5, ALL)]
 
 
-def test_a_storm_is_told_once_others_have_had_time_to_come_due_as_well(
+def test_a_storm_is_reported_once_other_gateways_had_time_to_come_due_too(
     wheel_class: type[Wheel],
 ) -> None:
     rules = RULES._replace(told_after=2.0)
@@ -483,7 +463,9 @@ def test_a_storm_is_told_once_others_have_had_time_to_come_due_as_well(
     assert news(scene) == []
 
 
-def test_one_that_is_over_before_is_told_all_the_same(wheel_class: type[Wheel]) -> None:
+def test_a_storm_that_ends_before_its_report_is_reported(
+    wheel_class: type[Wheel],
+) -> None:
     rules = RULES._replace(told_after=2.0)
     scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=rules)
     uids = arrive(scene, 20)
@@ -502,7 +484,7 @@ def test_one_that_is_over_before_is_told_all_the_same(wheel_class: type[Wheel]) 
 @settings(BOUNDED)
 @example([(0.0, 1), (2 * TIMEOUT_S, 0)])
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 5)), max_size=50))
-def test_who_is_counted_is_so_for_a_revolution_and_little_longer(
+def test_a_user_counts_for_a_revolution_and_little_longer(
     steps: list[tuple[float, int]],
 ) -> None:
     lately, now = Lately(TIMEOUT_S), 0.0
@@ -516,14 +498,13 @@ def test_who_is_counted_is_so_for_a_revolution_and_little_longer(
         assert least <= lately.count(now) <= most
 
 
-# --- without end is nothing -------------------------------------------------------------
+# --- no hold without end ----------------------------------------------------------------
 
 NAMES: Final = ("g", "h")
 GATEWAY_HOLD_S: Final = 25.0
 SETTLE_S: Final = 2.0
 STEP_S: Final = 1.0
-# Before a bucket has passed nobody in it is due.
-BUCKET_S: Final = 0.011
+BUCKET_S: Final = 0.011  # a user is due once its bucket has passed
 EVENTS: Final = (
     *("pass", "pass", "pass", "login", "login", "speak", "logout", "own"),
     *("mute", "read", "unlink", "link", "fresh", "release", "release all"),
@@ -540,11 +521,8 @@ steps = st.lists(
 )
 
 
-class Drawn:
-    """A scene to which anything happens; after each second everybody is judged.
-
-    A mute gateway is looked at, and says nothing; one that is not is read.
-    """
+class RandomScene:
+    """A scene to which anything may happen; each second all that are due are judged."""
 
     def __init__(self, wheel_class: type[Wheel], hold: float) -> None:
         self.scene = Scene(
@@ -599,7 +577,7 @@ class Drawn:
             case "release all":
                 self.guard.release(None, scene.now)
             case _:
-                return  # a gateway that is not there says nothing
+                return  # a gateway that is away or mute says nothing
         self.note()
 
     def second(self) -> None:
@@ -611,26 +589,24 @@ class Drawn:
             elif name not in self.away:
                 scene.read(name)
         judged = len(scene.log)
-        # Also those that are looked at once the others are gone.
+        # A gateway may be cleared only once others were judged.
         while scene.judge() or len(scene.log) > judged:
             judged = len(scene.log)
         self.note()
         self.check()
 
     def note(self) -> None:
-        for one in news(self.scene):
-            if isinstance(one, Begun):
-                assert one.gateway not in self.began
-                assert 0.5 * one.users < one.due <= one.users >= 3
-                self.began[one.gateway] = self.scene.now
+        for item in news(self.scene):
+            if isinstance(item, Begun):
+                assert item.gateway not in self.began
+                assert 0.5 * item.users < item.due <= item.users >= 3
+                self.began[item.gateway] = self.scene.now
             else:
-                began = self.began.pop(one.gateway)
+                began = self.began.pop(item.gateway)
                 assert self.scene.now - began < self.hold + STEP_S
-                assert one.saved >= 0 <= one.others
-        assert set(self.began) == {one.gateway for one in self.storms()}
-
-    def storms(self) -> list[Storm]:
-        return self.guard.storms(self.scene.now)
+                assert item.saved >= 0 <= item.others
+        storms = self.guard.storms(self.scene.now)
+        assert set(self.began) == {storm.gateway for storm in storms}
 
     def check(self) -> None:
         now, wheel = self.scene.now, self.scene.presence.wheel
@@ -641,7 +617,7 @@ class Drawn:
             gateway = self.scene.gateway(row.gateway)
             cleared = gateway.clearance(now, hold=GATEWAY_HOLD_S)
             if entry.deadline <= max(cleared.silence, cleared.lost) and waits > 0:
-                # It waits for the guard, and for nothing else.
+                # The user waits for the guard, and for nothing else.
                 assert row.gateway in self.began
                 assert waits < self.hold
             assert waits < max(self.hold, GATEWAY_HOLD_S)
@@ -650,21 +626,18 @@ class Drawn:
 @pytest.mark.parametrize("hold", [7.0, 30.0, 100.0])
 @settings(BOUNDED, max_examples=examples(60))
 @given(drawn=steps)
-def test_nobody_is_held_beyond_the_bound_whatever_happens(
+def test_no_user_is_held_beyond_the_bound_whatever_happens(
     wheel_class: type[Wheel],
     hold: float,
     drawn: list[tuple[str, str, int, float]],
 ) -> None:
-    world = Drawn(wheel_class, hold)
+    world = RandomScene(wheel_class, hold)
     for step in drawn:
         world.take(*step)
     for _ in range(int(TIMEOUT_S + 45 + max(hold, GATEWAY_HOLD_S)) + 2):
         world.second()
     assert world.scene.presence.held(world.scene.now)[STORM] == 0
     assert world.began == {}
-
-
-# --- names that are forgotten -----------------------------------------------------------
 
 
 def test_a_gateway_that_is_forgotten_leaves_the_guard_too(scene: Scene) -> None:
@@ -675,7 +648,7 @@ def test_a_gateway_that_is_forgotten_leaves_the_guard_too(scene: Scene) -> None:
     scene.unlink("old")
     scene.presence.forget("old", scene.now)
     assert guard_of(scene).storms(scene.now) == []
-    # Its number is another's now, of whom nobody was counted.
+    # The next gateway has its number, and none of its counts.
     number = scene.gateway("new").number
     arrive(scene, 20, "new")
     assert scene.gateway("new").number == number

@@ -1,4 +1,4 @@
-"""What a link makes of a stream, as text that differs where anything does."""
+"""All that a link makes of a stream, as text, to compare two readers."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from liveness.errors import Code
 
 
 def told(reader: type[Reader], cut: Iterable[bytes], limits: LinkLimits) -> list[str]:
-    """What a link makes of a stream, with every sign of life for itself."""
+    """The requests of a stream, each sign of life by itself, and the state of its link."""
     link = Link(limits, reader)
     flat: list[str] = []
     for piece in cut:
@@ -24,13 +24,13 @@ def told_apart(request: Request) -> list[str]:
     """A request as text; each sign of life of a run."""
     assert isinstance(request, Request)
     if isinstance(request, Refusal) and request.code is Code.TOO_LARGE:
-        # How much of the frame was seen is told, and is the reader's affair.
+        # The message says how many bytes were seen, which differs between readers.
         request = replace(request, message="")
     if not isinstance(request, SignsOfLife):
         return [repr(request)]
-    # Whatever is wrong with a uid is found before it is packed.
+    # Bad uids are never packed.
     assert isinstance(request, ListedSigns) or all(map(is_uid, request.uids))
     each = [request.at(position) for position in range(len(request.uids))]
     columns = zip(request.uids, request.conns, request.events, strict=True)
     assert repr([*columns]) == repr(each)
-    return [repr((one, request.frame_at(at))) for at, one in enumerate(each)]
+    return [repr((sign, request.frame_at(at))) for at, sign in enumerate(each)]
