@@ -333,11 +333,11 @@ def models(draw: st.DrawFn, wheel_class: WheelClass) -> Model:
 
 STEPS: Final = (
     *("open", "open", "put", "touch", "touch", "advance", "advance", "advance", "to"),
-    *("amend", "close", "set_timeout", "fire", "renew"),
+    *("amend", "close", "set_timeout", "fire", "fire", "renew", "renew"),
 )
 
 
-@settings(BOUNDED, max_examples=examples(150))
+@settings(BOUNDED, max_examples=examples(100))
 @given(data=st.data())
 def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
     wheel_class: WheelClass, data: st.DataObject
@@ -348,9 +348,11 @@ def test_the_wheel_agrees_with_a_plain_dictionary_of_deadlines(
     numbers, limits = st.integers(0, GATEWAYS - 1), st.sampled_from([0, 1, 2, ALL])
     pool = st.sampled_from(HARD_UIDS)
     conn = st.sampled_from([None, 1, 2**63 - 1])
-    for step in data.draw(st.lists(st.sampled_from(STEPS), min_size=5, max_size=30)):
+    for step in data.draw(st.lists(st.sampled_from(STEPS), min_size=15, max_size=40)):
         known: list[Uid | None] = [*model.entries] or [None]
         number, uid = data.draw(numbers), data.draw(st.sampled_from(known))
+        if step in ("fire", "renew") and model.wheel.waiting():
+            number = data.draw(st.sampled_from(model.wheel.waiting()))
         if step == "open":
             uid = data.draw(pool)
             if uid not in model.entries:
@@ -514,6 +516,50 @@ def test_users_fire_only_up_to_the_moment_named(wheel_class: WheelClass) -> None
     assert model.wheel.longest_due(0) == 2.0
     assert [entry.uid for entry in model.fire(0, until=2.5, limit=ALL)] == ["late"]
     assert model.wheel.longest_due(0) == inf
+
+
+def test_no_more_users_fire_than_the_limit_and_only_those_of_the_gateway(
+    wheel_class: WheelClass,
+) -> None:
+    model = Model(wheel_class, timeout=3, slots=30)
+    for number in range(20):
+        model.open(number, gateway=number % 2)
+    model.advance(3.5)
+    assert (model.wheel.due(0), model.wheel.due(1), model.wheel.due(2)) == (10, 10, 0)
+    assert model.fire(0, until=3.5, limit=0) == []
+    assert len(model.fire(0, until=3.5, limit=4)) == 4
+    assert (model.wheel.due(0), model.wheel.due(1), len(model.wheel)) == (6, 10, 16)
+
+
+def test_a_sign_of_life_saves_a_user_that_is_due(wheel_class: WheelClass) -> None:
+    model = Model(wheel_class, timeout=3, slots=30)
+    model.open("u")
+    model.advance(3.5)
+    assert model.wheel.due(0) == 1
+    model.touch(0, [("u", None, 2)])
+    assert model.wheel.due(0) == 0
+    model.advance(6.5)
+    assert model.wheel.due(0) == 0
+    model.advance(6.6)
+    assert [entry.uid for entry in model.fire(0, until=6.6, limit=ALL)] == ["u"]
+
+
+def test_renewed_users_wait_a_whole_timeout_from_the_moment_named(
+    wheel_class: WheelClass,
+) -> None:
+    model = Model(wheel_class, timeout=3, slots=30)
+    for number in range(5):
+        model.open(number)
+    model.open("later", timeout=3.4)
+    model.advance(4)
+    model.renew(0, until=3.2, limit=3)
+    assert model.wheel.due(0) == 3
+    model.renew(0, until=3.2, limit=ALL)
+    assert model.wheel.due(0) == 1, "the one that came due after the moment named"
+    model.advance(6.2)
+    assert model.wheel.due(0) == 1
+    model.advance(6.25)
+    assert model.wheel.due(0) == 6
 
 
 def test_users_with_a_fresh_timeout_and_others_do_not_wait_for_each_other(
