@@ -3,11 +3,11 @@
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from difflib import unified_diff
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import pytest
@@ -71,7 +71,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (root / name).write_text(text)
     (root / PATCHES).mkdir()
     scratch.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    temporary = partial(TemporaryDirectory[str], dir=scratch)
+    monkeypatch.setattr(runner, "TemporaryDirectory", temporary)
     return root
 
 
@@ -165,7 +166,7 @@ async def test_a_mutant_is_killed_by_a_test_that_fails_in_its_call_and_by_nothin
     assert "No module named 'nothing_of_that_name'" in printed
     assert printed.endswith("\n2 killed, 7 survived\n")
     assert files(project) == before
-    assert files(Path(tempfile.gettempdir())) == {}
+    assert files(project.parent / "scratch") == {}
 
 
 async def test_if_all_are_killed_it_ends_with_0(
@@ -191,7 +192,7 @@ async def test_a_mutant_that_hangs_is_ended(
     patch("hanging", HANGING.format(path=str(tmp_path / "pid")))
     assert await run(project, limit_s=1) == 1
     assert verdicts(capsys.readouterr().out) == {"hanging": "it was ended after 1 s"}
-    assert files(Path(tempfile.gettempdir())) == {}
+    assert files(project.parent / "scratch") == {}
 
 
 async def test_whoever_interrupts_it_leaves_nothing_behind(
@@ -207,7 +208,7 @@ async def test_whoever_interrupts_it_leaves_nothing_behind(
         nursery.cancel_scope.cancel()
     with pytest.raises(ProcessLookupError):
         os.kill(int(path.read_text()), 0)
-    assert files(Path(tempfile.gettempdir())) == {}
+    assert files(project.parent / "scratch") == {}
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ class Client:
 
 
 @pytest.fixture
-async def door(tmp_path: Path, autojump_clock: MockClock) -> AsyncIterator[Door]:
+async def door(tmp_path: Path, jumping: MockClock) -> AsyncIterator[Door]:
     async with opened(tmp_path / "s") as door:
         yield door
 
