@@ -23,23 +23,19 @@ from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Line, Sidecar, eventually
 from tests.e2e.test_delivery import (  # noqa: F401
     test_a_gap_comes_whatever_kinds_were_asked_for,
-    test_a_gateway_is_told_of_the_gap_only_if_what_is_gone_concerned_it,
-    test_a_gateway_without_acks_is_told_what_came_while_it_was_away,
+    test_a_gateway_gets_a_gap_only_if_a_deleted_record_concerned_it,
+    test_a_gateway_without_acks_gets_what_came_while_it_was_away,
     test_a_hello_may_name_where_to_read_on,
     test_a_new_name_begins_at_now_and_a_crash_right_after_welcome_does_not_lose_that,
+    test_a_reader_from_another_log_begins_at_the_oldest_record_kept,
+    test_a_reader_with_a_cursor_learns_whether_its_name_was_known,
     test_a_watcher_without_acks_has_no_cursor_and_one_with_them_has,
-    test_hard_uids_stay_who_they_are_on_every_way_and_over_a_crash,
+    test_hard_uids_stay_distinct_in_every_frame_and_over_a_crash,
     test_list_gives_a_gateway_its_own_and_a_watcher_everyone,
-    test_one_who_comes_from_another_log_begins_at_the_oldest_record_kept,
     test_reading_on_from_a_named_place_leaves_the_stored_cursor_alone,
     test_watchers_see_what_they_asked_for,
     test_what_was_not_acknowledged_comes_again_after_a_reconnect,
-    test_where_tells_of_those_online_only_and_of_everyones,
-    test_whoever_has_a_place_in_the_log_learns_whether_it_was_known,
-)
-from tests.e2e.test_holds import (  # noqa: F401
-    test_a_fresh_gateway_ends_its_old_sessions_before_anything_else,
-    test_a_fresh_gateway_ends_nobody_elses_sessions,
+    test_where_finds_online_users_of_every_gateway_and_no_others,
 )
 from tests.e2e.test_main_job import (  # noqa: F401
     test_a_keepalive_of_an_unknown_user_opens_a_session_and_says_so,
@@ -63,20 +59,22 @@ from tests.e2e.test_refusals import (  # noqa: F401
     test_without_a_good_hello_nothing_is_applied_and_the_link_ends,
 )
 from tests.e2e.test_restart import (  # noqa: F401
+    test_a_fresh_gateway_ends_its_old_sessions_before_anything_else,
+    test_a_fresh_gateway_ends_no_session_of_another_gateway,
     test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record,
     test_a_gateway_that_starts_anew_ends_what_it_left_and_begins_at_now,
     test_after_a_crash_seq_and_cursors_go_on_without_a_gap_or_reuse,
     test_after_a_crash_users_sessions_and_conns_are_as_they_were,
 )
-from tests.e2e.test_timer_scenes import (  # noqa: F401
+from tests.e2e.test_timers import (  # noqa: F401
     test_a_cancelled_timer_never_fires_nor_does_one_of_a_cancelled_ext,
     test_a_run_that_was_not_acknowledged_comes_again_after_a_reconnect,
+    test_a_timer_due_while_its_gateway_was_away_comes_when_it_is_back_fresh,
     test_a_timer_fires_once_for_its_gateway_with_all_that_it_was_given,
     test_a_watcher_has_no_timers,
-    test_others_are_told_of_timers_only_if_they_ask_for_everyones_and_for_that_kind,
     test_the_same_key_again_replaces_and_fires_once_with_the_newer_payload,
-    test_timers_outlast_a_crash_and_what_came_due_meanwhile_fires_once,
-    test_what_came_due_while_its_gateway_was_away_comes_when_it_is_back_fresh,
+    test_timers_of_others_come_only_with_scope_all_and_their_kind,
+    test_timers_outlast_a_crash_and_those_due_meanwhile_fire_once,
 )
 
 SOON_S: Final = 10.0

@@ -1,7 +1,7 @@
-"""A gateway of `liveness.connect` as a process, to be killed, frozen and held up.
+"""A gateway of `liveness.connect` as a process, to be killed, frozen and delayed.
 
-Run as a program it follows the orders on its standard input and tells, a JSON line
-each, what it is told.
+Run as a program it follows the orders on its standard input, and prints what it gets, a
+JSON line each.
 """
 
 import json
@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 import liveness
 from tests.e2e.sidecar import ROOT, SOON_S, Sidecar
 
-EVERY_S: Final = 0.1  # how often those who talk do
+EVERY_S: Final = 0.1  # between keepalives of users who talk
 
 Line = dict[str, Any]
 
@@ -29,12 +29,12 @@ class Gateway:
     """The process, as a test has it.
 
     Args:
-        sidecar: Whose gateway it is.
+        sidecar: The sidecar it connects to.
         name: Its name.
         backend: The event loop it runs on.
-        fresh: As `connect` has it.
-        timeout: As `connect` has it.
-        is_stuck: It never finishes the first end that it is told.
+        fresh: As in `connect`.
+        timeout: As in `connect`.
+        is_stuck: It never finishes the first end that it gets.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Gateway:
         self.kill()
 
     def login(self, *users: tuple[str, int], timeout: float | None = None) -> None:
-        """Has it log in these users, by uid and conn, and wait until that is applied."""
+        """Has it log in these users, by uid and conn, and waits until that is applied."""
         self._order("login", users, timeout)
         self.told("flushed")
 
@@ -77,7 +77,7 @@ class Gateway:
         self._order("talk", users)
 
     def hold_up(self, seconds: float) -> None:
-        """Has it keep its event loop from running."""
+        """Has it block its event loop."""
         self._order("hold up", seconds)
 
     def signal(self, number: int) -> None:
@@ -90,7 +90,7 @@ class Gateway:
         return line
 
     def end(self) -> tuple[str, int, str]:
-        """Waits for its next line, which tells an end: uid, conn, reason."""
+        """Waits for its next line, which is an end: uid, conn, reason."""
         line = self.told("end")
         return line["uid"], line["conn"], line["reason"]
 

@@ -32,19 +32,19 @@ def eventually(
     otherwise: Callable[[], str] = lambda: "it never was so",
     within_s: float = SOON_S,
 ) -> None:
-    """Asks until it is so."""
+    """Asks until it is so; fails with *otherwise*."""
     until = perf_counter() + within_s
     while not is_so():
         assert perf_counter() < until, otherwise()
 
 
 class Sidecar:
-    """One folder with socket and state, and the process that serves there by now.
+    """A folder with socket and state, and the process that serves there.
 
     Args:
         folder: An empty folder of its own.
-        timeout_s: Its `--timeout`.
-        settings: Every other setting, by its name in TOML with `_` for the dot
+        timeout_s: `--timeout`.
+        settings: Other settings, by their names in TOML with `_` for the dot
             (`limits_window=100`).
     """
 
@@ -58,9 +58,9 @@ class Sidecar:
         self.timers = self.state / "timers.db"
         self.timeout_s = timeout_s
         self.settings = settings
-        self.under: list[str] = []  # a command that runs it, and becomes it
+        self.under: list[str] = []  # a command that execs the sidecar's
         self.stdin: int = subprocess.DEVNULL
-        self.handed: list[int] = []  # descriptors that this is given
+        self.handed: list[int] = []  # descriptors that it inherits
         self.lines: list[Line] = []
         self._said = threading.Condition()
         self._reader: threading.Thread | None = None
@@ -112,27 +112,17 @@ class Sidecar:
         return self
 
     def command(self) -> list[str]:
-        serve = [
-            *self.under,
-            sys.executable,
-            "-m",
-            "liveness",
-            "serve",
-            "--http",
-            self.http,
-        ]
-        serve += ["--socket", str(self.socket), "--state", str(self.state)]
-        return [*serve, "--timeout", str(self.timeout_s)]
+        serve = [*self.under, sys.executable, "-m", "liveness", "serve"]
+        serve += ["--http", self.http, "--timeout", str(self.timeout_s)]
+        return [*serve, "--socket", str(self.socket), "--state", str(self.state)]
 
     def environment(self) -> dict[str, str]:
-        """Ours without settings of the sidecar, and with those asked for."""
-        asked = {
-            f"LIVENESS_{name.upper()}": str(it) for name, it in self.settings.items()
-        }
-        return environment() | asked
+        """Ours, with these settings of the sidecar and no others."""
+        settings = self.settings.items()
+        return environment() | {f"LIVENESS_{k.upper()}": str(v) for k, v in settings}
 
     def refused_start(self) -> tuple[int, str]:
-        """Starts a process that gives up by itself; its exit code, and its one line."""
+        """Starts a process that ends by itself; its exit code, and its one line."""
         process = subprocess.run(
             self.command(),
             cwd=ROOT,
@@ -148,7 +138,7 @@ class Sidecar:
         return process.returncode, line
 
     def stop(self, number: int = signal.SIGTERM, within_s: float = SOON_S) -> int:
-        """Asks it to stop, as its links leave; its exit code."""
+        """Asks it to stop, and has its links leave; its exit code."""
         self.signal(number)
         for client in self._clients:
             client.leave()
@@ -229,7 +219,7 @@ class Sidecar:
     # --- links ----------------------------------------------------------------
 
     def connect(self) -> Client:
-        """A link that has said nothing yet; closed before the next start, or at the end."""
+        """A link without a hello; closed before the next start, or at the end."""
         client = Client(self.socket)
         self._clients.append(client)
         return client
@@ -250,10 +240,10 @@ class Sidecar:
         while self._clients:
             self._clients.pop().close()
 
-    # --- its doors and its disk -----------------------------------------------
+    # --- HTTP and disk --------------------------------------------------------
 
     def get(self, path: str, *, admin: bool = False) -> tuple[int, str]:
-        """Asks one of its HTTP doors; status and body."""
+        """Gets a page by TCP, or by `admin.sock`; status and body."""
         response, body = self.ask("admin" if admin else "http", "GET", path)
         return response.status, body.decode()
 
@@ -265,7 +255,7 @@ class Sidecar:
         body: bytes | None = None,
         **headers: str,
     ) -> tuple[HTTPResponse, bytes]:
-        """One request at one of its HTTP doors; the response and its body."""
+        """One request by `http` or `admin`; the response and its body."""
         host, port = self.line("ready")["http"].rsplit(":", 1)
         connection = HTTPConnection(host, int(port), timeout=SOON_S)
         if door == "admin":
@@ -291,18 +281,17 @@ class Sidecar:
         self, is_so: Callable[[float], bool], name: str, **labels: str
     ) -> float:
         """Waits until a sample is as it should be."""
-        value = 0.0
+        values = [0.0]
 
         def is_there() -> bool:
-            nonlocal value
-            value = self.metric(name, **labels)
-            return is_so(value)
+            values[0] = self.metric(name, **labels)
+            return is_so(values[0])
 
-        eventually(is_there, lambda: f"{name} {labels} is {value}")
-        return value
+        eventually(is_there, lambda: f"{name} {labels} is {values[0]}")
+        return values[0]
 
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """Reads the database over a connection of its own."""
+        """Reads the log over a connection of its own."""
         return disk.rows(self.database, sql, *values)
 
     def timer_rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -310,7 +299,7 @@ class Sidecar:
         return disk.rows(self.timers, sql, *values)
 
     def log(self) -> list[Record]:
-        """Reads its log over a connection of its own."""
+        """The log's records of users, read over a connection of its own."""
         return disk.log(self.database)
 
 

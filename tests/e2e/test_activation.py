@@ -1,13 +1,13 @@
-"""Sockets that outlive the sidecar, and a manager that is told how it goes.
+"""Sockets that outlive the sidecar, and a service manager that is told its state.
 
-The manager is systemd's own activator where one start is enough; where the socket has to
-outlive the process it is this test, which holds it as systemd does.
+Where one start is enough the manager is systemd's own activator; where the socket has to
+outlive the process, the test holds it as systemd does.
 """
 
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -19,7 +19,7 @@ from tests.units import SOCKET, setting
 
 WATCHDOG_S = 0.5
 NAME = setting(SOCKET, "FileDescriptorName")
-# Only the process itself knows its number; what was fd 0 is handed over as the first.
+# Only the process itself knows its number. Its fd 0 is handed over as the first socket.
 HAND_OVER = (
     f'LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES={NAME} exec "$@" 3<&0 </dev/null'
 )
@@ -39,7 +39,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 class Stuck(Sidecar):
-    """One whose hand stands still after a second, while all else goes on."""
+    """A sidecar whose wheel stands still after a second, while all else goes on."""
 
     def command(self) -> list[str]:
         command = super().command()
@@ -48,7 +48,7 @@ class Stuck(Sidecar):
 
 
 class Manager:
-    """Holds the sidecar's socket as systemd does, and hears what it is told."""
+    """Holds the sidecar's socket, and receives its notifications, as systemd does."""
 
     def __init__(self, sidecar: Sidecar) -> None:
         self.sidecar = sidecar
@@ -64,16 +64,17 @@ class Manager:
         sidecar.under += ["sh", "-c", HAND_OVER, "sh"]
         sidecar.stdin = self.listener.fileno()
 
+    def listen(self) -> list[str]:
+        """Waits for the next datagram; the names of what it says."""
+        lines = self.told.sock.recv(4096).decode().split("\n")
+        self.lines += lines
+        return [line.split("=")[0] for line in lines]
+
     def hears(self, line: str) -> None:
         """Waits until it is told this; forgets what it was told before."""
         while line not in self.lines:
-            self.lines += self.told.sock.recv(4096).decode().split("\n")
+            self.listen()
         self.lines = self.lines[self.lines.index(line) + 1 :]
-
-    def next(self) -> list[str]:
-        """What it is told about, with the next datagram."""
-        lines = self.told.sock.recv(4096).decode().split("\n")
-        return [line.split("=")[0] for line in lines]
 
     def close(self) -> None:
         self.listener.close()
@@ -86,29 +87,33 @@ def manager(make: Start) -> Iterator[Manager]:
         yield manager
 
 
-def test_who_connects_before_during_and_after_a_restart_is_served(
+def test_a_gateway_that_connects_before_during_or_after_a_stop_is_served(
     manager: Manager,
 ) -> None:
     sidecar = manager.sidecar
-    with Client(sidecar.socket) as early:
+    with Client(sidecar.socket) as early, ExitStack() as links:
         early.say_hello("early")
         sidecar.launch()
         early.expect("welcome")
         early.send("login", "ada", {"conn": 1})
         early.settle()
         sidecar.signal(signal.SIGTERM)
+        early.expect("bye")
+        # It is still stopping, as this link stays: the next process gets what is sent now.
+        during = links.enter_context(Client(sidecar.socket))
+        during.say_hello("early")
+        during.send("login", "bob", {"conn": 2})
         early.leave()
         assert sidecar.ended() == 0
-    assert sidecar.socket.is_socket()  # its manager's
-    with Client(sidecar.socket) as between:
-        between.say_hello("early")
+        assert sidecar.socket.is_socket()  # its manager's
+        after = links.enter_context(Client(sidecar.socket))
+        after.say_hello("after", role="watcher", scope="all")
         sidecar.launch()
-        between.expect("welcome")
-        online, _ = between.listed()
-        assert [*online] == ["ada"]
+        during.expect("welcome")
+        during.settle()
+        after.expect("welcome")
+        assert {*after.listed()[0]} == {"ada", "bob"}
         sidecar.line("ready")
-        with Client(sidecar.socket) as late:
-            late.hello("late")
         sidecar.kill()
     assert sidecar.socket.is_socket()
     with Client(sidecar.socket) as between:
@@ -117,7 +122,7 @@ def test_who_connects_before_during_and_after_a_restart_is_served(
         between.expect("welcome")
 
 
-def test_it_is_told_when_links_are_taken_and_that_it_lives_and_stops(
+def test_the_manager_is_told_when_links_are_accepted_and_that_it_lives_and_stops(
     manager: Manager,
 ) -> None:
     sidecar = manager.sidecar
@@ -148,10 +153,10 @@ def test_the_sign_of_life_ends_with_the_hand_though_all_else_goes_on(
         manager.hears("READY=1")
         manager.hears("WATCHDOG=1")
         sidecar.line("the service manager gets no sign of life")
-        while manager.next() != ["STATUS"]:  # has come before that
+        while manager.listen() != ["STATUS"]:  # signs that were sent before that
             pass
-        for _ in range(2):  # each time that one would be due
-            assert manager.next() == ["STATUS"]
+        for _ in range(2):
+            assert manager.listen() == ["STATUS"]
         sidecar.signal(signal.SIGABRT)  # as systemd does then
         assert sidecar.ended() == -signal.SIGABRT
         stacks = [line.get("text", "") for line in sidecar.lines]
@@ -174,3 +179,22 @@ def test_systemd_activates_it_when_the_first_gateway_connects(make: Start) -> No
         assert sidecar.ended() == 0
     assert sidecar.socket.is_socket()
     assert not sidecar.admin.exists()
+
+
+def test_a_managers_socket_that_was_removed_is_not_made_anew_and_that_is_said(
+    manager: Manager,
+) -> None:
+    sidecar = manager.sidecar
+    sidecar.launch()
+    sidecar.line("ready")
+    with Client(sidecar.socket) as gateway:
+        gateway.hello("gw")
+        sidecar.socket.unlink()
+        eventually(lambda: sidecar.get("/readyz")[0] == 503)
+        assert "restart its unit" in sidecar.get("/readyz")[1]
+        assert not sidecar.socket.exists()
+        while not any(
+            it.startswith("STATUS=not ready: socket") for it in manager.lines
+        ):
+            manager.listen()
+        gateway.settle()

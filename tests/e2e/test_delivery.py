@@ -1,6 +1,9 @@
-"""Records from the log to those who read it: in order, at least once, until their ack."""
+"""Records from the log to its readers: in order, at least once, until acknowledged.
 
-import resource
+The scripted sidecar runs these tests too (`tests/test_testing.py`). Windows, pongs and
+what waits for the disk: `tests/service/test_links.py`.
+"""
+
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,12 +14,10 @@ import pytest
 from liveness.core.records import Logged
 from liveness.core.records import Record as Decided
 from liveness.service.store import Batch, CursorRow, Store
-from tests.e2e.client import Client, Record, Uid, packed
+from tests.e2e.client import Client, Record, Uid
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar, eventually
 from tests.strategies import HARD_UIDS
-
-WINDOW = 10
 
 
 def seqs(records: list[Record]) -> list[int]:
@@ -31,9 +32,9 @@ def come_and_go(link: Client, *uids: Uid) -> None:
 
 
 def nothing_more(link: Client) -> bool:
-    """Whether nothing is left to be told.
+    """Whether no record is left to be sent.
 
-    A pong covers what is on disk; what of that may be told is told before the next one.
+    The first pong comes once all records are on disk, the second once they were sent.
     """
     link.settle()
     link.settle()
@@ -65,7 +66,7 @@ def test_what_was_not_acknowledged_comes_again_after_a_reconnect(
     assert nothing_more(sidecar.gateway("again"))
 
 
-def test_a_gateway_without_acks_is_told_what_came_while_it_was_away(
+def test_a_gateway_without_acks_gets_what_came_while_it_was_away(
     sidecar: Sidecar,
 ) -> None:
     other = sidecar.gateway("taker")
@@ -84,30 +85,6 @@ def test_a_gateway_without_acks_is_told_what_came_while_it_was_away(
     ]
     link.send("ack", 1)
     assert link.refusal()["code"] == "bad-frame"
-
-
-def test_no_more_than_the_window_is_in_flight_and_an_ack_makes_room(
-    start: Start,
-) -> None:
-    sidecar = start(limits_window=WINDOW)
-    link, free = sidecar.gateway("a"), sidecar.watcher(kinds=["offline"])
-    users = [f"u-{n}" for n in range(3 * WINDOW)]
-    come_and_go(link, *users)
-    everything = free.take(len(users))
-    assert len(everything) == len(users), "one without acks has no window"
-    told = link.take(WINDOW)
-    assert nothing_more(link)
-    assert sidecar.metric("liveness_link_unacked", gateway="a") == WINDOW
-    link.send("ack", told[WINDOW // 2 - 1]["seq"])
-    told += link.take(WINDOW // 2)
-    assert nothing_more(link)
-    link.send("ack", told[-1]["seq"])
-    told += link.take(WINDOW)
-    assert nothing_more(link)
-    link.send("ack", told[-1]["seq"])
-    told += link.take(WINDOW // 2)
-    assert told == everything
-    assert sidecar.metric("liveness_notices_acked_total") == 2.5 * WINDOW
 
 
 def test_a_hello_may_name_where_to_read_on(sidecar: Sidecar) -> None:
@@ -168,7 +145,7 @@ def test_a_new_name_begins_at_now_and_a_crash_right_after_welcome_does_not_lose_
     assert seqs(as_gateway.take(1)) == [4]
 
 
-def test_whoever_has_a_place_in_the_log_learns_whether_it_was_known(
+def test_a_reader_with_a_cursor_learns_whether_its_name_was_known(
     sidecar: Sidecar,
 ) -> None:
     for role in ("gateway", "watcher"):
@@ -243,11 +220,13 @@ def test_list_gives_a_gateway_its_own_and_a_watcher_everyone(start: Start) -> No
     assert set(own) == {"last"}
     assert seq == 2_503
     watcher = sidecar.watcher()
-    frames = listed_frames(watcher)
-    assert len(frames) > 1
-    assert all(len(frame) == 2 for frame in frames[:-1])
-    assert frames[-1][2] == 2_503
-    rows = [row for frame in frames for row in frame[1]]
+    watcher.send("list")
+    parts = [watcher.expect("list")]
+    while len(parts[-1]) == 1:
+        parts.append(watcher.expect("list"))
+    assert len(parts) > 1
+    assert parts[-1][1] == 2_503
+    rows = [row for part in parts for row in part[0]]
     assert len(rows) == 2_501
     by_uid = {uid: (gateway, conn) for uid, gateway, _, conn in rows}
     assert by_uid == {
@@ -260,15 +239,9 @@ def test_list_gives_a_gateway_its_own_and_a_watcher_everyone(start: Start) -> No
     assert sidecar.gateway("none").listed() == ({}, 2_503)
 
 
-def listed_frames(link: Client) -> list[list[Any]]:
-    link.send("list")
-    frames = [["list", *link.expect("list")]]
-    while len(frames[-1]) == 2:
-        frames.append(["list", *link.expect("list")])
-    return frames
-
-
-def test_where_tells_of_those_online_only_and_of_everyones(sidecar: Sidecar) -> None:
+def test_where_finds_online_users_of_every_gateway_and_no_others(
+    sidecar: Sidecar,
+) -> None:
     a, b = sidecar.gateway("here"), sidecar.gateway("there")
     a.send("login", ["one", "two"], {"conn": [1, None]})
     b.send("login", "three", {"conn": 3})
@@ -281,63 +254,6 @@ def test_where_tells_of_those_online_only_and_of_everyones(sidecar: Sidecar) -> 
     ]  # fmt: skip
     b.send("where", "three")  # one uid, in no array
     assert b.expect("where") == [rows[:1]]
-
-
-# --- what a pong covers -------------------------------------------------------------------
-
-
-def test_a_pong_comes_once_the_records_before_it_are_on_disk(sidecar: Sidecar) -> None:
-    link = sidecar.gateway("durable")
-    for n in range(20):
-        uid = f"durable-{n}"
-        link.send_bytes(packed(["login", uid, {"conn": n}], ["ping", n]))
-        assert link.expect("pong") == [n]
-        found = [(one.kind, one.conn) for one in sidecar.log() if one.uid == uid]
-        assert found == [("online", n)]
-        assert sidecar.rows("select conn from online where uid = ?", uid) == [(n,)]
-        # And a change that makes no record.
-        link.send_bytes(packed(["login", uid, {"conn": n, "timeout": 7}], ["ping", n]))
-        assert link.expect("pong") == [n]
-        assert sidecar.rows("select timeout from online where uid = ?", uid) == [(7,)]
-
-
-def test_nothing_is_told_before_it_is_on_disk(sidecar: Sidecar) -> None:
-    link, watcher = sidecar.gateway("telling"), sidecar.watcher("told")
-    for n in range(20):
-        link.send("login", f"told-{n}")
-        (record,) = watcher.take(1)
-        assert record in [one.as_map() for one in sidecar.log()]
-        assert record["uid"] == f"told-{n}"
-
-
-def allow_file_bytes(sidecar: Sidecar, most: int) -> None:
-    """Limits how large the files of a running sidecar may grow: 0 is a full disk."""
-    _, hard = resource.prlimit(sidecar.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(sidecar.pid, resource.RLIMIT_FSIZE, (most, hard))
-
-
-def test_a_disk_that_takes_nothing_holds_back_pongs_welcomes_and_records(
-    start: Start,
-) -> None:
-    sidecar = start()
-    link, watcher = sidecar.gateway("a"), sidecar.watcher()
-    allow_file_bytes(sidecar, 0)
-    link.send_bytes(packed(["login", ["u", "v"]], ["ping", "held back"]))
-    eventually(lambda: sidecar.get("/readyz")[0] == 503)  # the logins are decided
-    newcomer = sidecar.connect()
-    newcomer.say_hello("b")
-    # What no record stands behind is answered, and shows that nothing else was told.
-    watcher.send("nonsense")
-    assert watcher.receive() is not None
-    assert not watcher.records
-    for waiting in (link, newcomer):
-        with pytest.raises(TimeoutError):
-            waiting.receive(within_s=0)
-    allow_file_bytes(sidecar, resource.RLIM_INFINITY)
-    assert link.expect("pong") == ["held back"]
-    assert newcomer.expect("welcome")[0]["next"] == 3
-    assert [r["uid"] for r in watcher.take(2)] == ["u", "v"]
-    assert sidecar.get("/readyz")[0] == 200
 
 
 # --- retention ----------------------------------------------------------------------------
@@ -370,7 +286,7 @@ def aged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
         yield sidecar.start()
 
 
-def test_a_gateway_is_told_of_the_gap_only_if_what_is_gone_concerned_it(
+def test_a_gateway_gets_a_gap_only_if_a_deleted_record_concerned_it(
     aged: Sidecar,
 ) -> None:
     right, left = aged.gateway("right"), aged.gateway("left")
@@ -392,7 +308,7 @@ def test_a_gap_comes_whatever_kinds_were_asked_for(aged: Sidecar) -> None:
     assert nothing_more(watcher)
 
 
-def test_one_who_comes_from_another_log_begins_at_the_oldest_record_kept(
+def test_a_reader_from_another_log_begins_at_the_oldest_record_kept(
     aged: Sidecar,
 ) -> None:
     watcher = aged.watcher(after=5, log="another")
@@ -402,7 +318,7 @@ def test_one_who_comes_from_another_log_begins_at_the_oldest_record_kept(
 # --- users that are easily taken for another, or for none ---------------------------------
 
 
-def test_hard_uids_stay_who_they_are_on_every_way_and_over_a_crash(
+def test_hard_uids_stay_distinct_in_every_frame_and_over_a_crash(
     start: Start,
 ) -> None:
     conns = {uid: 2**63 - 1 - n for n, uid in enumerate(HARD_UIDS)}

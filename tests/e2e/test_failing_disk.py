@@ -4,7 +4,7 @@ import errno
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from itertools import count, repeat
@@ -29,10 +29,9 @@ from liveness.service.timertable import (
     TimerTable,
 )
 from tests import disk
-from tests.e2e.client import Client
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar
-from tests.e2e.test_disk import crowd, is_told_nothing, readiness_until, uids
+from tests.e2e.test_disk import crowd, readiness_until, uids
 
 DISK_MIB: Final = 16
 # Of these a commit finds no room in the WAL that there is, nor in what the table has.
@@ -46,8 +45,6 @@ LOG_FAILS: Final = (
 )
 TIMERS_FAIL: Final = LOG_FAILS.replace("the log", "the timers' table")
 
-Trouble = Callable[[], AbstractContextManager[None]]
-
 
 # --- a small filesystem, full -------------------------------------------------------------
 
@@ -60,14 +57,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def disk_with_room(tmp_path: Path) -> Iterator[Path]:
-    """One on which there is room for the reserve."""
+    """A disk with room for the reserve."""
     with disk.mounted(tmp_path / "disk", 4 * RESERVE_BYTES // 2**20) as folder:
         yield folder
 
 
 @contextmanager
 def filled(folder: Path, *, but: int = 0) -> Iterator[None]:
-    """Has another file take all the room that is left, but for some bytes."""
+    """A file takes all the room that is left, but for some bytes."""
     other = folder / "other"
     with other.open("wb", buffering=0) as file:
         try:
@@ -87,7 +84,7 @@ def filled(folder: Path, *, but: int = 0) -> Iterator[None]:
 
 @pytest.fixture
 def on_failing_disk(make: Start) -> Sidecar:
-    """One whose system calls can be made to fail while it runs; it is not started yet."""
+    """A sidecar whose system calls can be made to fail; it is not started yet."""
     if shutil.which("fiu-run") is None:
         pytest.skip("fiu-run is missing: apt install fiu-utils")
     sidecar = make()
@@ -95,8 +92,10 @@ def on_failing_disk(make: Start) -> Sidecar:
     return sidecar
 
 
-def tell(sidecar: Sidecar, *orders: str) -> None:
-    """Says which calls fail from now on."""
+POINTS: Final = {"write": "posix/io/rw/pwrite", "sync": "posix/io/sync/fdatasync"}
+
+
+def control(sidecar: Sidecar, *orders: str) -> None:
     command = ["fiu-ctrl", "-f", str(sidecar.folder / "fiu")]
     for order in orders:
         command += ["-c", order]
@@ -106,35 +105,27 @@ def tell(sidecar: Sidecar, *orders: str) -> None:
     assert "rror" not in told.stdout + told.stderr
 
 
-POINTS: Final = {"write": "posix/io/rw/pwrite", "sync": "posix/io/sync/fdatasync"}
-
-
 def fail(sidecar: Sidecar, **calls: float) -> None:
-    """From now on these calls fail, each with its probability, with EIO."""
-    how = f"failinfo={errno.EIO}"
-    tell(
-        sidecar,
-        *(
-            f"enable_random name={POINTS[call]},probability={chance},{how}"
-            for call, chance in calls.items()
-        ),
-    )
+    """From now on these calls fail with EIO, each with its probability."""
+    enable = "enable_random name={},probability={},failinfo={}"
+    orders = (enable.format(POINTS[it], calls[it], errno.EIO) for it in calls)
+    control(sidecar, *orders)
 
 
 @contextmanager
 def failing(sidecar: Sidecar, call: str) -> Iterator[None]:
-    """Has one call fail for a while, always."""
+    """One call fails for a while, always."""
     fail(sidecar, **{call: 1.0})
     try:
         yield
     finally:
-        tell(sidecar, f"disable name={POINTS[call]}")
+        control(sidecar, f"disable name={POINTS[call]}")
 
 
-# --- what holds of both -------------------------------------------------------------------
+# --- processes on both --------------------------------------------------------------------
 
 
-def is_survived(sidecar: Sidecar, trouble: Trouble) -> None:
+def is_survived(sidecar: Sidecar, trouble: AbstractContextManager[None]) -> None:
     """Checks that a trouble is said and counted, loses nothing, and is over by itself."""
     gateway, watcher = sidecar.gateway("g"), sidecar.watcher()
     early, late = crowd("early", 100), crowd("late", LATE)
@@ -143,54 +134,55 @@ def is_survived(sidecar: Sidecar, trouble: Trouble) -> None:
     gateway.settle()
     watcher.take(100)
     began = perf_counter()
-    with trouble():
+    with trouble:
         for number in range(TIMERS):
             gateway.send("after", f"late-{number}", 86_400, PAYLOAD)
         gateway.send("login", late)
         gateway.send("ping", "after all that")
-        why = readiness_until(sidecar, 503)
-        assert "cannot be written: " in why[0]
-        for what, path in (("log", sidecar.database), ("timers", sidecar.timers)):
+        assert "cannot be written: " in readiness_until(sidecar, 503)[0]
+        for what, path, event in (
+            ("log", sidecar.database, LOG_FAILS),
+            ("timers", sidecar.timers, TIMERS_FAIL),
+        ):
             sidecar.metric_until(
                 lambda failures: failures >= 3,
                 "liveness_write_failures_total",
                 what=what,
             )
-            line = sidecar.line(LOG_FAILS if what == "log" else TIMERS_FAIL)
+            line = sidecar.line(event)
             assert line.items() >= {"level": "error", "path": str(path)}.items()
         assert sidecar.get("/healthz")[0] == 200
         pending = sidecar.metric("liveness_log_pending")
         assert pending >= LATE + TIMERS - 1  # a cursor may go alone
         assert sidecar.metric("liveness_log_seq") == 100
-        assert is_told_nothing(watcher, 0.2)
+        # A refusal needs no disk, and shows that nothing else was sent before it.
+        watcher.send("nonsense")
+        watcher.refusal()
+        assert not watcher.records
     assert readiness_until(sidecar, 200) == []
     # Said once a minute, however often it was tried.
     most = 1 + (perf_counter() - began) // SAY_AGAIN_S
     for event in (LOG_FAILS, TIMERS_FAIL):
-        assert len([one for one in sidecar.lines if one["event"] == event]) <= most
+        assert len([line for line in sidecar.lines if line["event"] == event]) <= most
     assert gateway.expect("pong") == ["after all that"]
     sidecar.line("the log is written again")
     sidecar.line("the timers' table is written again")
-    is_all_there(sidecar, watcher, early + late)
-
-
-def is_all_there(sidecar: Sidecar, watcher: Client, users: list[str]) -> None:
-    """Checks that all was told in order, and is on disk, also after a crash."""
-    told = watcher.until(
-        lambda records: not records or records[-1]["seq"] >= len(users)
-    )
-    if len(told) < len(users):
-        told = watcher.take(len(users) - 100)
-        assert [one["seq"] for one in told] == [*range(101, len(users) + 1)]
-        assert uids(told, "online") == users[100:]
+    told = watcher.take(LATE)
+    assert [record["seq"] for record in told] == [*range(101, 101 + LATE)]
+    assert uids(told, "online") == late
     sidecar.kill()
+    is_all_there(sidecar, early + late, timers=TIMERS + 1)
+
+
+def is_all_there(sidecar: Sidecar, users: list[str], *, timers: int) -> None:
+    """Checks that all is on disk after a crash."""
     sidecar.under = []
     sidecar.start()
     log = sidecar.log()
-    assert [one.seq for one in log] == [*range(1, len(users) + 1)]
-    assert [one.uid for one in log] == users
+    assert [record.seq for record in log] == [*range(1, len(users) + 1)]
+    assert [record.uid for record in log] == users
     assert sidecar.line("ready")["users"] == len(users)
-    assert sidecar.timer_rows("select count(*) from timers") == [(TIMERS + 1,)]
+    assert sidecar.timer_rows("select count(*) from timers") == [(timers,)]
     assert sidecar.timer_rows("pragma integrity_check") == [("ok",)]
     assert sidecar.rows("pragma integrity_check") == [("ok",)]
 
@@ -200,7 +192,53 @@ def test_a_full_filesystem_is_said_loses_nothing_and_heals_by_itself(
 ) -> None:
     with Sidecar(small_disk) as sidecar:
         sidecar.start()
-        is_survived(sidecar, lambda: filled(small_disk))
+        is_survived(sidecar, filled(small_disk))
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_a_disk_that_fails_is_said_loses_nothing_and_heals_by_itself(
+    on_failing_disk: Sidecar, call: str
+) -> None:
+    sidecar = on_failing_disk.start()
+    is_survived(sidecar, failing(sidecar, call))
+
+
+def test_with_a_disk_that_fails_now_and_then_each_pong_is_true(
+    on_failing_disk: Sidecar,
+) -> None:
+    sidecar = on_failing_disk.start()
+    gateway, watcher = sidecar.gateway("g"), sidecar.watcher()
+    ponged = 0
+    fail(sidecar, write=0.02, sync=0.25)
+    failures = 0.0
+    while failures < 3 or ponged < 5:
+        gateway.send("login", f"user-{ponged}")
+        gateway.send("after", f"key-{ponged}", 86_400)
+        gateway.settle()
+        # It is on disk, whoever looks.
+        assert sidecar.rows("select max(last) from log") == [(ponged + 1,)]
+        ponged += 1
+        failures = sum(
+            sidecar.metric("liveness_write_failures_total", what=what)
+            for what in ("log", "timers")
+        )
+    sidecar.kill()
+    assert [it["seq"] for it in watcher.take(ponged)] == [*range(1, ponged + 1)]
+    is_all_there(sidecar, [f"user-{n}" for n in range(ponged)], timers=ponged)
+
+
+def test_a_full_filesystem_at_the_start_is_told_and_nothing_is_touched(
+    small_disk: Path,
+) -> None:
+    with Sidecar(small_disk) as sidecar, filled(small_disk):
+        sidecar.state.mkdir()
+        code, line = sidecar.refused_start()
+        assert code == 1
+        assert f"{sidecar.database}: " in line
+        assert "make room" in line
+
+
+# --- the reserve, on a small filesystem ----------------------------------------------------
 
 
 def commits(store: Store, count: int) -> None:
@@ -212,7 +250,7 @@ def commits(store: Store, count: int) -> None:
         store.write(Batch([*records]))
 
 
-def test_on_a_full_filesystem_old_records_go_by_the_reserve(
+def test_on_a_full_filesystem_the_reserve_lets_old_records_be_deleted(
     disk_with_room: Path,
 ) -> None:
     with closing(Store(disk_with_room / "state")) as store:
@@ -256,7 +294,7 @@ def a_timer(number: int) -> Schedule:
 
 @pytest.fixture
 def full_table(disk_with_room: Path) -> Iterator[TimerTable]:
-    """Of a disk that timers have filled; the first of them is live."""
+    """The timers of a disk that they have filled; the first of them is live."""
     state = disk_with_room / "state"
     with (
         closing(Store(state)) as store,
@@ -288,7 +326,7 @@ def test_timers_leave_room_for_a_wal_on_a_disk_that_they_fill(
     assert reserved(state) == RESERVE_BYTES
 
 
-def test_on_a_full_filesystem_ended_timers_go_by_the_reserve(
+def test_on_a_full_filesystem_the_reserve_lets_ended_timers_be_deleted(
     disk_with_room: Path, full_table: TimerTable
 ) -> None:
     with filled(disk_with_room):
@@ -340,7 +378,9 @@ def reserved(state: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def test_a_start_on_a_full_filesystem_goes_by_the_reserve(disk_with_room: Path) -> None:
+def test_the_reserve_lets_a_start_succeed_on_a_full_filesystem(
+    disk_with_room: Path,
+) -> None:
     state = disk_with_room / "state"
     with closing(Store(state)) as store:
         commits(store, 1)
@@ -358,49 +398,3 @@ def test_a_start_on_a_full_filesystem_goes_by_the_reserve(disk_with_room: Path) 
         with pytest.raises(StateError):
             Store(state)
         assert reserved(store.folder) == before
-
-
-@pytest.mark.parametrize("call", ["write", "sync"])
-def test_a_disk_that_fails_is_said_loses_nothing_and_heals_by_itself(
-    on_failing_disk: Sidecar, call: str
-) -> None:
-    sidecar = on_failing_disk.start()
-    is_survived(sidecar, lambda: failing(sidecar, call))
-
-
-def test_with_a_disk_that_fails_now_and_then_each_pong_is_true(
-    on_failing_disk: Sidecar,
-) -> None:
-    sidecar = on_failing_disk.start()
-    gateway, watcher = sidecar.gateway("g"), sidecar.watcher()
-    ponged = 0
-    fail(sidecar, write=0.02, sync=0.25)
-    failures = 0.0
-    while failures < 3 or ponged < 5:
-        gateway.send("login", f"user-{ponged}")
-        gateway.send("after", f"key-{ponged}", 86_400)
-        gateway.settle()
-        # It is on disk, whoever looks.
-        assert sidecar.rows("select max(last) from log") == [(ponged + 1,)]
-        ponged += 1
-        failures = sum(
-            sidecar.metric("liveness_write_failures_total", what=what)
-            for what in ("log", "timers")
-        )
-    sidecar.kill()
-    assert [one["seq"] for one in watcher.take(ponged)] == [*range(1, ponged + 1)]
-    sidecar.under = []
-    sidecar.start()
-    assert [one.uid for one in sidecar.log()] == [f"user-{n}" for n in range(ponged)]
-    assert sidecar.timer_rows("select count(*) from timers") == [(ponged,)]
-
-
-def test_a_full_filesystem_at_the_start_is_told_and_nothing_is_touched(
-    small_disk: Path,
-) -> None:
-    with Sidecar(small_disk) as sidecar, filled(small_disk):
-        sidecar.state.mkdir()
-        code, line = sidecar.refused_start()
-        assert code == 1
-        assert f"{sidecar.database}: " in line
-        assert "make room" in line

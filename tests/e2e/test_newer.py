@@ -1,7 +1,6 @@
-"""Which of two connections is the newer, if their logins are read late and out of order.
+"""Which of two connections is the newer one, by the clock that all processes share.
 
-The sidecar is stopped while two gateways write, each on its own link. The link that gave
-something longest ago is read first: so it is chosen here which login is read last.
+The decision itself is tested in `tests/core/test_presence.py`.
 """
 
 import signal
@@ -42,34 +41,17 @@ def linked(sidecar: Sidecar, name: str, shift_s: float = 0.0) -> Client:
     return link
 
 
-@pytest.mark.parametrize("is_newer_first", [True, False], ids=["newer", "older"])
-def test_the_newer_connection_wins_whichever_login_is_read_first(
-    start: Start, is_newer_first: bool
-) -> None:
-    sidecar = start()
-    links = [linked(sidecar, "g"), linked(sidecar, "h")]
-    newer, older = links if is_newer_first else links[::-1]
-    stop(sidecar)
-    older.send("login", "u", {"conn": 1, "began": monotonic()})
-    newer.send("login", "u", {"conn": 2, "began": monotonic()})
-    sidecar.signal(signal.SIGCONT)
-    for link in links:
-        link.settle()
-    ((_uid, _gateway, _session, conn),) = newer.where("u")
-    assert conn == 2
-
-
 def test_of_connections_that_began_at_one_moment_the_login_read_later_wins(
-    start: Start,
+    sidecar: Sidecar, name: str
 ) -> None:
-    sidecar = start()
-    links = [linked(sidecar, f"g-{number}") for number in range(6)]
+    links = [linked(sidecar, f"{name}-{number}") for number in range(6)]
     began = monotonic()
     for number, (first, second) in enumerate(permutations(links, 2)):
+        uid = f"{name}-u-{number}"
         for conn, link in enumerate((first, second)):
-            link.send("login", f"u-{number}", {"conn": conn, "began": began})
+            link.send("login", uid, {"conn": conn, "began": began})
             link.settle()
-        ((*_, conn),) = second.where(f"u-{number}")
+        ((*_, conn),) = second.where(uid)
         assert conn == 1
 
 
@@ -82,7 +64,7 @@ def test_the_newer_connection_wins_that_the_library_reports(
     async def main() -> None:
         connect = partial(liveness.connect, sidecar.socket)
         async with connect(name="g") as newer, connect(name="h") as older:
-            # Each has a connection by now, and h's was read last: so it is read last again.
+            # Of all links the one read longest ago is read first: so h's is read last.
             for number, gateway in enumerate((newer, older)):
                 gateway.login(f"first {number}", conn=number)
                 await gateway.flush()
@@ -90,7 +72,6 @@ def test_the_newer_connection_wins_that_the_library_reports(
             older.login("u", conn=11)
             newer.login("u", conn=12)
             with anyio.fail_after(SOON_S):
-                # What is asked tells nobody.
                 while newer.stats().pending or older.stats().pending:  # noqa: ASYNC110
                     await anyio.sleep(0.005)
             sidecar.signal(signal.SIGCONT)
@@ -107,25 +88,22 @@ def test_the_newer_connection_wins_that_the_library_reports(
     ("shift_s", "welcome"), [(0.0, True), (3_600.0, False), (0.2, False)]
 )
 def test_welcome_tells_whether_a_gateway_has_the_same_clock(
-    start: Start, shift_s: float, welcome: bool
+    sidecar: Sidecar, name: str, shift_s: float, welcome: bool
 ) -> None:
-    sidecar = start()
-    with Client(sidecar.socket) as link:
-        assert link.hello("g", clock=clocks(shift_s))["began"] is welcome
-    with Client(sidecar.socket) as link:
-        assert "began" not in link.hello("h")
-    with Client(sidecar.socket) as watcher:
-        assert watcher.hello("w", role="watcher", clock=clocks())["began"] is False
+    told = sidecar.connect().hello(name, clock=clocks(shift_s))
+    assert told["began"] is welcome
+    assert "began" not in sidecar.connect().hello(name)
+    watcher = sidecar.connect().hello(name, role="watcher", clock=clocks())
+    assert watcher["began"] is False
 
 
 def test_a_beginning_by_another_clock_or_in_the_future_is_counted_and_not_used(
-    start: Start,
+    sidecar: Sidecar,
 ) -> None:
-    sidecar = start()
     link, shifted = linked(sidecar, "g"), linked(sidecar, "h", 3_600.0)
     link.send("login", ["a", "b"], {"conn": [1, 2], "began": monotonic() + 60})
     link.settle()
-    # It came later, and began before all of them if anybody believed it.
+    # It came later, and began before all of them if its `began` was used.
     shifted.send("login", "a", {"conn": 3, "began": 0.5})
     shifted.settle()
     assert [row[1] for row in shifted.where("a")] == ["h"]

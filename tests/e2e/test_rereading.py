@@ -1,8 +1,8 @@
-"""SIGHUP: settings read anew while the sidecar serves; wrong ones change nothing."""
+"""SIGHUP: settings are read anew while the sidecar serves; wrong ones change nothing."""
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,53 +21,48 @@ WRONG = (
     "again"
 )
 PLAIN = "# the defaults"
-
-Write = Callable[[str], Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Writes the file of settings."""
-
-    def written(text: str) -> Path:
-        path = tmp_path / "liveness.toml"
-        path.write_text(text)
-        return path
-
-    return written
+NAME = "liveness.toml"
 
 
-def reread(sidecar: Sidecar, event: str = READ) -> Line:
-    """Has it read its settings anew; what it says of that."""
+def reread(sidecar: Sidecar, text: str | None = None, event: str = READ) -> Line:
+    """Has settings read anew, of which *text* is the file, and waits for what is said."""
+    if text is not None:
+        (sidecar.folder / NAME).write_text(text)
     before = len(sidecar.lines)
 
     def said() -> list[Line]:
-        return [line for line in sidecar.lines[before:] if line["event"] == event]
+        return [line for line in sidecar.lines[before:] if line.get("event") == event]
 
     sidecar.signal(signal.SIGHUP)
     eventually(lambda: bool(said()), lambda: str(sidecar.lines))
     return said()[-1]
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """One sidecar for all tests, each of which begins by resetting its settings."""
+    folder = tmp_path_factory.mktemp("s")
+    folder.chmod(0o755)
+    path = folder / NAME
+    path.write_text(PLAIN)
+    with Sidecar(folder, config=path, socket_mode="0666") as sidecar:
+        yield sidecar.start()
+
+
 @as_root
-def test_access_is_what_it_says_from_then_on_and_links_stay(
-    make: Start, write: Write
-) -> None:
-    sidecar = make(config=write(""), socket_mode="0666")
-    sidecar.folder.chmod(0o755)
-    sidecar.start()
-    gateway = sidecar.gateway("mine")
-    with MEMBER.connect(sidecar.socket) as refused:
+def test_access_changes_for_new_links_and_older_ones_stay(plain: Sidecar) -> None:
+    reread(plain, PLAIN)
+    gateway = plain.gateway("mine")
+    with MEMBER.connect(plain.socket) as refused:
         assert b"not-allowed" in refused.recv(4096)
-    write(f'[access]\ngateways = "own,@{CREW}"\nwatchers = "own"')
-    said = reread(sidecar)
+    said = reread(plain, f'[access]\ngateways = "own,@{CREW}"\nwatchers = "own"')
     assert said["changed"] == ["access.gateways", "access.watchers"]
     assert said["after_a_restart"] == []
-    with Client(MEMBER.connect(sidecar.socket)) as allowed:
+    with Client(MEMBER.connect(plain.socket)) as allowed:
         allowed.hello("theirs")
     gateway.send("login", "ada")
     gateway.settle()
-    assert sidecar.metric("liveness_users_online") == 1
+    assert plain.metric("liveness_users_online") == 1
 
 
 def test_the_token_is_the_one_that_is_in_its_file_now(
@@ -89,17 +84,16 @@ def test_the_token_is_the_one_that_is_in_its_file_now(
     assert (answer(WORDS), answer(WORDS[::-1])) == (401, 200)
 
 
-def test_the_level_changes_and_what_waits_for_a_restart_is_named(
-    make: Start, write: Write
+def test_the_level_changes_and_settings_that_need_a_restart_are_named(
+    plain: Sidecar,
 ) -> None:
-    sidecar = make(config=write("slots = 60")).start()
-    write('slots = 90\n[logging]\nlevel = "debug"\n[limits]\nwindow = 5')
-    said = reread(sidecar)
+    reread(plain, PLAIN)
+    text = 'slots = 90\n[logging]\nlevel = "debug"\n[limits]\nwindow = 5'
+    said = reread(plain, text)
     assert said["changed"] == ["logging.level"]
     assert said["after_a_restart"] == ["slots", "limits.window"]
-    assert reread(sidecar)["changed"] == []
-    write('logging.level = "error"')
-    assert reread(sidecar)["changed"] == ["logging.level"]
+    assert reread(plain, text)["changed"] == []
+    assert reread(plain, 'logging.level = "error"')["changed"] == ["logging.level"]
 
 
 @pytest.mark.parametrize(
@@ -111,27 +105,23 @@ def test_the_level_changes_and_what_waits_for_a_restart_is_named(
     ],
 )
 def test_wrong_settings_are_told_and_change_nothing(
-    make: Start, write: Write, text: str, told: str
+    plain: Sidecar, text: str, told: str
 ) -> None:
-    sidecar = make(config=write(PLAIN)).start()
-    write(f'logging.level = "error"\n{text}')
-    assert told in reread(sidecar, WRONG)["error"]
-    write(PLAIN)
-    assert reread(sidecar)["changed"] == []
-    assert sidecar.stop() == 0
+    reread(plain, PLAIN)
+    said = reread(plain, f'logging.level = "error"\n{text}', WRONG)
+    assert told in said["error"]
+    assert reread(plain, PLAIN)["changed"] == []
 
 
 @pytest.mark.parametrize("text", ["", " \n"])
-def test_a_file_without_content_is_not_taken_for_the_defaults(
-    make: Start, write: Write, text: str
-) -> None:
-    sidecar = make(config=write('[access]\nwatchers = "own"')).start()
-    path = write(text)
-    assert reread(sidecar, WRONG)["error"].startswith(f"{path}: it is empty, ")
-    write('[access]\nwatchers = "own"')
-    assert reread(sidecar)["changed"] == []
-    write(PLAIN)
-    assert reread(sidecar)["changed"] == ["access.watchers"]
+def test_an_empty_file_is_not_taken_for_the_defaults(plain: Sidecar, text: str) -> None:
+    reread(plain, PLAIN)
+    watchers = '[access]\nwatchers = "own"'
+    reread(plain, watchers)
+    said = reread(plain, text, WRONG)
+    assert said["error"].startswith(f"{plain.folder / NAME}: it is empty, ")
+    assert reread(plain, watchers)["changed"] == []
+    assert reread(plain, PLAIN)["changed"] == ["access.watchers"]
 
 
 def test_a_signal_amid_the_start_waits_and_a_pipe_is_read_at_the_start_only(

@@ -1,8 +1,8 @@
-"""An hour of everything at once: what a sidecar takes of its machine stays as it is.
+"""An hour of everything at once takes no more and more memory, files or threads.
 
 Each round users log in, speak, move, log out and fall silent, timers are asked for,
 cancelled and answered, watchers come and go, and gateways connect anew. The log is cut
-back by its retention all the while. Nothing here is about how fast that goes.
+back by its retention all the while.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ SHORT_S: Final = 6
 ROUND_S: Final = 0.1
 SAMPLES: Final = 40
 
-USERS: Final = 40  # who log in each round, four sorts of them
+USERS: Final = 40  # that log in each round
 TIMERS: Final = 10
 TIMEOUT_S: Final = 1.0
 AGAIN: Final = 7  # rounds after which a gateway connects anew
@@ -36,7 +36,7 @@ SETTINGS: Final[dict[str, Any]] = {
 
 
 class Sample(NamedTuple):
-    """What it takes of the machine at a moment."""
+    """What the sidecar takes of the machine."""
 
     rss: int
     files: int
@@ -45,49 +45,44 @@ class Sample(NamedTuple):
     timers_wal: int
 
 
-# What the last quarter may be above the second, in which all is warm. A record that left
-# 20 bytes behind, or a watcher in a hundred its socket, is above it after an hour.
+# Of the last quarter above the second. A record that left 20 bytes behind, or a watcher in
+# a hundred that left its socket, exceeds it after an hour.
 MARGIN: Final = Sample(8 << 20, 6, 3, 4 << 20, 4 << 20)
 
 
 class Load:
-    """Two gateways, and those who watch them.
-
-    Args:
-        sidecar: Whom they talk to.
-    """
+    """Two gateways, and those who watch them."""
 
     def __init__(self, sidecar: Sidecar) -> None:
         self._sidecar = sidecar
-        self._one, self._other = sidecar.gateway("one"), sidecar.gateway("other")
+        self._first, self._second = sidecar.gateway("first"), sidecar.gateway("second")
 
     def round(self, number: int) -> None:
         """One round of everything."""
         part = USERS // 4
         users = [f"{number}-{n}" for n in range(USERS)]
         conns = [number * USERS + n for n in range(USERS)]
-        told: dict[str, Any] = {"timeout": TIMEOUT_S}
-        self._one.send("login", users, {"conn": conns, **told})
-        # A quarter leaves, one moves and leaves there, one speaks, and one is silent.
-        self._one.send("logout", users[:part], {"conn": conns[:part]})
-        self._other.send("login", users[part : 2 * part], told)
-        self._other.send("message", users[part : 2 * part])
-        for uid, conn in zip(users[2 * part :], conns[2 * part :], strict=True):
-            self._one.send("keepalive", uid, {"conn": conn})
-        self._other.send("logout", users[part : 2 * part : 2])
+        options: dict[str, Any] = {"timeout": TIMEOUT_S}
+        leave, move, speak = users[:part], users[part : 2 * part], users[2 * part :]
+        self._first.send("login", users, {"conn": conns, **options})
+        self._first.send("logout", leave, {"conn": conns[:part]})
+        self._second.send("login", move, options)
+        self._second.send("message", move)
+        for uid, conn in zip(speak, conns[2 * part :], strict=True):
+            self._first.send("keepalive", uid, {"conn": conn})
+        self._second.send("logout", move[::2])
         for n in range(TIMERS):
-            self._one.send("after", f"{number}-{n}", 0.1, {"payload": "x" * 100})
-        self._one.send("cancel", {"key": f"{number}-0"})
+            self._first.send("after", f"{number}-{n}", 0.1, {"payload": "x" * 100})
+        self._first.send("cancel", {"key": f"{number}-0"})
         with Client(self._sidecar.socket) as watcher:
             watcher.hello("w", role="watcher", scope="all", ack=False)
             watcher.listed()
             watcher.settle()
         if number % AGAIN == 0:
-            self._other.close()
-            self._other = self._sidecar.gateway(
-                "other", fresh=number % (AGAIN * FRESH) == 0
-            )
-        for link in (self._one, self._other):
+            self._second.close()
+            fresh = number % (AGAIN * FRESH) == 0
+            self._second = self._sidecar.gateway("second", fresh=fresh)
+        for link in (self._first, self._second):
             link.settle()
             self._answer(link)
 
@@ -95,20 +90,18 @@ class Load:
         """Answers timers until a monotonic moment."""
         while (left_s := until - perf_counter()) > 0:
             with suppress(TimeoutError):
-                self._one.receive(left_s)
-            self._answer(self._one)
+                self._first.receive(left_s)
+            self._answer(self._first)
 
-    def is_over(self, sidecar: Sidecar) -> bool:
-        """Whether nobody is online any more, and no timer is left; answers some."""
+    def is_over(self) -> bool:
+        """Answers timers; whether none is left, and nobody is online any more."""
         self.wait(perf_counter() + ROUND_S)
-        left = [
-            sidecar.metric("liveness_timers", state=it) for it in ("pending", "fired")
-        ]
-        return not any([*left, sidecar.metric("liveness_users_online")])
+        metric = self._sidecar.metric
+        timers = [metric("liveness_timers", state=it) for it in ("pending", "fired")]
+        return not any([*timers, metric("liveness_users_online")])
 
     def _answer(self, link: Client) -> None:
-        records: list[Record]
-        records, link.records = link.records, []
+        records, link.records = link.records, list[Record]()
         for record in records:
             if record["kind"] == "timer":
                 link.send("done", record["key"], None, {"seq": record["seq"]})
@@ -118,8 +111,7 @@ class Load:
 
 def samples(sidecar: Sidecar, seconds: float) -> Iterator[Sample]:
     """Runs the load for so long."""
-    load, began = Load(sidecar), perf_counter()
-    numbers = count()
+    load, began, numbers = Load(sidecar), perf_counter(), count()
     for n in range(1, SAMPLES + 1):
         while perf_counter() < began + n * seconds / SAMPLES:
             at = perf_counter()
@@ -132,7 +124,7 @@ def samples(sidecar: Sidecar, seconds: float) -> Iterator[Sample]:
             sidecar.database.with_name("liveness.db-wal").stat().st_size,
             sidecar.timers.with_name("timers.db-wal").stat().st_size,
         )
-    eventually(lambda: load.is_over(sidecar))
+    eventually(load.is_over)
 
 
 def worst(samples: list[Sample]) -> Sample:
@@ -153,12 +145,8 @@ def test_memory_descriptors_threads_and_journals_stay_as_they_are(
 ) -> None:
     sidecar = start(**SETTINGS)
     taken = [*samples(sidecar, seconds)]
-    rows = [
-        f"{(n + 1) * seconds / SAMPLES:>6.0f} s  " + "  ".join(f"{it:>9}" for it in one)
-        for n, one in enumerate(taken)
-    ]
-    heads = "  ".join(f"{name:>9}" for name in Sample._fields)
-    say("\n".join([f"{'':>8}  {heads}", *rows]))
+    for row in (Sample._fields, *taken):
+        say("  ".join(f"{it:>9}" for it in row))
     say(f"{sidecar.metric('liveness_log_seq'):.0f} records")
     quarter = SAMPLES // 4
     second, last = worst(taken[quarter : 2 * quarter]), worst(taken[-quarter:])

@@ -1,4 +1,4 @@
-"""A wall clock that is stepped by a day: stamps shift, and nothing else does."""
+"""A wall clock that is stepped by a day: only stamps shift, and timers over a restart."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +14,8 @@ from tests.e2e.sidecar import Sidecar
 DAY_S: Final = 86_400
 # Far more than a test takes, far less than a step.
 TOLERANCE_S: Final = 3_600
+# For a timeout of 5 s, also on a machine that stands still now and then.
+PATIENCE_S: Final = 60
 STEPS: Final = pytest.mark.parametrize("step_s", [DAY_S, -DAY_S], ids=["on", "back"])
 
 
@@ -55,85 +57,51 @@ def is_stamped(at_ms: int, step_s: int) -> bool:
 
 
 @STEPS
-def test_a_step_makes_nobody_offline_and_keeps_nobody_online(
+def test_a_step_changes_stamps_and_neither_silence_nor_timers(
     stepped: Make, step_s: int
 ) -> None:
     clock = stepped(2, flush_s=QUICK_FLUSH_S)
     sidecar = clock.sidecar.start()
-    gateway, watcher = sidecar.gateway("g"), sidecar.watcher()
+    gateway = sidecar.gateway("g", kinds=[])
+    watcher = sidecar.watcher(kinds=["offline"])
     gateway.send("login", ["quiet", "talks"])
+    gateway.send("after", "soon", 1.5)
+    gateway.send("after", "tomorrow", DAY_S - 60)
     gateway.settle()
-    assert all(is_stamped(one["at"], 0) for one in watcher.take(2))
+    asked = perf_counter()
     clock.step(step_s)
-    sent = perf_counter()
     gateway.send("message", "talks")
+    gateway.send("after", "new", 1.5)
 
-    def ends(uid: str, last: str) -> list[Record]:
-        return [
-            one
-            for one in watcher.records
-            if (one["uid"], one.get("last")) == (uid, last)
-        ]
+    def heard(uid: str, last: str) -> list[Record]:
+        wanted = {"uid": uid, "last": last}
+        return [it for it in watcher.records if it.items() >= wanted.items()]
 
-    watcher.until(lambda _: ends("quiet", "login") and ends("talks", "message"))
-    took = perf_counter() - sent
-    ((quiet,), (talks,)) = ends("quiet", "login"), ends("talks", "message")
-    assert took >= 2
+    watcher.until(
+        lambda _: heard("quiet", "login") and heard("talks", "message"), PATIENCE_S
+    )
+    took = perf_counter() - asked
+    ((quiet,), (talks,)) = heard("quiet", "login"), heard("talks", "message")
     assert 2 <= talks["silence"] <= took
     assert is_stamped(talks["at"], step_s)
-    for one in (quiet, talks):
-        assert one["reason"] == "silence"
-        assert 2 <= one["silence"] < TOLERANCE_S
-        # Stamps are by one clock: they are as far apart as the silence was long.
-        assert abs((one["at"] - one["seen"]) / 1000 - one["silence"]) < 0.01
-    watcher.records = []
-    gateway.send("login", "later")
-    assert is_stamped(watcher.take(1)[0]["at"], step_s)
+    for end in (quiet, talks):
+        assert end["reason"] == "silence"
+        assert 2 <= end["silence"] < TOLERANCE_S
+        # Both stamps are by one clock.
+        assert abs((end["at"] - end["seen"]) / 1000 - end["silence"]) < 0.01
+    fired = gateway.take(2)
+    # A step that made these early would fire tomorrow's as well, and before them.
+    assert [timer["key"] for timer in fired] == ["soon", "new"]
+    assert is_stamped(fired[1]["at"], step_s)
+    for timer in fired:
+        assert 0 <= timer["at"] - timer["due"] < TOLERANCE_S * 1000
+    sidecar.metric_until(lambda left: left == 1, "liveness_timers", state="pending")
     assert sidecar.metric("liveness_early_offline_total") == 0
     assert sidecar.get("/readyz")[0] == 200
 
 
 @STEPS
-def test_a_step_fires_no_timer_early_and_none_late(stepped: Make, step_s: int) -> None:
-    clock = stepped()
-    sidecar = clock.sidecar.start()
-    gateway = sidecar.gateway("g")
-    asked = perf_counter()
-    gateway.send("after", "soon", 1.5)
-    gateway.send("after", "tomorrow", DAY_S - 60)
-    gateway.settle()
-    clock.step(step_s)
-    gateway.send("after", "new", 1.5)
-    # A step that made it early would bring tomorrow's as well, and before these.
-    fired = gateway.take(2)
-    assert perf_counter() - asked >= 1.5
-    assert [one["key"] for one in fired] == ["soon", "new"]
-    assert is_stamped(fired[1]["at"], step_s)
-    for one in fired:
-        assert 0 <= one["at"] - one["due"] < TOLERANCE_S * 1000
-    sidecar.metric_until(lambda left: left == 1, "liveness_timers", state="pending")
-
-
-@STEPS
-def test_over_a_restart_a_timer_is_due_by_the_wall_clock(
-    stepped: Make, step_s: int
-) -> None:
-    clock = stepped()
-    sidecar = clock.sidecar.start()
-    gateway = sidecar.gateway("g")
-    gateway.send("after", "in an hour", 3_600)
-    gateway.settle()
-    sidecar.kill()
-    clock.step(step_s)
-    sidecar.start()
-    gateway = sidecar.gateway("g")
-    gateway.send("after", "now", 0.1)
-    expected = ["in an hour", "now"] if step_s > 0 else ["now"]
-    assert [one["key"] for one in gateway.take(len(expected))] == expected
-
-
-@STEPS
-def test_a_step_over_a_stop_resets_nobodys_clock_and_deletes_nothing(
+def test_a_step_over_a_restart_changes_when_timers_are_due_and_no_users_clock(
     stepped: Make, step_s: int
 ) -> None:
     clock = stepped(5, flush_s=QUICK_FLUSH_S)
@@ -141,19 +109,26 @@ def test_a_step_over_a_stop_resets_nobodys_clock_and_deletes_nothing(
     gateway = sidecar.gateway("g")
     sent = perf_counter()
     gateway.send("login", "u", {"conn": 1})
+    gateway.send("after", "in an hour", 3_600)
     gateway.settle()
     sidecar.stop()
     clock.step(step_s)
-    # Were the clock reset, it would run for a minute.
+    # If the user's clock were reset, it would run for a minute.
     sidecar.start(timeout_s=60)
     assert sidecar.line("restored").items() >= {"users": 1, "clocks": 1}.items()
-    sidecar.gateway("g")
-    # Nothing is past the retention, which is looked at first of all.
-    online, end = sidecar.watcher(after=0).take(2)
+    gateway, watcher = sidecar.gateway("g", kinds=[]), sidecar.watcher(after=0)
+    gateway.send("after", "now", 0.1)
+    due = ["in an hour", "now"] if step_s > 0 else ["now"]
+    assert [timer["key"] for timer in gateway.take(len(due))] == due
+    # Nothing is past the retention, though that is the first thing it looks at.
+    watcher.until(
+        lambda records: any(it["kind"] == "offline" for it in records), PATIENCE_S
+    )
+    online, *_, end = (it for it in watcher.records if it["kind"] != "timer")
     assert perf_counter() - sent >= 5
     assert (online["seq"], online["kind"]) == (1, "online")
     assert is_stamped(online["at"], 0)
-    assert end.items() >= {"seq": 2, "reason": "silence", "conn": 1}.items()
+    assert end.items() >= {"uid": "u", "reason": "silence", "conn": 1}.items()
     assert is_stamped(end["at"], step_s)
     assert sidecar.metric("liveness_early_offline_total") == 0
     assert sidecar.rows("select count(*) from cursors") == [(1,)]

@@ -6,6 +6,7 @@ do, and whatever hangs runs into a deadline at once.
 """
 
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -136,6 +137,24 @@ class Rig:
         self._path = path
         self._callers: list[Caller] = []
         self._turn = self.engine.turn
+        self._asked_to_stop = trio.Event()
+        self._stopped = trio.Event()
+
+    async def run(
+        self,
+        listener: socket.socket,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Run until it is stopped."""
+        stop = self._asked_to_stop.wait
+        await self.sidecar.run(stop, listener, {}, task_status=task_status)
+        self._stopped.set()
+
+    async def stop(self) -> None:
+        """Stop it in order, as SIGTERM does; leaving `running` is a crash."""
+        self._asked_to_stop.set()
+        await self._stopped.wait()
 
     def turn(self) -> float:
         """The engine's own turn, noted."""
@@ -231,7 +250,7 @@ async def running(
         rig = Rig(sidecar, store, config.socket.path)
         rig.engine.turn = rig.turn  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
-            await nursery.start(sidecar.run, trio.sleep_forever, listener, {})
+            await nursery.start(rig.run, listener)
             try:
                 yield rig
             finally:
