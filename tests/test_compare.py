@@ -1,14 +1,22 @@
-"""Offlines of two sides put together: against a model, at the edges, at the bounds."""
+"""`liveness compare`: offlines of two sides put together, and a file beside a log."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+import json
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from liveness.cli import main
+from liveness.commands import compare, comparereport
+from liveness.commands.comparereport import AGREE, DIFFER
 from liveness.compare import (
     ALIVE,
     ALREADY,
@@ -28,7 +36,20 @@ from liveness.compare import (
     Span,
     why_only_there,
 )
-from liveness.core.records import LOGOUT, MOVED, OFFLINE, ONLINE, SILENCE, Record, Uid
+from liveness.core.records import (
+    LOGOUT,
+    MOVED,
+    OFFLINE,
+    ONLINE,
+    SILENCE,
+    Logged,
+    OnlineRow,
+    Record,
+    Uid,
+)
+from liveness.core.wheel import Snapshot
+from liveness.service import stopfile
+from liveness.service.store import Batch, Store
 from tests.strategies import BOUNDED
 
 WITHIN = 10
@@ -37,10 +58,8 @@ LONG_AFTER = 10**9
 
 
 def record(seq: int, at: int, uid: Uid = "ada", **more: Any) -> Record:
-    told: dict[str, Any] = {"kind": OFFLINE, "reason": SILENCE}
-    return Record(
-        seq=seq, at=at, uid=uid, gateway="gw", session=1, conn=None, **(told | more)
-    )
+    facts: dict[str, Any] = {"kind": OFFLINE, "reason": SILENCE} | more
+    return Record(seq=seq, at=at, uid=uid, gateway="gw", session=1, conn=None, **facts)
 
 
 def comparison(here: Span = ALWAYS, there: Span = ALWAYS, **more: int) -> Comparison:
@@ -62,16 +81,15 @@ def times(settled: Iterable[Settled]) -> set[tuple[Uid, int | None, int | None]]
     }
 
 
+def place(one: Record | Line) -> tuple[int, bool, int]:
+    if isinstance(one, Line):
+        return one.at, True, one.number
+    return one.at, False, one.seq
+
+
 def model(uid: Uid, told: Sequence[Record | Line]) -> set[tuple[Uid, Any, Any]]:
     """All pairs are looked at again and again, and the closest is taken out."""
-    left = sorted(
-        told,
-        key=lambda one: (
-            one.at,
-            isinstance(one, Line),
-            one[1 if isinstance(one, Line) else 0],
-        ),
-    )
+    left = sorted(told, key=place)
     found = list[tuple[Record | Line, ...]]()
     while pairs := [
         (left[j].at - left[i].at, j - i, i, j)
@@ -114,20 +132,10 @@ def test_the_closest_belong_together_however_they_are_told(
         (uid, Line(at, number) if is_there else record(number, at), at + late)
         for number, (uid, is_there, at, late) in enumerate(drawn)
     ]
-    expected = set.union(
-        set(),
-        *(
-            model(
-                name,
-                [
-                    one
-                    for uid, one, _ in told
-                    if uid == name and type(uid) is type(name)
-                ],
-            )
-            for name in ("ada", 7, "7")
-        ),
-    )
+    expected = set[tuple[Uid, Any, Any]]()
+    for name in ("ada", 7, "7"):
+        of_name = [one for uid, one, _ in told if repr(uid) == repr(name)]
+        expected |= model(name, of_name)
     # In any order at the end; and each as it comes, at most the tolerance late.
     at_once = comparison()
     for uid, one, _ in random.sample(told, len(told)):
@@ -155,13 +163,6 @@ def test_an_offline_is_settled_when_nothing_closer_can_come_any_more() -> None:
     assert list(of.settle(220)) == []
     (both,) = of.settle(221)
     assert (both.verdict, both.later_ms) == (BOTH, 10)
-
-
-def test_what_is_further_apart_than_the_tolerance_is_two() -> None:
-    of = comparison()
-    of.here(record(1, 100))
-    of.there("ada", Line(111, 1))
-    assert [one.verdict for one in of.settle(LONG_AFTER)] == [HERE, THERE]
 
 
 def test_alone_counts_only_where_the_other_side_could_have_told_it() -> None:
@@ -289,3 +290,121 @@ def test_the_account_adds_up_what_was_settled() -> None:
     account.add(Settled(THERE, "ada", None, Line(1, 1)), ALIVE)
     assert not account.agrees
     assert account.as_map()["only_there_by_why"][ALIVE] == 1
+
+
+# --- a file beside the log --------------------------------------------------------------
+
+HOUR_MS: Final = 3_600_000
+BEGAN: Final = round(datetime.now(UTC).timestamp() * 1000) - HOUR_MS
+SILENT: Final = BEGAN + 1_000  # when eve and int:7 went offline; bob is online
+
+Compare = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """The log of a sidecar that was killed: ada has logged out, two users are silent."""
+    uids: list[Uid] = ["eve", "ada", 7, "bob"]
+    records: list[Logged] = [
+        record(seq, BEGAN, uid, kind=ONLINE, reason="login")
+        for seq, uid in enumerate(uids, 1)
+    ]
+    records += [record(5, BEGAN + 10, "ada", reason=LOGOUT)]
+    records += [record(6, SILENT, "eve"), record(7, SILENT, 7)]
+    bob = OnlineRow(4, "bob", BEGAN, None, "gw", 3_600)
+    with closing(Store(tmp_path / "state")) as store:
+        store.write(Batch(records, online={4: bob}))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def compared(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Compare:
+    def compared(lines: list[dict[str, Any]], *arguments: str) -> tuple[int, str, str]:
+        file = tmp_path / "theirs.jsonl"
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        place = [f"--state={state}", "--within=0.2"]
+        code = main(["compare", str(file), *place, *arguments])
+        return code, *capsys.readouterr()
+
+    return compared
+
+
+def test_a_file_of_the_past_is_compared_with_the_log(compared: Compare) -> None:
+    code, shown, told = compared(
+        [
+            {"uid": "eve", "at": SILENT + 100},  # in no order
+            {"uid": "bob", "at": BEGAN + 400},
+            {"uid": "of before", "at": BEGAN - 1},
+            {"uid": 7, "at": SILENT / 1000 - 0.1},
+            {"uid": "eve", "at": SILENT + 1_000},
+            {"uid": "of after", "at": SILENT + 2 * HOUR_MS},
+        ]
+    )
+    assert code == DIFFER
+    first, second, *account = shown.splitlines()
+    assert first.startswith("only there  ")
+    assert first.endswith("  bob  line 2  online here")
+    assert second.startswith("only there  ")
+    assert second.endswith(
+        "  eve  line 5  offline here already, 1.000 s before that (silence)"
+    )
+    assert account == [
+        "both          2  (silence 2)",
+        "later there   min -0.100 s, p50 -0.100 s, p99 +0.100 s, max +0.100 s",
+        "              earlier 1, later 1",
+        "only here     0",
+        "only there    2  (online 1, already 1)",
+        "not judged    1  (within 0.2 s of where one side begins or ends)",
+        "logouts here  1  (not told there)",
+        "lines         6  (before 1)",
+    ]
+    assert told.startswith("liveness: comparing with the log in ")
+    assert told.endswith(" to now\n")
+
+
+def test_after_a_planned_stop_nothing_is_missed_here(
+    state: Path, compared: Compare
+) -> None:
+    with closing(Store(state)) as store:
+        log = store.log
+    lines = [{"uid": "bob", "at": at} for at in (SILENT, SILENT + 10_000)]
+    _, shown, _ = compared(lines)
+    assert "bob  line 2" in shown
+    nobody = Snapshot(array("q"), array("d"), array("d"), array("d"), array("b"))
+    stopfile.write(state, log=log, seq=7, mono=0, wall_ms=SILENT + 500, everyone=nobody)
+    _, shown, told = compared(lines)
+    assert told.endswith("the sidecar's stop\n")
+    assert "bob  line 2" not in shown
+
+
+@pytest.mark.parametrize("bound", ["MOST_LINES", "MOST_BYTES"])
+def test_a_file_is_read_up_to_a_bound_whatever_is_in_it(
+    compared: Compare, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(compare, bound, 2)
+    code, shown, told = compared([{}, {}, {}])
+    assert (code, shown) == (1, "")
+    assert "theirs.jsonl has more than " in told
+    assert "; split it\n" in told
+
+
+def test_both_sides_agree_only_where_somebody_was_compared(compared: Compare) -> None:
+    same = [{"uid": "ada", "at": BEGAN + 10}]
+    same += [{"uid": uid, "at": SILENT} for uid in ("eve", 7)]
+    code, shown, _ = compared(same, "--json", "--all")
+    *lines, account = [json.loads(line) for line in shown.splitlines()]
+    assert (code, account["account"]["both"]) == (AGREE, 3)
+    assert {line["later_s"] for line in lines} == {0.0}
+    assert compared([*same, {"uid": "eve"}])[0] == DIFFER  # a line is left out
+    assert compared([])[0] == DIFFER
+
+
+def test_only_so_many_users_are_looked_up_and_the_others_are_counted(
+    compared: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparereport, "MOST_LOOKS", 2)
+    lines = [{"uid": f"nobody-{number}", "at": SILENT} for number in range(5)]
+    _, shown, _ = compared(lines)
+    assert "only there    5  (unknown 2, unlooked 3)" in shown

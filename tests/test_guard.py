@@ -1,7 +1,6 @@
 """`liveness guard` against an `admin.sock`: what it asks, and makes of answers."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,12 +47,12 @@ def test_all_are_released_unless_one_is_named(admin: Admin, run: Any) -> None:
     assert admin.asked == [(PAGE, b"{}"), (PAGE, b'{"gateway": "none"}')]
 
 
-def test_that_there_was_nobody_is_said(admin: Admin, run: Any) -> None:
+def test_without_held_users_it_says_so(admin: Admin, run: Any) -> None:
     admin.pages[PAGE] = released()
     assert run() == (0, "no users are held by a storm\n", "")
 
 
-def test_what_the_sidecar_refuses_is_told_in_its_words(admin: Admin, run: Any) -> None:
+def test_a_refusal_is_shown_in_the_sidecars_words(admin: Admin, run: Any) -> None:
     admin.pages[PAGE] = (404, b'{"error": "no users of g \\u001b"}')
     assert run("g") == (1, "", "liveness: no users of g \\x1b\n")
 
@@ -68,16 +67,10 @@ def test_what_the_sidecar_refuses_is_told_in_its_words(admin: Admin, run: Any) -
         (404, b"Not Found"),
     ],
 )
-def test_what_is_no_sidecar_is_told_as_such(
+def test_another_program_is_no_liveness_sidecar(
     admin: Admin, run: Any, answer: tuple[int, bytes]
 ) -> None:
     admin.pages[PAGE] = answer
     code, shown, told = run()
     assert (code, shown) == (1, "")
     assert "is no liveness sidecar: name the right socket with --socket" in told
-
-
-def test_without_a_sidecar_it_is_one_line_that_says_what_to_do(run: Any) -> None:
-    code, shown, told = run("gw-1")
-    assert (code, shown) == (1, "")
-    assert re.fullmatch("liveness: no sidecar at .*: start it with .*\n", told)

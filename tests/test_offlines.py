@@ -54,7 +54,7 @@ def test_every_user_is_told_apart_as_in_our_own_lines(uid: str | int) -> None:
         ('{"uid": 1.5, "at": 1789000030004}', '"uid" is 1.5: it must be'),
         ('{"uid": "", "at": 1789000030004}', "'' is no uid: a string of 1 to 255 bytes"),
         *((f'{{"uid": "ada", "at": {at}}}', f'"at" is {at}: it must be Unix milliseconds (1789000030004), Unix seconds (1789000030.004), or ISO 8601 with a zone (')
-          for at in ("true", "null", "[]", "NaN", "Infinity", "1e400", "0", "-1", "999999999", "10000000000", "1789000030004000", '"1789000030004"', '"2026-09-10T00:27:10"', '"14:03"', '"9999-12-31T23:59:59+00:00"') if at != "1e400"),
+          for at in ("true", "null", "[]", "NaN", "Infinity", "0", "-1", "999999999", "10000000000", "1789000030004000", '"1789000030004"', '"2026-09-10T00:27:10"', '"14:03"', '"9999-12-31T23:59:59+00:00"')),
         ('{"uid": "ada", "at": 1e400}', '"at" is Infinity'),
     ],
 )  # fmt: skip
@@ -63,7 +63,9 @@ def test_what_is_wrong_with_a_line_is_said(line: str, told: str) -> None:
         offline_in(line.encode())
 
 
-@pytest.mark.parametrize("value", [it for it in NO_UIDS if not isinstance(it, bytes)])
+@pytest.mark.parametrize(
+    "value", [value for value in NO_UIDS if not isinstance(value, bytes)]
+)
 def test_no_uid_is_taken_for_one(value: object) -> None:
     with pytest.raises(ValueError, match="uid"):
         offline_in(json.dumps({"uid": value, "at": AT}).encode())

@@ -1,24 +1,31 @@
-"""`liveness status` against an `admin.sock` with the metrics that `design.md` names."""
+"""`liveness status`, once and by `--watch`, against an `admin.sock` played by a test."""
 
 import io
 import json
 import re
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
+import trio
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from trio.testing import MockClock
 
 from liveness.cli import main
 from liveness.commands import CommandError
 from liveness.commands.status import readiness, status
-from liveness.metrics import Collector, Counts, GatewayNow, Now, quantile
+from liveness.commands.statuswatch import watch_status
+from liveness.metrics import Collector, Counts, quantile
 from liveness.text import duration
 from tests.admin import Admin, answering
+from tests.service.test_metrics import NOW, gateways
 
-READY = b'{"ready": true, "why": []}'
+READY: Final = (200, b'{"ready": true, "why": []}')
 
 
 def scraped() -> bytes:
@@ -26,54 +33,26 @@ def scraped() -> bytes:
     counts = Counts()
     for lateness_s in (0.004,) * 50 + (0.009,) * 48 + (0.04,) * 2:
         counts.lateness["decided"].observe(lateness_s)
-    now = Now(
+    (gateway,) = gateways(1)
+    now = replace(
+        NOW,
         events={"login": 1_600, "keepalive": 50_000, "message": 10, "logout": 60},
-        ignored={},
-        began_unused={},
         users=1_500,
-        opened={},
         ended={"silence": 40},
-        moved=0,
-        early=0,
-        slot_users=[],
-        hand_lag_s=0.0,
         unattended_s=0.25,
         held={"mute": 3, "unread": 0},
-        storms=0,
         links={"gateway": 2, "watcher": 1},
-        unread={"memory": 10, "disk": 20},
-        unfinished_bytes=0,
         gateways=[
-            GatewayNow(
-                name="chat-2",
-                users=400,
-                unacked=0,
-                timeout_s=30.0,
-                interval_s=20.5,
-                mutes=0,
-            ),
-            GatewayNow(
-                name="chat-1",
-                users=1_100,
-                unacked=0,
-                timeout_s=60.0,
-                interval_s=20.0,
-                mutes=0,
+            replace(gateway, name="chat-2", users=400, interval_s=20.5),
+            replace(
+                gateway, name="chat-1", users=1_100, timeout_s=60.0, interval_s=20.0
             ),
         ],
         log_seq=1_700,
         log_pending=2,
-        write_failures={},
         log_bytes=3 * 2**19,
-        log_damaged=0,
-        feed_watchers=0,
-        streams={"feed": 2, "live": 1, "users": 0},
         timers={},
-        timers_loaded=0,
-        timer_attempts={},
-        is_ready=True,
         version="0.1.0",
-        wheel="reference",
     )
     registry = CollectorRegistry()
     registry.register(Collector(counts, lambda: now))
@@ -83,30 +62,36 @@ def scraped() -> bytes:
 
 @pytest.fixture
 def admin(tmp_path: Path) -> Iterator[Admin]:
-    pages = {"/readyz": (200, READY), "/metrics": (200, scraped())}
+    pages = {"/readyz": READY, "/metrics": (200, scraped())}
     with answering(tmp_path, pages) as server:
         yield server
 
 
 @pytest.fixture
-def socket_path(tmp_path: Path) -> Path:
+def path(tmp_path: Path) -> Path:
     """The gateways' socket: beside it is the one that is asked."""
     return tmp_path / "gateway.sock"
 
 
-def screen(socket_path: Path, *, as_json: bool = False) -> str:
+def screen(path: Path) -> str:
     out = io.StringIO()
-    status(socket_path, as_json=as_json, out=out)
+    status(path, as_json=False, out=out)
     return out.getvalue()
 
 
-def test_one_screen_says_how_the_sidecar_is(admin: Admin, socket_path: Path) -> None:
-    shown = screen(socket_path)
+def as_json(path: Path) -> Any:
+    out = io.StringIO()
+    status(path, as_json=True, out=out)
+    return json.loads(out.getvalue())
+
+
+def test_one_screen_says_how_the_sidecar_is(admin: Admin, path: Path) -> None:
+    shown = screen(path)
     rows = {line[:13].strip(): line[14:] for line in shown.splitlines()}
     assert re.fullmatch(r"(\d+ (d|h|min) )*\d+ s", rows.pop("up"))
     assert rows == {
         "liveness": "0.1.0 (wheel: reference)",
-        "socket": str(socket_path),
+        "socket": str(path),
         "ready": "yes",
         "users online": "1,500",
         "by gateway": "chat-1 1,100, chat-2 400",
@@ -124,95 +109,15 @@ def test_one_screen_says_how_the_sidecar_is(admin: Admin, socket_path: Path) -> 
         "unattended": "0.2 s",
     }
     assert len(rows) < 24
-    assert (
-        max(len(line) for line in shown.replace(str(socket_path), "").splitlines()) < 80
-    )
+    lines = shown.replace(str(path), "").splitlines()
+    assert max(map(len, lines)) < 80
 
 
-def test_of_many_gateways_the_largest_are_on_the_screen(
-    admin: Admin, socket_path: Path
-) -> None:
-    body = "".join(f'liveness_gateway_users{{gateway="g{n}"}} {n}\n' for n in range(65))
-    admin.pages["/metrics"] = (200, body.encode())
-    assert "by gateway    g64 64, g63 63, g62 62, g61 61" in screen(socket_path)
-    assert "g57 57, and 57 more\n" in screen(socket_path)
-
-
-def test_of_timeouts_that_are_too_short_some_are_on_the_screen_and_no_others(
-    admin: Admin, socket_path: Path
-) -> None:
-    def scrape(intervals: dict[str, float]) -> bytes:
-        lines = [
-            f'liveness_gateway_timeout_seconds{{gateway="{name}"}} 30\n'
-            f'liveness_gateway_interval_seconds{{gateway="{name}"}} {interval}\n'
-            for name, interval in intervals.items()
-        ]
-        unknown = 'liveness_gateway_timeout_seconds{gateway="new"} 1\n'
-        return "".join([*lines, unknown]).encode()
-
-    admin.pages["/metrics"] = (200, scrape({"fine": 15, "a\x1b": 15.5, "b": 20}))
-    shown = screen(socket_path)
-    rows = (
-        r"a\x1b speaks every 15.5 s, timeout 30 s; b speaks every 20.0 s, timeout 30 s"
-    )
-    assert f"\ncadence       {rows}\n" in shown
-    admin.pages["/metrics"] = (200, scrape({f"g{n}": 20 for n in range(10)}))
-    assert "g7 speaks every 20.0 s, timeout 30 s; and 2 more\n" in screen(socket_path)
-    admin.pages["/metrics"] = (200, scrape({"fine": 15}))
-    assert "cadence" not in screen(socket_path)
-
-
-def test_timers_are_on_the_screen_if_there_are_any_to_look_at(
-    admin: Admin, socket_path: Path
-) -> None:
-    def scrape(**timers: int) -> bytes:
-        lines = [f'liveness_timers{{state="{it}"}} {n}\n' for it, n in timers.items()]
-        return "".join(lines).encode()
-
-    admin.pages["/metrics"] = (200, scrape(pending=7_000, fired=0, failed=2, done=9))
-    assert "\ntimers        pending 7,000, failed 2, fired 0\n" in screen(socket_path)
-    found = json.loads(screen(socket_path, as_json=True))["timers"]
-    assert found == {"pending": 7_000, "fired": 0, "failed": 2, "done": 9}
-    admin.pages["/metrics"] = (200, scrape(pending=0, fired=0, failed=0, done=9))
-    assert "\ntimers" not in screen(socket_path)
-
-
-def storm(gateway: str, users: int, left_s: float) -> dict[str, object]:
-    return {"gateway": gateway, "users": users, "left_s": left_s}
-
-
-def test_whom_the_guard_holds_is_on_the_screen_with_what_ends_it(
-    admin: Admin, socket_path: Path
-) -> None:
-    admin.pages["/metrics"] = (200, b'liveness_users_held{why="storm"} 13000\n')
-    on = [storm("gw-1", 12_000, 23.6), storm("a\x1b", 1_000, 0.2)]
-    page = json.dumps({"enabled": True, "storms": on, "more": 3})
-    admin.pages["/v1/guard"] = (200, page.encode())
-    shown = screen(socket_path)
-    assert "\nheld          storm 13,000\n" in shown
-    rows = "gw-1 12,000 users, 24 s left; a\\x1b 1,000 users, 0 s left; and 3 more"
-    assert f"\nstorm         {rows}\n" in shown
-    assert "\nto release    liveness guard release [NAME]\n" in shown
-    found = json.loads(screen(socket_path, as_json=True))
-    assert (found["storms"], found["storms_more"]) == (on, 3)
-
-
-def test_nobody_asks_for_storms_while_nobody_is_held(
-    admin: Admin, socket_path: Path
-) -> None:
-    admin.pages["/metrics"] = (200, b'liveness_users_held{why="storm"} 0\n')
-    shown = screen(socket_path)
-    assert [page for page, _ in admin.asked] == ["/readyz", "/metrics"]
-    assert "release" not in shown
-
-
-def test_as_json_the_same_is_there_to_compute_with(
-    admin: Admin, socket_path: Path
-) -> None:
-    found = json.loads(screen(socket_path, as_json=True))
+def test_as_json_the_same_is_there_to_compute_with(admin: Admin, path: Path) -> None:
+    found = as_json(path)
     assert found.pop("uptime_s") > 0
     assert found == {
-        "socket": str(socket_path),
+        "socket": str(path),
         "ready": True,
         "why": [],
         "version": "0.1.0",
@@ -242,43 +147,108 @@ def test_as_json_the_same_is_there_to_compute_with(
     }
 
 
-def test_what_the_sidecar_does_not_say_is_not_shown_as_none_at_all(
-    admin: Admin, socket_path: Path
+def metrics(name: str, label: str, values: Mapping[str, float]) -> str:
+    return "".join(
+        f'liveness_{name}{{{label}="{at}"}} {value}\n' for at, value in values.items()
+    )
+
+
+def cadence(intervals: dict[str, float]) -> str:
+    """Gateways with a timeout of 30 s that speak so often, and one that has not yet."""
+    timeouts = dict.fromkeys(intervals, 30.0) | {"new": 1.0}
+    return metrics("gateway_interval_seconds", "gateway", intervals) + metrics(
+        "gateway_timeout_seconds", "gateway", timeouts
+    )
+
+
+ROWS: Final = {
+    "the largest of many gateways": (
+        metrics("gateway_users", "gateway", {f"g{n}": n for n in range(65)}),
+        ["by gateway    g64 64, g63 63, g62 62, g61 61", "g57 57, and 57 more\n"],
+    ),
+    "timeouts that are too short, and no others": (
+        cadence({"fine": 15, "a\x1b": 15.5, "b": 20}),
+        [
+            r"cadence       a\x1b speaks every 15.5 s, timeout 30 s; "
+            "b speaks every 20.0 s, timeout 30 s\n"
+        ],
+    ),
+    "some of many short timeouts": (
+        cadence({f"g{n}": 20 for n in range(10)}),
+        ["g7 speaks every 20.0 s, timeout 30 s; and 2 more\n"],
+    ),
+    "timers to look at": (
+        metrics(
+            "timers", "state", {"pending": 7_000, "fired": 0, "failed": 2, "done": 9}
+        ),
+        ["\ntimers        pending 7,000, failed 2, fired 0\n"],
+    ),
+    "a number that the sidecar does not give": ("", ["early         ? (must stay 0)"]),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_the_screen_shows(admin: Admin, path: Path, case: str) -> None:
+    body, texts = ROWS[case]
+    admin.pages["/metrics"] = (200, body.encode())
+    shown = screen(path)
+    for text in texts:
+        assert text in shown
+
+
+def test_rows_without_news_are_left_out_and_missing_numbers_are_null(
+    admin: Admin, path: Path
 ) -> None:
-    admin.pages["/metrics"] = (200, b"")
-    assert "early         ? (must stay 0)" in screen(socket_path)
-    assert json.loads(screen(socket_path, as_json=True))["early"] is None
+    timers = {"pending": 0, "fired": 0, "failed": 0, "done": 9}
+    body = cadence({"fine": 15}) + metrics("timers", "state", timers)
+    body += 'liveness_users_held{why="storm"} 0\n'
+    admin.pages["/metrics"] = (200, body.encode())
+    shown = screen(path)
+    assert [page for page, _ in admin.asked] == ["/readyz", "/metrics"]
+    for name in ("cadence", "\ntimers", "release"):
+        assert name not in shown
+    found = as_json(path)
+    assert (found["timers"], found["early"]) == (timers, None)
 
 
-def test_a_sidecar_that_is_not_ready_says_why_and_ends_with_1(
-    admin: Admin, socket_path: Path, capsys: pytest.CaptureFixture[str]
+def test_users_held_by_the_guard_are_on_the_screen_with_what_ends_it(
+    admin: Admin, path: Path
+) -> None:
+    admin.pages["/metrics"] = (200, b'liveness_users_held{why="storm"} 13000\n')
+    storms = [
+        {"gateway": gateway, "users": users, "left_s": left_s}
+        for gateway, users, left_s in (("gw-1", 12_000, 23.6), ("a\x1b", 1_000, 0.2))
+    ]
+    page = json.dumps({"enabled": True, "storms": storms, "more": 3})
+    admin.pages["/v1/guard"] = (200, page.encode())
+    shown = screen(path)
+    assert "\nheld          storm 13,000\n" in shown
+    rows = "gw-1 12,000 users, 24 s left; a\\x1b 1,000 users, 0 s left; and 3 more"
+    assert f"\nstorm         {rows}\n" in shown
+    assert "\nto release    liveness guard release [NAME]\n" in shown
+    found = as_json(path)
+    assert (found["storms"], found["storms_more"]) == (storms, 3)
+
+
+def test_a_sidecar_that_is_not_ready_says_why_and_the_exit_code_is_1(
+    admin: Admin, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = b'{"ready": false, "why": ["the journal is full", "the hand\\u001b stands"]}'
     admin.pages["/readyz"] = (503, body)
-    assert main(["status", "--socket", str(socket_path)]) == 1
+    assert main(["status", "--socket", str(path)]) == 1
     shown = capsys.readouterr().out
     assert r"ready         no: the journal is full; the hand\x1b stands" in shown
 
 
-def test_quiet_tells_by_the_exit_code_alone(
-    admin: Admin, socket_path: Path, capsys: pytest.CaptureFixture[str]
+def test_with_quiet_there_is_the_exit_code_alone(
+    admin: Admin, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quietly = ["status", "--quiet", "--socket", str(socket_path)]
-    assert main(quietly) == 0
+    quietly = ["status", "--quiet", "--socket"]
+    assert main([*quietly, str(path)]) == 0
     admin.pages["/readyz"] = (503, b'{"ready": false, "why": ["starting"]}')
-    assert main(quietly) == 1
-    assert main([*quietly[:-1], str(socket_path.parent / "none" / "s")]) == 1
+    assert main([*quietly, str(path)]) == 1
+    assert main([*quietly, str(path.parent / "none" / "s")]) == 1
     assert capsys.readouterr() == ("", "")
-
-
-def test_without_a_sidecar_it_is_one_line_that_says_what_to_do(
-    socket_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status", "--socket", str(socket_path)]) == 1
-    assert capsys.readouterr().err == (
-        f"liveness: no sidecar at {socket_path}: start it with `liveness serve`, "
-        "or name another with --socket\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -291,25 +261,26 @@ def test_without_a_sidecar_it_is_one_line_that_says_what_to_do(
         ("/metrics", b"liveness_users_online{ 3\n"),
     ],
 )
-def test_what_is_no_sidecar_is_told_as_such(
-    admin: Admin, socket_path: Path, page: str, body: bytes
+def test_another_program_is_no_liveness_sidecar(
+    admin: Admin, path: Path, page: str, body: bytes
 ) -> None:
     admin.pages[page] = (200, body)
     with pytest.raises(CommandError, match="is no liveness sidecar"):
-        screen(socket_path)
+        screen(path)
 
 
-def test_what_speaks_no_http_is_told_as_such(tmp_path: Path, socket_path: Path) -> None:
+def test_a_program_that_speaks_no_http_is_no_liveness_sidecar(path: Path) -> None:
     class Babble(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             self.request.recv(65_536)
             self.request.sendall(b"\x92\xa5error\x80")
 
-    with socketserver.UnixStreamServer(str(tmp_path / "admin.sock"), Babble) as server:
+    place = str(path.with_name("admin.sock"))
+    with socketserver.UnixStreamServer(place, Babble) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         with pytest.raises(CommandError, match="is no liveness sidecar"):
-            readiness(socket_path)
+            readiness(path)
         thread.join()
 
 
@@ -326,9 +297,7 @@ def test_a_duration_begins_with_its_largest_unit(seconds: float, shown: str) -> 
     assert duration(seconds) == shown
 
 
-# --- estimates ------------------------------------------------------------------------
-
-INF = float("inf")
+INF: Final = float("inf")
 
 
 @pytest.mark.parametrize(
@@ -346,3 +315,136 @@ def test_a_quantile_is_spread_evenly_within_its_bucket(
     q: float, buckets: list[tuple[float, float]], expected: float | None
 ) -> None:
     assert quantile(q, buckets) == pytest.approx(expected)
+
+
+# --- again and again, in virtual time -------------------------------------------------
+
+EVERY_S: Final = 4.0
+
+Step = Callable[[], object]
+
+
+class Screen(io.StringIO):
+    """A file that does the next of *steps* after each look, and in the end stops it all."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        super().__init__()
+        self._steps = steps
+        self.scope = trio.CancelScope()
+
+    def flush(self) -> None:
+        if self._steps:
+            self._steps.pop(0)()
+        else:
+            self.scope.cancel()
+
+
+async def watched(path: Path, *steps: Step, as_json: bool = False) -> tuple[str, str]:
+    """Stdout and stderr over these steps and one look more."""
+    out, told = Screen([*steps]), list[str]()
+    with out.scope:
+        await watch_status(
+            path, every_s=EVERY_S, as_json=as_json, out=out, tell=told.append
+        )
+    return out.getvalue(), "\n".join(told)
+
+
+def counted(admin: Admin, messages: int, silent: int = 0, **values: float) -> None:
+    """Have the sidecar say that it has counted so many."""
+    body = "".join(f"liveness_{name} {value}\n" for name, value in values.items())
+    body += metrics("events_total", "event", {"message": messages})
+    body += metrics("offline_total", "reason", {"silence": silent})
+    admin.pages["/metrics"] = (200, body.encode())
+
+
+async def test_each_look_is_a_line_with_what_happened_per_second(
+    admin: Admin, path: Path, autojump_clock: MockClock
+) -> None:
+    some = {"users_online": 1_498.0, "early_offline_total": 0.0}
+    counted(admin, 100, 7, users_online=1_500, early_offline_total=0)
+    shown, told = await watched(
+        path,
+        partial(counted, admin, 140, 9, **some),
+        partial(counted, admin, 4_000_140, 9, **some | {"early_offline_total": 1}),
+    )
+    lines = [line.split("  ", 1) for line in shown.splitlines()]
+    assert all(re.fullmatch(r"[0-9-]{10} [0-9:.]{12}", at) for at, _ in lines)
+    assert [text for _, text in lines] == [
+        "ready  1,500 online  0 held",
+        "ready  1,498 online  10.0 events/s  0.5 offlines/s  0 held",
+        "ready  1,498 online  1,000,000 events/s  0.0 offlines/s  0 held  1 EARLY",
+    ]
+    assert told == ""
+
+
+async def test_as_json_each_look_is_an_object_on_a_line(
+    admin: Admin, path: Path, autojump_clock: MockClock
+) -> None:
+    counted(admin, 100)
+    shown, _told = await watched(
+        path, partial(counted, admin, 106, 2, users_online=3), as_json=True
+    )
+    first, second = map(json.loads, shown.splitlines())
+    assert (first["rates"], first["events"]) == (None, {"message": 100})
+    assert second["rates"] == {
+        "over_s": EVERY_S,
+        "events": {"message": 1.5},
+        "offlines": {"silence": 0.5},
+    }
+    assert (second["users_online"], second["ready"]) == (3, True)
+    assert second["at"] >= first["at"]
+
+
+async def test_after_a_restart_there_is_no_rate_until_the_next_look(
+    admin: Admin, path: Path, autojump_clock: MockClock
+) -> None:
+    counted(admin, 100)
+    shown, _told = await watched(
+        path, partial(counted, admin, 40), partial(counted, admin, 48), as_json=True
+    )
+    rates = [json.loads(line)["rates"] for line in shown.splitlines()]
+    assert [rate and rate["events"] for rate in rates] == [None, None, {"message": 2}]
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+async def test_a_sidecar_that_goes_and_comes_back_is_a_line_each_on_stderr(
+    admin: Admin, path: Path, autojump_clock: MockClock, *, as_json: bool
+) -> None:
+    def go() -> None:
+        admin.pages["/readyz"] = (200, b"it is another program by now")
+
+    def come() -> None:
+        admin.pages["/readyz"] = READY
+        counted(admin, 5)
+
+    nothing: list[Any] = [lambda: None] * 3
+    shown, told = await watched(path, go, *nothing, come, *nothing, as_json=as_json)
+    assert len(shown.splitlines()) == 1 + 4
+    lost, back = told.splitlines()
+    assert "is no liveness sidecar" in lost
+    assert lost.endswith("asking again every 4 s")
+    assert back == f"the sidecar at {path} is back"
+
+
+async def test_without_a_sidecar_from_the_start_watch_does_not_wait(path: Path) -> None:
+    with pytest.raises(CommandError, match="no sidecar at"):
+        await watched(path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--watch --quiet", "Mutually exclusive arguments: {--quiet, --watch}"),
+        ("--watch 0", "Invalid value for --watch: '0' is not 0.1 to 86400"),
+        ("--watch nan", "Invalid value for --watch: 'nan' is not 0.1 to 86400"),
+        ("--watch 1 2", "at most 1 element"),
+        ("--watch 1 --watch 2", "--watch specified multiple times"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused_in_a_line(
+    flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", *flags.split()]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert message in shown.err

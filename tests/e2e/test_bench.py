@@ -1,6 +1,5 @@
-"""The bench, tiny: that it measures everything promised, never how fast this is."""
+"""The bench, tiny, with real processes: that it measures everything promised."""
 
-import io
 import json
 import math
 import os
@@ -8,9 +7,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,19 @@ import jsonschema
 import pytest
 
 from liveness import cli
-from liveness.bench import OTHERS, QUICK, SCENARIOS, full
-from liveness.bench.figures import Figure, as_table, summary
-from liveness.bench.floors import Floors, floors, promised
-from liveness.bench.load import Moment, Notices
-from liveness.bench.progress import passing, shown
-from liveness.bench.run import MEASURED
-from liveness.bench.verdict import judge, quantile
+from liveness.bench import OTHERS, QUICK, SCENARIOS, scenarios
+from liveness.bench.borders import borders
+from liveness.bench.drain import Drain
+from liveness.bench.load import LoadError
+from liveness.bench.others import KINDS, opened
+from liveness.bench.redis import RedisServer, command
+from liveness.bench.server import ended
+from liveness.bench.systems import Stream
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "liveness/bench/report.schema.json").read_text())
 END_S = 60  # long after everything here has happened
+OURS_ONLY = [f"--without={name}" for name in OTHERS]
 
 # What is promised of up to 100,000 users at any load: which figure of which scenario may
 # reach how much of what.
@@ -78,24 +79,7 @@ PROMISED = {
 MISTAKES = {"early offlines", "false offlines", "missing"}
 MISTAKES |= {f"{it} under load" for it in ("early", "false", "missing")}
 MISTAKES |= {"logins lost under load", "logouts lost under load"}
-MILLION = Floors(
-    logins_s=15.0,
-    delivered_ms=100.0,
-    silence_s=20.0,
-    silence_mb=250.0,
-    ready_s=5.0,
-    patience_s=40.0,
-)
-
-# The same command line, with a floor that nothing can keep.
-IMPATIENT = """
-import sys
-from liveness import cli
-from liveness.bench import scenarios
-
-scenarios.IDLE_READY_S = 0.0
-sys.exit(cli.main(sys.argv[1:]))
-"""
+pytestmark = pytest.mark.slow
 
 
 # --- as a process -------------------------------------------------------------------------
@@ -112,12 +96,10 @@ class Run:
     temporary: Path
 
 
-def started(
-    temporary: Path, *arguments: str, program: tuple[str, ...] = ("-m", "liveness")
-) -> subprocess.Popen[str]:
+def started(temporary: Path, *arguments: str) -> subprocess.Popen[str]:
     temporary.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, *program, "bench", "--quick", *arguments],
+        [sys.executable, "-m", "liveness", "bench", "--quick", *arguments],
         env={**os.environ, "TMPDIR": str(temporary), "LIVENESS_TIMEOUT_S": "oops"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -149,7 +131,7 @@ def running_in(folder: Path) -> list[int]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("bench")
     report = folder / "report"
-    # One other system: each of the rest has its own run in test_bench_others.py.
+    # One other system: each of the rest has its own run below.
     without = [f"--without={name}" for name in OTHERS if name != "redis"]
     with started(folder / "t", "--json", str(report), *without) as bench:
         out, err = bench.communicate(timeout=3 * END_S)
@@ -157,24 +139,29 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(bench.returncode, out, err, json.loads(report.read_text()), folder / "t")
 
 
-@pytest.mark.slow
-def test_every_scenario_gives_its_figures_and_each_is_a_finite_number(run: Run) -> None:
-    figures = run.report["figures"]
+def test_the_report_has_finite_figures_of_every_scenario_and_keeps_its_schema(
+    run: Run,
+) -> None:
+    jsonschema.validate(run.report, SCHEMA)
+    assert run.report["parameters"]["users"] == QUICK.users
+    assert run.report["parameters"]["scenarios"] == [*SCENARIOS]
+    assert all(run.report["machine"].values())
     assert run.report["left_out"] == [
         f"{name}: by --without" for name in OTHERS if name != "redis"
     ]
+    figures = run.report["figures"]
     assert [*dict.fromkeys(figure["scenario"] for figure in figures)] == [*SCENARIOS]
     assert all(math.isfinite(figure["value"]) for figure in figures)
+    met = all(figure["met"] is not False for figure in figures)
+    assert (run.code, run.report["met"]) == ((0, True) if met else (1, False))
 
 
-@pytest.mark.slow
 def test_nobody_is_early_false_or_missing(run: Run) -> None:
-    mistakes = [it for it in run.report["figures"] if it["name"] in MISTAKES]
-    assert {it["name"] for it in mistakes} == MISTAKES
-    assert [it for it in mistakes if it["value"]] == []
+    figures = [(row["name"], row["value"]) for row in run.report["figures"]]
+    mistakes = {figure for figure in figures if figure[0] in MISTAKES}
+    assert mistakes == {(name, 0) for name in MISTAKES}
 
 
-@pytest.mark.slow
 def test_the_table_names_every_promised_floor_and_whether_it_was_met(run: Run) -> None:
     found, scenario = {}, ""
     lines = run.out.split("\n\n")[0].splitlines()
@@ -190,40 +177,23 @@ def test_the_table_names_every_promised_floor_and_whether_it_was_met(run: Run) -
     assert found.items() >= PROMISED.items()
 
 
-@pytest.mark.slow
-def test_the_exit_code_says_whether_a_floor_was_missed(run: Run) -> None:
-    met = all(it["met"] is not False for it in run.report["figures"])
-    assert (run.code, run.report["met"]) == ((0, True) if met else (1, False))
-
-
-@pytest.mark.slow
-def test_the_report_is_as_its_schema_says(run: Run) -> None:
-    jsonschema.validate(run.report, SCHEMA)
-    assert run.report["parameters"]["users"] == QUICK.users
-    assert run.report["parameters"]["scenarios"] == [*SCENARIOS]
-    assert all(run.report["machine"].values())
-
-
-@pytest.mark.slow
-def test_what_it_does_is_told_line_by_line_where_there_is_no_terminal(run: Run) -> None:
-    told = [line.split(":")[0] for line in run.err.splitlines()]
+def test_without_a_terminal_progress_is_lines_and_nothing_is_left_behind(
+    run: Run,
+) -> None:
+    said = [line.split(":")[0] for line in run.err.splitlines()]
     places = [f"{n}/{len(SCENARIOS)} {name}" for n, name in enumerate(SCENARIOS, 1)]
-    assert [*dict.fromkeys(told)] == places
-
-
-@pytest.mark.slow
-def test_nothing_is_left_in_the_temporary_folder_and_no_process(run: Run) -> None:
+    assert [*dict.fromkeys(said)] == places
     assert [*run.temporary.iterdir()] == []
     assert running_in(run.temporary) == []
 
 
-@pytest.mark.slow
-def test_a_missed_floor_is_shown_and_ends_it_with_1(tmp_path: Path) -> None:
+def test_a_missed_floor_is_shown_and_ends_the_bench_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scenarios, "IDLE_READY_S", 0.0)
     before = datetime.now(UTC).replace(microsecond=0)
-    program = ("-c", IMPATIENT)
-    with started(tmp_path / "t", "idle", "--json", "-", program=program) as bench:
-        out, err = bench.communicate(timeout=END_S)
-    assert bench.returncode == 1
+    assert cli.main(["bench", "--quick", "idle", "--json", "-"]) == 1
+    out, err = capsys.readouterr()
     assert re.search(r"^idle +ready after exec .* ≤ 0 s +MISSED$", err, re.M)
     report = json.loads(out)
     jsonschema.validate(report, SCHEMA)
@@ -231,7 +201,6 @@ def test_a_missed_floor_is_shown_and_ends_it_with_1(tmp_path: Path) -> None:
     assert before <= datetime.fromisoformat(report["date"]) <= datetime.now(UTC)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
@@ -251,7 +220,6 @@ def test_a_signal_ends_it_and_leaves_nothing_behind(
     assert running_in(temporary) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "stage"),
     [
@@ -281,154 +249,74 @@ def test_a_sidecar_that_is_lost_ends_it_with_its_last_lines(
     assert [*temporary.iterdir()] == []
 
 
-def test_options_that_do_not_go_together_are_a_line_that_says_what_would(
-    capsys: pytest.CaptureFixture[str],
+# --- other systems
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_system_takes_signs_of_life_and_tells_who_fell_silent(
+    name: str, tmp_path: Path
 ) -> None:
-    assert cli.main(["bench", "steady", "--quick", "--rate", "10"]) == 2
-    assert capsys.readouterr() == (
-        "",
-        "liveness: 10 frames a second are too few for 100 users who speak every 1.5 s; "
-        "use --rate 68 or more\n",
-    )
+    with opened(name, tmp_path, 20) as system:
+        system.make_known(range(10, 20))
+        for stream in (system.singles(range(10, 20)), system.batches(range(10, 20))):
+            if stream is not None:
+                system.write(stream)
+        system.silence(7, 2)
+        told = system.told(1, until=time.perf_counter() + END_S)
+        assert [one["uid"] for _, them in told for one in them] == ["user-000000000007"]
+        assert system.program.memory_mb() > 1
+    assert [*tmp_path.iterdir()] == []
 
 
-def test_a_million_users_have_floors_of_their_own_and_more_have_none() -> None:
-    assert floors(100) is floors(100_000)
-    assert floors(100_001) == floors(1_000_000) == MILLION
-    assert floors(1_000_001) == Floors()
-
-
-@pytest.mark.parametrize("other", [{"rate": 1}, {"seconds": 1.0}, {"timeout_s": 5.0}])
-def test_what_depends_on_the_load_is_promised_of_the_usual_one_only(
-    other: dict[str, Any],
+@pytest.mark.parametrize("name", OTHERS)
+def test_of_each_system_there_is_what_it_costs_and_how_late_it_tells(
+    name: str, tmp_path: Path
 ) -> None:
-    usual = full(100_000)
-    assert promised(usual) is floors(100_000)
-    assert promised(usual).speaking_cpu_percent == 3.0
-    assert promised(usual).steady_cpu_percent == 10.0
-    assert promised(replace(usual, **other)) == replace(
-        floors(100_000), speaking_cpu_percent=None, steady_cpu_percent=None
-    )
-    assert promised(replace(full(1_000_000), **other)).delivered_ms is None
+    report, folder = tmp_path / "report", tmp_path / "folder"
+    folder.mkdir()
+    flags = ["--quick", "--folder", str(folder), "--json", str(report)]
+    flags += [flag for flag in OURS_ONLY if not flag.endswith(f"={name}")]
+    assert cli.main(["bench", "cost", "lateness", *flags]) in (0, 1)
+    found: dict[str, dict[str, float]] = {}
+    for one in json.loads(report.read_text())["figures"]:
+        found.setdefault(one["system"], {})[one["name"]] = one["value"]
+    assert {*found} == {"liveness", name}
+    assert {"server CPU an event, one-uid frames", "memory a user"} <= {*found[name]}
+    is_told = "told within 4 s" in found[name]
+    assert is_told == (name != "reference")
+    assert found[name].get("told too early", 0) == 0
+    assert [*folder.iterdir()] == []
 
 
-def test_the_run_of_a_million_has_their_rate_and_their_sizes() -> None:
-    run = full(1_000_000)
-    assert (run.users, run.rate) == (1_000_000, 33_000)
-    assert run.sizes == (10_000, 100_000, 1_000_000, 4_000_000)
-    assert full(100_000).rate == 3_000
+def test_a_reply_that_is_an_error_ends_the_run(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    with ended(server):
+        server.start()
+        with server.link() as link, pytest.raises(LoadError, match="-ERR unknown"):
+            link.write(Stream(command("SETX", "ada"), 1))
 
 
-def test_every_scenario_of_the_help_can_be_measured() -> None:
-    assert [*MEASURED] == [*SCENARIOS]
+def test_a_drain_reads_all_that_is_written(tmp_path: Path) -> None:
+    drain = Drain(tmp_path)
+    with ended(drain):
+        drain.start()
+        before_s = drain.cpu_s()
+        drain.write(Stream(bytes(10_000_000), 0))
+        assert drain.cpu_s() > before_s
 
 
-# --- progress -----------------------------------------------------------------------------
+def test_the_hours_a_wheel_is_busy_with_a_day_are_those_that_are_watched() -> None:
+    """It raises otherwise."""
+    figures = borders(10_000, lambda _what, _share: None)
+    assert all(figure.value > 0 for figure in figures)
 
 
-def test_on_a_terminal_a_bar_shows_how_far_it_is_and_is_gone_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
+def test_at_a_high_rate_frames_go_together_and_nobody_is_wronged(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    ours, theirs = os.openpty()
-    with os.fdopen(theirs, "w") as out, shown(out) as stage:
-        stage("everyone logs in", None)
-        stage("everyone is silent", lambda: 0.5)
-    drawn = b"".join(read_to_end(ours)).decode()
-    assert "everyone logs in" in drawn
-    assert re.search("everyone is silent .*━", drawn)
-    assert drawn.endswith("\x1b[2K")  # the line is wiped
-
-
-def read_to_end(terminal: int) -> Iterator[bytes]:
-    """What was written to a terminal whose other end is closed; a read gives a part."""
-    with os.fdopen(terminal, "rb", buffering=0) as ours, suppress(OSError):
-        while data := ours.read(65_536):
-            yield data
-
-
-def test_in_a_file_each_stage_is_a_line() -> None:
-    out = io.StringIO()
-    with shown(out) as stage:
-        stage("everyone logs in", None)
-        stage("everyone is silent", lambda: 0.5)
-    assert out.getvalue() == "everyone logs in\neveryone is silent\n"
-
-
-def test_time_passes_as_a_share_of_a_window() -> None:
-    share = passing(1e9)
-    assert share is not None
-    assert 0 <= share() < 1e-6
-
-
-# --- verdicts -----------------------------------------------------------------------------
-
-
-TIMEOUT_S = 10.0
-LAST = Moment(mono=100.0, wall_ms=5_000_000.0)
-DUE_MS = 5_010_000
-
-
-def offline(uid: str, *, at_ms: int = DUE_MS, reason: str = "silence") -> Notices:
-    record = {"kind": "offline", "uid": uid, "reason": reason, "at": at_ms}
-    return Notices(110.0 + (at_ms - DUE_MS) / 1000, [record])
-
-
-def test_lateness_counts_from_the_last_sign_of_life_and_the_timeout() -> None:
-    verdict = judge([offline("a", at_ms=DUE_MS + 20)], {"a": LAST}, timeout_s=TIMEOUT_S)
-    assert verdict.decided_s == [pytest.approx(0.02)]
-    assert verdict.delivered_s == [pytest.approx(0.02)]
-    assert (verdict.early, verdict.false, verdict.missing) == (0, 0, 0)
-
-
-def test_an_offline_more_than_the_stamps_millisecond_too_soon_is_early() -> None:
-    notices = [offline("a", at_ms=DUE_MS), offline("b", at_ms=DUE_MS - 2)]
-    silent = {"a": LAST, "b": LAST}
-    assert judge(notices, silent, timeout_s=TIMEOUT_S).early == 1
-
-
-def test_whoever_was_not_silent_is_false_and_so_is_a_second_offline() -> None:
-    notices = [
-        offline("a"),
-        offline("a"),
-        offline("speaks"),
-        offline("b", reason="logout"),
-    ]
-    assert judge(notices, {"a": LAST, "b": LAST}, timeout_s=TIMEOUT_S).false == 3
-
-
-def test_whoever_was_silent_and_is_not_reported_is_missing() -> None:
-    silent = {"a": LAST, "b": LAST}
-    assert judge([offline("a")], silent, timeout_s=TIMEOUT_S).missing == 1
-
-
-def test_a_quantile_is_a_value_that_occurred_and_none_of_nothing() -> None:
-    assert quantile([*range(1, 101)], 0.99) == 99
-    assert quantile([7.0], 0.99) == 7.0
-    assert math.isnan(quantile([], 0.5))
-
-
-@pytest.mark.parametrize(
-    ("value", "verdict"), [(50.0, "met"), (50.1, "MISSED"), (math.nan, "MISSED")]
-)
-def test_a_floor_may_be_reached_and_not_passed(value: float, verdict: str) -> None:
-    figure = Figure("steady", "decided p99", value, "ms", 50.0)
-    assert as_table([figure]).splitlines()[1].endswith(verdict)
-
-
-def test_a_figure_without_a_floor_has_no_verdict() -> None:
-    figure = Figure("steady", "load CPU", 9.0, "%")
-    assert figure.is_met is None
-    assert as_table([figure]).splitlines()[1].endswith("9 %")
-
-
-def test_a_floor_of_what_was_not_measured_is_missed_and_says_why() -> None:
-    figure = Figure("cost", "growth", math.nan, "x", 2.5)
-    assert figure.is_met is False
-    assert (figure.amount, figure.as_map()["value"]) == ("not measured", None)
-
-
-def test_the_last_line_counts_the_floors_that_were_met() -> None:
-    values = (1.0, 3.0)
-    figures = [Figure("idle", "ready", value, "s", 2.0) for value in values]
-    assert summary([*figures, Figure("idle", "load", 9.0, "%")]) == "1 of 2 floors met"
+    report = tmp_path / "report"
+    flags = ["--rate", "6000", "--json", str(report)]
+    assert cli.main(["bench", "steady", "--quick", *flags]) in (0, 1)
+    content = json.loads(report.read_text())
+    found = {one["name"]: one["value"] for one in content["figures"]}
+    assert found["early offlines"] == found["false offlines"] == found["missing"] == 0

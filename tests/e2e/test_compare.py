@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +17,8 @@ import pytest
 
 from liveness.build import environment
 from liveness.cli import main
-from liveness.commands import compare, comparereport
+from liveness.commands import compare
 from liveness.commands.comparereport import AGREE, DIFFER
-from liveness.service import stopfile
-from tests.e2e.client import packed
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import READY_S, ROOT, SOON_S, Sidecar, eventually
 
@@ -149,29 +147,8 @@ def test_a_detector_that_runs_is_compared_line_by_line(start: Start) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_goes_on_over_a_restart_and_ends_with_the_account_when_asked_to(
-    start: Start, number: int
-) -> None:
-    sidecar = start(1, flush_s=0.1)
-    with beside(sidecar) as shadow:
-        sidecar.stop()
-        sidecar.start()
-        gateway = sidecar.gateway("gw-1")
-        gateway.send("login", "ada", {"conn": 1})
-        gateway.settle()
-        eventually(lambda: "ada" in offlines(sidecar))
-        shadow.offline("ada", offlines(sidecar)["ada"])
-        eventually(lambda: any("connected again" in line for line in shadow.told()))
-        # Settled, and so shown, before the end.
-        assert shadow.process.stdout is not None
-        assert json.loads(shadow.process.stdout.readline())["later_s"] == 0.0
-        shadow.process.send_signal(number)
-        code, lines, account = shadow.ends()
-    assert (code, lines, account["both"]) == (AGREE, [], 1)
-
-
 def test_while_the_sidecar_is_away_what_it_will_tell_is_not_missed_here(
-    start: Start,
+    start: Start, number: int
 ) -> None:
     sidecar = start(1, flush_s=0.1)
     place = sidecar.socket
@@ -187,8 +164,9 @@ def test_while_the_sidecar_is_away_what_it_will_tell_is_not_missed_here(
         place.symlink_to(sidecar.socket)
         eventually(lambda: any("connected again" in line for line in shadow.told()))
         assert shadow.process.stdout is not None
+        # Settled, and so shown, before the end.
         assert json.loads(shadow.process.stdout.readline())["later_s"] == 0.0
-        shadow.hangs_up()
+        shadow.process.send_signal(number)
         code, lines, account = shadow.ends()
     assert (code, lines) == (AGREE, [])
     assert (account["both"], account["only_there"], account["late"]) == (1, 0, 0)
@@ -209,31 +187,17 @@ def test_what_was_compared_is_told_when_the_sidecar_ends_the_watch(
         assert "is no liveness sidecar" in shadow.told()[-1]
 
 
-def test_a_stdin_that_cannot_be_read_is_said(sidecar: Sidecar) -> None:
-    only_written = os.open(os.devnull, os.O_WRONLY)
-    try:
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "liveness",
-                "compare",
-                "-",
-                f"--socket={sidecar.socket}",
-            ],
-            cwd=ROOT,
-            env=environment(),
-            stdin=only_written,
-            capture_output=True,
-            text=True,
-            timeout=SOON_S,
-            check=False,
-        )
-    finally:
-        os.close(only_written)
-    assert done.returncode == 1
-    assert done.stdout.startswith("both          0\n")
-    assert done.stderr.splitlines()[1:] == [
+def test_a_stdin_that_cannot_be_read_ends_the_comparison(
+    sidecar: Sidecar,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Path(os.devnull).open("w") as only_written:
+        monkeypatch.setattr(compare, "STDIN", only_written.fileno())
+        assert main(["compare", "-", f"--socket={sidecar.socket}"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.startswith("both          0\n")
+    assert shown.err.splitlines()[1:] == [
         "liveness: stdin cannot be read (Bad file descriptor); give it lines"
     ]
 
@@ -258,124 +222,3 @@ def served(path: Path, answer: bytes) -> Iterator[None]:
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()
-
-
-@pytest.fixture
-def past(start: Start) -> Sidecar:
-    """eve and int:7 fell silent, ada logged out, bob is online."""
-    sidecar = start(1, flush_s=0.1)
-    gateway = sidecar.gateway("gw-1")
-    # At once: ada is to log out in time, and bob to be online as the log begins.
-    gateway.send_bytes(
-        packed(
-            ["login", ["eve", "ada", 7], {"conn": [1, 2, 3]}],
-            ["login", "bob", {"conn": 4, "timeout": 3_600}],
-            ["logout", "ada", {"conn": 2}],
-        )
-    )
-    gateway.settle()
-    eventually(lambda: len(offlines(sidecar)) == 3)
-    return sidecar
-
-
-Compare = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def compared(past: Sidecar, capsys: pytest.CaptureFixture[str]) -> Compare:
-    def compared(lines: list[dict[str, Any]], *arguments: str) -> tuple[int, str, str]:
-        file = past.folder / "theirs.jsonl"
-        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        place = [f"--state={past.state}", "--within=0.2"]
-        code = main(["compare", str(file), *place, *arguments])
-        return code, *capsys.readouterr()
-
-    return compared
-
-
-def test_a_file_of_the_past_is_compared_with_the_log_of_a_sidecar_up_or_down(
-    past: Sidecar, compared: Compare
-) -> None:
-    at = offlines(past)
-    began = min(one.at for one in past.log())
-    lines = [
-        {"uid": "eve", "at": at["eve"] + 100},  # in no order
-        {"uid": "bob", "at": began + 400},
-        {"uid": "of before", "at": began - 1},
-        {"uid": 7, "at": at[7] / 1000 - 0.1},
-        {"uid": "eve", "at": at["eve"] + 1_000},
-        {"uid": "of after", "at": at["eve"] + 10_000_000},
-    ]
-    eventually(lambda: now_ms() > at["eve"] + 1_000 + EDGE_MS)
-    code, shown, told = compared(lines)
-    assert code == DIFFER
-    assert [line.split("  ")[0] for line in shown.splitlines()[:2]] == [
-        "only there"
-    ] * 2
-    assert "  bob  line 2  online here\n" in shown
-    assert (
-        "  eve  line 5  offline here already, 1.000 s before that (silence)\n" in shown
-    )
-    assert shown.splitlines()[2:] == [
-        "both          2  (silence 2)",
-        "later there   min -0.100 s, p50 -0.100 s, p99 +0.100 s, max +0.100 s",
-        "              earlier 1, later 1",
-        "only here     0",
-        "only there    2  (online 1, already 1)",
-        "not judged    1  (within 0.2 s of where one side begins or ends)",
-        "logouts here  1  (not told there)",
-        "lines         6  (before 1)",
-    ]
-    assert told.startswith(f"liveness: comparing with the log in {past.state}, from ")
-    past.kill()
-    assert compared(lines)[:2] == (code, shown)
-
-
-def test_after_a_planned_stop_nothing_is_missed_here(
-    past: Sidecar, compared: Compare
-) -> None:
-    past.stop()
-    later = now_ms() + EDGE_MS
-    lines = [{"uid": "bob", "at": at} for at in (offlines(past)["eve"], later)]
-    eventually(lambda: now_ms() > later + EDGE_MS)
-    _, shown, told = compared(lines)
-    assert "the sidecar's stop\n" in told
-    assert "bob  line 2" not in shown
-    (past.state / stopfile.NAME).unlink()  # as if it had been killed
-    _, shown, told = compared(lines)
-    assert "to now\n" in told
-    assert "bob  line 2" in shown
-
-
-@pytest.mark.parametrize("bound", ["MOST_LINES", "MOST_BYTES"])
-def test_a_file_is_read_up_to_a_bound_whatever_is_in_it(
-    past: Sidecar, compared: Compare, monkeypatch: pytest.MonkeyPatch, bound: str
-) -> None:
-    monkeypatch.setattr(compare, bound, 2)
-    code, shown, told = compared([{}, {}, {}])
-    assert (code, shown) == (1, "")
-    assert "theirs.jsonl has more than " in told
-    assert "; split it\n" in told
-
-
-def test_both_say_the_same_only_where_somebody_was_compared(
-    past: Sidecar, compared: Compare
-) -> None:
-    same = [{"uid": uid, "at": at} for uid, at in offlines(past).items()]
-    code, shown, _ = compared(same, "--json", "--all")
-    *lines, account = [json.loads(line) for line in shown.splitlines()]
-    assert (code, account["account"]["both"]) == (AGREE, 3)
-    assert {line["later_s"] for line in lines} == {0.0}
-    assert compared([*same, {"uid": "eve"}])[0] == DIFFER  # a line is left out
-    assert compared([])[0] == DIFFER
-
-
-def test_only_so_many_users_are_looked_up_and_the_others_are_counted(
-    past: Sidecar, compared: Compare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(comparereport, "MOST_LOOKS", 2)
-    at = offlines(past)["eve"]
-    lines = [{"uid": f"nobody-{number}", "at": at} for number in range(5)]
-    wait_ms(EDGE_MS)
-    _, shown, _ = compared(lines)
-    assert "only there    5  (unknown 2, unlooked 3)" in shown

@@ -123,6 +123,10 @@ def run(command: str, environ: dict[str, str], *, within_s: float = PATIENCE_S) 
     return done.stdout
 
 
+def strict_python(program: str) -> str:
+    return f"python -W error -c {shlex.quote(program)}"
+
+
 def command(name: str) -> str:
     (found,) = (line for line in SHOWN if line.split()[1] == name)
     return found
@@ -149,7 +153,7 @@ def test_a_gateway_closes_who_is_silent_or_elsewhere_and_nobody_else(
     gateway = example(page, has).replace("9000", port)
     with started("liveness serve --timeout 1", environ) as sidecar:
         sidecar.line_with('"ready"')
-        with started(f"python -W error -c {shlex.quote(gateway)}", environ):
+        with started(strict_python(gateway), environ):
             sidecar.line_with('"gw-1"')
             with person(port, b"ada\n") as older, person(port, b"eve\n") as eve:
                 with person(port, b"\xff\0\n"), person(port, b"bob\n"):
@@ -176,9 +180,7 @@ def closed(connection: socket.socket) -> bool:
 async def test_the_timers_of_the_manual_are_asked_for_and_done(
     environ: dict[str, str],
 ) -> None:
-    program = (
-        f"python -W error -c {shlex.quote(example('docs/timers.md', 'sidecar.task'))}"
-    )
+    program = strict_python(example("docs/timers.md", "sidecar.task"))
     async with listening(Path(environ["LIVENESS_SOCKET_PATH"])) as peer:
         with started(program, environ) as gateway:
             link = await peer.link()
@@ -197,7 +199,7 @@ TESTS: Final = blocks("docs/testing.md", "python")
 async def test_the_tests_of_the_manual_pass(number: int) -> None:
     names: dict[str, Any] = {}
     exec(TESTS[number], names)
-    (written,) = (one for name, one in names.items() if name.startswith("test_"))
+    (written,) = (names[name] for name in names if name.startswith("test_"))
     if inspect.iscoroutinefunction(written):
         await written()
     else:
@@ -212,20 +214,16 @@ def test_the_lines_of_shadow_mode_are_made_of_what_redis_says(tmp_path: Path) ->
     server, began_ms = RedisServer(tmp_path), datetime.now(UTC).timestamp() * 1000 // 1
     server.start()
     cli = ["redis-cli", "-s", str(server.socket)]
-    program = [
-        sys.executable,
-        "-W",
-        "error",
-        "-c",
-        example("docs/shadow-mode.md", "redis-cli psubscribe"),
-    ]
+    program = strict_python(example("docs/shadow-mode.md", "redis-cli psubscribe"))
     try:
         with (
             subprocess.Popen(
                 [*cli, "psubscribe", "__keyevent@*__:expired"], stdout=subprocess.PIPE
             ) as told,
             subprocess.Popen(
-                program, stdin=told.stdout, stdout=subprocess.PIPE
+                [sys.executable, *shlex.split(program)[1:]],
+                stdin=told.stdout,
+                stdout=subprocess.PIPE,
             ) as lines,
         ):
             assert lines.stdout is not None
@@ -288,14 +286,7 @@ def test_the_python_example_is_told_of_a_silent_user(environ: dict[str, str]) ->
     serve = "liveness serve --timeout 1"
     with started(serve, environ) as sidecar:
         sidecar.line_with('"ready"')
-        told = subprocess.run(
-            [sys.executable, "-c", raw],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=True,
-        ).stdout
+        told = run(f"python -c {shlex.quote(raw)}", environ)
     assert [line.split()[0] for line in told.splitlines()] == ["welcome", "notices"]
     assert "'uid': 'ada'" in told
     assert "'reason': 'silence'" in told

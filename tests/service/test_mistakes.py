@@ -580,11 +580,11 @@ FOR_PROGRAMS: Final = {
 
 # What has no row: a folder, or a function; and why.
 EXCUSED: Final = {
-    "bench": "of `bench`: tests/e2e/test_bench.py and test_bench_others.py",
-    "demo": "of `demo`: tests/e2e/test_demo.py",
+    "bench": "of `bench`: tests/test_bench.py and tests/e2e/test_bench.py",
+    "demo": "of `demo`: tests/test_demo.py and tests/e2e/test_demo.py",
     "commands/admin.py:ask": "what the sidecar says: HTTP's refusals",
     "commands/admin.py:asked": "what the sidecar says: the rows of timers and gateways",
-    "commands/compare.py:_check_size": "takes gigabytes: tests/e2e/test_compare.py",
+    "commands/compare.py:_check_size": "takes gigabytes: tests/test_compare.py",
     "commands/compare.py:_read": "beside a sidecar: tests/e2e/test_compare.py",
     "commands/statuswatch.py:watch_status": "what `status` says, whose rows there are",
     "config.py:__post_init__": "what a program gives, and no source lets through",
