@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import anyio
 import anyio.abc
-import msgpack
 import pytest
 from anyio.from_thread import start_blocking_portal
 from trio.testing import MockClock
@@ -32,7 +31,7 @@ from liveness.testing import (
     Timer,
     scripted_sidecar,
 )
-from tests.e2e.client import Record, packed
+from tests.wire import Frames, Record, packed
 
 SOON_S: Final = 10.0
 every_loop = pytest.mark.parametrize("loop", ["asyncio", "trio"])
@@ -56,7 +55,7 @@ class Gateway:
     def __init__(self, stream: anyio.abc.SocketStream) -> None:
         self.welcome: dict[str, Any] = {}
         self._stream = stream
-        self._unpacker = msgpack.Unpacker()
+        self._frames = Frames()
 
     async def send(self, *frames: list[Any]) -> None:
         await self._stream.send(packed(*frames))
@@ -64,14 +63,12 @@ class Gateway:
     async def receive(self) -> list[Any] | None:
         """The next frame; None at the end of the stream."""
         with anyio.fail_after(SOON_S):
-            while True:
-                for frame in self._unpacker:
-                    received: list[Any] = frame
-                    return received
+            while (frame := self._frames.next()) is None:
                 try:
-                    self._unpacker.feed(await self._stream.receive())
+                    self._frames.feed(await self._stream.receive())
                 except (anyio.EndOfStream, anyio.BrokenResourceError):
                     return None
+        return frame
 
     async def expect(self, name: str) -> list[Any]:
         frame = await self.receive()

@@ -18,7 +18,7 @@ from liveness.core.records import EVENTS
 from liveness.core.records import Record as Decided
 from liveness.testing import ScriptedSidecar, scripted_sidecar
 from tests.core.test_vectors import BEFORE, TO_SIDECAR, exact, name_of, octets
-from tests.e2e.client import Client, packed
+from tests.e2e.client import Client
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Line, Sidecar, eventually
 from tests.e2e.test_delivery import (  # noqa: F401
@@ -76,6 +76,7 @@ from tests.e2e.test_timers import (  # noqa: F401
     test_timers_of_others_come_only_with_scope_all_and_their_kind,
     test_timers_outlast_a_crash_and_those_due_meanwhile_fire_once,
 )
+from tests.wire import packed
 
 SOON_S: Final = 10.0
 TICK_S: Final = 0.02

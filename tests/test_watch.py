@@ -31,6 +31,7 @@ from liveness.commands.watch import (
     watch,
 )
 from tests.peer import timer
+from tests.wire import Frames
 
 Record = dict[str, Any]
 MINUTE_MS = 60_000
@@ -111,10 +112,10 @@ class ScriptedSidecar:
         self.kept = [one for one in self.kept if one["seq"] >= until]
 
     async def _link(self, stream: trio.SocketStream) -> None:
-        unpacker = msgpack.Unpacker()
+        frames = Frames()
         async for data in stream:
-            unpacker.feed(data)
-            for frame in unpacker:
+            frames.feed(data)
+            for frame in frames:
                 await self._greet(stream, frame)
         self._links.pop(stream, None)
 

@@ -8,9 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, Self
 
-from tests.wire import Frame, Frames
-from tests.wire import Record as Record
-from tests.wire import packed as packed
+from tests.wire import Frame, Frames, Record, packed
 
 Uid = str | int
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, Protocol, Self
 
-from tests.e2e.client import SOON_S, Client, Record, packed
+from tests.e2e.client import SOON_S, Client
+from tests.wire import Record, packed
 
 ROOT: Final = Path(__file__).parents[2]
 EVERY_S: Final = 0.05

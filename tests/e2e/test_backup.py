@@ -13,9 +13,10 @@ import pytest
 
 from liveness.build import environment
 from tests import disk
-from tests.e2e.client import Client, packed
+from tests.e2e.client import Client
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import ROOT, Sidecar, eventually
+from tests.wire import packed
 
 BACKUPS: Final = 3
 USERS: Final = 50  # that stay online

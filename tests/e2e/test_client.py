@@ -19,10 +19,11 @@ from trio.testing import MockClock
 
 import liveness
 from liveness.client import LAST_S
-from tests.e2e.client import Client, packed
+from tests.e2e.client import Client
 from tests.e2e.conftest import QUICK_FLUSH_S, Start
 from tests.e2e.gateway import EVERY_S, Gateway
 from tests.e2e.sidecar import SOON_S, Sidecar, eventually
+from tests.wire import packed
 
 T = TypeVar("T")
 Main = Callable[[], Awaitable[None]]

@@ -14,10 +14,11 @@ import pytest
 from liveness.core.records import Logged
 from liveness.core.records import Record as Decided
 from liveness.service.store import Batch, CursorRow, Store
-from tests.e2e.client import Client, Record, Uid
+from tests.e2e.client import Client, Uid
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar, eventually
 from tests.strategies import HARD_UIDS
+from tests.wire import Record
 
 
 def seqs(records: list[Record]) -> list[int]:

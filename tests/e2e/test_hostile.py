@@ -19,9 +19,10 @@ from typing import Final
 
 import pytest
 
-from tests.e2e.client import SOON_S, Client, packed
+from tests.e2e.client import SOON_S, Client
 from tests.e2e.conftest import Say, Start
 from tests.e2e.sidecar import ROOT, Sidecar, eventually
+from tests.wire import packed
 
 MAX_FRAME_BYTES: Final = 1 << 20
 # Of memory for one hostile peer: a frame of the greatest size, kept and copied, and the

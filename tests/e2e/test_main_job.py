@@ -5,8 +5,9 @@ from time import perf_counter
 
 import pytest
 
-from tests.e2e.client import SOON_S, Client, Record, packed
+from tests.e2e.client import SOON_S, Client
 from tests.e2e.sidecar import Sidecar
+from tests.wire import Record, packed
 
 TIMEOUT_S = 3
 USERS = 2_000

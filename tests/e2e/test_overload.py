@@ -15,10 +15,11 @@ import pytest
 from liveness.bench.verdict import quantile
 from liveness.core.records import EVENTS
 from liveness.errors import Code
-from tests.e2e.client import Client, Record
+from tests.e2e.client import Client
 from tests.e2e.conftest import QUICK_FLUSH_S, Say, Start
 from tests.e2e.sidecar import Sidecar, eventually
 from tests.e2e.talker import Talker, alive, logins, standing_still
+from tests.wire import Record
 
 OVERLOAD_S: Final = 60
 SHORT_S: Final = 4

@@ -13,8 +13,9 @@ import msgpack
 import pytest
 
 from liveness.errors import Code
-from tests.e2e.client import Client, packed
+from tests.e2e.client import Client
 from tests.e2e.sidecar import Sidecar
+from tests.wire import packed
 
 MAX_FRAME_BYTES: Final = 1 << 20
 MAX_BATCH: Final = 4_000

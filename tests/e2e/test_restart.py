@@ -15,9 +15,9 @@ from liveness.service import stopfile
 from liveness.service.store import Store
 from liveness.service.timertable import TimerTable
 from tests import disk
-from tests.e2e.client import packed
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar
+from tests.wire import packed
 
 STOP_S = 5  # what a planned stop may take
 

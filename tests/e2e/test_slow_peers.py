@@ -11,9 +11,10 @@ from typing import Any, Final
 import pytest
 
 from liveness.bench.verdict import quantile
-from tests.e2e.client import Client, Record
+from tests.e2e.client import Client
 from tests.e2e.conftest import Say, Start
 from tests.e2e.sidecar import SOON_S, eventually
+from tests.wire import Record
 
 WINDOW: Final = 500
 EVERYTHING: Final[dict[str, Any]] = {

@@ -13,9 +13,10 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.e2e.client import Client, Record
+from tests.e2e.client import Client
 from tests.e2e.conftest import Say, Start
 from tests.e2e.sidecar import Sidecar, eventually
+from tests.wire import Record
 
 SOAK_S: Final = 3_600
 SHORT_S: Final = 6

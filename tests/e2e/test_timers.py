@@ -13,9 +13,10 @@ import pytest
 
 from liveness.core.records import TimerRecord
 from tests import disk
-from tests.e2e.client import Client, Record
+from tests.e2e.client import Client
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar, eventually
+from tests.wire import Record
 
 # Wall and monotonic time part by a little while a test runs.
 ROUNDING_MS: Final = 20

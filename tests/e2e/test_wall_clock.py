@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
-from tests.e2e.client import Record
 from tests.e2e.conftest import QUICK_FLUSH_S, Start
 from tests.e2e.sidecar import Sidecar
+from tests.wire import Record
 
 DAY_S: Final = 86_400
 # Far more than a test takes, far less than a step.

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import msgpack
 import trio
 from trio.testing import MockClock
 
@@ -20,6 +19,7 @@ from liveness.service.sockets import listening
 from liveness.service.store import Store
 from liveness.service.timertable import TimerTable
 from tests.service.journals import keep, online, row, write
+from tests.wire import packed
 
 GATEWAYS = 20
 TIMEOUT_S = 3.0
@@ -55,7 +55,7 @@ def waiting(path: Path) -> Iterator[None]:
             sock.connect(str(path))
             hello = {"protocol": 1, "name": f"gw-{number}"}
             frames = [["hello", hello], ["keepalive", f"u{number}"]]
-            sock.sendall(b"".join(map(msgpack.packb, frames)))
+            sock.sendall(packed(*frames))
         yield
     finally:
         for sock in socks:

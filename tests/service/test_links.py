@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import msgpack
 import pytest
 import structlog
 import trio
@@ -21,6 +20,7 @@ from liveness.service.logs import SAY_AGAIN_S
 from liveness.service.outbox import LINGER_S, NOTICES_PER_FRAME
 from liveness.service.requests import LOSE_STEPS
 from tests.service.rig import WAITING_PER_S, Caller, Rig, running
+from tests.wire import packed
 
 ROOT: Final = Path(__file__).parents[2]
 # Together more than a socket's buffer takes, so that a writer to a caller that does not read blocks.
@@ -589,7 +589,7 @@ async def test_a_hello_unread_during_a_long_turn_is_not_too_late(
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(rig.sidecar.config.socket.path))
             await rig.until(lambda: rig.engine.book.links)
-            sock.sendall(msgpack.packb(["hello", {"protocol": 1, "name": "g"}]))
+            sock.sendall(packed(["hello", {"protocol": 1, "name": "g"}]))
             computed_s = 6.0
             jumping.jump(computed_s)
             rig.engine.turn()
