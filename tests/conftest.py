@@ -17,8 +17,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 # Of a test with its case, and of a text within that: one can still read and type it.
-MOST_NAME: Final = 170
-MOST_PART: Final = 40
+MOST_NAME: Final = 100
+MOST_PART: Final = 20
 
 # Fixtures that build a package, an image, or the compiled code anew.
 BUILDING: Final = {"dist", "image", "sanitized"}

@@ -44,7 +44,7 @@ OURS_ONLY = [f"--without={name}" for name in OTHERS]
         ),
     ],
 )
-def test_options_that_cannot_be_are_refused_with_what_would_be(
+def test_bad_options_are_refused_with_the_remedy(
     options: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["bench", *options.split()]) == 2
@@ -213,7 +213,7 @@ def test_the_last_line_counts_the_floors_that_were_met() -> None:
         ("etcd", "etcd", "etcd-server"),
     ],
 )
-def test_a_program_that_is_not_installed_is_named_with_its_package_and_the_flag(
+def test_a_missing_program_is_named_with_its_package(
     name: str,
     program: str,
     package: str,

@@ -288,9 +288,9 @@ FAILURES: Final[list[tuple[Exception, str, dict[str, Any]]]] = [
 
 @pytest.mark.parametrize("is_async", [True, False])
 @pytest.mark.parametrize(
-    ("error", "message", "options"), FAILURES, ids="{!a:.30}".format
+    ("error", "message", "options"), FAILURES, ids="{!a:.15}".format
 )
-async def test_a_task_that_raises_has_failed_with_its_error_and_goes_on(
+async def test_a_task_that_raises_fails_its_timer(
     linked: Linked,
     caplog: pytest.LogCaptureFixture,
     error: Exception,

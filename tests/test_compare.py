@@ -260,7 +260,7 @@ END = record(5, 9_000, seen=8_000)
         (500, Evidence(False, None, [], False), UNKNOWN, "not known here before that, as far as was looked back"),
     ],
 )  # fmt: skip
-def test_why_only_they_called_a_user_offline_is_told_by_what_is_known_here(
+def test_the_cause_of_an_offline_that_only_they_reported(
     at: int, known: Evidence, kind: str, told: str
 ) -> None:
     assert why_only_there(at, known) == (kind, told)

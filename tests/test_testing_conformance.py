@@ -47,16 +47,16 @@ from tests.e2e.test_refusals import (  # noqa: F401
     FEW_REFUSED,
     offender,
     online,
-    test_a_bad_frame_is_refused_alone_and_the_link_goes_on,
+    test_a_bad_frame_is_refused_and_the_link_goes_on,
+    test_a_bad_stream_ends_its_link,
     test_a_gateway_that_reads_all_its_pongs_is_never_refused,
     test_a_newer_link_of_the_same_name_replaces_the_older_after_what_that_had_sent,
     test_a_watcher_that_sends_events_is_refused_them_and_goes_on,
-    test_after_a_bad_stream_nothing_is_applied_and_the_link_ends,
     test_an_ack_is_taken_below_next_and_refused_at_it,
     test_bad_uids_count_as_refused_frames,
     test_each_bad_frame_of_a_run_is_refused_by_its_own_number,
     test_too_many_refused_frames_end_the_link_and_what_follows_is_not_applied,
-    test_without_a_good_hello_nothing_is_applied_and_the_link_ends,
+    test_without_a_good_hello_the_link_ends,
 )
 from tests.e2e.test_restart import (  # noqa: F401
     test_a_fresh_gateway_ends_its_old_sessions_before_anything_else,
@@ -195,7 +195,7 @@ def watchful(sidecar: Scripted) -> Iterator[Client]:
 # What bytes mean is the core's: one loop is enough.
 @pytest.mark.parametrize("portal", ["trio"], indirect=True)
 @pytest.mark.parametrize("case", TO_SIDECAR, ids=name_of)
-def test_the_bytes_of_a_vector_are_applied_or_refused_as_it_says(
+def test_each_vector_holds(
     case: dict[str, Any], sidecar: Scripted, portal: BlockingPortal
 ) -> None:
     script = sidecar.script

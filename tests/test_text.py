@@ -76,7 +76,7 @@ def test_what_names_no_user_is_refused(name: str) -> None:
         ("int:9007199254740993", "str:int:9007199254740993"),
     ],
 )
-def test_an_integer_beyond_what_a_double_holds_is_a_string_in_json(
+def test_an_integer_beyond_2_53_is_a_string_in_json(
     uid: str | int, ready: str | int
 ) -> None:
     record = {"seq": 1, "uid": uid}

@@ -27,7 +27,7 @@ class Frames:
         self._taken_bytes = 0
         self._last_seq = 0
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | bytearray) -> None:
         self._unpacker.feed(data)
 
     def __iter__(self) -> Iterator[Frame]:

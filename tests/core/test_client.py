@@ -247,8 +247,8 @@ BAD_OPTIONS: Final[tuple[dict[str, object], ...]] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("options", BAD_OPTIONS, ids=repr)
-def test_options_that_no_sidecar_accepts_are_refused_at_once(options: Any) -> None:
+@pytest.mark.parametrize("options", BAD_OPTIONS, ids="{!a:.30}".format)
+def test_bad_options_are_refused_at_once(options: Any) -> None:
     with pytest.raises(ReportError, match=next(iter(options))):
         client_of(**options)
 

@@ -1021,7 +1021,7 @@ def test_both_ends_agree_in_the_end_over_many_more_lives(
 
 @pytest.mark.parametrize("busy_s", [0.0, 0.5], ids=["at once", "by a busy gateway"])
 @pytest.mark.parametrize("late", [1, 40], ids=["read soon", "read ten seconds late"])
-def test_of_two_logins_on_one_link_the_later_one_holds(
+def test_the_later_of_two_logins_on_a_link_wins(
     wheel_class: type[Wheel], late: int, busy_s: float
 ) -> None:
     world = World(wheel_class)
@@ -1038,7 +1038,7 @@ def test_of_two_logins_on_one_link_the_later_one_holds(
 @pytest.mark.parametrize(
     "names", [NAMES, NAMES[::-1]], ids=["in order", "the other way"]
 )
-def test_of_two_logins_at_two_gateways_the_newer_one_holds_whichever_is_read_first(
+def test_the_newer_of_two_logins_wins_in_either_order(
     wheel_class: type[Wheel], names: tuple[str, str], late: int
 ) -> None:
     older, newer = names

@@ -28,7 +28,7 @@ def run(sidecar: Sidecar, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)
-def test_a_timer_is_listed_shown_retried_and_cancelled_by_its_key(
+def test_a_timer_is_shown_retried_and_cancelled_by_key(
     sidecar: Sidecar, name: str, run: Run, key: str
 ) -> None:
     gateway = sidecar.gateway(name)

@@ -137,7 +137,7 @@ def test_every_code_is_shown() -> None:
 
 
 @pytest.mark.parametrize("offence", BAD_STREAMS, ids=str)
-def test_after_a_bad_stream_nothing_is_applied_and_the_link_ends(
+def test_a_bad_stream_ends_its_link(
     offence: Offence, offender: Client, watchful: Client
 ) -> None:
     offender.send_bytes(BEFORE + offence.data + BEHIND)
@@ -149,7 +149,7 @@ def test_after_a_bad_stream_nothing_is_applied_and_the_link_ends(
 
 
 @pytest.mark.parametrize("offence", BAD_FRAMES, ids=str)
-def test_a_bad_frame_is_refused_alone_and_the_link_goes_on(
+def test_a_bad_frame_is_refused_and_the_link_goes_on(
     offence: Offence, offender: Client, watchful: Client
 ) -> None:
     offender.send_bytes(BEFORE + offence.data + BEHIND)
@@ -166,7 +166,7 @@ def test_a_bad_frame_is_refused_alone_and_the_link_goes_on(
 
 
 @pytest.mark.parametrize("offence", BAD_HELLOS, ids=str)
-def test_without_a_good_hello_nothing_is_applied_and_the_link_ends(
+def test_without_a_good_hello_the_link_ends(
     offence: Offence, sidecar: Sidecar, watchful: Client
 ) -> None:
     link = sidecar.connect()

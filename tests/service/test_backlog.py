@@ -54,8 +54,7 @@ def waiting(path: Path) -> Iterator[None]:
         for number, sock in enumerate(socks, 1):
             sock.connect(str(path))
             hello = {"protocol": 1, "name": f"gw-{number}"}
-            frames = [["hello", hello], ["keepalive", f"u{number}"]]
-            sock.sendall(packed(*frames))
+            sock.sendall(packed(["hello", hello], ["keepalive", f"u{number}"]))
         yield
     finally:
         for sock in socks:

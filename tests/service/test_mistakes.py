@@ -530,7 +530,7 @@ def in_a_process(row: Mistake, command: str) -> tuple[int, str, str]:
     ],
     ids=lambda row: row.name,
 )
-def test_a_mistake_is_one_line_that_says_what_where_and_what_to_do(
+def test_a_mistake_is_one_line_with_the_remedy(
     row: Mistake,
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

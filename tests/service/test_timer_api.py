@@ -164,7 +164,7 @@ async def test_of_a_key_the_newest_timer_of_each_gateway_is_shown(
         ("after=1", "the query has 'after'"),
     ],
 )
-async def test_a_query_that_cannot_be_is_refused_and_says_what_would_be_right(
+async def test_a_bad_query_is_refused_with_the_remedy(
     doors: Doors, door: str, query: str, why: str
 ) -> None:
     answer = await doors.get(f"{TIMERS}?{query}", door)
