@@ -167,6 +167,10 @@ class LinkBook:
 
     # --- they go --------------------------------------------------------------
 
+    def count_fault(self) -> None:
+        """Count a link that a fault of the sidecar ended while it was written to."""
+        self._counts.refused[Code.INTERNAL.value] += 1
+
     def refuse(self, link: SocketLink, refusal: Refusal) -> None:
         """Tell a link that a frame is refused, or that this is its end, and why."""
         self._counts.refused[refusal.code.value] += 1

@@ -76,6 +76,7 @@ async def _serve(link: SocketLink, engine: Engine) -> None:
     except Exception:
         # Ours, whatever it is: this link ends, the others go on.
         _log.exception("a fault of the sidecar", link=link.number)
+        engine.book.count_fault()
         link.tell_of_a_fault()
     finally:
         link.outbox.close()
