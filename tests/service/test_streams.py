@@ -118,8 +118,8 @@ async def test_a_reader_from_where_this_log_has_not_been_begins_anew(
     rig: Rig, query: str, last: str, begins_at: int
 ) -> None:
     await rig.gateway_of([*"abcd"])
-    rig.store.parted["fedcba9876543210"] = 2  # the log that this one was copied from
-    last = last.format(log=rig.store.log, copied="fedcba9876543210")
+    rig.store.parted["cccc0000cccc0000"] = 2  # the log that this one was copied from
+    last = last.format(log=rig.store.log, copied="cccc0000cccc0000")
     async with feed(rig, begins_at, query, last=last, is_new=True) as reader:
         assert await seqs(reader, 4 - begins_at) == [*range(begins_at + 1, 5)]
 
