@@ -82,7 +82,7 @@ def test_a_stop_while_the_disk_is_full_says_bye_and_takes_no_longer_than_any(
     assert sidecar.start().line("ready")["users"] == 500
 
 
-def test_a_stop_while_the_database_is_locked_takes_no_longer(
+def test_a_stop_while_the_database_is_locked_takes_no_longer_nor_does_a_second_signal(
     start: Start,
 ) -> None:
     sidecar = start(60)
@@ -92,6 +92,9 @@ def test_a_stop_while_the_database_is_locked_takes_no_longer(
         gateway.send("login", "u")
         sidecar.metric_until(lambda pending: pending > 0, "liveness_log_pending")
         sidecar.signal(signal.SIGTERM)
+        gateway.expect("bye")
+        sidecar.signal(signal.SIGTERM)
+        sidecar.line("stopping already")
         assert sidecar.ended(STOP_S) == 0
     assert sidecar.log() == []
 

@@ -6,7 +6,6 @@ do, and whatever hangs runs into a deadline at once.
 """
 
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -124,9 +123,12 @@ class Rig:
         sidecar: Its parts.
         store: Its disk.
         path: Its socket.
+        nursery: It runs there, alone.
     """
 
-    def __init__(self, sidecar: Sidecar, store: Store, path: Path) -> None:
+    def __init__(
+        self, sidecar: Sidecar, store: Store, path: Path, nursery: trio.Nursery
+    ) -> None:
         self.sidecar = sidecar
         self.store = store
         self.engine = sidecar.engine
@@ -135,26 +137,15 @@ class Rig:
         self.counts = sidecar.counts
         self.turns: list[float] = []  # when each was made, in virtual seconds
         self._path = path
+        self._nursery = nursery
         self._callers: list[Caller] = []
         self._turn = self.engine.turn
-        self._asked_to_stop = trio.Event()
-        self._stopped = trio.Event()
-
-    async def run(
-        self,
-        listener: socket.socket,
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        """Run until it is stopped."""
-        stop = self._asked_to_stop.wait
-        await self.sidecar.run(stop, listener, {}, task_status=task_status)
-        self._stopped.set()
+        self.asked_to_stop = trio.Event()
 
     async def stop(self) -> None:
         """Stop it in order, as SIGTERM does; leaving `running` is a crash."""
-        self._asked_to_stop.set()
-        await self._stopped.wait()
+        self.asked_to_stop.set()
+        await self.until(lambda: not self._nursery.child_tasks)
 
     def turn(self) -> float:
         """The engine's own turn, noted."""
@@ -247,10 +238,10 @@ async def running(
         sidecar = load(
             config, store, table, Clock(), access_to(config.access, group=os.getegid())
         )
-        rig = Rig(sidecar, store, config.socket.path)
-        rig.engine.turn = rig.turn  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
-            await nursery.start(rig.run, listener)
+            rig = Rig(sidecar, store, config.socket.path, nursery)
+            rig.engine.turn = rig.turn  # type: ignore[method-assign]
+            await nursery.start(sidecar.run, rig.asked_to_stop.wait, listener, {})
             try:
                 yield rig
             finally:
