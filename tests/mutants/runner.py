@@ -44,9 +44,11 @@ SAID: Final = "said"  # a file, in a copy
 # on a machine ten times as slow. Less than pytest's own limit for a test, which would be
 # taken for a failure.
 LIMIT_S: Final = 150.0
-# As many as there are processors where this usually runs. Tests of time keep to virtual
-# time or to what holds on a busy machine, so two do not disturb each other.
-AT_ONCE: Final = 2
+# Most tests wait more than they compute. Tests of time keep to virtual time or to what
+# holds on a busy machine, so these do not disturb each other.
+AT_ONCE: Final = 2 * (os.cpu_count() or 1)
+# Fewer do not pay for the start of a process.
+TESTS_A_WORKER: Final = 8
 # `--changed`: what has changed in so many commits, or since the last tag if that is less;
 # and of the other mutants one in so many, others with each commit.
 COMMITS: Final = 50
@@ -57,7 +59,14 @@ FORKS: Final = multiprocessing.get_context("forkserver")
 PRELOADED: Final = (
     *("pytest", "_pytest.junitxml", "_hypothesis_pytestplugin", "pytest_trio.plugin"),
     *("hypothesis.stateful", "hypothesis.internal.conjecture.engine"),
-    *("trio.testing", "anyio.pytest_plugin", "msgpack", "prometheus_client", "sqlite3"),
+    *(
+        "trio.testing",
+        "anyio.pytest_plugin",
+        "xdist.plugin",
+        "msgpack",
+        "prometheus_client",
+        "sqlite3",
+    ),
     *("starlette.applications", "hypercorn.trio"),
 )
 # Of what a run said, so much tells why it was no good.
@@ -208,7 +217,8 @@ class _Attempts:
         tests = sorted({test for mutant in mutants for test in mutant.tests})
         async with self._copy() as copy:
             with trio.move_on_after(LIMIT_S * len(tests)) as limit:
-                report = await copy.test(tests)
+                workers = min(AT_ONCE, len(tests) // TESTS_A_WORKER)
+                report = await copy.test(tests, "--numprocesses", str(workers))
             if limit.cancelled_caught:
                 return ["without any mutant the tests hang", copy.said()]
             faults = [
@@ -242,7 +252,7 @@ class _Attempts:
                     raise Survived(why)
                 if mutant.is_compiled and await copy.compile():
                     raise Survived(f"it does not compile\n{copy.said()}")
-                report = await copy.test(mutant.tests)
+                report = await copy.test(mutant.tests, "-p", "no:xdist")
             if limit.cancelled_caught:
                 why = f"it was ended after {self._limit_s:g} s"
                 raise Survived(f"{why}\n{copy.said()}")
@@ -318,11 +328,13 @@ class _Copy:
             )
         return done.returncode
 
-    async def test(self, tests: Sequence[str]) -> _Report:
+    async def test(self, tests: Sequence[str], *options: str) -> _Report:
         """Run tests to the end, or until cancelled, with all that they have started."""
         path = self.folder / "report.xml"
         FORKS.set_forkserver_preload(list(PRELOADED))
-        process = FORKS.Process(target=_pytest, args=(self.folder, path, tests))
+        process = FORKS.Process(
+            target=_pytest, args=(self.folder, path, [*options, *tests])
+        )
         process.start()
         try:
             await trio.lowlevel.wait_readable(process.sentinel)
@@ -352,7 +364,7 @@ async def _end_group(process: trio.Process) -> None:
     os.killpg(process.pid, signal.SIGKILL)
 
 
-def _pytest(folder: Path, report: Path, tests: Sequence[str]) -> NoReturn:
+def _pytest(folder: Path, report: Path, words: Sequence[str]) -> NoReturn:
     """Become `python -m pytest` in a copy, from a process that has imported much."""
     os.setsid()
     with (folder / SAID).open("ab") as said:
@@ -365,7 +377,7 @@ def _pytest(folder: Path, report: Path, tests: Sequence[str]) -> NoReturn:
         if name.partition(".")[0] in ("liveness", "tests"):
             del sys.modules[name]
     sys.path.insert(0, str(folder))
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--junitxml={report}"]
+    options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
     # What is preloaded is imported already, which is the point.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    sys.exit(pytest.main([*options, *tests]))
+    sys.exit(pytest.main([*options, *words]))
