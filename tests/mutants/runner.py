@@ -199,40 +199,44 @@ class _Attempts:
 
     async def all_of(self, mutants: Sequence[Mutant]) -> int:
         began = trio.current_time()
-        if faults := await self._without(mutants):
-            print(*faults, sep="\n")
-            return 1
-        took = trio.current_time() - began
-        print(f"{len(mutants)} mutants; without them their tests pass, {took:.1f} s")
-        room = trio.CapacityLimiter(AT_ONCE)
-        async with trio.open_nursery() as nursery:
-            for mutant in mutants:
-                nursery.start_soon(self._attempt, mutant, room)
+        async with _copied(self._root, self._scratch) as whole:
+            if faults := await self._without(mutants, whole):
+                print(*faults, sep="\n")
+                return 1
+            took = trio.current_time() - began
+            print(
+                f"{len(mutants)} mutants; without them their tests pass, {took:.1f} s"
+            )
+            room = trio.CapacityLimiter(AT_ONCE)
+            async with trio.open_nursery() as nursery:
+                for mutant in mutants:
+                    nursery.start_soon(self._attempt, mutant, whole, room)
         killed = len(mutants) - self._survivors
         print(f"{killed} killed, {self._survivors} survived")
         return 1 if self._survivors else 0
 
-    async def _without(self, mutants: Sequence[Mutant]) -> list[str]:
+    async def _without(self, mutants: Sequence[Mutant], whole: "_Copy") -> list[str]:
         """Run all named tests on the project as it is: what is wrong with them."""
         tests = sorted({test for mutant in mutants for test in mutant.tests})
-        async with self._copy() as copy:
-            with trio.move_on_after(LIMIT_S * len(tests)) as limit:
-                workers = min(AT_ONCE, len(tests) // TESTS_A_WORKER)
-                report = await copy.test(tests, "--numprocesses", str(workers))
-            if limit.cancelled_caught:
-                return ["without any mutant the tests hang", copy.said()]
-            faults = [
-                f"{test}: is named by a mutant, and does not pass without it"
-                for test in tests
-                if report.code == 1 and any(report.of(test))
-            ]
-            return [*faults, copy.said()] if report.code else []
+        with trio.move_on_after(LIMIT_S * len(tests)) as limit:
+            workers = min(AT_ONCE, len(tests) // TESTS_A_WORKER)
+            report = await whole.test(tests, "--numprocesses", str(workers))
+        if limit.cancelled_caught:
+            return ["without any mutant the tests hang", whole.said()]
+        faults = [
+            f"{test}: is named by a mutant, and does not pass without it"
+            for test in tests
+            if report.code == 1 and any(report.of(test))
+        ]
+        return [*faults, whole.said()] if report.code else []
 
-    async def _attempt(self, mutant: Mutant, room: trio.CapacityLimiter) -> None:
+    async def _attempt(
+        self, mutant: Mutant, whole: "_Copy", room: trio.CapacityLimiter
+    ) -> None:
         async with room:
             began = trio.current_time()
             try:
-                await self._kill(mutant)
+                await self._kill(mutant, whole)
                 verdict, why = f"killed by {', '.join(mutant.tests)}", ""
             except Survived as survived:
                 self._survivors += 1
@@ -240,13 +244,13 @@ class _Attempts:
             took = trio.current_time() - began
         print(f"{mutant.name}: {verdict}, {took:.1f} s{why}", flush=True)
 
-    async def _kill(self, mutant: Mutant) -> None:
-        """Try one.
+    async def _kill(self, mutant: Mutant, whole: "_Copy") -> None:
+        """Try one, on a copy of the whole project and of what its tests had compiled.
 
         Raises:
             Survived: One of its tests does not fail, or none could be run.
         """
-        async with self._copy() as copy:
+        async with _copied(whole.folder, self._scratch) as copy:
             with trio.move_on_after(self._limit_s) as limit:
                 if why := await trio.to_thread.run_sync(mutant.apply, copy.folder):
                     raise Survived(why)
@@ -269,12 +273,13 @@ class _Attempts:
             if report.code != 1:
                 raise Survived(f"pytest ended with {report.code}\n{copy.said()}")
 
-    @asynccontextmanager
-    async def _copy(self) -> AsyncIterator["_Copy"]:
-        """A copy of the project, until left."""
-        with TemporaryDirectory(dir=self._scratch) as folder:
-            await trio.to_thread.run_sync(_copy, self._root, Path(folder))
-            yield _Copy(Path(folder))
+
+@asynccontextmanager
+async def _copied(root: Path, scratch: Path) -> AsyncIterator["_Copy"]:
+    """A copy of the project, until left."""
+    with TemporaryDirectory(dir=scratch) as folder:
+        await trio.to_thread.run_sync(_copy, root, Path(folder))
+        yield _Copy(Path(folder))
 
 
 def _copy(root: Path, folder: Path) -> None:
@@ -371,6 +376,9 @@ def _pytest(folder: Path, report: Path, words: Sequence[str]) -> NoReturn:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
     os.chdir(folder)
+    # pytest compiles each test file anew, which takes half a second, unless it may keep it.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.update(PYTHONPATH=str(folder), MUTANT="true")
     # This function came with modules of the project itself; those of the copy are tested.
     for name in [*sys.modules]:
