@@ -69,7 +69,9 @@ def test_a_stop_while_the_disk_is_full_says_bye_and_takes_no_longer_than_any(
     allow_file_bytes(sidecar, FULL_BYTES)
     gateway.send("login", crowd("lost", 2_000))
     gateway.send("ping", "after the login")
-    readiness_until(sidecar, 503)
+    (why,) = readiness_until(sidecar, 503)
+    assert why.startswith("the log cannot be written: ")
+    assert sidecar.get("/healthz")[0] == 200
     sidecar.signal(signal.SIGTERM)
     # No pong came: so the gateway sends it all again.
     assert gateway.expect("bye") == [{"reason": "the sidecar stops"}]

@@ -61,15 +61,18 @@ def test_status_has_no_colours_where_none_are_wanted(
     assert (REDRAWN in tty.out) == ("TERM" not in environment)
 
 
-@pytest.mark.parametrize(("flags", "is_painted"), [("", True), ("--json", False)])
-def test_watch_is_coloured_on_a_terminal_and_json_is_not(
+@pytest.mark.parametrize(
+    ("flags", "is_painted"),
+    [("", True), ("--color never", False), ("--json", False)],
+)
+def test_watch_is_coloured_on_a_terminal_unless_told_not_to_and_json_is_not(
     sidecar: Sidecar, name: str, flags: str, is_painted: bool
 ) -> None:
     with sidecar.gateway(name) as gateway:
         gateway.send("login", f"of {name}")
         gateway.settle()
     command = ("-m", "liveness", "watch", "--socket", sidecar.socket, "--after", "0")
-    flags += " --color always" if flags else ""
+    flags += " --color always" if flags == "--json" else ""
     with Tty(*command, "--count", "1", *flags.split(), size=(24, 80)) as tty:
         tty.until("ended 0")
     assert "online" in tty.out

@@ -128,7 +128,10 @@ def test_a_step_over_a_restart_changes_when_timers_are_due_and_no_users_clock(
     assert perf_counter() - sent >= 5
     assert (online["seq"], online["kind"]) == (1, "online")
     assert is_stamped(online["at"], 0)
-    assert end.items() >= {"uid": "u", "reason": "silence", "conn": 1}.items()
+    # What is known of the user is kept too.
+    assert (end["uid"], end["reason"], end["conn"]) == ("u", "silence", 1)
+    assert end["last"] == "login"
+    assert "restored" not in end
     assert is_stamped(end["at"], step_s)
     assert sidecar.metric("liveness_early_offline_total") == 0
     assert sidecar.rows("select count(*) from cursors") == [(1,)]

@@ -1,5 +1,6 @@
 """What a bad disk leaves of the log: a gap, or a start that is refused, and no more."""
 
+import os
 import sqlite3
 import struct
 from collections.abc import Iterator
@@ -284,6 +285,13 @@ def left_as_it_was(path: Path, match: str) -> None:
 def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / DATABASE).write_bytes(b"not a database at all" * 500)
     left_as_it_was(tmp_path / DATABASE, "cannot be read .*restore a backup")
+
+
+def test_a_database_cut_short_is_refused_and_left(tmp_path: Path) -> None:
+    with closing(Store(tmp_path)) as store:
+        keep(store, *users(1_000))
+    os.truncate(store.path, store.path.stat().st_size // 2)
+    left_as_it_was(store.path, "cannot be read .*restore a backup")
 
 
 def test_a_database_without_our_tables_is_left_as_it_is(tmp_path: Path) -> None:

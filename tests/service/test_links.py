@@ -556,6 +556,7 @@ async def test_time_in_which_reading_is_paused_is_no_silence(rig: Rig) -> None:
         assert rig.presence.events["keepalive"] == 0
         assert rig.engine.attended - before <= 1.1
         assert rig.engine.unattended >= 55
+        assert rig.engine.hand_lag < 1
     await other.settle()
     assert rig.presence.events["keepalive"] == 60
     assert rig.presence.ended == {"silence": 0, "logout": 0, "gateway_lost": 0}
