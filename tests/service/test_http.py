@@ -75,6 +75,19 @@ async def test_both_doors_show_the_same_metrics_explained_and_named_by_rule(
             assert (family.type == "counter") == sample.name.endswith("_total")
 
 
+async def test_no_user_is_a_series(doors: Doors) -> None:
+    async def series() -> set[str]:
+        lines = (await doors.get("/metrics")).body.decode().splitlines()
+        return {line.rsplit(" ", 1)[0] for line in lines if line.startswith("liveness")}
+
+    gateway = await doors.rig.gateway_of("one")
+    before = await series()
+    users = [f"u{n}" for n in range(1_000)]
+    await gateway.send(["login", users], ["logout", users[:500]])
+    await gateway.settle()
+    assert await series() == before
+
+
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("word", ["healthy", "ready"])
 async def test_a_sidecar_that_runs_is_healthy_and_ready(
