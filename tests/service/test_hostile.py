@@ -46,10 +46,12 @@ async def test_a_hello_that_trickles_is_cut_at_its_time(
         began, slow = trio.current_time(), await rig.connect()
         for byte in HELLO[:-1]:
             await slow.send_bytes(bytes([byte]))
-            if not await slow.is_told_nothing(3 / 20):
+            with trio.move_on_after(3 / 20):
+                (error,) = await slow.expect("error")
                 break
         else:
             raise AssertionError("it was never cut")
+        assert error["code"] == "too-slow"
         assert trio.current_time() - began == pytest.approx(3, abs=0.1)
 
 

@@ -173,6 +173,7 @@ async def test_names_are_bounded_and_forgetting_one_makes_room(rig: Rig) -> None
     (await rig.gateway("a")).close()
     await rig.watcher("b", ack=True)
     await rig.watcher("without a cursor")
+    (await rig.gateway("a")).close()  # a name that is known is not one more
     one_more = await rig.connect()
     await one_more.send(["hello", {"protocol": 1, "name": "c"}])
     error = await refusal(one_more, "overloaded", "limits.max_names", fatal=True)

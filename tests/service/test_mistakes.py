@@ -239,6 +239,7 @@ COMMAND_LINES: Final = [
     Mistake("gateway that no name can be", "log --gateway \udcff", 2, "…'\\udcff' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness log --help`"),
     Mistake("timer without a key", "timers show ''", 2, "'' is no key: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers show --help`"),
     Mistake("timer to cancel that no key can be", "timers cancel 'a\nb'", 2, "…'a\\nb' is no key: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers cancel --help`"),
+    Mistake("timer to retry without a key", "timers retry ''", 2, "…'' is no key: …; see `liveness timers retry --help`"),
     Mistake("timers of no ext", "timers list --ext \udcff", 2, "…'\\udcff' is no ext: a string of 1 to 255 bytes of UTF-8 without control characters; see `liveness timers list --help`"),
     Mistake("gateway without a name", "gateways forget ''", 2, "…'' is no name: a string of 1 to 64 bytes of UTF-8 without control characters; see `liveness gateways forget --help`"),
     Mistake("release of a gateway without a name", "guard release ''", 2, "…'' is no name: …; see `liveness guard release --help`"),

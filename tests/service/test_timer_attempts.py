@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+import trio
 from trio.testing import MockClock
 
 from liveness.config import TimerSettings
@@ -32,7 +34,8 @@ async def test_an_attempt_ends_by_done_by_fail_or_by_no_answer_and_each_is_count
     tmp_path: Path, jumping: MockClock
 ) -> None:
     async with running(tmp_path, timers=SHORT) as rig:
-        gateway = await rig.gateway("g")
+        gateway = await rig.connect()
+        assert (await gateway.hello("g"))["run_timeout"] == SHORT.run_timeout_s
         await gateway.send(
             *(["after", key, 0.1] for key in KEYS), ["after", "far", 600]
         )
@@ -44,9 +47,12 @@ async def test_an_attempt_ends_by_done_by_fail_or_by_no_answer_and_each_is_count
             ["fail", "fails", "no 1", {"seq": first["fails", 1]}],
             ["fail", "final", "no such order", {"final": True}],
         )
-        for number in (2, 3):
+        for number, wait_s in ((2, 1), (3, 2)):
+            failed_at = trio.current_time()
             (again,) = (await attempts(gateway, 1)).items()
             assert again[0] == ("fails", number)
+            waited_s = trio.current_time() - failed_at
+            assert waited_s == pytest.approx(wait_s, abs=0.1)
             await gateway.send(["fail", "fails", f"no {number}", {"seq": again[1]}])
         assert [*await attempts(gateway, 2)] == [("unanswered", 2), ("unanswered", 3)]
         await rig.until(lambda: rig.sidecar.timetable.states["failed"] == 3)
