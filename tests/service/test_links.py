@@ -13,6 +13,7 @@ import structlog
 import trio
 from trio.testing import MockClock
 
+from liveness.config import TimerSettings
 from liveness.core.records import Record, Uid
 from liveness.service import engine
 from liveness.service.clock import Clock
@@ -229,6 +230,21 @@ async def test_welcome_is_as_the_protocols_page_shows_it(rig: Rig) -> None:
     welcome = await (await rig.connect()).hello("edge-1")
     same_log = {"log": "b7c2f0a9"}
     assert repr(welcome | same_log) == repr(json.loads(shown))
+
+
+@pytest.mark.rig(
+    timeout_s=15,
+    max_batch=100,
+    max_frame_bytes=9_000,
+    window=50,
+    timers=TimerSettings(run_timeout_s=7),
+)
+async def test_welcome_has_the_limits_and_times_that_are_set(rig: Rig) -> None:
+    expected: dict[str, float] = {"max_batch": 100, "max_frame": 9_000, "window": 50}
+    expected |= {"timeout": 15, "flush": 0.5, "run_timeout": 7}
+    for options in ({}, {"timeout": 45}):
+        welcome = await (await rig.connect()).hello("g", **options)
+        assert welcome == welcome | expected | options
 
 
 # --- endings ---------------------------------------------------------------------------
