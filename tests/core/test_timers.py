@@ -220,6 +220,19 @@ def test_a_run_without_an_answer_in_time_is_tried_again(rig: Rig) -> None:
     assert record.attempt == 2
 
 
+def test_a_late_fail_changes_nothing_and_a_late_done_ends_the_timer(rig: Rig) -> None:
+    seq = fired(rig)
+    rig.wait(RUN_S + SOON_S)
+    rig.fail("k", final=True)
+    assert state(rig) == PENDING
+    rig.wait(WAITS_S[0] + SOON_S)
+    rig.fail("k", final=True, seq=seq)
+    assert (state(rig), rig.timer("k").attempts) == (FIRED, 2)
+    rig.done("k", seq=seq)
+    assert state(rig) == DONE
+    assert rig.timetable.results == {"done": 1, "fail": 0, "unanswered": 1, "late": 2}
+
+
 def test_a_run_that_was_not_handed_over_uses_up_no_attempt(rig: Rig) -> None:
     rig.handed["g"] = 0
     seq = fired(rig)
