@@ -243,7 +243,7 @@ def test_the_hello_after_a_new_log_begins_anew() -> None:
 BAD_OPTIONS: Final[tuple[dict[str, object], ...]] = (
     {"name": ""}, {"name": "a" * 65}, {"name": "a\n"}, {"name": 7}, {"name": None},
     {"timeout": 0}, {"timeout": 86_401}, {"timeout": float("nan")}, {"timeout": True},
-    {"kinds": ("gone",)}, {"kinds": (1,)},
+    {"kinds": ("gone",)}, {"kinds": (1,)}, {"name": "\ud800"}, {"fresh": 1},
 )  # fmt: skip
 
 

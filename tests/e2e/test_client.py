@@ -239,10 +239,16 @@ def test_a_connection_of_any_age_is_taken(
     assert len(sidecar.watcher().where(*uids)) == len(ages)
 
 
-@pytest.mark.parametrize("path", ["/" + "x" * 107, "/tmp/\0", ""])
-def test_a_path_that_no_socket_can_have_is_refused_at_once(run: Run, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/" + "x" * 107, "gw"), ("/tmp/\0", "gw"), ("", "gw"), ("/tmp/x", "")],
+    ids=["long path", "nul", "no path", "no name"],
+)
+def test_a_path_or_name_that_cannot_be_is_refused_at_once(
+    run: Run, path: str, name: str
+) -> None:
     async def main() -> None:
-        async with liveness.connect(path, name="gw"):
+        async with liveness.connect(path, name=name):
             raise AssertionError
 
     with pytest.raises(liveness.ReportError):

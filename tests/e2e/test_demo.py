@@ -86,13 +86,14 @@ def demo(*options: object, **environment: str) -> subprocess.Popen[str]:
 
 
 def gateway_port(out: IO[str] | None) -> tuple[str, int]:
-    """What was printed until it said where the gateway is, and that."""
+    """What was printed until it said where gateway and sidecar are, and the first."""
     assert out
     text, found = "", None
     while not found and (line := out.readline()):
         text += line
-        found = re.search(r"nc 127\.0\.0\.1 (\d+).*--socket \S+", text, re.DOTALL)
+        found = re.search(r"nc 127\.0\.0\.1 (\d+).*--socket (\S+)", text, re.DOTALL)
     assert found, text
+    assert Path(found[2]).is_socket(), text
     return text, int(found[1])
 
 
