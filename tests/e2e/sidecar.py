@@ -174,9 +174,9 @@ class Sidecar:
         return self._status("Threads")
 
     @property
-    def open_files(self) -> int:
+    def open_files(self) -> set[int]:
         """Its descriptors, sockets among them."""
-        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+        return {int(path.name) for path in Path(f"/proc/{self.pid}/fd").iterdir()}
 
     def _status(self, name: str) -> int:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():

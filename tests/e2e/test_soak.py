@@ -120,7 +120,7 @@ def samples(sidecar: Sidecar, seconds: float) -> Iterator[Sample]:
             load.wait(at + ROUND_S)
         yield Sample(
             sidecar.rss_bytes,
-            sidecar.open_files,
+            len(sidecar.open_files),
             sidecar.threads,
             sidecar.database.with_name("liveness.db-wal").stat().st_size,
             sidecar.timers.with_name("timers.db-wal").stat().st_size,
