@@ -13,7 +13,11 @@
 # Tests run in so many processes, more than there are processors, as most of them wait. A
 # file alone is done sooner than they have started.
 JOBS ?= $(shell echo $$(($$(nproc) * 2)))
-PARALLEL = $(if $(findstring .py,$(ARGS)),,--numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder)
+NAMED = $(filter tests/%,$(ARGS))
+ONE_FILE = $(and $(filter 1,$(words $(NAMED))),$(findstring .py,$(NAMED)))
+PARALLEL = $(if $(ONE_FILE),,--numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder)
+# Every test, unless some are named.
+ALL = $(if $(NAMED),,tests)
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -75,10 +79,10 @@ test: $(call READY,test)  ## The tests of three minutes (ARGS="tests/core")
 	@exec $(VENV)/bin/python -m pytest -m "not slow and not long" $(PARALLEL) $(ARGS)
 
 tests: $(call READY,test)  ## All tests but the slow ones
-	@exec $(VENV)/bin/python -m pytest -m "not slow" $(PARALLEL) tests $(ARGS)
+	@exec $(VENV)/bin/python -m pytest -m "not slow" $(PARALLEL) $(ALL) $(ARGS)
 
 slow: $(call READY,test)  ## The slow tests
-	@exec $(VENV)/bin/python -m pytest -m slow -o faulthandler_timeout=5400 $(ARGS)
+	@exec $(VENV)/bin/python -m pytest -m slow -o faulthandler_timeout=5400 $(ALL) $(ARGS)
 
 simulate: $(call READY,test)  ## New simulated worlds for a minute (ARGS="--seed 17")
 	@exec $(VENV)/bin/python -m tests.simulation $(ARGS)
@@ -195,7 +199,7 @@ endef
 
 $(call STAMP,%):
 	@$(TELL)
-	levels="$(or $(LEVELS_$*),$(error LEVEL is runtime, test, dev, fuzz or audit, not "$*"))"
+	levels="$(or $(LEVELS_$*),$(error LEVEL is runtime, test, dev, docs, fuzz or audit, not "$*"))"
 	$(CHECK_PYTHON)
 	command -v git >/dev/null ||
 		say "git is missing; it is not needed to run, but to follow and change the project. Debian: $(APT)"

@@ -278,6 +278,22 @@ def test_what_a_change_concerns_is_chosen_and_of_the_others_a_few_in_turn(
     assert set(runner.concerned(project)) == names
 
 
+@needs_git
+def test_without_the_history_of_a_project_every_mutant_is_chosen(
+    project: Path, patch: Patch, tmp_path: Path
+) -> None:
+    names = {f"gate_{n:02}" for n in range(2 * runner.ONE_IN)}
+    for name in names:
+        patch(name)
+    assert set(runner.concerned(project)) == names
+    who = ["-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "x"]):
+        subprocess.run(["git", "-C", str(project), *words], check=True)
+    clone, source = tmp_path / "shallow", project.as_uri()
+    subprocess.run(["git", "clone", "-q", "--depth=1", source, str(clone)], check=True)
+    assert set(runner.concerned(clone)) == names
+
+
 def test_the_longest_it_waits_is_less_than_a_test_may_take() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
     (timeout,) = re.findall(r"^timeout = (\d+)$", pyproject, re.M)

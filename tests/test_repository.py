@@ -222,6 +222,28 @@ def test_a_higher_level_serves_the_lower_ones(copy: Copy) -> None:
     assert installed(copy) == list(ALL_LOCKS)
 
 
+@pytest.mark.parametrize(
+    ("target", "args", "paths", "is_parallel"),
+    [
+        ("test", "", [], True),
+        ("tests", "", ["tests"], True),
+        ("tests", "-k wheel", ["tests"], True),
+        ("tests", "tests/core", ["tests/core"], True),
+        ("tests", "tests/core/test_wheel.py", ["tests/core/test_wheel.py"], False),
+        ("tests", "tests/a.py tests/b.py", ["tests/a.py", "tests/b.py"], True),
+        ("slow", "", ["tests"], False),
+        ("slow", "tests/a.py::test_a", ["tests/a.py::test_a"], False),
+    ],
+)
+def test_a_target_runs_every_test_unless_some_are_named(
+    copy: Copy, target: str, args: str, paths: list[str], is_parallel: bool
+) -> None:
+    dry = copy.run("make", "--dry-run", target, f"ARGS={args}").stdout
+    (command,) = [line for line in dry.splitlines() if "-m pytest" in line]
+    assert [word for word in command.split() if word.startswith("tests")] == paths
+    assert ("--numprocesses" in command) == is_parallel
+
+
 @pytest.mark.parametrize("before", [[], ["LEVEL=runtime"]])
 def test_an_interrupted_set_up_is_redone(copy: Copy, before: list[str]) -> None:
     if before:
