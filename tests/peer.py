@@ -1,4 +1,4 @@
-"""The sidecar's end of gateways' links, played by a test, frame by frame."""
+"""Both ends of a link, played by a test frame by frame, under asyncio and trio."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -8,7 +8,7 @@ from typing import Any, Final
 import anyio
 import anyio.abc
 
-from tests.wire import Frame, Frames, packed
+from tests.wire import Frame, Frames, Record, contents, hello, packed
 
 SOON_S: Final = 10.0
 WELCOME: Final[dict[str, Any]] = {
@@ -31,36 +31,86 @@ def timer(seq: int, key: str, gateway: str = "gw-1", **options: Any) -> dict[str
     return record | {"due": 1_000 * seq, "attempt": 1, "at": 1_000 * seq} | options
 
 
-class Link:
+class Endpoint:
+    """One end of a link. It reads only when asked to."""
+
+    within_s = SOON_S  # how long it waits for a frame
+
+    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+        self._stream = stream
+        self._frames = Frames()
+
+    async def send(self, *frames: Frame) -> None:
+        await self.send_bytes(packed(*frames))
+
+    async def send_bytes(self, data: bytes) -> None:
+        await self._stream.send(data)
+
+    async def receive(self) -> Frame | None:
+        """The next frame; None at the end of the stream."""
+        with anyio.fail_after(self.within_s):
+            while (frame := self._frames.next()) is None:
+                try:
+                    self._frames.feed(await self._stream.receive())
+                except (anyio.EndOfStream, anyio.BrokenResourceError):
+                    return None
+        return frame
+
+
+class Caller(Endpoint):
+    """A gateway or watcher."""
+
+    welcome: dict[str, Any]
+
+    async def hello(self, name: str, **options: Any) -> dict[str, Any]:
+        """Introduces itself; what `welcome` says."""
+        await self.send(hello(name, **options))
+        (self.welcome,) = await self.expect("welcome")
+        return self.welcome
+
+    async def expect(self, name: str) -> list[Any]:
+        """What the next frame says, which must be of this name."""
+        return contents(await self.receive(), name)
+
+    async def records(self, count: int | None = None) -> list[Record]:
+        """Exactly so many records, in however many frames; or those of one frame."""
+        records: list[Record] = []
+        while len(records) < (1 if count is None else count):
+            records += (await self.expect("notices"))[0]
+        assert count in (None, len(records)), records
+        return records
+
+    async def settle(self) -> None:
+        """Waits until everything sent is applied and on disk."""
+        await self.send(["ping", 0])
+        assert await self.expect("pong") == [0]
+
+
+class Link(Endpoint):
     """One gateway's link, from its hello on."""
 
     def __init__(self, stream: anyio.abc.SocketStream) -> None:
+        super().__init__(stream)
         self.hello: dict[str, Any] = {}
         self.is_answering = True  # pings by pongs
         self.acked = 0
         self.newest = 0  # record that was sent
-        self._stream = stream
-        self._frames = Frames()
-
-    async def send(self, *frame: Any) -> None:
-        await self._stream.send(packed([*frame]))
 
     async def fire(self, *records: dict[str, Any]) -> None:
         self.newest = max(self.newest, *(record["seq"] for record in records))
-        await self.send("notices", records)
+        await self.send(["notices", records])
 
     async def next(self, *names: str) -> Frame:
         """The next frame of one of these names; pings and acks are seen to."""
         with anyio.fail_after(SOON_S):
-            while True:
-                for frame in self._frames:
-                    if frame[0] == "ack":
-                        self.acked = frame[1]
-                    if frame[0] == "ping" and self.is_answering:
-                        await self.send("pong", frame[1])
-                    if frame[0] in names:
-                        return frame
-                self._frames.feed(await self._stream.receive())
+            while (frame := await self.receive()) is not None:
+                if frame[0] == "ack":
+                    self.acked = frame[1]
+                if frame[0] == "ping" and self.is_answering:
+                    await self.send(["pong", frame[1]])
+                if frame[0] in names:
+                    return frame
+        raise anyio.EndOfStream
 
     async def acks(self, seq: int) -> None:
         """Read on until everything up to there is acknowledged."""
@@ -93,7 +143,7 @@ class Peer:
         self._links.append(link)
         (_name, link.hello) = await link.next("hello")
         log = {"next": 1 + max(one.newest for one in self._links)}
-        await link.send("welcome", WELCOME | log | welcome)
+        await link.send(["welcome", WELCOME | log | welcome])
         return link
 
     async def aclose(self) -> None:

@@ -104,7 +104,7 @@ async def test_flush_raises_while_the_sidecar_has_no_room_for_a_timer(
     sidecar.after("a", 60)
     link.is_answering = False
     await link.next("after")
-    await link.send("error", no_room | {"frame": "after", "key": "a"})
+    await link.send(["error", no_room | {"frame": "after", "key": "a"}])
     link.is_answering = True
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(link.next, "after")

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 from time import CLOCK_MONOTONIC, clock_gettime, time_ns
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -31,9 +31,9 @@ from liveness.testing import (
     Timer,
     scripted_sidecar,
 )
-from tests.wire import Frames, Record, packed
+from tests.peer import SOON_S, Caller
+from tests.wire import Record, hello, packed
 
-SOON_S: Final = 10.0
 every_loop = pytest.mark.parametrize("loop", ["asyncio", "trio"])
 
 
@@ -49,44 +49,7 @@ async def gateway(script: ScriptedSidecar) -> AsyncIterator["Gateway"]:
         yield gateway
 
 
-class Gateway:
-    """A gateway that speaks raw msgpack, and reads only when asked to."""
-
-    def __init__(self, stream: anyio.abc.SocketStream) -> None:
-        self.welcome: dict[str, Any] = {}
-        self._stream = stream
-        self._frames = Frames()
-
-    async def send(self, *frames: list[Any]) -> None:
-        await self._stream.send(packed(*frames))
-
-    async def receive(self) -> list[Any] | None:
-        """The next frame; None at the end of the stream."""
-        with anyio.fail_after(SOON_S):
-            while (frame := self._frames.next()) is None:
-                try:
-                    self._frames.feed(await self._stream.receive())
-                except (anyio.EndOfStream, anyio.BrokenResourceError):
-                    return None
-        return frame
-
-    async def expect(self, name: str) -> list[Any]:
-        frame = await self.receive()
-        assert frame is not None, f"the stream ended before {name}"
-        assert frame[0] == name, frame
-        return frame[1:]
-
-    async def records(self, least: int = 1) -> list[Record]:
-        """The records of the next frames, until there are at least so many."""
-        records: list[Record] = []
-        while len(records) < least:
-            records += (await self.expect("notices"))[0]
-        return records
-
-    async def settle(self) -> None:
-        await self.send(["ping", 0])
-        assert await self.expect("pong") == [0]
-
+class Gateway(Caller):
     async def has_nothing_to_read(self) -> bool:
         """Whether a pong comes next; a second one, for what would follow the first."""
         await self.settle()
@@ -106,9 +69,7 @@ async def gateways(
                 await anyio.connect_unix(script.path)
             )
             linked.append(Gateway(stream))
-            hello = {"protocol": 1, "name": name, **options}
-            await linked[-1].send(["hello", hello])
-            linked[-1].welcome = (await linked[-1].expect("welcome"))[0]
+            await linked[-1].hello(name, **options)
         yield linked[0] if len(names) == 1 else linked
 
 
@@ -487,7 +448,7 @@ async def test_a_full_disk_holds_back_a_welcome_and_not_the_reason_of_an_end(
 ) -> None:
     with script.disk_full():
         newer = await anyio.connect_unix(script.path)
-        await newer.send(packed(["hello", {"protocol": 1, "name": "gw"}]))
+        await newer.send(packed(hello("gw")))
         await gateway.send(["ping", "never answered"])
         (error,) = await gateway.expect("error")
         assert error["code"] == "replaced"

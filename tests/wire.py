@@ -14,6 +14,17 @@ def packed(*frames: Frame) -> bytes:
     return b"".join(map(msgpack.packb, frames))
 
 
+def hello(name: str, **options: Any) -> Frame:
+    return ["hello", {"protocol": 1, "name": name, **options}]
+
+
+def contents(frame: Frame | None, name: str) -> list[Any]:
+    """What a received frame says, which must be of this name."""
+    assert frame is not None, f"the stream ended before {name}"
+    assert frame[0] == name, f"{frame} in place of {name}"
+    return frame[1:]
+
+
 class Frames:
     """The frames of one direction of a link, read from its bytes as they arrive.
 

@@ -6,6 +6,7 @@ do, and whatever hangs runs into a deadline at once.
 """
 
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -16,7 +17,9 @@ from contextlib import (
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import trio
+from anyio.abc import SocketAttribute
 
 from liveness.config import (
     Config,
@@ -36,8 +39,8 @@ from liveness.service.sidecar import Sidecar
 from liveness.service.sockets import listening
 from liveness.service.store import Store
 from liveness.service.timertable import TimerTable
-from tests import disk
-from tests.wire import Frame, Frames, packed
+from tests import disk, peer
+from tests.wire import Frame
 
 OFF: Final = GuardSettings()
 PLAIN: Final = HttpSettings()
@@ -50,54 +53,10 @@ IDLE_PER_S: Final = 14.0
 WAITING_PER_S: Final = 40.0
 
 
-class Caller:
-    """A gateway or watcher that speaks raw msgpack; it reads only when asked to."""
+class Caller(peer.Caller):
+    """A gateway or watcher in virtual time."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self._stream = stream
-        self._frames = Frames()
-
-    async def send(self, *frames: Frame) -> None:
-        await self.send_bytes(packed(*frames))
-
-    async def send_bytes(self, data: bytes) -> None:
-        await self._stream.send_all(data)
-
-    async def hello(self, name: str, **options: Any) -> dict[str, Any]:
-        await self.send(["hello", {"protocol": 1, "name": name, **options}])
-        (welcome,) = await self.expect("welcome")
-        told: dict[str, Any] = welcome
-        return told
-
-    async def receive(self) -> Frame | None:
-        """The next frame; None at the end of the stream."""
-        with trio.fail_after(LONG_S):
-            while (frame := self._frames.next()) is None:
-                data = await self._stream.receive_some()
-                if not data:
-                    return None
-                self._frames.feed(data)
-        return frame
-
-    async def expect(self, name: str) -> list[Any]:
-        """What the next frame says, which must be of this name."""
-        frame = await self.receive()
-        assert frame is not None, f"the stream ended before {name}"
-        assert frame[0] == name, frame
-        return frame[1:]
-
-    async def records(self, count: int) -> list[dict[str, Any]]:
-        """Exactly so many records, in however many frames."""
-        taken: list[dict[str, Any]] = []
-        while len(taken) < count:
-            taken += (await self.expect("notices"))[0]
-        assert len(taken) == count
-        return taken
-
-    async def settle(self) -> None:
-        """Wait until everything sent is applied and on disk."""
-        await self.send(["ping", None])
-        await self.expect("pong")
+    within_s = LONG_S
 
     async def is_told_nothing(self, seconds: float) -> bool:
         """Whether no frame comes within so many virtual seconds."""
@@ -108,12 +67,18 @@ class Caller:
     def received(self) -> list[Frame]:
         """The whole frames that have come by now; nothing else runs meanwhile."""
         with suppress(BlockingIOError):
-            while data := os.read(self._stream.socket.fileno(), 2**20):
+            while data := self._socket.recv(2**20):
                 self._frames.feed(data)
         return [*self._frames]
 
+    @property
+    def _socket(self) -> socket.socket:
+        return self._stream.extra(SocketAttribute.raw_socket)
+
     def close(self) -> None:
-        self._stream.socket.close()
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
 
 
 class Rig:
@@ -157,7 +122,7 @@ class Rig:
         return self.sidecar._gate(name, lambda _: None)
 
     async def connect(self) -> Caller:
-        caller = Caller(await trio.open_unix_socket(str(self._path)))
+        caller = Caller(await anyio.connect_unix(self._path))
         self._callers.append(caller)
         return caller
 

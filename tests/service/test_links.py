@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import pytest
 import structlog
 import trio
@@ -317,7 +318,7 @@ async def test_a_caller_that_sends_on_after_an_error_is_closed(rig: Rig) -> None
     caller = await rig.connect()
 
     async def send_on() -> None:
-        with suppress(trio.BrokenResourceError):
+        with suppress(anyio.BrokenResourceError):
             while True:
                 await caller.send(["keepalive", "u"])
                 await trio.sleep(0.01)
