@@ -12,10 +12,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
-import msgpack
+import anyio
+import anyio.abc
 import pytest
 import trio
 import trio.lowlevel
@@ -30,10 +32,9 @@ from liveness.commands.watch import (
     text_line,
     watch,
 )
-from tests.peer import timer
-from tests.wire import Frames
+from tests.peer import WELCOME, Endpoint, timer
+from tests.wire import Frame, Record, packed
 
-Record = dict[str, Any]
 MINUTE_MS = 60_000
 SOON_S = 5  # long after everything here has happened
 KINDS = {"online", "offline", "moved"}
@@ -63,21 +64,16 @@ class ScriptedSidecar:
         self.hellos: list[Record] = []
         self.greeting: bytes | None = None  # in place of `welcome`
         self._watched = trio.Event()
-        self._links: dict[trio.SocketStream, Record] = {}
+        self._links: dict[Endpoint, Record] = {}  # with their hellos
         self._open = trio.CancelScope()
 
     async def open(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        with (
-            trio.socket.socket(trio.socket.AF_UNIX) as sock,
-            trio.CancelScope() as scope,
-        ):
-            self._open = scope
-            await sock.bind(str(self.path))
-            sock.listen()
-            task_status.started()
-            await trio.serve_listeners(self._link, [trio.SocketListener(sock)])
+        async with await anyio.create_unix_listener(self.path) as listener:
+            with trio.CancelScope() as self._open:
+                task_status.started()
+                await listener.serve(self._link)
         self.path.unlink()
 
     async def close(self, *frame: object) -> None:
@@ -92,8 +88,8 @@ class ScriptedSidecar:
 
     async def tell(self, *frame: object) -> None:
         """Sends *frame* to everyone who watches."""
-        for stream in list(self._links):
-            await stream.send_all(msgpack.packb(frame))
+        for link in list(self._links):
+            await link.send([*frame])
 
     async def is_watched(self) -> None:
         """Waits until somebody watches."""
@@ -105,21 +101,21 @@ class ScriptedSidecar:
         for kind in kinds:
             self.kept.append(record(self.next, kind, **more))
             self.next += 1
-        for stream, hello in list(self._links.items()):  # some end meanwhile
-            await self._deliver(stream, hello, self.kept[-len(kinds) :])
+        for link, hello in list(self._links.items()):  # some end meanwhile
+            await self._deliver(link, hello, self.kept[-len(kinds) :])
 
     def trim(self, until: int) -> None:
         self.kept = [one for one in self.kept if one["seq"] >= until]
 
-    async def _link(self, stream: trio.SocketStream) -> None:
-        frames = Frames()
-        async for data in stream:
-            frames.feed(data)
-            for frame in frames:
-                await self._greet(stream, frame)
-        self._links.pop(stream, None)
+    async def _link(self, stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            link = Endpoint(stream)
+            link.within_s = inf
+            while (frame := await link.receive()) is not None:
+                await self._greet(link, frame)
+            self._links.pop(link, None)
 
-    async def _greet(self, stream: trio.SocketStream, frame: list[Any]) -> None:
+    async def _greet(self, link: Endpoint, frame: list[Any]) -> None:
         name, hello = frame
         assert (name, hello["protocol"], hello["role"]) == ("hello", 1, "watcher")
         assert 1 <= len(hello["name"].encode()) <= 64
@@ -129,14 +125,12 @@ class ScriptedSidecar:
         assert not hello.get("after") or "log" in hello
         self.hellos.append(hello)
         if self.greeting is not None:
-            await stream.send_all(self.greeting)
+            await link.send_bytes(self.greeting)
             return
-        welcome = {"protocol": 1, "server": "scripted", "features": [], "log": self.log}
-        welcome |= {"next": self.next, "timeout": 30.0, "flush": 1.0, "window": 10_000}
-        welcome |= {"max_batch": 4_000, "max_frame": 1_048_576}
-        await stream.send_all(msgpack.packb(["welcome", welcome]))
-        self._links[stream] = hello
-        await self._deliver(stream, hello, self._due(hello))
+        welcome = WELCOME | {"features": [], "log": self.log, "next": self.next}
+        await link.send(["welcome", welcome])
+        self._links[link] = hello
+        await self._deliver(link, hello, self._due(hello))
         self._watched.set()
 
     def _due(self, hello: Record) -> list[Record]:
@@ -153,12 +147,12 @@ class ScriptedSidecar:
         return due
 
     async def _deliver(
-        self, stream: trio.SocketStream, hello: Record, records: list[Record]
+        self, link: Endpoint, hello: Record, records: list[Record]
     ) -> None:
         wanted = {*hello.get("kinds", KINDS), "gap"}
         shown = [one for one in records if one["kind"] in wanted]
         if shown:
-            await stream.send_all(msgpack.packb(["notices", shown]))
+            await link.send(["notices", shown])
 
 
 @pytest.fixture
@@ -359,8 +353,8 @@ def test_a_record_as_json_keeps_large_integers_and_terminals_whole() -> None:
 # --- over restarts --------------------------------------------------------------------
 
 
-def error(code: str, *, fatal: bool = True) -> tuple[str, Record]:
-    return "error", {"code": code, "message": "for\nnow", "fatal": fatal, "n": 1}
+def error(code: str, *, fatal: bool = True) -> Frame:
+    return ["error", {"code": code, "message": "for\nnow", "fatal": fatal, "n": 1}]
 
 
 @pytest.mark.parametrize(
@@ -386,7 +380,7 @@ async def test_when_its_link_ends_it_goes_on_without_a_gap_or_a_repeat(
     await sidecar.close(*farewell)
     await sidecar.append("offline", "online")  # while nobody can listen
     sidecar.repeats = 2
-    sidecar.greeting = msgpack.packb(error("overloaded"))  # not over at once
+    sidecar.greeting = packed(error("overloaded"))  # not over at once
     await nursery.start(sidecar.open)
     while len(sidecar.hellos) < 3:
         await trio.lowlevel.checkpoint()
@@ -404,7 +398,7 @@ async def test_when_its_link_ends_it_goes_on_without_a_gap_or_a_repeat(
 async def test_an_error_that_passes_ends_a_watch_that_has_not_begun(
     sidecar: ScriptedSidecar,
 ) -> None:
-    sidecar.greeting = msgpack.packb(error("overloaded"))
+    sidecar.greeting = packed(error("overloaded"))
     with pytest.raises(
         CommandError, match=r"it says overloaded: .*; see the sidecar's"
     ):
@@ -496,13 +490,13 @@ async def ended_by(code: str, watching: Watch) -> None:
 async def test_a_refused_hello_ends_it_with_the_sidecars_own_words(
     sidecar: ScriptedSidecar,
 ) -> None:
-    sidecar.greeting = msgpack.packb(error("unsupported-protocol"))
+    sidecar.greeting = packed(error("unsupported-protocol"))
     await ended_by("unsupported-protocol", Watch(sidecar.path))
 
 
 async def test_a_refusal_before_the_hello_is_shown_in_the_sidecars_words() -> None:
     ours, theirs = trio.socket.socketpair()
-    await theirs.send(msgpack.packb(error("not-allowed")))
+    await theirs.send(packed(error("not-allowed")))
     theirs.close()
     async with Link(trio.SocketStream(ours), Path("/s"), tell=print) as link:
         with pytest.raises(CommandError, match=r"for\\nnow \(not-allowed"):
