@@ -63,3 +63,10 @@ class Frames:
             for record in records:
                 assert record["seq"] > self._last_seq, (self._last_seq, record)
                 self._last_seq = record["seq"]
+
+
+def unpacked(data: bytes) -> list[Frame]:
+    """The complete frames of these bytes."""
+    frames = Frames()
+    frames.feed(data)
+    return [*frames]

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from typing import Final
 
-import msgpack
+from tests.wire import contents, unpacked
 
 PIECE_BYTES: Final = 4_096
 PATIENCE_S: Final = 60.0  # for the next byte of any of them
@@ -43,8 +43,9 @@ def crowd(path: str, count: int) -> Counter[str]:
                     continue
                 selector.unregister(sock)
                 sock.close()
-                said = received.pop(sock)
-                codes[msgpack.unpackb(said)[1]["code"] if said else "nothing"] += 1
+                frames = unpacked(received.pop(sock))
+                said = [contents(frame, "error")[0]["code"] for frame in frames]
+                codes[" ".join(said) or "nothing"] += 1
     return codes
 
 

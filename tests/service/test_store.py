@@ -9,7 +9,6 @@ from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +50,7 @@ from tests.service.journals import (
     write,
 )
 from tests.strategies import BOUNDED, conns, uids
+from tests.wire import unpacked
 
 UIDS = ("7", 7, "u")
 
@@ -259,8 +259,7 @@ def test_a_scan_that_finds_nothing_still_moves_its_reader_forward(store: Store) 
 def listed(store: Store, gateway: str | None) -> list[list[Any]]:
     spool = io.BytesIO()
     store.spool_online(gateway, spool.write)
-    spool.seek(0)
-    return list(msgpack.Unpacker(spool))
+    return unpacked(spool.getvalue())
 
 
 @pytest.mark.parametrize(
