@@ -181,6 +181,7 @@ async def running(
     guard: GuardSettings = OFF,
     http: HttpSettings = PLAIN,
     timers: TimerSettings = USUAL,
+    listen: Callable[[Path], AbstractContextManager[socket.socket]] = listening,
     **limits: Any,
 ) -> AsyncIterator[Rig]:
     """Run a service with this silence timeout, this guard and these limits."""
@@ -198,7 +199,7 @@ async def running(
         closing(
             TimerTable(config.state.dir, log=store.log, ladder=config.timers.ladder)
         ) as table,
-        listening(config.socket.path) as listener,
+        listen(config.socket.path) as listener,
     ):
         sidecar = load(
             config, store, table, Clock(), access_to(config.access, group=os.getegid())
