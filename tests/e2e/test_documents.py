@@ -20,13 +20,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final
 
-import msgpack
 import pytest
 import trio
 
 from liveness.bench.redis import RedisServer
 from liveness.offlines import offline_in
 from tests.documents import MANUAL, ROOT, blocks, example
+from tests.e2e.client import Client
 from tests.peer import listening, timer
 
 BIN: Final = Path(sys.executable).parent
@@ -301,15 +301,14 @@ def test_the_commands_shown_do_what_the_manual_says(environ: dict[str, str]) -> 
         with started(command("watch"), environ) as watch:
             with linked(environ, "gw-1") as gateway:
                 sidecar.line_with('"watcher"')
-                gateway.sendall(msgpack.packb(["login", "ada"]))
+                gateway.send("login", "ada")
                 stdout = watch.process.communicate(timeout=PATIENCE_S)[0]
             record = json.loads(stdout)
             assert (record["kind"], record["uid"]) == ("online", "ada")
             assert watch.process.returncode == 0
         with linked(environ, "gw-1") as gateway:
-            gateway.sendall(msgpack.packb(["after", "order:17", 3_600]))
-            gateway.sendall(msgpack.packb(["ping"]))
-            assert gateway.recv(65_536)  # so it is on disk
+            gateway.send("after", "order:17", 3_600)
+            gateway.settle()
             for line in SHOWN:
                 if line.startswith("liveness timers"):
                     assert "order:17" in run(line, environ)
@@ -329,12 +328,9 @@ def test_the_demo_that_is_shown_ends_well(line: str, environ: dict[str, str]) ->
 
 
 @contextmanager
-def linked(environ: dict[str, str], name: str) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(PATIENCE_S)
-        link.connect(environ["LIVENESS_SOCKET_PATH"])
-        link.sendall(msgpack.packb(["hello", {"protocol": 1, "name": name}]))
-        assert link.recv(65536)
+def linked(environ: dict[str, str], name: str) -> Iterator[Client]:
+    with Client(Path(environ["LIVENESS_SOCKET_PATH"])) as link:
+        link.hello(name)
         yield link
 
 
