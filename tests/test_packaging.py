@@ -318,18 +318,6 @@ def gateway(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     return installed(wheels["pure"], tmp_path_factory.mktemp("gateway") / "venv")
 
 
-class Installed(Sidecar):
-    """The sidecar of an environment, by its console script."""
-
-    def __init__(self, folder: Path, programs: Path) -> None:
-        super().__init__(folder, timeout_s=1)
-        self.programs = programs
-
-    def command(self) -> list[str]:
-        serve = super().command()
-        return [str(self.programs / "liveness"), *serve[serve.index("serve") :]]
-
-
 def test_the_client_library_needs_few_packages(wheels: dict[str, Path]) -> None:
     assert needed(wheels["pure"], "") == {
         *("anyio", "msgpack", "trio", "typing-extensions"),
@@ -353,7 +341,8 @@ def test_a_silent_user_goes_offline_whatever_was_installed(
     assert shown.startswith(f"liveness {liveness.__version__} ")
     assert shown.splitlines()[1].startswith(wheel)
     python = gateway / "python"
-    with Installed(tmp_path, programs) as sidecar:
+    with Sidecar(tmp_path, timeout_s=1) as sidecar:
+        sidecar.program = [str(programs / "liveness")]
         sidecar.start()
         address = str(sidecar.socket)
         gateways = [

@@ -59,6 +59,7 @@ class Sidecar:
         self.timeout_s = timeout_s
         self.settings = settings
         self.under: list[str] = []  # a command that execs the sidecar's
+        self.program = [sys.executable, "-m", "liveness"]
         self.stdin: int = subprocess.DEVNULL
         self.handed: list[int] = []  # descriptors that it inherits
         self.lines: list[Line] = []
@@ -112,7 +113,7 @@ class Sidecar:
         return self
 
     def command(self) -> list[str]:
-        serve = [*self.under, sys.executable, "-m", "liveness", "serve"]
+        serve = [*self.under, *self.program, "serve"]
         serve += ["--http", self.http, "--timeout", str(self.timeout_s)]
         return [*serve, "--socket", str(self.socket), "--state", str(self.state)]
 

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,7 @@ from tests.commandlines import checked
 from tests.e2e.client import Client
 from tests.e2e.host import PIP, PYTHON, SYSTEM, Host, hosting, make, mounted
 from tests.e2e.persons import NOBODY
-from tests.e2e.sidecar import READY_S, ROOT
+from tests.e2e.sidecar import ROOT, Sidecar
 from tests.processes import Done, ran
 
 pytestmark = pytest.mark.timeout(280)  # builds, and fetches what is locked
@@ -98,35 +98,28 @@ def told(host: Host) -> list[str]:
     return lines
 
 
+class Installed(Sidecar):
+    """The sidecar as its unit starts it, as the unit's user."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host.path("/run/liveness"))
+        self.host = host
+
+    def command(self) -> list[str]:
+        start = exec_start(self.host.path(SERVICE))
+        return self.host.command(*start, user="liveness:liveness")
+
+    def environment(self) -> dict[str, str]:
+        return {"PATH": SYSTEM, "LIVENESS_HTTP_ADDRESS": self.http}
+
+
 @contextmanager
 def serving(host: Host) -> Iterator[Client]:
-    """The sidecar as its unit starts it, as the unit's user; a gateway's link to it."""
-    command = exec_start(host.path(SERVICE))
+    """A sidecar, and a gateway's link to it."""
     host.run("install", "-d", "-m", "700", "-o", "liveness", "/var/lib/liveness")
-    with subprocess.Popen(
-        host.command(*command, user="liveness:liveness"),
-        env={"PATH": SYSTEM, "LIVENESS_HTTP_ADDRESS": "127.0.0.1:0"},
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stderr is not None
-        try:
-            said = ""
-            for line in process.stderr:
-                said += line
-                if '"ready"' in line:
-                    break
-            else:
-                raise AssertionError(said)
-            with closing(Client(host.path("/run/liveness/gateway.sock"))) as gateway:
-                gateway.hello("gw-1")
-                yield gateway
-        finally:
-            process.terminate()
-            process.communicate(timeout=READY_S)
-    assert process.returncode == 0
+    with Installed(host) as sidecar:
+        yield sidecar.start().gateway("gw-1")
+        assert sidecar.stop() == 0
 
 
 def test_an_installation_is_these_files(installed: Path) -> None:
