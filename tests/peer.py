@@ -80,6 +80,14 @@ class Caller(Endpoint):
         assert count in (None, len(records)), records
         return records
 
+    async def last(self) -> Frame:
+        """The last frame before the end of the stream."""
+        last = None
+        while (frame := await self.receive()) is not None:
+            last = frame
+        assert last is not None
+        return last
+
     async def settle(self) -> None:
         """Waits until everything sent is applied and on disk."""
         await self.send(["ping", 0])

@@ -42,15 +42,6 @@ def told(record: Record) -> tuple[Uid, str, str]:
     return record.uid, record.kind, record.reason
 
 
-async def end_of(caller: Caller) -> Any:
-    """The last frame before the end of the stream."""
-    last = None
-    while (frame := await caller.receive()) is not None:
-        last = frame
-    assert last is not None
-    return last
-
-
 async def fresh(rig: Rig, name: str, *frames: list[Any]) -> Caller:
     """A gateway that starts anew, with what it sends at once; it is not welcomed yet."""
     caller = await rig.connect()
@@ -264,7 +255,7 @@ async def test_a_new_link_replaces_the_one_of_its_name_and_role(
     (welcome,) = await newer.expect("welcome")
     monkeypatch.undo()
     assert await newer.is_told_nothing(1)
-    _, error = await end_of(older)
+    _, error = await older.last()
     assert (error["code"], error["fatal"]) == ("replaced", True)
     assert welcome["next"] == 2
     await newer.send(["where", ["u"]])
@@ -284,7 +275,7 @@ async def test_a_replaced_link_is_read_to_its_end_on_a_slow_disk(rig: Rig) -> No
         newer = await rig.connect()
         await older.send(*(["login", uid] for uid in sent))
         await newer.send(["hello", {"protocol": 1, "name": "g"}])
-        await end_of(older)
+        await older.last()
         assert len(rig.presence) == 800 + len(sent)
 
 
@@ -326,7 +317,7 @@ async def test_a_caller_that_sends_on_after_an_error_is_closed(rig: Rig) -> None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send_on)
         assert await rig.until(lambda: not rig.engine.book.links) <= LINGER_S + 0.2
-    assert (await end_of(caller))[1]["code"] == "not-hello"
+    assert (await caller.last())[1]["code"] == "not-hello"
     assert len(rig.presence) == 0
 
 
@@ -366,7 +357,7 @@ async def test_a_gateway_that_dies_with_unread_answers_is_away(rig: Rig) -> None
 async def test_links_beyond_the_limit_are_refused(rig: Rig) -> None:
     first, second = await rig.gateway("a"), await rig.gateway("b")
     for refused in [await rig.connect() for _ in range(100)]:
-        _, error = await end_of(refused)
+        _, error = await refused.last()
         assert error["code"] == "overloaded"
         assert "limits.max_links" in error["message"]
     assert rig.counts.limits_met["limits.max_links"] == 100
@@ -433,7 +424,7 @@ async def test_a_farewell_answers_first_and_accepts_nobody_more(rig: Rig) -> Non
     assert await gateway.expect("where") == [[["u", "g", 1, None]]]
     assert await gateway.receive() == ["bye", {"reason": "testing"}]
     assert await gateway.receive() is None
-    assert await end_of(watcher) == ["bye", {"reason": "testing"}]
+    assert await watcher.last() == ["bye", {"reason": "testing"}]
     assert await stranger.receive() is None
     for caller in (gateway, watcher, stranger):
         caller.close()

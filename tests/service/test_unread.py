@@ -15,6 +15,7 @@ from liveness.service.outbox import LINGER_S
 from liveness.service.unread import NoRoom, Spools, TooLarge
 from tests.service.asgi import Answer, ask
 from tests.service.rig import Caller, Rig, running
+from tests.wire import contents
 
 pytestmark = pytest.mark.usefixtures("jumping")
 
@@ -76,13 +77,8 @@ async def blocks(rig: Rig, number: int) -> None:
 
 async def refusal(caller: Caller) -> dict[str, Any]:
     """The error that a link ends with, behind what was written before."""
-    last = None
-    while (frame := await caller.receive()) is not None:
-        last = frame
-    assert last is not None
-    assert last[0] == "error"
-    told: dict[str, Any] = last[1]
-    return told
+    error: dict[str, Any] = contents(await caller.last(), "error")[0]
+    return error
 
 
 def is_linked(rig: Rig, name: str, role: str = "watcher") -> bool:
