@@ -1,8 +1,10 @@
-"""The documents as tests read them: pages, code blocks, sections, tables, links."""
+"""The documents as tests read them: pages, code blocks, commands, sections, tables, links."""
 
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[1]
 MANUAL: Final = {
@@ -27,6 +29,61 @@ def example(page: str, has: str) -> str:
     """The one Python program of a page that has this in it."""
     (found,) = (block for block in blocks(page, "python") if has in block)
     return found
+
+
+class Command(NamedTuple):
+    """One command of a page's shell blocks, without what starts it as another user."""
+
+    words: list[str]
+    environ: dict[str, str]
+
+    @property
+    def program(self) -> str:
+        return Path(self.words[0]).name
+
+
+# What runs the command behind it.
+WRAPPERS: Final = re.compile(
+    r"(?:(?:sudo|exec|then|do|setpriv(?: --[\w-]+(?:=\S+)?)+"
+    r"|docker compose exec \w+|kubectl exec \S+ -c \w+ --) )*"
+)
+# Between two commands. What is behind < and > is a file's name.
+OPERATORS: Final = re.compile(r"[;&|()]+")
+
+
+def shell_lines(page: str) -> Iterator[str]:
+    """What a page has its reader type, each line whole."""
+    for _, language, text in re.findall(
+        r"^( *)```(sh|console)\n(.*?)^\1```$", MANUAL[page], re.M | re.S
+    ):
+        prompt = r"^ *\$ " if language == "console" else "^ *"
+        for line in re.findall(rf"{prompt}((?:.*\\\n)*.+)$", text, re.M):
+            yield line.replace("\\\n", "")
+
+
+def commands(line: str) -> Iterator[Command]:
+    """The commands of a line: those of a pipe, too."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words: list[str] = []
+    tokens = iter([*lexer, ";"])
+    for token in tokens:
+        if token.lstrip("0123456789")[:1] in ("<", ">"):
+            next(tokens)
+        elif not OPERATORS.fullmatch(token):
+            words.append(token)
+        elif words:
+            yield _command(words)
+            words = []
+
+
+def _command(words: list[str]) -> Command:
+    environ: dict[str, str] = {}
+    while words and (found := re.fullmatch(r"([A-Z_]+)=(.*)", words[0])):
+        environ[found[1]] = found[2]
+        words = words[1:]
+    wrapper = WRAPPERS.match(" ".join(words))
+    return Command(words[len(wrapper[0].split()) if wrapper else 0 :], environ)
 
 
 def section(page: str, title: str) -> str:

@@ -7,36 +7,49 @@ the command line's own help. What the documents show to work is run in
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import MISSING, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
 
 import jsonschema
 import pytest
-from cyclopts import App
+from cyclopts import App, CycloptsError
 
 from liveness import cli
 from liveness.build import PURE_WHEEL
 from liveness.config import SETTINGS, Setting
+from liveness.errors import LivenessError
 from liveness.metrics import Collector, Counts, HttpRefusal
 from liveness.sources import FILE_VARIABLE
+from tests.commandlines import checked
 from tests.documents import (
     INDEX,
     MANUAL,
     ROOT,
     WHOLE,
+    Command,
     anchors,
     blocks,
+    commands,
     inline,
     links,
     rows,
     section,
+    shell_lines,
 )
 from tests.service.test_metrics import NOW, gateways
 
 GROUPS: Final = {"timers": cli.timers, "gateways": cli.gateways, "guard": cli.guard}
 # Every command, as one would type it.
 SHOWN: Final = blocks("docs/command-line.md", "sh")[0].splitlines()
+API: Final[dict[str, Any]] = json.loads((ROOT / "docs/openapi.json").read_text())
+MAKEFILE: Final = (ROOT / "Makefile").read_text()
+# Their ARGS are those of a command.
+MAKES: Final = ("demo", "serve", "bench")
 
 Help = Callable[[str], str]
 
@@ -235,11 +248,174 @@ def test_every_flag_exists(help_of: Help) -> None:
         assert flags(line) <= known[words(line)], line
     # Those of other programs stand behind their names.
     manual = "\n".join(text for page, text in MANUAL.items() if "docs/" in page)
-    ours = re.findall(r"^(?:liveness |--).*$", inline(manual), re.M)
+    ours = re.findall(r"^--.*$", inline(manual), re.M)
     assert flags("\n".join(ours)) <= {"--help"}.union(*known.values())
+    for line in re.findall(r"^liveness [a-z].*", inline(WHOLE), re.M):
+        if flags(line) - {"--help"}:
+            assert flags(line) <= known[words(line)], line
+
+
+# --- commands that a reader copies ----------------------------------------------------
+
+
+def fault_of(command: Command, *, settings: Path) -> str | None:
+    """Why a command of ours cannot be run as it is shown; None if it can."""
+    try:
+        match command.program:
+            case "liveness":
+                has_file = "--config" in command.words
+                file = settings if has_file else None
+                checked(command.words, command.environ, file=file)
+            case "make":
+                check_make(command.words[1], command.words[2:])
+            case "curl":
+                check_request(command.words[1:])
+            case _:
+                for program, argument in pairwise(command.words):
+                    is_ours = Path(program).name == "liveness"
+                    assert not (is_ours and argument in names(cli.app)), "hidden"
+    except (
+        CycloptsError,
+        LivenessError,
+        AssertionError,
+        LookupError,
+        jsonschema.ValidationError,
+    ) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def check_make(target: str, variables: list[str]) -> None:
+    recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)*)", MAKEFILE, re.M)
+    assert recipe, "there is no such target"
+    for variable in variables:
+        name, _, value = variable.partition("=")
+        assert re.search(rf"\b{name}\b", MAKEFILE), f"no {name}"
+        arguments = shlex.split(value) if name == "ARGS" else []
+        if target in MAKES:
+            checked(["liveness", target, *arguments])
+        elif module := re.search(r"-m (tests|grafana)\.(\w+)", recipe[1]):
+            folder = ROOT / module[1] / module[2]
+            text = "\n".join(path.read_text() for path in folder.glob("*.py"))
+            for flag in flags(value):
+                assert f'"{flag}"' in text, f"no {flag}"
+            if target == "mutants":
+                for mutant in (it for it in arguments if it[0] != "-"):
+                    assert (folder / f"{mutant}.patch").exists(), mutant
+        else:
+            for path in (it for it in arguments if it.startswith("tests/")):
+                assert (ROOT / path).exists(), path
+
+
+def check_request(arguments: list[str]) -> None:
+    """A request of curl's is one that the OpenAPI document has."""
+    (url,) = (urlsplit(it) for it in arguments if it.startswith("http://"))
+    bodies = [body for flag, body in pairwise(arguments) if flag == "--data"]
+    operations = API["paths"][path_of(url.path)]
+    operation = operations["post" if bodies else "get"]
+    for body in bodies:
+        validate(json.loads(body), operation["requestBody"])
+    parameters = {
+        one["name"]: one["schema"]
+        for one in map(resolved, operation.get("parameters", []))
+        if one["in"] == "query"
+    }
+    for name, value in parse_qsl(url.query, strict_parsing=bool(url.query)):
+        schema = resolved(parameters[name])
+        schema = schema.get("items", schema)  # it may be repeated
+        is_number = resolved(schema).get("type") == "integer"
+        validate_by(int(value) if is_number else value, schema)
+
+
+def path_of(asked: str) -> str:
+    """The path of the OpenAPI document that a request asks for."""
+    for path in API["paths"]:
+        form = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))
+        if re.fullmatch(form, asked):
+            return str(path)
+    raise LookupError(f"no path {asked}")
+
+
+def resolved(part: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" not in part:
+        return part
+    found: Any = API
+    for name in part["$ref"].removeprefix("#/").split("/"):
+        found = found[name]
+    return resolved(found)
+
+
+def validate(value: object, holder: dict[str, Any]) -> None:
+    """Hold a JSON body to its schema: that of a request, or of a response."""
+    validate_by(value, resolved(holder)["content"]["application/json"]["schema"])
+
+
+def validate_by(value: object, schema: dict[str, Any]) -> None:
+    whole = {**schema, "components": API["components"]}
+    jsonschema.Draft202012Validator(whole).validate(value)
+
+
+@pytest.mark.parametrize("page", [page for page in MANUAL if [*shell_lines(page)]])
+def test_each_command_of_a_page_can_be_run_as_it_is_shown(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is run. The settings file is the one that the page shows, or empty."""
+    settings = tmp_path / "liveness.toml"
+    settings.write_text("\n".join(blocks(page, "toml")))
+    monkeypatch.chdir(tmp_path)  # where a report could be written
+    faults = {
+        line: fault
+        for line in shell_lines(page)
+        for command in commands(line)
+        if (fault := fault_of(command, settings=settings))
+    }
+    assert not faults
+
+
+@pytest.mark.parametrize("page", [page for page in MANUAL if blocks(page, "toml")])
+def test_the_settings_that_a_page_shows_are_accepted(page: str, tmp_path: Path) -> None:
+    settings = tmp_path / "liveness.toml"
+    for block in blocks(page, "toml"):
+        settings.write_text(block)
+        checked(["liveness", "serve"], file=settings)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("liveness histroy ada", "Unknown command"),
+        ("liveness status --limit 10", "Unknown option"),
+        (
+            "sudo setpriv --reuid=a --init-groups liveness log --kind of",
+            "Invalid value",
+        ),
+        ("LIVENESS_SLOTS=0 liveness serve", "LIVENESS_SLOTS"),
+        ("kubectl exec a -c b -- liveness serve --timeout 0", "--timeout"),
+        ("unheard-of liveness status", "hidden"),
+        ("liveness demo --script lunch", "no step"),
+        ("date | liveness compare", "requires an argument"),
+        ("make supper", "no such target"),
+        ('(cd here; make bench ARGS="--users 1")', "Invalid value"),
+        ('make fuzz ARGS="--ever"', "no --ever"),
+        ('make mutants ARGS="none"', "none"),
+        ('make test ARGS="tests/none.py"', "tests/none.py"),
+        ("curl -s http://localhost/v1/users/ada/all", "no path"),
+        ("curl -s http://localhost/v1/timers?states=failed", "states"),
+        ("curl -s 'http://localhost/v1/timers?limit=0'", "less than"),
+        ("curl http://localhost/v1/timers/retry --data '{}'", "required"),
+        ("curl http://localhost/v1/timers/retry", "get"),
+    ],
+)
+def test_a_command_that_cannot_be_run_is_found(
+    line: str, told: str, tmp_path: Path
+) -> None:
+    *_, command = commands(line)
+    fault = fault_of(command, settings=tmp_path)
+    assert fault is not None
+    assert told in fault
 
 
 def test_every_make_target_exists() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"(?:`|\n)make ([a-z]+)\b", WHOLE)):
-        assert re.search(rf"^{target}:", makefile, re.M), target
+    for line in re.findall(r"^make [a-z].*", inline(WHOLE), re.M):
+        (command,) = commands(line)
+        assert fault_of(command, settings=ROOT) is None, line
