@@ -98,6 +98,11 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+def prose(text: str) -> str:
+    """A text without its code blocks."""
+    return re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.M | re.S)
+
+
 def inline(text: str) -> str:
     """What a text has between backticks, a line each."""
     return "\n".join(re.findall(r"`([^`\n]+)`", text))
@@ -105,13 +110,11 @@ def inline(text: str) -> str:
 
 def anchors(text: str) -> set[str]:
     """The names by which a page's headings are linked to, as code hosts make them."""
-    prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
-    titles = re.findall(r"^#+ (.+)$", prose, re.M)
+    titles = re.findall(r"^#+ (.+)$", prose(text), re.M)
     return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
 
 
 def links(text: str) -> list[tuple[str, str]]:
     """Where a page leads within the repository: a path, empty for itself, and an anchor."""
-    prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
-    found = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", prose)
+    found = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", prose(text))
     return [(path, anchor) for path, anchor in found if "://" not in path]

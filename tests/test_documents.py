@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import MISSING, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -37,11 +38,13 @@ from tests.documents import (
     commands,
     inline,
     links,
+    prose,
     rows,
     section,
     shell_lines,
 )
 from tests.service.test_metrics import NOW, gateways
+from tests.symbols import symbols, symbols_below
 
 GROUPS: Final = {"timers": cli.timers, "gateways": cli.gateways, "guard": cli.guard}
 # Every command, as one would type it.
@@ -209,6 +212,102 @@ def test_the_record_shown_is_a_record() -> None:
     schema: dict[str, Any] = json.loads((ROOT / "proto/record.schema.json").read_text())
     (shown,) = blocks("docs/any-language.md", "json")
     jsonschema.validate(json.loads(shown), schema)
+
+
+# --- files, tests and names of the code ------------------------------------------------
+
+# Folders of the repository, and of the package, where some pages leave its name out.
+FOLDERS: Final = (
+    ("liveness", "tests", "proto", "deploy", "docs", "grafana"),
+    ("core", "service", "commands", "demo", "bench"),
+)
+FILE: Final = r"`((?:\w+/)*\w+\.py)`"
+# The state directory has a file `stopped`.
+NAME: Final = r"`(?!\w+\.py`|stopped`)(\w+(?:\.\w+)?)(?:\(\))?`"
+
+
+def at(path: str) -> Path:
+    """A file or folder that a page names."""
+    folders = [ROOT / path, ROOT / "liveness" / path]
+    return next((it for it in folders if it.exists()), ROOT / path)
+
+
+def named(page: str) -> str:
+    """What a page has between backticks outside of its code blocks, a line each."""
+    return inline(prose(MANUAL[page]))
+
+
+def missing_paths(page: str) -> set[str]:
+    first = "|".join(FOLDERS[0] + FOLDERS[1])
+    paths = re.findall(rf"^((?:{first})/[\w.*/-]*)(?:::\w+)?$", named(page), re.M)
+    # NAME stands for any.
+    paths = [path for path in paths if "NAME" not in path]
+    return {
+        path
+        for path in paths
+        if not any([*ROOT.glob(path), *(ROOT / "liveness").glob(path)])
+        or (path.endswith("/") and not at(path).is_dir())
+    }
+
+
+def missing_files(page: str) -> set[str]:
+    """Those of the package that are named without their folder."""
+    files = set(re.findall(r"^\w+\.pyx?$", named(page), re.M))
+    there = {
+        path.name for path in [*ROOT.glob("*.py"), *ROOT.glob("liveness/**/*.py*")]
+    }
+    # A reader's own.
+    made = {
+        word
+        for line in shell_lines(page)
+        for command in commands(line)
+        for word in command.words[1:]
+        if command.program == "python"
+    }
+    return files - there - made
+
+
+@cache
+def all_tests() -> set[str]:
+    files = "".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
+    return set(re.findall(r"^(?:async )?def (test_\w+)", files, re.M))
+
+
+def missing_tests(page: str) -> set[str]:
+    lost = set(re.findall(r"^test_\w+$", named(page), re.M)) - all_tests()
+    text = " ".join(prose(MANUAL[page]).split())
+    beside = re.findall(rf"{FILE} \(((?:`test_\w+`(?:, )?)+)\)", text)
+    beside += re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    for file, tests in beside:
+        lost |= set(re.findall(r"\w+", tests)) - symbols(at(file))
+    return lost
+
+
+def missing_names(page: str) -> set[str]:
+    """Names of the code that are not in the file beside them, or in no file at all."""
+    text = " ".join(prose(MANUAL[page]).split())
+    beside = re.findall(rf"{NAME}(?:,| in| \(|, in) ?{FILE}", text)
+    lost = {
+        f"{name} in {file}" for name, file in beside if name not in symbols(at(file))
+    }
+    for row in rows(MANUAL[page]):
+        for file in re.findall(rf"^{FILE}$", row[0]):
+            of_file = set(re.findall(NAME, row[1]))
+            lost |= {f"{name} in {file}" for name in of_file - symbols(at(file))}
+    # A class's, by its capital; on the page of the code every name that is no word.
+    form = r"[A-Z]\w*[a-z]\w*\.(?!md$)\w+"
+    if page == "docs/architecture.md":
+        form += r"|(?:\w+\.)?_?[A-Z]\w*|\w*_\w*"
+    names = set(re.findall(rf"^({form})(?:\(\))?$", named(page), re.M))
+    return lost | (names - symbols_below(ROOT / "liveness"))
+
+
+@pytest.mark.parametrize("page", MANUAL)
+def test_every_file_and_test_and_name_of_the_code_exists(page: str) -> None:
+    assert not missing_paths(page)
+    assert not missing_files(page)
+    assert not missing_tests(page)
+    assert not missing_names(page)
 
 
 # --- commands -------------------------------------------------------------------------

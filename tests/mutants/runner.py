@@ -5,7 +5,7 @@ a sentence which, and what breaks; then it names tests, each of which must fail 
 
     Users are judged though nobody has read what their gateway says: false silence.
 
-    Test: tests/core/test_gateways.py::test_NAME
+    Test: tests/core/test_gateways.py::test_a_new_link_has_to_be_read_empty_itself
 
 Any test will do, a whole simulation as well as one of a function. Named without its
 parameters it stands for all its cases.
@@ -120,8 +120,7 @@ def concerned(root: Path) -> list[str]:
     """The names of mutants that a change of late concerns, and of a few others.
 
     A change concerns a mutant if it is of its patch, of a file that the patch changes, or
-    of a file with a test that it names. Where there is no history to look into, as in a
-    shallow clone, every mutant is taken.
+    of a file with a test that it names.
     """
 
     def git(*words: str) -> list[str]:
@@ -129,8 +128,6 @@ def concerned(root: Path) -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.split()
 
-    if git("rev-parse", "--is-shallow-repository") != ["false"]:
-        return [mutant.name for mutant in mutants_of(root)]
     commits = git("rev-list", "--first-parent", f"--max-count={COMMITS + 1}", "HEAD")
     tagged = git("rev-list", "--no-walk", *git("describe", "--tags", "--abbrev=0"))
     since = next((it for it in commits if it in tagged), commits[-1])
