@@ -2,23 +2,29 @@
 
 import json
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
 import jsonschema
 import pytest
+import trio
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.routing import Route
+from trio.testing import MockClock
 
 import liveness
+from liveness.config import GuardSettings
 from liveness.metrics import DOORS
 from liveness.service.http import build_pages
 from liveness.service.pacing import Turnstile
 from liveness.service.signin import PAGE
 from liveness.service.tokens import Token
 from tests.service.asgi import ask
+from tests.service.reading import reading
 from tests.service.rig import Rig
 
 READ, POST = frozenset({"GET", "HEAD"}), frozenset({"POST"})
@@ -195,12 +201,41 @@ def test_every_reference_in_the_document_leads_to_something() -> None:
     look(DOCUMENT)
 
 
-def schema_of(path: str, status: int) -> dict[str, Any]:
-    response = DOCUMENT["paths"][path]["get"]["responses"][str(status)]
+def schema_of(path: str, status: int, method: str = "get") -> dict[str, Any]:
+    response = DOCUMENT["paths"][path][method]["responses"][str(status)]
     if "$ref" in response:
         response = DOCUMENT["components"]["responses"][response["$ref"].split("/")[-1]]
-    schema = response["content"]["application/json"]["schema"]
-    return {**schema, "components": DOCUMENT["components"]}
+    schema: dict[str, Any] = response["content"]["application/json"]["schema"]
+    return schema
+
+
+def validate(value: object, schema: dict[str, Any]) -> None:
+    whole = {**schema, "components": DOCUMENT["components"]}
+    jsonschema.Draft202012Validator(whole).validate(value)
+
+
+def test_every_schema_in_the_document_is_one_and_every_example_matches_its_own() -> (
+    None
+):
+    examples = 0
+
+    def look(part: object) -> None:
+        nonlocal examples
+        if isinstance(part, dict):
+            if "schema" in part:
+                jsonschema.Draft202012Validator.check_schema(part["schema"])
+                if "example" in part:
+                    validate(part["example"], part["schema"])
+                    examples += 1
+            part = [*part.values()]
+        if isinstance(part, list):
+            for inner in part:
+                look(inner)
+
+    look(DOCUMENT)
+    for schema in DOCUMENT["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    assert examples
 
 
 async def test_each_answer_has_the_shape_that_the_document_says(rig: Rig) -> None:
@@ -218,5 +253,86 @@ async def test_each_answer_has_the_shape_that_the_document_says(rig: Rig) -> Non
         assert (wrong.status == 200) == takes_any, asked
         bodies = [(200, answer.body), (wrong.status, wrong.body)]
         for status, body in bodies:
-            validator = jsonschema.Draft202012Validator(schema_of(path, status))
-            validator.validate(json.loads(body))
+            validate(json.loads(body), schema_of(path, status))
+
+
+async def test_each_line_of_users_has_the_shape_that_the_document_says(
+    rig: Rig,
+) -> None:
+    gateway = await rig.gateway("gw-1")
+    await gateway.send(["login", ["ada", 7, 2**60]], ["login", "bob", {"conn": 4}])
+    await gateway.settle()
+    schemas = DOCUMENT["paths"]["/v1/users"]["get"]["x-lines"]
+    *lines, last = (await ask(rig.door(), "GET", "/v1/users")).body.splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        validate(json.loads(line), schemas["each user"])
+    validate(json.loads(last), schemas["last"])
+
+
+# Each change, with a body.
+CHANGES: Final[dict[str, dict[str, Any]]] = {
+    "/v1/timers/cancel": {"gateway": "gw-1", "key": "first"},
+    "/v1/timers/retry": {"gateway": "gw-1", "key": "second"},
+    "/v1/timers/cancel-damaged": {"id": "3"},
+    "/v1/guard/release": {"gateway": "gw-1"},
+    "/v1/gateways/forget": {"role": "gateway", "name": "gw-7"},
+}
+
+
+@pytest.mark.rig(guard=GuardSettings(enabled=True, least_users=20, hold_s=600))
+async def test_each_answer_to_a_change_has_the_shape_that_the_document_says(
+    rig: Rig, jumping: MockClock
+) -> None:
+    assert set(CHANGES) == documented("post") - SIGN_IN
+    (await rig.gateway("gw-7")).close()
+    await rig.gateway("calm")
+    gateway = await rig.gateway("gw-1")
+    await gateway.send(["login", [f"u{n}" for n in range(40)]])
+    for key in ("first", "second", "third"):
+        await gateway.send(["after", key, 500, {"payload": "p", "ext": "e"}])
+    await gateway.settle()
+    with closing(sqlite3.connect(rig.journal.timers.table.path)) as db, db:
+        db.execute("update timers set ext = cast(x'ff' as text) where key = 'third'")
+    await trio.sleep(31)  # past the deadline of all
+    for path, body in CHANGES.items():
+        operation = DOCUMENT["paths"][path]["post"]
+        asked = operation["requestBody"]["content"]["application/json"]["schema"]
+        for sent, status in ((body, 200), ({"nonsense": 1}, 400)):
+            pieces = [json.dumps(sent).encode()]
+            answer = await ask(rig.door("admin"), "POST", path, pieces=pieces)
+            assert answer.status == status, (path, answer.body)
+            validate(json.loads(answer.body), schema_of(path, status, "post"))
+        validate(body, asked)
+        with pytest.raises(jsonschema.ValidationError):
+            validate({"nonsense": 1}, asked)
+
+
+@pytest.mark.rig(timeout_s=5, tail=1_000)
+async def test_each_event_of_a_stream_has_the_shape_that_the_document_says(
+    rig: Rig, jumping: MockClock
+) -> None:
+    first, second = await rig.gateway("gw-1"), await rig.gateway("gw-2")
+    await first.send(["login", [f"u{n}" for n in range(1_000)]])
+    await first.settle()
+    await first.send(["login", ["ada", 7], {"conn": [1, 2]}])
+    await first.send(["after", "order", 1, {"payload": "p", "ext": "e"}])
+    await first.settle()
+    rig.store.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)  # the first thousand
+    await second.send(["login", "ada"])
+    await second.settle()
+    await first.send(["logout", 7])
+    await trio.sleep(10)  # silence
+    async with (
+        reading(rig.door(), "/v1/feed?after=1") as feed,
+        reading(rig.door(), "/v1/live") as live,
+    ):
+        events = {"/v1/feed": await feed.events(2), "/v1/live": await live.events(2)}
+        rig.sidecar.streams.stop()
+        events["/v1/feed"] += await feed.rest()
+        events["/v1/live"] += await live.rest()
+    for path, told in events.items():
+        schemas = DOCUMENT["paths"][path]["get"]["x-events"]
+        assert {event.name for event in told} == set(schemas)
+        for event in told:
+            validate(event.data, schemas[event.name])
