@@ -25,7 +25,7 @@ import trio
 
 from liveness.bench.redis import RedisServer
 from liveness.offlines import offline_in
-from tests.documents import MANUAL, ROOT, blocks, example
+from tests.documents import MANUAL, ROOT, blocks, example, shell_lines
 from tests.e2e.client import Client
 from tests.peer import listening, timer
 
@@ -321,10 +321,34 @@ def test_make_serve_runs_the_sidecar(environ: dict[str, str]) -> None:
             assert json.load(answer) == {"ready": True, "why": []}
 
 
+def demos(page: str) -> list[str]:
+    lines = [line.removeprefix(".venv/bin/") for line in shell_lines(page)]
+    return [line for line in lines if re.match("make demo$|liveness demo ", line)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("line", ["make demo", command("demo")])
+@pytest.mark.parametrize("line", sorted({it for page in MANUAL for it in demos(page)}))
 def test_the_demo_that_is_shown_ends_well(line: str, environ: dict[str, str]) -> None:
     assert "faults: early 0, missed 0, false 0" in run(line, environ, within_s=120)
+
+
+def shortened(demo: str) -> str:
+    """The same demo in a third of its time."""
+    if demo == "make demo":
+        return 'make demo ARGS="--seconds 4 --timeout 1 --users 20"'
+    return re.sub(
+        r"""(--seconds |--timeout |["',] ?)(\d+)""",
+        lambda found: f"{found[1]}{int(found[2]) / 3:.2f}",
+        demo,
+    )
+
+
+@pytest.mark.long
+def test_the_demos_of_the_tutorial_end_well(environ: dict[str, str]) -> None:
+    whole, scripted = demos("docs/getting-started.md")
+    for line in (whole, scripted):
+        told = run(shortened(line), environ, within_s=60)
+        assert "faults: early 0, missed 0, false 0" in told
 
 
 @contextmanager
@@ -342,6 +366,9 @@ def test_the_tutorial_goes_as_it_says(environ: dict[str, str], tmp_path: Path) -
     port = str(free_port())
     page = "docs/getting-started.md"
     demo, path, serve, chat, watch, bob, look = blocks(page, "sh")
+    typed = "".join(blocks(page, "console"))
+    explain, history = re.findall(r"^\$ (liveness .*)", typed, re.M)
+    assert "$ nc 127.0.0.1 9000\nada\n" in typed
     assert (demo, path) == ("make demo\n", 'export PATH="$PWD/.venv/bin:$PATH"\n')
     assert chat == "python chat.py\n"
     assert serve == "liveness serve --timeout 10\n"
@@ -360,11 +387,11 @@ def test_the_tutorial_goes_as_it_says(environ: dict[str, str], tmp_path: Path) -
             assert ada.recv(64) == b"closed: silence\n"
         watching.shows("online   ada  gw-1  login  seq 1$")
         watching.shows(r"offline  ada  gw-1  silence  1\.\d+ s since login  seq 2$")
-        told = run("liveness explain ada", environ)
+        told = run(explain, environ)
         assert re.match(
             r"offline at .* after 1\.\d s of silence; last heard: login", told
         )
-        assert len(run("liveness history ada", environ).splitlines()) == 2
+        assert len(run(history, environ).splitlines()) == 2
         bob = bob.replace("9000", port).replace("sleep 1", "sleep 0.3")
         with started(f"bash -c {shlex.quote(bob)}", environ):
             watching.shows("online   bob  gw-1")
@@ -378,3 +405,11 @@ def test_the_tutorial_goes_as_it_says(environ: dict[str, str], tmp_path: Path) -
                 look = look.replace("127.0.0.1:9874", ready["http"])
                 told = run(f"bash -c {shlex.quote(look)}", environ)
                 assert 'reason="gateway_lost"} 1.0' in told
+                assert "The log has it: `liveness log`." in MANUAL[page]
+                log = run("liveness log", environ).splitlines()
+                kinds = [line.split()[2:4] for line in log]
+                assert kinds == [
+                    [kind, uid]
+                    for uid in ("ada", "bob")
+                    for kind in ("online", "offline")
+                ]
