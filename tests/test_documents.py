@@ -471,6 +471,24 @@ def test_each_command_of_a_page_can_be_run_as_it_is_shown(
     assert not faults
 
 
+def test_the_answers_of_http_that_are_shown_have_the_shape_that_is_documented() -> None:
+    text = "".join(blocks("docs/http-api.md", "console"))
+    shown = re.findall(r"^\$ curl .*?http://[^/]+([^' ?\n]+).*\n(\{.*\})$", text, re.M)
+    whole = [(path, answer) for path, answer in shown if "…" not in answer]
+    for path, answer in whole:
+        operation = API["paths"][path_of(path)]["get"]
+        if path == "/v1/users":
+            validate_by(json.loads(answer), operation["x-lines"]["each user"])
+        else:
+            validate(json.loads(answer), operation["responses"]["200"])
+    assert len(whole) > 5
+    events = re.findall(r"^event: (\w+)\ndata: (.*)$", text, re.M)
+    schemas = API["paths"]["/v1/feed"]["get"]["x-events"]
+    for name, data in events:
+        validate_by(json.loads(data), schemas[name])
+    assert len(events) > 1
+
+
 @pytest.mark.parametrize("page", [page for page in MANUAL if blocks(page, "toml")])
 def test_the_settings_that_a_page_shows_are_accepted(page: str, tmp_path: Path) -> None:
     settings = tmp_path / "liveness.toml"
