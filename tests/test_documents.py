@@ -97,6 +97,33 @@ def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: str) -> None:
             assert anchor in anchors(target.read_text()), f"{path}#{anchor}"
 
 
+# --- figures --------------------------------------------------------------------------
+
+
+def test_the_figures_of_the_readme_are_those_measured() -> None:
+    systems = {
+        "liveness": "the sidecar",
+        "Redis, a key with a TTL each": "redis-server, a key with a TTL for each user",
+        "Redis, a sorted set of deadlines": (
+            "redis-server, a sorted set of deadlines, swept every second"
+        ),
+        "asyncio, a timer each (in the gateway's process)": (
+            "a process with a timer for each user"
+        ),
+        "etcd, a lease each": "etcd, a lease for each user",
+    }
+    measured = {
+        row[1]: row for row in rows(MANUAL["docs/performance.md"]) if len(row) == 10
+    }
+    shown = rows(section("README.md", "What it costs"))
+    assert {row[1] for row in shown} == set(systems)
+    for users, system, *figures in shown:
+        row = measured[systems[system]]
+        assert users == row[0], system
+        # CPU of an event alone and in batches, memory, and p99 of the reports.
+        assert figures == [row[2], row[3], row[5], row[7]], system
+
+
 # --- settings -------------------------------------------------------------------------
 
 
