@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import indent
 from typing import IO, Any, Final
 
 import pytest
@@ -33,12 +34,24 @@ BIN: Final = Path(sys.executable).parent
 PATIENCE_S: Final = 20
 # Whole gateways, by what each has in it alone.
 GATEWAYS: Final = [
-    ("README.md", "trio.serve_tcp"),
     ("docs/gateway.md", "trio.serve_tcp"),
     ("docs/gateway.md", "asyncio.run"),
     ("docs/gateway.md", "connect_sync("),
     ("docs/getting-started.md", "asyncio.run"),
 ]
+# The server around the lines of the README, which stand in for `LINES`.
+SERVER: Final = """
+import asyncio, liveness
+
+async def authenticate(reader):
+    return (await reader.readline()).decode().strip()
+
+async def main():
+    writers = {}
+LINES
+
+asyncio.run(main())
+"""
 SHOWN: Final = blocks("docs/command-line.md", "sh")[0].splitlines()
 
 
@@ -149,8 +162,24 @@ def test_every_python_example_is_run_below() -> None:
 def test_a_gateway_closes_who_is_silent_or_elsewhere_and_nobody_else(
     page: str, has: str, environ: dict[str, str]
 ) -> None:
+    check_gateway(example(page, has), environ)
+
+
+def test_the_lines_of_the_readme_make_a_server_a_gateway(
+    environ: dict[str, str],
+) -> None:
+    lines = example("README.md", "sidecar.ended()")
+    loop = "    async for end in"
+    listen = "    await asyncio.start_server(serve, port=9000)\n"
+    assert lines.count(loop) == 1
+    lines = lines.replace(loop, listen + loop)
+    check_gateway(SERVER.replace("LINES", indent(lines, "    ")), environ)
+
+
+def check_gateway(program: str, environ: dict[str, str]) -> None:
+    """It listens on port 9000, as the gateway gw-1."""
     port = str(free_port())
-    gateway = example(page, has).replace("9000", port)
+    gateway = program.replace("9000", port)
     with started("liveness serve --timeout 1", environ) as sidecar:
         sidecar.line_with('"ready"')
         with started(strict_python(gateway), environ):
