@@ -235,6 +235,13 @@ def test_the_rights_are_those_of_the_settings() -> None:
     assert told == [one.name for one in SETTINGS if one.section == "access"]
 
 
+def test_the_http_api_to_read_is_the_one_that_the_sidecar_serves() -> None:
+    served, shown = "liveness/service/page/openapi.json", "docs/openapi.json"
+    assert not (ROOT / shown).is_symlink()
+    same = (ROOT / served).read_bytes() == (ROOT / shown).read_bytes()
+    assert same, f"cp {served} {shown}"
+
+
 def test_the_record_shown_is_a_record() -> None:
     schema: dict[str, Any] = json.loads((ROOT / "proto/record.schema.json").read_text())
     (shown,) = blocks("docs/any-language.md", "json")
