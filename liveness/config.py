@@ -157,7 +157,7 @@ class SocketSettings:
 
     path: Path = field(
         metadata=_about(
-            "Unix socket of gateways and watchers; admin.sock is made beside it",
+            "Unix socket of gateways and watchers; admin.sock is created beside it",
             unit=f"a path of at most {MAX_SOCKET_PATH_BYTES} bytes",
             flag="--socket",
             check=_fits_a_socket,
@@ -167,14 +167,16 @@ class SocketSettings:
     group: str = field(
         default="",
         metadata=_about(
-            "group of both sockets; empty: the one that files here get",
+            "group of both sockets; empty: the group that new files get",
             unit="a group's name or number",
             check=_is_group,
         ),
     )
     mode: Literal["0600", "0660", "0666"] = field(
         default="0660",
-        metadata=_about("who may connect to both sockets, before access is looked at"),
+        metadata=_about(
+            "permissions of both sockets; the rights in access are checked after them"
+        ),
     )
 
     @property
@@ -228,14 +230,15 @@ class HttpSettings:
     token_file: Path | None = field(
         default=None,
         metadata=_about(
-            "file of the token that closes all of the TCP door but metrics and health",
+            "file with the token that HTTP over TCP requires, except for metrics and "
+            "health",
             unit="a path; empty: no token",
         ),
     )
     hosts: str = field(
         default="",
         metadata=_about(
-            "names by which the TCP door may be asked, besides addresses",
+            "host names that requests over TCP may use, besides addresses",
             unit="names separated by commas; empty: localhost and that of http.address",
             check=_are_names,
         ),
@@ -243,7 +246,7 @@ class HttpSettings:
     max_connections: int = field(
         default=100,
         metadata=_about(
-            "most connections at a time to each of the doors, TCP and admin.sock",
+            "most HTTP connections at a time, each for TCP and for admin.sock",
             (1, 10_000),
             "connections",
         ),
@@ -251,8 +254,8 @@ class HttpSettings:
     request_s: float = field(
         default=10.0,
         metadata=_about(
-            "time for a request to come whole, for what is answered to be read, and for "
-            "a connection to be silent",
+            "time for a request to arrive, for its answer to be read, and for a "
+            "connection to be idle",
             (0.1, 600),
             "seconds",
         ),
@@ -269,8 +272,8 @@ class HttpSettings:
     max_streams: int = field(
         default=32,
         metadata=_about(
-            "most answers at a time that go on, of both doors together, and never above "
-            "half of http.max_connections",
+            "most streaming answers at a time, over TCP and admin.sock together; never "
+            "more than half of http.max_connections",
             (1, 1_000),
             "streams",
         ),
@@ -278,7 +281,7 @@ class HttpSettings:
     max_backlog: int = field(
         default=100_000,
         metadata=_about(
-            "records by which a reader of /v1/feed may fall further behind than it was",
+            "records by which the backlog of a reader of /v1/feed may grow",
             (100, 100_000_000),
             "records",
         ),
@@ -301,7 +304,7 @@ class HttpSettings:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names by which the TCP door may be asked, in small letters."""
+        """The host names that requests over TCP may use, in small letters."""
         return frozenset({"localhost", self.host.lower(), *_names(self.hosts)})
 
     @property
@@ -331,7 +334,7 @@ class StateSettings:
     retention_bytes: int = field(
         default=4 * GIB,
         metadata=_about(
-            "size of the log above which its oldest records go",
+            "size of the log above which its oldest records are deleted",
             (16 * MIB, TIB),
             "bytes",
         ),
@@ -347,7 +350,7 @@ class LoggingSettings:
         metadata=_about("form of the lines; auto: text on a terminal, JSON otherwise"),
     )
     level: Literal["debug", "info", "warning", "error"] = field(
-        default="info", metadata=_about("the least urgent that is said")
+        default="info", metadata=_about("the lowest level that is logged")
     )
 
 
@@ -357,7 +360,7 @@ class LimitSettings:
 
     hello_s: float = field(
         default=5.0,
-        metadata=_about("time a new link has for its hello", (0.1, 60), "seconds"),
+        metadata=_about("time that a new link has for its hello", (0.1, 60), "seconds"),
     )
     gateway_hold_s: float = field(
         default=60.0,
@@ -375,8 +378,8 @@ class LimitSettings:
     max_unfinished_bytes: int = field(
         default=64 * MIB,
         metadata=_about(
-            "most bytes of frames that are not whole yet, of all links together; of more "
-            "the oldest end; max_frame_bytes at least",
+            "most bytes of incomplete frames, over all links; above it, the links with "
+            "the oldest of them end; max_frame_bytes at least",
             (8 * KIB, 64 * GIB),
             "bytes",
         ),
@@ -409,8 +412,8 @@ class LimitSettings:
     max_unread_bytes: int = field(
         default=64 * MIB,
         metadata=_about(
-            "bytes of replies that all links together may leave unread; at more, those "
-            "that read nothing end, and at twice as many the one that leaves most",
+            "most bytes of unread replies, over all links; above it, links that read "
+            "nothing end; at twice as many, the link with the most ends",
             (64 * KIB, 64 * GIB),
             "bytes",
         ),
@@ -428,7 +431,7 @@ class LimitSettings:
         default=30.0,
         metadata=_about(
             "time after which a link ends that reads nothing of its answers, or whose "
-            "list cannot be put together; a gateway's, not before limits.gateway_hold_s",
+            "list finds no room; for a gateway limits.gateway_hold_s at least",
             (1, 3600),
             "seconds",
         ),
@@ -451,7 +454,7 @@ class LimitSettings:
     max_handshakes: int = field(
         default=200,
         metadata=_about(
-            "most links at a time that have not said hello; of more the oldest end",
+            "most links at a time without a hello; above it, the oldest end",
             (1, 10_000),
             "links",
         ),
@@ -469,7 +472,7 @@ class LimitSettings:
     max_names: int = field(
         default=10_000,
         metadata=_about(
-            "most names of gateways and watchers that a cursor is kept for",
+            "most names of gateways and watchers with a stored cursor",
             (1, 1_000_000),
             "names",
         ),
@@ -477,7 +480,8 @@ class LimitSettings:
     pause_firing: int = field(
         default=10_000,
         metadata=_about(
-            "unwritten offlines from which on 50 a pass are judged; at twice as many none",
+            "offlines not yet on disk at which only 50 users a pass are judged; at "
+            "twice as many none",
             (100, 1_000_000),
             "offlines",
         ),
@@ -485,7 +489,7 @@ class LimitSettings:
     pause_reading: int = field(
         default=30_000,
         metadata=_about(
-            "unwritten records at which sockets are not read",
+            "records not yet on disk at which sockets are no longer read",
             (1_000, 10_000_000),
             "records",
         ),
@@ -526,7 +530,7 @@ class TimerSettings:
     max_loaded: int = field(
         default=1_000_000,
         metadata=_about(
-            "most timers of the coming hour that are in memory",
+            "most timers of the coming hour in memory",
             (10_000, 10_000_000),
             "timers",
         ),
@@ -534,8 +538,8 @@ class TimerSettings:
     max_pending: int = field(
         default=30_000,
         metadata=_about(
-            "most unwritten orders about timers, one more for each KiB that they carry; a "
-            "gateway that has more of them than there is room for yet is not read",
+            "most timer orders not yet on disk, one more for each KiB that they carry; "
+            "a gateway with more than its share is not read",
             (1_000, 10_000_000),
             "orders",
         ),
@@ -543,7 +547,8 @@ class TimerSettings:
     max_ended: int = field(
         default=10_000_000,
         metadata=_about(
-            "ended timers above which the oldest go before the retention",
+            "ended timers above which the oldest are deleted before their retention "
+            "ends",
             (0, 1_000_000_000),
             "timers",
         ),
@@ -562,7 +567,7 @@ class GuardSettings:
     enabled: bool = field(
         default=False,
         metadata=_about(
-            "whether users are held where too many of one gateway come due",
+            "whether users are held when too many of one gateway come due",
             unit="true or false",
         ),
     )
@@ -577,7 +582,7 @@ class GuardSettings:
     least_users: int = field(
         default=1_000,
         metadata=_about(
-            "users that a gateway must have before any are held",
+            "users that a gateway must have for the guard to hold any",
             (1, 10_000_000),
             "users",
         ),
@@ -604,7 +609,7 @@ class Config:
     timeout_s: float = field(
         default=30.0,
         metadata=_about(
-            "silence after which a user is offline, where its gateway names no other",
+            "silence after which a user is offline, unless its gateway sets another",
             (1, 86_400),
             "seconds",
             flag="--timeout",
@@ -619,7 +624,8 @@ class Config:
     flush_s: float = field(
         default=0.0,
         metadata=_about(
-            "how long a gateway may collect signs of life; 0: one slot, at most 1 s",
+            "how long a gateway may collect activity before it sends it; 0: one slot, "
+            "at most 1 s",
             (0, 10),
             "seconds",
         ),
