@@ -1,7 +1,7 @@
 """The Grafana dashboard, as code: `make dashboard` writes `grafana/liveness.json`.
 
-Read from the top: is it well, who is online, was anybody told late; then, row by row,
-what may be the cause. Every panel says what it shows and what to do about it.
+Read from the top: is it ready, who is online, were offlines late; then, row by row, the
+possible causes. Every panel says what it shows and what to do about it.
 
 The expressions use the sidecar's own metrics and no recording rule, so the dashboard
 works without the rules of `deploy/prometheus`.
@@ -64,7 +64,7 @@ Panel = barchart.Panel | heatmap.Panel | stat.Panel | timeseries.Panel
 
 
 def at_a_glance() -> list[Panel]:
-    """The top, without a title: whether it is well, in six figures."""
+    """The top row, without a title: its state in six figures."""
     words = {
         "1": model.ValueMappingResult(text="ready", color=GREEN),
         "0": model.ValueMappingResult(text="not ready", color=RED),
@@ -79,9 +79,9 @@ def at_a_glance() -> list[Panel]:
         ).mappings([model.ValueMap(options=words)]),
         figure(
             "Users online",
-            "Users with a session now. A step down is a gateway that has lost its users, "
-            "or that left: Users by gateway shows which. Where no sidecar answers any more it "
-            "stays as it was last: see Ready.",
+            "Users with a session now. A step down is a gateway that has lost its "
+            "users, or that left: Users by gateway shows which. If no sidecar "
+            "answers, it keeps its last value: see Ready.",
             f"sum(liveness_users_online{{{HERE}}})",
         ),
         figure(
@@ -94,10 +94,10 @@ def at_a_glance() -> list[Panel]:
         ),
         figure(
             "Decided within (p99)",
-            "99 of 100 silent users were found to be so within this time after their "
-            "deadline; 50 ms is promised. While nobody falls silent it is of those who "
-            "did last. If it is more: is the processor used up (Processor), or the host "
-            "(Time unattended)?",
+            "99 of 100 silent users were decided within this time after their "
+            "deadline; 50 ms is promised. While nobody falls silent, it is about the "
+            "last ones who did. If it is more: is the processor used up (Processor), "
+            "or the host (Time unattended)?",
             quantile(0.99, OFFLINE, over=DECIDED),
             "s",
             decimals=3,
@@ -110,8 +110,8 @@ def at_a_glance() -> list[Panel]:
         ).thresholds(steps((1, RED))),
         figure(
             "Unattended",
-            "Of the time that is shown, that in which a sidecar did not run or did not "
-            "read; it counts for nobody's silence. Some ms are nothing. Seconds are a "
+            "The part of the time shown in which a sidecar did not run or did not "
+            "read; it counts for nobody's silence. Some ms are normal. Seconds mean a "
             "stopped process, a frozen host, or a disk that does not keep up.",
             f"sum(increase(liveness_unattended_seconds_total{{{HERE}}}[$__range]))",
             "s",
@@ -132,17 +132,19 @@ def users() -> list[Panel]:
         ),
         curves(
             "Users by gateway",
-            "Sessions through each gateway; those after the first 64 are `other`. One "
-            "that drops alone has a trouble of its own, all at once share a network.",
+            "Sessions through each gateway; those after the first 64 are `other`. If "
+            "one drops alone, look at that gateway; if all drop at once, at the "
+            "network.",
             query(by("gateway", "liveness_gateway_users", THROUGH)),
             width=12,
         ),
         curves(
             "Sessions ended",
-            "By reason. silence: nothing was heard for the whole timeout. logout: the "
-            "gateway said so. gateway_lost: silence while the gateway was gone or mute. "
-            "moved: a newer connection took over. Much gateway_lost is about gateways, "
-            "not users; a burst of silence is a network: see LivenessMassOffline.",
+            "By reason. silence: no event for the whole timeout. logout: the gateway "
+            "reported one. gateway_lost: silence while the gateway was gone or mute. "
+            "moved: a newer connection took over. Many gateway_lost point at "
+            "gateways, not users; a burst of silence at the network: see "
+            "LivenessMassOffline.",
             query(rate("reason", "liveness_offline_total")),
             query(rate("", "liveness_moved_total"), "moved"),
             unit="cps",
@@ -150,17 +152,17 @@ def users() -> list[Panel]:
         ),
         curves(
             "Sessions begun",
-            "By reason. login: the gateway said so. keepalive, message: a sign of life "
-            "of a user who was offline by then. Many of these: the timeout is too short "
-            "for how often users speak, and they flap.",
+            "By reason. login: the gateway reported one. keepalive, message: activity "
+            "of a user who was offline by then. Many of these: the timeout is too "
+            "short for how often users send, and they flap.",
             query(rate("reason", "liveness_online_total")),
             unit="cps",
             coloured=("login", "keepalive", "message"),
         ),
         curves(
             "Events received",
-            "What gateways report; signs of life are most of it. If it stops while users "
-            "are online, gateways hang or have no link: see Links.",
+            "What gateways report; most of it is keepalives and messages. If it stops "
+            "while users are online, gateways hang or have no link: see Links.",
             query(rate("event", "liveness_events_total")),
             unit="cps",
             coloured=("login", "keepalive", "message", "logout"),
@@ -169,10 +171,10 @@ def users() -> list[Panel]:
             curves(
                 "Events ignored",
                 "Events that changed no session: of an older connection (older, "
-                "other_conn), of a gateway that does not have the user (other_gateway), "
-                "of somebody who is offline, or without room (no_room). Some after a "
-                "move are right; no_room is limits.max_users or "
-                "limits.max_gateway_users.",
+                "other_conn), of a gateway that does not have the user "
+                "(other_gateway), of a user who is offline, or beyond a limit "
+                "(no_room). Some after a move are normal; no_room is limits.max_users "
+                "or limits.max_gateway_users.",
                 query(f"{rate('why', 'liveness_events_ignored_total')} > 0"),
                 unit="cps",
                 width=12,
@@ -223,10 +225,10 @@ def lateness() -> list[Panel]:
     )
     stages = curves(
         "Lateness by stage",
-        "decided: the sidecar knew. durable: it was on disk. sent: it was given to the "
-        "gateway's socket. The dashed line is what is promised of decided p99. durable "
-        "far above decided: the disk (Time of a commit). sent far above durable: a "
-        "gateway that does not read (Unacknowledged).",
+        "decided: the sidecar knew. durable: it was on disk. sent: it was written to "
+        "the gateway's socket. The dashed line is the promise for decided p99. "
+        "durable far above decided: the disk (Time of a commit). sent far above "
+        "durable: a gateway that does not read (Unacknowledged).",
         query(quantile(0.5, OFFLINE, "stage"), "{{stage}} p50"),
         query(quantile(0.99, OFFLINE, "stage"), "{{stage}} p99"),
         unit="s",
@@ -290,9 +292,9 @@ def _slots() -> barchart.Panel:
         barchart.Panel()
         .title("Users due in each slot")
         .description(
-            "The ring as it is now: users by the slot in which they come due if they say "
-            "nothing more. It should be about even, with a heap that wanders where many "
-            "logged in at once. A heap that stays in one slot is held: see Held."
+            "The ring as it is now: users by the slot in which they come due if they "
+            "send nothing more. It should be about even, with a peak that moves where "
+            "many logged in at once. A peak that stays in one slot is held: see Held."
         )
         .datasource(DATASOURCE)
         .height(8)
@@ -324,7 +326,7 @@ def _slots() -> barchart.Panel:
 
 
 def gateways() -> list[Panel]:
-    """Links, and who is told what."""
+    """Links, and the records sent on them."""
     return [
         curves(
             "Links",
@@ -338,18 +340,18 @@ def gateways() -> list[Panel]:
         curves(
             "Unacknowledged",
             "Records that a gateway was sent and has not acknowledged, at most "
-            "limits.window. It returns to 0 where all is well. One that stays high does "
-            "not work off its notices: restart it; nothing is lost, they come again.",
+            "limits.window. Normally it returns to 0. A gateway that stays high does "
+            "not process its records: restart it; nothing is lost, they are delivered "
+            "again.",
             query(by("gateway", "liveness_link_unacked", THROUGH)),
             width=6,
         ),
         curves(
             "Unread and unfinished",
-            "Bytes of answers that were asked for and are not read, in memory (at most "
-            "twice limits.max_unread_bytes) and on disk (limits.max_spool_bytes), and of "
-            "frames that were begun (limits.max_unfinished_bytes). It is near 0 where all "
-            "read, and finish what they send. Who does not ends, and is named in the "
-            "sidecar's log.",
+            "Bytes of answers that are not read, in memory (at most twice "
+            "limits.max_unread_bytes) and on disk (limits.max_spool_bytes), and of "
+            "incomplete frames (limits.max_unfinished_bytes). Normally it is near 0. "
+            "Links that cause more are ended, and named in the sidecar's log.",
             query(by("where", "liveness_unread_bytes")),
             query(f"sum(liveness_unfinished_bytes{{{HERE}}})", "unfinished"),
             unit="bytes",
@@ -357,8 +359,8 @@ def gateways() -> list[Panel]:
         ),
         curves(
             "Records sent and acknowledged",
-            "They go together. More sent than acknowledged: gateways fall behind, or "
-            "reconnect and are sent the same again.",
+            "Normally they are equal. More sent than acknowledged: gateways fall "
+            "behind, or reconnect and get the same records again.",
             query(rate("", "liveness_notices_sent_total"), "sent"),
             query(rate("", "liveness_notices_acked_total"), "acknowledged"),
             unit="cps",
@@ -366,9 +368,9 @@ def gateways() -> list[Panel]:
         ),
         curves(
             "How often users speak",
-            "Of each gateway how long its users are usually silent before the next sign "
-            "of life, and their timeout. It should be at least twice as long, or a lost "
-            "keepalive makes a false offline: raise the timeout, or have clients speak "
+            "For each gateway the usual pause between two activities of a user, and "
+            "the timeout. The timeout should be at least twice the pause, or a lost "
+            "keepalive makes a false offline: raise the timeout, or have clients send "
             "more often.",
             query(
                 by("gateway", "liveness_gateway_interval_seconds", THROUGH),
@@ -382,16 +384,16 @@ def gateways() -> list[Panel]:
         ),
         curves(
             "Promises to ping",
-            "How often each gateway was not heard for longer than it promised. More than a "
-            "few: have it ping as often as its hello says, or promise a longer ping; or it "
-            "hangs.",
+            "How often each gateway was not heard for longer than it promised. More "
+            "than a few: have it ping as often as its hello promises, or promise a "
+            "longer interval; or it hangs.",
             query(increase("gateway", "liveness_gateway_mute_total", THROUGH)),
         ),
         curves(
             "Streams",
-            "Answers over HTTP that go on: readers of /v1/feed, live pages, and lists of "
-            "everyone online. At most http.max_streams; at that, find who holds them, or "
-            "raise it.",
+            "Streaming answers over HTTP: readers of /v1/feed, live pages, and lists "
+            "of everyone online. At most http.max_streams; at that, find who has them "
+            "open, or raise it.",
             query(by("stream", "liveness_streams")),
         ),
     ]
@@ -403,10 +405,10 @@ def holds() -> list[Panel]:
         stacked(
             curves(
                 "Held",
-                "Due users who are not judged yet. away: their gateway has no link, and "
-                "time to come back. mute: it promised ping and is silent. unread: its "
-                "socket has not been read empty. storm: the guard waits for a person, "
-                "`liveness guard release`.",
+                "Due users who are not judged yet. away: their gateway has no link, "
+                "and still has time to come back. mute: it promised ping and is "
+                "silent. unread: its socket has not been read empty. storm: the guard "
+                "holds them; `liveness guard release` ends it.",
                 query(by("why", "liveness_users_held")),
                 width=16,
                 coloured=("away", "mute", "unread", "storm"),
@@ -428,7 +430,7 @@ def log() -> list[Panel]:
     return [
         curves(
             "Records written",
-            "Records that came to disk. If it stops while Records waiting grows, the "
+            "Records written to disk. If it stops while Records waiting grows, the "
             "disk does not write.",
             query(
                 f"sum by (instance) (deriv(liveness_log_seq{{{HERE}}}[$__rate_interval]))"
@@ -438,16 +440,16 @@ def log() -> list[Panel]:
         ),
         curves(
             "Records waiting",
-            "Decided and not on disk yet, so not told either. It returns to 0 within a "
-            "second. At limits.pause_firing offlines judging slows down, at "
+            "Decided and not on disk yet, so not delivered either. It returns to 0 "
+            "within a second. At limits.pause_firing offlines judging slows down, at "
             "limits.pause_reading records reading stops.",
             query(by("instance", "liveness_log_pending")),
             width=6,
         ),
         curves(
             "Time of a commit",
-            "How long the disk takes for one commit, with its sync. It is part of every "
-            "record's way. Tens of ms are a slow or shared disk: put the state on a "
+            "How long the disk takes for one commit, with its sync. Every record "
+            "waits for it. Tens of ms mean a slow or shared disk: put the state on a "
             "better one (state.dir).",
             query(quantile(0.5, COMMIT), "p50"),
             query(quantile(0.99, COMMIT), "p99"),
@@ -467,7 +469,7 @@ def log() -> list[Panel]:
                 "Failed writes",
                 "Tries to write to the disk that failed, of the log or of the timers. "
                 "Nothing is dropped, and it is tried again every second: make room or "
-                "mend the disk. See LivenessWritesFail in docs/runbook.md.",
+                "repair the disk. See LivenessWritesFail in docs/runbook.md.",
                 query(f"{rate('what', 'liveness_write_failures_total')} > 0"),
                 unit="cps",
                 width=8,
@@ -477,8 +479,8 @@ def log() -> list[Panel]:
             curves(
                 "Files lost",
                 "Times that a socket's file or a file of the state was removed or "
-                "replaced while in use. A socket is made anew at once; for files of the "
-                "state see LivenessNotReady in docs/runbook.md.",
+                "replaced while in use. A socket is created again at once; for files "
+                "of the state see LivenessNotReady in docs/runbook.md.",
                 query(f"{rate('file', 'liveness_files_lost_total')} > 0"),
                 unit="cps",
                 width=8,
@@ -487,8 +489,8 @@ def log() -> list[Panel]:
         seldom(
             curves(
                 "Damaged records",
-                "Records of the log that were found to be damaged on disk. Links that had "
-                "not been sent them are sent a gap, and everything else: see "
+                "Records of the log that were found to be damaged on disk. Links that "
+                "had not got them get a gap, and all other records: see "
                 "LivenessLogDamaged in docs/runbook.md.",
                 query(f"{by('instance', 'liveness_log_damaged_records')} > 0"),
                 width=8,
@@ -503,25 +505,25 @@ def timers() -> list[Panel]:
         curves(
             "Timers by state",
             "pending and fired are alive; the others have ended, and are kept for a "
-            "while. If failed grows, `liveness timers list --state failed` tells which "
-            "and why. Many fired: gateways do not answer.",
+            "while. If failed grows, `liveness timers list --state failed` shows "
+            "which and why. Many fired: gateways do not answer.",
             query(by("state", "liveness_timers")),
             width=6,
             coloured=("pending", "fired", "done", "failed", "cancelled", "replaced"),
         ),
         curves(
             "Timers in memory",
-            "Those of the coming hour, at about 130 bytes each and at most "
-            "timers.max_loaded; the others stay on disk for longer. Where it stays at that, "
-            "raise it if there is memory.",
+            "Timers of the coming hour, at about 130 bytes each and at most "
+            "timers.max_loaded; the others stay on disk for longer. If it stays at "
+            "that limit, raise it if there is memory.",
             query(by("instance", "liveness_timers_loaded")),
             width=6,
         ),
         curves(
             "Runs of timers",
             "By result. done and fail are the gateway's answers; unanswered had none "
-            "within timers.run_timeout_s; late is an answer after that. Much fail or "
-            "unanswered is work of the gateway that does not succeed.",
+            "within timers.run_timeout_s; late is an answer after that. Many fail or "
+            "unanswered: the gateway's work does not succeed.",
             query(rate("result", "liveness_timer_attempts_total")),
             unit="cps",
             width=6,
@@ -529,9 +531,9 @@ def timers() -> list[Panel]:
         ),
         curves(
             "Timer lateness",
-            "From a timer's due moment to its firing. After a downtime it is as long as "
-            "that, once. Otherwise more than some tens of ms is a disk or a process that "
-            "does not keep up.",
+            "From a timer's due moment to its firing. After a downtime it is once as "
+            "long as the downtime. Otherwise more than some tens of ms mean a disk or "
+            "a process that does not keep up.",
             query(quantile(0.5, TIMER), "p50"),
             query(quantile(0.99, TIMER), "p99"),
             unit="s",
@@ -548,7 +550,8 @@ def refusals() -> list[Panel]:
                 "Frames refused",
                 "Frames and links refused, by error code. bad-… and unknown-frame: a "
                 "fault in a gateway. not-allowed: who connects is not in [access]. "
-                "replaced: two processes share a name. The sidecar's log says who.",
+                "replaced: two processes share a name. The sidecar's log names the "
+                "process.",
                 query(f"{rate('code', 'liveness_frames_refused_total')} > 0"),
                 unit="cps",
                 width=6,
@@ -557,9 +560,9 @@ def refusals() -> list[Panel]:
         seldom(
             curves(
                 "HTTP refused",
-                "Connections and requests refused, by door and reason: docs/http-api.md "
-                "explains each. token and tries: a program with an old token, "
-                "or somebody who guesses.",
+                "Connections and requests refused, by door and reason: "
+                "docs/http-api.md explains each. token and tries: a program with an "
+                "old token, or somebody who guesses it.",
                 query(
                     f"{rate('door, why', 'liveness_http_refused_total')} > 0",
                     "{{door}}: {{why}}",
@@ -571,8 +574,8 @@ def refusals() -> list[Panel]:
         seldom(
             curves(
                 "Limits met",
-                "How often a bound was met; each is the setting of that name. Raise it "
-                "if the load is right, or look for who causes it.",
+                "How often a limit was met, by the name of its setting. Raise it if "
+                "the load is right, or find the cause.",
                 query(f"{rate('limit', 'liveness_limits_met_total')} > 0"),
                 unit="cps",
                 width=6,
@@ -581,9 +584,8 @@ def refusals() -> list[Panel]:
         seldom(
             curves(
                 "Accepts put off",
-                "Tries to accept a connection for which there was no descriptor or "
-                "memory; who connects waits. Raise the limit of open files: see "
-                "Descriptors.",
+                "Connections that could not be accepted for lack of descriptors or "
+                "memory; they wait. Raise the limit of open files: see Descriptors.",
                 query(f"{rate('socket', 'liveness_accepts_put_off_total')} > 0"),
                 unit="cps",
                 width=6,
@@ -655,7 +657,9 @@ def dashboard() -> model.Dashboard:
     board = (
         build.Dashboard("liveness")
         .uid(UID)
-        .description("Who is online, who has fallen silent, and whether that is told.")
+        .description(
+            "Who is online, who has fallen silent, and how soon that is reported."
+        )
         .tags(["liveness"])
         .editable()
         .tooltip(model.DashboardCursorSync.CROSSHAIR)
