@@ -240,7 +240,7 @@ def test_what_does_not_fit_is_left_out_and_said() -> None:
     ]
     redis, zset, etcd, memory = it.left_out
     assert (redis, zset) == ("redis: by --without", "zset: by --without")
-    assert etcd == "etcd, 20,000 users: it is given 10,000 at most"
+    assert etcd == "etcd, 20,000 users: measured with at most 10,000"
     assert memory.startswith("1,000,000,000,000 users: there is memory for ")
 
 

@@ -70,7 +70,7 @@ def plan(options: Options) -> Plan:
                 it.runs.append((users, name))
             else:
                 it.left_out.append(
-                    f"{name}, {users:,} users: it is given {most:,} at most"
+                    f"{name}, {users:,} users: measured with at most {most:,}"
                 )
     return it
 

@@ -25,39 +25,39 @@ PAGE: Final = HERE.parents[1] / "docs/performance.md"
 BEGIN: Final = "<!-- written by `make performance`: -->\n"
 END: Final = "<!-- until here -->\n"
 PLOTS: Final = {
-    "cost.svg": "What an event costs, by the number of users",
-    "lateness.svg": "When a client is told who fell silent, by the number of users",
+    "cost.svg": "CPU time per event, by the number of users",
+    "lateness.svg": "When a client receives a silence report, by the number of users",
 }
 SYSTEMS: Final = {OURS: "the sidecar", **OTHERS}
 
 # Of each system: the head of a column, and the figure in it.
 COLUMNS: Final = {
-    "CPU an event": f"{CPU}, {SINGLES}",
+    "CPU per event": f"{CPU}, {SINGLES}",
     "in batches": f"{CPU}, {BATCHES}",
-    "events a second": f"events a second, {SINGLES}",
-    "memory a user": MEMORY,
-    "told p50": "told p50",
-    "told p99": "told p99",
-    "told within a minute": TOLD.format(PATIENCE_S),
+    "events per second": f"events a second, {SINGLES}",
+    "memory per user": MEMORY,
+    "reported p50": "told p50",
+    "reported p99": "told p99",
+    "reported within a minute": TOLD.format(PATIENCE_S),
     "of": "fell silent",
 }
 
 INTRO: Final = """\
-Measured by `liveness bench`: the real server is a process of its own, driven over its
-socket by another, beside other systems in the same run; CPU and memory are those of the
-process table, lateness is what the client saw. Users speak in random order, uids have 17
-bytes, and of several rounds the best counts. What breaks a promise, or was not
-measured, says MISSED.
+Measured by `liveness bench`: the real server is a process of its own, and another process
+drives it over its socket. Other systems are measured in the same run. CPU and memory are
+from the process table; lateness is what the client saw. Users send in random order, uids
+have 17 bytes, and the best of several rounds counts. A promise that was broken, or not
+measured, is marked MISSED.
 """
-# What could be called a choice of ours.
+# Our choices, which others might make differently.
 CHOSEN: Final = """\
-For what an event costs, our server has slots of one second over an hour (`--timeout 3600
---slots 3600`), so that each sign of life really moves its user; redis-server writes a
-reply to each SETEX, ours none. The sorted set is swept once a second. The million who
-log in for a day do so as fast as the disk takes them.
+To measure CPU per event, the sidecar runs with slots of one second over an hour
+(`--timeout 3600 --slots 3600`), so that each event really moves its user. redis-server
+writes a reply to each SETEX, the sidecar none. The sorted set is swept once a second. In
+the scenario `day`, a million users log in as fast as the disk takes them.
 """
 NOTHING: Final = """\
-No run is committed. `make bench` measures here what is promised.
+No report is committed. `make bench` measures the promises on this machine.
 """
 
 
@@ -151,7 +151,7 @@ def _promises(runs: Sequence[Report]) -> Iterator[str]:
             told = f"{', '.join(scenarios)}: early, false or missing"
             rows.append(_row(users, told, Figure("", "", total, "", most=0.0)))
     if rows:
-        yield _table(("users", "promise", "at most, at least", "measured", ""), rows)
+        yield _table(("users", "promise", "limit", "measured", ""), rows)
 
 
 def _row(users: int, told: str, figure: Figure) -> tuple[str, ...]:

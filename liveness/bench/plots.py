@@ -54,10 +54,10 @@ def draw(figures: Sequence[Figure], folder: Path, digest: str) -> None:
     """
     with mpl.rc_context(STYLE):
         cost, lateness = (Canvas(figsize=SIZE_IN, layout="constrained") for _ in PLOTS)
-        axes = _axes(cost, "server CPU an event, ns (dashed: by the thousand)")
+        axes = _axes(cost, "server CPU per event, ns (dashed: in batches of 1,000)")
         _lines(axes, figures, f"{CPU}, {SINGLES}", "-")
         _lines(axes, figures, f"{CPU}, {BATCHES}", "--")
-        axes = _axes(lateness, "told after the deadline, p99, ms")
+        axes = _axes(lateness, "reported after the deadline, p99, ms")
         _lines(axes, figures, "told p99", "-")
         _shares(axes, figures)
         for name, canvas in zip(PLOTS, (cost, lateness), strict=True):
@@ -107,7 +107,7 @@ def _lines(axes: Axes, figures: Sequence[Figure], name: str, dashes: str) -> Non
 
 
 def _shares(axes: Axes, figures: Sequence[Figure]) -> None:
-    """Write beside a point how many were told, where that is not all."""
+    """Write beside a point how many users were reported, if not all."""
     for system, colour in COLOURS.items():
         silent = _points(figures, system, "fell silent")
         told = _points(figures, system, TOLD.format(PATIENCE_S))
