@@ -3,10 +3,13 @@
 import os
 import re
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Final, TypeVar
 
 import pytest
+
+from liveness.sources import FILE_VARIABLE
+from tests.processes import NO_SETTINGS, environment
 
 # A shell gives its background jobs no SIGINT, and they pass that on: but here commands
 # are started that are to end by it.
@@ -24,6 +27,16 @@ MOST_PART: Final = 20
 BUILDING: Final = {"dist", "image", "sanitized"}
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_settings_of_this_host() -> Iterator[None]:
+    """Keep an installed sidecar's settings from the tests and the processes they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - environment().keys():
+            patch.delenv(name)
+        patch.setenv(FILE_VARIABLE, str(NO_SETTINGS))
+        yield
 
 
 # Under .ci/run, which installs what the tests need, a skip hides a fault: it fails.

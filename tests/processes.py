@@ -3,11 +3,22 @@
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from liveness import build
+from liveness.sources import FILE_VARIABLE
+
 Done = subprocess.CompletedProcess[str]
+
+# A file that every user may read, and that a running sidecar can read again.
+NO_SETTINGS: Final = Path(__file__).with_name("no-settings.toml")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment, without the settings of a sidecar on this host."""
+    return build.environment() | {FILE_VARIABLE: str(NO_SETTINGS)} | more
 
 
 def ran(

@@ -26,16 +26,6 @@ GUARD = sorted(f"guard {name}" for name in cli.guard if not name.startswith("-")
 FLAGS = [setting.flag for setting in SETTINGS if setting.flag]
 
 
-@pytest.fixture(autouse=True)
-def _own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings of nobody but the test, whatever is set on this machine."""
-    for name in os.environ:
-        if name.startswith("LIVENESS_"):
-            monkeypatch.delenv(name)
-    (tmp_path / "empty.toml").write_text("")
-    monkeypatch.setenv("LIVENESS_CONFIG", str(tmp_path / "empty.toml"))
-
-
 Run = Callable[[str], tuple[int, str, str]]
 
 

@@ -28,10 +28,9 @@ from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 import liveness
-from liveness.build import environment
 from tests.e2e.sidecar import Sidecar
 from tests.needs import needs_compiler
-from tests.processes import Done, ran, succeeded
+from tests.processes import Done, environment, ran, succeeded
 from tests.tree import tracked
 
 ROOT: Final = Path(__file__).parents[1]

@@ -15,10 +15,10 @@ from typing import Any, Final, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from liveness.build import environment
 from liveness.core.records import Record
 from tests import disk
 from tests.e2e.client import Client
+from tests.processes import environment
 
 ROOT: Final = Path(__file__).parents[2]
 READY_S: Final = 20.0
@@ -120,7 +120,7 @@ class Sidecar:
     def environment(self) -> dict[str, str]:
         """Ours, with these settings of the sidecar and no others."""
         settings = self.settings.items()
-        return environment() | {f"LIVENESS_{k.upper()}": str(v) for k, v in settings}
+        return environment(**{f"LIVENESS_{k.upper()}": str(v) for k, v in settings})
 
     def refused_start(self) -> tuple[int, str]:
         """Starts a process that ends by itself; its exit code, and its one line."""

@@ -1,5 +1,6 @@
 """`liveness backup` of a sidecar that is busy, and what is restored from it."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -11,7 +12,6 @@ from typing import Final
 
 import pytest
 
-from liveness.build import environment
 from tests import disk
 from tests.e2e.client import Client
 from tests.e2e.conftest import Start
@@ -32,7 +32,7 @@ def run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=ROOT,
-        env=environment() | environ,
+        env=os.environ | environ,
         capture_output=True,
         text=True,
         timeout=60,

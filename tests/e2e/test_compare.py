@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from liveness.build import environment
 from liveness.cli import main
 from liveness.commands import compare
 from liveness.commands.comparereport import AGREE, DIFFER
@@ -68,7 +67,6 @@ def beside(sidecar: Sidecar, *arguments: str) -> Iterator[Shadow]:
         subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=told,

@@ -29,6 +29,7 @@ from liveness.offlines import offline_in
 from tests.documents import MANUAL, ROOT, blocks, example, shell_lines
 from tests.e2e.client import Client
 from tests.peer import listening, timer
+from tests.processes import NO_SETTINGS
 
 BIN: Final = Path(sys.executable).parent
 PATIENCE_S: Final = 20
@@ -113,6 +114,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     """A new user's shell after set-up, in places of its own."""
     chosen = {key: os.environ[key] for key in ("VENV", "PYTHON") if key in os.environ}
     return chosen | {
+        "LIVENESS_CONFIG": str(NO_SETTINGS),
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
         "LIVENESS_SOCKET_PATH": str(tmp_path / "gateway.sock"),

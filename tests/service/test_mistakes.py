@@ -35,7 +35,6 @@ import pytest
 import structlog
 
 from liveness import cli
-from liveness.build import environment
 from liveness.service.store import DATABASE, Batch, Store
 from liveness.service.timertable import TimerTable
 from tests.e2e.persons import NOBODY, SOMEBODY, Person, runs_as
@@ -546,8 +545,6 @@ def test_a_mistake_is_one_line_with_the_remedy(
     for place, fixture in {"live": "live", "open": "opened"}.items():
         if f"{{{place}}}" in row.command:
             places[place] = request.getfixturevalue(fixture)
-    for name in os.environ.keys() - environment().keys():
-        monkeypatch.delenv(name)
     for name, value in row.environ.items():
         monkeypatch.setenv(name, placed(value, places))
     command = placed(row.command, places)
