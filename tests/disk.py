@@ -1,6 +1,5 @@
 """The sidecar's disk as it is, read past the product."""
 
-import shutil
 import sqlite3
 import struct
 import subprocess
@@ -13,6 +12,7 @@ import msgpack
 import pytest
 
 from liveness.core.records import TIMER, Record, TimerRecord
+from tests.needs import require
 
 
 def rows(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -96,12 +96,11 @@ def _records(database: Path) -> list[tuple[Any, ...]]:
 @contextmanager
 def mounted(folder: Path, mib: int) -> Iterator[Path]:
     """A filesystem of few MiB, which is nobody else's."""
-    if shutil.which("mount") is None:
-        pytest.skip("mount is missing: apt install mount")
+    mount = require("mount")
     folder.mkdir()
     options = f"size={mib}m,mode=0700"
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
+        [mount, "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
         capture_output=True,
         text=True,
         check=False,

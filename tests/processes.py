@@ -1,14 +1,12 @@
 """Programs that a test runs to their end."""
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
 from liveness import build
 from liveness.sources import FILE_VARIABLE
+from tests.needs import require
 
 Done = subprocess.CompletedProcess[str]
 
@@ -48,8 +46,6 @@ def succeeded(done: Done) -> str:
 
 def promtool(*arguments: str, **options: Any) -> str:
     """What Prometheus' own checks print about files of ours, which must pass them."""
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is missing: apt install prometheus")
-    done = ran("promtool", *arguments, **options)
+    done = ran(require("promtool", "prometheus"), *arguments, **options)
     assert done.stderr == "", done.stderr
     return succeeded(done)

@@ -17,7 +17,7 @@ import pytest
 
 from liveness import build
 from tests.e2e.sidecar import Sidecar
-from tests.needs import needs_compiler
+from tests.needs import needs, needs_compiler
 from tests.processes import Done, ran
 
 ROOT = Path(__file__).parents[1]
@@ -188,9 +188,7 @@ def place(tmp_path: Path, sources: Path) -> Path:
         pytest.param(
             no_header,
             "Python.h: No such file or directory",
-            marks=pytest.mark.skipif(
-                not shutil.which("gcc"), reason="gcc is missing: apt install gcc"
-            ),
+            marks=needs("gcc"),
         ),
     ],
     ids=["no-gcc", "broken-gcc", "no-header"],

@@ -35,6 +35,7 @@ from tests.e2e.image import (
     send,
 )
 from tests.e2e.sidecar import READY_S, eventually
+from tests.needs import require, require_root
 from tests.processes import ran
 from tests.test_packaging import required
 
@@ -55,8 +56,8 @@ Compose = dict[str, Any]
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """The image, made by the Containerfile's own steps."""
-    if os.geteuid() != 0:
-        pytest.skip("mounts are made by root only: run this as root")
+    require_root()
+    require("mount")
     folder = tmp_path_factory.mktemp("image")
     context = folder / "context"
     send(ROOT, IGNORED, context)
@@ -534,9 +535,7 @@ class Composed:
 
 
 def test_prometheus_sees_composes_users(image: Stage, net: int, tmp_path: Path) -> None:
-    prometheus_here = shutil.which("prometheus")
-    if prometheus_here is None:
-        pytest.skip("prometheus is missing: apt install prometheus")
+    prometheus_here = require("prometheus")
     with Composed(image, net, tmp_path) as composed:
         sidecar = composed.up("sidecar")
         composed.wait_until_healthy("sidecar", sidecar)

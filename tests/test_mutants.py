@@ -15,9 +15,9 @@ import trio
 
 from tests.mutants import runner
 from tests.mutants.runner import PATCHES, faults_of, mutants_of, run
-from tests.needs import needs_git
+from tests.needs import needs
 
-pytestmark = needs_git  # which applies the patches
+pytestmark = needs("git")  # which applies the patches
 
 ROOT: Final = Path(__file__).parents[1]
 GATE: Final = """\
@@ -245,7 +245,7 @@ async def test_a_patch_says_one_thing_and_names_tests(
     ]
 
 
-@needs_git
+@needs("git")
 def test_what_a_change_concerns_is_chosen_and_of_the_others_a_few_in_turn(
     project: Path, patch: Patch
 ) -> None:

@@ -1,10 +1,7 @@
 """The units are hardened, and are of the sidecar that there is."""
 
-import shutil
 import subprocess
 from pathlib import Path
-
-import pytest
 
 from liveness.config import SETTINGS
 from liveness.service.manager import GATEWAY_SOCKET
@@ -12,6 +9,7 @@ from liveness.service.sidecar import HAND_DEAD_S
 from liveness.service.sockets import BACKLOG, SOCKET_MODE
 from liveness.sources import DEFAULT_FILE
 from tests.commandlines import checked
+from tests.needs import require
 from tests.units import (
     FOLDER,
     SERVICE,
@@ -24,10 +22,9 @@ from tests.units import (
 
 
 def exposure(unit: Path) -> subprocess.CompletedProcess[str]:
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is missing: apt install systemd")
+    analyze = require("systemd-analyze", "systemd")
     return subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--threshold=20", unit],
+        [analyze, "security", "--offline=true", "--threshold=20", unit],
         capture_output=True,
         text=True,
         check=False,

@@ -1,14 +1,15 @@
-"""The project's files: what git tracks, or, where there is no clone, what is no leaving."""
+"""The project's files: what git tracks, or, without a clone or git, what is no leaving."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 
 def tracked(root: Path) -> list[str]:
-    """The names of the files that git tracks, and that are there; of an sdist all."""
-    if not (root / ".git").exists():
+    """The names of the files that git tracks, and that are there; without git all."""
+    if not ((root / ".git").exists() and shutil.which("git")):
         return sorted(str(path.relative_to(root)) for path in files(root))
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True

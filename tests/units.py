@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from tests.needs import require
+
 FOLDER: Final = Path(__file__).parents[1] / "deploy/systemd"
 SERVICE: Final = FOLDER / "liveness.service"
 SOCKET: Final = FOLDER / "liveness.socket"
@@ -34,7 +36,7 @@ def seconds(unit: Path, key: str) -> float:
 def _calls() -> dict[str, list[str]]:
     """The members of each of systemd's sets of system calls."""
     told = subprocess.run(
-        ["systemd-analyze", "syscall-filter"],
+        [require("systemd-analyze", "systemd"), "syscall-filter"],
         capture_output=True,
         text=True,
         check=True,

@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from tests.audit import leaks, licences, vulnerabilities
 from tests.audit.locked import Pin, locks, pins
-from tests.needs import needs_git
+from tests.needs import needs
 
 ROOT: Final = Path(__file__).parents[2]
 IT: Final = Pin(canonicalize_name("it"), "1.0", "")
@@ -131,7 +131,7 @@ def track(tree: Path, name: str, text: str) -> None:
     subprocess.run(["git", "-C", tree, "add", name], check=True)
 
 
-@needs_git
+@needs("git")
 def test_a_secret_in_a_tracked_file_is_found(tree: Path) -> None:
     track(tree, "deploy/it.toml", f'# an example\nkey = "{SECRET}"\n')
     track(tree, "good.txt", "nothing\n")
@@ -143,7 +143,7 @@ def test_a_secret_in_a_tracked_file_is_found(tree: Path) -> None:
     assert any("AWS" in fault and "revoke it" in fault for fault in verdict.faults)
 
 
-@needs_git
+@needs("git")
 def test_of_vectors_digits_are_no_secret_and_all_else_is_looked_for(tree: Path) -> None:
     track(tree, "proto/vectors/it.json", f'{{"hex": "{HEX}"}}\n')
     assert leaks.look(tree).faults == ()
@@ -153,7 +153,7 @@ def test_of_vectors_digits_are_no_secret_and_all_else_is_looked_for(tree: Path) 
     assert len(leaks.look(tree).faults) == 2
 
 
-@needs_git
+@needs("git")
 def test_only_what_git_tracks_is_looked_at(tree: Path) -> None:
     (tree / "mine.txt").write_text(f"{SECRET}\n")
     track(tree, "gone.txt", f"{SECRET}\n")

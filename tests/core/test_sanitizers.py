@@ -13,6 +13,8 @@ from typing import Final
 
 import pytest
 
+from tests.needs import require
+
 ROOT: Final = Path(__file__).parents[2]
 CFLAGS: Final = (
     "-fsanitize=address,undefined -fno-sanitize-recover=undefined "
@@ -76,8 +78,7 @@ def run(
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project, to be compiled with the sanitizers."""
-    if shutil.which("gcc") is None:
-        pytest.skip("the sanitizers are missing: apt install gcc")
+    require("gcc")
     copy = tmp_path_factory.mktemp("sanitized") / "copy"
     ignored = shutil.ignore_patterns(".*", "build", "*.so", "__pycache__")
     shutil.copytree(ROOT, copy, ignore=ignored)

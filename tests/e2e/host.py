@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.e2e.sidecar import ROOT
+from tests.needs import require, require_root
 from tests.processes import Done, ran
 
 INSTALL_S: Final = 240  # six times what it takes on a machine with time for it
@@ -34,6 +35,7 @@ def installing() -> dict[str, str]:
 
 def make(target: str, *variables: str, **environ: str) -> Done:
     """`make install` or `make uninstall` of this clone."""
+    require("make")
     # With all that it started: what goes on would keep the next one waiting.
     bounded = ["timeout", str(INSTALL_S)]
     return ran(
@@ -81,8 +83,10 @@ class Host:
 @contextmanager
 def mounted(folder: Path, *arguments: str) -> Iterator[Path]:
     """A file system at *folder*, which is made."""
+    require_root()
+    mount = require("mount")
     folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", *arguments, str(folder)], check=True)
+    subprocess.run([mount, *arguments, str(folder)], check=True)
     try:
         yield folder
     finally:

@@ -12,16 +12,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import pytest
-
 # Without an entry in any database, and one that every Debian has.
 SOMEBODY: Final = 54_321
 NOBODY: Final = 65_534
 CREW: Final = 34_567  # a group
-
-as_root = pytest.mark.skipif(
-    os.geteuid() != 0, reason="only root can become others: run the tests as root"
-)
 
 # The folder is entered while it is still allowed: those above it may be private.
 _CONNECT: Final = """

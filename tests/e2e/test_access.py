@@ -14,8 +14,9 @@ import pytest
 
 from tests.e2e.client import Client
 from tests.e2e.conftest import Start
-from tests.e2e.persons import CREW, NOBODY, SOMEBODY, Person, as_root, runs_as
+from tests.e2e.persons import CREW, NOBODY, SOMEBODY, Person, runs_as
 from tests.e2e.sidecar import Sidecar
+from tests.needs import as_root
 
 pytestmark = as_root
 

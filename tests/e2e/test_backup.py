@@ -16,6 +16,7 @@ from tests import disk
 from tests.e2e.client import Client
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import ROOT, Sidecar, eventually
+from tests.needs import needs
 from tests.wire import packed
 
 BACKUPS: Final = 3
@@ -179,6 +180,7 @@ def test_each_backup_of_a_busy_sidecar_can_be_restored_and_its_gateways_go_on(
         ("TERM", "?rename,?renameat,renameat2", 0, ["b.tar"]),
     ],
 )
+@needs("strace")
 def test_a_signal_in_its_worst_moment_leaves_all_or_nothing(
     sidecar: Sidecar,
     tmp_path: Path,

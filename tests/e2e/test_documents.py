@@ -6,7 +6,6 @@ import os
 import re
 import select
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +27,7 @@ from liveness.bench.redis import RedisServer
 from liveness.offlines import offline_in
 from tests.documents import MANUAL, ROOT, blocks, example, shell_lines
 from tests.e2e.client import Client
+from tests.needs import needs
 from tests.peer import listening, timer
 from tests.processes import NO_SETTINGS
 
@@ -237,10 +237,8 @@ async def test_the_tests_of_the_manual_pass(number: int) -> None:
         await trio.to_thread.run_sync(written)
 
 
-@pytest.mark.skipif(
-    not shutil.which("redis-cli"),
-    reason="redis-cli is missing: apt install redis-server",
-)
+@needs("redis-server")
+@needs("redis-cli", "redis-server")
 def test_the_lines_of_shadow_mode_are_made_of_what_redis_says(tmp_path: Path) -> None:
     server, began_ms = RedisServer(tmp_path), datetime.now(UTC).timestamp() * 1000 // 1
     server.start()
@@ -345,6 +343,7 @@ def test_the_commands_shown_do_what_the_manual_says(environ: dict[str, str]) -> 
                     assert "order:17" in run(line, environ)
 
 
+@needs("make")
 def test_make_serve_runs_the_sidecar(environ: dict[str, str]) -> None:
     with started("make serve", environ) as sidecar:
         ready = json.loads(sidecar.line_with('"ready"'))
@@ -389,9 +388,8 @@ def linked(environ: dict[str, str], name: str) -> Iterator[Client]:
         yield link
 
 
-@pytest.mark.skipif(
-    not shutil.which("nc"), reason="nc is missing: apt install netcat-openbsd"
-)
+@needs("nc", "netcat-openbsd")
+@needs("curl")
 def test_the_tutorial_goes_as_it_says(environ: dict[str, str], tmp_path: Path) -> None:
     """With a timeout of a second, and a port of its own."""
     port = str(free_port())

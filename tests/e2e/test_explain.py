@@ -18,8 +18,9 @@ import pytest
 
 from liveness.cli import main
 from tests.e2e.conftest import Start
-from tests.e2e.persons import SOMEBODY, as_root
+from tests.e2e.persons import SOMEBODY
 from tests.e2e.sidecar import ROOT, Sidecar, eventually
+from tests.needs import as_root
 
 Run = Callable[..., tuple[int, str, str]]
 CLOCK = r"(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d"  # midnight may lie between

@@ -32,6 +32,7 @@ from tests import disk
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar
 from tests.e2e.test_disk import crowd, readiness_until, uids
+from tests.needs import require
 
 DISK_MIB: Final = 16
 # Of these a commit finds no room in the WAL that there is, nor in what the table has.
@@ -85,8 +86,7 @@ def filled(folder: Path, *, but: int = 0) -> Iterator[None]:
 @pytest.fixture
 def on_failing_disk(make: Start) -> Sidecar:
     """A sidecar whose system calls can be made to fail; it is not started yet."""
-    if shutil.which("fiu-run") is None:
-        pytest.skip("fiu-run is missing: apt install fiu-utils")
+    require("fiu-run", "fiu-utils")
     sidecar = make()
     sidecar.under = ["fiu-run", "-x", "-f", str(sidecar.folder / "fiu")]
     return sidecar

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from tests.e2e.conftest import Start
-from tests.e2e.persons import as_root
 from tests.e2e.sidecar import eventually
+from tests.needs import as_root, needs
 from tests.units import SERVICE, allowed_calls, setting
 
 # prctl(2): MemoryDenyWriteExecute= is this, or a filter to the same effect. What was
@@ -41,6 +41,9 @@ exec "$@"
 
 
 @as_root
+@needs("strace")
+@needs("mount")
+@needs("systemd-analyze", "systemd")
 def test_it_serves_and_asks_for_no_more_than_the_unit_allows(make: Start) -> None:
     sidecar = make(socket_group="0")
     trace = sidecar.folder / "trace"

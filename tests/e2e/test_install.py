@@ -26,6 +26,7 @@ from tests.e2e.client import Client
 from tests.e2e.host import PIP, PYTHON, SYSTEM, Host, hosting, make, mounted
 from tests.e2e.persons import NOBODY
 from tests.e2e.sidecar import ROOT, Sidecar
+from tests.needs import as_root, needs, require
 from tests.processes import Done, ran
 
 pytestmark = pytest.mark.timeout(280)  # builds, and fetches what is locked
@@ -68,6 +69,7 @@ def installed() -> Iterator[Path]:
     """A folder, in memory, in which `make install` was run."""
     with in_memory() as memory:
         dest = memory / "dest"
+        require("gcc")
         done = make("install", f"DESTDIR={dest}")
         assert done.returncode == 0, done.stderr
         assert done.stderr.splitlines()[-1].endswith(f"{dest}{PREFIX}, wheel: compiled")
@@ -77,6 +79,8 @@ def installed() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def host(installed: Path) -> Iterator[Host]:
     """A host on which that was unpacked, and systemd has made user and folder."""
+    for program in ("systemd-sysusers", "systemd-tmpfiles"):
+        require(program, "systemd")
     with hosting(installed) as host:
         Path(host.root / "root").chmod(0o755)  # where the tests' Python may be
         host.run("systemd-sysusers")
@@ -173,6 +177,8 @@ def exec_start(unit: Path) -> list[str]:
     return str(command).split()
 
 
+@needs("systemd-analyze", "systemd")
+@needs("kill", "procps")  # which the unit names
 def test_systemd_finds_nothing_to_say_about_the_units(host: Host) -> None:
     said = host.run("systemd-analyze", "verify", *UNITS, check=False)
     assert (said.returncode, said.stdout + said.stderr) == (0, "")
@@ -363,6 +369,7 @@ def public() -> Iterator[tuple[Path, Path]]:
         yield Path(name), script
 
 
+@as_root
 def test_only_root_installs_without_destdir(public: tuple[Path, Path]) -> None:
     assert refused("install", {}, NOBODY, public[1]) == (
         "liveness: only root can install in /opt/liveness: sudo make install, or name a "
@@ -370,6 +377,7 @@ def test_only_root_installs_without_destdir(public: tuple[Path, Path]) -> None:
     )
 
 
+@as_root
 def test_a_folder_that_cannot_be_written_is_refused(public: tuple[Path, Path]) -> None:
     folder, script = public
     why = ": it is no folder, or you may not write there"
@@ -483,6 +491,8 @@ def test_the_remains_of_an_interrupted_removal_go(quick: Quick, name: str) -> No
 def test_an_upgrade_that_is_interrupted_leaves_a_whole_program(
     quick: Quick, number: signal.Signals, is_slow: bool
 ) -> None:
+    if is_slow:
+        require("strace")
     # Slow, the shell looks up only when what it called has ended already.
     under = ["strace", "-o", "/dev/null", "-e", "inject=clone:delay_exit=10ms"]
     opt = quick.prefix.parent

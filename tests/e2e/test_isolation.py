@@ -6,7 +6,7 @@ from pathlib import Path
 
 from liveness.sources import DEFAULT_FILE, FILE_VARIABLE
 from tests.e2e.conftest import Start
-from tests.e2e.persons import as_root
+from tests.needs import as_root, needs
 from tests.processes import ran
 
 # In a namespace of its own, a host whose file of settings is wrong.
@@ -17,6 +17,7 @@ exec "$@"
 
 
 @as_root
+@needs("mount")
 def test_what_the_tests_start_reads_no_settings_of_this_host(
     make: Start, tmp_path: Path
 ) -> None:

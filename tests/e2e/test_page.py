@@ -7,7 +7,6 @@ the sidecar itself.
 
 import json
 import re
-import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,6 +31,7 @@ from liveness.cli import main
 from tests.e2e.client import Client
 from tests.e2e.conftest import Start
 from tests.e2e.sidecar import Sidecar
+from tests.needs import require
 
 SOON_MS: Final = 10_000
 TOKEN: Final = "correct-horse-battery-staple"
@@ -47,8 +47,7 @@ Open = Callable[..., Page]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    assert chromium, "the page is tested in Debian's browser: apt install chromium"
+    chromium = require("chromium")  # Debian's own
     expect.set_options(timeout=SOON_MS)
     arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
     with sync_playwright() as playwright:

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from tests.e2e.client import SOON_S, Client
-from tests.e2e.persons import Person, as_root
+from tests.e2e.persons import Person
 from tests.e2e.pod import IMAGE, TOKEN, Container, Pod
 from tests.e2e.sidecar import eventually
 from tests.manifests import MANIFESTS, Manifests, container, durable, pod_of, settings
+from tests.needs import as_root
 from tests.processes import Done, ran
 
 pytestmark = as_root

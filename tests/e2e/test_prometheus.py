@@ -10,7 +10,6 @@ the dashboard's expressions are filled in as Grafana does.
 import json
 import math
 import re
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -36,6 +35,7 @@ from tests.e2e.test_disk import crowd, disk_full
 from tests.e2e.test_http_token import BEARER, token_file
 from tests.e2e.test_newer import clocks, monotonic
 from tests.e2e.test_streams import streaming
+from tests.needs import require
 from tests.processes import promtool
 from tests.test_monitoring import DASHBOARD, DEPLOYED
 
@@ -86,8 +86,7 @@ class Prometheus:
 
     def __init__(self, folder: Path, sidecars: list[Sidecar], token: Path) -> None:
         for program in ("prometheus", "promtool"):
-            if shutil.which(program) is None:
-                pytest.skip(f"{program} is missing: apt install prometheus")
+            require(program, "prometheus")
         self.began_s = now_s()
         config = folder / "prometheus.yml"
         config.write_text(_configuration(sidecars, token))

@@ -9,9 +9,10 @@ import pytest
 
 from tests.e2e.client import Client
 from tests.e2e.conftest import Start
-from tests.e2e.persons import CREW, SOMEBODY, Person, as_root
+from tests.e2e.persons import CREW, SOMEBODY, Person
 from tests.e2e.sidecar import Line, Sidecar, eventually
 from tests.e2e.tty import Tty
+from tests.needs import as_root
 
 MEMBER = Person(SOMEBODY, SOMEBODY, (CREW,))
 WORDS = "correct-horse/battery+staple=="

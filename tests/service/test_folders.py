@@ -20,11 +20,9 @@ from liveness.service.logbook import file_state
 from liveness.service.store import DATABASE, LOCK, Store, is_in_use
 from liveness.service.timertable import DATABASE as TIMERS
 from liveness.service.timertable import TimerTable
+from tests.needs import as_root
 
 OTHER: Final = 54_321
-as_root = pytest.mark.skipif(
-    os.geteuid() != 0, reason="only root can give files away: run the tests as root"
-)
 
 Plant = Callable[[Path], object]
 

@@ -39,6 +39,7 @@ from liveness.service.store import DATABASE, Batch, Store
 from liveness.service.timertable import TimerTable
 from tests.e2e.persons import NOBODY, SOMEBODY, Person, runs_as
 from tests.e2e.sidecar import READY_S, ROOT, Sidecar
+from tests.needs import require_root
 
 SERVE: Final = (
     "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {here}/state"
@@ -539,8 +540,8 @@ def test_a_mistake_is_one_line_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    if row.person is not None and os.geteuid() != 0:
-        pytest.skip("only root can become others: run the tests as root")
+    if row.person is not None:
+        require_root()
     places = {"here": tmp_path_factory.mktemp("m")}
     for place, fixture in {"live": "live", "open": "opened"}.items():
         if f"{{{place}}}" in row.command:

@@ -1,11 +1,12 @@
 """Who is at the other end, as the kernel has it."""
 
-import os
 import subprocess
 import sys
 from typing import Final
 
 import pytest
+
+from tests.needs import as_root
 
 PROGRAM: Final = """
 import os, socket, sys
@@ -33,7 +34,7 @@ except StartError as error:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may have other groups")
+@as_root
 @pytest.mark.parametrize("groups", [0, 1, 64, 65, 300, 65_536])
 def test_all_groups_of_a_peer_are_known_however_many(groups: int) -> None:
     ran = subprocess.run(
