@@ -278,7 +278,7 @@ def test_what_a_change_concerns_is_chosen_and_of_the_others_a_few_in_turn(
     assert set(runner.concerned(project)) == names
 
 
-@needs_git
+@needs("git")
 def test_without_the_history_of_a_project_every_mutant_is_chosen(
     project: Path, patch: Patch, tmp_path: Path
 ) -> None:
