@@ -120,7 +120,8 @@ def concerned(root: Path) -> list[str]:
     """The names of mutants that a change of late concerns, and of a few others.
 
     A change concerns a mutant if it is of its patch, of a file that the patch changes, or
-    of a file with a test that it names.
+    of a file with a test that it names. Where there is no history to look into, as in a
+    shallow clone, every mutant is taken.
     """
 
     def git(*words: str) -> list[str]:
@@ -128,6 +129,8 @@ def concerned(root: Path) -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.split()
 
+    if git("rev-parse", "--is-shallow-repository") != ["false"]:
+        return [mutant.name for mutant in mutants_of(root)]
     commits = git("rev-list", "--first-parent", f"--max-count={COMMITS + 1}", "HEAD")
     tagged = git("rev-list", "--no-walk", *git("describe", "--tags", "--abbrev=0"))
     since = next((it for it in commits if it in tagged), commits[-1])
