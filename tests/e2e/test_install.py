@@ -26,7 +26,7 @@ from tests.e2e.client import Client
 from tests.e2e.host import PIP, PYTHON, SYSTEM, Host, hosting, make, mounted
 from tests.e2e.persons import NOBODY
 from tests.e2e.sidecar import ROOT, Sidecar
-from tests.needs import as_root, needs, require
+from tests.needs import as_root, needs, require, require_root
 from tests.processes import Done, ran
 
 pytestmark = pytest.mark.timeout(280)  # builds, and fetches what is locked
@@ -309,6 +309,7 @@ def refused(
     script: Path = ROOT / "deploy/install",
 ) -> str:
     """The one line of an error after which nothing was done."""
+    require_root()
     done = ran(script, target, env=os.environ | given, user=user)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
