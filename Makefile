@@ -116,7 +116,7 @@ performance: $(call STAMP,dev)  ## The figures of docs/performance.md, from the 
 	@exec $(VENV)/bin/python -m liveness.bench.performance
 
 screenshots: $(call READY,test)  ## The documents' pictures of the live page (chromium; five minutes)
-	@exec $(VENV)/bin/python -m tests.screenshots $(ARGS)
+	@exec $(VENV)/bin/python -m tests.helpers.screenshots $(ARGS)
 
 dashboard: $(call STAMP,test)  ## Grafana's dashboard, from the code beside it
 	@exec $(VENV)/bin/python -m grafana.dashboard

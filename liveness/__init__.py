@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from liveness.client import (
+    from liveness.client.sidecar import (
         ConfigError,
         End,
         LivenessError,
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         Timer,
         connect,
     )
-    from liveness.client_sync import SyncSidecar, connect_sync
+    from liveness.client.sync import SyncSidecar, connect_sync
 
 __version__ = "0.1.0"
 __all__ = [
@@ -46,7 +46,7 @@ if not TYPE_CHECKING:  # which then still finds a name that is misspelt
         from importlib import import_module
 
         is_sync = name in ("SyncSidecar", "connect_sync")
-        module = "liveness.client_sync" if is_sync else "liveness.client"
+        module = "liveness.client.sync" if is_sync else "liveness.client.sidecar"
         return getattr(import_module(module), name)
 
     def __dir__() -> list[str]:

@@ -15,10 +15,10 @@ def main() -> int | str:
         Its exit code, or the one line that `sys.exit` is to tell, with 1.
     """
     if sys.argv[1:2] == ["serve"]:
-        # It would end a sidecar that is still starting; `service.app` takes it later.
+        # It would end a sidecar that is still starting; `liveness.service.app` takes it later.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
-        from liveness.cli import main
+        from liveness.cli.main import main
 
         return main()
     except KeyboardInterrupt:  # amid the imports; later ones are for `cli`

@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 
 import pytest
 
-from liveness.sources import FILE_VARIABLE
-from tests.processes import NO_SETTINGS, environment
+from liveness.config.sources import FILE_VARIABLE
+from tests.helpers.processes import NO_SETTINGS, environment
 
 # A shell gives its background jobs no SIGINT, and they pass that on: but here commands
 # are started that are to end by it.

@@ -13,6 +13,10 @@ Unix socket. Its figures about itself are not asked. They are taken
 This file names what there is to choose; `run.py` is the command.
 """
 
+# Imports: client, compiled, console, core, errors, service.engine, service.links,
+#   service.storage.
+# Never: starlette, hypercorn, structlog.
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -43,7 +47,7 @@ SIZES: Final = (10_000, 100_000, 1_000_000, 4_000_000, 10_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class BenchOptions:
     """How much of everything; `full` is as much as is promised.
 
     Args:
@@ -69,15 +73,15 @@ class Options:
     folder: Path | None = None
 
 
-def full(users: int) -> Options:
+def full(users: int) -> BenchOptions:
     """The run of the promises for so many users."""
-    is_large = users > Options().users
+    is_large = users > BenchOptions().users
     sizes = tuple(size for size in SIZES if size <= 4 * users)
-    return Options(users=users, rate=33_000 if is_large else 3_000, sizes=sizes)
+    return BenchOptions(users=users, rate=33_000 if is_large else 3_000, sizes=sizes)
 
 
 FULL: Final = full(100_000)
 # As little as shows that everything works; what it measures is no measure.
-QUICK: Final = Options(
+QUICK: Final = BenchOptions(
     users=500, rate=500, seconds=2.0, timeout_s=3.0, sizes=(500,), rounds=1
 )

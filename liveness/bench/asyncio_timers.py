@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 
 
-class Users:
+class UserTimers:
     """Everyone who is online, and what becomes of them."""
 
     def __init__(self) -> None:
@@ -58,14 +58,14 @@ class Users:
         self._silent = []
 
 
-class Link(asyncio.Protocol):
+class ConnectionTimers(asyncio.Protocol):
     """A gateway's link.
 
     Args:
         users: Everyone.
     """
 
-    def __init__(self, users: Users) -> None:
+    def __init__(self, users: UserTimers) -> None:
         self._users = users
         self._unpacker = msgpack.Unpacker(use_list=False)
 
@@ -98,8 +98,8 @@ class Link(asyncio.Protocol):
 
 async def main(path: str) -> None:
     """Serves until it is ended."""
-    loop, users = asyncio.get_running_loop(), Users()
-    server = await loop.create_unix_server(lambda: Link(users), path)
+    loop, users = asyncio.get_running_loop(), UserTimers()
+    server = await loop.create_unix_server(lambda: ConnectionTimers(users), path)
     await server.serve_forever()
 
 

@@ -15,14 +15,14 @@ from typing import Final
 
 from liveness.bench.figures import Figure
 from liveness.bench.floors import DECIDED_MS, OTHERS_DECIDED_MS
-from liveness.bench.load import BATCH, LoadError, Users, cut
-from liveness.bench.progress import Stage
+from liveness.bench.load import BATCH, LoadError, LoadUsers, cut
 from liveness.bench.verdict import p99_ms
-from liveness.build import Wheel
-from liveness.core.decisions import Decisions
+from liveness.compiled import Wheel
+from liveness.console.progress import Stage
+from liveness.core.changes import Decisions
 from liveness.core.presence import Presence
 from liveness.core.records import Instant, Login, Record
-from liveness.service.engine import (
+from liveness.service.engine.engine import (
     FIRE_PER_PASS,
     LEAST_SLEEP_S,
 )
@@ -43,7 +43,7 @@ JUST_S: Final = 0.1
 
 def borders(users: int, stage: Stage) -> list[Figure]:
     """Lets *users* log in within a second for a day, and lives through it."""
-    day = _Day(Users(users, kind="long"))
+    day = _Day(LoadUsers(users, kind="long"))
     stage("a day in the core", lambda: day.now / DAY_S)
     *poured, due = [late_s for window in _windows() for late_s in day.watched(window)]
     day.until(DAY_S + BUSY_S)
@@ -88,7 +88,7 @@ def _windows() -> list[list[float]]:
 class _Day:
     """The core, its virtual clock, and those who are there for the day."""
 
-    def __init__(self, users: Users) -> None:
+    def __init__(self, users: LoadUsers) -> None:
         self.now = 0.0
         self.longest_s = 0.0
         self._wheel = Wheel(timeout=TIMEOUT_S, slots=SLOTS)

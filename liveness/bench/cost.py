@@ -15,15 +15,15 @@ from functools import partial
 from itertools import cycle
 from typing import Final
 
-from liveness.bench import Options, full
+from liveness.bench import BenchOptions, full
 from liveness.bench.drain import Drain
 from liveness.bench.figures import OURS, Figure
 from liveness.bench.others import SETEX, opened, plan
 from liveness.bench.process import folder_of_its_own
 from liveness.bench.program import Window
-from liveness.bench.progress import Stage
-from liveness.bench.server import ended
+from liveness.bench.sidecar_process import ended
 from liveness.bench.systems import Stream, System
+from liveness.console.progress import Stage
 
 SINGLES_RATIO: Final = 4.0
 BATCHES_RATIO: Final = 8.0
@@ -46,7 +46,7 @@ Made = Callable[..., Figure]
 Point = tuple[str, int, str]  # system, users, name
 
 
-def cost(options: Options, stage: Stage) -> list[Figure]:
+def cost(options: BenchOptions, stage: Stage) -> list[Figure]:
     """What an event and a user cost, beside other systems."""
     figures: list[Figure] = []
     with folder_of_its_own(options.folder) as folder:
@@ -113,7 +113,7 @@ def _costs(
     yield made(f"load's headroom, {how}", min(took_s) / min(load_s), "x")
 
 
-def ratios(figures: Sequence[Figure], options: Options) -> Iterator[Figure]:
+def ratios(figures: Sequence[Figure], options: BenchOptions) -> Iterator[Figure]:
     """How others compare in the same run, and growth.
 
     What is promised is there also where it was not measured, unless the other system

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import msgpack
 
-from liveness.bench import Options
+from liveness.bench import BenchOptions
 from liveness.bench.figures import Figure
 from liveness.bench.floors import (
     DECIDED_MS,
@@ -27,14 +27,14 @@ from liveness.bench.floors import (
     SAME_SECOND_S,
     SUSTAINED_PER_S,
 )
-from liveness.bench.load import Gateway, Moment, Notices, Pace, Users, now
+from liveness.bench.load import LoadGateway, LoadUsers, Moment, Notices, Pace, now
 from liveness.bench.program import Window
-from liveness.bench.progress import Stage
-from liveness.bench.server import Server, server
+from liveness.bench.sidecar_process import Server, server
 from liveness.bench.stragglers import Stragglers
 from liveness.bench.systems import LONG_S
 from liveness.bench.verdict import AT_MS, p99_ms, quantile
-from liveness.service.timertable import DATABASE
+from liveness.console.progress import Stage
+from liveness.service.storage.timer_store import DATABASE
 
 # With every user of the run so many timers wait.
 PENDING_A_USER: Final = 100
@@ -63,7 +63,7 @@ LOADED_S: Final = 60.0
 STABLE_S: Final = 1.0
 
 
-class Runner(Gateway):
+class Runner(LoadGateway):
     """A gateway whose timers are done as soon as they come."""
 
     def _take(self, notices: Notices) -> None:
@@ -75,7 +75,7 @@ class Runner(Gateway):
         super()._take(notices)
 
 
-def timers(options: Options, stage: Stage) -> list[Figure]:
+def timers(options: BenchOptions, stage: Stage) -> list[Figure]:
     """Timers that wait, that come and go, and that fire."""
     pending = PENDING_A_USER * options.users
     with server(options.folder, timeout_s=options.timeout_s) as sidecar:
@@ -151,12 +151,12 @@ class _Asked(NamedTuple):
     due: Moment
 
 
-def _come_and_go(server: Server, options: Options, stage: Stage) -> list[Figure]:
+def _come_and_go(server: Server, options: BenchOptions, stage: Stage) -> list[Figure]:
     """As many are asked for as are cancelled, while users speak and fall silent."""
-    users, seconds = Users(options.users), options.seconds
+    users, seconds = LoadUsers(options.users), options.seconds
     with (
-        Gateway(server.socket, timeout=LONG_S) as speakers,
-        Gateway(server.socket, name="timers") as gateway,
+        LoadGateway(server.socket, timeout=LONG_S) as speakers,
+        LoadGateway(server.socket, name="timers") as gateway,
     ):
         stage("everyone logs in", None)
         speakers.send(users.logins(range(len(users))))
@@ -207,7 +207,7 @@ class _Flow:
         keys: Of all of them; `count` says how many.
     """
 
-    def __init__(self, gateway: Gateway, keys: Sequence[str]) -> None:
+    def __init__(self, gateway: LoadGateway, keys: Sequence[str]) -> None:
         self.waits_s: Sequence[float] = ()  # for the pongs meanwhile
         self._gateway = gateway
         asking = [
@@ -261,7 +261,7 @@ class _Flow:
 
 
 def _fire_steadily(
-    server: Server, options: Options, stage: Stage, *, when: str = ""
+    server: Server, options: BenchOptions, stage: Stage, *, when: str = ""
 ) -> list[Figure]:
     """A thousand a second fire; what is promised of that holds of any but one *when*."""
     keys = _keys(round(FIRING_PER_S * options.seconds))
@@ -291,7 +291,7 @@ def _fire_steadily(
     ]
 
 
-def _fire_at_once(server: Server, options: Options, stage: Stage) -> list[Figure]:
+def _fire_at_once(server: Server, options: BenchOptions, stage: Stage) -> list[Figure]:
     """One for every user of the run comes due at the same moment."""
     keys = _keys(options.users)
     with Runner(server.socket, name="timers") as gateway:
@@ -372,7 +372,9 @@ def _settled_mb(server: Server) -> float:
 
 
 @contextmanager
-def _speaking(gateway: Gateway, users: Users, options: Options) -> Iterator[None]:
+def _speaking(
+    gateway: LoadGateway, users: LoadUsers, options: BenchOptions
+) -> Iterator[None]:
     """Everyone speaks in turn, at the rate of the run, until left."""
     frames = [users.single(number) for number in range(len(users))]
 
@@ -388,7 +390,7 @@ def _speaking(gateway: Gateway, users: Users, options: Options) -> Iterator[None
 
 
 @contextmanager
-def _pinging(gateway: Gateway) -> Iterator[Sequence[float]]:
+def _pinging(gateway: LoadGateway) -> Iterator[Sequence[float]]:
     """Ask every now and then whether all is on disk; give how long each answer took."""
     waits_s: list[float] = []
 

@@ -17,7 +17,7 @@ from liveness.bench.load import Notices, cut, uid
 from liveness.bench.pipeline import Pipeline, linked
 from liveness.bench.program import Program
 from liveness.bench.systems import LONG_S, Stream, System
-from liveness.bench.told import Told
+from liveness.bench.told import OfflineStream
 
 # A lease's id is its user's number and this; 0 would be any. A user who falls silent
 # gets a new lease, since a lease keeps its timeout.
@@ -74,7 +74,9 @@ class Leases(System):
         told: Where it is told whose key is gone.
     """
 
-    def __init__(self, program: EtcdServer, link: Pipeline, told: Told) -> None:
+    def __init__(
+        self, program: EtcdServer, link: Pipeline, told: OfflineStream
+    ) -> None:
         super().__init__(program)
         self._link = link
         self._told = told

@@ -6,7 +6,7 @@ None stands for what is measured, and not promised.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from liveness.bench import Options, full
+from liveness.bench import BenchOptions, full
 
 # At any number of users.
 IDLE_READY_S: Final = 1.0
@@ -81,7 +81,7 @@ PROMISED: Final[dict[int, Floors]] = {
 }
 
 
-def promised(options: Options) -> Floors:
+def promised(options: BenchOptions) -> Floors:
     """What is promised of a run; what depends on its load only with that of `full`."""
     it, usual = floors(options.users), full(options.users)
     load = (options.rate, options.seconds, options.timeout_s)

@@ -9,14 +9,14 @@ import time
 from functools import partial
 from typing import Final
 
-from liveness.bench import Options
+from liveness.bench import BenchOptions
 from liveness.bench.figures import OURS, Figure
 from liveness.bench.floors import DECIDED_MS, NONE
 from liveness.bench.load import Moment, now, uid
 from liveness.bench.others import REFERENCE, opened, plan
-from liveness.bench.progress import Stage
 from liveness.bench.systems import System
 from liveness.bench.verdict import Verdict, judge, p99_ms, quantile
+from liveness.console.progress import Stage
 
 SILENT: Final = 10_000
 # At least so many others are online for each who falls silent.
@@ -28,7 +28,7 @@ WINDOWS: Final = 2
 TOLD: Final = "told within {:g} s"
 
 
-def lateness(options: Options, stage: Stage) -> list[Figure]:
+def lateness(options: BenchOptions, stage: Stage) -> list[Figure]:
     """When others tell who fell silent, and of how many."""
     figures: list[Figure] = []
     timeout_s = max(2, round(options.timeout_s))  # etcd's least; Redis counts so

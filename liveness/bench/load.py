@@ -50,7 +50,7 @@ def uid(number: int, kind: str = "user") -> str:
     return f"{kind}-{number:012}"
 
 
-class Users:
+class LoadUsers:
     """Simulated users, each on one connection, by number from 0.
 
     Args:
@@ -117,7 +117,7 @@ class Notices(NamedTuple):
     records: Sequence[dict[str, Any]]
 
 
-class Gateway:
+class LoadGateway:
     """One link: writes what it is given, reads and acknowledges in its own thread.
 
     Args:
@@ -245,7 +245,7 @@ class Pace:
         rate: Frames a second.
     """
 
-    def __init__(self, gateway: Gateway, *, rate: float) -> None:
+    def __init__(self, gateway: LoadGateway, *, rate: float) -> None:
         self.began = now()
         self._mono = array("d")  # beside each other: when each frame was written
         self._wall_ms = array("d")

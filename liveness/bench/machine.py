@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from liveness.build import WHEEL
+from liveness.compiled import WHEEL
 
 
 def facts(folder: Path | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from liveness.bench import Options
+from liveness.bench import BenchOptions
 from liveness.bench.etcd import etcd
 from liveness.bench.figures import OURS
 from liveness.bench.machine import available_bytes
@@ -20,7 +20,7 @@ from liveness.bench.systems import System
 USER_BYTES: Final = 1_000
 
 
-class Kind(NamedTuple):
+class SystemKind(NamedTuple):
     """One kind of system.
 
     Args:
@@ -39,27 +39,29 @@ SETEX: Final = "redis"
 # Programs beside their Debian packages.
 REDIS: Final = ("redis-server", "redis-server")
 ETCD: Final = ("etcd", "etcd-server")
-KINDS: Final[dict[str, Kind]] = {
-    OURS: Kind(sidecar),
-    REFERENCE: Kind(partial(sidecar, env={"LIVENESS_PURE_WHEEL": "1"}), most=1_000_000),
-    SETEX: Kind(partial(redis, Setex, expired), REDIS),
-    "zset": Kind(partial(redis, Zset, swept), REDIS),
-    "etcd": Kind(etcd, ETCD, most=10_000),
-    "asyncio": Kind(asyncio_timers),
+KINDS: Final[dict[str, SystemKind]] = {
+    OURS: SystemKind(sidecar),
+    REFERENCE: SystemKind(
+        partial(sidecar, env={"LIVENESS_PURE_WHEEL": "1"}), most=1_000_000
+    ),
+    SETEX: SystemKind(partial(redis, Setex, expired), REDIS),
+    "zset": SystemKind(partial(redis, Zset, swept), REDIS),
+    "etcd": SystemKind(etcd, ETCD, most=10_000),
+    "asyncio": SystemKind(asyncio_timers),
 }
 
 
-class Plan(NamedTuple):
+class SystemPlan(NamedTuple):
     """What is measured, in this order, and what is left out and why."""
 
     runs: list[tuple[int, str]]
     left_out: list[str]
 
 
-def plan(options: Options) -> Plan:
+def plan(options: BenchOptions) -> SystemPlan:
     """The number of users and the system of each run that fits."""
     asked = [f"{name}: by --without" for name in KINDS if name in options.without]
-    it, room = Plan([], asked), available_bytes() // USER_BYTES
+    it, room = SystemPlan([], asked), available_bytes() // USER_BYTES
     for users in sorted(set(options.sizes)):
         if users > room:
             it.left_out.append(f"{users:,} users: there is memory for {room:,}")
@@ -75,7 +77,7 @@ def plan(options: Options) -> Plan:
     return it
 
 
-def missing(options: Options) -> str:
+def missing(options: BenchOptions) -> str:
     """What is not installed, and what to do; nothing if all is there."""
     for name in wanted(options):
         program, package = KINDS[name].program or (None, None)
@@ -87,7 +89,7 @@ def missing(options: Options) -> str:
     return ""
 
 
-def wanted(options: Options) -> list[str]:
+def wanted(options: BenchOptions) -> list[str]:
     """The systems that are not left out; ours never is."""
     return [name for name in KINDS if name not in options.without]
 

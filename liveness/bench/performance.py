@@ -14,6 +14,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
 from liveness.bench import OTHERS, SCENARIOS, full
 from liveness.bench.cost import BATCHES, CPU, MEMORY, RATIOS_USERS, SINGLES
 from liveness.bench.figures import OURS, Figure
@@ -29,7 +33,6 @@ PLOTS: Final = {
     "lateness.svg": "When a client receives a silence report, by the number of users",
 }
 SYSTEMS: Final = {OURS: "the sidecar", **OTHERS}
-
 # Of each system: the head of a column, and the figure in it.
 COLUMNS: Final = {
     "CPU per event": f"{CPU}, {SINGLES}",
@@ -41,7 +44,6 @@ COLUMNS: Final = {
     "reported within a minute": TOLD.format(PATIENCE_S),
     "of": "fell silent",
 }
-
 INTRO: Final = """\
 Measured by `liveness bench`: the real server is a process of its own, and another process
 drives it over its socket. Other systems are measured in the same run. CPU and memory are
@@ -59,20 +61,125 @@ the scenario `day`, a million users log in as fast as the disk takes them.
 NOTHING: Final = """\
 No report is committed. `make bench` measures the promises on this machine.
 """
+GREY: Final = "#808080"
+COLOURS: Final = dict(
+    zip(
+        SYSTEMS,
+        ("#2f81f7", "#8a6df0", "#e5534b", "#d9822b", "#b0872c", "#3fa45b"),
+        strict=True,
+    )
+)
+STYLE: Final[dict[Any, Any]] = {  # its keys have a type of 300 names
+    "svg.hashsalt": "liveness",
+    "svg.fonttype": "none",  # text stays text
+    "font.family": "sans-serif",
+    "font.size": 10.0,
+    **dict.fromkeys(
+        (
+            "text.color",
+            "axes.edgecolor",
+            "axes.labelcolor",
+            "xtick.color",
+            "ytick.color",
+        ),
+        GREY,
+    ),
+}
+SIZE_IN: Final = (8.0, 4.5)
 
 
-class Report(NamedTuple):
+def draw(figures: Sequence[Figure], folder: Path, digest: str) -> None:
+    """Writes the plots.
+
+    Args:
+        figures: What was measured.
+        folder: Where to.
+        digest: What it was measured in, for whoever compares.
+    """
+    with mpl.rc_context(STYLE):
+        cost, lateness = (Canvas(figsize=SIZE_IN, layout="constrained") for _ in PLOTS)
+        axes = _axes(cost, "server CPU per event, ns (dashed: in batches of 1,000)")
+        _lines(axes, figures, f"{CPU}, {SINGLES}", "-")
+        _lines(axes, figures, f"{CPU}, {BATCHES}", "--")
+        axes = _axes(lateness, "reported after the deadline, p99, ms")
+        _lines(axes, figures, "told p99", "-")
+        _shares(axes, figures)
+        for name, canvas in zip(PLOTS, (cost, lateness), strict=True):
+            canvas.legend(
+                loc="outside lower center", ncols=2, frameon=False, fontsize="small"
+            )
+            canvas.savefig(
+                folder / name,
+                transparent=True,
+                metadata={
+                    "Date": None,
+                    "Title": PLOTS[name],
+                    "Description": f"Of the reports {digest}.",
+                },
+            )
+
+
+def _axes(canvas: Canvas, what: str) -> Axes:
+    axes = canvas.add_subplot(xlabel="users", ylabel=what, xscale="log", yscale="log")
+    axes.grid(visible=True, color=GREY, alpha=0.25, linewidth=0.5)
+    return axes
+
+
+def _points(figures: Iterable[Figure], system: str, name: str) -> dict[int, float]:
+    return {
+        one.users: one.value
+        for one in figures
+        if one.users and one.system == system and one.name == name
+    }
+
+
+def _lines(axes: Axes, figures: Sequence[Figure], name: str, dashes: str) -> None:
+    for system, colour in COLOURS.items():
+        points = sorted(_points(figures, system, name).items())
+        if points:
+            users, values = zip(*points, strict=True)
+            label = SYSTEMS[system] if dashes == "-" else None
+            axes.plot(
+                users,
+                values,
+                dashes,
+                marker="o",
+                markersize=4,
+                color=colour,
+                label=label,
+            )
+
+
+def _shares(axes: Axes, figures: Sequence[Figure]) -> None:
+    """Write beside a point how many users were reported, if not all."""
+    for system, colour in COLOURS.items():
+        silent = _points(figures, system, "fell silent")
+        told = _points(figures, system, TOLD.format(PATIENCE_S))
+        for users, late_ms in _points(figures, system, "told p99").items():
+            if told[users] < silent[users]:
+                axes.annotate(
+                    f"{told[users]:,.0f} of {silent[users]:,.0f}",
+                    (users, late_ms),
+                    xytext=(-6, -12),
+                    textcoords="offset points",
+                    ha="right",
+                    fontsize="small",
+                    color=colour,
+                )
+
+
+class PerformanceReport(NamedTuple):
     """One run of the bench."""
 
     content: Mapping[str, Any]
     figures: list[Figure]
 
 
-def reports(folder: Path = RESULTS) -> list[Report]:
+def reports(folder: Path = RESULTS) -> list[PerformanceReport]:
     """The runs committed, those with fewer users first."""
     contents = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     contents.sort(key=lambda one: (one["parameters"]["users"], one["date"]))
-    return [Report(one, [*_figures(one)]) for one in contents]
+    return [PerformanceReport(one, [*_figures(one)]) for one in contents]
 
 
 def digest(folder: Path = RESULTS) -> str:
@@ -83,7 +190,7 @@ def digest(folder: Path = RESULTS) -> str:
     return both.hexdigest()
 
 
-def section(runs: Sequence[Report]) -> str:
+def section(runs: Sequence[PerformanceReport]) -> str:
     """The section's text."""
     if not runs:
         return NOTHING
@@ -111,7 +218,6 @@ def has_others(figures: Iterable[Figure]) -> bool:
 
 def main() -> None:
     """Writes it all."""
-    from liveness.bench.plots import draw
 
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -133,7 +239,7 @@ def _figures(content: Mapping[str, Any]) -> Iterator[Figure]:
         )
 
 
-def _promises(runs: Sequence[Report]) -> Iterator[str]:
+def _promises(runs: Sequence[PerformanceReport]) -> Iterator[str]:
     """Every promise and what became of it; mistakes, of which there may be none, as one."""
     rows = []
     for run in runs:

@@ -11,9 +11,9 @@ from typing import Self
 
 from liveness.bench.load import ANSWER_S, RECEIVE_BYTES, LoadError
 from liveness.bench.program import Program
-from liveness.bench.server import ended
+from liveness.bench.sidecar_process import ended
 from liveness.bench.systems import Stream
-from liveness.bench.told import Told
+from liveness.bench.told import OfflineStream
 
 
 def connected(address: Path | int) -> socket.socket:
@@ -107,7 +107,7 @@ def linked(
     *,
     address: Path | int,
     listen: Callable[[socket.socket], Iterator[Sequence[str]]],
-) -> Iterator[tuple[Pipeline, Told]]:
+) -> Iterator[tuple[Pipeline, OfflineStream]]:
     """Start a server; give a link for requests, and who it tells on another.
 
     Args:
@@ -121,6 +121,6 @@ def linked(
         with (
             connected(address) as sock,
             link() as requests,
-            Told(listen(sock), partial(hang_up, sock)) as told,
+            OfflineStream(listen(sock), partial(hang_up, sock)) as told,
         ):
             yield requests, told

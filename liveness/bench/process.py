@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Final, NoReturn, TypeAlias
 
-from liveness.build import environment
+from liveness.compiled import environment
 
 Handler: TypeAlias = Callable[[int, FrameType | None], object]
 

@@ -13,7 +13,7 @@ from liveness.bench.load import BATCH, RECEIVE_BYTES, LoadError, Notices, cut, n
 from liveness.bench.pipeline import Pipeline, linked
 from liveness.bench.program import Program
 from liveness.bench.systems import KNOWN_AT_ONCE, LONG_S, Stream, System
-from liveness.bench.told import Told
+from liveness.bench.told import OfflineStream
 
 EXPIRED: Final = "__keyevent@0__:expired"
 USERS: Final = "online"
@@ -70,7 +70,9 @@ class Setex(System):
         told: Where it is told who fell silent.
     """
 
-    def __init__(self, program: RedisServer, link: Pipeline, told: Told) -> None:
+    def __init__(
+        self, program: RedisServer, link: Pipeline, told: OfflineStream
+    ) -> None:
         super().__init__(program)
         self._link = link
         self._told = told

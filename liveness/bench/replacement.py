@@ -20,14 +20,14 @@ import trio
 import trio.lowlevel
 
 import liveness
-from liveness import client
-from liveness.bench import Options
+from liveness.bench import BenchOptions
 from liveness.bench.figures import Figure
 from liveness.bench.floors import AWAITED_S, NONE, REPLACED_S
 from liveness.bench.load import Moment, now, uid
-from liveness.bench.progress import Stage, passing
-from liveness.bench.server import Server, replaceable
+from liveness.bench.sidecar_process import Server, replaceable
 from liveness.bench.verdict import AT_MS, quantile
+from liveness.client.sidecar import logger
+from liveness.console.progress import Stage, passing
 from liveness.core.records import LOGOUT, OFFLINE, ONLINE
 
 COME_PER_S: Final = 100.0
@@ -74,7 +74,7 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class ReplacementLoad:
     """When a process was asked to end, and when its successor was ready."""
 
     ended: float
@@ -93,7 +93,7 @@ class Load:
         options: How much of everything.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: BenchOptions) -> None:
         self.visits: dict[int, Visit] = {}  # by conn
         self.false = 0  # ends of those who stay
         self.has_begun = threading.Event()  # all who stay are online
@@ -178,10 +178,10 @@ class Load:
         return sum(not (visit.onlines and visit.ends) for visit in self.visits.values())
 
 
-def replacement(options: Options, stage: Stage) -> list[Figure]:
+def replacement(options: BenchOptions, stage: Stage) -> list[Figure]:
     """A planned replacement under load, then one after kill -9."""
     # That links end is what is measured, and no news.
-    client.logger.addHandler(logging.NullHandler())
+    logger.addHandler(logging.NullHandler())
     after_s = options.timeout_s + AFTER_S
     with (
         replaceable(options.folder, timeout_s=options.timeout_s) as sidecar,
@@ -225,15 +225,15 @@ def _go_on(serving: Future[None], seconds: float) -> None:
         serving.result()
 
 
-def _replaced(sidecar: Server, end: Callable[[], object]) -> Replaced:
+def _replaced(sidecar: Server, end: Callable[[], object]) -> ReplacementLoad:
     ended = time.perf_counter()
     end()
     sidecar.start()
-    return Replaced(ended, time.perf_counter())
+    return ReplacementLoad(ended, time.perf_counter())
 
 
 def _lateness(
-    load: Load, planned: Replaced, crash: Replaced, timeout_s: float
+    load: Load, planned: ReplacementLoad, crash: ReplacementLoad, timeout_s: float
 ) -> Iterator[Figure]:
     """How late silence was told, by when it was due, beyond what is usual."""
     before, later, at_once, crashed = (list[float]() for _ in range(4))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Final
 
-from liveness.bench import Options
+from liveness.bench import BenchOptions
 from liveness.bench.borders import DAY_S, borders
 from liveness.bench.figures import Figure
 from liveness.bench.floors import (
@@ -20,15 +20,15 @@ from liveness.bench.floors import (
     STOP_S,
     promised,
 )
-from liveness.bench.load import Gateway, Moment, Pace, Users, now
+from liveness.bench.load import LoadGateway, LoadUsers, Moment, Pace, now
 from liveness.bench.program import Window
-from liveness.bench.progress import Stage, passing
 from liveness.bench.replacement import replacement
-from liveness.bench.server import Server, server
+from liveness.bench.sidecar_process import Server, server
 from liveness.bench.stragglers import Stragglers
 from liveness.bench.systems import LONG_S
 from liveness.bench.verdict import Verdict, judge, p99_ms, quantile
-from liveness.commands.admin import Admin
+from liveness.console.admin_client import Admin
+from liveness.console.progress import Stage, passing
 
 IDLE_SETTLE_S: Final = 1.0  # for what a start leaves behind
 IDLE_S: Final = 5.0
@@ -42,7 +42,7 @@ LIST_PIECE_BYTES: Final = 65_536
 BORDERS_USERS: Final = 1_000_000
 
 
-def why_not(options: Options) -> str:
+def why_not(options: BenchOptions) -> str:
     """Why these options do not go together, and what would; nothing if they do."""
     falling = _falling(options)
     least = round(falling / (options.timeout_s / 2)) + 1
@@ -54,7 +54,7 @@ def why_not(options: Options) -> str:
     return ""
 
 
-def idle(options: Options, stage: Stage) -> list[Figure]:
+def idle(options: BenchOptions, stage: Stage) -> list[Figure]:
     """A sidecar with nothing to do, and how soon it is ready."""
     window_s = min(options.seconds, IDLE_S)
     with server(options.folder, timeout_s=options.timeout_s) as sidecar:
@@ -71,9 +71,9 @@ def idle(options: Options, stage: Stage) -> list[Figure]:
     ]
 
 
-def logins(options: Options, stage: Stage) -> list[Figure]:
+def logins(options: BenchOptions, stage: Stage) -> list[Figure]:
     """Everyone logs in at once."""
-    users, logins_s = Users(options.users), promised(options).logins_s
+    users, logins_s = LoadUsers(options.users), promised(options).logins_s
     frames = users.logins(range(len(users)))
     with _linked(options, LONG_S) as (sidecar, gateway):
         stage("everyone logs in", None)
@@ -90,14 +90,14 @@ def logins(options: Options, stage: Stage) -> list[Figure]:
     ]
 
 
-def steady(options: Options, stage: Stage) -> list[Figure]:
+def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
     """Single keepalives all along: at first of everyone, then some users fall silent.
 
-    Users whose turn comes too seldom for the short timeout have a longer one; those
+    LoadUsers whose turn comes too seldom for the short timeout have a longer one; those
     that are to fall silent have the short one, and speak every half of it until then.
     Between the two windows the first are silent already, and not due yet.
     """
-    users, falling, order = Users(options.users), _falling(options), _order(options)
+    users, falling, order = LoadUsers(options.users), _falling(options), _order(options)
     singles = [users.single(number) for number in range(len(users))]
     silent = round(options.rate * options.seconds)
     due = silent + round(options.rate * options.timeout_s)
@@ -154,9 +154,9 @@ def steady(options: Options, stage: Stage) -> list[Figure]:
     ]
 
 
-def silence(options: Options, stage: Stage) -> list[Figure]:
+def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
     """Everyone falls silent at once, and another gateway's users one by one."""
-    users, timeout_s = Users(options.users), options.timeout_s
+    users, timeout_s = LoadUsers(options.users), options.timeout_s
     floor = promised(options)
     most_s = floor.silence_s
     with _known(options, users, stage) as (sidecar, gateway):
@@ -197,9 +197,9 @@ def silence(options: Options, stage: Stage) -> list[Figure]:
     ]
 
 
-def day(options: Options, stage: Stage) -> list[Figure]:
+def day(options: BenchOptions, stage: Stage) -> list[Figure]:
     """Everyone logs in for a day, and another gateway's users fall silent meanwhile."""
-    users = Users(options.users)
+    users = LoadUsers(options.users)
     frames = users.logins(range(len(users)), timeout=DAY_S)
     patience_s = promised(options).patience_s
     with (
@@ -233,30 +233,30 @@ def day(options: Options, stage: Stage) -> list[Figure]:
     ]
 
 
-def restart(options: Options, stage: Stage) -> list[Figure]:
+def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
     """A planned stop and start, then a crash, with everyone online and speaking.
 
     Afterwards everyone is watched until each clock that should have been renewed
     would have run out. Then both again under load, with the socket kept.
     """
-    users, watch_s = Users(options.users), options.timeout_s + RENEWED_S
+    users, watch_s = LoadUsers(options.users), options.timeout_s + RENEWED_S
     ready_s = promised(options).ready_s
     with server(options.folder, timeout_s=options.timeout_s) as sidecar:
         sidecar.start()
-        with Gateway(sidecar.socket, timeout=LONG_S) as first:
+        with LoadGateway(sidecar.socket, timeout=LONG_S) as first:
             stage("everyone logs in", None)
             first.send(users.logins(range(len(users))))
             before = first.listed()
         stage("a planned stop, and a start", None)
         stopped_s = sidecar.stop()
         planned_s = sidecar.start()
-        with Gateway(sidecar.socket) as second:
+        with LoadGateway(sidecar.socket) as second:
             _speak(second, users)
             lost = _lost(before, second)
         stage("a crash, and a start", None)
         sidecar.kill()
         crash_s = sidecar.start()
-        with Gateway(sidecar.socket) as third:
+        with LoadGateway(sidecar.socket) as third:
             _speak(third, users)
             stage("everyone speaks and is watched", passing(watch_s))
             _keep_speaking(third, users, watch_s, every_s=options.timeout_s / 3)
@@ -277,32 +277,34 @@ def restart(options: Options, stage: Stage) -> list[Figure]:
 
 
 @contextmanager
-def _linked(options: Options, timeout_s: float) -> Iterator[tuple[Server, Gateway]]:
+def _linked(
+    options: BenchOptions, timeout_s: float
+) -> Iterator[tuple[Server, LoadGateway]]:
     """A server that has started and is there to the end, and a link to it."""
     with server(options.folder, timeout_s=timeout_s) as sidecar:
         sidecar.start()
-        with Gateway(sidecar.socket) as gateway:
+        with LoadGateway(sidecar.socket) as gateway:
             yield sidecar, gateway
         sidecar.check()
 
 
 @contextmanager
 def _known(
-    options: Options, users: Users, stage: Stage
-) -> Iterator[tuple[Server, Gateway]]:
+    options: BenchOptions, users: LoadUsers, stage: Stage
+) -> Iterator[tuple[Server, LoadGateway]]:
     """The same, with everyone online; their next event begins the short timeout."""
     with server(options.folder, timeout_s=options.timeout_s) as sidecar:
         sidecar.start()
-        with Gateway(sidecar.socket, timeout=LONG_S) as first:
+        with LoadGateway(sidecar.socket, timeout=LONG_S) as first:
             stage("everyone logs in", None)
             first.send(users.logins(range(len(users))))
             first.ping()
-        with Gateway(sidecar.socket) as gateway:
+        with LoadGateway(sidecar.socket) as gateway:
             yield sidecar, gateway
         sidecar.check()
 
 
-def _speak(gateway: Gateway, users: Users) -> dict[str, Moment]:
+def _speak(gateway: LoadGateway, users: LoadUsers) -> dict[str, Moment]:
     """Send a keepalive of everyone; from when on each of them is silent."""
     last: dict[str, Moment] = {}
     for part, frame in users.keepalives():
@@ -313,7 +315,7 @@ def _speak(gateway: Gateway, users: Users) -> dict[str, Moment]:
 
 
 def _keep_speaking(
-    gateway: Gateway, users: Users, seconds: float, *, every_s: float
+    gateway: LoadGateway, users: LoadUsers, seconds: float, *, every_s: float
 ) -> None:
     until = time.perf_counter() + seconds
     while (left_s := until - time.perf_counter()) > 0:
@@ -321,12 +323,12 @@ def _keep_speaking(
         _speak(gateway, users)
 
 
-def _falling(options: Options) -> int:
+def _falling(options: BenchOptions) -> int:
     """How many users fall silent in `steady`."""
     return min(round(FALLS_PER_S * options.seconds), options.users // 2)
 
 
-def _order(options: Options) -> list[int]:
+def _order(options: BenchOptions) -> list[int]:
     """Who speaks in `steady`, frame by frame.
 
     At first everyone does for as long as users fall silent afterwards. Then user `n` of
@@ -366,7 +368,7 @@ def _listed_over_http(sidecar: Server) -> int:
     return lines - 1 if b'"seq"' in last and b'"uid"' not in last else 0
 
 
-def _lost(before: dict[str, int], gateway: Gateway) -> int:
+def _lost(before: dict[str, int], gateway: LoadGateway) -> int:
     """How many are not listed any more, in the very session they had."""
     return len(before.items() - gateway.listed().items())
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from liveness.bench.load import BATCH, Gateway, Notices, Users, cut
+from liveness.bench.load import BATCH, LoadGateway, LoadUsers, Notices, cut
 from liveness.bench.process import PYTHON
 from liveness.bench.program import Program
-from liveness.bench.server import AS_INSTALLED, Server, ended
+from liveness.bench.sidecar_process import AS_INSTALLED, Server, ended
 from liveness.bench.systems import KNOWN_AT_ONCE, LONG_S, Stream, System
 
 
-class Sidecar(System):
+class MeasuredSidecar(System):
     """A sidecar, and a gateway with its users.
 
     Args:
@@ -20,7 +20,9 @@ class Sidecar(System):
         users: Everyone there may be.
     """
 
-    def __init__(self, program: Program, gateway: Gateway, users: Users) -> None:
+    def __init__(
+        self, program: Program, gateway: LoadGateway, users: LoadUsers
+    ) -> None:
         super().__init__(program)
         self._gateway = gateway
         self._users = users
@@ -72,7 +74,7 @@ class AsyncioTimers(Program):
     def is_ready(self) -> bool:
         """Whether it welcomes a gateway."""
         try:
-            with Gateway(self.socket):
+            with LoadGateway(self.socket):
                 return True
         except (FileNotFoundError, ConnectionRefusedError):
             return False
@@ -81,7 +83,7 @@ class AsyncioTimers(Program):
 @contextmanager
 def sidecar(
     folder: Path, count: int, *, env: Mapping[str, str] = AS_INSTALLED
-) -> Iterator[Sidecar]:
+) -> Iterator[MeasuredSidecar]:
     """A sidecar whose slots are a second each: who speaks again has to be moved.
 
     Args:
@@ -94,7 +96,7 @@ def sidecar(
 
 
 @contextmanager
-def asyncio_timers(folder: Path, count: int) -> Iterator[Sidecar]:
+def asyncio_timers(folder: Path, count: int) -> Iterator[MeasuredSidecar]:
     """A server on asyncio's timers, of the same contract.
 
     Args:
@@ -106,9 +108,9 @@ def asyncio_timers(folder: Path, count: int) -> Iterator[Sidecar]:
 
 
 @contextmanager
-def _linked(server: Server | AsyncioTimers, count: int) -> Iterator[Sidecar]:
-    users = Users(count)
+def _linked(server: Server | AsyncioTimers, count: int) -> Iterator[MeasuredSidecar]:
+    users = LoadUsers(count)
     with ended(server):
         server.start()
-        with Gateway(server.socket) as gateway:
-            yield Sidecar(server, gateway, users)
+        with LoadGateway(server.socket) as gateway:
+            yield MeasuredSidecar(server, gateway, users)

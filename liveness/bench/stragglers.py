@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from liveness.bench.figures import Figure
-from liveness.bench.load import Gateway, Moment, Notices, Users, now
+from liveness.bench.load import LoadGateway, LoadUsers, Moment, Notices, now
 from liveness.bench.verdict import judge, p99_ms
 
 PER_S: Final = 50
@@ -34,8 +34,8 @@ class Stragglers:
 
     def __init__(self, path: Path, *, first_s: float, seconds: float) -> None:
         self._due: dict[str, Moment] = {}
-        self._gateway = Gateway(path, name="stragglers")
-        users = Users(round(max(seconds, LEAST_S) * PER_S), kind="slow")
+        self._gateway = LoadGateway(path, name="stragglers")
+        users = LoadUsers(round(max(seconds, LEAST_S) * PER_S), kind="slow")
         for number, uid in enumerate(users.uids):
             timeout_s = first_s + number / PER_S
             frame = users.single(number, "login", timeout=timeout_s)

@@ -8,7 +8,7 @@ from typing import Self
 from liveness.bench.load import LoadError, Notices, now
 
 
-class Told:
+class OfflineStream:
     """Collects who was told to have fallen silent, and when.
 
     Args:

@@ -1,1 +1,4 @@
-"""The pure half: no clock, no socket, no file, no trio. It is told; it answers."""
+"""The rules of links, users and timers, without I/O: time and values in, values out."""
+
+# Imports: errors.
+# Never: trio, anyio, asyncio, socket, sqlite3, os, time, threading.

@@ -21,7 +21,7 @@ from liveness.core._table cimport (
     NONE, List, Table, User, fetch, hash_of, is_of, more_room, room_for,
 )
 from liveness.core._wire cimport NO_CONN, NOBODY, PackedSigns, Sign, packed
-from liveness.core import cadence
+from liveness.core import intervals
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED
 from liveness.core.wheel import (
     BAD_UID, BUCKET_S, GROUND_MOST, HORIZON_S, OTHER_CONN, OTHER_GATEWAY, UNKNOWN, Slot,
@@ -41,9 +41,9 @@ cdef enum:
     LOWEST = (1023 - 5) << STEP_BITS  # the lowest one's top bits, as a double has them
 
 assert OWN == OWN_TIMEOUT and AGAIN == RENEWED and EXACT == EXACT_START
-assert BUCKETS == cadence.BUCKETS and 1 << STEP_BITS == cadence.STEPS
-assert SAMPLED == cadence.SAMPLED
-assert LOWEST == (1023 + cadence.LOWEST_EXPONENT) << STEP_BITS
+assert BUCKETS == intervals.BUCKETS and 1 << STEP_BITS == intervals.STEPS
+assert SAMPLED == intervals.SAMPLED
+assert LOWEST == (1023 + intervals.LOWEST_EXPONENT) << STEP_BITS
 cdef double HORIZON = HORIZON_S
 cdef int WHY_UNKNOWN = UNKNOWN, WHY_BAD_UID = BAD_UID
 cdef int WHY_OTHER_GATEWAY = OTHER_GATEWAY, WHY_OTHER_CONN = OTHER_CONN

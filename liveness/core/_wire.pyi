@@ -1,3 +1,3 @@
 """The receiving end of a stream, compiled; its reference says what it does."""
 
-from liveness.core.wire import Reader as Reader
+from liveness.core.framing import Reader as Reader

@@ -21,7 +21,7 @@ import msgpack
 
 from liveness.core.records import EVENT_NUMBER, KEEPALIVE, MESSAGE, SignsOfLife
 from liveness.core.uids import MAX_UID_BYTES
-from liveness.core.wire import (
+from liveness.core.framing import (
     blaming_the_sender, decoded, most_values, too_large, too_many_values,
 )
 from liveness.errors import WireError

@@ -1,6 +1,6 @@
 """What frames mean: checked, and with every default filled in.
 
-A frame here is a well-formed value of `wire`'s; whatever is wrong with it beyond that
+A frame here is a well-formed value of `framing`'s; whatever is wrong with it beyond that
 is a `BadFrame`, whose text says what would be right. Unknown option keys and extra
 elements are ignored: that is how the protocol grows.
 """
@@ -8,6 +8,7 @@ elements are ignored: that is how the protocol grows.
 from collections.abc import Sequence
 from typing import Any, Final, TypeGuard
 
+from liveness.core.framing import Frame
 from liveness.core.records import (
     GAP,
     GATEWAY,
@@ -28,7 +29,6 @@ from liveness.core.records import (
     Where,
 )
 from liveness.core.uids import is_natural, is_text, is_uid
-from liveness.core.wire import Frame
 from liveness.errors import Code
 
 PROTOCOL: Final = 1
@@ -55,7 +55,7 @@ FEATURES: Final = (
 
 
 class BadFrame(Exception):
-    """A frame cannot be used; `link` makes a refusal of it."""
+    """A frame cannot be used; `conversation` makes a refusal of it."""
 
     def __init__(
         self,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from liveness.core import wheel as wheels
-from liveness.core.decisions import Decisions
-from liveness.core.gateways import STORM, WHY_HELD, Gateway
-from liveness.core.guard import Guard, GuardRules
+from liveness.core.changes import Decisions
+from liveness.core.clearance import STORM, WHY_HELD, GatewayState
+from liveness.core.fair_share import fair_share
 from liveness.core.records import (
     EVENT_NUMBER,
     EVENTS,
@@ -36,8 +36,8 @@ from liveness.core.records import (
     Stopped,
     Uid,
 )
+from liveness.core.storm_guard import Guard, GuardRules
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
-from liveness.core.turns import in_turns
 from liveness.core.wheel import Slot, Wheel
 
 # Why an event changed no session, as `liveness_events_ignored_total{why}` shows it.
@@ -84,7 +84,7 @@ class NoRoom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class UserStatus:
     """All that is known of a user who is online, at one moment."""
 
     gateway: str
@@ -129,7 +129,7 @@ class Presence:
         self.wheel = wheel
         self.decided = decided
         self.timeout = timeout
-        self.gateways: dict[str, Gateway] = {}
+        self.gateways: dict[str, GatewayState] = {}
         self.guard = None if guard is None else Guard(guard, wheel, self.gateways)
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS[1:], 0))
         self.ignored: Counter[str] = Counter(dict.fromkeys(WHY_IGNORED, 0))
@@ -142,7 +142,7 @@ class Presence:
         self._settle = settle
         self._max_users = max_users
         self._max_gateway_users = max_gateway_users
-        self._by_number: list[Gateway] = []
+        self._by_number: list[GatewayState] = []
         self._free: list[int] = []  # numbers of gateways that were forgotten
         self._turn = 0  # whose turn it is to fire first
         self._looked_at = 0  # whose cadence, up to this number
@@ -150,7 +150,7 @@ class Presence:
     def __len__(self) -> int:
         return len(self.wheel)
 
-    def gateway(self, name: str) -> Gateway:
+    def gateway(self, name: str) -> GatewayState:
         """Return the gateway of this name; one that is new has no users.
 
         Of one that is new the timeout is to be set, before it has any.
@@ -158,7 +158,7 @@ class Presence:
         known = self.gateways.get(name)
         if known is None:
             number = self._free.pop() if self._free else self.wheel.add_gateway()
-            known = Gateway(name, number, self._settle, in_force=self.timeout)
+            known = GatewayState(name, number, self._settle, in_force=self.timeout)
             self.gateways[name] = known
             self._by_number[number : number + 1] = [known]
         return known
@@ -176,7 +176,7 @@ class Presence:
 
     def set_timeout(
         self,
-        gateway: Gateway,
+        gateway: GatewayState,
         timeout: float | None,
         now: float,
         *,
@@ -197,7 +197,7 @@ class Presence:
         if in_force > whole:
             gateway.in_force, gateway.in_force_until = in_force, now + in_force
 
-    def timeouts_over(self, now: float) -> list[Gateway]:
+    def timeouts_over(self, now: float) -> list[GatewayState]:
         """End the longer timeouts that no session is under any more; whose they were."""
         over = [
             gateway
@@ -216,7 +216,7 @@ class Presence:
     # --- events ---------------------------------------------------------------
 
     def heard(
-        self, gateway: Gateway, signs: SignsOfLife, at: Instant
+        self, gateway: GatewayState, signs: SignsOfLife, at: Instant
     ) -> list[tuple[int, int, int]]:
         """Apply signs of life.
 
@@ -241,7 +241,7 @@ class Presence:
                 self._heard_unknown(gateway, signs, position, at)
         return bad
 
-    def login(self, gateway: Gateway, login: Login, at: Instant) -> NoRoom | None:
+    def login(self, gateway: GatewayState, login: Login, at: Instant) -> NoRoom | None:
         """Apply a login of any number of users.
 
         Returns:
@@ -294,7 +294,7 @@ class Presence:
         self.ignored[WHY_NO_ROOM] += len(left_out)
         return NoRoom(full, left_out) if left_out else None
 
-    def logout(self, gateway: Gateway, logout: Logout, at: Instant) -> None:
+    def logout(self, gateway: GatewayState, logout: Logout, at: Instant) -> None:
         """Apply a logout of any number of users."""
         self.events[LOGOUT] += len(logout.uids)
         for uid, conn in zip(logout.uids, logout.conns, strict=True):
@@ -320,7 +320,7 @@ class Presence:
             if entry is not None
         ]
 
-    def standing(self, uid: Uid, at: Instant) -> Standing | None:
+    def standing(self, uid: Uid, at: Instant) -> UserStatus | None:
         """How it stands with a user; None if it is not online."""
         entry = self.wheel.find(uid)
         if entry is None:
@@ -328,7 +328,7 @@ class Presence:
         gateway = self._by_number[entry.gateway]
         slot = self.wheel.slot_of(uid)
         why = self._why_held(gateway, at.now)
-        return Standing(
+        return UserStatus(
             gateway=gateway.name,
             session=entry.session,
             conn=entry.conn,
@@ -366,10 +366,10 @@ class Presence:
             return 0
         self._turn = (self._turn + 1) % len(waiting)
         waiting = waiting[self._turn :] + waiting[: self._turn]
-        return in_turns(waiting, limit, lambda one, most: self._judge(one, at, most))
+        return fair_share(waiting, limit, lambda one, most: self._judge(one, at, most))
 
     def lose(
-        self, gateways: Sequence[Gateway], place: int, at: Instant, *, limit: int
+        self, gateways: Sequence[GatewayState], place: int, at: Instant, *, limit: int
     ) -> int:
         """End the sessions of gateways that came back without them, in bounded steps.
 
@@ -400,26 +400,26 @@ class Presence:
                 held[why] += self.wheel.due(gateway.number)
         return held
 
-    def due_gateways(self) -> list[Gateway]:
+    def due_gateways(self) -> list[GatewayState]:
         """The gateways of which users are due."""
         return [self._by_number[number] for number in self.wheel.waiting()]
 
     # --- how often users speak --------------------------------------------------
 
-    def interval(self, gateway: Gateway) -> float | None:
+    def interval(self, gateway: GatewayState) -> float | None:
         """How often a gateway's users usually speak, in seconds, as of the last look.
 
         At most a 32nd less than it is; None while too little is known.
         """
         return gateway.cadence.interval
 
-    def look_at_cadence(self, now: float) -> list[Gateway]:
+    def look_at_cadence(self, now: float) -> list[GatewayState]:
         """Learn how often users speak, of some gateways; to be called every few seconds.
 
         Returns:
             Those whose timeout has begun to be too short for that.
         """
-        wheel, began = self.wheel, list[Gateway]()
+        wheel, began = self.wheel, list[GatewayState]()
         looked_at = self._looked_at if self._looked_at < len(self._by_number) else 0
         self._looked_at = looked_at + LOOKS
         for gateway in self._by_number[looked_at : self._looked_at]:
@@ -500,7 +500,7 @@ class Presence:
     # --- within ---------------------------------------------------------------
 
     def _begans(
-        self, gateway: Gateway, login: Login, at: Instant
+        self, gateway: GatewayState, login: Login, at: Instant
     ) -> Sequence[float | None]:
         """When the connections of a login began by our clock, where it tells for sure."""
         nothing = (None,) * len(login.uids)
@@ -535,7 +535,7 @@ class Presence:
         return by_age < entry.start
 
     def _tell_older(
-        self, gateway: Gateway, conn: int | None, entry: Entry, at: Instant
+        self, gateway: GatewayState, conn: int | None, entry: Entry, at: Instant
     ) -> None:
         """Record that a connection has lost its user, to one that was read first.
 
@@ -559,7 +559,7 @@ class Presence:
         )
 
     def _heard_unknown(
-        self, gateway: Gateway, signs: SignsOfLife, position: int, at: Instant
+        self, gateway: GatewayState, signs: SignsOfLife, position: int, at: Instant
     ) -> None:
         uid, conn, event = signs.at(position)
         if self.wheel.find(uid) is None:
@@ -577,7 +577,7 @@ class Presence:
             assert why == wheels.OTHER_CONN
             self.ignored[WHY_OTHER_CONN] += 1
 
-    def _limit_met(self, gateway: Gateway, *, is_new: bool) -> str:
+    def _limit_met(self, gateway: GatewayState, *, is_new: bool) -> str:
         """The bound that forbids a gateway one more user, new or moved; else ""."""
         if gateway.users >= self._max_gateway_users:
             return "max_gateway_users"
@@ -588,7 +588,7 @@ class Presence:
     def _open(
         self,
         kind: str,
-        gateway: Gateway,
+        gateway: GatewayState,
         uid: Uid,
         conn: int | None,
         event: str,
@@ -630,7 +630,7 @@ class Presence:
 
     def _login_again(
         self,
-        gateway: Gateway,
+        gateway: GatewayState,
         entry: Entry,
         conn: int | None,
         timeout: float | None,
@@ -655,7 +655,7 @@ class Presence:
             mono=at.mono,
         )
 
-    def _judge(self, gateway: Gateway, at: Instant, limit: int) -> int:
+    def _judge(self, gateway: GatewayState, at: Instant, limit: int) -> int:
         """Fire or renew due users of one gateway, as far as it is cleared."""
         cleared = gateway.clearance(at.now, hold=self._hold)
         judged = self.wheel.renew(
@@ -690,13 +690,13 @@ class Presence:
             self.guard.judged(gateway, ended, at.now)
         return judged + len(ended)
 
-    def _why_held(self, gateway: Gateway, now: float) -> str | None:
+    def _why_held(self, gateway: GatewayState, now: float) -> str | None:
         """What due users of a gateway wait for."""
         if self.guard is not None and self.guard.holds(gateway):
             return STORM
         return gateway.clearance(now, hold=self._hold).why
 
-    def _leave(self, entry: Entry) -> Gateway:
+    def _leave(self, entry: Entry) -> GatewayState:
         gateway = self._by_number[entry.gateway]
         gateway.users -= 1
         return gateway

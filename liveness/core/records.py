@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from liveness.core.timers import Order
+from liveness.core.timer_states import TimerCommand
 from liveness.errors import Code
 
 Uid: TypeAlias = str | int
@@ -214,7 +214,7 @@ def logged(fields: Sequence[Any]) -> Logged:
     return Record._make(fields)
 
 
-class Wanted(NamedTuple):
+class Subscription(NamedTuple):
     """Which records concern a reader: of which gateway and user (None: all), and kinds.
 
     The timers of the gateway that reads are its to run, whatever else it wants. They are
@@ -269,7 +269,7 @@ class Changes:
     # The net effect on the sessions kept: a row to keep, or None for one to forget.
     online: dict[int, OnlineRow | None] = field(default_factory=dict)
     # What is asked of timers, in order.
-    orders: list[Order] = field(default_factory=list)
+    orders: list[TimerCommand] = field(default_factory=list)
     ends: int = 0  # how many of the records end a session, or begin a timer's run
 
     @property

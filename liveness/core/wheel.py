@@ -42,7 +42,7 @@ from collections.abc import Collection, Iterator
 from math import inf
 from typing import Final, NamedTuple
 
-from liveness.core.cadence import SAMPLED, Silences
+from liveness.core.intervals import SAMPLED, Silences
 from liveness.core.records import SignsOfLife, Uid
 from liveness.core.table import (
     EXACT_START,

@@ -9,3 +9,6 @@ runs gateway and sidecar, `director.py` cuts, stops and restarts them as `script
 key says, `referee.py` judges what is decided and `reminders.py` what comes due, `stage.py` brings all together, `screen.py`
 or, on a terminal, `picture.py` shows it, and `run.py` is what the command line starts.
 """
+
+# Imports: compiled, config, console, core, errors, service.common, text.
+# Never: starlette, hypercorn, sqlite3.

@@ -9,14 +9,14 @@ from typing import Final
 import trio
 from rich.text import Text
 
-from liveness.commands.watch import text_line
+from liveness.console.record_lines import text_line
 from liveness.demo.gateway import HOST
 from liveness.demo.gauges import Gauges, gauges
 from liveness.demo.referee import FAULTS, Record
 from liveness.demo.screen import COLUMNS, quantiles, reminders, table
 from liveness.demo.script import keys
 from liveness.demo.stage import Stage, command
-from liveness.demo.terminal import Terminal
+from liveness.demo.tty import Terminal
 
 FRAME_S: Final = 0.3
 MOST_TOLD: Final = 4

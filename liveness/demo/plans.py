@@ -46,7 +46,7 @@ EACH_TEN: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reminder:
+class PlannedReminder:
     """What somebody who talks wants the room reminded of, and when."""
 
     what: str
@@ -63,7 +63,7 @@ class Plan:
     behaviour: Behaviour
     joins_s: float
     moment_s: float = inf  # of the logout, or of the last sign of life
-    reminder: Reminder | None = None
+    reminder: PlannedReminder | None = None
 
 
 def joining_s(count: int) -> float:
@@ -106,14 +106,14 @@ def planned(
 
 def _reminder(
     count: int, share: float, joins_s: float, seconds: float
-) -> Reminder | None:
+) -> PlannedReminder | None:
     """One that comes in time to be seen; None if there is no time for it."""
     in_s = min(REMINDER_S, seconds / 5)
     first_s, last_s = joins_s + AT_HOME_S, seconds - LAST_S - in_s
     if last_s < first_s:
         return None
     asks_s = first_s + (last_s - first_s) * share
-    return Reminder(
+    return PlannedReminder(
         what=REMINDERS[count % len(REMINDERS)],
         asks_s=asks_s,
         in_s=in_s,

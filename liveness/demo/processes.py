@@ -12,11 +12,11 @@ from typing import Final
 
 import trio
 
-from liveness.build import environment
-from liveness.config import Config
+from liveness.compiled import environment
+from liveness.config.settings import Config
+from liveness.config.sources import load
 from liveness.demo.gateway import HOST
 from liveness.errors import LivenessError
-from liveness.sources import load
 
 START_S: Final = 10.0  # it takes less than one, unless the machine is very busy
 END_S: Final = 10.0  # a sidecar that is asked to stop does so within five

@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from liveness.commands.watch import text_line
+from liveness.console.record_lines import text_line
 from liveness.demo.plans import Behaviour
 from liveness.demo.referee import FAULTS, GUEST, Record, Referee
 from liveness.demo.stage import Stage

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import trio
 
-from liveness.commands.watch import Feed
+from liveness.console.record_feed import WatchedFeed
 from liveness.demo.director import Director
 from liveness.demo.gateway import HOST
 from liveness.demo.plans import joining_s, last_silence_s, planned
@@ -20,7 +20,7 @@ from liveness.demo.processes import gateway_in, settings_in, sidecar_in, socket_
 from liveness.demo.referee import Record, Referee
 from liveness.demo.script import Step
 from liveness.demo.users import User
-from liveness.service.clock import Clock
+from liveness.service.common.clock import Clock
 
 MOST_GUESTS: Final = 100
 LOOK_S: Final = 0.1
@@ -151,7 +151,7 @@ class Stage:
 
     async def _watch(self) -> None:
         """Reads every record, over restarts of the sidecar, from the first on."""
-        feed = Feed(
+        feed = WatchedFeed(
             self.socket,
             after=0,
             kinds=(),

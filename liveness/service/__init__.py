@@ -1,1 +1,5 @@
-"""The trio half: opens things, loops, and hands values to the core."""
+"""The sidecar's process: its parts, wired, started and stopped; signals; systemd."""
+
+# Imports: compiled, config, core, errors, metrics, service.common, service.engine,
+#   service.http, service.links, service.storage.
+# Never: sqlite3, cyclopts, anyio.

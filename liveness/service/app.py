@@ -23,26 +23,26 @@ import structlog
 import trio
 
 from liveness import __version__
-from liveness.build import WHEEL, WHY_REFERENCE
-from liveness.config import SETTINGS, Config
+from liveness.compiled import WHEEL, WHY_REFERENCE
+from liveness.config.settings import SETTINGS, Config
 from liveness.core.access import Access
-from liveness.core.records import TIMER, TimerRecord, Wanted
-from liveness.core.timers import Fire
+from liveness.core.records import TIMER, Subscription, TimerRecord
+from liveness.core.timer_states import Fire
 from liveness.errors import StartError
 from liveness.metrics import DOORS
-from liveness.service.clock import Clock
-from liveness.service.manager import ADMIN_SOCKET, GATEWAY_SOCKET, Manager
-from liveness.service.peers import access_to, gid_of
-from liveness.service.rereading import Reloader
-from liveness.service.sidecar import Sidecar
-from liveness.service.sockets import listening
-from liveness.service.store import Store
-from liveness.service.timertable import TimerTable
-from liveness.service.tokens import Token, read_token
+from liveness.service.common.clock import Clock
+from liveness.service.components import SidecarService
+from liveness.service.http.sign_in import Token, read_token
+from liveness.service.links.credentials import access_to, gid_of
+from liveness.service.links.sockets import listening
+from liveness.service.reload import Reloader
+from liveness.service.storage.log_store import LogStore
+from liveness.service.storage.timer_store import TimerStore
+from liveness.service.systemd import ADMIN_SOCKET, GATEWAY_SOCKET, ServiceManager
 
 # Records that the timers' table is told of at once.
 REPLAYED_AT_ONCE: Final = 1_000
-RUNS: Final = Wanted(None, frozenset({TIMER}))
+RUNS: Final = Subscription(None, frozenset({TIMER}))
 
 # Open files besides those of links, of which each has its socket and at most one that
 # reads from disk, and besides HTTP connections.
@@ -85,7 +85,7 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
     _allow_files(
         config.limits.max_links, config.http.max_connections, config.http.streams
     )
-    manager, clock = Manager(os.environ, os.getpid()), Clock()
+    manager, clock = ServiceManager(os.environ, os.getpid()), Clock()
     hangs_up = _is_ended_by_sighup()
     with ExitStack() as stack:
         # Before there is anything to clean up: a stop that comes early is a stop.
@@ -96,11 +96,11 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         # The state's lock comes first: of two that start at once only one gets to
         # look for stale sockets.
-        store = Store(config.state.dir)
+        store = LogStore(config.state.dir)
         stack.callback(store.close)
         with store.expecting_damage():
             _, next_seq = store.bounds()
-        table = TimerTable(
+        table = TimerStore(
             config.state.dir,
             log=store.log,
             next_seq=next_seq,
@@ -155,12 +155,12 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
 
 def load(
     config: Config,
-    store: Store,
-    table: TimerTable,
+    store: LogStore,
+    table: TimerStore,
     clock: Clock,
     access: Access,
     token: Token | None = None,
-) -> Sidecar:
+) -> SidecarService:
     """Make a sidecar that goes on where the last process ended.
 
     Raises:
@@ -169,13 +169,13 @@ def load(
     with store.expecting_damage():
         store.check()
         _catch_up(table, store, clock.wall_ms())
-        sidecar = Sidecar(config, store, table, clock, access, token)
+        sidecar = SidecarService(config, store, table, clock, access, token)
         sidecar.restore()
     store.reserve.restore()
     return sidecar
 
 
-def _catch_up(table: TimerTable, store: Store, wall_ms: int) -> None:
+def _catch_up(table: TimerStore, store: LogStore, wall_ms: int) -> None:
     """Tell the table of the runs that it had not noted when the last process ended."""
     newest = store.bounds()[1] - 1
     with table.expecting_damage():
@@ -213,7 +213,7 @@ def _catch_up(table: TimerTable, store: Store, wall_ms: int) -> None:
 
 @contextmanager
 def _listening_at(
-    path: Path, name: str, *, config: Config, manager: Manager
+    path: Path, name: str, *, config: Config, manager: ServiceManager
 ) -> Iterator[socket.socket]:
     """Listen on a socket that was handed over, or on one of our own."""
     sock = manager.socket(name, path)

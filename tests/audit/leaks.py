@@ -15,7 +15,7 @@ from detect_secrets.core.secrets_collection import SecretsCollection
 from detect_secrets.settings import get_plugins, transient_settings
 
 from tests.audit.verdict import Verdict
-from tests.tree import tracked
+from tests.helpers.tree import tracked
 
 VECTORS: Final = "proto/vectors/"
 RANDOM_HEX: Final = "HexHighEntropyString"

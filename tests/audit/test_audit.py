@@ -10,9 +10,9 @@ from packaging.utils import canonicalize_name
 
 from tests.audit import leaks, licences, vulnerabilities
 from tests.audit.locked import Pin, locks, pins
-from tests.needs import needs
+from tests.helpers.needs import needs
+from tests.helpers.tree import ROOT
 
-ROOT: Final = Path(__file__).parents[2]
 IT: Final = Pin(canonicalize_name("it"), "1.0", "")
 # In two parts, or this file would be found too.
 SECRET: Final = "AKIA" + "Q3EGRZ5T7DKXJ2PM"

@@ -4,16 +4,17 @@ from types import ModuleType
 
 import pytest
 
-from liveness.core import wheel, wire
+from liveness.core import framing, wheel
 
 try:
     from liveness.core import _wheel, _wire
-except ImportError:  # not compiled here; tests/test_build.py says whether it should be
+# Not compiled here? `tests/project/test_compiled.py` says whether it should be.
+except ImportError:
     WHEELS: list[ModuleType] = [wheel]
-    READERS: list[ModuleType] = [wire]
+    READERS: list[ModuleType] = [framing]
 else:
     WHEELS = [wheel, _wheel]
-    READERS = [wire, _wire]
+    READERS = [framing, _wire]
 
 
 def is_compiled(module: ModuleType) -> str:
@@ -30,7 +31,7 @@ def wheel_class(request: pytest.FixtureRequest) -> type[wheel.Wheel]:
 
 
 @pytest.fixture(scope="session", params=READERS, ids=is_compiled)
-def reader_class(request: pytest.FixtureRequest) -> type[wire.Reader]:
+def reader_class(request: pytest.FixtureRequest) -> type[framing.Reader]:
     """Each implementation of the reader."""
-    implementation: type[wire.Reader] = request.param.Reader
+    implementation: type[framing.Reader] = request.param.Reader
     return implementation

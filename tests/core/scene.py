@@ -8,10 +8,10 @@ checks every record for what holds of all records.
 from collections.abc import Sequence
 from typing import Any, Final
 
-from liveness.core.decisions import Decisions
-from liveness.core.gateways import Gateway
-from liveness.core.guard import GuardRules
-from liveness.core.link import Link, LinkLimits
+from liveness.core.changes import Decisions
+from liveness.core.clearance import GatewayState
+from liveness.core.conversation import Conversation, ConversationLimits
+from liveness.core.framing import encode
 from liveness.core.presence import Presence
 from liveness.core.records import (
     Changes,
@@ -23,8 +23,8 @@ from liveness.core.records import (
     SignsOfLife,
     Uid,
 )
+from liveness.core.storm_guard import GuardRules
 from liveness.core.wheel import Wheel
-from liveness.core.wire import encode
 
 ALL: Final = 10**9
 
@@ -34,7 +34,7 @@ Sign = tuple[str, Uid, int | None]  # event, uid, conn
 
 def run_of(*frames: object) -> SignsOfLife:
     """These signs of life as a link gives them; the first of them is frame 2."""
-    link = Link(LinkLimits())
+    link = Conversation(ConversationLimits())
     hello = ["hello", {"protocol": 1, "name": "g"}]
     data = b"".join(encode(frame) for frame in (hello, *frames))
     _, run = link.receive(data, 0.0)
@@ -91,7 +91,7 @@ class Scene:
         """This moment."""
         return Instant(self.now, self.mono, self.wall_ms)
 
-    def gateway(self, name: str) -> Gateway:
+    def gateway(self, name: str) -> GatewayState:
         return self.presence.gateway(name)
 
     # --- links ------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Scene:
         """Find nothing in the socket of a gateway."""
         self.gateway(name).empty_at = self.now
 
-    def judge(self, *, limit: int = ALL) -> list[Shown]:
+    def fire(self, *, limit: int = ALL) -> list[Shown]:
         """Judge all users that may be judged."""
         self.presence.advance(self.now, ALL)
         while judged := self.presence.fire(self.at, limit=limit):
@@ -170,7 +170,7 @@ class Scene:
         """Let time pass, read the links of these gateways, and judge."""
         self.pass_time(seconds)
         self.read(*names)
-        return self.judge()
+        return self.fire()
 
     # --- endings and restarts -----------------------------------------------------
 

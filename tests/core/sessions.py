@@ -216,7 +216,7 @@ class Sessions:
     def time_passes(self, seconds: float, *, absent: float, limit: int) -> None:
         self.scene.pass_time(seconds, absent=absent)
         self.scene.read(*self.linked)
-        got = self.scene.judge(limit=limit)
+        got = self.scene.fire(limit=limit)
         due = [uid for uid, s in self.online.items() if s.due < self.scene.now]
         # Within a pass the order is the wheel's and the gateways'.
         assert sorted(map(repr, due)) == sorted(repr(shown["uid"]) for shown in got)

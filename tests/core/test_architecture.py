@@ -1,4 +1,4 @@
-"""The core is pure: what it may import is written here, and nothing else is imported."""
+"""The core is pure, and half of the client: what they may import is written here."""
 
 import ast
 import subprocess
@@ -9,16 +9,23 @@ from pathlib import Path
 import pytest
 
 import liveness
+from tests.helpers.tree import ROOT
 
-ROOT = Path(__file__).parents[2] / "liveness"
-CORE = sorted((ROOT / "core").glob("*.py"))
-BESIDE = [ROOT / "errors.py"]  # importing the core runs it too
+PACKAGE = ROOT / "liveness"
+CORE = sorted((PACKAGE / "core").glob("*.py"))
+# The library's own rules, without its sockets and event loops.
+CLIENT = [
+    PACKAGE / "client" / f"{name}.py"
+    for name in ("inbox", "protocol", "reports", "tasks", "timer_requests")
+]
+BESIDE = [PACKAGE / "errors.py"]  # importing the core runs it too
 
 MAY_IMPORT = {"__future__", "abc", "array", "bisect", "collections", "collections.abc"}
 MAY_IMPORT |= {"dataclasses", "enum", "itertools", "math", "operator", "re", "typing"}
 MAY_IMPORT |= {"liveness.errors"}
 MAY_IMPORT |= {f"liveness.core.{path.stem}" for path in CORE}
-ONLY_IN = {"msgpack": "wire.py"}
+ONLY_IN = {"msgpack": "framing.py"}
+OF_THE_CLIENT = {f"liveness.client.{path.stem}" for path in CLIENT}
 
 
 def imported(source: str) -> Iterator[str]:
@@ -28,7 +35,7 @@ def imported(source: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
-            if module == "liveness.core":
+            if module in ("liveness.core", "liveness.client"):
                 yield from (f"{module}.{alias.name}" for alias in node.names)
             else:
                 yield module
@@ -45,6 +52,11 @@ def test_the_core_imports_only_the_core(path: Path) -> None:
     assert forbidden(path.read_text(), path.name) == set()
 
 
+@pytest.mark.parametrize("path", CLIENT, ids=lambda path: path.name)
+def test_the_clients_rules_import_only_each_other_and_the_core(path: Path) -> None:
+    assert forbidden(path.read_text(), path.name) <= OF_THE_CLIENT
+
+
 @pytest.mark.parametrize("module", ONLY_IN)
 def test_only_one_file_of_the_core_imports_it(module: str) -> None:
     importing = [path.name for path in CORE if module in imported(path.read_text())]
@@ -57,7 +69,7 @@ def test_only_one_file_of_the_core_imports_it(module: str) -> None:
         "import time",
         "from trio import sleep",
         "from liveness import service",
-        "import liveness.service.journal",
+        "import liveness.service.storage.log_writer",
         "from . import wire",
         "from ..service import journal",
         "import array, socket",
@@ -72,15 +84,14 @@ def test_a_core_that_imports_more_would_be_found_out(line: str) -> None:
 
 def test_importing_the_core_runs_nothing_else() -> None:
     """So the package's own names, the client library's, cost only those who use them."""
-    show = (
-        "import sys, liveness.core.presence, liveness.core.client; print(*sys.modules)"
-    )
+    show = "import sys, liveness.core.presence, liveness.client.protocol; print(*sys.modules)"
     told = subprocess.run(
         [sys.executable, "-I", "-c", show], capture_output=True, text=True, check=True
     )
     ours = {name for name in told.stdout.split() if name.startswith("liveness")}
     core = {name for name in ours if name.startswith("liveness.core")}
-    assert ours - core == {"liveness", "liveness.errors"}
+    rest = {"liveness", "liveness.errors", "liveness.client"}
+    assert ours - core == OF_THE_CLIENT | rest
     assert not {"anyio", "trio", "asyncio"} & set(told.stdout.split())
 
 

@@ -12,10 +12,10 @@ from typing import Final
 
 import pytest
 
-from liveness.core.link import Link, LinkLimits
+from liveness.core.conversation import Conversation, ConversationLimits
+from liveness.core.framing import Reader, encode
 from liveness.core.records import ListedSigns, SignsOfLife, Uid
 from liveness.core.wheel import UNKNOWN, Wheel
-from liveness.core.wire import Reader, encode
 from tests.core.conftest import READERS
 
 ALL: Final = 10**9
@@ -65,7 +65,7 @@ class Crowds:
         self.now = 0.0
         self.users = self.operations = 0
         reader: type[Reader] = READERS[-1].Reader
-        self.link = Link(LinkLimits(), reader)
+        self.link = Conversation(ConversationLimits(), reader)
         hello = ["hello", {"protocol": 1, "name": "g"}]
         list(self.link.receive(encode(hello), 0.0))
 

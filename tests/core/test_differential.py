@@ -19,13 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core.link import Link, LinkLimits
+from liveness.core.conversation import Conversation, ConversationLimits
+from liveness.core.framing import Reader, encode
 from liveness.core.records import ListedSigns, SignsOfLife, Uid
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.wheel import Wheel
-from liveness.core.wire import Reader, encode
-from tests.core.told import told
-from tests.strategies import (
+from tests.core.link_trace import told
+from tests.helpers.strategies import (
     BOUNDED,
     HARD_UIDS,
     NO_UIDS,
@@ -58,7 +58,7 @@ class Pair:
     def __init__(self, *, timeout: float, slots: int, now: float) -> None:
         self.reference = Wheel(timeout=timeout, slots=slots, now=now)
         self.compiled: Wheel = _wheel.Wheel(timeout=timeout, slots=slots, now=now)
-        self.link = Link(LinkLimits(), _wire.Reader)
+        self.link = Conversation(ConversationLimits(), _wire.Reader)
         list(self.link.receive(encode(HELLO), 0.0))
         self.now = now
         self.gateways = 0
@@ -296,7 +296,7 @@ def test_a_touch_changes_every_kind_of_entry_as_the_reference_does() -> None:
 
 # --- the readers -----------------------------------------------------------------------
 
-LIMITS: Final = LinkLimits(max_frame_bytes=1_500, max_batch=5, max_refused=6)
+LIMITS: Final = ConversationLimits(max_frame_bytes=1_500, max_batch=5, max_refused=6)
 
 
 class Raw(bytes):

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from liveness.core.frames import MAX_AGE_S
-from liveness.core.presence import WHY_BEGAN_UNUSED, WHY_IGNORED, Standing
+from liveness.core.presence import WHY_BEGAN_UNUSED, WHY_IGNORED, UserStatus
 from liveness.core.records import ListedSigns, Login, Logout, OnlineRow, Uid
 from liveness.core.wheel import Slot, Wheel
 from tests.core.scene import ALL, Scene, Shown, Sign, run_of
 from tests.core.sessions import Sessions, User
-from tests.strategies import BOUNDED, NO_UIDS, examples
+from tests.helpers.strategies import BOUNDED, NO_UIDS, examples
 
 WheelClass = type[Wheel]
 
@@ -312,7 +312,7 @@ def test_users_judged_late_by_the_sidecars_own_fault_are_silent_not_lost(
         scene.pass_time(0.25)
         scene.read("g")
         scene.presence.wheel.advance(scene.now, ALL)
-    records = scene.judge(limit=3)
+    records = scene.fire(limit=3)
     assert {shown["reason"] for shown in records} == {"silence"}
     assert len(records) == 10
 
@@ -437,7 +437,7 @@ def test_the_status_of_a_user_holds_all_that_is_known_of_it(scene: Scene) -> Non
     scene.hear("g", ("keepalive", "u", 5))
     heard = scene.wall_ms
     scene.wait(10.25, "g", "h")
-    assert scene.presence.standing("u", scene.at) == Standing(
+    assert scene.presence.standing("u", scene.at) == UserStatus(
         gateway="g",
         session=1,
         conn=5,

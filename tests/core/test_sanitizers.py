@@ -13,9 +13,9 @@ from typing import Final
 
 import pytest
 
-from tests.needs import require
+from tests.helpers.needs import require
+from tests.helpers.tree import ROOT
 
-ROOT: Final = Path(__file__).parents[2]
 CFLAGS: Final = (
     "-fsanitize=address,undefined -fno-sanitize-recover=undefined "
     "-fno-omit-frame-pointer -O1 -g"

@@ -4,15 +4,19 @@ import json
 import re
 from dataclasses import asdict, fields, replace
 from itertools import product
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
-from liveness.core import records, uids, wire
-from liveness.core.decisions import Decisions
+from liveness.core import framing, records, uids
+from liveness.core.changes import Decisions
+from liveness.core.conversation import (
+    REFUSED_WINDOW_S,
+    Conversation,
+    ConversationLimits,
+)
 from liveness.core.frames import (
     FEATURES,
     MAX_AFTER_S,
@@ -27,14 +31,14 @@ from liveness.core.frames import (
     PROTOCOL,
     bad_uid_text,
 )
-from liveness.core.link import REFUSED_WINDOW_S, Link, LinkLimits
 from liveness.core.presence import Presence
 from liveness.core.wheel import Wheel
 from liveness.errors import NOT_FATAL, Code
 from tests.core.conftest import READERS
-from tests.strategies import pieces
+from tests.helpers.strategies import pieces
+from tests.helpers.tree import ROOT
 
-PROTO: Final = Path(__file__).parents[2] / "proto"
+PROTO: Final = ROOT / "proto"
 README: Final = (PROTO / "README.md").read_text()
 VECTORS: Final[list[dict[str, Any]]] = [
     case
@@ -43,7 +47,7 @@ VECTORS: Final[list[dict[str, Any]]] = [
 ]
 TO_SIDECAR: Final = [case for case in VECTORS if case["direction"] == "to-sidecar"]
 FROM_SIDECAR: Final = [case for case in VECTORS if case["direction"] == "from-sidecar"]
-LIMITS: Final = LinkLimits()
+LIMITS: Final = ConversationLimits()
 NEXT: Final = 1_000
 BEFORE: Final[dict[str, list[object]]] = {
     "hello": [],
@@ -72,10 +76,10 @@ def octets(case: dict[str, Any]) -> bytes:
 class Sidecar:
     """A link with a presence behind it: the frames and errors that come of the bytes."""
 
-    def __init__(self, before: str, reader: type[wire.Reader]) -> None:
-        self.link = Link(LIMITS, reader)
+    def __init__(self, before: str, reader: type[framing.Reader]) -> None:
+        self.link = Conversation(LIMITS, reader)
         for frame in BEFORE[before]:
-            assert len(list(self.link.receive(wire.encode(frame), AT.now))) == 1
+            assert len(list(self.link.receive(framing.encode(frame), AT.now))) == 1
         wheel = Wheel(timeout=30, slots=30)
         self.presence = Presence(
             wheel, decided=Decisions(NEXT), timeout=30, gateway_hold=60, settle=2
@@ -218,7 +222,7 @@ def as_json(value: Any) -> Any:
 
 
 def decoded(data: bytes) -> list[Any]:
-    reader = wire.Reader(max_frame_bytes=2**21, max_batch=LIMITS.max_batch)
+    reader = framing.Reader(max_frame_bytes=2**21, max_batch=LIMITS.max_batch)
     return [as_json(frame) for frame in reader.feed(data)]
 
 
@@ -317,7 +321,9 @@ def test_every_shape_of_record_is_of_the_schema_and_of_one_frame() -> None:
         records.Gap(first=1, until=3, at=9),
     ]
     maps = [shape.as_map() for shape in shapes]
-    (frame,) = decoded(wire.encode_notices([wire.encode(shape) for shape in maps]))
+    (frame,) = decoded(
+        framing.encode_notices([framing.encode(shape) for shape in maps])
+    )
     assert exact(frame) == exact(["notices", maps])
     FROM_US.validate(frame)
     assert [shape["seq"] for shape in maps] == [3, 4, 4, 3, 3, 2]
@@ -368,10 +374,10 @@ def test_the_schema_knows_the_fatal_codes() -> None:
 
 def test_the_page_names_the_frames_that_are_known() -> None:
     named = column("Frames from a gateway", r'\["(\w+)"')
-    watched = Link(LIMITS)
-    list(watched.receive(wire.encode(BEFORE["welcome"][0]), AT.now))
+    watched = Conversation(LIMITS)
+    list(watched.receive(framing.encode(BEFORE["welcome"][0]), AT.now))
     for name in [*named, "signup"]:
-        (answer,) = watched.receive(wire.encode([name, 7]), AT.now)
+        (answer,) = watched.receive(framing.encode([name, 7]), AT.now)
         is_unknown = getattr(answer, "code", None) is Code.UNKNOWN_FRAME
         assert is_unknown == (name == "signup"), name
     assert set(records.EVENTS[1:]) < set(named)
@@ -401,14 +407,14 @@ def test_the_page_shows_the_features_of_this_version() -> None:
         ("a frame to the sidecar", f"max_frame: {LIMITS.max_frame_bytes:,} bytes"),
         (
             "values in a frame",
-            f"{wire.BATCHES_OF_VALUES} \N{MULTIPLICATION SIGN} max_batch",
+            f"{framing.BATCHES_OF_VALUES} \N{MULTIPLICATION SIGN} max_batch",
         ),
         (
             "values in a frame",
-            f"at least {wire.LEAST_VALUES}",
+            f"at least {framing.LEAST_VALUES}",
         ),
         ("uids in a frame", f"max_batch: {LIMITS.max_batch:,}"),
-        ("nesting", f"{wire.MAX_DEPTH} levels"),
+        ("nesting", f"{framing.MAX_DEPTH} levels"),
         ("uid", f"1 to {uids.MAX_UID_BYTES} bytes, or 0 to 2^63-1"),
         ("conn", "0 to 2^63-1"),
         ("name", f"1 to {MAX_NAME_BYTES} bytes"),

@@ -25,7 +25,7 @@ from liveness.core.wheel import (
     UNKNOWN,
     Wheel,
 )
-from tests.strategies import BOUNDED, HARD_UIDS, NO_UIDS, examples
+from tests.helpers.strategies import BOUNDED, HARD_UIDS, NO_UIDS, examples
 
 TIMEOUTS: Final = (1, 3, 30, 3_600, 86_400)
 SLOTS: Final = (2, 3, 30, 3_600)

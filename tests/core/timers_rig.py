@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple
 
-from liveness.core.decisions import Decisions
+from liveness.core.changes import Decisions
 from liveness.core.records import After, Answer, Cancel, Instant, TimerRecord
-from liveness.core.timers import (
-    LADDER,
-    Drop,
-    Ladder,
-    Order,
-    Settlement,
-    Timer,
-    key_of,
-)
-from liveness.core.timetable import (
+from liveness.core.timer_scheduler import (
     RING_SLOTS,
     Coming,
     Due,
-    Timetable,
-    Window,
+    LoadedWindow,
+    TimerScheduler,
+)
+from liveness.core.timer_states import (
+    RETRY_POLICY,
+    CancelTimer,
+    RetryPolicy,
+    TimerCommand,
+    TimerState,
+    TimerTransaction,
+    key_of,
 )
 from liveness.core.wheel import Wheel
 
@@ -41,7 +41,7 @@ PLENTY: Final = 10**9
 class Given(NamedTuple):
     """What one transaction is to write."""
 
-    orders: list[Order]
+    orders: list[TimerCommand]
     records: list[TimerRecord]
 
 
@@ -49,7 +49,7 @@ class Given(NamedTuple):
 class Reading:
     """Of timers in hand, or of a window; `rows` once it was read."""
 
-    window: Window | None
+    window: LoadedWindow | None
     numbers: list[int]
     rows: list[Due] | list[Coming] | None = None
 
@@ -61,7 +61,7 @@ class Rig:
         self,
         wheel_class: type[Wheel],
         *,
-        ladder: Ladder = LADDER,
+        ladder: RetryPolicy = RETRY_POLICY,
         max_live: int = PLENTY,
         max_loaded: int = PLENTY,
         rows_at_once: int = PLENTY,
@@ -88,9 +88,9 @@ class Rig:
         self.absences = [(-inf, self.mono)]
         self.decided = Decisions(max((one.seq for one in self.log), default=0) + 1)
         self.given: deque[Given] = deque()
-        self.written: tuple[list[Order], Settlement] | None = None
+        self.written: tuple[list[TimerCommand], TimerTransaction] | None = None
         self.reading: Reading | None = None
-        self.timetable = Timetable(
+        self.timetable = TimerScheduler(
             lambda mono: self.wheel_class(
                 timeout=self.slots, slots=self.slots, now=mono
             ),
@@ -118,10 +118,10 @@ class Rig:
         return Counter(row.timer.state for row in self.table.values())
 
     @property
-    def live(self) -> list[Timer]:
+    def live(self) -> list[TimerState]:
         return [row.timer for row in self.table.values() if row.timer.is_live]
 
-    def timer(self, key: str, gateway: str = "g") -> Timer:
+    def timer(self, key: str, gateway: str = "g") -> TimerState:
         """The newest timer of a key, as the table has it."""
         wanted = (gateway, key)
         timers = (row.timer for row in self.table.values())
@@ -143,12 +143,12 @@ class Rig:
         """Write what was given, so many lots of it; return whether there was any."""
         if not self.given or self.written is not None:
             return False
-        orders: list[Order] = []
+        orders: list[TimerCommand] = []
         for _ in range(min(most, len(self.given))):
             lot = self.given.popleft()
             orders += lot.orders
             self.log += lot.records
-        done = Settlement(orders, self._found(orders), self.ladder)
+        done = TimerTransaction(orders, self._found(orders), self.ladder)
         new = {order.timer.id: order.payload for order in done.added}
         for timer in done.changed:
             former = self.table.get(timer.id)
@@ -172,11 +172,13 @@ class Rig:
         while self.write():
             self.tell()
 
-    def _found(self, orders: list[Order]) -> list[Timer]:
+    def _found(self, orders: list[TimerCommand]) -> list[TimerState]:
         """Of each key the newest; and the live ones of each ext."""
         keys = {key_of(order) for order in orders}
         exts = {
-            (it.gateway, it.ext) for it in orders if isinstance(it, Drop) and it.ext
+            (it.gateway, it.ext)
+            for it in orders
+            if isinstance(it, CancelTimer) and it.ext
         }
         timers = [row.timer for row in self.table.values()]
         newest = {
@@ -231,7 +233,7 @@ class Rig:
             self.timetable.fill(reading.window, coming)
             return []
         rows = [one for one in reading.rows if isinstance(one, Due)]
-        return self.timetable.judge(rows, self.now, self.was_handed)
+        return self.timetable.fire(rows, self.now, self.was_handed)
 
     def fail_reading(self) -> None:
         """Have the reading under way fail."""

@@ -23,8 +23,8 @@ from typing import Final
 
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
+from tests.helpers.tree import ROOT
 
-ROOT: Final = Path(__file__).parents[2]
 CORPUS: Final = Path(__file__).parent / "corpus"
 FINDINGS: Final = ROOT / "build" / "fuzz"
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from liveness.core.wire import encode
+from liveness.core.framing import encode
 from tests.core.test_vectors import BEFORE, TO_SIDECAR, octets
 from tests.fuzz.targets import LIMITS
 

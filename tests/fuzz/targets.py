@@ -14,8 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, product
 from typing import Any, Final, TypeAlias
 
+from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.frames import MIN_TIMEOUT_S, bad_uid_text
-from liveness.core.link import Link, LinkLimits
+from liveness.core.framing import (
+    MAX_DEPTH,
+    Frame,
+    Reader,
+    decode,
+    encode,
+    most_values,
+)
 from liveness.core.records import (
     GATEWAY,
     Hello,
@@ -28,25 +36,17 @@ from liveness.core.records import (
     Where,
 )
 from liveness.core.wheel import Wheel
-from liveness.core.wire import (
-    MAX_DEPTH,
-    Frame,
-    Reader,
-    decode,
-    encode,
-    most_values,
-)
 from liveness.errors import Code, WireError
 from tests.core.conftest import READERS, WHEELS
+from tests.core.link_trace import told
 from tests.core.scene import Shown
 from tests.core.sessions import Sessions
-from tests.core.told import told
 
 # Small ones, so that a short input is often at a limit, and the defaults.
 LIMITS: Final = (
-    LinkLimits(),
-    LinkLimits(max_frame_bytes=60, max_batch=5, max_refused=3),
-    LinkLimits(max_frame_bytes=150, max_batch=7, max_refused=6),
+    ConversationLimits(),
+    ConversationLimits(max_frame_bytes=60, max_batch=5, max_refused=3),
+    ConversationLimits(max_frame_bytes=150, max_batch=7, max_refused=6),
 )
 MOST_CUTS: Final = 8
 
@@ -84,7 +84,7 @@ class Script:
 Way: TypeAlias = Sequence[bytes]  # the pieces in which a stream comes
 
 
-def stream(data: bytes) -> tuple[LinkLimits, list[Way]]:
+def stream(data: bytes) -> tuple[ConversationLimits, list[Way]]:
     """The limits of a reader or link, and a stream: whole, and in pieces if it is cut."""
     script = Script(data)
     limits, cut = LIMITS[script.byte() % len(LIMITS)], script.pieces()
@@ -115,7 +115,7 @@ def others(ways: list[Way]) -> Iterator[tuple[type[Reader], Way]]:
 
 
 def read(
-    reader_class: type[Reader], way: Way, limits: LinkLimits
+    reader_class: type[Reader], way: Way, limits: ConversationLimits
 ) -> tuple[list[Frame], Code | None, int]:
     """The frames of a stream, the code that it ended with if it did, and what is held."""
     most = limits.max_frame_bytes
@@ -162,7 +162,7 @@ def link(data: bytes) -> None:
     expected = told(Reader, ways[0], limits)
     for reader_class, way in others(ways):
         assert told(reader_class, way, limits) == expected
-    for request in Link(limits).receive(ways[0][0], 0.0):
+    for request in Conversation(limits).receive(ways[0][0], 0.0):
         if isinstance(request, Refusal):
             assert len(encode(request.as_frame())) <= MOST_REFUSAL_BYTES
 
@@ -195,13 +195,13 @@ class World:
     def __init__(self, wheel: type[Wheel], reader: type[Reader]) -> None:
         self.sessions = Sessions(wheel, timeout=SERVER_TIMEOUT)
         self._reader = reader
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, Conversation] = {}
         self._names: dict[int, str] = {}  # of the links of gateways
         self._shown = 0
 
     def connect(self, number: int) -> None:
         self.hang_up(number)
-        self._links[number] = Link(LIMITS[0], self._reader)
+        self._links[number] = Conversation(LIMITS[0], self._reader)
 
     def hang_up(self, number: int) -> None:
         self._links.pop(number, None)
@@ -224,7 +224,7 @@ class World:
         self._shown = len(log)
         return log[first:]
 
-    def _apply(self, number: int, link: Link, request: Request) -> None:
+    def _apply(self, number: int, link: Conversation, request: Request) -> None:
         name = self._names.get(number, "")
         match request:
             case Hello() if request.role == GATEWAY:

@@ -7,9 +7,10 @@ from typing import Final
 
 import pytest
 
-from tests.fuzz.runner import CORPUS, FINDINGS, ROOT, main, told
+from tests.fuzz.runner import CORPUS, FINDINGS, main, told
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
+from tests.helpers.tree import ROOT
 
 MOST_CORPUS_BYTES: Final = 1_500_000
 DONE: Final = """

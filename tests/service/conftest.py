@@ -11,16 +11,16 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from liveness.service.store import Store
-from tests.service.doors import Doors
+from liveness.service.storage.log_store import LogStore
+from tests.service.http.doors import Doors
 from tests.service.rig import Rig, running
 
 T = TypeVar("T")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(Store(tmp_path)) as opened:
+def store(tmp_path: Path) -> Iterator[LogStore]:
+    with closing(LogStore(tmp_path)) as opened:
         yield opened
 
 

@@ -21,7 +21,7 @@ import anyio
 import trio
 from anyio.abc import SocketAttribute
 
-from liveness.config import (
+from liveness.config.settings import (
     Config,
     GuardSettings,
     HttpSettings,
@@ -32,15 +32,15 @@ from liveness.config import (
 )
 from liveness.core.records import Record, Uid
 from liveness.service.app import load
-from liveness.service.clock import Clock
-from liveness.service.gate import Gate
-from liveness.service.peers import access_to
-from liveness.service.sidecar import Sidecar
-from liveness.service.sockets import listening
-from liveness.service.store import Store
-from liveness.service.timertable import TimerTable
-from tests import disk, peer
-from tests.wire import Frame
+from liveness.service.common.clock import Clock
+from liveness.service.components import SidecarService
+from liveness.service.http.middleware import Middleware
+from liveness.service.links.credentials import access_to
+from liveness.service.links.sockets import listening
+from liveness.service.storage.log_store import LogStore
+from liveness.service.storage.timer_store import TimerStore
+from tests.helpers import disk, peer
+from tests.helpers.wire import Frame
 
 OFF: Final = GuardSettings()
 PLAIN: Final = HttpSettings()
@@ -92,7 +92,11 @@ class Rig:
     """
 
     def __init__(
-        self, sidecar: Sidecar, store: Store, path: Path, nursery: trio.Nursery
+        self,
+        sidecar: SidecarService,
+        store: LogStore,
+        path: Path,
+        nursery: trio.Nursery,
     ) -> None:
         self.sidecar = sidecar
         self.store = store
@@ -117,7 +121,7 @@ class Rig:
         self.turns.append(trio.current_time())
         return self._turn()
 
-    def door(self, name: str = "http") -> Gate:
+    def door(self, name: str = "http") -> Middleware:
         """What answers HTTP, without a server."""
         return self.sidecar._gate(name, lambda _: None)
 
@@ -195,9 +199,9 @@ async def running(
         limits=LimitSettings(**limits),
     )
     with (
-        closing(Store(config.state.dir)) as store,
+        closing(LogStore(config.state.dir)) as store,
         closing(
-            TimerTable(config.state.dir, log=store.log, ladder=config.timers.ladder)
+            TimerStore(config.state.dir, log=store.log, ladder=config.timers.ladder)
         ) as table,
         listen(config.socket.path) as listener,
     ):

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import pytest
 import structlog
 
-from liveness.service.logs import MAX_LINES, Every, configure
+from liveness.service.common.logs import MAX_LINES, Every, configure
 
 SOON_S = 5  # long after everything here has happened
 
@@ -199,7 +199,7 @@ def test_configured_anew_lines_go_to_the_new_stream_alone(
 
 CHATTY = """
 import sys, structlog
-from liveness.service.logs import configure
+from liveness.service.common.logs import configure
 configure("json", "info")
 for n in range(int(sys.argv[1])):
     structlog.get_logger().info("link up", n=n)

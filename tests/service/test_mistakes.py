@@ -34,12 +34,13 @@ from typing import Final, NamedTuple
 import pytest
 import structlog
 
-from liveness import cli
-from liveness.service.store import DATABASE, Batch, Store
-from liveness.service.timertable import TimerTable
-from tests.e2e.persons import NOBODY, SOMEBODY, Person, runs_as
-from tests.e2e.sidecar import READY_S, ROOT, Sidecar
-from tests.needs import require_root
+from liveness.cli import main
+from liveness.service.storage.log_store import DATABASE, Batch, LogStore
+from liveness.service.storage.timer_store import TimerStore
+from tests.helpers.needs import require_root
+from tests.helpers.tree import ROOT
+from tests.system.os_users import NOBODY, SOMEBODY, Person, runs_as
+from tests.system.sidecar import READY_S, Sidecar
 
 SERVE: Final = (
     "serve --http 127.0.0.1:0 --socket {here}/gateway.sock --state {here}/state"
@@ -128,9 +129,9 @@ def taken(here: Path, stack: ExitStack) -> None:
 
 def state(here: Path, _: ExitStack) -> None:
     """The state of a sidecar that is down."""
-    with closing(Store(here / "state")) as store:
+    with closing(LogStore(here / "state")) as store:
         store.write(Batch())
-        TimerTable(here / "state", log=store.log).close()
+        TimerStore(here / "state", log=store.log).close()
 
 
 def changed_state(change: Callable[[Path], object]) -> Given:
@@ -214,7 +215,7 @@ def hidden_commits(folder: Path) -> None:
 
 def killed(here: Path, _: ExitStack) -> None:
     """What everybody may read of a sidecar's state, left as if it had been killed."""
-    with closing(Store(here / "running")) as store:
+    with closing(LogStore(here / "running")) as store:
         store.write(Batch())
         (here / "state").mkdir()
         for name in (DATABASE, f"{DATABASE}-wal"):
@@ -427,8 +428,8 @@ CLIENTS: Final = [
 
 def _without_a_sidecar() -> Iterator[Mistake]:
     """Each command that speaks to no more than one, of whatever group."""
-    groups = {"": cli.app, "timers ": cli.timers, "gateways ": cli.gateways}
-    groups["guard "] = cli.guard
+    groups = {"": main.app}
+    groups |= {f"{it} ": main.app[it] for it in ("timers", "gateways", "guard")}
     for prefix, group in groups.items():
         for name in group:
             if name.startswith("-") or f"{name} " in groups:
@@ -557,7 +558,7 @@ def test_a_mistake_is_one_line_with_the_remedy(
             code, shown, said = in_a_process(row, command)
         else:
             capfd.readouterr()
-            code = cli.main(shlex.split(command))
+            code = main.main(shlex.split(command))
             shown, said = capfd.readouterr()
         assert files_in(places["here"], command) == before
     lines = [line for line in said.splitlines() if not is_of_the_log(line)]
@@ -576,30 +577,30 @@ def test_every_row_has_a_name_of_its_own() -> None:
 
 # Raised to an author of a gateway or to another program, never to a person here.
 FOR_PROGRAMS: Final = {
-    "ReportError", "WireError", "Refused", "Replaced", "TaskFailed", "NotDone",
+    "ReportError", "WireError", "Refused", "Replaced", "TaskFailed", "ApiError",
 }  # fmt: skip
 
 # What has no row: a folder, or a function; and why.
 EXCUSED: Final = {
-    "bench": "of `bench`: tests/test_bench.py and tests/e2e/test_bench.py",
-    "demo": "of `demo`: tests/test_demo.py and tests/e2e/test_demo.py",
-    "commands/admin.py:ask": "what the sidecar says: HTTP's refusals",
-    "commands/admin.py:asked": "what the sidecar says: the rows of timers and gateways",
-    "commands/compare.py:_check_size": "takes gigabytes: tests/test_compare.py",
-    "commands/compare.py:_read": "beside a sidecar: tests/e2e/test_compare.py",
-    "commands/statuswatch.py:watch_status": "what `status` says, whose rows there are",
-    "config.py:__post_init__": "what a program gives, and no source lets through",
-    "service/peers.py:_out_of_files": "takes all descriptors: tests/service/test_peers.py",
-    "service/backup.py:_check_wals": "takes gigabytes: tests/service/test_backup.py",
-    "service/backup.py:opened": "takes a machine on which two statements last long",
-    "service/writer.py:write": "two that write: tests/service/test_filewatch.py",
-    "service/sockets.py:_open_up": "takes another between: tests/service/test_sockets.py",
-    "service/sockets.py:make_anew": "while it runs: tests/e2e/test_lost_files.py",
-    "service/manager.py:socket": "takes other sockets: tests/service/test_manager.py",
-    "service/logbook.py:file_state": "who may not read it: tests/e2e/test_explain.py",
-    "service/logbook.py:read_again": "takes starts amid reads: tests/service/test_logbook.py",
-    "sources.py:_bytes": "at SIGHUP: tests/e2e/test_rereading.py",
-    "sources.py:value": "the rows of bad values: its text is the setting's",
+    "bench": "of `bench`: tests/bench/test_bench.py and tests/system/test_bench.py",
+    "demo": "of `demo`: tests/demo/test_demo.py and tests/system/test_demo.py",
+    "console/admin_client.py:ask": "what the sidecar says: HTTP's refusals",
+    "console/admin_client.py:asked": "what the sidecar says: the rows of timers and gateways",
+    "cli/compare.py:_check_size": "takes gigabytes: tests/compare/test_comparison.py",
+    "cli/compare.py:_read": "beside a sidecar: tests/system/test_compare.py",
+    "cli/status_watch.py:watch_status": "what `status` says, whose rows there are",
+    "config/settings.py:__post_init__": "what a program gives, and no source lets through",
+    "service/links/credentials.py:_out_of_files": "takes all descriptors: tests/service/links/test_credentials.py",
+    "service/storage/snapshots.py:_check_wals": "takes gigabytes: tests/service/storage/test_snapshots.py",
+    "service/storage/snapshots.py:opened": "takes a machine on which two statements last long",
+    "service/storage/writer.py:write": "two that write: tests/service/test_file_watch.py",
+    "service/links/sockets.py:_open_up": "takes another between: tests/service/links/test_sockets.py",
+    "service/links/sockets.py:make_anew": "while it runs: tests/system/test_lost_files.py",
+    "service/systemd.py:socket": "takes other sockets: tests/service/test_systemd.py",
+    "service/storage/log_reader.py:file_state": "who may not read it: tests/system/test_explain.py",
+    "service/storage/log_reader.py:read_again": "takes starts amid reads: tests/service/storage/test_log_reader.py",
+    "config/sources.py:_bytes": "at SIGHUP: tests/system/test_rereading.py",
+    "config/sources.py:value": "the rows of bad values: its text is the setting's",
 }
 LEAST: Final = 8  # characters by which a text differs from all others
 

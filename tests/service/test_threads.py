@@ -16,7 +16,7 @@ _PROGRAM: Final = f"""
     import trio
     from trio.testing import MockClock
 
-    from liveness.service.threads import failure, in_thread
+    from liveness.service.common.threads import failure, in_thread
 
     structlog.configure(
         processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],

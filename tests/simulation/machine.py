@@ -20,16 +20,16 @@ from typing import Any, Final
 
 import trio
 
-from liveness.config import AccessSettings, Config
+from liveness.config.settings import AccessSettings, Config
 from liveness.core.records import HostTime, Instant
-from liveness.hostclock import HostReading
+from liveness.host_clock import HostReading
 from liveness.service.app import load
-from liveness.service.clock import Clock
-from liveness.service.peers import access_to
-from liveness.service.sidecar import Sidecar
-from liveness.service.sockets import listening
-from liveness.service.store import DATABASE, Store
-from liveness.service.timertable import TimerTable
+from liveness.service.common.clock import Clock
+from liveness.service.components import SidecarService
+from liveness.service.links.credentials import access_to
+from liveness.service.links.sockets import listening
+from liveness.service.storage.log_store import DATABASE, LogStore
+from liveness.service.storage.timer_store import TimerStore
 from tests.simulation.history import History, Process
 from tests.simulation.plan import DAY_MS, STALL_SHARE
 
@@ -114,7 +114,7 @@ class Machine:
         self.is_failing = False  # the disk, at any byte
         self.is_full = False
         self.has_no_threads = False
-        self.sidecar: Sidecar | None = None
+        self.sidecar: SidecarService | None = None
         self._folder = folder
         self._config = config
         self._random = random
@@ -251,10 +251,10 @@ class Machine:
         """What is left of a start that is cut off at any of its writes."""
         folder = self._laid_out()
         config = self._config(folder, self.socket)
-        with closing(Store(folder)) as store:
+        with closing(LogStore(folder)) as store:
             before = files(folder)
             ladder = config.timers.ladder
-            with closing(TimerTable(folder, log=store.log, ladder=ladder)) as table:
+            with closing(TimerStore(folder, log=store.log, ladder=ladder)) as table:
                 load(config, store, table, self.clock, self._access)
                 return torn(before, files(folder), self._random)
 
@@ -267,9 +267,9 @@ class Machine:
         process = self._history.processes[-1]
         config = self._config(life.folder, self.socket)
         with ExitStack() as stack:
-            store = stack.enter_context(closing(Store(life.folder)))
+            store = stack.enter_context(closing(LogStore(life.folder)))
             ladder = config.timers.ladder
-            table = TimerTable(life.folder, log=store.log, ladder=ladder)
+            table = TimerStore(life.folder, log=store.log, ladder=ladder)
             stack.enter_context(closing(table))
             listener = stack.enter_context(listening(self.socket))
             self.sidecar = load(config, store, table, self.clock, self._access)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from tests.helpers.wire import Frames, packed
 from tests.simulation.history import (
     Conn,
     Link,
@@ -26,7 +27,6 @@ from tests.simulation.history import (
     Unread,
 )
 from tests.simulation.plan import NOBODYS_KEY, GatewayPlan, Visit
-from tests.wire import Frames, packed
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
-from liveness.config import (
+from liveness.config.settings import (
     Config,
     LimitSettings,
     SocketSettings,

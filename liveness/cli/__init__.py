@@ -1,0 +1,5 @@
+"""The command line: the arguments, and a file for each command."""
+
+# Imports: bench, compare, compiled, config, console, core, demo, errors, explanation,
+#   metrics, service, service.common, service.storage, text.
+# Never: starlette, hypercorn, anyio.

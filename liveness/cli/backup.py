@@ -1,0 +1,326 @@
+"""`liveness backup`: the whole state in one file, while the sidecar runs or is down.
+
+A tar archive: whoever restores needs no more than tar, and it can be looked into. Beside
+the copies it has empty WALs, which take the place of any that lie where it is unpacked:
+SQLite would take those for commits of what was restored.
+
+What a planned stop wrote of everyone's clock is not in it. Users were not listened to
+between the backup and the start of what is restored: all get a fresh timeout.
+"""
+
+import io
+import os
+import secrets
+import shutil
+import signal
+import sqlite3
+import sys
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TextIO
+
+from cyclopts import App, Parameter
+
+from liveness.cli.check_state import DAMAGED
+from liveness.cli.options import BACKGROUND, State, file_at
+from liveness.config.sources import state_folder
+from liveness.console.admin_client import CommandError
+from liveness.console.progress import Stage, shown
+from liveness.console.terminal import tell
+from liveness.errors import StateError
+from liveness.service.common.clock import Clock
+from liveness.service.storage.snapshots import (
+    STEP_BYTES,
+    StateCopy,
+    Wrote,
+    is_of_a_state,
+    opened,
+    sync,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# Copies of both, the archive, and what the sidecar may write meanwhile.
+ROOM: Final = 2
+SPARE_BYTES: Final = 64 * 2**20
+# That it was ended by a signal is reported as a shell does: by this and its number.
+ENDED: Final = 128
+
+_DAMAGE: Final = frozenset(
+    {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+)
+
+
+def backup(
+    state: Path, file: Path, *, force: bool, damaged: bool = False, out: TextIO
+) -> int:
+    """Write what is in the state directory, as of one moment, to a new file.
+
+    Args:
+        state: The directory.
+        file: It is there whole, or not at all.
+        force: Whether a file that is there already is replaced.
+        damaged: Whether it is also made of a state whose log or timers are damaged.
+        out: Is told what was written.
+    Returns:
+        The exit code: 0 if all of it is whole.
+    Raises:
+        CommandError: It cannot be read or written, or FILE is of a state; nothing is
+            left behind.
+        StateError: What lies there is damaged, or of a newer version.
+    """
+    with _failing(state, file):
+        _check_target(state, file, force=force, damaged=damaged)
+    with _reporting() as stage, _failing(state, file), opened(state) as files:
+        counted = files.counted()
+        _check_room(files, file)
+        with _Ending() as ending, _beside(file, ending) as folder:
+            archive = folder / "archive"
+            missing = _write(files, folder, archive, stage)
+            if missing and not damaged:
+                raise StateError(
+                    f"{state} is damaged ({', '.join(missing)}); no backup was made: "
+                    "keep the one before, and make one with --damaged to a new FILE"
+                )
+            size = archive.stat().st_size
+            ending.is_too_late = True
+            _publish(archive, file, force=force and not missing)
+    out.write(
+        f"backed up {state} to {file} ({size / 1e6:,.1f} MB): records up to "
+        f"{counted.records:,}, {counted.users:,} users online, {counted.timers:,} live "
+        "timers\n"
+    )
+    if not missing:
+        return 0
+    out.flush()
+    tell(
+        f"{file} is not whole ({', '.join(missing)}): that is damaged on disk; keep the "
+        "backup before it as well"
+    )
+    return DAMAGED
+
+
+def _check_target(state: Path, file: Path, *, force: bool, damaged: bool) -> None:
+    if not file.parent.is_dir():
+        raise CommandError(f"{file.parent} is no folder; make it, or name another FILE")
+    if is_of_a_state(file, state):
+        raise CommandError(
+            f"{file} is a file of a sidecar's state, not of a backup; name another FILE"
+        )
+    if state.is_dir() and file.parent.samefile(state):
+        raise CommandError(
+            f"{file} is in the state directory, with which it would be lost; name a FILE "
+            "elsewhere"
+        )
+    if not (file.is_symlink() or file.exists()):
+        return
+    if not file.is_file():
+        raise CommandError(f"{file} is there and is no file; name another FILE")
+    if damaged:
+        raise CommandError(
+            f"{file} is there already, and with --damaged none is replaced; name another "
+            "FILE"
+        )
+    if not force:
+        raise _exists(file)
+
+
+def _exists(file: Path) -> CommandError:
+    return CommandError(f"{file} is there already; name another FILE, or give --force")
+
+
+def _check_room(state: StateCopy, file: Path) -> None:
+    """A full disk would stop the sidecar's writing too, where it is the same one."""
+    needed = ROOM * state.bytes + SPARE_BYTES
+    free = shutil.disk_usage(file.parent).free
+    if free < needed:
+        raise CommandError(
+            f"{file.parent} has {free / 1e6:,.0f} MB free, and a backup takes "
+            f"{needed / 1e6:,.0f} MB while it is made; make room, or name a FILE elsewhere"
+        )
+
+
+@contextmanager
+def _failing(state: Path, file: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in _DAMAGE:
+            raise StateError(
+                f"{state} cannot be read ({error}); no backup was made: keep the one "
+                "before, and restore it if the sidecar cannot start"
+            ) from error
+        raise CommandError(
+            f"{state} could not be copied to {file}: {error}; nothing is left of it: "
+            "make room or mend the disk"
+        ) from error
+    except PermissionError as error:
+        raise CommandError(
+            f"{error.filename or file}: {error.strerror}; be the sidecar's user, and "
+            "name a FILE in a folder that it may write to"
+        ) from error
+    except OSError as error:
+        raise CommandError(
+            f"{file}: {error.strerror}; nothing is left of it: make room, or name a "
+            "FILE elsewhere"
+        ) from error
+
+
+@contextmanager
+def _reporting() -> Iterator[Stage]:
+    is_watched = sys.stderr.isatty()
+    with shown(sys.stderr) if is_watched else nullcontext(_untold) as stage:
+        yield stage
+
+
+def _untold(_what: str, _share: object) -> None:
+    """Nobody watches."""
+
+
+class _Ending:
+    """Has a signal that ends the command leave nothing behind, whenever it comes.
+
+    That holds for a terminal that is hung up as well, unless the command is to outlive it
+    (`nohup`).
+    """
+
+    def __init__(self) -> None:
+        self.is_too_late = False  # to change anything
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._end)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _end(self, number: int, _frame: object) -> None:
+        if self.is_too_late:
+            return
+        self.is_too_late = True  # a second one is not to end the tidying up
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(ENDED + number)
+
+
+@contextmanager
+def _beside(file: Path, ending: _Ending) -> Iterator[Path]:
+    """A private folder on the disk where the file will be."""
+    # Named before it is made: whatever comes in between knows what to take away.
+    folder = file.parent / f".{file.name}.{secrets.token_hex(8)}"
+    try:
+        try:
+            folder.mkdir(0o700)
+            yield folder
+        finally:
+            ending.is_too_late = True
+    finally:
+        if folder.exists():
+            shutil.rmtree(folder)
+
+
+def _write(state: StateCopy, folder: Path, archive: Path, stage: Stage) -> list[str]:
+    """Write the archive; return what is damaged, in words."""
+    done, whole = 0, ROOM * state.bytes
+
+    def wrote(count: int) -> None:
+        nonlocal done
+        done += count
+
+    stage("backing up", lambda: min(1.0, done / whole))
+    made_ms = Clock().wall_ms()
+    # Both first: until then what the sidecar writes stays in its WALs.
+    missing = list[str]()
+    for path in state.paths:
+        target = folder / path.name
+        if damaged := state.copy(path, target, made_ms=made_ms, wrote=wrote):
+            missing.append(damaged)
+    with _Paced(archive, wrote) as paced:
+        archive.chmod(0o600)
+        with tarfile.open(mode="w|", fileobj=paced, bufsize=STEP_BYTES) as tar:
+            for path in state.paths:
+                _add(tar, folder / path.name, path)
+    return missing
+
+
+class _Paced(io.BufferedWriter):
+    """A new file that is synced as it is written, for what else writes to that disk."""
+
+    def __init__(self, path: Path, wrote: Wrote) -> None:
+        super().__init__(io.FileIO(path, "x"))
+        self._wrote = wrote
+
+    def write(self, data: "ReadableBuffer") -> int:
+        count = super().write(data)
+        self.flush()
+        sync(self.fileno())
+        self._wrote(count)
+        return count
+
+
+def _add(tar: tarfile.TarFile, copy: Path, original: Path) -> None:
+    """Add a copy, with the owner of what it was made from, and an empty WAL."""
+    info = tar.gettarinfo(original, original.name)
+    info.mode, info.size, info.mtime = 0o600, copy.stat().st_size, copy.stat().st_mtime
+    with copy.open("rb") as opened:
+        tar.addfile(info, opened)
+    copy.unlink()
+    info.name, info.size = f"{original.name}-wal", 0
+    tar.addfile(info)
+
+
+def _publish(archive: Path, file: Path, *, force: bool) -> None:
+    if not force:
+        try:
+            file.touch(0o600, exist_ok=False)  # unlike a rename, over nothing
+        except FileExistsError:
+            raise _exists(file) from None
+    try:
+        archive.replace(file)
+    except OSError:
+        if not force:
+            file.unlink()
+        raise
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+command: Final = App(
+    name="backup", help_epilogue="Example: liveness backup state.tar", version_flags=[]
+)
+
+
+@command.default
+def back_up(
+    file: Annotated[
+        str,
+        Parameter(help="the tar archive to make", metavar="FILE", converter=file_at),
+    ],
+    /,
+    *,
+    state: State = None,
+    force: Annotated[bool, Parameter(help="replace FILE if it is there")] = False,
+    damaged: Annotated[
+        bool,
+        Parameter(help="also of a damaged log or timers, to a FILE that is not there"),
+    ] = False,
+) -> int:
+    """Copy the whole state into one file, while the sidecar runs or is down.
+
+    The exit code is 0 if all of it is whole, 3 if it was made with --damaged and is not.
+    """
+    folder = state_folder(state)
+    os.nice(BACKGROUND)
+
+    return backup(folder, Path(file), force=force, damaged=damaged, out=sys.stdout)

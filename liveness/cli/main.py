@@ -1,0 +1,124 @@
+"""The command line: arguments in, exit code out.
+
+A mistake of the person who calls is one line on stderr that says what, where and what to
+do; a traceback is a fault of ours.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from typing import Final
+
+from cyclopts import (
+    App,
+    CycloptsError,
+    Parameter,
+    UnknownCommandError,
+    UnusedCliTokensError,
+)
+
+from liveness.console.terminal import Output, OutputError, open_closed, tell
+from liveness.errors import ConfigError, LivenessError
+
+USAGE: Final = 2
+INTERRUPTED: Final = 130  # as a shell reports SIGINT
+NO_READER: Final = 141  # as a shell reports SIGPIPE
+
+# Each is declared and done in a module of its own, which is imported when it is called, so
+# that `version` does not wait for an HTTP server.
+COMMANDS: Final = {
+    "serve": "serve:command",
+    "watch": "watch:command",
+    "status": "status:command",
+    "explain": "explain:command",
+    "history": "log:history_command",
+    "log": "log:command",
+    "compare": "compare:command",
+    "timers": "timers:command",
+    "gateways": "gateways:command",
+    "guard": "guard:command",
+    "backup": "backup:command",
+    "demo": "demo:command",
+    "bench": "bench:command",
+    "check-config": "check_config:command",
+    "check-state": "check_state:command",
+    "version": "version:command",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; the console's entry point.
+
+    Args:
+        arguments: Without the program's name; None: those of the process.
+    Returns:
+        0, or 2 for a wrong command line, 78 for wrong settings, 130 after Ctrl-C, 141
+        when nobody reads the output any more, 1 for any other failure.
+    """
+    open_closed()
+    try:
+        with redirect_stdout(Output(sys.stdout)) as output:
+            code: int | None = app(sys.argv[1:] if arguments is None else arguments)
+            output.flush()  # here, where its failure can still be told
+        return code or 0
+    except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
+        mistakes = [_mistake(cause) for cause in _causes(error)]
+        if None in mistakes:
+            raise
+        code, line = mistakes[0] or (1, "")
+        if line:
+            tell(line)
+        return code
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions within the groups that trio's nurseries raise; else the one."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _causes(inner)
+    else:
+        yield error
+
+
+def _mistake(error: BaseException) -> tuple[int, str] | None:
+    """Exit code and line for what a person did; None for a fault of ours."""
+    match error:
+        case UnusedCliTokensError():
+            unused = " ".join(error.unused_tokens or ())
+            return _usage(error, f"there is no argument here: {unused}")
+        case UnknownCommandError():  # its list of commands ends after the eighth
+            line, _, _ = str(error).partition(" Available commands:")
+            return _usage(error, line.rstrip("."))
+        case CycloptsError():
+            return _usage(error, str(error).rstrip("."))
+        case ConfigError():
+            return os.EX_CONFIG, str(error)
+        case OutputError(__cause__=BrokenPipeError()):
+            return NO_READER, ""
+        case LivenessError():
+            return 1, str(error)
+        case KeyboardInterrupt():
+            return INTERRUPTED, ""
+        case _:
+            return None
+
+
+def _usage(error: CycloptsError, line: str) -> tuple[int, str]:
+    command = " ".join(["liveness", *(error.command_chain or ())])
+    return USAGE, f"{line}; see `{command} --help`"
+
+
+app: Final = App(
+    name="liveness",
+    help="Tells TCP gateways which of their users have fallen silent.",
+    help_epilogue="Example: liveness serve --timeout 30",
+    version_flags=[],  # there is a command for it
+    default_parameter=Parameter(negative=(), show_default=False),
+    exit_on_error=False,
+    print_error=False,
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+)
+for _name, _where in COMMANDS.items():
+    app.command(f"liveness.cli.{_where}", name=_name)

@@ -1,0 +1,83 @@
+"""`liveness status`: how the sidecar is, on one screen, from its own metrics."""
+
+import json
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final, TextIO
+
+from cyclopts import App, Parameter
+
+from liveness.cli.options import EITHER, Json, Socket, seconds_of
+from liveness.cli.status_screen import as_text, look
+from liveness.config.sources import socket_path
+from liveness.console.admin_client import CommandError, readiness
+from liveness.console.terminal import tell
+
+
+def status(socket_path: Path, *, as_json: bool, out: TextIO) -> bool:
+    """Writes how the sidecar at *socket_path* is; whether it is ready.
+
+    Raises:
+        CommandError: It could not be asked.
+    """
+    found = look(socket_path)
+    out.write(f"{json.dumps(asdict(found), indent=2)}\n" if as_json else as_text(found))
+    return found.ready
+
+
+command: Final = App(
+    name="status",
+    help_epilogue="Example: liveness status --quiet || echo not ready",
+    version_flags=[],
+)
+
+
+@command.default
+def show_status(
+    *,
+    socket: Socket = None,
+    json: Json = False,
+    quiet: Annotated[
+        bool,
+        Parameter(help="print nothing: the exit code tells", group=EITHER),
+    ] = False,
+    watch: Annotated[
+        list[float] | None,
+        Parameter(
+            help="show it again every so many seconds (2 if none are given), with what "
+            "happens per second, until Ctrl-C",
+            metavar="[SECONDS]",
+            consume_multiple=(0, 1),
+            allow_repeating=False,
+            converter=seconds_of,
+            group=EITHER,
+        ),
+    ] = None,
+) -> int:
+    """Show how the sidecar is; the exit code is 0 if it is ready, else 1."""
+    path = socket_path(socket)
+    if watch is not None:
+        import trio
+
+        from liveness.cli.status_watch import watch_status
+
+        (every_s,) = watch or [2.0]
+        trio.run(
+            partial(
+                watch_status,
+                path,
+                every_s=every_s,
+                as_json=json,
+                out=sys.stdout,
+                tell=tell,
+            )
+        )
+
+    if not quiet:
+        return 0 if status(path, as_json=json, out=sys.stdout) else 1
+    try:
+        return 0 if readiness(path)[0] else 1
+    except CommandError:
+        return 1

@@ -1,0 +1,197 @@
+"""`liveness status --watch`: how the sidecar is, again and again, with what changes.
+
+On a terminal it is one picture in place: drawn from the top left corner, each time in
+one write and no larger than the terminal, so that there is nothing to be given back
+however this ends. Elsewhere it is one line each time. Rates are differences of counters
+between two looks; a sidecar that was restarted in between counts from 0, so it has
+none until the next look.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+from typing import Final, NamedTuple, TextIO
+
+import trio
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from liveness.cli.status_screen import Status, look, rows_of
+from liveness.console.admin_client import CommandError
+from liveness.console.terminal import is_for_pictures, terminal_size
+from liveness.text import escaped, local_time, printable
+
+# From the top left corner, with nothing left of what was there.
+REDRAWN: Final = "\x1b[H\x1b[J"
+# The names of rows in so many columns, so that what is beside them stays where it is.
+NAMES: Final = 12
+# What is drawn apart, by the row: when it is so, and how.
+_GOOD: Final = "green"
+_BAD: Final = "bold red"
+_LOOK_AT_IT: Final = "yellow"
+_AS_WARNINGS: Final = ("storm", "to release", "cadence", "to mend")
+
+
+class StatusSample(NamedTuple):
+    """One look at the sidecar, or why there was none."""
+
+    at_ms: int
+    mono: float
+    found: Status | None
+    why: str
+
+
+class Rates(NamedTuple):
+    """What happened between two looks, per second."""
+
+    over_s: float
+    events: dict[str, float]
+    offlines: dict[str, float]
+
+
+async def watch_status(
+    socket_path: Path,
+    *,
+    every_s: float,
+    as_json: bool,
+    out: TextIO,
+    tell: Callable[[str], None],
+) -> None:
+    """Shows how the sidecar at *socket_path* is every so often, until interrupted.
+
+    Args:
+        socket_path: The sidecar's socket.
+        every_s: Seconds from one look to the next.
+        as_json: Whether each look is one line of JSON.
+        out: A terminal that can move its cursor is drawn on.
+        tell: Where there is no picture: is told that the sidecar went, and came back.
+    Raises:
+        CommandError: There is no sidecar from the start.
+    """
+    is_picture = not as_json and is_for_pictures(out)
+    before: StatusSample | None = None
+    following = trio.current_time()
+    while True:
+        now = _look(socket_path)
+        if before is None and now.found is None:
+            raise CommandError(now.why)
+        rates = None if before is None else rates_between(before, now)
+        if is_picture:
+            out.write(REDRAWN + _picture(now, rates, terminal_size(out)))
+        elif now.found is None:
+            if before is not None and before.found is not None:
+                tell(f"{now.why}; asking again every {every_s:g} s")
+        else:
+            if before is not None and before.found is None:
+                tell(f"the sidecar at {socket_path} is back")
+            out.write(_json_line(now, rates) if as_json else text_line(now, rates))
+        out.flush()
+        before = now
+        # What was missed is not made up for.
+        following = max(following + every_s, trio.current_time())
+        await trio.sleep_until(following)
+
+
+def _look(socket_path: Path) -> StatusSample:
+    mono = trio.current_time()
+    at_ms = time.time_ns() // 1_000_000
+    try:
+        return StatusSample(at_ms, mono, look(socket_path), "")
+    except CommandError as error:
+        return StatusSample(at_ms, mono, None, printable(str(error)))
+
+
+def rates_between(before: StatusSample, now: StatusSample) -> Rates | None:
+    """How fast the counters rose; None if that cannot be told."""
+    was, found, over_s = before.found, now.found, now.mono - before.mono
+    if was is None or found is None or over_s <= 0:
+        return None
+    rises = [
+        {name: value - old.get(name, 0.0) for name, value in new.items()}
+        for old, new in ((was.events, found.events), (was.offlines, found.offlines))
+    ]
+    is_new = found.uptime_s is not None and found.uptime_s < over_s
+    if is_new or any(rise < 0 for each in rises for rise in each.values()):
+        return None
+    events, offlines = (
+        {name: rise / over_s for name, rise in each.items()} for each in rises
+    )
+    return Rates(over_s, events, offlines)
+
+
+def text_line(now: StatusSample, rates: Rates | None) -> str:
+    """One look as a line for a person."""
+    found = now.found
+    assert found is not None
+    told = [
+        local_time(now.at_ms),
+        "ready" if found.ready else f"NOT READY: {escaped('; '.join(found.why))}",
+        "? online"
+        if found.users_online is None
+        else f"{found.users_online:,.0f} online",
+    ]
+    if rates is not None:
+        told.append(f"{_speed(sum(rates.events.values()))} events/s")
+        told.append(f"{_speed(sum(rates.offlines.values()))} offlines/s")
+    told.append(f"{sum(found.users_held.values()):,.0f} held")
+    if found.early:
+        told.append(f"{found.early:,.0f} EARLY")
+    return "  ".join(told) + "\n"
+
+
+def _json_line(now: StatusSample, rates: Rates | None) -> str:
+    assert now.found is not None
+    told: dict[str, object] = {"at": now.at_ms, **asdict(now.found)}
+    told["rates"] = None if rates is None else rates._asdict()
+    return json.dumps(told, separators=(",", ":")) + "\n"
+
+
+def _picture(now: StatusSample, rates: Rates | None, size: os.terminal_size) -> str:
+    """All rows, as much as there is room for."""
+    if now.found is None:
+        rows = {"ready": f"no: {now.why}"}
+    else:
+        rows = rows_of(now.found, _rate_rows(rates))
+    rows = {"at": local_time(now.at_ms), **rows}
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True, min_width=NAMES)
+    table.add_column(overflow="fold")
+    for name, text in rows.items():
+        table.add_row(Text(name, "dim"), Text(text, _style(name, text)))
+    # The last line and column stay free: what ends there may scroll or wrap the picture.
+    drawn = StringIO()
+    console = Console(file=drawn, force_terminal=True, width=max(1, size.columns - 1))
+    console.print(table)
+    return "".join(drawn.getvalue().splitlines(keepends=True)[: max(1, size.lines - 1)])
+
+
+def _style(name: str, text: str) -> str:
+    match name:
+        case "ready":
+            return _GOOD if text == "yes" else _BAD
+        case "early" if not text.startswith("0 "):
+            return _BAD
+        case name if name in _AS_WARNINGS:
+            return _LOOK_AT_IT
+        case _:
+            return ""
+
+
+def _rate_rows(rates: Rates | None) -> dict[str, str]:
+    if rates is None:
+        return {"events/s": "-", "offlines/s": "-"}
+    return {"events/s": _speeds(rates.events), "offlines/s": _speeds(rates.offlines)}
+
+
+def _speeds(values: Mapping[str, float]) -> str:
+    each = ", ".join(f"{name} {_speed(value)}" for name, value in values.items())
+    return f"{_speed(sum(values.values()))} ({each})" if each else "-"
+
+
+def _speed(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}"

@@ -1,0 +1,21 @@
+"""`liveness version`: the versions that a bug report needs."""
+
+from platform import python_version
+from typing import Final
+
+from cyclopts import App
+
+from liveness import __version__
+from liveness.compiled import WHEEL, WHY_REFERENCE
+from liveness.core.frames import PROTOCOL
+
+command: Final = App(
+    name="version", version_flags=[], help_epilogue="Example: liveness version"
+)
+
+
+@command.default
+def version() -> None:
+    """Print the versions of the program, the wheel, Python and the protocol."""
+    print(f"liveness {__version__} (Python {python_version()}, protocol {PROTOCOL})")
+    print(f"wheel: {WHEEL}" + (f", because {WHY_REFERENCE}" if WHY_REFERENCE else ""))

@@ -1,0 +1,119 @@
+"""`liveness watch`: the records as they are written, over restarts of the sidecar.
+
+A watcher that does not acknowledge has no cursor in the sidecar, so the place is kept
+here: the log's id and the last `seq` shown. Whatever ends the connection, the next one
+asks for what is above that, so nothing is missed and nothing is shown twice.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final, TextIO
+
+import trio
+from cyclopts import App, Parameter
+
+from liveness.cli.options import Json, Kinds, Socket, number
+from liveness.config.sources import socket_path
+from liveness.console.record_feed import WatchedFeed
+from liveness.console.record_lines import (
+    RecordMap,
+    in_colours,
+    json_line,
+    plain,
+    text_line,
+)
+from liveness.console.terminal import AUTO, COLORS, is_for_colours, tell
+
+
+async def watch(
+    path: Path,
+    *,
+    after: int | None,
+    kinds: Sequence[str],
+    as_json: bool,
+    count: int | None,
+    out: TextIO,
+    tell: Callable[[str], None],
+    color: str = AUTO,
+) -> None:
+    """Writes each record as one line to *out*, until *count* are written.
+
+    Args:
+        path: The sidecar's socket.
+        after: Show records above this `seq`; None: from now on.
+        kinds: The kinds to show; none: all. A gap is always shown.
+        as_json: Whether a line is the record as JSON, and not for a person.
+        count: None: without end.
+        out: Flushed after each frame's records.
+        tell: Is given what happens to the connection, for a person.
+        color: When lines for a person are coloured, of `streams.COLORS`.
+    Raises:
+        CommandError: There is no sidecar, or it will not have this watcher.
+    """
+    paint = in_colours if is_for_colours(out, color) else plain
+    told = partial(text_line, paint=paint)
+    line = json_line if as_json else told
+    left = count
+
+    def show(records: list[RecordMap]) -> bool:
+        nonlocal left
+        shown = records[:left]
+        out.writelines(f"{line(record)}\n" for record in shown)
+        out.flush()
+        if left is not None:
+            left -= len(shown)
+        return left == 0
+
+    await WatchedFeed(path, after=after, kinds=kinds, tell=tell).follow(show)
+
+
+command: Final = App(
+    name="watch",
+    help_epilogue="Example: liveness watch --kind offline --json",
+    version_flags=[],
+)
+
+
+@command.default
+def watch_records(
+    *,
+    socket: Socket = None,
+    after: Annotated[
+        int | None,
+        number(
+            int, "SEQ", "show the records above SEQ (default: new ones)", 0, 2**63 - 1
+        ),
+    ] = None,
+    kind: Kinds = None,
+    json: Json = False,
+    count: Annotated[
+        int | None, number(int, "N", "end after N records", 1, 2**63 - 1)
+    ] = None,
+    color: Annotated[
+        str,
+        Parameter(
+            help="when lines are coloured: auto (as if not given) is on a terminal, "
+            "unless NO_COLOR is set",
+            choices=COLORS,
+            metavar="WHEN",
+        ),
+    ] = AUTO,
+) -> None:
+    """Show each record as it is written, over restarts of the sidecar, without a gap."""
+    path = socket_path(socket)
+
+    trio.run(
+        partial(
+            watch,
+            path,
+            after=after,
+            kinds=kind or (),
+            as_json=json,
+            count=count,
+            out=sys.stdout,
+            tell=tell,
+            color=color,
+        )
+    )

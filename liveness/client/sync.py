@@ -1,0 +1,216 @@
+"""The client library for programs without an event loop: it runs in a thread of its own.
+
+    with liveness.connect_sync(path, name="gw-1") as sidecar:
+        sidecar.login("ada", conn=1)
+        for end in sidecar.ended():
+            close_connection(end.uid, end.conn)
+
+The sets that reports go into are under a lock; all else is the other thread's.
+"""
+
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar, overload
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from liveness.client.inbox import End
+from liveness.client.protocol import Client
+from liveness.client.sidecar import (
+    F,
+    Reading,
+    Sidecar,
+    Stats,
+    Timer,
+    client_of,
+    is_async,
+    socket_at,
+)
+from liveness.client.tasks import AT_ONCE
+from liveness.core.records import MOVED, OFFLINE, Uid
+from liveness.errors import ReportError
+
+__all__ = ["SyncSidecar", "connect_sync"]
+
+T = TypeVar("T")
+
+
+@contextmanager
+def connect_sync(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    name: str,
+    timeout: float | None = None,
+    kinds: Sequence[str] = (OFFLINE, MOVED),
+    fresh: bool | None = None,
+) -> Iterator["SyncSidecar"]:
+    """As `connect`, for a program without an event loop: that runs in a thread.
+
+    Raises:
+        ReportError: As `connect`.
+        Replaced: As `connect`, from each call and on leaving.
+        Refused: The same.
+    """
+    client, socket = client_of(name, timeout, kinds, fresh), socket_at(path)
+    with start_blocking_portal("trio", name="liveness") as portal:
+        sidecar = portal.call(_sidecar_for_threads, client, socket)
+        with portal.wrap_async_context_manager(sidecar._running()):
+            yield SyncSidecar(sidecar, portal)
+
+
+async def _sidecar_for_threads(client: Client, socket: str) -> Sidecar:
+    return Sidecar(client, socket)
+
+
+class SyncSidecar:
+    """The sidecar, as a gateway with threads sees it; from `connect_sync`.
+
+    Every method may be called from any thread, and is as that of `Sidecar`.
+    """
+
+    def __init__(self, sidecar: Sidecar, portal: BlockingPortal) -> None:
+        self._sidecar = sidecar
+        self._portal = portal
+        self._lock = sidecar._lock
+
+    def login(
+        self,
+        uid: Uid,
+        *,
+        conn: int | None = None,
+        timeout: float | None = None,
+        age: float = 0.0,
+    ) -> None:
+        """Report that a connection was authenticated; see `Sidecar.login`."""
+        self._check()
+        with self._lock:
+            self._sidecar.login(uid, conn=conn, timeout=timeout, age=age)
+
+    def keepalive(self, uid: Uid, *, conn: int | None = None) -> None:
+        """Report a sign of life; see `Sidecar.keepalive`."""
+        self._check()
+        with self._lock:
+            self._sidecar.keepalive(uid, conn=conn)
+
+    def message(self, uid: Uid, *, conn: int | None = None) -> None:
+        """Report a message; see `Sidecar.message`."""
+        self._check()
+        with self._lock:
+            self._sidecar.message(uid, conn=conn)
+
+    def logout(self, uid: Uid, *, conn: int | None = None) -> None:
+        """Report that a connection has ended; see `Sidecar.logout`."""
+        self._check()
+        with self._lock:
+            self._sidecar.logout(uid, conn=conn)
+
+    def new_conn(self) -> int:
+        """Give an id for a connection; see `Sidecar.new_conn`."""
+        with self._lock:
+            return self._sidecar.new_conn()
+
+    def after(
+        self,
+        key: str,
+        seconds: float,
+        payload: str | None = None,
+        *,
+        ext: str | None = None,
+    ) -> None:
+        """Ask for a timer; see `Sidecar.after`."""
+        self._check()
+        self._sidecar.after(key, seconds, payload, ext=ext)
+
+    def cancel(self, key: str | None = None, *, ext: str | None = None) -> None:
+        """Cancel a timer, or all with an ext; see `Sidecar.cancel`."""
+        self._check()
+        self._sidecar.cancel(key, ext=ext)
+
+    def timers(self) -> Iterator[Timer]:
+        """Give each timer that fires and no task takes; see `Sidecar.timers`."""
+        return self._read(self._sidecar.timers())
+
+    @overload
+    def task(self, function: F, /) -> F: ...
+    @overload
+    def task(
+        self, prefix: str = "", /, *, at_once: int = AT_ONCE
+    ) -> Callable[[F], F]: ...
+    def task(self, prefix: Any = "", /, *, at_once: int = AT_ONCE) -> Any:
+        """Have a plain function called for timers, in threads; see `Sidecar.task`."""
+        self._check()
+        if not callable(prefix):
+            return lambda function: self._add_task(function, prefix, at_once)
+        return self._add_task(prefix, "", at_once)
+
+    def _add_task(self, function: F, prefix: str, at_once: int) -> F:
+        if is_async(function):
+            raise ReportError(
+                f"{function!r:.80} is async, and there is no event loop of yours here; use "
+                "a plain function, or connect"
+            )
+        return self._sidecar._add_task(function, prefix, at_once)
+
+    def ended(self) -> Iterator[End]:
+        """Give each open connection that is to be closed; see `Sidecar.ended`."""
+        return self._read(self._sidecar.ended())
+
+    def records(self) -> Iterator[Mapping[str, Any]]:
+        """Give each record as it is on the wire; see `Sidecar.records`."""
+        return self._read(self._sidecar.records())
+
+    @property
+    def name(self) -> str:
+        """This gateway's name."""
+        return self._sidecar.name
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a link just now."""
+        return self._sidecar.is_connected
+
+    def connected(self) -> None:
+        """Wait until there is a link."""
+        self._wait(self._sidecar.connected)
+
+    def flush(self) -> None:
+        """Wait until all that was reported is applied and on the sidecar's disk."""
+        self._wait(self._sidecar.flush)
+
+    def stats(self) -> Stats:
+        """Give the numbers that a gateway's own metrics may show."""
+        with self._lock:
+            return self._sidecar.stats()
+
+    # --- the thread that it runs in ---------------------------------------------------
+
+    def _check(self) -> None:
+        if self._sidecar._error is not None:
+            raise self._sidecar._error.with_traceback(None)
+
+    def _wait(self, wait: Callable[[], Awaitable[T]]) -> T:
+        self._check()
+        try:
+            waited: T = self._portal.call(wait)
+        except (anyio.ClosedResourceError, RuntimeError):  # the latter: no such thread
+            if not self._sidecar._is_closed:
+                raise
+            self._check()
+            raise anyio.ClosedResourceError("connect_sync was left") from None
+        return waited
+
+    def _read(self, reading: Reading[T]) -> Iterator[T]:
+        while (given := self._taken(reading)) is not None:
+            yield given
+        self._check()
+
+    def _taken(self, reading: Reading[T]) -> T | None:
+        """The next one; a trip to the other thread only if it is not here yet."""
+        with self._lock:
+            given = reading.take()
+        if given is None and not self._sidecar._is_closed:
+            return self._wait(partial(self._sidecar._next, reading))
+        return given

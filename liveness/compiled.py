@@ -1,0 +1,73 @@
+"""What this installation is made of: the compiled wheel, or its readable reference.
+
+The wheel and the reader of frames exist twice, once in Python and once in Cython, and do
+the same. The compiled ones serve where both can be loaded, and both or none do.
+
+It is decided once, at import: a process has one wheel. The core, which reads no
+environment, is given its wheel from here.
+"""
+
+import os
+from importlib import import_module
+from typing import Final
+
+from liveness.config.settings import shown
+from liveness.errors import ConfigError
+
+PURE_WHEEL: Final = "LIVENESS_PURE_WHEEL"
+
+_COMPILED: Final = (
+    "liveness.core._table",
+    "liveness.core._wheel",
+    "liveness.core._wire",
+)
+_REMEDY: Final = (
+    "apt install gcc python3-dev, then install liveness again (in a clone: make setup)"
+)
+
+
+def _why_reference(chosen: str) -> str:
+    """Why the compiled modules do not serve, and what to do about it; "" if they do.
+
+    Raises:
+        ConfigError: What the environment has *chosen* is no choice.
+    """
+    if chosen not in ("", "0", "1"):
+        raise ConfigError(
+            f"{PURE_WHEEL} is {shown(chosen)} (environment): it must be 0 or 1 (1: the "
+            "reference wheel, though there is a compiled one)"
+        )
+    if chosen == "1":
+        return f"{PURE_WHEEL} is set"
+    try:
+        for module in _COMPILED:
+            import_module(module)
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in _COMPILED:
+            return f"it was not compiled for this Python; {_REMEDY}"
+        return f"what was compiled cannot be loaded ({error}); {_REMEDY}"
+    return ""
+
+
+WHY_REFERENCE: Final = _why_reference(os.environ.get(PURE_WHEEL, ""))
+"""Why the reference serves, and what to do about it; "" where the compiled wheel does."""
+
+WHEEL: Final = "reference" if WHY_REFERENCE else "compiled"
+
+if WHY_REFERENCE:
+    from liveness.core.framing import Reader
+    from liveness.core.wheel import Wheel
+else:
+    from liveness.core._wheel import Wheel
+    from liveness.core._wire import Reader
+
+__all__ = ["PURE_WHEEL", "WHEEL", "WHY_REFERENCE", "Reader", "Wheel", "environment"]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without a sidecar's settings, but of the same wheel."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == PURE_WHEEL or not name.startswith("LIVENESS_")
+    }

@@ -1,0 +1,75 @@
+"""How a record looks: a line for a person, or a line of JSON."""
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from liveness.core.records import (
+    GAP,
+    GATEWAY_LOST,
+    LOGOUT,
+    MOVED,
+    OFFLINE,
+    ONLINE,
+    SILENCE,
+    TIMER,
+)
+from liveness.text import escaped, json_ready, local_time, uid_text
+
+RecordMap = dict[str, Any]
+# What a piece of a line is, and its text; gives it painted.
+Paint = Callable[[str, str], str]
+# ANSI colours of the terminal's own palette, light or dark.
+DIM: Final = "dim"
+_COLOURS: Final = {
+    DIM: 2,
+    ONLINE: 32,
+    OFFLINE: 31,
+    MOVED: 36,
+    TIMER: 34,
+    GAP: 33,
+    SILENCE: 31,
+    GATEWAY_LOST: 35,
+    LOGOUT: 2,
+}
+
+
+def plain(_what: str, text: str) -> str:
+    """A piece of a line as it is."""
+    return text
+
+
+def in_colours(what: str, text: str) -> str:
+    """A piece of a line in the colour of what it is, if that has one."""
+    colour = _COLOURS.get(what)
+    return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def text_line(record: RecordMap, *, paint: Paint = plain) -> str:
+    """A record as one line for a person."""
+    when, kind, seq = local_time(record["at"]), record["kind"], record["seq"]
+    if kind == GAP:
+        first, last = record["first"], record["until"] - 1
+        what = f"records {first} to {last} are no longer kept"
+    elif kind == TIMER:
+        late_s = (record["at"] - record["due"]) / 1_000
+        what = f"{escaped(record['key'])}  {escaped(record['gateway'])}"
+        what += f"  attempt {record['attempt']}  {late_s:.3f} s late"
+    else:
+        what = f"{escaped(uid_text(record['uid']))}  {escaped(record['gateway'])}"
+        if kind == MOVED:
+            # Without a session to take over the user has stayed.
+            is_older = record.get("from_session") is None
+            how = ", older connection at" if is_older else " from"
+            what += f"{how} {escaped(record['from'])}"
+        what += f"  {paint(record['reason'], record['reason'])}"
+        if record.get("silence") is not None and record["reason"] != LOGOUT:
+            since = "the restart" if record.get("restored") else record["last"]
+            what += f"  {record['silence']:.3f} s since {since}"
+    head = f"{paint(DIM, when)}  {paint(kind, f'{kind:<7}')}"
+    return f"{head}  {what}  {paint(DIM, f'seq {seq}')}"
+
+
+def json_line(record: RecordMap) -> str:
+    """A record as one line of JSON, all ASCII: nothing in it can steer a terminal."""
+    return json.dumps(json_ready(record), separators=(",", ":"))

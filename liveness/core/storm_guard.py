@@ -1,0 +1,368 @@
+"""The storm guard: where most users of a gateway come due at once, nobody is judged yet.
+
+People fall silent one by one. Where more than a set share of a gateway's users come due
+within one revolution of the ring, it is more likely that something between them and us
+is broken, and each of their offlines would be as right as it is useless. So they are
+held, and a person is told. Whoever speaks meanwhile is saved.
+
+    calm    they are judged as ever, and counted for a revolution: those judged, and
+            those on the due list
+    storm   it has begun when somebody was to be judged and the count was too high; now
+            nobody is whose deadline is not `hold` seconds past
+    calm    it is over once its first user was held for `hold` seconds, or when somebody
+            releases its users, or when nobody is due and the count has fallen to half
+            of what is too high
+
+No wait is without end, by two rules. A deadline that is `hold` seconds past is held by
+no storm. And when a storm is over its users are judged, however many they are: deadlines
+up to that moment are held no more, and the count begins anew with those after it. While
+somebody is due who cannot be held, no storm begins, so that these count for none.
+
+The guard has no clock: `now` is attended seconds, as for the wheel.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Final, NamedTuple, TypeAlias
+
+from liveness.core.clearance import NEVER, STORM, Clearance, GatewayState
+from liveness.core.table import Entry
+from liveness.core.wheel import Wheel
+
+# A revolution is counted in so many pieces: the count is a thirtieth of it too old at
+# most, as coarse as the ring is by default.
+PIECES: Final = 30
+
+# Below this part of the share there is no storm any more: from one bound for both it
+# would begin and end with every user who comes due and speaks. And so much will do to say
+# that another gateway has it, too: of those who fall silent together one is the first to
+# pass a bound.
+HALF: Final = 0.5
+
+# What a storm likely comes from, and where to look.
+ALONE: Final = "this gateway alone: look at it and its network"
+ALL: Final = "other gateways too: look at this host's network or what is in front of it"
+ONLY: Final = "no other gateway has users: look at it, its network and this host's"
+
+# Why a storm is over.
+BY_TIME: Final = "its time is over"
+BY_COMMAND: Final = "released by command"
+BY_CALM: Final = "nobody is due any more"
+BY_FRESH: Final = "the gateway came back without its sessions"
+
+
+class GuardRules(NamedTuple):
+    """When a storm begins, and how long it lasts.
+
+    Seconds are attended ones; `revolution` is the time for which users count. A storm is
+    told `told_after` it began: what falls silent together comes due together but for the
+    time that gateways collect signs of life, each at moments of its own.
+    """
+
+    share: float
+    least_users: int
+    hold: float
+    revolution: float
+    told_after: float
+
+
+class Storm(NamedTuple):
+    """A storm that is on: its users that are due, and the seconds they may be held."""
+
+    gateway: str
+    users: int
+    left: float
+
+
+class Begun(NamedTuple):
+    """A storm has begun: *due* of *users* came due, likely from this *cause*.
+
+    It was to be over by itself after *left* seconds at the latest.
+    """
+
+    gateway: str
+    due: int
+    users: int
+    left: float
+    cause: str = ""
+
+
+class Ended(NamedTuple):
+    """A storm is over: so many of its users were *saved*, the *others* are judged now."""
+
+    gateway: str
+    why: str
+    saved: int
+    others: int
+
+
+News: TypeAlias = Begun | Ended
+
+
+class SlidingCount:
+    """How many there were within about the last revolution, in constant memory.
+
+    Args:
+        revolution: Its seconds. Whoever is counted is so for that long, and for less
+            than a thirtieth of it longer.
+    """
+
+    def __init__(self, revolution: float) -> None:
+        self._piece_s = revolution / PIECES
+        self._counts = [0] * (PIECES + 1)
+        self._newest = 0
+        self._total = 0
+
+    def add(self, number: int, now: float) -> None:
+        """Count so many at *now*."""
+        self._move(now)
+        self._counts[self._newest % len(self._counts)] += number
+        self._total += number
+
+    def count(self, now: float) -> int:
+        """How many there were, as of *now*."""
+        self._move(now)
+        return self._total
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._counts = [0] * len(self._counts)
+        self._total = 0
+
+    def _move(self, now: float) -> None:
+        counts, piece = self._counts, int(now / self._piece_s)
+        for passed in range(min(piece - self._newest, len(counts))):
+            place = (self._newest + 1 + passed) % len(counts)
+            self._total -= counts[place]
+            counts[place] = 0
+        self._newest = max(piece, self._newest)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What the guard knows of one gateway."""
+
+    gateway: GatewayState
+    judged: (
+        SlidingCount  # those who came due not long before, and can count for a storm
+    )
+    released: float = NEVER  # up to here deadlines are held no more
+    held_above: float = inf  # the latest storm held deadlines after this moment
+    ends_at: float | None = None  # of the storm that is on
+    untold: tuple[float, Begun] | None = None  # when it began, while nobody knows
+    met: int = 0  # how many the storm has held or found due so far
+    gone: int = 0  # how many of them were judged
+
+
+class Guard:
+    """Watches over all gateways.
+
+    Args:
+        rules: When it holds whom.
+        wheel: Whose due lists it counts; it moves nobody.
+        gateways: All there are, by name.
+    """
+
+    def __init__(
+        self, rules: GuardRules, wheel: Wheel, gateways: Mapping[str, GatewayState]
+    ) -> None:
+        self.begun = 0
+        self._rules = rules
+        self._wheel = wheel
+        self._gateways = gateways
+        self._watches: dict[int, _Watch] = {}
+        self._storms: dict[int, _Watch] = {}  # those of them where one is on
+        self._news: list[News] = []
+
+    # --- around judgement -----------------------------------------------------
+
+    def advance(self, now: float, steps: int) -> None:
+        """Move the wheel's hand, and count who thereby comes into a storm."""
+        wheel = self._wheel
+        for number, watch in self._storms.items():
+            watch.met -= wheel.due(number)
+        wheel.advance(now, steps)
+        for number, watch in self._storms.items():
+            watch.met += wheel.due(number)
+
+    def look(self, now: float) -> None:
+        """End the storms that are over by themselves."""
+        for number, watch in list(self._storms.items()):
+            assert watch.ends_at is not None
+            if now >= watch.ends_at:
+                self._end(watch, BY_TIME, now)
+            elif not self._wheel.due(number) and not self._has_it(watch, now, HALF):
+                self._end(watch, BY_CALM, now)
+
+    def clear(
+        self, gateway: GatewayState, cleared: Clearance, renewed: Clearance, now: float
+    ) -> tuple[Clearance, Clearance]:
+        """What is left of clearances; a storm may begin by this.
+
+        Args:
+            gateway: Of which somebody is due, and nobody is to be renewed.
+            cleared: Who of its users may be judged, as far as itself goes.
+            renewed: The same of those that have had a fresh timeout.
+            now: This moment.
+        """
+        watch = self._watch(gateway)
+        limit = max(watch.released, now - self._rules.hold)
+        if watch.ends_at is None:
+            wheel, number = self._wheel, gateway.number
+            fresh = wheel.longest_due(number)
+            again = wheel.longest_due(number, renewed=True)
+            # Those who cannot be held are judged by themselves, before the others are
+            # looked at: as after a storm, or after a disk that could not be written.
+            if (first := min(fresh, again)) > limit:
+                if fresh > max(cleared.silence, cleared.lost) and again > max(
+                    renewed.silence, renewed.lost
+                ):
+                    return cleared, renewed
+                if not self._is_storm(watch, now):
+                    return cleared, renewed
+                self._begin(watch, now, first=first, limit=limit)
+        is_on = watch.ends_at is not None
+        return _limited(cleared, limit, is_on), _limited(renewed, limit, is_on)
+
+    def judged(
+        self, gateway: GatewayState, entries: Iterable[Entry], now: float
+    ) -> None:
+        """Count users of a gateway who were given up for silent, or with it."""
+        watch = self._watch(gateway)
+        since = max(watch.released, now - self._rules.revolution)
+        deadlines = [entry.deadline for entry in entries]
+        watch.gone += len(deadlines)
+        if came := sum(deadline > since for deadline in deadlines):
+            watch.judged.add(came, now)
+
+    def lose(self, gateway: GatewayState, now: float) -> None:
+        """A gateway came back without its sessions: there is nobody left to hold."""
+        watch = self._storms.get(gateway.number)
+        if watch is not None:
+            self._end(watch, BY_FRESH, now)
+
+    def forget(self, gateway: GatewayState, now: float) -> None:
+        """Forget a gateway that has no users: its number may become another's."""
+        watch = self._watches.pop(gateway.number, None)
+        if watch is not None and watch.ends_at is not None:
+            self._end(watch, BY_CALM, now)
+
+    # --- what is known --------------------------------------------------------
+
+    def holds(self, gateway: GatewayState) -> bool:
+        """Whether a storm is on."""
+        return gateway.number in self._storms
+
+    def has_held(self, entry: Entry) -> bool:
+        """Whether this user, who was due just now, had to wait for a storm."""
+        watch = self._watches.get(entry.gateway)
+        if watch is None or entry.deadline <= watch.held_above:
+            return False
+        return watch.ends_at is not None or entry.deadline <= watch.released
+
+    def storms(self, now: float) -> list[Storm]:
+        """Those that are on, the largest first."""
+        storms = [
+            Storm(
+                watch.gateway.name,
+                self._wheel.due(number),
+                max(0.0, (watch.ends_at or now) - now),
+            )
+            for number, watch in self._storms.items()
+        ]
+        return sorted(storms, key=lambda storm: (-storm.users, storm.gateway))
+
+    def release(self, gateway: GatewayState | None, now: float) -> list[Storm]:
+        """End the storm of one gateway, or all; return those that were on, by size."""
+        storms = [
+            storm
+            for storm in self.storms(now)
+            if gateway is None or storm.gateway == gateway.name
+        ]
+        for storm in storms:
+            number = self._gateways[storm.gateway].number
+            self._end(self._storms[number], BY_COMMAND, now)
+        return storms
+
+    def take(self, now: float) -> list[News]:
+        """Hand over what is to be told by now of storms, in order."""
+        for watch in self._storms.values():
+            if watch.untold and now >= watch.untold[0] + self._rules.told_after:
+                self._tell(watch, now)
+        news, self._news = self._news, []
+        return news
+
+    # --- within ---------------------------------------------------------------
+
+    def _watch(self, gateway: GatewayState) -> _Watch:
+        watch = self._watches.get(gateway.number)
+        if watch is None:
+            watch = _Watch(gateway, SlidingCount(self._rules.revolution))
+            self._watches[gateway.number] = watch
+        return watch
+
+    def _came_due(self, watch: _Watch, now: float) -> tuple[int, int]:
+        """How many came due within a revolution, and of how many."""
+        judged = watch.judged.count(now)
+        return (
+            judged + self._wheel.due(watch.gateway.number),
+            judged + watch.gateway.users,
+        )
+
+    def _has_it(self, watch: _Watch, now: float, part: float = 1.0) -> bool:
+        """Whether more than this part of the share came due."""
+        due, users = self._came_due(watch, now)
+        return due > part * self._rules.share * users
+
+    def _is_storm(self, watch: _Watch, now: float) -> bool:
+        _, users = self._came_due(watch, now)
+        return users >= self._rules.least_users and self._has_it(watch, now)
+
+    def _begin(self, watch: _Watch, now: float, *, first: float, limit: float) -> None:
+        due, users = self._came_due(watch, now)
+        watch.ends_at = first + self._rules.hold
+        watch.held_above = limit
+        watch.met, watch.gone = self._wheel.due(watch.gateway.number), 0
+        self._storms[watch.gateway.number] = watch
+        self.begun += 1
+        watch.untold = now, Begun(watch.gateway.name, due, users, watch.ends_at - now)
+
+    def _tell(self, watch: _Watch, now: float) -> None:
+        if watch.untold is not None:
+            begun = watch.untold[1]._replace(cause=self._cause(watch, now))
+            self._news.append(begun)
+            watch.untold = None
+
+    def _end(self, watch: _Watch, why: str, now: float) -> None:
+        self._tell(watch, now)
+        del self._storms[watch.gateway.number]
+        watch.ends_at, watch.released = None, now
+        watch.judged.clear()
+        others = watch.gone + self._wheel.due(watch.gateway.number)
+        self._news.append(Ended(watch.gateway.name, why, watch.met - others, others))
+
+    def _cause(self, watch: _Watch, now: float) -> str:
+        """Say whether most users elsewhere are at gateways that have it, too.
+
+        A small gateway weighs no more than its users do.
+        """
+        everyone = hit = 0
+        for gateway in self._gateways.values():
+            if gateway is not watch.gateway:
+                other = self._watch(gateway)
+                _, users = self._came_due(other, now)
+                everyone += users
+                hit += users if self._has_it(other, now, HALF) else 0
+        if not everyone:
+            return ONLY
+        return ALL if 2 * hit > everyone else ALONE
+
+
+def _limited(cleared: Clearance, limit: float, is_storm: bool) -> Clearance:
+    """What is left of a clearance where no deadline above *limit* may be judged."""
+    return cleared._replace(
+        silence=min(cleared.silence, limit),
+        lost=min(cleared.lost, limit),
+        why=STORM if is_storm else cleared.why,
+    )

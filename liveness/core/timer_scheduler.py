@@ -1,0 +1,508 @@
+"""When timers fire: the coming hour of the table, on a wheel of its own.
+
+The table of timers (`timer_states`) is the truth and may hold far more than memory. Here are
+the numbers of those that come due next, on a ring of 3,600 slots of one second with
+buckets of 10 ms below: the same wheel that users are on. It is filled from the table
+ahead of time, earliest first and in bounded steps, up to the *horizon*. A timer is on
+the ring if it comes due before the horizon, and what the table has is told to the ring
+when a transaction is done (`settled`).
+
+So memory says when to look, and the table says at what. A timer that comes due is
+taken in hand, read from the table and judged. What was read may be out of date, as
+reading and writing take turns with what gateways say. Two rules make it safe:
+    1. nobody is judged on a key, or an ext, of which an order is *under way*: given
+       but not yet settled. Whatever was said before the judgement wins;
+    2. what a transaction settled since the reading began is not taken from that
+       reading: the settlement has already put it where it belongs.
+
+Time is monotonic, told by the caller. Rows have milliseconds of the timers' clock:
+the wall clock as of the start, and monotonic time since. So a step of the wall clock
+moves nothing while the process runs, and over a restart the wall clock counts.
+
+Source: Varghese & Lauck, SOSP 1987, and the ring rebuilt from a database at the start.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil
+from typing import Final, NamedTuple
+
+from liveness.core.changes import Decisions
+from liveness.core.fair_share import fair_share
+from liveness.core.records import (
+    TIMER,
+    After,
+    Answer,
+    Cancel,
+    Instant,
+    Logged,
+    TimerRecord,
+)
+from liveness.core.table import OWN_TIMEOUT, Entry
+from liveness.core.timer_states import (
+    FIRED,
+    PENDING,
+    RESULTS,
+    STATES,
+    CancelTimer,
+    CompleteTimer,
+    CreateTimer,
+    Fire,
+    GiveUp,
+    LookLater,
+    RetryPolicy,
+    RetryTimer,
+    TimerCommand,
+    TimerState,
+    TimerTransaction,
+    Undelivered,
+    key_of,
+)
+from liveness.core.wheel import Wheel
+
+RING_S: Final = 3_600.0
+RING_SLOTS: Final = 3_600
+
+# The ring is filled a minute at a time, so that an idle process seldom asks the table.
+FILL_EVERY_MS: Final = 60_000
+# Timers laid on the ring in one step; some milliseconds of reading.
+FILL_STEP: Final = 2_000
+# A run whose gateway was not handed its record is looked at again after so many times
+# the time that it has: a gateway that is away for long may have a million of them. Not
+# after more than ten minutes, unless it has more itself.
+AWAY_RUNS: Final = 10
+MOST_AWAY_MS: Final = 600_000
+# Absences that are told apart; of more the oldest counts as a part of the next.
+MOST_ABSENCES: Final = 100
+# Moments in whole milliseconds and in seconds differ by less than this.
+ROUNDING_MS: Final = 1.0
+# One whose key has an order under way is looked at again after this long.
+LOOK_AGAIN_S: Final = 0.05
+
+_NEVER: Final = -(2**62)
+
+
+class Due(NamedTuple):
+    """A timer that came due, as read from the table."""
+
+    timer: TimerState
+    payload: str | None
+
+
+class Coming(NamedTuple):
+    """A live timer of the table, for the ring."""
+
+    id: int
+    gateway: str
+    next: int
+
+
+class LoadedWindow(NamedTuple):
+    """What to read for the ring: above (`next`, `id`), up to `until`, so many."""
+
+    next: int
+    id: int
+    until: int
+    limit: int
+
+
+class TimerScheduler:
+    """Which timers come due, and what is under way of each.
+
+    Args:
+        make_wheel: Makes the ring, at a monotonic moment.
+        decided: Where records and orders go.
+        at: The start: what the timers' clock is anchored to.
+        next_id: The next number to be given to a timer.
+        states: How many timers the table has in each state.
+        ladder: How attempts follow each other.
+        max_live: Live timers above which no more are taken.
+        max_loaded: Timers on the ring above which it is emptied, to be filled anew.
+    """
+
+    def __init__(
+        self,
+        make_wheel: Callable[[float], Wheel],
+        decided: Decisions,
+        *,
+        at: Instant,
+        next_id: int,
+        states: dict[str, int],
+        ladder: RetryPolicy,
+        max_live: int,
+        max_loaded: int,
+    ) -> None:
+        self.states: Counter[str] = Counter(dict.fromkeys(STATES, 0) | states)
+        self.results: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
+        self.ladder = ladder
+        self._decided = decided
+        self._anchor = at
+        self._next_id = next_id
+        self._max_live = max_live
+        self._max_loaded = max_loaded
+        self._make_wheel = make_wheel
+        self._gateways: dict[str, int] = {}
+        self._names: list[str] = []  # by that number
+        self._wheel = make_wheel(at.mono)
+        self._now = at.mono
+        # When a gateway was not listened to, or under None nobody was: from and until,
+        # the latest last.
+        self._absences: dict[str | None, deque[tuple[float, float]]] = {None: deque()}
+        self._horizon = (_NEVER, 0)  # `next` and id: all up to there is on the ring
+        self._reading_until: int | None = None  # a reading for the ring is under way
+        self._in_hand: dict[int, int] = {}  # taken to be judged: number of the gateway
+        # How many, by gateway and key or ext. No counters, which are slow at both ends.
+        self._under_way: dict[tuple[str, str], int] = {}
+        self._under_way_ext: dict[tuple[str, str], int] = {}
+        self._asked = 0  # of the orders under way those that ask for a timer
+        # Settled since a reading began.
+        self._touched: set[int] = set()
+
+    @property
+    def loaded(self) -> int:
+        """How many timers are on the ring."""
+        return len(self._wheel)
+
+    def ms(self, mono: float) -> int:
+        """The timers' clock at a monotonic moment."""
+        return int(self._exact_ms(mono))
+
+    # --- what is asked --------------------------------------------------------
+
+    def after(self, gateway: str, asked: After, at: Instant) -> bool:
+        """Take a timer; return False if there are too many."""
+        states = self.states
+        if states[PENDING] + states[FIRED] + self._asked >= self._max_live:
+            return False
+        until = at.mono + asked.seconds
+        now, due = self.ms(at.mono), self.ms(until)
+        # Judged as the ring will: milliseconds since 1970 are floats a quarter of a
+        # microsecond apart, so by them it could fire that much early.
+        if self._mono(due) < until:
+            due += 1
+        timer = TimerState(
+            self._next_id, gateway, asked.key, asked.ext, PENDING, due, due, 0, None,
+            self._decided.next_seq, None, now, None, now,
+        )  # fmt: skip
+        self._next_id += 1
+        self._asked += 1
+        self._give(CreateTimer(timer, asked.payload))
+        return True
+
+    def cancel(self, gateway: str, asked: Cancel, at: Instant) -> None:
+        """Cancel the live timer of a key, or those of an ext."""
+        now = self.ms(at.mono)
+        self._give(CancelTimer(gateway, asked.key, asked.ext, self._next_id, now))
+
+    def answer(self, gateway: str, answer: Answer, at: Instant) -> None:
+        """Take a gateway's answer to a run."""
+        self._give(
+            CompleteTimer(
+                gateway,
+                answer.key,
+                answer.seq,
+                answer.is_done,
+                answer.message,
+                answer.final,
+                self.ms(at.mono),
+            )
+        )
+
+    def try_again(self, gateway: str, key: str, at: Instant) -> None:
+        """Have a failed or pending timer tried now, from the first attempt on."""
+        self._give(RetryTimer(gateway, key, self.ms(at.mono)))
+
+    def undelivered(self, gateway: str, key: str, seq: int, at: Instant) -> None:
+        """Have a timer fire again of whose run its gateway will not be told."""
+        self._give(Undelivered(gateway, key, seq, self.ms(at.mono)))
+
+    def settled(self, orders: Iterable[TimerCommand], done: TimerTransaction) -> None:
+        """Take in what a transaction has made of orders, now that it is on disk."""
+        for order in orders:
+            self._is_over(order)
+        self.results.update(done.results)
+        self.states.update(done.states)
+        if self._is_reading:
+            self._touched.update(timer.id for timer in done.changed)
+        # What is due up to here is on the ring, or will be by a reading under way.
+        reaches = max(self._horizon[0], self._reading_until or _NEVER)
+        wheel = self._wheel
+        for timer in done.changed:
+            number, following = timer.id, timer.next
+            if wheel.find(number) is not None:
+                wheel.close(number)
+            if following is not None and following <= reaches:
+                self._put(number, timer.gateway, following)
+        if self.loaded > self._max_loaded:
+            self._begin_anew()
+
+    def forgot(self, ended: dict[str, int]) -> None:
+        """Note how many ended timers of each state are not kept any more."""
+        self.states.subtract(ended)
+
+    def was_absent(
+        self, since: float, until: float, gateway: str | None = None
+    ) -> None:
+        """Note that a gateway was not listened to between these monotonic moments.
+
+        A run is over only once it was listened for an answer as long as it may take.
+
+        Args:
+            since: From when on, no earlier than the last time.
+            until: Until when.
+            gateway: Its name; None: nobody was. Of one moment only one of both is said.
+        """
+        absences = self._absences.setdefault(gateway, deque())
+        if absences and absences[-1][1] >= since:
+            first, last = absences[-1]
+            absences[-1] = (first, max(last, until))
+            return
+        absences.append((since, until))
+        if len(absences) > MOST_ABSENCES:
+            (first, last), (later, end) = absences.popleft(), absences.popleft()
+            absences.appendleft((later - (last - first), end))
+
+    def _listened(self, gateway: str, since: float, until: float) -> float:
+        """Seconds between these moments in which a gateway was listened to."""
+        since = max(since, self._anchor.mono)  # before that nobody was
+        listened = until - since
+        for absences in (self._absences[None], self._absences.get(gateway, ())):
+            for first, last in absences:
+                listened -= max(0.0, min(until, last) - max(since, first))
+        return listened
+
+    # --- the ring -------------------------------------------------------------
+
+    def advance(self, mono: float, *, laid_until: float = 0.0) -> None:
+        """Move the hand; never back.
+
+        Args:
+            mono: Now.
+            laid_until: How far ahead of that the ring is to be laid, so that who is due
+                at this very moment is not kept to the end of a bucket.
+        """
+        self._now = max(self._now, mono)
+        self._wheel.advance(max(self._now, laid_until), self._wheel.steps)
+
+    def next_due(self) -> float:
+        """The monotonic moment at which there will next be something to do.
+
+        That timers wait to be taken or loaded already is not among it.
+        """
+        fill_at = (self._horizon[0] - self._anchor.wall_ms + FILL_EVERY_MS) / 1000
+        fill_at += self._anchor.mono - RING_S
+        due = self._wheel.next_due()
+        return min(due, fill_at) if fill_at > self._now else due
+
+    @property
+    def wants_filling(self) -> bool:
+        """Whether `window` would ask for something.
+
+        Not if the ring reaches far enough, or is half full: what is put on it from
+        elsewhere needs room too.
+        """
+        until = self.ms(self._now + RING_S)
+        is_far = self._horizon[0] > until - FILL_EVERY_MS
+        return not (is_far or self._is_reading or self.loaded > self._max_loaded // 2)
+
+    def window(self) -> LoadedWindow | None:
+        """What to read for the ring now, if anything; its answer goes to `fill`."""
+        if not self.wants_filling:
+            return None
+        until = self.ms(self._now + RING_S)
+        self._touched.clear()
+        self._reading_until = until
+        return LoadedWindow(*self._horizon, until, FILL_STEP)
+
+    def fill(self, window: LoadedWindow, coming: Sequence[Coming]) -> None:
+        """Lay what was read for *window* on the ring."""
+        if self._reading_until != window.until:
+            return  # the ring was begun anew meanwhile
+        self._reading_until = None
+        for one in coming:
+            if one.id not in self._touched and self._wheel.find(one.id) is None:
+                self._put(one.id, one.gateway, one.next)
+        self._horizon = (window.until, 0)
+        if len(coming) == window.limit:
+            self._horizon = (coming[-1].next, coming[-1].id)
+
+    # --- judgement ------------------------------------------------------------
+
+    @property
+    def has_due(self) -> bool:
+        """Whether timers wait to be taken in hand."""
+        return bool(self._wheel.waiting()) and not self._is_reading
+
+    def take(
+        self, limit: int, may_fire: Callable[[str], bool] = lambda _gateway: True
+    ) -> list[int]:
+        """Take timers that came due in hand, to be read; their rows go to `judge`.
+
+        Gateways take turns, so that a hundred thousand timers of one do not delay the
+        single one of another.
+
+        Args:
+            limit: How many, over all gateways.
+            may_fire: Whether timers of a gateway may be fired by now.
+        """
+        if self._is_reading:
+            return []
+        self._touched.clear()
+
+        def take(gateway: int, share: int) -> int:
+            taken = self._wheel.fire(gateway, until=self._now, limit=share)
+            self._in_hand |= {int(entry.uid): gateway for entry in taken}
+            return len(taken)
+
+        waiting = self._wheel.waiting()
+        fair_share([it for it in waiting if may_fire(self._names[it])], limit, take)
+        return [*self._in_hand]
+
+    def leave(self) -> None:
+        """Note that what was to be read could not be; those in hand stay due."""
+        self._reading_until = None
+        for number, gateway in self._in_hand.items():
+            if self._wheel.find(number) is None:
+                self._lay(number, gateway, self._now)
+        self._in_hand.clear()
+
+    def fire(
+        self,
+        rows: Iterable[Due],
+        at: Instant,
+        handed: Callable[[str], int],
+        hurry: Callable[[str, str], object] = lambda _gateway, _key: None,
+    ) -> list[float]:
+        """Fire those in hand that are due, or end their run.
+
+        Args:
+            rows: What the table has of them.
+            at: Now.
+            handed: Up to which seq a gateway was handed its records. A run of which it
+                knows nothing yet uses up no attempt.
+            hurry: Told of gateway and key of those that wait for what is under way.
+        Returns:
+            By how many seconds each was late that fired.
+        """
+        lateness: list[float] = []
+        exact, now = self._exact_ms(at.mono), self.ms(at.mono)
+        in_hand, self._in_hand = self._in_hand, {}
+        for timer, payload in rows:
+            gateway = in_hand.get(timer.id)
+            if gateway is None or timer.id in self._touched or timer.next is None:
+                continue
+            if self._is_under_way(timer):
+                hurry(timer.gateway, timer.key)
+                self._lay(timer.id, gateway, at.mono + LOOK_AGAIN_S)
+            elif timer.next > now:
+                self._lay(timer.id, gateway, self._mono(timer.next))
+            elif timer.state == PENDING:
+                lateness.append((exact - timer.next) / 1000)
+                self._fire(timer, payload, now, at.wall_ms)
+            else:
+                self._end_run(timer, at.mono, handed)
+        return lateness
+
+    # --- within ---------------------------------------------------------------
+
+    @property
+    def _is_reading(self) -> bool:
+        return self._reading_until is not None or bool(self._in_hand)
+
+    def _exact_ms(self, mono: float) -> float:
+        return self._anchor.wall_ms + (mono - self._anchor.mono) * 1000
+
+    def _mono(self, ms: int) -> float:
+        return self._anchor.mono + (ms - self._anchor.wall_ms) / 1000
+
+    def _give(self, order: TimerCommand) -> None:
+        self._decided.changes.orders.append(order)
+        key = key_of(order)
+        under_way = self._under_way
+        if key is None:
+            key, under_way = _ext_of(order), self._under_way_ext
+        under_way[key] = under_way.get(key, 0) + 1
+
+    def _is_over(self, order: TimerCommand) -> None:
+        key, under_way = key_of(order), self._under_way
+        if key is None:
+            key, under_way = _ext_of(order), self._under_way_ext
+        elif isinstance(order, CreateTimer):
+            self._asked -= 1
+        left = under_way[key] - 1
+        if left:
+            under_way[key] = left
+        else:
+            del under_way[key]
+
+    def _is_under_way(self, timer: TimerState) -> bool:
+        gateway = timer.gateway
+        return (gateway, timer.key) in self._under_way or (
+            timer.ext is not None and (gateway, timer.ext) in self._under_way_ext
+        )
+
+    def _end_run(
+        self, timer: TimerState, mono: float, handed: Callable[[str], int]
+    ) -> None:
+        assert timer.seq is not None  # it is fired
+        assert timer.fired is not None
+        gateway, key, seq, now = timer.gateway, timer.key, timer.seq, self.ms(mono)
+        run_ms = self.ladder.run_ms
+        left_ms = run_ms - 1000 * self._listened(gateway, self._mono(timer.fired), mono)
+        # Put off in the table too: in memory alone, many of them would fill the ring
+        # with what it says is earliest, and nobody else would be loaded.
+        if left_ms > ROUNDING_MS:
+            self._give(LookLater(gateway, key, seq, now + ceil(left_ms)))
+        elif handed(gateway) < seq:
+            away_ms = max(run_ms, min(AWAY_RUNS * run_ms, MOST_AWAY_MS))
+            self._give(LookLater(gateway, key, seq, now + away_ms))
+        else:
+            self._give(GiveUp(gateway, key, seq, now))
+
+    def _fire(
+        self, timer: TimerState, payload: str | None, now: int, wall_ms: int
+    ) -> None:
+        seq = self._decided.next_seq
+        record: Logged = TimerRecord(
+            seq,
+            TIMER,
+            timer.gateway,
+            timer.key,
+            payload,
+            timer.ext,
+            # Beside `at` it tells how late this is, whatever was done to the wall clock.
+            wall_ms - (now - timer.due),
+            timer.attempts + 1,
+            wall_ms,
+        )
+        self._decided.record(record)
+        self._decided.changes.ends += 1
+        self._give(Fire(timer.gateway, timer.key, timer.attempts + 1, seq, now))
+
+    def _put(self, number: int, name: str, following: int) -> None:
+        gateway = self._gateways.get(name)
+        if gateway is None:
+            gateway = self._gateways[name] = self._wheel.add_gateway()
+            self._names.append(name)
+        self._lay(number, gateway, self._mono(following))
+
+    def _lay(self, number: int, gateway: int, due: float) -> None:
+        """Put a timer on the ring; one that is due already comes next."""
+        due = max(due, self._now)
+        self._wheel.put(
+            Entry(number, gateway, 0, None, 0.0, 0.0, due, 0.0, 0, OWN_TIMEOUT)
+        )
+
+    def _begin_anew(self) -> None:
+        """Empty the ring, which holds too much; it is filled anew, earliest first."""
+        self._wheel = self._make_wheel(self._now)
+        for _ in self._gateways:
+            self._wheel.add_gateway()
+        self._horizon, self._reading_until = (_NEVER, 0), None
+
+
+def _ext_of(order: TimerCommand) -> tuple[str, str]:
+    """Gateway and ext of those that a cancel without a key is about."""
+    assert isinstance(order, CancelTimer)
+    assert order.ext is not None
+    return order.gateway, order.ext

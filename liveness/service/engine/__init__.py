@@ -1,0 +1,5 @@
+"""The one owner of the core's state: reads links, fires what is due, commits."""
+
+# Imports: compiled, core, errors, metrics, service.common, service.links,
+#   service.storage.
+# Never: starlette, hypercorn, cyclopts.

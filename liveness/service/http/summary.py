@@ -1,0 +1,261 @@
+"""What an operator sees of the sidecar once a second, whatever the load.
+
+Once a second the counters are looked at, and the last five minutes of them kept: rates,
+quantiles and history are differences of two such looks. A summary is put together from
+plain numbers when somebody wants one, once for all who do.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from heapq import nlargest
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from liveness.core.clearance import GatewayState
+from liveness.metrics import MOST_GATEWAYS, Now, quantile
+from liveness.service.common.clock import Clock
+from liveness.service.engine.engine import Engine
+from liveness.service.http.gateways_api import storms_shown
+from liveness.service.storage.log_writer import LogWriter
+from liveness.text import json_line, utc_offset_s
+
+EVERY_S: Final = 1.0
+KEPT_S: Final = 300
+RATES_S: Final = 10
+# What `decided` is to be within, at 99 of 100 (proto/README.md, "promises").
+PROMISE_S: Final = 0.05
+
+Counted = Mapping[str, int]
+
+
+class SummaryTotals(NamedTuple):
+    """The counters at one moment."""
+
+    at: int  # wall clock, in milliseconds
+    mono: float
+    users: int
+    moved: int
+    events: Counted
+    opened: Counted
+    ended: Counted
+    lateness: Mapping[str, list[tuple[str, float]]]
+
+
+class Summaries:
+    """Looks at the sidecar once a second, and tells of it.
+
+    Args:
+        now: Reads what the metrics show.
+        engine: Has the wheel and the gateways.
+        journal: Has the log.
+        clock: The clocks.
+        lateness: By stage, cumulative counts by upper bound.
+        why_not_ready: What is wrong, in words; nothing if it is ready.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], Now],
+        *,
+        engine: Engine,
+        journal: LogWriter,
+        clock: Clock,
+        lateness: Callable[[], Mapping[str, list[tuple[str, float]]]],
+        why_not_ready: Callable[[], list[str]],
+    ) -> None:
+        self._now = now
+        self._engine = engine
+        self._journal = journal
+        self._clock = clock
+        self._lateness = lateness
+        self._why_not_ready = why_not_ready
+        self._began = clock.mono()
+        self._looks: deque[SummaryTotals] = deque(maxlen=KEPT_S + 1)
+        self._rings: dict[Callable[[], None], None] = {}
+        self._text: str | None = None
+        self._history: str | None = None
+
+    async def run(self) -> None:
+        """Look once a second, for ever."""
+        at = trio.current_time()
+        while True:
+            self._looks.append(self._look(self._now()))
+            self._text = self._history = None
+            for ring in self._rings:
+                ring()
+            # Not one for each that was missed.
+            at = max(at + EVERY_S, trio.current_time())
+            await trio.sleep_until(at)
+
+    def follow(self, ring: Callable[[], None]) -> None:
+        """Call *ring* once a second."""
+        self._rings[ring] = None
+
+    def unfollow(self, ring: Callable[[], None]) -> None:
+        """Stop calling it."""
+        self._rings.pop(ring, None)
+
+    @property
+    def text(self) -> str:
+        """The summary of this second as JSON, made for the first who wants it."""
+        if self._text is None:
+            self._text = json_line(self.summary())
+        return self._text
+
+    # --- what is told -----------------------------------------------------------
+
+    @property
+    def history_text(self) -> str:
+        """The last minutes as JSON, made for the first who wants them in a second."""
+        if self._history is None:
+            self._history = json_line(self.history())
+        return self._history
+
+    def history(self) -> dict[str, Any]:
+        """The last minutes in columns, oldest first; rates are per second."""
+        looks = [*self._looks][1:]
+        rates = [_rates(before, after) for before, after in pairwise(self._looks)]
+
+        def columns(name: str) -> dict[str, list[float]]:
+            counted = rates[-1][name] if rates else ()
+            return {one: [each[name][one] for each in rates] for one in counted}
+
+        return {
+            "every_s": EVERY_S,
+            "at": [look.at for look in looks],
+            "users": [look.users for look in looks],
+            "events": columns("events"),
+            "onlines": columns("onlines"),
+            "offlines": columns("offlines"),
+            "moved": [each["moved"] for each in rates],
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """How everything is at this moment."""
+        now, engine, journal = self._now(), self._engine, self._journal
+        presence = engine.presence
+        wheel = presence.wheel
+        look, why = self._look(now), self._why_not_ready()
+        due = {
+            gateway.name: wheel.due(gateway.number)
+            for gateway in presence.due_gateways()
+        }
+        shown = nlargest(
+            MOST_GATEWAYS,
+            (it for it in presence.gateways.values() if it.users or it.is_linked),
+            key=lambda gateway: gateway.users,
+        )
+        guard = presence.guard
+        storms = storms_shown([] if guard is None else guard.storms(engine.attended))
+        return {
+            "at": look.at,
+            "utc_offset_s": utc_offset_s(look.at),
+            "version": now.version,
+            "wheel": now.wheel,
+            "uptime_s": round(look.mono - self._began, 3),
+            "ready": not why,
+            "why": why,
+            "log": journal.store.log,
+            "seq": now.log_seq,
+            "timeout": presence.timeout,
+            "slots": wheel.slots,
+            "slot_s": presence.timeout / wheel.slots,
+            "hand": round(wheel.hand, 3),
+            "stands": engine.is_paused,
+            "hand_lag_s": round(now.hand_lag_s, 3),
+            "slot_users": now.slot_users,
+            "layers": wheel.layer_users(),
+            "due": sum(due.values()),
+            "users": now.users,
+            "rates": _rates(self._before(look, RATES_S), look),
+            "second": _rates(self._before(look, EVERY_S), look),
+            "lateness": self._quantiles(look),
+            "early": now.early,
+            "held": now.held,
+            "storms": storms["storms"],
+            "storms_more": storms["more"],
+            "links": now.links,
+            "gateways": [self._gateway(it, due.get(it.name, 0)) for it in shown],
+            "gateways_more": len(now.gateways) - len(shown),
+            "unattended_s": round(now.unattended_s, 3),
+            "log_pending": now.log_pending,
+            "log_failure": journal.failure,
+            "timers": now.timers,
+        }
+
+    def _gateway(self, gateway: GatewayState, due: int) -> dict[str, Any]:
+        return {
+            "name": gateway.name,
+            "users": gateway.users,
+            "linked": gateway.is_linked,
+            "unacked": self._engine.book.unacked(gateway.name),
+            "due": due,
+            "timeout": gateway.timeout or self._engine.presence.timeout,
+            "interval": self._engine.presence.interval(gateway),
+            "ping": gateway.ping,
+            "mutes": gateway.mutes,
+        }
+
+    # --- two looks --------------------------------------------------------------
+
+    def _look(self, now: Now) -> SummaryTotals:
+        return SummaryTotals(
+            self._clock.wall_ms(),
+            self._clock.mono(),
+            now.users,
+            now.moved,
+            dict(now.events),
+            dict(now.opened),
+            dict(now.ended),
+            self._lateness(),
+        )
+
+    def _before(self, look: SummaryTotals, seconds: float) -> SummaryTotals:
+        """The newest look that is so many seconds old, give or take; else the oldest.
+
+        After a stop it is older, and what came since is in what is told next.
+        """
+        since = look.mono - seconds + EVERY_S / 2
+        old_enough = (one for one in reversed(self._looks) if one.mono <= since)
+        return next(old_enough, self._looks[0] if self._looks else look)
+
+    def _quantiles(self, look: SummaryTotals) -> dict[str, Any]:
+        before = self._before(look, KEPT_S)
+        told: dict[str, Any] = {
+            "promise_s": PROMISE_S,
+            "over_s": round(look.mono - before.mono, 3),
+        }
+        for stage, counts in look.lateness.items():
+            buckets = [
+                (float(bound), count - old)
+                for (bound, count), (_, old) in zip(
+                    counts, before.lateness[stage], strict=True
+                )
+            ]
+            told[stage] = {
+                "count": int(buckets[-1][1]),
+                "p50_s": quantile(0.5, buckets),
+                "p99_s": quantile(0.99, buckets),
+            }
+        return told
+
+
+def _rates(before: SummaryTotals, after: SummaryTotals) -> dict[str, Any]:
+    """What happened between two looks, per second."""
+    seconds = after.mono - before.mono
+
+    def rate(rise: int) -> float:
+        return round(rise / seconds, 2) if seconds else 0.0
+
+    def rates(old: Counted, new: Counted) -> dict[str, float]:
+        return {name: rate(count - old[name]) for name, count in new.items()}
+
+    return {
+        "over_s": round(seconds, 3),
+        "events": rates(before.events, after.events),
+        "onlines": rates(before.opened, after.opened),
+        "offlines": rates(before.ended, after.ended),
+        "moved": rate(after.moved - before.moved),
+    }

@@ -1,0 +1,207 @@
+"""Every answer to "why is this user offline?", and to "why is it not?"."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from liveness.core.clearance import AWAY, DISK, MUTE, STANDS, STORM, UNREAD, WHY_HELD
+from liveness.core.presence import UserStatus
+from liveness.core.records import OFFLINE_REASONS, Mark, OnlineRow, Record
+from liveness.core.wheel import Slot
+from liveness.explanation import Known, told
+
+ZONE = "Europe/Berlin"
+
+
+@pytest.fixture(autouse=True)
+def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", ZONE)
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def ms(clock: str, day: str = "2026-11-21") -> int:
+    """A moment of the host's clock; in November it is an hour ahead."""
+    return round(datetime.fromisoformat(f"{day}T{clock}+01:00").timestamp() * 1000)
+
+
+NOW = ms("14:03:20")
+LOGIN = Record(3, "online", "eve", "gw-2", 3, 42, "login", ms("14:01:55.900"))
+END = Record(
+    9, "offline", "eve", "gw-2", 3, 42, "silence", ms("14:03:07.004"),
+    ms("14:02:37.001"), "keepalive", 30.003,
+)  # fmt: skip
+LOGOUT = END._replace(reason="logout", last="logout", seen=END.at, silence=0.0)
+MOVED = LOGIN._replace(kind="moved", from_gateway="gw-1", from_session=2)
+ONLINE = UserStatus(
+    gateway="gw-2",
+    session=3,
+    conn=42,
+    since=ms("14:01:55"),
+    last="keepalive",
+    seen=ms("14:03:07.500"),
+    timeout=30.0,
+    fires_in=17.52,
+    slot=Slot(0, 5),
+    held=None,
+    absence=None,
+)
+DUE = replace(ONLINE, slot=None, fires_in=0.0, seen=ms("14:02:49"))
+EMPTY = Known(None, [], None, None, None)
+BEGAN = "; logged in 14:01:55"
+
+
+def ended(record: Record, opening: Record | None = LOGIN) -> str:
+    known = EMPTY._replace(records=[record], opening=opening)
+    return told(known, now_ms=NOW)
+
+
+def online(standing: UserStatus | OnlineRow, opening: Record | None = LOGIN) -> str:
+    return told(EMPTY._replace(standing=standing, opening=opening), now_ms=NOW)
+
+
+def test_silence_is_told_with_what_was_heard_last_and_the_login() -> None:
+    assert ended(END) == (
+        "offline at 14:03:07 after 30.0 s of silence; "
+        "last heard: keepalive at 14:02:37 through gw-2" + BEGAN
+    )
+
+
+def test_what_was_unheard_since_a_crash_is_not_said_to_have_been_heard() -> None:
+    unheard = END._replace(seen=None, last=None, restored=True)
+    not_heard = "not heard since the sidecar was started again"
+    assert ended(unheard) == (
+        f"offline at 14:03:07 after 30.0 s of silence; {not_heard}, through gw-2{BEGAN}"
+    )
+    lost = ended(unheard._replace(reason="gateway_lost"))
+    assert lost == (
+        "offline at 14:03:07 with its gateway gw-2, which was lost, after 30.0 s of "
+        f"silence; {not_heard}{BEGAN}"
+    )
+    assert f"; {not_heard}; offline in 17.5 s" in online(
+        replace(ONLINE, last=None, seen=None)
+    )
+
+
+def test_a_logout_is_told_without_a_silence() -> None:
+    assert ended(LOGOUT) == f"offline at 14:03:07 by a logout through gw-2{BEGAN}"
+
+
+def test_a_lost_gateway_is_named_with_what_was_heard_last() -> None:
+    assert ended(END._replace(reason="gateway_lost")) == (
+        "offline at 14:03:07 with its gateway gw-2, which was lost, after 30.0 s of "
+        "silence; last heard: keepalive at 14:02:37 through gw-2" + BEGAN
+    )
+
+
+@pytest.mark.parametrize("reason", OFFLINE_REASONS)
+def test_each_reason_has_a_sentence_with_or_without_the_record_of_the_login(
+    reason: str,
+) -> None:
+    end = END._replace(reason=reason)
+    assert ended(end, None) + BEGAN == ended(end)
+
+
+def test_how_a_session_began_is_told() -> None:
+    by_keepalive = LOGIN._replace(reason="keepalive")
+    assert ended(LOGOUT, by_keepalive).endswith(
+        "; online since 14:01:55, by a keepalive without a login"
+    )
+    assert ended(LOGOUT, MOVED).endswith(
+        "; moved from gw-1 at 14:01:55, by a login through gw-2"
+    )
+
+
+def test_one_who_is_online_is_told_with_the_time_that_is_left() -> None:
+    assert online(ONLINE) == (
+        "online through gw-2 (connection 42); last heard: keepalive at 14:03:07, "
+        "12.5 s ago; offline in 17.5 s unless it is heard" + BEGAN
+    )
+    # Of a session whose record is not found the connection's age is known.
+    assert online(replace(ONLINE, conn=None), None) == (
+        "online through gw-2; last heard: keepalive at 14:03:07, 12.5 s ago; offline in "
+        "17.5 s unless it is heard; connected 14:01:55"
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "told"),
+    [
+        (AWAY, "held: gw-2 is not connected, and gets time to come back"),
+        (MUTE, "held: gw-2 says nothing at all"),
+        (UNREAD, "held: what gw-2 has sent is read first"),
+        (STORM, "held by the storm guard: too many users of gw-2 came due at once"),
+        (STANDS, "nobody's time goes on: the sidecar was away"),
+        (DISK, "held: the disk has to write first"),
+    ],
+)
+def test_one_who_is_held_is_told_why(held: str, told: str) -> None:
+    assert f"31.0 s ago; {told}" in online(replace(DUE, held=held))
+    assert {*WHY_HELD} < {AWAY, MUTE, UNREAD, STORM, STANDS, DISK}
+
+
+def test_one_who_is_due_and_not_held_is_judged_next() -> None:
+    assert "; due, and about to be judged; " in online(DUE)
+
+
+@pytest.mark.parametrize(
+    ("absence", "told"),
+    [(AWAY, "gw-2 is not connected"), (MUTE, "gw-2 says nothing at all")],
+)
+def test_an_absent_gateway_is_told_before_its_users_are_due(
+    absence: str, told: str
+) -> None:
+    assert f"unless it is heard; {told}; " in online(replace(ONLINE, absence=absence))
+    assert online(replace(DUE, absence=absence, held=absence)).count(told) == 1
+
+
+def test_without_a_sidecar_one_is_online_as_far_as_the_log_goes() -> None:
+    row = OnlineRow(3, "eve", ms("14:01:55"), 42, "gw-2", None)
+    assert online(row) == f"online through gw-2 when the log ended{BEGAN}"
+    assert online(row, None) == "online through gw-2 when the log ended; since 14:01:55"
+
+
+def test_an_end_that_is_not_on_disk_yet_is_told_as_that() -> None:
+    sentence = ended(LOGIN, LOGIN)
+    assert sentence == f"offline, and why is not on disk yet: ask again{BEGAN}"
+
+
+def test_one_of_whom_nothing_is_found_may_never_have_been() -> None:
+    day = ms("09:00:00", "2026-11-14")
+    assert told(EMPTY, now_ms=NOW) == "never heard of: the log is empty"
+    assert told(EMPTY._replace(oldest=Mark(4, day)), now_ms=NOW) == (
+        "offline; not in the log, which begins at 2026-11-14 09:00:00: never heard of, "
+        "or its records are no longer kept"
+    )
+    assert told(EMPTY._replace(back_to=Mark(5, ms("13:00:00"))), now_ms=NOW) == (
+        "offline, and not in the log back to 13:00:00; it was looked no further "
+        "(`liveness history` does)"
+    )
+
+
+def test_a_date_stands_where_it_is_not_todays() -> None:
+    before = ms("23:59:59", "2026-11-20")
+    assert "heard: keepalive at 2026-11-20 23:59:59 through" in ended(
+        END._replace(seen=before)
+    )
+    # Midnight is the host's: in UTC these two are on the same day.
+    after = ms("00:30:00")
+    known = EMPTY._replace(records=[LOGOUT._replace(at=ms("00:10:00"))])
+    assert told(known, now_ms=after).startswith("offline at 00:10:00 ")
+    assert os.environ["TZ"] == ZONE
+
+
+def test_a_gateways_name_cannot_steer_the_terminal() -> None:
+    name = "gw\x1b[31m"
+    for sentence in (
+        ended(END._replace(gateway=name), MOVED._replace(from_gateway=name)),
+        online(replace(DUE, gateway=name, held=MUTE, absence=AWAY)),
+        online(OnlineRow(3, "eve", 0, 42, name, None)),
+    ):
+        assert sentence.isprintable()

@@ -1,0 +1,307 @@
+"""The command line: help, mistakes in one line, exit codes, and what is not imported."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liveness import __version__
+from liveness.cli import main
+from liveness.config.settings import SETTINGS
+from liveness.core.records import KINDS
+from liveness.core.timer_states import STATES
+from liveness.errors import ConfigError, LivenessError
+from tests.helpers.admin_server import answering
+from tests.helpers.processes import Done, ran, succeeded
+
+COMMANDS = sorted(name for name in main.app if not name.startswith("-"))
+TIMERS = sorted(
+    f"timers {name}" for name in main.app["timers"] if not name.startswith("-")
+)
+GUARD = sorted(
+    f"guard {name}" for name in main.app["guard"] if not name.startswith("-")
+)
+FLAGS = [setting.flag for setting in SETTINGS if setting.flag]
+
+
+Run = Callable[[str], tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `liveness` with the arguments of a line; its exit code, stdout and stderr."""
+    return lambda line: (
+        main.main(line.split(" ") if line else []),
+        *capsys.readouterr(),
+    )
+
+
+def process(*arguments: str, **options: Any) -> Done:
+    """`liveness` as a process of its own, for what only a process shows."""
+    return ran(sys.executable, "-m", "liveness", *arguments, timeout=30, **options)
+
+
+# --- help -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS, *TIMERS, *GUARD])
+def test_every_help_ends_with_an_example_of_its_command(run: Run, command: str) -> None:
+    code, shown, _ = run(f"{command} --help".strip())
+    assert code == 0
+    last = shown.splitlines()[-1].strip()
+    assert re.fullmatch(rf"Example: liveness {command}.*", last)
+
+
+def test_without_a_command_the_help_lists_all_of_them(run: Run) -> None:
+    code, shown, _ = run("")
+    assert code == 0
+    assert [name for name in COMMANDS if name in shown] == COMMANDS
+    code, shown, _ = run("timers")
+    assert code == 0
+    names = re.findall(r"^│ (\w+) ", shown, re.M)
+    assert names == ["cancel", "list", "retry", "show"]
+    assert [f"timers {name}" for name in names] == TIMERS
+
+
+def test_the_flags_of_serve_are_those_of_the_settings() -> None:
+    arguments = main.app["serve"].assemble_argument_collection()
+    flags = {name for argument in arguments for name in argument.names}
+    assert flags == {*FLAGS, "--config"}
+
+
+@pytest.mark.parametrize(
+    ("flag", "choices"), [("watch --kind", KINDS), ("timers list --state", STATES)]
+)
+def test_a_wrong_choice_names_all_there_are(
+    run: Run, flag: str, choices: Collection[str]
+) -> None:
+    _, _, line = run(f"{flag} ?")
+    assert re.findall(r'"(\w+)"', line) == list(choices)
+
+
+# --- mistakes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--timeout 3", 'Unknown command "--timeout"'),
+        ("serve --slots 3 --slots 4", "--slots specified multiple times"),
+        ("watch --after -1", "--after: '-1' is not 0 to 9223372036854775807"),
+        ("watch --after 9223372036854775808", "is not 0 to 9223372036854775807"),
+        ("watch --after none", "'none' is not"),
+        ("watch --count 0", "'0' is not 1 to"),
+        ("watch --kind gone", 'Invalid value "gone" for --kind'),
+        ("watch --no-json", "Unknown option: --no-json"),
+        ("status --json=perhaps", 'unable to convert "perhaps" into bool'),
+        ("timers lst", 'Unknown command "lst". Did you mean "list"?'),
+        ("timers list --state gone", 'Invalid value "gone" for --state'),
+        ("timers list --limit 0", "--limit: '0' is not 1 to"),
+        ("timers show --json", "KEY requires an argument"),
+        ("timers show a b", "there is no argument here: b"),
+        ("timers cancel k --all", "Unknown option: --all"),
+        ("guard relase", 'Unknown command "relase". Did you mean "release"?'),
+        ("guard release a b", "there is no argument here: b"),
+        ("demo --seconds nan", "'nan' is not 1 to 86400"),
+        ("demo --users 1.5", "'1.5' is not 1 to 10000"),
+        ("bench gone", 'Invalid value "gone" for SCENARIO. Choose from: "idle"'),
+        ("bench --users 5", "'5' is not 100 to 1000000"),
+        ("bench --folder /there/is/none", "'/there/is/none' is no folder"),
+        ("bench --json /there/is/none", "'/there/is/none' cannot be written"),
+        ("bench --json /", "'/' is a folder"),
+        ("bench --json --quick", "'--quick' is a flag"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_wrong_line_is_one_line_and_2(run: Run, arguments: str, told: str) -> None:
+    code, shown, line = run(arguments)
+    assert (code, shown) == (2, "")
+    assert line.startswith("liveness: ")
+    assert line.count("\n") == 1
+    assert told in line
+    assert re.search(r"; see `liveness( \w+)* --help`\n$", line)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "log --kind",
+        "log --state",
+        "timers list --state",
+        "gateways list --role",
+        "status --socket",
+        "check-state --state",
+        "check-config --config",
+        "history --state /there/is/none",
+        "backup --state /there/is/none",
+        "compare",
+        "demo --script",
+        "",
+    ],
+)
+def test_an_argument_in_a_line_is_escaped_once(run: Run, arguments: str) -> None:
+    steering = "/é\x1b]0;\x07\x9b\u202e\udcff\\"
+    code, shown, line = run(f"{arguments} {steering}".strip())
+    assert (code != 0, shown) == (True, "")
+    assert line.removesuffix("\n").isprintable()
+    assert line.count("\n") == 1
+    if "there" not in arguments:
+        assert re.search(r"/é\\x1b]0;\\x07\\x9b\\u202e\\udcff\\", line)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("text", ["", "\0"])
+def test_a_wrong_setting_is_one_line_that_names_its_flag_and_78(
+    run: Run, flag: str, text: str
+) -> None:
+    (name,) = (setting.name for setting in SETTINGS if setting.flag == flag)
+    code, _, line = run(f"serve {flag}={text}")
+    assert code == os.EX_CONFIG == 78
+    assert line.startswith(f"liveness: {name} is {text!r} (flag {flag}): ")
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (LivenessError("port in use"), 1, "liveness: port in use\n"),
+        (ConfigError("slots is 1"), 78, "liveness: slots is 1\n"),
+        (LivenessError("two\nlines\n"), 1, "liveness: two lines\n"),
+        (LivenessError("\x1b '\\x1b'\r\x85"), 1, "liveness: \\x1b '\\x1b'\\r\\x85\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (BaseExceptionGroup("", [KeyboardInterrupt()]), 130, ""),
+        (
+            ExceptionGroup("", [ExceptionGroup("", [LivenessError("port in use")])]),
+            1,
+            "liveness: port in use\n",
+        ),
+    ],
+)
+def test_what_a_person_did_ends_it_in_a_nursery_or_not(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    line: str,
+) -> None:
+    monkeypatch.setattr(main, "app", raising(error))
+    assert run("") == (code, "", line)
+
+
+@pytest.mark.parametrize("command", ["version", "serve", "log"])
+def test_ctrl_c_during_an_import_ends_it_silently(command: str, tmp_path: Path) -> None:
+    # In the place of a package that every command imports.
+    interrupting = "import signal\nsignal.raise_signal(signal.SIGINT)"
+    (tmp_path / "cyclopts.py").write_text(interrupting)
+    ended = process(command, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZeroDivisionError(),
+        BrokenPipeError(),  # of a socket, perhaps: not of stdout
+        ExceptionGroup("", [LivenessError("port in use"), ZeroDivisionError()]),
+    ],
+)
+def test_a_fault_of_ours_is_not_hidden(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "app", raising(error))
+    with pytest.raises(type(error)):
+        main.main([])
+
+
+def raising(error: BaseException) -> Callable[[object], None]:
+    def command(_arguments: object) -> None:
+        raise error
+
+    return command
+
+
+# --- what the commands print ----------------------------------------------------------
+
+
+def test_version_has_what_a_bug_report_needs(run: Run) -> None:
+    code, shown, _ = run("version")
+    assert code == 0
+    versions, wheel = shown.splitlines()
+    python = platform.python_version()
+    assert versions == f"liveness {__version__} (Python {python}, protocol 1)"
+    assert re.fullmatch("wheel: (compiled|reference, because .+)", wheel)
+
+
+def test_check_config_prints_each_setting_with_its_source(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "l.toml"
+    file.write_text("slots = 60\n")
+    monkeypatch.setenv("LIVENESS_TIMEOUT_S", "12")
+    code, shown, _ = run(f"check-config --config {file}")
+    assert code == 0
+    assert "timeout_s = 12.0  # environment LIVENESS_TIMEOUT_S\n" in shown
+    assert f"slots = 60  # {file}\n" in shown
+    assert "[limits]\nhello_s = 5.0  # default\n" in shown
+
+
+# --- as a process ---------------------------------------------------------------------
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The packages that are loaded once `liveness` has run with *arguments*."""
+    script = (
+        "import sys; from liveness.cli.main import main; main(sys.argv[1:]); "
+        "print('\\n', *sys.modules)"
+    )
+    shown = succeeded(ran(sys.executable, "-c", script, *arguments))
+    return {name.split(".")[0] for name in shown.splitlines()[-1].split()}
+
+
+SERVER = {"hypercorn", "starlette", "structlog", "sqlite3"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unused"),
+    [
+        ("version", {"trio", "prometheus_client"}),
+        ("check-config", {"trio", "prometheus_client"}),
+        ("serve --timeout 0", {"trio", "prometheus_client"}),
+        ("watch --socket /there/is/none", set()),
+        ("timers list --socket /there/is/none", {"trio", "prometheus_client"}),
+    ],
+)
+def test_a_client_loads_no_server(arguments: str, unused: set[str]) -> None:
+    assert not (SERVER | unused) & imported_by(*arguments.split())
+
+
+def test_asking_a_sidecar_about_a_user_loads_no_database(tmp_path: Path) -> None:
+    told = {"told": "never heard of: the log is empty"}
+    with answering(tmp_path, {"/v1/users/a%2F7": (200, json.dumps(told).encode())}):
+        place = ["--socket", str(tmp_path / "gateway.sock")]
+        loaded = imported_by("explain", "a/7", *place)
+    assert not {"trio", "sqlite3", "structlog", "starlette"} & loaded
+
+
+def test_a_reader_who_goes_away_ends_it_quietly() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "liveness", "check-config"]
+    ended = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, timeout=30, check=False
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_streams_that_were_closed_beforehand_do_no_harm() -> None:
+    closed = 'exec "$0" -m liveness "$@" <&- >&- 2>&-'
+    ended = subprocess.run(["sh", "-c", closed, sys.executable, "version"], check=False)
+    assert ended.returncode == 0

@@ -1,0 +1,450 @@
+"""`liveness status`, once and by `--watch`, against an `admin.sock` played by a test."""
+
+import io
+import json
+import re
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from trio.testing import MockClock
+
+from liveness.cli.main import main
+from liveness.cli.status import status
+from liveness.cli.status_watch import watch_status
+from liveness.console.admin_client import CommandError, readiness
+from liveness.metrics import Collector, Counts, quantile
+from liveness.text import duration
+from tests.helpers.admin_server import Admin, answering
+from tests.service.test_metrics import NOW, gateways
+
+READY: Final = (200, b'{"ready": true, "why": []}')
+
+
+def scraped() -> bytes:
+    """What the real collector exposes of a sidecar with two gateways."""
+    counts = Counts()
+    for lateness_s in (0.004,) * 50 + (0.009,) * 48 + (0.04,) * 2:
+        counts.lateness["decided"].observe(lateness_s)
+    (gateway,) = gateways(1)
+    now = replace(
+        NOW,
+        events={"login": 1_600, "keepalive": 50_000, "message": 10, "logout": 60},
+        users=1_500,
+        ended={"silence": 40},
+        unattended_s=0.25,
+        held={"mute": 3, "unread": 0},
+        links={"gateway": 2, "watcher": 1},
+        gateways=[
+            replace(gateway, name="chat-2", users=400, interval_s=20.5),
+            replace(
+                gateway, name="chat-1", users=1_100, timeout_s=60.0, interval_s=20.0
+            ),
+        ],
+        log_seq=1_700,
+        log_pending=2,
+        log_bytes=3 * 2**19,
+        timers={},
+        version="0.1.0",
+    )
+    registry = CollectorRegistry()
+    registry.register(Collector(counts, lambda: now))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+@pytest.fixture
+def admin(tmp_path: Path) -> Iterator[Admin]:
+    pages = {"/readyz": READY, "/metrics": (200, scraped())}
+    with answering(tmp_path, pages) as server:
+        yield server
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The gateways' socket: beside it is the one that is asked."""
+    return tmp_path / "gateway.sock"
+
+
+def screen(path: Path) -> str:
+    out = io.StringIO()
+    status(path, as_json=False, out=out)
+    return out.getvalue()
+
+
+def as_json(path: Path) -> Any:
+    out = io.StringIO()
+    status(path, as_json=True, out=out)
+    return json.loads(out.getvalue())
+
+
+def test_one_screen_says_how_the_sidecar_is(admin: Admin, path: Path) -> None:
+    shown = screen(path)
+    rows = {line[:13].strip(): line[14:] for line in shown.splitlines()}
+    assert re.fullmatch(r"(\d+ (d|h|min) )*\d+ s", rows.pop("up"))
+    assert rows == {
+        "liveness": "0.1.0 (wheel: reference)",
+        "socket": str(path),
+        "ready": "yes",
+        "users online": "1,500",
+        "by gateway": "chat-1 1,100, chat-2 400",
+        "held": "mute 3, unread 0",
+        "cadence": "chat-2 speaks every 20.5 s, timeout 30 s",
+        "to mend": "a timeout of 2 intervals or more outlasts a lost keepalive",
+        "links": "gateway 2, watcher 1",
+        "events": "keepalive 50,000, login 1,600, logout 60, message 10",
+        "offline": "silence 40",
+        "late decided": "p50 5.0 ms, p99 42.5 ms",
+        "late durable": "p50 -, p99 -",
+        "late sent": "p50 -, p99 -",
+        "early": "0 (must stay 0)",
+        "log": "seq 1,700, 2 pending, 1.5 MiB",
+        "unattended": "0.2 s",
+    }
+    assert len(rows) < 24
+    lines = shown.replace(str(path), "").splitlines()
+    assert max(map(len, lines)) < 80
+
+
+def test_as_json_the_same_is_there_to_compute_with(admin: Admin, path: Path) -> None:
+    found = as_json(path)
+    assert found.pop("uptime_s") > 0
+    assert found == {
+        "socket": str(path),
+        "ready": True,
+        "why": [],
+        "version": "0.1.0",
+        "wheel": "reference",
+        "users_online": 1_500,
+        "users_by_gateway": {"chat-1": 1_100, "chat-2": 400},
+        "timeout_s_by_gateway": {"chat-1": 60, "chat-2": 30},
+        "interval_s_by_gateway": {"chat-1": 20, "chat-2": 20.5},
+        "mutes_by_gateway": {"chat-1": 0, "chat-2": 0},
+        "users_held": {"mute": 3, "unread": 0},
+        "storms": [],
+        "storms_more": 0,
+        "links": {"gateway": 2, "watcher": 1},
+        "events": {"login": 1_600, "keepalive": 50_000, "message": 10, "logout": 60},
+        "offlines": {"silence": 40},
+        "lateness_s": {
+            "decided": {"p50": 0.005, "p99": pytest.approx(0.0425)},
+            "durable": {"p50": None, "p99": None},
+            "sent": {"p50": None, "p99": None},
+        },
+        "early": 0,
+        "timers": {},
+        "log_seq": 1_700,
+        "log_pending": 2,
+        "log_bytes": 3 * 2**19,
+        "unattended_s": 0.25,
+    }
+
+
+def metrics(name: str, label: str, values: Mapping[str, float]) -> str:
+    return "".join(
+        f'liveness_{name}{{{label}="{at}"}} {value}\n' for at, value in values.items()
+    )
+
+
+def cadence(intervals: dict[str, float]) -> str:
+    """Gateways with a timeout of 30 s that speak so often, and one that has not yet."""
+    timeouts = dict.fromkeys(intervals, 30.0) | {"new": 1.0}
+    return metrics("gateway_interval_seconds", "gateway", intervals) + metrics(
+        "gateway_timeout_seconds", "gateway", timeouts
+    )
+
+
+ROWS: Final = {
+    "the largest of many gateways": (
+        metrics("gateway_users", "gateway", {f"g{n}": n for n in range(65)}),
+        ["by gateway    g64 64, g63 63, g62 62, g61 61", "g57 57, and 57 more\n"],
+    ),
+    "timeouts that are too short, and no others": (
+        cadence({"fine": 15, "a\x1b": 15.5, "b": 20}),
+        [
+            r"cadence       a\x1b speaks every 15.5 s, timeout 30 s; "
+            "b speaks every 20.0 s, timeout 30 s\n"
+        ],
+    ),
+    "some of many short timeouts": (
+        cadence({f"g{n}": 20 for n in range(10)}),
+        ["g7 speaks every 20.0 s, timeout 30 s; and 2 more\n"],
+    ),
+    "timers to look at": (
+        metrics(
+            "timers", "state", {"pending": 7_000, "fired": 0, "failed": 2, "done": 9}
+        ),
+        ["\ntimers        pending 7,000, failed 2, fired 0\n"],
+    ),
+    "a number that the sidecar does not give": ("", ["early         ? (must stay 0)"]),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_the_screen_shows(admin: Admin, path: Path, case: str) -> None:
+    body, texts = ROWS[case]
+    admin.pages["/metrics"] = (200, body.encode())
+    shown = screen(path)
+    for text in texts:
+        assert text in shown
+
+
+def test_rows_without_news_are_left_out_and_missing_numbers_are_null(
+    admin: Admin, path: Path
+) -> None:
+    timers = {"pending": 0, "fired": 0, "failed": 0, "done": 9}
+    body = cadence({"fine": 15}) + metrics("timers", "state", timers)
+    body += 'liveness_users_held{why="storm"} 0\n'
+    admin.pages["/metrics"] = (200, body.encode())
+    shown = screen(path)
+    assert [page for page, _ in admin.asked] == ["/readyz", "/metrics"]
+    for name in ("cadence", "\ntimers", "release"):
+        assert name not in shown
+    found = as_json(path)
+    assert (found["timers"], found["early"]) == (timers, None)
+
+
+def test_users_held_by_the_guard_are_on_the_screen_with_what_ends_it(
+    admin: Admin, path: Path
+) -> None:
+    admin.pages["/metrics"] = (200, b'liveness_users_held{why="storm"} 13000\n')
+    storms = [
+        {"gateway": gateway, "users": users, "left_s": left_s}
+        for gateway, users, left_s in (("gw-1", 12_000, 23.6), ("a\x1b", 1_000, 0.2))
+    ]
+    page = json.dumps({"enabled": True, "storms": storms, "more": 3})
+    admin.pages["/v1/guard"] = (200, page.encode())
+    shown = screen(path)
+    assert "\nheld          storm 13,000\n" in shown
+    rows = "gw-1 12,000 users, 24 s left; a\\x1b 1,000 users, 0 s left; and 3 more"
+    assert f"\nstorm         {rows}\n" in shown
+    assert "\nto release    liveness guard release [NAME]\n" in shown
+    found = as_json(path)
+    assert (found["storms"], found["storms_more"]) == (storms, 3)
+
+
+def test_a_sidecar_that_is_not_ready_says_why_and_the_exit_code_is_1(
+    admin: Admin, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = b'{"ready": false, "why": ["the journal is full", "the hand\\u001b stands"]}'
+    admin.pages["/readyz"] = (503, body)
+    assert main(["status", "--socket", str(path)]) == 1
+    shown = capsys.readouterr().out
+    assert r"ready         no: the journal is full; the hand\x1b stands" in shown
+
+
+def test_with_quiet_there_is_the_exit_code_alone(
+    admin: Admin, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quietly = ["status", "--quiet", "--socket"]
+    assert main([*quietly, str(path)]) == 0
+    admin.pages["/readyz"] = (503, b'{"ready": false, "why": ["starting"]}')
+    assert main([*quietly, str(path)]) == 1
+    assert main([*quietly, str(path.parent / "none" / "s")]) == 1
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("page", "body"),
+    [
+        ("/readyz", b"ok"),
+        ("/readyz", b"[]"),
+        ("/readyz", b'{"ready": true}'),
+        ("/metrics", b"\xff"),
+        ("/metrics", b"liveness_users_online{ 3\n"),
+    ],
+)
+def test_another_program_is_no_liveness_sidecar(
+    admin: Admin, path: Path, page: str, body: bytes
+) -> None:
+    admin.pages[page] = (200, body)
+    with pytest.raises(CommandError, match="is no liveness sidecar"):
+        screen(path)
+
+
+def test_a_program_that_speaks_no_http_is_no_liveness_sidecar(path: Path) -> None:
+    class Babble(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65_536)
+            self.request.sendall(b"\x92\xa5error\x80")
+
+    place = str(path.with_name("admin.sock"))
+    with socketserver.UnixStreamServer(place, Babble) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(CommandError, match="is no liveness sidecar"):
+            readiness(path)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.9, "0 s"),
+        (59, "59 s"),
+        (3_600, "1 h 0 min 0 s"),
+        (90_061, "1 d 1 h 1 min 1 s"),
+    ],
+)
+def test_a_duration_begins_with_its_largest_unit(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+INF: Final = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("q", "buckets", "expected"),
+    [
+        (0.5, [(0.01, 100), (0.1, 100), (INF, 100)], 0.005),
+        (0.99, [(0.01, 0), (0.1, 100), (INF, 100)], 0.0991),
+        (0.5, [(0.01, 50), (0.1, 100), (INF, 100)], 0.01),
+        (0.99, [(0.01, 50), (0.1, 50), (INF, 100)], 0.1),  # beyond: the last finite one
+        (0.5, [(0.01, 0), (INF, 0)], None),
+        (0.5, [], None),
+    ],
+)
+def test_a_quantile_is_spread_evenly_within_its_bucket(
+    q: float, buckets: list[tuple[float, float]], expected: float | None
+) -> None:
+    assert quantile(q, buckets) == pytest.approx(expected)
+
+
+# --- again and again, in virtual time -------------------------------------------------
+
+EVERY_S: Final = 4.0
+
+Step = Callable[[], object]
+
+
+class Screen(io.StringIO):
+    """A file that does the next of *steps* after each look, and in the end stops it all."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        super().__init__()
+        self._steps = steps
+        self.scope = trio.CancelScope()
+
+    def flush(self) -> None:
+        if self._steps:
+            self._steps.pop(0)()
+        else:
+            self.scope.cancel()
+
+
+async def watched(path: Path, *steps: Step, as_json: bool = False) -> tuple[str, str]:
+    """Stdout and stderr over these steps and one look more."""
+    out, told = Screen([*steps]), list[str]()
+    with out.scope:
+        await watch_status(
+            path, every_s=EVERY_S, as_json=as_json, out=out, tell=told.append
+        )
+    return out.getvalue(), "\n".join(told)
+
+
+def counted(admin: Admin, messages: int, silent: int = 0, **values: float) -> None:
+    """Have the sidecar say that it has counted so many."""
+    body = "".join(f"liveness_{name} {value}\n" for name, value in values.items())
+    body += metrics("events_total", "event", {"message": messages})
+    body += metrics("offline_total", "reason", {"silence": silent})
+    admin.pages["/metrics"] = (200, body.encode())
+
+
+async def test_each_look_is_a_line_with_what_happened_per_second(
+    admin: Admin, path: Path, autojump_clock: MockClock
+) -> None:
+    some = {"users_online": 1_498.0, "early_offline_total": 0.0}
+    counted(admin, 100, 7, users_online=1_500, early_offline_total=0)
+    shown, told = await watched(
+        path,
+        partial(counted, admin, 140, 9, **some),
+        partial(counted, admin, 4_000_140, 9, **some | {"early_offline_total": 1}),
+    )
+    lines = [line.split("  ", 1) for line in shown.splitlines()]
+    assert all(re.fullmatch(r"[0-9-]{10} [0-9:.]{12}", at) for at, _ in lines)
+    assert [text for _, text in lines] == [
+        "ready  1,500 online  0 held",
+        "ready  1,498 online  10.0 events/s  0.5 offlines/s  0 held",
+        "ready  1,498 online  1,000,000 events/s  0.0 offlines/s  0 held  1 EARLY",
+    ]
+    assert told == ""
+
+
+async def test_as_json_each_look_is_an_object_on_a_line(
+    admin: Admin, path: Path, autojump_clock: MockClock
+) -> None:
+    counted(admin, 100)
+    shown, _told = await watched(
+        path, partial(counted, admin, 106, 2, users_online=3), as_json=True
+    )
+    first, second = map(json.loads, shown.splitlines())
+    assert (first["rates"], first["events"]) == (None, {"message": 100})
+    assert second["rates"] == {
+        "over_s": EVERY_S,
+        "events": {"message": 1.5},
+        "offlines": {"silence": 0.5},
+    }
+    assert (second["users_online"], second["ready"]) == (3, True)
+    assert second["at"] >= first["at"]
+
+
+async def test_after_a_restart_there_is_no_rate_until_the_next_look(
+    admin: Admin, path: Path, autojump_clock: MockClock
+) -> None:
+    counted(admin, 100)
+    shown, _told = await watched(
+        path, partial(counted, admin, 40), partial(counted, admin, 48), as_json=True
+    )
+    rates = [json.loads(line)["rates"] for line in shown.splitlines()]
+    assert [rate and rate["events"] for rate in rates] == [None, None, {"message": 2}]
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+async def test_a_sidecar_that_goes_and_comes_back_is_a_line_each_on_stderr(
+    admin: Admin, path: Path, autojump_clock: MockClock, *, as_json: bool
+) -> None:
+    def go() -> None:
+        admin.pages["/readyz"] = (200, b"it is another program by now")
+
+    def come() -> None:
+        admin.pages["/readyz"] = READY
+        counted(admin, 5)
+
+    nothing: list[Any] = [lambda: None] * 3
+    shown, told = await watched(path, go, *nothing, come, *nothing, as_json=as_json)
+    assert len(shown.splitlines()) == 1 + 4
+    lost, back = told.splitlines()
+    assert "is no liveness sidecar" in lost
+    assert lost.endswith("asking again every 4 s")
+    assert back == f"the sidecar at {path} is back"
+
+
+async def test_without_a_sidecar_from_the_start_watch_does_not_wait(path: Path) -> None:
+    with pytest.raises(CommandError, match="no sidecar at"):
+        await watched(path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--watch --quiet", "Mutually exclusive arguments: {--quiet, --watch}"),
+        ("--watch 0", "Invalid value for --watch: '0' is not 0.1 to 86400"),
+        ("--watch nan", "Invalid value for --watch: 'nan' is not 0.1 to 86400"),
+        ("--watch 1 2", "at most 1 element"),
+        ("--watch 1 --watch 2", "--watch specified multiple times"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused_in_a_line(
+    flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", *flags.split()]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert message in shown.err

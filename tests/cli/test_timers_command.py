@@ -1,0 +1,232 @@
+"""`liveness timers` against an `admin.sock`: what it asks, shows, and makes of answers."""
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, tzinfo
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from liveness.cli import timers as commands
+from liveness.cli.main import main
+from tests.helpers.admin_server import Admin, answering
+
+NOW_MS = int(datetime.now(UTC).timestamp() * 1_000)
+HOUR_MS = 3_600_000
+PENDING = {
+    "gateway": "gw-1", "key": "order:17", "state": "pending", "due": NOW_MS + 2 * HOUR_MS,
+    "attempts": 0, "created": NOW_MS - 50 * HOUR_MS, "changed": NOW_MS - 50 * HOUR_MS,
+}  # fmt: skip
+FAILED = {
+    "gateway": "gw-1", "key": "order:18", "ext": "user-17", "payload": '{"a":"é\x1b\\"}',
+    "state": "failed", "due": NOW_MS - 9 * HOUR_MS, "attempts": 16, "message": "no\nroute",
+    "seq": 8_123, "created": NOW_MS - 50 * HOUR_MS, "fired": NOW_MS - 9 * HOUR_MS,
+    "changed": NOW_MS - 8 * HOUR_MS,
+}  # fmt: skip
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+
+
+def page(*timers: dict[str, Any], **more: object) -> tuple[int, bytes]:
+    return 200, json.dumps({"timers": timers, **more}).encode()
+
+
+@pytest.fixture(autouse=True)
+def _standing_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite takes minutes: what is shown counts from when this was imported."""
+
+    class Standing(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return cls.fromtimestamp(NOW_MS / 1_000, tz)
+
+    monkeypatch.setattr(commands, "datetime", Standing)
+
+
+@pytest.fixture
+def admin(tmp_path: Path) -> Iterator[Admin]:
+    with answering(tmp_path, {}) as server:
+        yield server
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        what, *others = arguments
+        place = ["--socket", str(tmp_path / "gateway.sock")]
+        code = main(["timers", what, *place, *others])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_a_list_has_a_line_for_each_timer(admin: Admin, run: Any) -> None:
+    admin.pages["/v1/timers?limit=100"] = page(PENDING, FAILED, next=None)
+    code, shown, told = run("list")
+    assert (code, told) == (0, "")
+    pending, failed = shown.splitlines()
+    assert re.fullmatch(rf"{TIME}  in 2 h      pending    gw-1  order:17", pending)
+    assert re.fullmatch(
+        rf"{TIME}  8 h ago     failed     gw-1  order:18  ext user-17  attempt 16  "
+        r"no\\nroute",
+        failed,
+    )
+
+
+def test_a_long_message_does_not_take_the_whole_line(admin: Admin, run: Any) -> None:
+    admin.pages["/v1/timers?limit=100"] = page({**FAILED, "message": "m" * 4_096})
+    assert run("list")[1].endswith("  " + "m" * 60 + "…\n")
+
+
+def test_the_flags_of_list_are_sent_as_a_query(admin: Admin, run: Any) -> None:
+    asked = "/v1/timers?gateway=g%2F+1&state=failed&ext=%C3%A9%26&limit=7"
+    admin.pages[asked] = page()
+    flags = ["--gateway", "g/ 1", "--state", "failed", "--ext", "é&", "--limit", "7"]
+    assert run("list", *flags) == (0, "", "")
+
+
+def test_a_list_goes_on_until_there_are_no_more(admin: Admin, run: Any) -> None:
+    admin.pages |= {
+        "/v1/timers?limit=100": page(*[PENDING] * 100, next="900"),
+        "/v1/timers?limit=100&before=900": page(next="500"),
+        "/v1/timers?limit=100&before=500": page(FAILED, next=None),
+    }
+    code, shown, told = run("list", "--limit", "1000")
+    assert (code, shown.count("\n"), told) == (0, 101, "")
+
+
+def test_a_list_ends_at_its_limit_and_says_that_there_may_be_more(
+    admin: Admin, run: Any
+) -> None:
+    admin.pages |= {
+        "/v1/timers?limit=100": page(*[PENDING] * 100, next="900"),
+        "/v1/timers?limit=50&before=900": page(*[PENDING] * 50, next="800"),
+    }
+    code, shown, told = run("list", "--limit", "150")
+    assert (code, shown.count("\n")) == (0, 150)
+    assert told == (
+        "liveness: there may be more than these 150: see them with a larger --limit\n"
+    )
+
+
+def test_as_json_a_line_is_the_timer_and_steers_no_terminal(
+    admin: Admin, run: Any
+) -> None:
+    admin.pages["/v1/timers?limit=100"] = page(PENDING, FAILED, next=None)
+    _, shown, _ = run("list", "--json")
+    assert shown.replace("\n", "").isprintable()
+    assert [json.loads(line) for line in shown.splitlines()] == [PENDING, FAILED]
+
+
+def test_all_that_is_kept_of_a_timer_is_shown(admin: Admin, run: Any) -> None:
+    admin.pages["/v1/timers/newest?key=order%3A18"] = page(FAILED)
+    code, shown, _ = run("show", "order:18")
+    assert code == 0
+    rows = {line[:9].strip(): line[10:] for line in shown.splitlines()}
+    for name, far in (
+        ("created", "2 d"), ("due", "9 h"), ("fired", "9 h"), ("changed", "8 h")
+    ):  # fmt: skip
+        assert re.fullmatch(rf"{TIME}  {far} ago", rows.pop(name))
+    assert rows == {
+        "key": "order:18",
+        "gateway": "gw-1",
+        "ext": "user-17",
+        "state": "failed",
+        "attempts": "16",
+        "record": "seq 8123",
+        "message": r"no\nroute",
+        "payload": r'{"a":"é\x1b\\"}',
+    }
+    assert json.loads(run("show", "order:18", "--json")[1]) == FAILED
+
+
+def test_fields_that_a_timer_does_not_have_are_not_shown(
+    admin: Admin, run: Any
+) -> None:
+    admin.pages["/v1/timers/newest?key=order%3A17&gateway=gw-1"] = page(PENDING)
+    _, shown, _ = run("show", "order:17", "--gateway", "gw-1")
+    names = [line.split()[0] for line in shown.splitlines()]
+    assert names == ["key", "gateway", "state", "attempts", "created", "due", "changed"]
+
+
+def test_a_damaged_timer_is_listed_shown_and_cancelled_by_its_number(
+    admin: Admin, run: Any
+) -> None:
+    timer = {**PENDING, "key": "\ufffd", "due": 2**62, "damaged": 17}
+    admin.pages["/v1/timers?limit=100"] = page(timer)
+    assert "  gw-1  \ufffd  damaged 17\n" in run("list")[1]
+    admin.pages["/v1/timers?id=17"] = page(timer)
+    shown = run("show", "17", "--damaged")[1]
+    assert "damaged   id 17\n" in shown
+    assert f"due       {2**62} ms" in shown
+    changed = {**timer, "state": "cancelled"}
+    admin.pages["/v1/timers/cancel-damaged"] = (200, json.dumps(changed).encode())
+    assert run("cancel", "17", "--damaged")[0] == 0
+    assert json.loads(admin.asked[-1][1]) == {"id": "17"}
+    admin.pages["/v1/timers?id=18"] = page(PENDING)
+    assert run("show", "18", "--damaged")[2] == (
+        "liveness: no timer 18 is damaged: `liveness timers list` shows those that are\n"
+    )
+
+
+@pytest.mark.parametrize("what", ["cancel", "retry"])
+def test_a_change_names_the_only_gateway_that_has_the_key(
+    admin: Admin, run: Any, what: str
+) -> None:
+    admin.pages["/v1/timers/newest?key=order%3A17"] = page(PENDING)
+    changed = {**PENDING, "state": "cancelled", "changed": NOW_MS - 3_000}
+    admin.pages[f"/v1/timers/{what}"] = (200, json.dumps(changed).encode())
+    code, shown, _ = run(what, "order:17")
+    assert code == 0
+    assert re.fullmatch(rf"{TIME}  \d+ s ago +cancelled  gw-1  order:17\n", shown)
+    _, body = admin.asked[-1]
+    assert json.loads(body) == {"gateway": "gw-1", "key": "order:17"}
+
+
+@pytest.mark.parametrize("what", ["show", "cancel", "retry"])
+def test_a_key_of_several_gateways_needs_the_gateway_named(
+    admin: Admin, run: Any, what: str
+) -> None:
+    others = [{**FAILED, "gateway": f"gw\x1b-{n}"} for n in range(2, 12)]
+    admin.pages["/v1/timers/newest?key=order%3A17"] = page(PENDING, *others)
+    code, shown, told = run(what, "order:17")
+    assert (code, shown) == (1, "")
+    assert told == (
+        "liveness: several gateways have a timer 'order:17': gw-1 (pending), "
+        + ", ".join(rf"gw\x1b-{n} (failed)" for n in range(2, 9))
+        + ", and others; say whose is meant with --gateway\n"
+    )
+    assert len(admin.asked) == 1
+
+
+@pytest.mark.parametrize("what", ["show", "cancel", "retry"])
+def test_an_unknown_key_is_one_line_and_exit_code_1(
+    admin: Admin, run: Any, what: str
+) -> None:
+    admin.pages["/v1/timers/newest?key=-a"] = page()
+    code, shown, told = run(what, "--", "-a")
+    assert (code, shown) == (1, "")
+    assert told == (
+        "liveness: no gateway has a timer '-a': `liveness timers list` shows those "
+        "that there are\n"
+    )
+
+
+def test_a_refusal_is_shown_in_the_sidecars_words(admin: Admin, run: Any) -> None:
+    admin.pages["/v1/timers/cancel"] = (409, b'{"error": "it is done \\u001b"}')
+    code, shown, told = run("cancel", "k", "--gateway", "g")
+    assert (code, shown, told) == (1, "", "liveness: it is done \\x1b\n")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(200, b"ok"), (200, b"[]"), (200, b"{}"), (404, b"Not Found"), (500, b"{}")],
+)
+def test_what_is_no_sidecar_is_told_as_such(
+    admin: Admin, run: Any, answer: tuple[int, bytes]
+) -> None:
+    admin.pages["/v1/timers?limit=100"] = answer
+    code, _, told = run("list")
+    assert code == 1
+    assert "is no liveness sidecar: name the right socket with --socket" in told

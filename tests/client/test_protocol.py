@@ -1,0 +1,903 @@
+"""A gateway's end of its links: hellos, pings, records, and what it makes of them."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from liveness.client.inbox import Arrival, End, View
+from liveness.client.protocol import FINAL, PING_S, Client
+from liveness.client.tasks import Run
+from liveness.client.timer_requests import WORDS_AT_ONCE
+from liveness.core.clearance import LEAST_LATE_S
+from liveness.core.frames import parse_hello
+from liveness.core.framing import Frame, Reader, decode
+from liveness.core.records import HostTime
+from liveness.errors import Code, Refused, Replaced, ReportError, WireError
+from tests.helpers.strategies import BOUNDED, frames, no_uids, uids, values
+
+NAME: Final = "gw-1"
+WELCOME: Final[dict[str, Any]] = {
+    "protocol": 1,
+    "server": "liveness/0.1.0",
+    "features": ("ack", "after"),
+    "log": "one",
+    "next": 1_000,
+    "timeout": 30,
+    "flush": 1.0,
+    "max_batch": 4_000,
+    "max_frame": 1_048_576,
+    "window": 10_000,
+}
+
+
+def client_of(**options: Any) -> Client:
+    known: dict[str, Any] = {
+        "name": NAME,
+        "timeout": None,
+        "kinds": ("offline", "moved"),
+        "fresh": None,
+        "first_conn": 1_000,
+    }
+    return Client(**(known | options))
+
+
+def linked(*logins: tuple[Any, int | None], **options: Any) -> Client:
+    """A client with these connections open, and all of it told."""
+    client = client_of(**options)
+    client.hello()
+    welcome(client)
+    for uid, conn in logins:
+        login(client, uid, conn)
+    settle(client)
+    return client
+
+
+def welcome(client: Client, **options: Any) -> None:
+    assert client.take(("welcome", WELCOME | options)) is None
+
+
+def relink(client: Client, **options: Any) -> dict[str, Any]:
+    """End the link and begin another; return the options of its hello."""
+    client.lost()
+    options_of_hello = hello(client)
+    welcome(client, **options)
+    return options_of_hello
+
+
+def hello(client: Client) -> dict[str, Any]:
+    frame = decode(client.hello())
+    parse_hello(frame)
+    options: dict[str, Any] = frame[1]
+    return options
+
+
+@pytest.mark.parametrize(
+    ("options", "began"),
+    [
+        ({"began": True}, {"began": (5_000.0,)}),
+        ({"began": False}, {}),  # it is in another time namespace
+        ({"began": None}, {}),
+        ({}, {}),  # it is older
+    ],
+)
+def test_logins_name_their_beginning_to_a_sidecar_that_has_the_same_clock(
+    options: dict[str, Any], began: dict[str, Any]
+) -> None:
+    client = client_of()
+    hello_options = decode(client.hello(HostTime(5_000.5, 1.8e9), 4_900.0))[1]
+    assert hello_options["clock"] == (5_000.5, 1.8e9)
+    welcome(client, **options)
+    login(client, "ada", 1, at=100.0)
+    frame = decode(next(client.frames(100.5, is_due=True)))
+    assert frame == ("login", ("ada",), {"age": 0.4, "conn": (1,)} | began)
+
+
+def test_a_hello_without_a_reading_of_the_clocks_has_none() -> None:
+    assert "clock" not in hello(client_of())
+
+
+def login(client: Client, uid: Any, conn: Any, at: float = 0.0) -> None:
+    client.login(uid, conn, at=at, timeout=None)
+
+
+def written(client: Client, *, is_due: bool = True) -> list[Frame]:
+    return [decode(frame) for frame in client.frames(0.0, is_due=is_due)]
+
+
+def names(frames: Iterable[Frame]) -> list[str]:
+    return [frame[0] for frame in frames]
+
+
+def settle(client: Client) -> None:
+    """Write all there is, and answer the ping behind it."""
+    written(client)
+    client.take(("pong", client.pings))
+    assert client.reports.unconfirmed == 0
+
+
+def offline(seq: int, uid: Any, conn: Any, **options: Any) -> dict[str, Any]:
+    record = {"seq": seq, "kind": "offline", "uid": uid, "gateway": NAME}
+    record |= {"conn": conn, "reason": "silence", "session": 1, "at": 0}
+    return record | options
+
+
+def moved(seq: int, uid: Any, lost: Any, **options: Any) -> dict[str, Any]:
+    record = {"seq": seq, "kind": "moved", "uid": uid, "gateway": "gw-2"}
+    record |= {"conn": 5, "reason": "login", "session": 3, "at": 0}
+    record |= {"from": NAME, "from_session": 1, "from_conn": lost}
+    return record | options
+
+
+def timer(seq: int, key: str, **options: Any) -> dict[str, Any]:
+    record = {"seq": seq, "kind": "timer", "gateway": NAME, "key": key}
+    return record | {"due": 7, "attempt": 1, "at": 8} | options
+
+
+def gap(first: int, until: int) -> dict[str, Any]:
+    return {"seq": until - 1, "kind": "gap", "first": first, "until": until, "at": 0}
+
+
+def notify(client: Client, *records: dict[str, Any]) -> None:
+    assert client.take(("notices", records)) is None
+
+
+def is_end(arrival: Arrival) -> bool:
+    return arrival.end is not None
+
+
+def is_any(_arrival: Arrival) -> bool:
+    return True
+
+
+def ended(client: Client) -> View:
+    return client.inbox.view(is_end)
+
+
+def ends(view: View) -> list[tuple[Any, int | None, str]]:
+    """Hand over all ends that are there."""
+    found = []
+    while (arrival := view.next()) is not None:
+        assert arrival.end is not None
+        found.append((arrival.end.uid, arrival.end.conn, arrival.end.reason))
+    return found
+
+
+# --- hello -----------------------------------------------------------------------------
+
+
+def test_the_first_hello_names_the_gateway_and_says_that_it_is_fresh() -> None:
+    assert hello(client_of(timeout=20.0, kinds=("moved",))) == {
+        "protocol": 1,
+        "name": NAME,
+        "ping": PING_S,
+        "kinds": ("moved",),
+        "timeout": 20.0,
+        "fresh": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("timeout", "ping"),
+    [
+        (None, 3.0), (86_400.0, 3.0), (12.0, 3.0), (6.0, 1.5), (4.0, 1.0), (2.0, 0.5),
+        (1.4, 0.35), (1.0, 0.25),
+    ],
+)  # fmt: skip
+def test_the_promised_ping_is_short_enough_to_be_missed_before_users_time_out(
+    timeout: float | None, ping: float
+) -> None:
+    promised = hello(client_of(timeout=timeout))["ping"]
+    assert promised == ping
+    if timeout is not None and timeout > 4 / 3:
+        assert promised + max(promised, LEAST_LATE_S) < timeout
+
+
+@pytest.mark.parametrize("fresh", [None, True, False])
+def test_hellos_say_fresh_until_the_first_welcome_and_never_again(
+    fresh: bool | None,
+) -> None:
+    client = client_of(fresh=fresh)
+    expected = fresh is not False
+    assert [hello(client)["fresh"] for _ in range(2)] == [expected, expected]
+    client.lost()  # before any welcome
+    login(client, "ada", 1)
+    assert hello(client)["fresh"] is expected
+    welcome(client)
+    client.lost()
+    assert "fresh" not in hello(client)
+    assert "fresh" not in relink(client, log="two")
+
+
+def test_a_gateway_that_adopts_connections_is_not_fresh() -> None:
+    client = client_of()
+    client.adopts()
+    assert hello(client)["fresh"] is False
+
+
+def test_a_later_hello_names_the_log_and_the_last_finished_record() -> None:
+    client = linked(("ada", 1), ("bob", 2))
+    view = ended(client)
+    assert {"after", "log"}.isdisjoint(relink(client))
+    notify(client, offline(5, "ada", 1), offline(6, "bob", 2))
+    view.next()
+    options = relink(client)
+    assert (options["after"], options["log"]) == (4, "one")
+    view.next()
+    assert relink(client)["after"] == 5
+
+
+def test_the_hello_after_a_new_log_begins_anew() -> None:
+    client = linked()
+    ended(client)
+    notify(client, offline(9, "ada", 1))
+    assert relink(client, log="two")["log"] == "one"
+    assert "after" not in relink(client, log="two")
+    notify(client, offline(2, "ada", 1))
+    options = relink(client, log="two")
+    assert (options["after"], options["log"]) == (2, "two")
+
+
+BAD_OPTIONS: Final[tuple[dict[str, object], ...]] = (
+    {"name": ""}, {"name": "a" * 65}, {"name": "a\n"}, {"name": 7}, {"name": None},
+    {"timeout": 0}, {"timeout": 86_401}, {"timeout": float("nan")}, {"timeout": True},
+    {"kinds": ("gone",)}, {"kinds": (1,)}, {"name": "\ud800"}, {"fresh": 1},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("options", BAD_OPTIONS, ids="{!a:.30}".format)
+def test_bad_options_are_refused_at_once(options: Any) -> None:
+    with pytest.raises(ReportError, match=next(iter(options))):
+        client_of(**options)
+
+
+# --- pings and pongs -------------------------------------------------------------------
+
+
+def test_a_ping_follows_the_reports_when_keepalives_are_due() -> None:
+    client = linked()
+    login(client, "ada", 1)
+    assert names(written(client, is_due=False)) == ["login"]
+    assert names(written(client)) == ["ping"]
+
+
+def test_one_ping_is_under_way_at_a_time_and_none_without_need() -> None:
+    client = linked()
+    login(client, "ada", 1)
+    assert names(written(client)) == ["login", "ping"]
+    login(client, "bob", 2)
+    assert names(written(client)) == ["login"]
+    client.take(("pong", client.pings))
+    assert names(written(client)) == ["ping"]
+    client.take(("pong", client.pings))
+    assert written(client) == []
+
+
+def test_a_pong_of_another_number_confirms_nothing() -> None:
+    client = linked()
+    login(client, "ada", 1)
+    written(client)
+    for number in (client.pings - 1, client.pings + 1, 0, -1):
+        client.take(("pong", number))
+    assert client.reports.unconfirmed == 1
+    assert client.pongs == client.pings - 1
+
+
+def test_want_pong_sends_a_ping_at_once_with_the_collected_keepalives() -> None:
+    client = linked(("ada", 1))
+    client.reports.sign(client.reports.keepalives, "ada", 1)
+    number = client.want_pong()
+    assert client.is_urgent
+    assert names(written(client, is_due=False)) == ["keepalive", "ping"]
+    assert not client.is_urgent
+    client.take(("pong", client.pings))
+    assert client.pongs >= number
+
+
+def test_the_pong_to_an_earlier_ping_does_not_answer_want_pong() -> None:
+    client = linked()
+    login(client, "ada", 1)
+    written(client)
+    login(client, "bob", 2)
+    number = client.want_pong()
+    client.take(("pong", client.pings))
+    assert client.pongs < number
+    assert names(written(client, is_due=False)) == ["login", "ping"]
+    client.take(("pong", client.pings))
+    assert client.pongs >= number
+
+
+@pytest.mark.parametrize("wrote", [1, 2, 3])
+def test_a_pong_does_not_cover_reports_made_while_its_frames_were_written(
+    wrote: int,
+) -> None:
+    client = linked(("ada", 1))
+    view = ended(client)
+    notify(client, offline(1, "bob", 9))
+    login(client, "eve", 2)
+    client.reports.sign(client.reports.keepalives, "ada", 1)
+    writing = client.frames(0.0, is_due=True)
+    begun = [decode(next(writing)) for _ in range(wrote)]
+    assert names(begun) == ["login", "keepalive", "ack"][:wrote]
+    login(client, "bob", 3)
+    number = client.want_pong()
+    rest = [decode(frame) for frame in writing]
+    client.take(("pong", client.pings))
+    while client.pongs < number:
+        rest += written(client, is_due=False)
+        client.take(("pong", client.pings))
+    assert ("login", ("bob",), {"conn": (3,)}) in rest
+    assert view.next() is None
+
+
+def test_each_of_several_calls_of_want_pong_is_answered() -> None:
+    client = linked(("ada", 1))
+    client.reports.sign(client.reports.keepalives, "ada", 1)
+    writing = client.frames(0.0, is_due=True)
+    next(writing)
+    while_written = client.want_pong()
+    assert names(map(decode, writing)) == ["ping"]
+    client.take(("pong", client.pings))
+    later = client.want_pong()
+    for _ in range(3):
+        written(client, is_due=False)
+        client.take(("pong", client.pings))
+    assert client.pongs >= max(while_written, later)
+    assert not client.is_urgent
+
+
+def test_want_pong_while_frames_are_written_is_not_forgotten_for_a_later_call() -> None:
+    client = linked(("ada", 1), ("bob", 2))
+    login(client, "ada", 1)
+    writing = client.frames(0.0, is_due=False)
+    next(writing)
+    while_written = client.want_pong()
+    assert names(map(decode, writing)) == []
+    later = client.want_pong()
+    for _ in range(3):
+        written(client, is_due=False)
+        client.take(("pong", client.pings))
+    assert client.pongs >= max(while_written, later)
+
+
+# --- ends ------------------------------------------------------------------------------
+
+
+def test_an_offline_record_ends_the_open_connection_and_comes_with_the_end() -> None:
+    client = linked(("ada", 1))
+    view = ended(client)
+    record = offline(1, "ada", 1)
+    notify(client, record)
+    arrival = view.next()
+    assert arrival is not None
+    assert arrival.end == End("ada", 1, "silence", record)
+    assert client.reports.uids == {}
+
+
+def test_a_connection_that_has_ended_is_logged_out_and_its_signs_are_forgotten() -> (
+    None
+):
+    client = linked(("ada", 1))
+    client.reports.sign(client.reports.messages, "ada", 1)
+    notify(client, offline(1, "ada", 1))
+    assert client.is_urgent
+    assert written(client) == [("logout", ("ada",), {"conn": (1,)}), ("ping", 2)]
+
+
+def test_the_end_of_a_connection_logged_in_without_conn_has_none() -> None:
+    client = linked(("ada", None))
+    view = ended(client)
+    notify(client, offline(1, "ada", 1_000, reason="gateway_lost"))
+    assert ends(view) == [("ada", None, "gateway_lost")]
+
+
+NOT_OURS: Final = {
+    "another conn": offline(1, "ada", 2),
+    "no conn": offline(1, "ada", None),
+    "another user": offline(1, "bob", 1),
+    "the integer of those digits": offline(1, 7, 3),
+    "another gateway": offline(1, "ada", 1, gateway="gw-2"),
+    "moved from another gateway": moved(1, "ada", 1, **{"from": "gw-2"}),
+    "moved from another conn": moved(1, "ada", 2),
+    "moved to us": moved(1, "ada", 9, **{"from": "gw-2", "gateway": NAME, "conn": 1}),
+    "online": offline(1, "ada", 1, kind="online"),
+    "a kind of a later version": offline(1, "ada", 1, kind="away"),
+}
+
+
+@pytest.mark.parametrize("record", NOT_OURS.values(), ids=NOT_OURS.keys())
+def test_only_that_very_connection_of_that_very_user_is_ended(record: Any) -> None:
+    client = linked(("ada", 1), ("7", 3))
+    view, records = ended(client), client.inbox.view(is_any)
+    notify(client, record)
+    assert ends(view) == []
+    assert client.reports.uids == {1: "ada", 3: "7"}
+    arrival = records.next()
+    assert arrival is not None
+    assert arrival.record == record
+
+
+def test_a_user_who_is_back_without_conn_is_not_closed_by_the_earlier_end() -> None:
+    client = linked(("ada", None))
+    view = ended(client)
+    notify(client, offline(1, "ada", 1_000))
+    login(client, "ada", None)
+    assert ends(view) == []
+    assert client.reports.uids == {1_001: "ada"}
+    notify(client, offline(2, "ada", 1_001))
+    assert ends(view) == [("ada", None, "silence")]
+
+
+@given(uid=no_uids, conn=st.sampled_from([None, 1, 2]))
+@BOUNDED
+def test_a_bad_uid_is_the_callers_fault_whatever_else_is_known(
+    uid: Any, conn: Any
+) -> None:
+    client = linked(("ada", 1), (1, 2))
+    notify(client, offline(1, "ada", 1), offline(2, 1, 2))
+    with pytest.raises(ReportError):
+        login(client, uid, conn)
+    with pytest.raises(ReportError):
+        client.logout(uid, conn)
+
+
+# --- acks ------------------------------------------------------------------------------
+
+
+def test_a_record_is_acknowledged_once_when_every_reader_has_finished_it() -> None:
+    client = linked(("ada", 1), ("bob", 2))
+    view, records = ended(client), client.inbox.view(is_any)
+    notify(client, offline(3, "ada", 1), offline(4, "bob", 2))
+    settle(client)
+    ends(view)
+    records.next()
+    assert not client.is_urgent
+    assert written(client) == []
+    records.next()
+    assert client.is_urgent
+    assert written(client) == [("ack", 3)]
+    assert written(client) == []
+    records.next()
+    assert written(client) == [("ack", 4)]
+
+
+def test_a_record_of_no_open_connection_is_acknowledged_as_it_comes() -> None:
+    client = linked()
+    ended(client)
+    notify(client, offline(3, "ada", 1))
+    assert written(client) == [("ack", 3)]
+
+
+def test_an_ack_is_sent_again_on_the_next_link() -> None:
+    client = linked()
+    ended(client)
+    notify(client, offline(3, "ada", 1))
+    written(client)
+    relink(client)
+    assert written(client) == [("ack", 3)]
+
+
+def test_the_memory_of_ends_does_not_grow_behind_a_log_that_is_no_more() -> None:
+    client = linked(("ada", 1))
+    view = ended(client)
+    notify(client, offline(1_000_000, "ada", 1))
+    ends(view)
+    relink(client, log="two")  # before that was acknowledged
+    for seq in range(1, 101):
+        login(client, "bob", seq + 1)
+        settle(client)
+        notify(client, offline(seq, "bob", seq + 1))
+        assert len(ends(view)) == 1
+        settle(client)
+    assert len(client._ends) <= 1
+
+
+# --- new logs and gaps -----------------------------------------------------------------
+
+
+def test_a_log_that_ends_before_a_record_already_sent_counts_as_new() -> None:
+    client = linked(("ada", 1))
+    ended(client)
+    notify(client, offline(9, "zoe", 7))
+    relink(client, next=10)
+    assert names(written(client)) == ["ack"]
+    assert relink(client, next=9)["after"] == 9
+    assert names(written(client)) == ["login", "ping"]
+    assert "after" not in relink(client, next=10)
+
+
+def test_a_forgotten_name_has_every_open_connection_declared() -> None:
+    client = linked(("ada", 1))
+    relink(client, known=True)
+    assert "login" not in names(written(client))
+    relink(client, known=False)
+    assert names(written(client)) == ["login", "ping"]
+
+
+def test_a_gap_has_every_open_connection_declared_once() -> None:
+    client = linked(("ada", 1))
+    ended(client)
+    notify(client, gap(1, 50))
+    assert names(written(client)) == ["login", "ack", "ping"]
+    notify(client, gap(1, 50))
+    client.take(("pong", client.pings))
+    assert written(client) == []
+
+
+def test_a_gap_is_a_record_and_not_an_end() -> None:
+    client = linked(("ada", 1))
+    view, records = ended(client), client.inbox.view(is_any)
+    notify(client, gap(1, 50))
+    assert ends(view) == []
+    arrival = records.next()
+    assert arrival is not None
+    assert arrival.record == gap(1, 50)
+
+
+# --- refusals --------------------------------------------------------------------------
+
+
+def error(code: str, **options: Any) -> Frame:
+    return "error", {"code": code, "message": "why", "fatal": True, "n": 1} | options
+
+
+@pytest.mark.parametrize("code", Code)
+def test_a_fatal_error_ends_the_link_with_its_code(code: Code) -> None:
+    with pytest.raises(Refused, match=rf"\({code}\)") as raised:
+        linked().take(error(code))
+    assert raised.value.code == code
+    assert (type(raised.value) is Replaced) == (code == Code.REPLACED)
+
+
+def test_codes_that_would_be_refused_again_are_final() -> None:
+    assert {code.value for code in FINAL} == {
+        "replaced",
+        "bad-hello",
+        "unsupported-protocol",
+        "not-allowed",
+    }
+
+
+def test_an_unknown_error_code_ends_the_link_only_if_it_is_fatal() -> None:
+    client = linked()
+    assert client.take(error("new-code", fatal=False)) is not None
+    with pytest.raises(Refused, match="new-code"):
+        client.take(error("new-code"))
+
+
+def test_a_frame_that_was_refused_is_counted_and_the_link_goes_on() -> None:
+    client = linked()
+    said = client.take(error("bad-option", fatal=False))
+    assert said is not None
+    assert "bad-option" in said
+    assert client.refused == 1
+    assert client.is_linked
+
+
+def test_a_bye_is_remarked_on_and_does_not_end_the_link() -> None:
+    client = linked()
+    assert (
+        client.take(("bye", {"reason": "restart"})) == "the sidecar says bye: restart"
+    )
+    assert client.is_linked
+
+
+# --- what no sidecar says --------------------------------------------------------------
+
+LATER: Final[tuple[Frame, ...]] = (
+    ("news",), ("news", {"a": 1}), ("pong", 1, "more"), ("bye", {"reason": "", "x": 1}),
+    ("list", (), 7), ("where", ()), ("notices", ()), ("notices", (), {"x": 1}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("frame", LATER, ids=repr)
+def test_frames_of_a_later_version_are_ignored(frame: Frame) -> None:
+    linked().take(frame)
+
+
+MALFORMED: Final[tuple[Frame, ...]] = (
+    ("notices",),
+    ("notices", {}),
+    ("notices", 5),
+    ("notices", (5,)),
+    ("notices", ({},)),
+    ("notices", ({"seq": None},)),
+    ("notices", ({"seq": float("inf")},)),
+    ("notices", ({"seq": float("nan")},)),
+    ("notices", ({"seq": 1, "kind": "offline", "gateway": NAME, "conn": 1},)),
+    ("pong",),
+    ("welcome",),
+    ("welcome", ()),
+    ("welcome", {}),
+    ("welcome", WELCOME | {"next": float("inf")}),
+    ("welcome", WELCOME | {"max_batch": None}),
+    ("welcome", WELCOME | {"max_batch": 0}),
+    ("welcome", WELCOME | {"flush": float("nan")}),
+    ("error",),
+    ("error", {}),
+    ("bye",),
+)
+
+
+@pytest.mark.parametrize("frame", MALFORMED, ids=lambda frame: f"{frame!r:.50}")
+def test_a_malformed_frame_is_a_wire_error(frame: Frame) -> None:
+    client = linked(("ada", 1))
+    with pytest.raises(WireError):
+        client.take(frame)
+
+
+records = st.fixed_dictionaries(
+    {
+        "seq": st.integers(1, 9) | values,
+        "kind": st.sampled_from(["offline", "moved", "gap", "online"]) | values,
+        "uid": st.just("ada") | uids | values,
+    },
+    optional={
+        "gateway": st.just(NAME) | values,
+        "conn": st.just(1) | values,
+        "reason": st.just("silence") | values,
+        "from": st.just(NAME) | values,
+        "from_conn": st.just(1) | values,
+    },
+)
+said = st.one_of(
+    frames,
+    st.lists(records, max_size=3).map(lambda these: ["notices", these]),
+    st.tuples(st.sampled_from(["pong", "welcome", "error", "bye", "notices"]), values),
+    st.dictionaries(st.sampled_from(sorted(WELCOME)), values).map(
+        lambda these: ["welcome", WELCOME | these]
+    ),
+    st.dictionaries(st.sampled_from(["code", "message", "fatal"]), values).map(
+        lambda these: ["error", these]
+    ),
+)
+
+
+@given(frames=st.lists(said, max_size=6))
+@example(frames=[["notices", [{"seq": float("inf")}]]])
+@BOUNDED
+def test_take_raises_only_its_documented_errors_whatever_it_is_given(
+    frames: list[Any],
+) -> None:
+    client = linked(("ada", 1))
+    for frame in frames:
+        try:
+            client.take(as_read(frame))
+        except (Refused, WireError):
+            break
+
+
+def as_read(value: Any) -> Any:
+    """As the wire gives it: arrays are tuples."""
+    if isinstance(value, list | tuple):
+        return tuple(map(as_read, value))
+    if isinstance(value, dict):
+        return {key: as_read(inner) for key, inner in value.items()}
+    return value
+
+
+def test_frames_are_well_formed_and_within_the_limits_of_the_welcome() -> None:
+    client = client_of()
+    client.hello()
+    welcome(client, max_batch=10, max_frame=500)
+    for n in range(100):
+        login(client, "é" * 100 + str(n), None)
+    reader = Reader(max_frame_bytes=500, max_batch=10)
+    data = b"".join(client.frames(0.0, is_due=True))
+    assert sum(len(it[1]) for it in reader.feed(data) if it[0] == "login") == 100
+
+
+# --- timers ----------------------------------------------------------------------------
+
+WITH_TIMERS: Final[dict[str, Any]] = {"features": ("ack", "timers")}
+
+
+def with_timers(**options: Any) -> Client:
+    client = client_of()
+    client.hello()
+    welcome(client, **(WITH_TIMERS | options))
+    return client
+
+
+def after(client: Client, key: str, seconds: float = 60.0, **options: Any) -> None:
+    known: dict[str, Any] = {"payload": None, "ext": None, "now": 0.0}
+    client.after(key, seconds, **(known | options))
+
+
+def fired(client: Client, *records: dict[str, Any]) -> list[Run]:
+    """Have these come, and take what is there for whoever reads."""
+    client.tasks.is_read = True
+    notify(client, *records)
+    return list(iter(client.tasks.rest.take, None))
+
+
+def test_a_timer_is_urgent_and_counts_until_its_pong() -> None:
+    client = with_timers()
+    after(client, "a")
+    assert client.is_urgent
+    assert (client.reports.pending, client.reports.unconfirmed) == (1, 0)
+    assert names(written(client)) == ["after", "ping"]
+    assert (client.reports.pending, client.reports.unconfirmed) == (0, 1)
+    assert not client.is_urgent
+    client.take(("pong", client.pings))
+    assert client.reports.unconfirmed == 0
+
+
+def test_timers_that_no_pong_has_covered_are_sent_on_the_next_link() -> None:
+    client = with_timers()
+    login(client, "ada", 1)
+    after(client, "a")
+    client.cancel(None, "e")
+    written(client)
+    relink(client, **WITH_TIMERS)
+    assert names(written(client)) == ["login", "after", "cancel", "ping"]
+    settle(client)
+    relink(client, **WITH_TIMERS)
+    assert names(written(client)) == []
+
+
+def test_a_ping_waits_until_all_timer_commands_are_sent() -> None:
+    client = with_timers()
+    for n in range(WORDS_AT_ONCE + 1):
+        after(client, str(n))
+    client.want_pong()
+    assert set(names(written(client))) == {"after"}
+    assert client.reports.is_behind
+    assert names(written(client)) == ["after", "ping"]
+    assert not client.reports.is_behind
+
+
+def test_a_fired_timer_goes_to_its_reader_and_is_acknowledged_at_once() -> None:
+    client = with_timers()
+    (bare, full) = fired(
+        client, timer(4, "a"), timer(5, "b", payload="p", ext="e", attempt=3)
+    )
+    assert bare == Run("one", 4, "a", None, None, 7, 1)
+    assert full == Run("one", 5, "b", "p", "e", 7, 3)
+    assert written(client) == [("ack", 5)]
+
+
+def test_unread_ends_hold_up_no_timer() -> None:
+    client = with_timers()
+    login(client, "ada", 1)
+    settle(client)
+    ends_view = ended(client)
+    assert [run.key for run in fired(client, offline(1, "ada", 1), timer(2, "a"))] == [
+        "a"
+    ]
+    assert client.inbox.finished == 0
+    assert ends(ends_view) == [("ada", 1, "silence")]
+    assert client.inbox.finished == 2
+
+
+def test_timers_without_a_reader_hold_up_no_ack_and_are_remarked_on() -> None:
+    client = with_timers()
+    remark = client.take(("notices", (timer(1, "a:1"), timer(2, "a:2"))))
+    assert remark is not None
+    assert "'a:1' has fired" in remark
+    assert client.inbox.finished == 2
+
+
+def test_a_reader_of_all_records_gets_those_of_timers() -> None:
+    client = with_timers()
+    view = client.inbox.view(is_any)
+    fired(client, timer(3, "a"))
+    arrival = view.next()
+    assert arrival is not None
+    assert arrival.record["key"] == "a"
+    assert client.inbox.finished == 2
+
+
+def test_a_timer_is_ours_once_and_only_if_our_gateway_asked_for_it() -> None:
+    client = with_timers()
+    assert len(fired(client, timer(1, "a"))) == 1
+    assert fired(client, timer(1, "a")) == []
+    assert client.inbox.duplicates == 1
+    assert fired(client, timer(2, "a", gateway="gw-2")) == []
+    assert client.inbox.finished == 2
+
+
+@pytest.mark.parametrize("missing", ["key", "due", "attempt"])
+def test_a_timer_record_without_a_required_field_is_a_wire_error(missing: str) -> None:
+    record = timer(1, "a")
+    del record[missing]
+    with pytest.raises(WireError):
+        with_timers().take(("notices", (record,)))
+
+
+def test_a_timer_that_waits_is_not_started_once_it_is_cancelled_or_replaced() -> None:
+    client = with_timers()
+    client.tasks.is_read = True
+    records = [timer(n, key, ext="e") for n, key in enumerate("abcd", 1)]
+    notify(client, *records, timer(5, "f"))
+    client.cancel("a", None)
+    after(client, "b")
+    assert client.tasks.waiting == 3
+    client.cancel(None, "e")
+    assert [run.key for run in iter(client.tasks.rest.take, None)] == ["f"]
+
+
+def test_an_answer_names_its_record_and_is_dropped_after_a_new_log() -> None:
+    client = with_timers()
+    (one, other) = fired(client, timer(1, "a"), timer(2, "b"))
+    client.done(one, "well")
+    client.fail(other, "badly", final=True)
+    answers = [frame for frame in written(client) if frame[0] in ("done", "fail")]
+    assert answers == [
+        ("done", "a", "well", {"seq": 1}),
+        ("fail", "b", "badly", {"seq": 2, "final": True}),
+    ]
+    client.lost()
+    hello(client)
+    client.take(("welcome", WELCOME | WITH_TIMERS | {"log": "two"}))
+    client.done(one, None)
+    client.fail(other, "badly", final=False)
+    assert names(written(client)) == []
+
+
+def test_the_remark_on_a_new_log_says_that_its_timers_may_be_gone() -> None:
+    client = with_timers()
+    client.lost()
+    hello(client)
+    welcome(client, **WITH_TIMERS, log="two")  # nobody asked for any
+    after(client, "a")
+    client.lost()
+    hello(client)
+    told = client.take(("welcome", WELCOME | WITH_TIMERS | {"log": "three"}))
+    assert told is not None
+    assert "gone with the old one" in told
+
+
+def test_a_sidecar_without_timers_is_remarked_on_by_each_link_and_sent_none() -> None:
+    client = client_of()
+    after(client, "a")
+    for _ in range(2):
+        hello(client)
+        told = client.take(("welcome", WELCOME))
+        assert told is not None
+        assert "(liveness/0.1.0) has no timers" in told
+        assert not client.is_urgent
+        assert names(written(client)) == []
+        assert client.reports.pending == 1
+        client.lost()
+    with pytest.raises(ReportError, match="has no timers"):
+        after(client, "b")
+    hello(client)
+    welcome(client, **WITH_TIMERS)
+    assert names(written(client)) == ["after", "ping"]
+
+
+def test_a_sidecar_without_timers_is_remarked_on_if_there_are_tasks() -> None:
+    client = client_of()
+    client.tasks.open("", 1)
+    hello(client)
+    assert client.take(("welcome", WELCOME)) is not None
+
+
+def test_has_pong_raises_if_timers_wait_for_a_sidecar_that_has_none() -> None:
+    client = client_of()
+    after(client, "a")
+    number = client.want_pong()
+    assert not client.has_pong(number)  # without a link it may still come
+    hello(client)
+    assert client.take(("welcome", WELCOME)) is not None
+    with pytest.raises(ReportError, match="has no timers"):
+        client.has_pong(number)
+
+
+@pytest.mark.parametrize("run_timeout", [-1, float("inf"), float("nan"), "soon"])
+def test_a_run_timeout_that_cannot_be_ends_the_link(run_timeout: object) -> None:
+    client = client_of()
+    client.hello()
+    with pytest.raises(WireError):
+        client.take(("welcome", WELCOME | {"run_timeout": run_timeout}))
+
+
+def test_the_run_timeout_is_a_minute_by_default() -> None:
+    client = linked()
+    assert client.welcome is not None
+    assert client.welcome.run_timeout == 60
+    relink(client, run_timeout=5)
+    assert client.welcome.run_timeout == 5

@@ -1,0 +1,609 @@
+"""What a gateway reports: each connection told of once, in order, and again if need be."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liveness.client.reports import AGE_STEP_S, CHANGES_AT_ONCE, Reports
+from liveness.core.framing import decode
+from liveness.core.records import Uid
+from liveness.errors import ReportError
+from tests.helpers.strategies import BOUNDED, HARD_UIDS, examples, no_uids
+
+FIRST_CONN: Final = 1_000
+ALL: Final = 10**6
+
+Told = list[tuple[str, Uid, int]]  # event, uid, conn
+
+
+def reports_of(*logins: tuple[Uid, int | None]) -> Reports:
+    """Reports with these connections open, all of it told and confirmed."""
+    reports = Reports(FIRST_CONN)
+    for uid, conn in logins:
+        reports.login(uid, conn, at=0.0, timeout=None)
+    told(reports)
+    confirm(reports)
+    return reports
+
+
+def confirm(reports: Reports) -> None:
+    reports.pinged()
+    reports.confirmed()
+
+
+def framed(reports: Reports, now: float = 0.0, **limits: Any) -> Iterator[bytes]:
+    options = {"signs": True, "max_batch": 4_000, "max_frame_bytes": 2**20} | limits
+    return reports.frames(now, **options)
+
+
+def frames(reports: Reports, now: float = 0.0, **limits: Any) -> list[Any]:
+    return [decode(frame) for frame in framed(reports, now, **limits)]
+
+
+def flat(frame: Any) -> Told:
+    event, uids, options = frame
+    return [(event, *one) for one in zip(uids, options["conn"], strict=True)]
+
+
+def told(reports: Reports, now: float = 0.0, **limits: Any) -> Told:
+    return [one for frame in frames(reports, now, **limits) for one in flat(frame)]
+
+
+def keepalive(reports: Reports, uid: Any, conn: Any) -> None:
+    reports.sign(reports.keepalives, uid, conn)
+
+
+def message(reports: Reports, uid: Any, conn: Any) -> None:
+    reports.sign(reports.messages, uid, conn)
+
+
+def login(reports: Reports, uid: Any, conn: Any, at: float = 0.0) -> None:
+    reports.login(uid, conn, at=at, timeout=None)
+
+
+def live(reports: Reports, steps: str) -> None:
+    """Take steps like "login ada 1, write, keepalive ada -"; "-" is no conn."""
+    report = {"login": login, "keepalive": keepalive, "message": message}
+    for step in steps.split(", "):
+        match step.split():
+            case ["logout", uid, conn]:
+                reports.logout(uid, int(conn))
+            case [what, uid, conn]:
+                report[what](reports, uid, None if conn == "-" else int(conn))
+            case ["write"]:
+                frames(reports)
+            case ["ping"]:
+                reports.pinged()
+            case ["pong"]:
+                reports.confirmed()
+            case ["lost"]:
+                reports.lost()
+            case _:
+                assert step == "declare"
+                reports.declare()
+
+
+def kept(reports: Reports) -> int:
+    """How much is kept, of whatever kind, the conns that were given out aside."""
+    written = (reports._told, reports._pinged)
+    kinds = [vars(reports), *({"c": it.changes, "s": it.signs} for it in written)]
+    return sum(len(it) for kind in kinds for it in kind.values() if hasattr(it, "keys"))
+
+
+# --- each connection once ------------------------------------------------------------
+
+
+def test_a_connection_that_speaks_often_is_reported_once() -> None:
+    reports = reports_of(("ada", 1), ("bob", 2))
+    for _ in range(100):
+        keepalive(reports, "ada", 1)
+        message(reports, "bob", 2)
+    assert reports.pending == 2
+    assert told(reports) == [("message", "bob", 2), ("keepalive", "ada", 1)]
+    assert reports.pending == 0
+
+
+# In each, the connections 1 and 2, of ada and bob, were logged in and confirmed before.
+SENT_AFTER_STEPS: Final = """\
+keepalive ada 1, message ada 1 -> message ada 1
+keepalive ada 1, message ada 1, login ada 1 -> login ada 1
+login eve 3, keepalive eve 3, logout eve 3 -> nothing
+login eve 3, write, logout eve 3 -> logout eve 3
+keepalive ada 1, write, ping, pong, lost -> nothing
+login eve 3, keepalive ada 1, write, ping, message bob 2, logout eve 3, write, lost \
+-> logout eve 3, keepalive ada 1, keepalive bob 2
+login eve 3, write, ping, login joe 4, write, pong, lost -> login joe 4
+login eve 3, write, keepalive eve 3, write, lost -> login eve 3
+login eve 3, keepalive eve 3, write, lost, logout eve 3 -> logout eve 3
+logout ada 1, write, login ada 3, lost -> logout ada 1, login ada 3
+logout ada 1, login eve -, login joe 3, write, ping, pong, keepalive joe 3, declare \
+-> login bob 2, login eve 1000, login joe 3
+declare, logout ada 1 -> logout ada 1, login bob 2
+logout ada 1, declare -> logout ada 1, login bob 2
+"""
+
+
+@pytest.mark.parametrize("line", SENT_AFTER_STEPS.splitlines())
+def test_what_is_sent_after_these_steps(line: str) -> None:
+    steps, _, expected = line.partition(" -> ")
+    reports = reports_of(("ada", 1), ("bob", 2))
+    live(reports, steps)
+    sent = [" ".join(map(str, report)) for report in told(reports)]
+    assert (", ".join(sent) or "nothing") == expected
+    assert reports.pending == 0
+    assert told(reports) == []
+
+
+def test_signs_of_life_wait_until_they_are_due_and_changes_do_not() -> None:
+    reports = reports_of(("ada", 1))
+    keepalive(reports, "ada", 1)
+    login(reports, "bob", 2)
+    assert told(reports, signs=False) == [("login", "bob", 2)]
+    assert told(reports, signs=True) == [("keepalive", "ada", 1)]
+
+
+@pytest.mark.parametrize("conn", [None, 1], ids=["conns given here", "own conns"])
+def test_users_who_come_and_go_without_a_link_leave_nothing(
+    conn: int | None,
+) -> None:
+    reports = reports_of(("stays", 0))
+    before = kept(reports)
+    for n in range(20_000):
+        own = None if conn is None else n + 1
+        login(reports, n % 1_000, own)
+        keepalive(reports, n % 1_000, own)
+        reports.logout(n % 1_000, own)
+        keepalive(reports, "stays", 0)
+    assert kept(reports) == before + 1
+    assert reports.pending == 1
+    assert reports.ignored == 0
+
+
+def test_an_outage_in_which_all_users_leave_keeps_one_logout_of_each() -> None:
+    reports = reports_of(*((n, n) for n in range(1_000)))
+    for n in range(1_000):
+        for _ in range(3):
+            keepalive(reports, n, n)
+        reports.logout(n, n)
+    assert reports.pending == 1_000
+    assert {event for event, _, _ in told(reports)} == {"logout"}
+    confirm(reports)
+    assert kept(reports) == 0
+
+
+# --- conns -----------------------------------------------------------------------------
+
+
+def test_no_conn_is_given_twice() -> None:
+    reports = Reports(FIRST_CONN)
+    given = [reports.new_conn() for _ in range(3)]
+    login(reports, "ada", None)
+    given += [conn for _, _, conn in told(reports)]
+    assert given == [1_000, 1_001, 1_002, 1_003]
+
+
+def test_every_login_without_conn_is_that_of_a_new_connection() -> None:
+    reports = Reports(FIRST_CONN)
+    login(reports, "ada", None)
+    login(reports, "ada", None)
+    assert told(reports) == [("login", "ada", 1_001)], "the first one was never told"
+    keepalive(reports, "ada", None)
+    assert told(reports) == [("keepalive", "ada", 1_001)]
+    login(reports, "ada", None)
+    assert told(reports) == [("login", "ada", 1_002)], "which displaces the one before"
+    assert reports.uids == {1_002: "ada"}
+    reports.logout("ada", None)
+    login(reports, "ada", None)
+    assert told(reports) == [("logout", "ada", 1_002), ("login", "ada", 1_003)]
+
+
+def test_users_are_distinguished_by_conn_and_by_the_type_of_their_uid() -> None:
+    reports = reports_of(("ada", 1), ("ada", None), (7, None), ("7", None))
+    keepalive(reports, "ada", 1)
+    keepalive(reports, "ada", None)
+    keepalive(reports, "7", None)
+    assert told(reports) == [
+        ("keepalive", "ada", 1), ("keepalive", "ada", 1_000), ("keepalive", "7", 1_002),
+    ]  # fmt: skip
+    reports.logout("ada", None)
+    assert reports.uids == {1: "ada", 1_001: 7, 1_002: "7"}
+
+
+def test_close_returns_the_conn_if_it_was_the_gateways_own() -> None:
+    reports = reports_of(("ada", 1), ("bob", None))
+    assert reports.close(1) == 1
+    assert reports.close(1_000) is None
+
+
+def test_reports_about_a_connection_that_is_not_open_are_ignored_and_counted() -> None:
+    reports = reports_of(("ada", 1))
+    reports.logout("ada", 1)
+    keepalive(reports, "ada", 1)
+    keepalive(reports, "bob", None)
+    message(reports, "bob", 9)
+    assert not reports.logout("ada", 1)
+    login(reports, "ada", 1)  # its logout waits: a record may just have ended it
+    assert reports.ignored == 5
+    assert told(reports) == [("logout", "ada", 1)]
+    login(reports, "ada", 1)  # told, and not confirmed
+    assert reports.ignored == 6
+    assert told(reports) == []
+
+
+# --- what cannot be --------------------------------------------------------------------
+
+BAD_CONNS: Final[tuple[object, ...]] = (
+    True, False, -1, 2**63, 1.0, "1", b"1", (), [], {},
+)  # fmt: skip
+BAD_TIMEOUTS: Final = (0, 0.5, 86_401, -1, True, "30", float("nan"), float("inf"))
+
+
+@given(uid=no_uids, conn=st.sampled_from([None, 1, 2]))
+@BOUNDED
+def test_a_bad_uid_raises_at_every_call_and_leaves_nothing(uid: Any, conn: Any) -> None:
+    reports = reports_of(("ada", 1))
+    before = kept(reports)
+    for report in (login, keepalive, message, Reports.logout):
+        with pytest.raises(ReportError):
+            report(reports, uid, conn)
+    assert kept(reports) == before
+    assert told(reports) == []
+    assert reports.ignored == 0
+
+
+def test_half_a_surrogate_pair_is_no_uid() -> None:
+    with pytest.raises(ReportError, match="uid"):
+        login(reports_of(), "\ud800", None)
+
+
+@pytest.mark.parametrize("conn", BAD_CONNS, ids=repr)
+def test_a_bad_conn_raises_at_every_call_and_leaves_nothing(conn: Any) -> None:
+    reports = reports_of(("ada", 1), ("bob", 0))
+    before = kept(reports)
+    for report in (login, keepalive, message, Reports.logout):
+        with pytest.raises(ReportError, match="conn is"):
+            report(reports, "ada", conn)
+    assert kept(reports) == before
+    assert told(reports) == []
+
+
+@pytest.mark.parametrize("timeout", BAD_TIMEOUTS, ids=repr)
+def test_a_bad_timeout_raises_and_leaves_nothing(timeout: Any) -> None:
+    reports = reports_of(("ada", 1))
+    before = kept(reports)
+    for uid, conn in (("ada", 1), ("bob", 2), ("eve", None)):
+        with pytest.raises(ReportError, match="timeout is"):
+            reports.login(uid, conn, at=0.0, timeout=timeout)
+    assert kept(reports) == before
+    assert told(reports) == []
+    assert reports.new_conn() == FIRST_CONN
+
+
+def test_a_report_with_the_conn_of_another_user_raises() -> None:
+    reports = reports_of(("ada", 1))
+    for report in (login, keepalive, message, Reports.logout):
+        with pytest.raises(ReportError, match="'ada''s, not 'bob''s"):
+            report(reports, "bob", 1)
+    reports.logout("ada", 1)
+    for _ in ("waiting", "told"):
+        with pytest.raises(ReportError, match="'ada''s, not 'bob''s"):
+            login(reports, "bob", 1)
+        told(reports)
+    assert reports.pending == 0
+
+
+# --- order -----------------------------------------------------------------------------
+
+
+class Wire:
+    """Takes frames as they come, and holds of each connection what was told last."""
+
+    def __init__(self) -> None:
+        self.changes: dict[tuple[str, Uid], list[tuple[str, int]]] = defaultdict(list)
+        self.last: dict[int, str] = {}
+
+    def take(self, encoded: bytes, *, max_batch: int, max_frame_bytes: int) -> None:
+        assert len(encoded) <= max_frame_bytes
+        frame = decode(encoded)
+        ones = flat(frame)
+        assert 1 <= len(ones) <= max_batch
+        assert len({conn for _, _, conn in ones}) == len(ones)
+        for event, uid, conn in ones:
+            if event in ("login", "logout"):
+                self.changes[type(uid).__name__, uid].append((event, conn))
+                self.last[conn] = event
+            else:
+                assert self.last[conn] == "login", "a sign of life out of its order"
+        if frame[0] in ("login", "logout"):
+            assert len({(type(uid), uid) for _, uid, _ in ones}) == len(ones)
+
+
+def is_in_order(told: list[tuple[str, int]], reported: list[tuple[str, int]]) -> bool:
+    rest = iter(reported)
+    return all(change in rest for change in told)
+
+
+step = st.one_of(
+    st.tuples(st.just("login"), st.sampled_from(HARD_UIDS), st.booleans()),
+    st.tuples(st.sampled_from(["again", "logout", "keepalive", "message"]), st.integers(0, 20)),
+    st.tuples(st.just("frames"), st.integers(0, 4), st.booleans()),
+)  # fmt: skip
+
+
+@given(
+    steps=st.lists(step, max_size=60),
+    max_batch=st.sampled_from([1, 2, 5, 4_000]),
+    max_frame_bytes=st.sampled_from([330, 700, 2**20]),
+)
+@settings(BOUNDED, max_examples=examples(400))
+def test_each_users_reports_stay_in_their_order_however_they_are_written(
+    steps: list[Any], max_batch: int, max_frame_bytes: int
+) -> None:
+    reports, wire = Reports(FIRST_CONN), Wire()
+    limits: dict[str, Any] = {"max_batch": max_batch}
+    limits["max_frame_bytes"] = max_frame_bytes
+    reported: dict[tuple[str, Uid], list[tuple[str, int]]] = defaultdict(list)
+    opened: list[tuple[Uid, int]] = []
+    displaced: set[int | None] = set()  # by another login without conn
+    writing = framed(reports, **limits)
+    for what, *details in [*steps, ("frames", ALL, True), ("frames", ALL, True)]:
+        if what == "frames":
+            most, signs = details
+            for encoded in islice(writing, most):
+                wire.take(encoded, **limits)
+            if most > 2:
+                for encoded in writing:
+                    wire.take(encoded, **limits)
+                writing = framed(reports, now=60.0, signs=signs, **limits)
+        elif what == "login":
+            uid, has_conn = details
+            conn = reports.new_conn() if has_conn else None
+            if conn is None:
+                displaced.add(reports._conns.get(uid))
+            login(reports, uid, conn, at=float(len(opened)))
+            if conn is None:
+                conn = reports._conns[uid]
+            opened.append((uid, conn))
+            reported[type(uid).__name__, uid].append(("login", conn))
+        elif opened:
+            uid, conn = opened[details[0] % len(opened)]
+            is_open = conn in reports.uids
+            if what in ("again", "logout") and is_open:
+                event = "login" if what == "again" else what
+                reported[type(uid).__name__, uid].append((event, conn))
+            if what == "again" and not is_open:
+                continue
+            if what == "again":
+                login(reports, uid, conn)
+            elif what == "logout":
+                reports.logout(uid, conn)
+            else:
+                (keepalive if what == "keepalive" else message)(reports, uid, conn)
+    for encoded in writing:
+        wire.take(encoded, **limits)
+    for user, changes in wire.changes.items():
+        assert is_in_order(changes, reported[user])
+    still = {conn for conn, event in wire.last.items() if event == "login"}
+    assert still - displaced == set(reports.uids)
+    assert reports.pending == 0
+
+
+def test_a_frame_of_hard_uids_is_divided_until_each_part_is_small_enough() -> None:
+    reports = Reports(FIRST_CONN)
+    for n in range(100):
+        login(reports, f"{n:03}" + "é" * 126, 2**62 + n)
+    written = [*framed(reports, max_frame_bytes=1_000)]
+    assert max(map(len, written)) <= 1_000
+    assert len(written) < 60
+    assert [one[2] - 2**62 for frame in written for one in flat(decode(frame))] == [
+        *range(100)
+    ]
+
+
+def test_signs_of_life_that_come_while_frames_are_written_come_with_the_next() -> None:
+    reports = reports_of(("ada", 1), ("bob", 2))
+    keepalive(reports, "ada", 1)
+    writing = framed(reports)
+    next(writing)
+    keepalive(reports, "bob", 2)
+    assert list(writing) == []
+    assert told(reports) == [("keepalive", "bob", 2)]
+
+
+def test_keepalives_of_a_connection_closed_while_frames_are_written_are_dropped() -> (
+    None
+):
+    reports = reports_of(("ada", 1), ("bob", 2))
+    keepalive(reports, "ada", 1)
+    keepalive(reports, "bob", 2)
+    writing = framed(reports, max_batch=1)
+    next(writing)
+    reports.logout("bob", 2)
+    assert list(writing) == []
+    assert told(reports) == [("logout", "bob", 2)]
+
+
+@pytest.mark.parametrize("written", [1, 2, 3])
+def test_no_keepalive_overtakes_its_login_while_frames_are_written(
+    written: int,
+) -> None:
+    reports = reports_of(("bob", 2), ("eve", 3))
+    live(reports, "login ada 1, message bob 2, keepalive eve 3")
+    writing = framed(reports)
+    assert len([*islice(writing, written)]) == written
+    live(reports, "login joe 4, keepalive joe 4")
+    rest = [report for it in writing for report in flat(decode(it))] + told(reports)
+    assert next(event for event, uid, _ in rest if uid == "joe") == "login"
+
+
+def test_a_connection_closed_before_its_login_is_written_has_only_a_logout() -> None:
+    reports = reports_of(("ada", 1))
+    live(reports, "login bob 2, logout ada 1")
+    writing = framed(reports)
+    assert flat(decode(next(writing))) == [("logout", "ada", 1)]
+    reports.logout("bob", 2)
+    assert list(writing) == []
+    assert told(reports) == [("logout", "bob", 2)]
+
+
+# --- ages and timeouts -----------------------------------------------------------------
+
+
+def test_a_login_that_is_sent_at_once_has_no_age() -> None:
+    reports = Reports(FIRST_CONN)
+    login(reports, "ada", 1, at=100.01)
+    (frame,) = frames(reports, 100.03)
+    assert "age" not in frame[2]
+
+
+def test_a_frame_of_logins_says_of_each_when_it_began() -> None:
+    reports = Reports(FIRST_CONN)
+    for conn in range(3):
+        reports.login(f"u-{conn}", conn, at=100.0 + conn / 64, timeout=None)
+    (frame,) = frames(reports, 100.25, since=99.0, began=7.5)
+    assert "age" not in frame[2]
+    assert frame[2]["began"] == (107.5, 107.515625, 107.53125)
+
+
+def test_a_login_from_before_the_boot_of_the_host_has_an_age_only() -> None:
+    reports = Reports(FIRST_CONN)
+    reports.login("ada", 1, at=-50.0, timeout=None)
+    reports.login("eve", 2, at=-50.0, timeout=None)
+    reports.login("now", 3, at=100.0, timeout=None)
+    old, new = sorted(frames(reports, 100.0, began=7.5), key=lambda it: len(it[1]))
+    assert (new[1], new[2]["age"], new[2]["began"]) == (
+        ("ada", "eve"),
+        149.9,
+        (None,) * 2,
+    )
+    assert old[2]["began"] == (107.5,)
+
+
+def test_a_login_that_is_sent_again_keeps_its_beginning() -> None:
+    reports = Reports(FIRST_CONN)
+    reports.login("ada", 1, at=100.0, timeout=None)
+    frames(reports, 100.0, began=7.5)
+    reports.lost()
+    (frame,) = frames(reports, 160.0, began=9.5)  # another link, which read it anew
+    assert (frame[2]["age"], frame[2]["began"]) == (59.9, (109.5,))
+
+
+def test_a_login_closed_while_logins_are_written_has_no_beginning() -> None:
+    reports = Reports(FIRST_CONN)
+    for conn in range(3):
+        reports.login(f"u-{conn}", conn, at=1.0, timeout=None)
+    pieces = framed(reports, 1.0, since=0.0, began=0.0, max_batch=2)
+    first = decode(next(pieces))
+    reports.logout("u-2", 2)
+    assert first[2]["began"] == (1.0, 1.0)
+    assert [decode(frame)[2].get("began") for frame in pieces] in ([(None,)], [])
+
+
+def test_only_logins_say_when_they_began() -> None:
+    reports = reports_of(("ada", 1), ("bob", 2))
+    keepalive(reports, "ada", 1)
+    reports.logout("bob", 2)
+    assert not any("began" in frame[2] for frame in frames(reports, 1.0, began=0.0))
+
+
+def test_frames_with_beginnings_keep_to_the_most_bytes() -> None:
+    reports = Reports(FIRST_CONN)
+    for conn in range(100):
+        reports.login("é" * 100 + str(conn), conn, at=float(conn), timeout=None)
+    pieces = [*framed(reports, 100.0, since=0.0, began=0.5, max_frame_bytes=2_000)]
+    assert max(map(len, pieces)) <= 2_000
+    told = [decode(piece)[2] for piece in pieces]
+    pairs = [pair for it in told for pair in zip(it["conn"], it["began"], strict=True)]
+    assert pairs == [(conn, conn + 0.5) for conn in range(100)]
+
+
+def test_ages_are_true_to_a_tenth_of_a_second_and_shared_within_it() -> None:
+    reports = Reports(FIRST_CONN)
+    for n in range(100):
+        login(reports, n, n, at=100 + n / 50)
+    written = frames(reports, 160.0)
+    assert len(written) <= 2 / AGE_STEP_S + 1
+    for event, uids, options in written:
+        assert event == "login"
+        for uid in uids:
+            age = 160 - (100 + uid / 50)
+            assert 0 <= age - options["age"] <= AGE_STEP_S + 1e-3
+
+
+def test_the_age_of_a_day_is_true_to_seconds() -> None:
+    reports = Reports(FIRST_CONN)
+    login(reports, "ada", 1, at=0.0)
+    ((_, _, options),) = frames(reports, 86_400.0)
+    assert 86_400 - 8 <= options["age"] <= 86_400
+
+
+def test_a_bounded_number_of_logins_is_sent_at_once_and_no_keepalive_before() -> None:
+    reports = Reports(FIRST_CONN)
+    for n in range(2 * CHANGES_AT_ONCE + 1):
+        login(reports, n, n)
+        keepalive(reports, n, n)
+    for left in (CHANGES_AT_ONCE + 1, 1, 0):
+        events = {event for event, _, _ in frames(reports, 0.0)}
+        assert events == {"login"}, "no sign of life is told before its login"
+        assert reports.is_behind == bool(left)
+        assert reports.pending - len(reports.keepalives) == left
+
+
+def test_a_login_that_is_sent_again_keeps_the_age_of_its_first_report() -> None:
+    reports = Reports(FIRST_CONN)
+    login(reports, "ada", 1, at=-50.0)
+    (first,) = frames(reports, 0.0)
+    reports.lost()
+    login(reports, "ada", 1, at=9.0)
+    (again,) = frames(reports, 10.0)
+    assert (first[2]["age"], again[2]["age"]) == pytest.approx(
+        (50, 60), abs=AGE_STEP_S + 1e-3
+    )
+
+
+def test_a_timeout_holds_until_the_next_login() -> None:
+    reports = Reports(FIRST_CONN)
+    for timeout, shown in ((5, {"timeout": 5}), (7.5, {"timeout": 7.5}), (None, {})):
+        reports.login("ada", 1, at=0.0, timeout=timeout)
+        (frame,) = frames(reports)
+        assert frame == ("login", ("ada",), {"conn": (1,)} | shown)
+
+
+def test_logins_of_different_timeouts_go_in_frames_of_their_own() -> None:
+    reports = Reports(FIRST_CONN)
+    for conn, timeout in enumerate((5, None, 5, 9)):
+        reports.login(f"user-{conn}", conn, at=0.0, timeout=timeout)
+    options = [frame[2] for frame in frames(reports)]
+    assert options == [
+        {"timeout": 5, "conn": (0, 2)},
+        {"conn": (1,)},
+        {"timeout": 9, "conn": (3,)},
+    ]
+
+
+# --- what is sent again ----------------------------------------------------------------
+
+
+def test_pending_and_unconfirmed_count_what_was_sent_and_what_was_not() -> None:
+    reports = reports_of(("ada", 1), ("bob", 2))
+    live(reports, "login eve 3, keepalive ada 1")
+    assert (reports.pending, reports.unconfirmed, reports.has_changes) == (2, 0, True)
+    live(reports, "write, ping, message bob 2, logout eve 3, write")
+    assert (reports.pending, reports.unconfirmed, reports.has_changes) == (0, 4, False)
+    reports.lost()
+    assert reports.unconfirmed == 0
+
+
+def test_what_was_not_written_when_the_link_ended_is_sent_on_the_next() -> None:
+    reports = reports_of(("ada", 1), ("bob", 2))
+    live(reports, "logout ada 1, login eve 3, keepalive bob 2")
+    next(framed(reports, max_batch=1))
+    reports.lost()
+    assert told(reports) == [
+        ("logout", "ada", 1), ("login", "eve", 3), ("keepalive", "bob", 2),
+    ]  # fmt: skip

@@ -1,0 +1,421 @@
+"""What is said of timers: the newest word only, in order, until a pong has covered it."""
+
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.client.timer_requests import (
+    AGAIN_S,
+    MAX_AFTER_S,
+    MAX_CONTENT_BYTES,
+    MIN_AFTER_S,
+    WORDS_AT_ONCE,
+    TimerRequests,
+)
+from liveness.core.framing import decode
+from liveness.errors import ReportError
+from tests.helpers.strategies import BOUNDED
+
+NAMES: Final = ["a", "x" * 255, "é" * 127, "order:7"]
+NO_NAMES: Final = [
+    "", "x" * 256, "é" * 128, "a\n", "a\x7f", "\0", "\ud800", 7, b"a", True,
+]  # fmt: skip
+TEXTS: Final = ["", "a\n\x7f", "x" * MAX_CONTENT_BYTES, "é" * (MAX_CONTENT_BYTES // 2)]
+NO_TEXTS: Final = ["a\0", "x" * 4_097, "é" * 2_049, "\ud800", 7, b"a"]
+NO_SECONDS: Final = [
+    0, 0.0999, -1, MAX_AFTER_S + 1, float("nan"), float("inf"), True, "1", None,
+]  # fmt: skip
+
+
+def after(schedule: TimerRequests, key: Any, seconds: Any = 1, **options: Any) -> None:
+    known = {"payload": None, "ext": None, "now": 0.0} | options
+    schedule.after(key, seconds, **known)
+
+
+def told(schedule: TimerRequests, now: float = 0.0) -> list[Any]:
+    return [decode(frame) for frame in schedule.frames(now)]
+
+
+def keys(frames: list[Any]) -> list[str]:
+    """What each is, and about which key or /ext."""
+    found = []
+    for name, about, *_ in frames:
+        if name == "cancel":
+            about = about["key"] if "key" in about else "/" + about["ext"]
+        found.append(f"{name} {about}")
+    return found
+
+
+def take(schedule: TimerRequests, steps: str) -> None:
+    """Take steps like "after a/e, write, cancel /e, no room a"; "/e" is an ext."""
+    for step in steps.split(", "):
+        match step.split():
+            case ["after", name]:
+                key, _, ext = name.partition("/")
+                after(schedule, key, ext=ext or None)
+            case ["cancel", name]:
+                key, _, ext = name.partition("/")
+                schedule.cancel(key or None, ext or None)
+            case ["no", "room", key]:
+                schedule.no_room(key)
+            case ["write"]:
+                told(schedule)
+            case ["ping"]:
+                schedule.pinged()
+            case ["pong"]:
+                schedule.confirmed()
+            case _:
+                assert step == "lose"
+                schedule.lost()
+
+
+def settle(schedule: TimerRequests) -> None:
+    """Answer a ping behind all that was told."""
+    schedule.pinged()
+    schedule.confirmed()
+
+
+# --- what may be said ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", NAMES)
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_timer_is_sent_as_it_was_asked_for(key: str, text: str) -> None:
+    schedule = TimerRequests()
+    after(schedule, key, 5, payload=text, ext=key)
+    after(schedule, "plain", MIN_AFTER_S)
+    assert told(schedule) == [
+        ("after", key, 5.0, {"payload": text, "ext": key}),
+        ("after", "plain", MIN_AFTER_S),
+    ]
+
+
+@pytest.mark.parametrize("seconds", NO_SECONDS)
+def test_seconds_that_cannot_be_are_refused(seconds: object) -> None:
+    schedule = TimerRequests()
+    with pytest.raises(ReportError, match="seconds for 'a'; it must be"):
+        after(schedule, "a", seconds)
+    assert (schedule.pending, schedule.has_spoken) == (0, False)
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_a_name_that_cannot_be_is_refused_and_the_error_says_which(name: Any) -> None:
+    schedule = TimerRequests()
+    for key, ext in ((name, None), ("a", name)):
+        with pytest.raises(ReportError, match="key is" if ext is None else "ext is"):
+            after(schedule, key, ext=ext)
+    with pytest.raises(ReportError, match="key is"):
+        schedule.cancel(name, None)
+    with pytest.raises(ReportError, match="ext is"):
+        schedule.cancel(None, name)
+    assert schedule.pending == 0
+
+
+@pytest.mark.parametrize("payload", NO_TEXTS)
+def test_a_payload_that_cannot_be_is_refused(payload: object) -> None:
+    with pytest.raises(ReportError, match="payload is"):
+        after(TimerRequests(), "a", payload=payload)
+
+
+@pytest.mark.parametrize("names", [(None, None), ("a", "a")])
+def test_a_cancel_takes_exactly_one_of_both(names: tuple[Any, Any]) -> None:
+    with pytest.raises(ReportError, match="exactly one of both"):
+        TimerRequests().cancel(*names)
+
+
+# --- answers -------------------------------------------------------------------------
+
+
+def test_an_answer_names_its_record() -> None:
+    schedule = TimerRequests()
+    schedule.done("a", 1, None)
+    schedule.done("a", 2, "sent")
+    schedule.fail("a", 3, "broken", final=False)
+    schedule.fail("a", 4, "", final=True)
+    assert told(schedule) == [
+        ("done", "a", None, {"seq": 1}),
+        ("done", "a", "sent", {"seq": 2}),
+        ("fail", "a", "broken", {"seq": 3}),
+        ("fail", "a", "", {"seq": 4, "final": True}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "kept"),
+    [
+        ("x" * 4_097, "x" * 4_096),
+        ("é" * 3_000, "é" * 2_048),
+        ("x" + "é" * 3_000, "x" + "é" * 2_047),
+        ("a\0b", "a\ufffdb"),
+        ("\ud800", "?"),
+    ],
+)
+def test_a_message_is_cut_to_the_longest_allowed(message: str, kept: str) -> None:
+    schedule = TimerRequests()
+    schedule.done("a", 1, message)
+    schedule.fail("a", 2, message, final=False)
+    assert [frame[2] for frame in told(schedule)] == [kept, kept]
+
+
+@pytest.mark.parametrize("message", [7, b"a", True, ["a"]])
+def test_a_message_that_is_no_string_is_refused(message: Any) -> None:
+    schedule = TimerRequests()
+    with pytest.raises(ReportError, match="it must be a string"):
+        schedule.done("a", 1, message)
+    with pytest.raises(ReportError, match="it must be a string"):
+        schedule.fail("a", 1, message, final=False)
+    assert schedule.pending == 0
+
+
+def test_answers_about_an_old_log_are_let_go_wherever_they_are() -> None:
+    schedule = TimerRequests()
+    for seq in (1, 2, 3):
+        schedule.done("a", seq, None)
+        after(schedule, f"k{seq}")
+        if seq < 3:
+            told(schedule)
+            schedule.pinged()
+    schedule.forget_answers()
+    schedule.lost()
+    assert keys(told(schedule)) == ["after k2", "after k3"]
+
+
+# --- the newest word, until a pong -----------------------------------------------------
+
+SENT_AFTER_STEPS: Final = """\
+cancel a, cancel /a -> cancel a, cancel /a
+after a/e, after b/e, cancel /e, after a/e -> after b, cancel /e, after a
+after a/e, write, ping, cancel /e, write, after a/e, write, lose -> cancel /e, after a
+after a, write, ping, after b, write, pong, lose -> after b
+after a, write, lose, cancel a -> cancel a
+after a, write, ping, no room a, cancel a -> cancel a
+after a/e, write, ping, no room a, cancel /e -> cancel /e
+after a, write, ping, no room a, after a -> after a
+after a, write, ping, cancel a, no room a -> cancel a
+after a/e, write, ping, cancel /e, no room a -> cancel /e
+after a, write, ping, after a, no room a -> after a
+after a, write, ping, cancel a, write, no room a -> nothing
+after a/e, write, ping, cancel /e, write, no room a -> nothing
+after a, write, ping, after a, write, no room a -> nothing
+cancel /e, after e/e, after a, write, no room e, no room a, cancel /a -> cancel /a; 2 wait for room
+cancel b, write, no room a, no room b -> nothing
+"""
+
+
+@pytest.mark.parametrize("line", SENT_AFTER_STEPS.splitlines())
+def test_what_is_sent_after_these_steps(line: str) -> None:
+    steps, _, expected = line.partition(" -> ")
+    schedule = TimerRequests()
+    take(schedule, steps)
+    refused = schedule.refused
+    sent = ", ".join(keys(told(schedule))) or "nothing"
+    assert sent + f"; {refused} wait for room" * bool(refused) == expected
+
+
+def test_pending_and_unconfirmed_count_what_was_sent_and_what_was_not() -> None:
+    schedule = TimerRequests()
+    assert not schedule.has_words
+    after(schedule, "a")
+    assert (schedule.pending, schedule.unconfirmed, schedule.has_words) == (1, 0, True)
+    take(schedule, "write, ping, after b, write")
+    assert (schedule.pending, schedule.unconfirmed, schedule.has_words) == (0, 2, False)
+    schedule.confirmed()
+    assert (schedule.pending, schedule.unconfirmed) == (0, 1)
+    take(schedule, "no room a, cancel c")  # which is confirmed
+    assert (schedule.pending, schedule.unconfirmed) == (1, 1)
+
+
+def test_only_the_newest_command_about_a_key_is_sent() -> None:
+    schedule = TimerRequests()
+    after(schedule, "a", 1)
+    after(schedule, "a", 2, payload="new")
+    after(schedule, "b")
+    schedule.cancel("b", None)
+    schedule.cancel("c", None)
+    after(schedule, "c", 3)
+    assert told(schedule) == [
+        ("after", "a", 2.0, {"payload": "new"}),
+        ("cancel", {"key": "b"}),
+        ("after", "c", 3.0),
+    ]
+
+
+def test_a_timer_is_sent_with_the_seconds_that_are_left() -> None:
+    schedule = TimerRequests()
+    after(schedule, "a", 60, now=100.0)
+    after(schedule, "b", 10, now=100.0)
+    assert [frame[2] for frame in told(schedule, now=101.0)] == [59.0, 9.0]
+    schedule.lost()
+    assert [frame[2] for frame in told(schedule, now=130.0)] == [30.0, MIN_AFTER_S]
+
+
+def test_no_timer_is_sent_with_more_seconds_than_allowed() -> None:
+    schedule = TimerRequests()
+    after(schedule, "a", MAX_AFTER_S, now=100.0)
+    assert [frame[2] for frame in told(schedule, now=99.9)] == [MAX_AFTER_S]
+
+
+OPS: Final = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("after"), st.sampled_from("abc"), st.sampled_from(["e", "f", None])
+        ),
+        st.tuples(st.just("cancel"), st.sampled_from("abc"), st.none()),
+        st.tuples(st.just("cancel"), st.none(), st.sampled_from("ef")),
+        st.tuples(st.sampled_from(["tell", "ping", "pong"]), st.none(), st.none()),
+        st.tuples(st.just("lose"), st.integers(0, 9), st.none()),
+        st.tuples(st.just("room"), st.integers(0, 3), st.none()),
+        st.tuples(st.just("wait"), st.none(), st.none()),
+    ),
+    max_size=40,
+)
+
+
+class Timers:
+    """The timers of a sidecar, too simple to be wrong: ext and payload by key."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, tuple[str | None, str]] = {}
+        self.room = 9
+
+    def apply(self, frame: Any) -> str | None:
+        """Take a frame, or return the key of the timer that there is no room for."""
+        match frame:
+            case ("after", key, *_) if len(self.live) >= self.room:
+                return str(key)
+            case ("after", key, _left, options):
+                self.live[key] = options.get("ext"), options["payload"]
+            case ("cancel", {"key": key}):
+                self.live.pop(key, None)
+            case (_, {"ext": ext}):
+                self.live = {key: it for key, it in self.live.items() if it[0] != ext}
+            case _:
+                raise AssertionError(frame)
+        return None
+
+
+@BOUNDED
+@given(OPS)
+def test_the_sidecar_ends_up_with_the_timers_asked_for_whatever_is_lost(
+    ops: list[tuple[str, Any, Any]],
+) -> None:
+    schedule, sidecar, meant = TimerRequests(), Timers(), Timers()
+    on_the_way, pinged = list[Any](), 0  # so many of them are before the ping
+    now = 0.0
+
+    def arrive(frames: list[Any]) -> None:
+        for frame in frames:
+            if (key := sidecar.apply(frame)) is not None:
+                schedule.no_room(key)
+
+    for number, (what, one, other) in enumerate(ops):
+        if what == "after":
+            payload = str(number)
+            after(schedule, one, payload=payload, ext=other)
+            options = {"payload": payload} | ({"ext": other} if other else {})
+            meant.apply(("after", one, 1, options))
+        elif what == "cancel":
+            schedule.cancel(one, other)
+            meant.apply(("cancel", {"key": one} if one else {"ext": other}))
+        elif what == "lose":  # of what is on the way, only the first few arrive
+            for frame in on_the_way[:one]:
+                sidecar.apply(frame)
+            on_the_way, pinged = [], 0
+            schedule.lost()
+        elif what == "tell":
+            on_the_way += told(schedule, now)
+        elif what == "ping" and not pinged:
+            pinged = len(on_the_way)
+            schedule.pinged()
+        elif what == "pong":
+            arrive(on_the_way[:pinged])
+            on_the_way, pinged = on_the_way[pinged:], 0
+            schedule.confirmed()
+        elif what == "room":
+            sidecar.room = one
+        elif what == "wait":
+            now += AGAIN_S
+    sidecar.room = 9
+    arrive(on_the_way)
+    for _ in range(3):
+        arrive(told(schedule, now))
+        now += AGAIN_S
+    assert (schedule.pending, schedule.refused) == (0, 0)
+    assert sidecar.live == meant.live
+
+
+# --- no room -------------------------------------------------------------------------
+
+
+def test_a_timer_without_room_is_sent_again_with_the_seconds_that_are_left() -> None:
+    schedule = TimerRequests()
+    after(schedule, "a", 60, payload="p")
+    after(schedule, "b", 60)
+    assert len(told(schedule)) == 2
+    schedule.no_room("a")
+    settle(schedule)
+    assert (schedule.pending, schedule.refused, schedule.unconfirmed) == (1, 1, 0)
+    assert not schedule.has_words  # it is in no hurry
+    assert told(schedule, 1.0) == []
+    assert told(schedule, 1.0 + AGAIN_S - 0.01) == []
+    assert told(schedule, 1.0 + AGAIN_S) == [
+        ("after", "a", 59.0 - AGAIN_S, {"payload": "p"})
+    ]
+    schedule.no_room("a")  # as often as need be
+    assert told(schedule, 20.0) == []
+    assert keys(told(schedule, 20.0 + AGAIN_S)) == ["after a"]
+    settle(schedule)
+    assert (schedule.pending, schedule.unconfirmed) == (0, 0)
+
+
+# --- bounds --------------------------------------------------------------------------
+
+
+def test_many_timer_commands_are_sent_in_batches() -> None:
+    schedule = TimerRequests()
+    for n in range(WORDS_AT_ONCE + 1):
+        after(schedule, str(n))
+    assert len(told(schedule)) == WORDS_AT_ONCE
+    assert schedule.has_words
+    assert keys(told(schedule)) == [f"after {WORDS_AT_ONCE}"]
+    assert schedule.unconfirmed == WORDS_AT_ONCE + 1
+
+
+def test_waiting_commands_are_bounded_and_may_always_be_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("liveness.client.timer_requests.MOST_WORDS", 100)
+    schedule = TimerRequests()
+    for n in range(100):
+        schedule.cancel(str(n), None)
+    with pytest.raises(ReportError, match="words about timers wait"):
+        after(schedule, "one more")
+    schedule.done("a", 1, None)
+    assert (schedule.pending, schedule.unkept) == (100, 1)
+    after(schedule, "0")
+    told(schedule)
+    with pytest.raises(ReportError, match="words about timers wait"):
+        schedule.cancel("told is not confirmed", None)
+    settle(schedule)
+    after(schedule, "one more")
+    schedule.done("a", 1, None)
+    assert schedule.unkept == 1
+
+
+# --- a sidecar without timers ---------------------------------------------------------
+
+
+def test_nothing_is_sent_to_a_sidecar_without_timers_and_no_more_is_accepted() -> None:
+    schedule = TimerRequests()
+    after(schedule, "a", 60)
+    schedule.is_understood = False
+    assert not schedule.has_words
+    assert told(schedule) == []
+    with pytest.raises(ReportError, match="the sidecar has no timers"):
+        after(schedule, "b")
+    with pytest.raises(ReportError, match="the sidecar has no timers"):
+        schedule.cancel("a", None)
+    schedule.is_understood = True
+    assert keys(told(schedule, now=5.0)) == ["after a"]

@@ -1,0 +1,657 @@
+"""Timers of `liveness.connect` and `connect_sync`, against a sidecar that a test plays."""
+
+import functools
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import anyio.from_thread
+import pytest
+
+import liveness
+from liveness.client import timer_requests
+from liveness.client.sidecar import LAST_S
+from tests.helpers.peer import SOON_S, Link, Peer, listening, timer
+
+Main = Callable[[Peer], Awaitable[None]]
+Run = Callable[[Main], None]
+Linked = tuple[liveness.Sidecar, Link]
+
+BOUND_S: Final = 30.0  # of a whole test
+SHORT_S: Final = 0.05  # a run timeout that is to be met
+WITHOUT: Final = ["ack", "after"]  # the features of a sidecar that has no timers
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """Runs a gateway and its sidecar under the event loop, and not for ever."""
+
+    def bounded(main: Main) -> None:
+        async def in_time() -> None:
+            with anyio.fail_after(BOUND_S):
+                async with listening(tmp_path / "s") as peer:
+                    await main(peer)
+
+        anyio.run(in_time, backend=request.param)
+
+    return bounded
+
+
+@asynccontextmanager
+async def linking(peer: Peer, **welcome: Any) -> AsyncIterator[Linked]:
+    """A gateway and its link, which is read when the gateway leaves."""
+    async with (
+        anyio.create_task_group() as tasks,
+        liveness.connect(peer.path, name="gw-1") as sidecar,
+    ):
+        link = await peer.link(**welcome)
+        yield sidecar, link
+        tasks.start_soon(link.drain)
+
+
+@pytest.fixture
+async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
+    async with listening(tmp_path / "s") as peer:
+        yield peer
+
+
+@pytest.fixture
+async def linked(peer: Peer) -> AsyncIterator[Linked]:
+    async with linking(peer) as linked:
+        yield linked
+
+
+async def answers(link: Link, count: int) -> list[tuple[Any, ...]]:
+    """So many answers: what, key, message, options."""
+    return [tuple(await link.next("done", "fail")) for _ in range(count)]
+
+
+# --- asking --------------------------------------------------------------------------
+
+
+async def test_timers_are_asked_for_and_flush_waits_until_they_are_on_disk(
+    linked: Linked,
+) -> None:
+    sidecar, link = linked
+    async with anyio.create_task_group() as tasks:
+        sidecar.after("a", 60, "p", ext="e")
+        sidecar.cancel("b")
+        sidecar.cancel(ext="e")
+        assert sidecar.stats().pending == 3
+        tasks.start_soon(sidecar.flush)
+        (_, key, seconds, options) = await link.next("after")
+        assert (key, options) == ("a", {"payload": "p", "ext": "e"})
+        assert 0 < seconds <= 60
+        assert await link.next("cancel") == ["cancel", {"key": "b"}]
+        assert await link.next("cancel") == ["cancel", {"ext": "e"}]
+        await link.next("ping")
+        tasks.start_soon(link.next, "never")
+        while sidecar.stats().unconfirmed:
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+
+
+async def test_flush_raises_while_the_sidecar_has_no_room_for_a_timer(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(timer_requests, "AGAIN_S", SHORT_S)
+    no_room = {"code": "too-many-timers", "message": "full", "fatal": False, "n": 2}
+
+    sidecar, link = linked
+    sidecar.after("a", 60)
+    link.is_answering = False
+    await link.next("after")
+    await link.send(["error", no_room | {"frame": "after", "key": "a"}])
+    link.is_answering = True
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(link.next, "after")
+        with pytest.raises(liveness.ReportError, match="no room for 1 timers"):
+            await sidecar.flush()
+    # Told again, and taken by now.
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(link.next, "login")
+        await sidecar.flush()
+        sidecar.login("u")
+    assert sidecar.stats().refused == 0
+
+    assert "timers wait until the sidecar has room for them: full" in caplog.text
+
+
+# Some of it mypy would not let anyone ask for: those who do not use it still may.
+BAD: Final[dict[str, Callable[[liveness.Sidecar], object]]] = {
+    "no time": lambda sidecar: sidecar.after("a", 0),
+    "a cancel of nothing": lambda sidecar: sidecar.cancel(),
+    "a task of a number": lambda sidecar: sidecar.task(7)(print),  # type: ignore[call-overload]
+    "a task that is none": lambda sidecar: sidecar.task("a")(7),  # type: ignore[type-var]
+    "a task for none at once": lambda sidecar: sidecar.task("a", at_once=0)(print),
+    "a prefix that has a task": lambda sidecar: sidecar.task("taken")(print),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+async def test_a_bad_argument_raises_at_the_call_and_nothing_is_sent(
+    linked: Linked, what: str
+) -> None:
+    sidecar, _ = linked
+    sidecar.task("taken")(print)
+    with pytest.raises(liveness.ReportError):
+        BAD[what](sidecar)
+    assert sidecar.stats().pending == 0
+
+
+async def test_a_sidecar_without_timers_is_logged_by_each_link_and_raises_at_the_call(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with liveness.connect(peer.path, name="gw-1") as sidecar:
+        sidecar.after("a", 60)
+        for _ in range(2):
+            link = await peer.link(features=WITHOUT)
+            await sidecar.connected()
+            with pytest.raises(liveness.ReportError, match="has no timers"):
+                sidecar.after("b", 60)
+            with pytest.raises(liveness.ReportError, match="has no timers"):
+                await sidecar.flush()
+            await link.close()
+            while sidecar.is_connected:
+                await anyio.lowlevel.checkpoint()
+        link = await peer.link()
+        assert (await link.next("after"))[1] == "a"
+        await link.close()
+    assert sum("has no timers" in line for line in caplog.messages) == 2
+
+
+# --- reading -------------------------------------------------------------------------
+
+
+def test_timers_are_read_acknowledged_as_they_come_and_answered(run: Run) -> None:
+    async def main(peer: Peer) -> None:
+        async with linking(peer) as (sidecar, link):
+            timers = sidecar.timers()
+            await link.fire(
+                timer(1, "a", payload="p", ext="e", attempt=2), timer(2, "b")
+            )
+            await link.acks(2)
+            one, other = await anext(timers), await anext(timers)
+            assert (one.key, one.payload, one.ext) == ("a", "p", "e")
+            assert (one.due, one.attempt, one.seq) == (1_000, 2, 1)
+            assert (other.key, other.payload, other.ext) == ("b", None, None)
+            assert repr(one) == "<Timer 'a', attempt 2, seq 1>"
+            one.done("sent")
+            one.fail("too late to say so")
+            other.fail("broken", final=True)
+            assert await answers(link, 2) == [
+                ("done", "a", "sent", {"seq": 1}),
+                ("fail", "b", "broken", {"seq": 2, "final": True}),
+            ]
+
+    run(main)
+
+
+async def test_loops_share_the_timers_and_none_is_lost_between_two_loops(
+    linked: Linked,
+) -> None:
+    sidecar, link = linked
+    first, second = sidecar.timers(), sidecar.timers()
+    await link.fire(*(timer(seq, f"k{seq}") for seq in range(1, 4)))
+    assert (await anext(first)).seq == 1
+    assert (await anext(second)).seq == 2
+    await first.aclose()
+    assert [one async for one in first] == []
+    async for one in sidecar.timers():
+        assert one.seq == 3
+        break
+
+
+async def test_leaving_ends_the_loops(peer: Peer) -> None:
+    async with anyio.create_task_group() as tasks, linking(peer) as (sidecar, _):
+
+        async def read() -> None:
+            assert [timer async for timer in sidecar.timers()] == []
+
+        tasks.start_soon(read)
+
+
+async def test_an_answer_is_sent_again_until_a_pong_covers_it(
+    peer: Peer, linked: Linked
+) -> None:
+    sidecar, link = linked
+    link.is_answering = False
+    await link.fire(timer(1, "a"))
+    (await anext(sidecar.timers())).done()
+    told = await answers(link, 1)
+    await link.close()
+    again = await peer.link()
+    assert await answers(again, 1) == told == [("done", "a", None, {"seq": 1})]
+    await again.close()
+
+
+# --- tasks ---------------------------------------------------------------------------
+
+
+async def nothing(_timer: liveness.Timer) -> None:
+    """An async task with nothing to say."""
+
+
+class Called:
+    """An object that is called, without waiting."""
+
+    async def __call__(self, _timer: liveness.Timer) -> str:
+        return "by an object"
+
+
+WORKS: Final[list[tuple[Callable[[liveness.Timer], Any], str | None]]] = [
+    (nothing, None),
+    (Called(), "by an object"),
+    (functools.partial(nothing), None),
+    (lambda one: one.payload, "p"),
+    (lambda _one: 7, None),  # its work is done all the same
+    (lambda one: one.done("by itself"), "by itself"),
+]
+
+
+@pytest.mark.parametrize(("work", "message"), WORKS)
+async def test_the_return_value_of_a_task_is_the_message_of_done(
+    linked: Linked, work: Callable[[liveness.Timer], Any], message: str | None
+) -> None:
+    sidecar, link = linked
+    assert sidecar.task(work) is work
+    await link.fire(timer(1, "a", payload="p"))
+    assert await answers(link, 1) == [("done", "a", message, {"seq": 1})]
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+def raising(error: Exception) -> Callable[[liveness.Timer], Any]:
+    def fail(_timer: liveness.Timer) -> None:
+        raise error
+
+    return fail
+
+
+FAILURES: Final[list[tuple[Exception, str, dict[str, Any]]]] = [
+    (ValueError("no such order"), "ValueError: no such order", {}),
+    (KeyError(), "KeyError", {}),
+    (StopIteration(), "RuntimeError: ", {}),
+    (TimeoutError("elsewhere"), "TimeoutError: elsewhere", {}),
+    (Odd(), "tests.client.test_timers_of_the_client.Odd: <exception str() failed>", {}),
+    (ValueError("é" * 4_096), "ValueError: " + "é" * 2_042, {}),
+    (liveness.TaskFailed("never"), "never", {"final": True}),
+    (liveness.TaskFailed("later", final=False), "later", {}),
+]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize(
+    ("error", "message", "options"), FAILURES, ids="{!a:.15}".format
+)
+async def test_a_task_that_raises_fails_its_timer(
+    linked: Linked,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    message: str,
+    options: dict[str, Any],
+    is_async: bool,
+) -> None:
+    fail = raising(error)
+
+    async def fail_async(one: liveness.Timer) -> None:
+        fail(one)
+
+    sidecar, link = linked
+    sidecar.task("a")(fail_async if is_async else fail)
+    sidecar.task(nothing)
+    await link.fire(timer(1, "a"))
+    ((name, key, told, what),) = await answers(link, 1)
+    assert (name, key, what) == ("fail", "a", {"seq": 1} | options)
+    assert told.startswith(message)
+    await link.fire(timer(2, "b"))
+    assert await answers(link, 1) == [("done", "b", None, {"seq": 2})]
+
+    (line,) = [line for line in caplog.messages if "task of timer" in line]
+    assert line.startswith("gw-1: the task of timer 'a' (attempt 1) failed")
+
+
+async def test_a_plain_task_that_returns_an_awaitable_has_failed(
+    linked: Linked,
+) -> None:
+    sidecar, link = linked
+    made = list[Any]()
+
+    @sidecar.task
+    def forgetful(one: liveness.Timer) -> Any:
+        made.append(nothing(one))
+        return made[0]
+
+    await link.fire(timer(1, "a"))
+    ((name, _key, message, _what),) = await answers(link, 1)
+    assert name == "fail"
+    assert "make the task async" in message
+    made[0].close()
+
+
+async def test_a_task_that_comes_after_its_timer_is_called_for_it(
+    linked: Linked, caplog: pytest.LogCaptureFixture
+) -> None:
+    sidecar, link = linked
+    await link.fire(timer(1, "a:1"), timer(2, "a:2"))
+    await link.acks(2)
+    assert sidecar.stats().waiting == 2
+    sidecar.task(nothing)
+    assert len(await answers(link, 2)) == 2
+    assert sidecar.stats().waiting == 0
+
+    assert sum("there is no task for it" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_at_once_bounds_a_task_and_a_blocked_task_delays_no_other(
+    run: Run, is_async: bool
+) -> None:
+    started, go_on = list[str](), threading.Event()
+    begun = threading.Semaphore(0)
+
+    def stand_still(one: liveness.Timer) -> None:
+        started.append(one.key)
+        begun.release()
+        assert go_on.wait(SOON_S)
+
+    async def main(peer: Peer) -> None:
+        async with linking(peer) as (sidecar, link):
+            go_on_async = anyio.Event()
+
+            async def stand_still_async(one: liveness.Timer) -> None:
+                started.append(one.key)
+                begun.release()
+                await go_on_async.wait()
+
+            sidecar.task("s", at_once=3)(stand_still_async if is_async else stand_still)
+            sidecar.task(nothing)
+            await link.fire(*(timer(n, f"s{n}") for n in range(1, 6)))
+            await link.fire(*(timer(n, f"k{n}") for n in range(6, 30)))
+            assert {answer[1][0] for answer in await answers(link, 24)} == {"k"}
+            await link.acks(29)  # the waiting ones too
+            for _ in range(3):  # threads may be late
+                assert await anyio.to_thread.run_sync(begun.acquire, True, SOON_S)
+            assert (sorted(started), sidecar.stats().waiting) == (["s1", "s2", "s3"], 2)
+            go_on.set()
+            go_on_async.set()
+            told = await answers(link, 5)
+            assert {answer[1] for answer in told} == {f"s{n}" for n in range(1, 6)}
+
+    run(main)
+
+
+def test_an_async_task_that_takes_too_long_is_cancelled_and_has_failed(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = list[str]()
+
+    async def main(peer: Peer) -> None:
+        async with linking(peer, run_timeout=SHORT_S) as (sidecar, link):
+
+            @sidecar.task(at_once=1)
+            async def hang(one: liveness.Timer) -> None:
+                try:
+                    if one.key == "a":
+                        await anyio.sleep_forever()
+                finally:
+                    ended.append(one.key)
+
+            await link.fire(timer(1, "a"), timer(2, "b"))
+            assert await answers(link, 2) == [
+                ("fail", "a", "no answer within 0.05 s", {"seq": 1}),
+                ("done", "b", None, {"seq": 2}),
+            ]
+
+    run(main)
+    assert ended == ["a", "b"]
+    assert any("no answer within 0.05 s" in line for line in caplog.messages)
+
+
+def test_a_plain_task_that_takes_too_long_has_failed_until_it_returns(
+    run: Run,
+) -> None:
+    go_on = threading.Event()
+
+    async def main(peer: Peer) -> None:
+        async with linking(peer, run_timeout=SHORT_S) as (sidecar, link):
+
+            @sidecar.task(at_once=2)
+            def hang(one: liveness.Timer) -> str:
+                if one.seq == 1:
+                    assert go_on.wait(SOON_S)
+                return "at last"
+
+            await link.fire(timer(1, "a"))
+            assert await answers(link, 1) == [
+                ("fail", "a", "no answer within 0.05 s", {"seq": 1})
+            ]
+            # It keeps its place, and its next attempt waits for it; others do not.
+            await link.fire(timer(2, "a", attempt=2), timer(3, "b"))
+            assert await answers(link, 1) == [("done", "b", "at last", {"seq": 3})]
+            go_on.set()
+            assert await answers(link, 2) == [
+                ("done", "a", "at last", {"seq": 1}),
+                ("done", "a", "at last", {"seq": 2}),
+            ]
+
+    run(main)
+
+
+async def test_timers_are_asked_for_and_answered_in_the_thread_of_a_plain_task(
+    linked: Linked,
+) -> None:
+    sidecar, link = linked
+
+    @sidecar.task
+    def again(one: liveness.Timer) -> None:
+        sidecar.after(one.key, 60, one.payload)
+        sidecar.cancel("other")
+        one.done("in a thread")
+
+    await link.fire(timer(1, "a", payload="p"))
+    frames = [await link.next("after", "cancel", "done") for _ in range(3)]
+    assert [frame[0] for frame in frames] == ["after", "cancel", "done"]
+    assert frames[2][2] == "in a thread"
+
+
+# --- the end -------------------------------------------------------------------------
+
+
+def test_on_leaving_tasks_may_end_or_are_cancelled_and_both_are_answered(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = anyio.Event
+
+    async def main(peer: Peer) -> None:
+        both = [started(), started()]
+        leave = anyio.Event()
+
+        async def serve() -> None:
+            async with liveness.connect(peer.path, name="gw-1") as sidecar:
+
+                @sidecar.task
+                async def work(one: liveness.Timer) -> str:
+                    both[one.seq - 1].set()
+                    if one.key == "hangs":
+                        await anyio.sleep_forever()
+                    await leave.wait()
+                    return "ended"
+
+                await leave.wait()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            link = await peer.link()
+            await link.fire(timer(1, "ends"), timer(2, "hangs"))
+            for one in both:
+                await one.wait()
+            leave.set()
+            assert await answers(link, 2) == [
+                ("done", "ends", "ended", {"seq": 1}),
+                ("fail", "hangs", "its gateway stopped meanwhile", {"seq": 2}),
+            ]
+            await link.next("ping")
+
+    run(main)
+    assert any("was cut short" in line for line in caplog.messages)
+
+
+def test_a_cancelled_gateway_cancels_its_tasks_and_still_answers(
+    run: Run,
+) -> None:
+    async def main(peer: Peer) -> None:
+        is_started = anyio.Event()
+
+        async def serve() -> None:
+            async with liveness.connect(peer.path, name="gw-1") as sidecar:
+
+                @sidecar.task
+                async def hang(_timer: liveness.Timer) -> None:
+                    is_started.set()
+                    await anyio.sleep_forever()
+
+                await anyio.sleep_forever()
+
+        async with anyio.create_task_group() as tasks:
+            async with anyio.create_task_group() as serving:
+                serving.start_soon(serve)
+                link = await peer.link()
+                await link.fire(timer(1, "a"))
+                await is_started.wait()
+                serving.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    ((name, *_),) = await answers(link, 1)
+                    await link.next("ping")
+                    assert name == "fail"
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_plain_task_that_never_returns_does_not_keep_connect_from_ending(
+    run: Run,
+) -> None:
+    go_on = threading.Event()
+
+    async def main(peer: Peer) -> None:
+        is_over = anyio.Event()
+
+        async def serve() -> None:
+            async with liveness.connect(peer.path, name="gw-1") as sidecar:
+                sidecar.task(lambda _one: go_on.wait(SOON_S))
+                await leave.wait()
+            is_over.set()
+
+        leave = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            link = await peer.link()
+            await link.fire(timer(1, "a"))
+            await link.acks(1)
+            leave.set()
+            assert (await answers(link, 1))[0][0] == "fail"
+            await link.next("ping")
+            with anyio.fail_after(SOON_S / 2 + LAST_S):
+                await is_over.wait()
+            go_on.set()
+
+    run(main)
+
+
+def test_a_base_exception_of_a_task_ends_connect(run: Run) -> None:
+    class Stop(BaseException):
+        pass
+
+    async def stop(_timer: liveness.Timer) -> None:
+        raise Stop
+
+    async def main(peer: Peer) -> None:
+        async with anyio.create_task_group() as tasks:
+
+            async def serve() -> None:
+                with pytest.raises(Stop):  # noqa: PT012
+                    async with liveness.connect(peer.path, name="gw-1") as sidecar:
+                        sidecar.task(stop)
+                        await anyio.sleep_forever()
+
+            tasks.start_soon(serve)
+            link = await peer.link()
+            await link.fire(timer(1, "a"))
+            assert (await answers(link, 1))[0][0] == "fail"
+            await link.next("ping")
+
+    run(main)
+
+
+# --- without an event loop -------------------------------------------------------------
+
+
+@contextmanager
+def played(tmp_path: Path) -> Iterator[tuple[Peer, Callable[..., Any]]]:
+    """A peer in another thread, and what calls something there."""
+    with (
+        anyio.from_thread.start_blocking_portal("trio") as portal,
+        portal.wrap_async_context_manager(listening(tmp_path / "s")) as peer,
+    ):
+        yield peer, portal.call
+
+
+def test_threads_ask_for_timers_and_read_and_answer_them(tmp_path: Path) -> None:
+    with (
+        played(tmp_path) as (peer, call),
+        liveness.connect_sync(peer.path, name="gw-1") as sidecar,
+    ):
+        link = call(peer.link)
+        sidecar.after("a", 60, "p", ext="e")
+        sidecar.cancel("b")
+        assert call(link.next, "after")[3] == {"payload": "p", "ext": "e"}
+        assert call(link.next, "cancel") == ["cancel", {"key": "b"}]
+        with pytest.raises(liveness.ReportError):
+            sidecar.after("a", 0)
+        timers = sidecar.timers()
+        call(link.fire, timer(1, "a"), timer(2, "b"))
+        next(timers).done("well")
+        next(timers).fail("badly")
+        assert call(answers, link, 2) == [
+            ("done", "a", "well", {"seq": 1}),
+            ("fail", "b", "badly", {"seq": 2}),
+        ]
+
+
+def test_tasks_run_in_threads_and_may_ask_for_timers_themselves(tmp_path: Path) -> None:
+    main = threading.current_thread()
+    with (
+        played(tmp_path) as (peer, call),
+        liveness.connect_sync(peer.path, name="gw-1") as sidecar,
+    ):
+        link = call(peer.link)
+
+        @sidecar.task("a", at_once=2)
+        def again(one: liveness.Timer) -> str:
+            assert threading.current_thread() is not main
+            sidecar.after("next", 60)
+            sidecar.login("ada", conn=1)
+            return f"was {one.payload}"
+
+        @sidecar.task
+        def fail(_timer: liveness.Timer) -> None:
+            raise ValueError("mine")
+
+        call(link.fire, timer(1, "a", payload="p"), timer(2, "b"))
+        told = {answer[1]: answer[::2] for answer in call(answers, link, 2)}
+        assert told == {"a": ("done", "was p"), "b": ("fail", "ValueError: mine")}
+        assert sidecar.stats().open == 1
+
+
+def test_threads_cannot_have_async_tasks(tmp_path: Path) -> None:
+    with liveness.connect_sync(tmp_path / "none", name="gw-1") as sidecar:
+        for register in (sidecar.task, sidecar.task("a")):
+            with pytest.raises(liveness.ReportError, match="is async"):
+                register(nothing)

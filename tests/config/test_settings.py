@@ -1,0 +1,589 @@
+"""The settings: one definition, four sources, and errors that name the source."""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liveness.cli.check_config import effective
+from liveness.config.paths import make_socket_folder
+from liveness.config.settings import (
+    SETTINGS,
+    Config,
+    HttpSettings,
+    LimitSettings,
+    Setting,
+    SocketSettings,
+    StateSettings,
+)
+from liveness.config.sources import MAX_FILE_BYTES, Loaded, load, socket_path
+from liveness.core.frames import MAX_AFTER_S, MAX_KEY_BYTES, MAX_TEXT_BYTES
+from liveness.core.framing import encode
+from liveness.core.uids import MAX_UID_BYTES
+from liveness.errors import ConfigError
+from tests.helpers.tree import ROOT
+
+EXAMPLE = (ROOT / "deploy/liveness.toml").read_text()
+HOME = {"HOME": "/srv/ann", "XDG_RUNTIME_DIR": "/run/user/1000"}
+SOMEBODY = 1000
+BY_NAME = {setting.name: setting for setting in SETTINGS}
+BOUNDED = [setting for setting in SETTINGS if setting.bounds]
+BARE: dict[str, Any] = {
+    "socket": SocketSettings(path=Path("/s")),
+    "state": StateSettings(dir=Path("/d")),
+}
+every_setting = pytest.mark.parametrize("setting", SETTINGS, ids=list(BY_NAME))
+
+
+def loaded(
+    toml: str | None = None,
+    tmp_path: Path | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    **flags: str,
+) -> Loaded:
+    """Settings of an unprivileged user, from sources that only the test knows."""
+    file = None
+    if toml is not None:
+        assert tmp_path is not None
+        file = tmp_path / "l.toml"
+        file.write_text(toml)
+    return load(
+        {f"--{flag}": text for flag, text in flags.items()},
+        file=file,
+        environ={**HOME, **(environ or {})},
+        uid=SOMEBODY,
+        default_file=Path("/there/is/no/such/file"),
+    )
+
+
+def refused(*args: Any, **kwargs: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        loaded(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def by_variable(name: str, text: str, **environ: str) -> object:
+    """The value of a setting whose environment variable is this text."""
+    setting = BY_NAME[name]
+    return setting.value_in(loaded(environ={setting.variable: text} | environ).config)
+
+
+def values(config: Config) -> dict[str, object]:
+    return {setting.name: setting.value_in(config) for setting in SETTINGS}
+
+
+def in_toml(setting: Setting, value: object) -> str:
+    section = f"[{setting.section}]\n" if setting.section else ""
+    return f"{section}{setting.key} = {value}\n"
+
+
+# --- the one definition ---------------------------------------------------------------
+
+
+@every_setting
+def test_a_setting_says_what_it_means_and_allows_its_default(setting: Setting) -> None:
+    assert setting.meaning
+    assert setting.bounds or setting.unit or "one of " in setting.allowed
+    default = setting.default
+    if default is MISSING:
+        default = setting.value_in(loaded().config)
+    assert setting.read(default) == default
+    assert type(setting.read(default)) is type(default)
+
+
+def test_a_config_that_is_built_directly_is_checked_as_well() -> None:
+    with pytest.raises(ConfigError, match=r"limits\.window is 0: it must be"):
+        Config(**BARE, limits=LimitSettings(window=0))
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "slots", "flush_s", "effective_s"),
+    [
+        (30, 30, 0, 1.0),  # one slot
+        (3, 30, 0, 0.1),
+        (3600, 30, 0, 1.0),  # a slot of two minutes, and at most a second
+        (30, 30, 5, 5.0),
+        (30, 30, 10, 7.5),  # a quarter of the timeout
+        (1, 2, 0, 0.25),
+    ],
+)
+def test_flush_is_one_slot_unless_it_is_set_and_a_quarter_of_the_timeout_at_most(
+    timeout_s: float, slots: int, flush_s: float, effective_s: float
+) -> None:
+    toml = f"timeout_s = {timeout_s}\nslots = {slots}\nflush_s = {flush_s}\n"
+    config = Config(**tomllib.loads(toml), **BARE)
+    assert config.flush == pytest.approx(effective_s)
+
+
+# --- the four sources -----------------------------------------------------------------
+
+
+def test_flags_precede_the_environment_and_that_the_file(tmp_path: Path) -> None:
+    toml = "timeout_s = 4\nslots = 40\n[limits]\nwindow = 400\n"
+    environ = {"LIVENESS_TIMEOUT_S": "5", "LIVENESS_SLOTS": "50"}
+    found = loaded(toml, tmp_path, environ=environ, timeout="6")
+    config, sources = found.config, found.sources
+    assert (config.timeout_s, sources["timeout_s"]) == (6.0, "flag --timeout")
+    assert (config.slots, sources["slots"]) == (50, "environment LIVENESS_SLOTS")
+    assert config.limits.window == 400
+    assert sources["limits.window"] == str(tmp_path / "l.toml")
+    assert sources["limits.tail"] == "default"
+    assert set(sources) == set(BY_NAME)
+
+
+def test_the_file_is_that_of_flag_environment_or_default(tmp_path: Path) -> None:
+    for name, slots in (("flag", 10), ("environment", 11), ("default", 12)):
+        (tmp_path / name).write_text(f"slots = {slots}\n")
+    variable = {**HOME, "LIVENESS_CONFIG": str(tmp_path / "environment")}
+    for file, environ, default, slots in (
+        (tmp_path / "flag", variable, "default", 10),
+        (None, variable, "default", 11),
+        (None, HOME, "default", 12),
+        (None, HOME, "absent", 30),
+    ):
+        place = tmp_path / default
+        found = load(file=file, environ=environ, uid=SOMEBODY, default_file=place)
+        assert found.config.slots == slots
+
+
+def test_a_client_that_names_the_socket_reads_no_other_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIVENESS_NO_SUCH_THING", "1")
+    assert socket_path(str(tmp_path / "s")) == tmp_path / "s"
+    with pytest.raises(ConfigError, match="LIVENESS_NO_SUCH_THING"):
+        socket_path(None)
+    with pytest.raises(ConfigError, match="flag --socket"):
+        socket_path(path_of(108))
+
+
+# --- names ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("toml", "named", "nearest"),
+    [
+        ("timeout = 3", "timeout", "timeout_s"),
+        ("window = 3", "window", "limits.window"),  # the right key in the wrong place
+        ("[socket]\nwindow = 3", "socket.window", "limits.window"),
+        ("[limits]\nwindows = 3", "limits.windows", "limits.window"),
+        ("[limit]\nwindow = 3", "limit", "limits"),
+        ('"socket.path" = "/s"', "socket.path", "socket.path"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest(
+    toml: str, named: str, nearest: str, tmp_path: Path
+) -> None:
+    error = refused(toml, tmp_path)
+    expected = f"{tmp_path / 'l.toml'}: there is no setting {named}; the nearest is "
+    assert error.startswith(expected + nearest)
+
+
+def test_an_unknown_key_like_no_setting_is_to_be_removed(tmp_path: Path) -> None:
+    error = refused('"a\\nb" = 3', tmp_path)
+    expected = r"there is no setting 'a\nb', nor one like it; remove it: without it "
+    assert error.startswith(f"{tmp_path / 'l.toml'}: {expected}`liveness check-config`")
+
+
+def test_an_unknown_variable_is_named_with_the_nearest_setting() -> None:
+    assert refused(environ={"LIVENESS_TIMEOUT": "3"}) == (
+        "environment: there is no setting LIVENESS_TIMEOUT; "
+        "the nearest is LIVENESS_TIMEOUT_S"
+    )
+
+
+def test_the_reserved_variables_are_neither_settings_nor_errors() -> None:
+    assert loaded(environ={"LIVENESS_PURE_WHEEL": "1"}).config == loaded().config
+
+
+# --- values ---------------------------------------------------------------------------
+
+
+def a_step_outside(setting: Setting) -> tuple[float, float]:
+    assert setting.bounds
+    low, high = setting.bounds
+    step = 1 if setting.kind is int else 1e-6
+    return low - step, high + step
+
+
+@pytest.mark.parametrize("setting", BOUNDED, ids=lambda setting: str(setting.name))
+def test_a_step_beyond_a_bound_is_refused(setting: Setting, tmp_path: Path) -> None:
+    assert setting.bounds
+    is_room_for_frames = setting.key == "max_unfinished_bytes"  # never less than one
+    beside = {"LIVENESS_LIMITS_MAX_FRAME_BYTES": "8192"} if is_room_for_frames else {}
+    for value in setting.bounds:
+        by_file = loaded(in_toml(setting, value), tmp_path, environ=beside).config
+        assert setting.value_in(by_file) == value
+        assert type(setting.value_in(by_file)) is setting.kind
+        environ = beside | {setting.variable: str(value)}
+        assert values(loaded(environ=environ).config) == values(by_file)
+    for value in a_step_outside(setting):
+        error = refused(in_toml(setting, value), tmp_path)
+        where = f"{setting.name} is {value!r} ({tmp_path / 'l.toml'})"
+        assert error == f"{where}: it must be {setting.allowed}"
+        error = refused(environ={setting.variable: str(value)})
+        where = f"{setting.name} is '{value}' (environment {setting.variable})"
+        assert error == f"{where}: it must be {setting.allowed}"
+
+
+def test_the_lowest_bound_of_frames_has_room_for_the_largest_of_each_kind() -> None:
+    bounds = BY_NAME["limits.max_frame_bytes"].bounds
+    assert bounds
+    key, text = "k" * MAX_KEY_BYTES, "t" * MAX_TEXT_BYTES
+    for frame in (
+        ["after", key, MAX_AFTER_S + 0.5, {"payload": text, "ext": key}],
+        ["fail", key, text, {"seq": 2**63 - 1, "final": True}],
+        ["login", ["u" * MAX_UID_BYTES], {"conn": 2**63 - 1, "age": 0.5, "began": 0.5}],
+    ):
+        assert len(encode(frame)) <= bounds[0]
+
+
+# By setting: what its text must be, and texts that are not.
+REFUSED: dict[str, tuple[str, list[str]]] = {
+    "timeout_s": (
+        "it must be 1 to 86400 seconds",
+        ["", "ten", "nan", "1e400", "0x10", "true", "9" * 10_000],
+    ),
+    "guard.enabled": ("it must be true or false", ["1", "True", "yes", "on", ""]),
+    "guard.hold_s": ("it must be 0, for one timeout, or 1 to 86400 seconds", ["0.999"]),
+    "logging.format": ("it must be one of auto, text, json", ["xml"]),
+    "socket.mode": (
+        "it must be one of 0600, 0660, 0666",
+        ["0640", "660", "0o660", "0777", ""],
+    ),
+    "socket.group": ("it must be a group's name or number", ["@crew", "a,b", "*", "-"]),
+    "socket.path": ("", ["", "/run/admin.sock", "/a\0b"]),
+    "http.token_file": ("it must be a path; empty: no token", ["/a\0b"]),
+    "http.address": (
+        "it must be HOST:PORT",
+        [
+            *("", "80", ":80", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536"),
+            *("127.0.0.1:-1", "127.0.0.1:8o", "127.0.0.1:" + "9" * 5_000),
+            *("[127.0.0.1]:80", "::1:80"),
+        ],
+    ),
+    "http.hosts": (
+        "it must be at most 100 names of hosts, without ports",
+        [
+            *(",", "a,", "a:80", "[::1]", "http://a", "*.example", "-a", "a.", "a b"),
+            *("a\nb", "é.example", "a" * 254, ",".join(["a"] * 101)),
+        ],
+    ),
+    "access.gateways": (
+        "it must be users and @groups by name or number",
+        [
+            *("@", "a b", "-x", "@@x", "a;b", "é", "x" * 65, "**", "@*"),
+            "u," * 1_001,
+        ],
+    ),
+    "access.names": (
+        "it must be NAME=USER",
+        ["gw-1", "=chat", "gw-1=", "gw-1=@crew", "gw-1=*", f"{'n' * 65}=chat"],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [(name, text) for name, (_, texts) in REFUSED.items() for text in texts],
+)
+def test_a_text_that_is_no_value_is_refused(name: str, text: str) -> None:
+    variable, quoted = BY_NAME[name].variable, repr(text)
+    shown = quoted if len(quoted) <= 60 else quoted[:57] + "…"
+    error = refused(environ={variable: text})
+    told = f"{name} is {shown} (environment {variable}): {REFUSED[name][0]}"
+    assert error.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "error"),
+    [
+        *(
+            ("timeout_s", raw, "it must be 1 to 86400 seconds")
+            for raw in ("true", '"30"', "nan", "inf", "[30]", "1" * 400, "{a = 1}")
+        ),
+        ("slots", "30.0", "it must be a whole number, 2 to 3600 slots"),
+        ("slots", "true", "it must be a whole number, 2 to 3600 slots"),
+        *(
+            ("guard.enabled", raw, "it must be true or false")
+            for raw in ("1", "0", '"true"', "[]")
+        ),
+        ("http.token_file", "3", "it must be a path; empty: no token"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_value_of_another_type_is_refused(
+    name: str, raw: str, error: str, tmp_path: Path
+) -> None:
+    told = refused(in_toml(BY_NAME[name], raw), tmp_path)
+    assert told.startswith(f"{name} is ")
+    assert told.endswith(f" ({tmp_path / 'l.toml'}): {error}")
+
+
+def test_a_value_where_a_section_belongs_is_refused(tmp_path: Path) -> None:
+    assert "write [socket] on a line above" in refused('socket = "/s"', tmp_path)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_true_and_false_are_alike_in_all_sources(
+    tmp_path: Path, *, value: bool
+) -> None:
+    text = str(value).lower()
+    config = loaded(f"[guard]\nenabled = {text}", tmp_path).config
+    assert config.guard.enabled is by_variable("guard.enabled", text) is value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(
+            (f"access.{right}", text)
+            for right in ("gateways", "watchers", "everyone", "admin")
+            for text in ("", "own", " own , @own", "*", "root,7,@7,@a_b,svc.x-y,m$")
+        ),
+        ("access.names", ""),
+        ("access.names", "gw-1=chat"),
+        ("access.names", "gw-1=chat, a=b=7,ein Tor=root"),
+    ],
+)
+def test_users_groups_and_names_are_listed_in_one_text(name: str, text: str) -> None:
+    assert by_variable(name, text) == text
+
+
+def test_the_shortest_hold_is_a_second() -> None:
+    assert by_variable("guard.hold_s", "1") == 1
+
+
+def test_a_name_is_tied_once() -> None:
+    told = refused(environ={"LIVENESS_ACCESS_NAMES": "gw-1=a,gw-1=b"})
+    assert "one name is one user's" in told
+
+
+# --- the file as a file ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"slots = 3\n\ntimeout_s = = 3\n", r"not TOML: .* \(at line 3.*"),
+        (b"slots = 3\n# caf\xe9\n", r"not UTF-8 \(at line 2\)"),
+        (b"a = " + b"[" * 5_000, "not .*"),
+        (b"slots = " + b"9" * 5_000, "not .*"),
+        (b"#" * MAX_FILE_BYTES + b"\n", f"not TOML: over {MAX_FILE_BYTES} bytes"),
+    ],
+    ids=["line", "latin-1", "brackets", "digits", "long"],
+)
+def test_a_file_with_an_error_is_named(data: bytes, error: str, tmp_path: Path) -> None:
+    file = tmp_path / "l.toml"
+    file.write_bytes(data)
+    told = refused(environ={"LIVENESS_CONFIG": str(file)})
+    assert re.fullmatch(f"{re.escape(str(file))}: {error}; correct it there", told)
+
+
+def test_a_file_at_the_limit_is_read(tmp_path: Path) -> None:
+    assert loaded("#" * (MAX_FILE_BYTES - 1) + "\n", tmp_path).config.slots == 30
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    absent = tmp_path / "absent.toml"
+    told = refused(environ={"LIVENESS_CONFIG": str(absent)})
+    assert told.startswith(f"{absent}: the settings cannot be read (No such file")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load(environ=HOME, uid=SOMEBODY, default_file=tmp_path)
+
+
+# --- addresses and names of hosts -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("127.0.0.1:9874", "127.0.0.1", 9874),
+        ("127.9.9.9:0", "127.9.9.9", 0),
+        ("localhost:65535", "localhost", 65535),
+        ("[::1]:80", "::1", 80),
+    ],
+)
+def test_an_address_is_host_and_port(address: str, host: str, port: int) -> None:
+    http = loaded(http=address).config.http
+    assert (http.host, http.port) == (host, port)
+    assert http == HttpSettings(address=address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["0.0.0.0:80", "192.0.2.1:80", "[::]:80", "[::ffff:127.0.0.1]:1", "example.org:80"],
+)
+def test_an_address_beyond_loopback_needs_a_token(address: str) -> None:
+    told = refused(http=address)
+    assert told.startswith(f"http.address is '{address}': an address other than loop")
+    assert "name that by http.token_file, or use 127.0.0.1" in told
+    file = {"LIVENESS_HTTP_TOKEN_FILE": "/token"}
+    http = loaded(http=address, environ=file).config.http
+    assert (http.is_on_loopback, http.token_file) == (False, Path("/token"))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "names"),
+    [
+        ("", set()),
+        (" ", set()),
+        ("a.example", {"a.example"}),
+        ("A.example , b_1", {"a.example", "b_1"}),
+        ("a" * 253, {"a" * 253}),
+        (",".join(["a"] * 100), {"a"}),
+    ],
+)
+def test_names_of_hosts_are_separated_by_commas(hosts: str, names: set[str]) -> None:
+    config = loaded(environ={"LIVENESS_HTTP_HOSTS": hosts}, http="127.0.0.1:80").config
+    assert config.http.names == {"localhost", "127.0.0.1"} | names
+
+
+# --- paths ----------------------------------------------------------------------------
+
+
+def path_of(length: int, name: str = "gateway.sock") -> str:
+    return "/" + "a" * (length - len(name) - 2) + "/" + name
+
+
+@pytest.mark.parametrize(
+    ("path", "length"),
+    [
+        (path_of(107), 107),
+        (path_of(108), 108),
+        (path_of(107).replace("aa", "éé", 1), 109),  # bytes count, not characters
+        (path_of(98, "s"), 107),  # admin.sock beside it is longer
+        (path_of(99, "s"), 108),
+    ],
+)
+def test_paths_of_sockets_have_107_bytes_at_most(path: str, length: int) -> None:
+    if length > 107:
+        assert (
+            f"takes {length} bytes, and the path of a socket has room for 107"
+        ) in refused(socket=path)
+    else:
+        socket = loaded(socket=path).config.socket
+        assert socket.path == Path(path)
+        assert socket.admin_path.name == "admin.sock"
+        longest = max(socket.path, socket.admin_path, key=lambda one: len(str(one)))
+        assert len(os.fsencode(longest)) == length
+
+
+def test_a_relative_path_starts_at_the_working_directory_and_an_empty_one_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert loaded(state="state").config.state.dir == tmp_path / "state"
+    for text, path in (("", None), ("token", tmp_path / "token")):
+        by_file = loaded(f'[http]\ntoken_file = "{text}"\n', tmp_path).config
+        assert by_file.http.token_file == by_variable("http.token_file", text) == path
+
+
+def default_paths(uid: int, **environ: str) -> tuple[str, str]:
+    config = load(environ=environ, uid=uid, default_file=Path("/absent")).config
+    return str(config.socket.path), str(config.state.dir)
+
+
+def test_the_default_paths_are_the_systems_for_root_and_the_users_for_others() -> None:
+    assert default_paths(0) == ("/run/liveness/gateway.sock", "/var/lib/liveness")
+    runtime = {"XDG_RUNTIME_DIR": "/r", "XDG_STATE_HOME": "/s"}
+    assert default_paths(SOMEBODY, HOME="/h", **runtime) == (
+        "/r/liveness/gateway.sock",
+        "/s/liveness",
+    )
+    relative = {"TMPDIR": "/t", "XDG_RUNTIME_DIR": "relative"}
+    assert default_paths(SOMEBODY, HOME="/h", **relative) == (
+        "/t/liveness-1000/gateway.sock",
+        "/h/.local/state/liveness",
+    )
+
+
+def test_without_a_home_the_state_needs_a_name() -> None:
+    assert "name a folder: --state" in refused(environ={"HOME": ""})
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "wrong"),
+    [
+        (0o700, "user", ""),
+        (0o750, "user", "is open to others"),
+        (0o702, "user", "is open to others"),
+        (0o700, "another", "belongs to user"),
+        (0o700, "link", "is not a folder"),
+    ],
+)
+def test_the_private_folder_is_used_only_if_it_is_the_users_and_closed(
+    mode: int, owner: str, wrong: str, tmp_path: Path
+) -> None:
+    # The user who runs the test owns what it makes; root can give it away.
+    uid = os.geteuid() or SOMEBODY
+    asked = uid + (owner == "another")
+    folder = tmp_path / f"liveness-{asked}"
+    made = tmp_path / "good" if owner == "link" else folder
+    made.mkdir()
+    made.chmod(mode)
+    os.chown(made, uid, -1)
+    if owner == "link":
+        folder.symlink_to(made)
+    if wrong:
+        with pytest.raises(ConfigError, match=f"{folder} {wrong}"):
+            default_paths(asked, HOME="/h", TMPDIR=str(tmp_path))
+    else:
+        path, _ = default_paths(asked, HOME="/h", TMPDIR=str(tmp_path))
+        assert path == str(folder / "gateway.sock")
+
+
+def test_the_sockets_folder_is_made_unless_it_is_there(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    make_socket_folder(folder / "gateway.sock")
+    assert folder.stat().st_mode & 0o777 == (0o700 if os.geteuid() else 0o755)
+    folder.chmod(0o711)
+    make_socket_folder(folder / "gateway.sock")
+    assert folder.stat().st_mode & 0o777 == 0o711
+    with pytest.raises(ConfigError, match=r"cannot be made \(No such file"):
+        make_socket_folder(tmp_path / "not" / "there" / "gateway.sock")
+
+
+# --- the example and check-config ------------------------------------------------------
+
+
+def test_the_example_file_as_it_is_changes_nothing(tmp_path: Path) -> None:
+    assert tomllib.loads(EXAMPLE) == {
+        setting.section: {} for setting in SETTINGS if setting.section
+    }
+    assert loaded(EXAMPLE, tmp_path).config == loaded().config
+
+
+def test_the_example_file_uncommented_has_the_defaults(tmp_path: Path) -> None:
+    uncommented = re.sub(r"^#(?=[a-z_]+ = )", "", EXAMPLE, flags=re.MULTILINE)
+    found = loaded(uncommented, tmp_path)
+    assert set(found.sources.values()) == {str(tmp_path / "l.toml")}
+    as_root = load(environ={}, uid=0, default_file=Path("/absent"))
+    assert found.config == as_root.config
+
+
+@every_setting
+def test_the_example_file_has_each_meaning_and_bounds(setting: Setting) -> None:
+    header = f"\n[{setting.section}]\n" if setting.section else "\0"
+    section = EXAMPLE.split(header)[-1]
+    comment = re.findall(rf"((?:^# .*\n)+)#{setting.key} = ", section, re.MULTILINE)[0]
+    said = re.sub(r"\s*\n# ?", " ", comment).lower()
+    assert f"{setting.allowed.lower()}." in said
+    assert setting.flag in said
+    words = re.findall(r"\w+", setting.meaning.lower())
+    assert set(words) <= set(re.findall(r"\w+", said))
+
+
+def test_check_config_prints_a_file_of_the_same_settings(tmp_path: Path) -> None:
+    odd = loaded("timeout_s = 7\n", tmp_path, socket='/tmp/a "b"\\c\x7f é/s')
+    again = loaded(effective(odd), tmp_path)
+    assert again.config == odd.config
+    assert "timeout_s = 7.0  # " in effective(odd)
+    assert "# in effect: 0.233333 s" in effective(odd)

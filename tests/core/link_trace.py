@@ -1,0 +1,38 @@
+"""All that a link makes of a stream, as text, to compare two readers."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from liveness.core.conversation import Conversation, ConversationLimits
+from liveness.core.framing import Reader
+from liveness.core.records import ListedSigns, Refusal, Request, SignsOfLife
+from liveness.core.uids import is_uid
+from liveness.errors import Code
+
+
+def told(
+    reader: type[Reader], cut: Iterable[bytes], limits: ConversationLimits
+) -> list[str]:
+    """The requests of a stream, each sign of life by itself, and the state of its link."""
+    link = Conversation(limits, reader)
+    flat: list[str] = []
+    for piece in cut:
+        for request in link.receive(piece, 0.0):
+            flat += told_apart(request)
+    return [*flat, repr((link.n, link.is_closed, link.hello))]
+
+
+def told_apart(request: Request) -> list[str]:
+    """A request as text; each sign of life of a run."""
+    assert isinstance(request, Request)
+    if isinstance(request, Refusal) and request.code is Code.TOO_LARGE:
+        # The message says how many bytes were seen, which differs between readers.
+        request = replace(request, message="")
+    if not isinstance(request, SignsOfLife):
+        return [repr(request)]
+    # Bad uids are never packed.
+    assert isinstance(request, ListedSigns) or all(map(is_uid, request.uids))
+    each = [request.at(position) for position in range(len(request.uids))]
+    columns = zip(request.uids, request.conns, request.events, strict=True)
+    assert repr([*columns]) == repr(each)
+    return [repr((sign, request.frame_at(at))) for at, sign in enumerate(each)]

@@ -1,0 +1,572 @@
+"""The documents are a contract: they name what exists, nothing else, and all of it.
+
+Names are taken from the product: the settings' one definition, the metrics' collector,
+the command line's own help. What the documents show to work is run in
+`tests/system/test_documents.py`.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import MISSING, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+import jsonschema
+import pytest
+from cyclopts import App, CycloptsError
+
+from liveness.cli import main
+from liveness.compiled import PURE_WHEEL
+from liveness.config.settings import SETTINGS, Setting
+from liveness.config.sources import FILE_VARIABLE
+from liveness.errors import LivenessError
+from liveness.metrics import Collector, Counts, HttpRefusal
+from tests.helpers.command_lines import checked
+from tests.helpers.pages import (
+    INDEX,
+    MANUAL,
+    WHOLE,
+    Command,
+    anchors,
+    blocks,
+    commands,
+    inline,
+    links,
+    prose,
+    rows,
+    section,
+    shell_lines,
+)
+from tests.helpers.symbols import symbols, symbols_below
+from tests.helpers.tree import ROOT
+from tests.service.test_metrics import NOW, gateways
+
+GROUPS: Final = {name: main.app[name] for name in ("timers", "gateways", "guard")}
+# Every command, as one would type it.
+SHOWN: Final = blocks("docs/command-line.md", "sh")[0].splitlines()
+API: Final[dict[str, Any]] = json.loads((ROOT / "docs/openapi.json").read_text())
+MAKEFILE: Final = (ROOT / "Makefile").read_text()
+# Their ARGS are those of a command.
+MAKES: Final = ("demo", "serve", "bench")
+
+Help = Callable[[str], str]
+
+
+@pytest.fixture
+def help_of(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Help:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def text(command: str) -> str:
+        assert main.main([*command.split(), "--help"]) == 0
+        return capsys.readouterr().out
+
+    return text
+
+
+# --- pages ----------------------------------------------------------------------------
+
+
+def test_the_readme_is_one_page() -> None:
+    text = MANUAL["README.md"]
+    assert text.count("\n") <= 250
+    assert len(text.encode()) <= 15_000
+
+
+def test_the_index_leads_to_every_page() -> None:
+    named = {ROOT / "docs" / path for path, _ in links(MANUAL[INDEX])}
+    pages = {ROOT / "docs" / ".." / name for name in ("README.md", "CONTRIBUTING.md")}
+    pages |= {ROOT / name for name in MANUAL if name.startswith("docs/")}
+    pages.remove(ROOT / INDEX)
+    assert {path.resolve() for path in pages} <= {path.resolve() for path in named}
+
+
+@pytest.mark.parametrize("page", [*MANUAL, "proto/README.md"])
+def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for path, anchor in links(text):
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), path
+        if anchor:
+            assert anchor in anchors(target.read_text()), f"{path}#{anchor}"
+
+
+# --- figures --------------------------------------------------------------------------
+
+
+def test_the_figures_of_the_readme_are_those_measured() -> None:
+    systems = {
+        "liveness": "the sidecar",
+        "Redis, a key with a TTL each": "redis-server, a key with a TTL for each user",
+        "Redis, a sorted set of deadlines": (
+            "redis-server, a sorted set of deadlines, swept every second"
+        ),
+        "asyncio, a timer each (in the gateway's process)": (
+            "a process with a timer for each user"
+        ),
+        "etcd, a lease each": "etcd, a lease for each user",
+    }
+    measured = {
+        row[1]: row for row in rows(MANUAL["docs/performance.md"]) if len(row) == 10
+    }
+    shown = rows(section("README.md", "What it costs"))
+    assert {row[1] for row in shown} == set(systems)
+    for users, system, *figures in shown:
+        row = measured[systems[system]]
+        assert users == row[0], system
+        # CPU of an event alone and in batches, memory, and p99 of the reports.
+        assert figures == [row[2], row[3], row[5], row[7]], system
+
+
+# --- settings -------------------------------------------------------------------------
+
+
+def shown(setting: Setting) -> str:
+    """A setting's default, as TOML has it without quotes."""
+    default = setting.default
+    if default is MISSING:
+        return "see below"
+    text = str(default).lower() if isinstance(default, bool) else str(default)
+    return "none" if default in (None, "") else f"`{text}`"
+
+
+def test_the_settings_table_is_the_settings() -> None:
+    expected = [
+        [
+            f"`{setting.name}`",
+            f"`{setting.variable}`",
+            shown(setting),
+            setting.allowed,
+            setting.meaning + (f" (`{setting.flag}`)" if setting.flag else ""),
+        ]
+        for setting in SETTINGS
+    ]
+    assert rows(section("docs/configuration.md", "Settings")) == expected
+
+
+def test_every_variable_exists() -> None:
+    known = {setting.variable for setting in SETTINGS} | {FILE_VARIABLE, PURE_WHEEL}
+    assert set(re.findall(r"LIVENESS_[A-Z_]+", WHOLE)) == known
+
+
+def test_every_setting_that_is_named_exists() -> None:
+    sections = {setting.section for setting in SETTINGS if setting.section}
+    # Some files begin as a section does: timers.db, http.py.
+    name = rf"\b(?:{'|'.join(sections)})\.(?!db\b|py\b)[a-z_]+"
+    named = set(re.findall(name, inline(WHOLE)))
+    assert named <= {setting.name for setting in SETTINGS}
+
+
+def test_the_limits_are_those_in_force() -> None:
+    limits = " ".join(section("docs/operations.md", "Limits").split())
+    by_name = {setting.name: setting.default for setting in SETTINGS}
+    for name, shown in {
+        "limits.max_frame_bytes": f"{by_name['limits.max_frame_bytes'] >> 20} MiB",
+        "limits.max_batch": "{:,} uids",
+        "limits.hello_s": "{:.0f} s for its hello",
+        "limits.window": "{:,} records in flight",
+        "limits.max_replies": "{:,} replies",
+        "limits.max_refused": "{:,} refused frames",
+        "limits.max_links": "{:,} links",
+        "limits.max_names": "{:,} names",
+        "limits.pause_firing": "At {:,} offlines",
+        "limits.pause_reading": "at {:,} records sockets",
+        "timers.max_pending": "Of {:,} timer orders",
+        "http.max_connections": "{:,} connections",
+        "http.request_s": "A request has {:.0f} s to come whole",
+        "http.max_header_bytes": f"{by_name['http.max_header_bytes'] >> 10} KiB",
+        "http.max_body_bytes": f"{by_name['http.max_body_bytes'] >> 10} KiB",
+    }.items():
+        assert shown.format(by_name[name]) in limits, name
+
+
+# --- metrics, HTTP, security ----------------------------------------------------------
+
+
+def exposed() -> set[str]:
+    """Every metric, with its labels."""
+    known = [replace(gateway, interval_s=1.0) for gateway in gateways(1)]
+    names = set()
+    for family in Collector(Counts(), lambda: replace(NOW, gateways=known)).collect():
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        labels = dict.fromkeys(
+            label for one in family.samples for label in one.labels if label != "le"
+        )
+        listed = ",".join(labels)
+        names.add(family.name + suffix + (f"{{{listed}}}" if labels else ""))
+    return names
+
+
+def test_the_metrics_table_names_exactly_what_is_exposed() -> None:
+    documented = {
+        row[0].strip("`") for row in rows(section("docs/metrics.md", "Metrics"))
+    }
+    assert documented == exposed()
+    mentioned = set(re.findall(r"\bliveness_\w+", WHOLE))
+    assert mentioned == {re.sub(r"\{.*", "", name) for name in documented}
+
+
+def test_the_reasons_to_refuse_http_are_those_that_are_counted() -> None:
+    reasons = rows(section("docs/http-api.md", "Refusal reasons"))
+    told = [name for row in reasons for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(told) == sorted(HttpRefusal)
+
+
+def test_each_threat_names_a_test_that_shows_that_it_is_met() -> None:
+    threats = [row for row in rows(MANUAL["docs/security.md"]) if len(row) == 4]
+    assert len(threats) > 13
+    for row in threats:
+        tests = re.findall(r"`(tests/[^`:]+)::([a-z0-9_]+)`", row[3])
+        assert tests, row
+        for path, name in tests:
+            text = (ROOT / path).read_text()
+            assert re.search(rf"^(async )?def {name}\(", text, re.M), (path, name)
+
+
+def test_the_rights_are_those_of_the_settings() -> None:
+    rights = [row for row in rows(MANUAL["docs/security.md"]) if len(row) == 2]
+    told = [row[0].strip("`") for row in rights]
+    assert told == [one.name for one in SETTINGS if one.section == "access"]
+
+
+def test_the_http_api_to_read_is_the_one_that_the_sidecar_serves() -> None:
+    served, shown = "liveness/service/http/page/openapi.json", "docs/openapi.json"
+    assert not (ROOT / shown).is_symlink()
+    same = (ROOT / served).read_bytes() == (ROOT / shown).read_bytes()
+    assert same, f"cp {served} {shown}"
+
+
+def test_the_record_shown_is_a_record() -> None:
+    schema: dict[str, Any] = json.loads((ROOT / "proto/record.schema.json").read_text())
+    (shown,) = blocks("docs/any-language.md", "json")
+    jsonschema.validate(json.loads(shown), schema)
+
+
+# --- files, tests and names of the code ------------------------------------------------
+
+# Folders of the repository, and of the package, where some pages leave its name out.
+FOLDERS: Final = (
+    ("liveness", "tests", "proto", "deploy", "docs", "grafana"),
+    ("core", "service", "commands", "demo", "bench"),
+)
+FILE: Final = r"`((?:\w+/)*\w+\.py)`"
+# The state directory has a file `stopped`.
+NAME: Final = r"`(?!\w+\.py`|stopped`)(\w+(?:\.\w+)?)(?:\(\))?`"
+
+
+def at(path: str) -> Path:
+    """A file or folder that a page names."""
+    folders = [ROOT / path, ROOT / "liveness" / path]
+    return next((it for it in folders if it.exists()), ROOT / path)
+
+
+def named(page: str) -> str:
+    """What a page has between backticks outside of its code blocks, a line each."""
+    return inline(prose(MANUAL[page]))
+
+
+def missing_paths(page: str) -> set[str]:
+    first = "|".join(FOLDERS[0] + FOLDERS[1])
+    paths = re.findall(rf"^((?:{first})/[\w.*/-]*)(?:::\w+)?$", named(page), re.M)
+    # NAME stands for any.
+    paths = [path for path in paths if "NAME" not in path]
+    return {
+        path
+        for path in paths
+        if not any([*ROOT.glob(path), *(ROOT / "liveness").glob(path)])
+        or (path.endswith("/") and not at(path).is_dir())
+    }
+
+
+def missing_files(page: str) -> set[str]:
+    """Those of the package that are named without their folder."""
+    files = set(re.findall(r"^\w+\.pyx?$", named(page), re.M))
+    there = {
+        path.name for path in [*ROOT.glob("*.py"), *ROOT.glob("liveness/**/*.py*")]
+    }
+    # A reader's own.
+    made = {
+        word
+        for line in shell_lines(page)
+        for command in commands(line)
+        for word in command.words[1:]
+        if command.program == "python"
+    }
+    return files - there - made
+
+
+@cache
+def all_tests() -> set[str]:
+    files = "".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
+    return set(re.findall(r"^(?:async )?def (test_\w+)", files, re.M))
+
+
+def missing_tests(page: str) -> set[str]:
+    lost = set(re.findall(r"^test_\w+$", named(page), re.M)) - all_tests()
+    text = " ".join(prose(MANUAL[page]).split())
+    beside = re.findall(rf"{FILE} \(((?:`test_\w+`(?:, )?)+)\)", text)
+    beside += re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    for file, tests in beside:
+        lost |= set(re.findall(r"\w+", tests)) - symbols(at(file))
+    return lost
+
+
+def missing_names(page: str) -> set[str]:
+    """Names of the code that are not in the file beside them, or in no file at all."""
+    text = " ".join(prose(MANUAL[page]).split())
+    beside = re.findall(rf"{NAME}(?:,| in| \(|, in) ?{FILE}", text)
+    lost = {
+        f"{name} in {file}" for name, file in beside if name not in symbols(at(file))
+    }
+    for row in rows(MANUAL[page]):
+        for file in re.findall(rf"^{FILE}$", row[0]):
+            of_file = set(re.findall(NAME, row[1]))
+            lost |= {f"{name} in {file}" for name in of_file - symbols(at(file))}
+    # A class's, by its capital; on the page of the code every name that is no word.
+    form = r"[A-Z]\w*[a-z]\w*\.(?!md$)\w+"
+    if page == "docs/architecture.md":
+        form += r"|(?:\w+\.)?_?[A-Z]\w*|\w*_\w*"
+    names = set(re.findall(rf"^({form})(?:\(\))?$", named(page), re.M))
+    return lost | (names - symbols_below(ROOT / "liveness"))
+
+
+@pytest.mark.parametrize("page", MANUAL)
+def test_every_file_and_test_and_name_of_the_code_exists(page: str) -> None:
+    assert not missing_paths(page)
+    assert not missing_files(page)
+    assert not missing_tests(page)
+    assert not missing_names(page)
+
+
+# --- commands -------------------------------------------------------------------------
+
+
+def flags(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+
+
+def words(line: str) -> str:
+    """The names of a command, and of its own command where it has some."""
+    return " ".join(line.split()[1 : 3 if line.split()[1] in GROUPS else 2])
+
+
+def names(app: App) -> set[str]:
+    return {name for name in app if not name.startswith("-")}
+
+
+def test_every_command_is_shown_and_no_other_is_named() -> None:
+    assert {line.split()[1] for line in SHOWN} == names(main.app)
+    assert set(re.findall(r"^liveness ([a-z-]+)\b", inline(WHOLE), re.M)) <= names(
+        main.app
+    )
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_command_of_a_group_is_shown_and_no_other_is_named(group: str) -> None:
+    known = names(GROUPS[group])
+    assert {line.split()[2] for line in SHOWN if line.split()[1] == group} == known
+    named = re.findall(rf"\bliveness {group} ([a-z]+)\b", inline(WHOLE))
+    assert set(named) <= known
+
+
+def test_every_flag_exists(help_of: Help) -> None:
+    known = {name: flags(help_of(name)) for name in set(map(words, SHOWN))}
+    for line in SHOWN:
+        assert flags(line) <= known[words(line)], line
+    # Those of other programs stand behind their names.
+    manual = "\n".join(text for page, text in MANUAL.items() if "docs/" in page)
+    ours = re.findall(r"^--.*$", inline(manual), re.M)
+    assert flags("\n".join(ours)) <= {"--help"}.union(*known.values())
+    for line in re.findall(r"^liveness [a-z].*", inline(WHOLE), re.M):
+        if flags(line) - {"--help"}:
+            assert flags(line) <= known[words(line)], line
+
+
+# --- commands that a reader copies ----------------------------------------------------
+
+
+def fault_of(command: Command, *, settings: Path) -> str | None:
+    """Why a command of ours cannot be run as it is shown; None if it can."""
+    try:
+        match command.program:
+            case "liveness":
+                has_file = "--config" in command.words
+                file = settings if has_file else None
+                checked(command.words, command.environ, file=file)
+            case "make":
+                check_make(command.words[1], command.words[2:])
+            case "curl":
+                check_request(command.words[1:])
+            case _:
+                for program, argument in pairwise(command.words):
+                    is_ours = Path(program).name == "liveness"
+                    assert not (is_ours and argument in names(main.app)), "hidden"
+    except (
+        CycloptsError,
+        LivenessError,
+        AssertionError,
+        LookupError,
+        jsonschema.ValidationError,
+    ) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def check_make(target: str, variables: list[str]) -> None:
+    recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)*)", MAKEFILE, re.M)
+    assert recipe, "there is no such target"
+    for variable in variables:
+        name, _, value = variable.partition("=")
+        assert re.search(rf"\b{name}\b", MAKEFILE), f"no {name}"
+        arguments = shlex.split(value) if name == "ARGS" else []
+        if target in MAKES:
+            checked(["liveness", target, *arguments])
+        elif module := re.search(r"-m (tests|grafana)\.(\w+)", recipe[1]):
+            folder = ROOT / module[1] / module[2]
+            text = "\n".join(path.read_text() for path in folder.glob("*.py"))
+            for flag in flags(value):
+                assert f'"{flag}"' in text, f"no {flag}"
+            if target == "mutants":
+                for mutant in (it for it in arguments if it[0] != "-"):
+                    assert (folder / f"{mutant}.patch").exists(), mutant
+        else:
+            for path in (it for it in arguments if it.startswith("tests/")):
+                assert (ROOT / path).exists(), path
+
+
+def check_request(arguments: list[str]) -> None:
+    """A request of curl's is one that the OpenAPI document has."""
+    (url,) = (urlsplit(it) for it in arguments if it.startswith("http://"))
+    bodies = [body for flag, body in pairwise(arguments) if flag == "--data"]
+    operations = API["paths"][path_of(url.path)]
+    operation = operations["post" if bodies else "get"]
+    for body in bodies:
+        validate(json.loads(body), operation["requestBody"])
+    parameters = {
+        one["name"]: one["schema"]
+        for one in map(resolved, operation.get("parameters", []))
+        if one["in"] == "query"
+    }
+    for name, value in parse_qsl(url.query, strict_parsing=bool(url.query)):
+        schema = resolved(parameters[name])
+        schema = schema.get("items", schema)  # it may be repeated
+        is_number = resolved(schema).get("type") == "integer"
+        validate_by(int(value) if is_number else value, schema)
+
+
+def path_of(asked: str) -> str:
+    """The path of the OpenAPI document that a request asks for."""
+    for path in API["paths"]:
+        form = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))
+        if re.fullmatch(form, asked):
+            return str(path)
+    raise LookupError(f"no path {asked}")
+
+
+def resolved(part: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" not in part:
+        return part
+    found: Any = API
+    for name in part["$ref"].removeprefix("#/").split("/"):
+        found = found[name]
+    return resolved(found)
+
+
+def validate(value: object, holder: dict[str, Any]) -> None:
+    """Hold a JSON body to its schema: that of a request, or of a response."""
+    validate_by(value, resolved(holder)["content"]["application/json"]["schema"])
+
+
+def validate_by(value: object, schema: dict[str, Any]) -> None:
+    whole = {**schema, "components": API["components"]}
+    jsonschema.Draft202012Validator(whole).validate(value)
+
+
+@pytest.mark.parametrize("page", [page for page in MANUAL if [*shell_lines(page)]])
+def test_each_command_of_a_page_can_be_run_as_it_is_shown(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is run. The settings file is the one that the page shows, or empty."""
+    settings = tmp_path / "liveness.toml"
+    settings.write_text("\n".join(blocks(page, "toml")))
+    monkeypatch.chdir(tmp_path)  # where a report could be written
+    faults = {
+        line: fault
+        for line in shell_lines(page)
+        for command in commands(line)
+        if (fault := fault_of(command, settings=settings))
+    }
+    assert not faults
+
+
+def test_the_answers_of_http_that_are_shown_have_the_shape_that_is_documented() -> None:
+    text = "".join(blocks("docs/http-api.md", "console"))
+    shown = re.findall(r"^\$ curl .*?http://[^/]+([^' ?\n]+).*\n(\{.*\})$", text, re.M)
+    whole = [(path, answer) for path, answer in shown if "…" not in answer]
+    for path, answer in whole:
+        operation = API["paths"][path_of(path)]["get"]
+        if path == "/v1/users":
+            validate_by(json.loads(answer), operation["x-lines"]["each user"])
+        else:
+            validate(json.loads(answer), operation["responses"]["200"])
+    assert len(whole) > 5
+    events = re.findall(r"^event: (\w+)\ndata: (.*)$", text, re.M)
+    schemas = API["paths"]["/v1/feed"]["get"]["x-events"]
+    for name, data in events:
+        validate_by(json.loads(data), schemas[name])
+    assert len(events) > 1
+
+
+@pytest.mark.parametrize("page", [page for page in MANUAL if blocks(page, "toml")])
+def test_the_settings_that_a_page_shows_are_accepted(page: str, tmp_path: Path) -> None:
+    settings = tmp_path / "liveness.toml"
+    for block in blocks(page, "toml"):
+        settings.write_text(block)
+        checked(["liveness", "serve"], file=settings)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("liveness histroy ada", "Unknown command"),
+        ("liveness status --limit 10", "Unknown option"),
+        (
+            "sudo setpriv --reuid=a --init-groups liveness log --kind of",
+            "Invalid value",
+        ),
+        ("LIVENESS_SLOTS=0 liveness serve", "LIVENESS_SLOTS"),
+        ("kubectl exec a -c b -- liveness serve --timeout 0", "--timeout"),
+        ("unheard-of liveness status", "hidden"),
+        ("liveness demo --script lunch", "no step"),
+        ("date | liveness compare", "requires an argument"),
+        ("make supper", "no such target"),
+        ('(cd here; make bench ARGS="--users 1")', "Invalid value"),
+        ('make fuzz ARGS="--ever"', "no --ever"),
+        ('make mutants ARGS="none"', "none"),
+        ('make test ARGS="tests/none.py"', "tests/none.py"),
+        ("curl -s http://localhost/v1/users/ada/all", "no path"),
+        ("curl -s http://localhost/v1/timers?states=failed", "states"),
+        ("curl -s 'http://localhost/v1/timers?limit=0'", "less than"),
+        ("curl http://localhost/v1/timers/retry --data '{}'", "required"),
+        ("curl http://localhost/v1/timers/retry", "get"),
+    ],
+)
+def test_a_command_that_cannot_be_run_is_found(
+    line: str, told: str, tmp_path: Path
+) -> None:
+    *_, command = commands(line)
+    fault = fault_of(command, settings=tmp_path)
+    assert fault is not None
+    assert told in fault
+
+
+def test_every_make_target_exists() -> None:
+    for line in re.findall(r"^make [a-z].*", inline(WHOLE), re.M):
+        (command,) = commands(line)
+        assert fault_of(command, settings=ROOT) is None, line

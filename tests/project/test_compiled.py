@@ -1,0 +1,255 @@
+"""What is compiled, and what serves where nothing could be.
+
+The installations are real: pip makes them from a copy of the sources, with this
+environment's own setuptools and Cython and without a network, into folders of their own.
+Where there must be no gcc or no Python.h, the real build looks for one in vain.
+"""
+
+import os
+import re
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from liveness import compiled
+from tests.helpers.needs import needs, needs_compiler
+from tests.helpers.processes import Done, ran
+from tests.helpers.tree import ROOT
+from tests.system.sidecar import Sidecar
+
+SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
+# What would steer a build or a run, were it set where the tests are started.
+STEERING = {"CC", "CFLAGS", "CPPFLAGS", "LDFLAGS", "LDSHARED"}
+STEERING |= {"CI", "REQUIRE_COMPILED"}
+REQUIRED = {"REQUIRE_COMPILED": "1"}
+SHOW = "from liveness import compiled; print(compiled.WHEEL, compiled.WHY_REFERENCE, sep=': ')"
+NOT_COMPILED = (
+    "it was not compiled for this Python; apt install gcc python3-dev, then install "
+    "liveness again (in a clone: make setup)"
+)
+
+
+def environ(**more: str) -> dict[str, str]:
+    """The environment of a machine's new user, and what a test adds to it."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in STEERING and not name.startswith("LIVENESS_")
+    }
+    return kept | more
+
+
+def python(*arguments: str, cwd: Path, **more: str) -> Done:
+    """Run this environment's Python; what lies in *cwd* is imported before all else."""
+    return ran(sys.executable, *arguments, cwd=cwd, env=environ(**more))
+
+
+def without(*patterns: str) -> Callable[[str, list[str]], set[str]]:
+    return shutil.ignore_patterns("__pycache__", *patterns)
+
+
+# --- which one serves
+
+
+def test_the_gate_runs_on_the_compiled_wheel() -> None:
+    assert compiled.WHEEL == "compiled" or not os.environ.get("CI")
+
+
+@pytest.mark.parametrize("chosen", ["0", ""])
+def test_the_compiled_wheel_serves_unless_forced(tmp_path: Path, chosen: str) -> None:
+    by_itself = python("-c", SHOW, cwd=tmp_path)
+    assert by_itself.stdout in ("compiled: \n", f"reference: {NOT_COMPILED}\n")
+    same = python("-c", SHOW, cwd=tmp_path, LIVENESS_PURE_WHEEL=chosen)
+    assert same.stdout == by_itself.stdout
+
+
+def test_the_reference_serves_where_it_is_forced(tmp_path: Path) -> None:
+    forced = python("-c", SHOW, cwd=tmp_path, LIVENESS_PURE_WHEEL="1")
+    assert forced.stdout == "reference: LIVENESS_PURE_WHEEL is set\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config", "version"])
+def test_a_choice_that_is_none_is_one_line_and_78(tmp_path: Path, command: str) -> None:
+    refused = python(
+        "-m", "liveness", command, cwd=tmp_path, LIVENESS_PURE_WHEEL="true"
+    )
+    assert (refused.returncode, refused.stdout) == (78, "")
+    assert refused.stderr == (
+        "liveness: LIVENESS_PURE_WHEEL is 'true' (environment): it must be 0 or 1 "
+        "(1: the reference wheel, though there is a compiled one)\n"
+    )
+
+
+@pytest.mark.parametrize("module", ["_table", "_wheel", "_wire"])
+def test_half_of_what_is_compiled_does_not_serve(tmp_path: Path, module: str) -> None:
+    shutil.copytree(
+        ROOT / "liveness", tmp_path / "liveness", ignore=without(f"{module}.*.so")
+    )
+    half = python("-c", SHOW, cwd=tmp_path)
+    assert half.stdout == f"reference: {NOT_COMPILED}\n"
+
+
+def test_what_was_compiled_and_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "liveness", tmp_path / "liveness", ignore=without("*.so"))
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    broken = tmp_path / "liveness" / "core" / f"_table{suffix}"
+    broken.write_bytes(b"\x7fELF, and no more")
+    shown = python("-c", SHOW, cwd=tmp_path).stdout
+    assert shown.startswith("reference: what was compiled cannot be loaded (")
+    assert broken.name in shown
+    assert "; apt install gcc python3-dev, then install liveness again" in shown
+
+
+def test_a_sidecar_on_the_reference_says_once_why(tmp_path: Path) -> None:
+    with Sidecar(tmp_path, pure_wheel=1) as sidecar:
+        sidecar.start()
+        assert 'wheel="reference"' in sidecar.get("/metrics")[1]
+        assert sidecar.stop() == 0
+        lines = sidecar.lines
+    assert lines[0]["wheel"] == "reference"
+    told = [line for line in lines if "why" in line]
+    assert [(line["level"], line["why"]) for line in told] == [
+        ("info", "LIVENESS_PURE_WHEEL is set")
+    ]
+
+
+# --- installations
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources and their distribution, without anything that was compiled here."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name in SOURCES:
+        shutil.copy(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "liveness", folder / "liveness", ignore=without("*.so"))
+    # Leaves the C files in build/, so that not every installation writes them anew.
+    made = python("setup.py", "-q", "sdist", "build", cwd=folder, CC="false")
+    assert made.returncode == 0, made.stderr
+    return folder
+
+
+def installed(source: Path, target: Path, **more: str) -> tuple[int, str]:
+    """Install *source* into the folder *target*; pip's exit code and all it said."""
+    done = python(
+        *("-m", "pip", "install", "--verbose", "--no-index", "--no-deps"),
+        *("--no-build-isolation", "--target", str(target), str(source)),
+        cwd=target.parent,
+        **more,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def version(target: Path) -> str:
+    """What the installation in *target* says of its wheel."""
+    shown = python("-m", "liveness", "version", cwd=target)
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout.splitlines()[-1]
+
+
+def no_gcc(folder: Path) -> dict[str, str]:
+    return {"PATH": str(folder)}
+
+
+def a_failing_gcc(folder: Path) -> dict[str, str]:
+    (folder / "gcc").write_text("#!/bin/sh\necho out of order >&2; exit 1\n")
+    (folder / "gcc").chmod(0o755)
+    return {"CC": str(folder / "gcc")}
+
+
+def no_header(folder: Path) -> dict[str, str]:
+    """Python says that its headers are in *folder*, by the means of cross compilers."""
+    said = sysconfig.get_config_vars() | dict.fromkeys(
+        ["INCLUDEPY", "CONFINCLUDEPY"], str(folder)
+    )
+    (folder / "_no_header.py").write_text(f"build_time_vars = {said!r}\n")
+    return {"PYTHONPATH": str(folder), "_PYTHON_SYSCONFIGDATA_NAME": "_no_header"}
+
+
+@pytest.fixture
+def place(tmp_path: Path, sources: Path) -> Path:
+    """A folder with an own copy of the sources, and an empty one for a machine's lack."""
+    shutil.copytree(sources, tmp_path / "sources")
+    (tmp_path / "machine").mkdir()
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_required", [False, True], ids=["allowed", "required"])
+@pytest.mark.parametrize(
+    ("lacking", "reason"),
+    [
+        (no_gcc, "No such file or directory"),
+        (a_failing_gcc, "out of order"),
+        pytest.param(
+            no_header,
+            "Python.h: No such file or directory",
+            marks=needs("gcc"),
+        ),
+    ],
+    ids=["no-gcc", "broken-gcc", "no-header"],
+)
+def test_without_a_compiler_the_reference_is_installed(
+    place: Path,
+    lacking: Callable[[Path], dict[str, str]],
+    reason: str,
+    *,
+    is_required: bool,
+) -> None:
+    machine = lacking(place / "machine") | (REQUIRED if is_required else {})
+    code, said = installed(place / "sources", place / "target", **machine)
+    assert reason in said
+    assert (code != 0) is is_required, said
+    if is_required:
+        assert not (place / "target").exists()
+    else:
+        expected = f"wheel: reference, because {NOT_COMPILED}"
+        assert version(place / "target") == expected
+
+
+@pytest.mark.long
+@needs_compiler
+def test_half_a_wheel_is_none(place: Path) -> None:
+    target, gcc = place / "target", place / "machine" / "gcc"
+    gcc.write_text(
+        '#!/bin/sh\ncase "$*" in *_wire*) echo out of order >&2; exit 1;; esac\n'
+        f'exec {shutil.which("gcc")} "$@"\n'
+    )
+    gcc.chmod(0o755)
+    code, said = installed(place / "sources", target, CC=str(gcc), CFLAGS="-O0")
+    assert code == 0, said
+    assert "out of order" in said
+    assert [*target.rglob("*.so")] == []
+    (told,) = target.glob("*.dist-info/WHEEL")
+    assert "\nTag: py3-none-any\n" in told.read_text()
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_failed_compilation_installs_nothing_from_before(place: Path) -> None:
+    code, said = installed(place / "sources", place / "first", **REQUIRED)
+    assert code == 0, said
+    assert version(place / "first") == "wheel: compiled"
+    failing = a_failing_gcc(place / "machine")
+    code, said = installed(place / "sources", place / "second", **failing)
+    assert code == 0, said
+    assert "out of order" in said
+    assert version(place / "second") == f"wheel: reference, because {NOT_COMPILED}"
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "level"), [({}, "-O3"), ({"CFLAGS": "-O1"}, "-O1")])
+def test_the_source_distribution_is_compiled_where_it_can_be(
+    tmp_path: Path, sources: Path, flags: dict[str, str], level: str
+) -> None:
+    (distribution,) = (sources / "dist").iterdir()
+    code, said = installed(distribution, tmp_path / "target", **REQUIRED, **flags)
+    assert code == 0, said
+    compiling = [line for line in said.splitlines() if " -c build/" in line]
+    assert {re.findall(r" (-O\w+)", line)[-1] for line in compiling} == {level}
+    assert version(tmp_path / "target") == "wheel: compiled"

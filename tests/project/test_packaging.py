@@ -1,0 +1,373 @@
+"""What is handed on: an sdist from which all can be made and tested, and wheels of it.
+
+`make dist` is run for real, in a copy of what git tracks in which tools have left their
+things. The environments are real ones and pip fills them, without a network: each is
+given links to just those of the packages installed here that the metadata asks for, so
+an installation succeeds only if these are enough.
+"""
+
+import re
+import shutil
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from email import message_from_bytes
+from email.message import Message
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+from typing import Final
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.tags import sys_tags
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+import liveness
+from tests.helpers.needs import needs_compiler
+from tests.helpers.processes import Done, environment, ran, succeeded
+from tests.helpers.tree import ROOT, tracked
+from tests.system.sidecar import Sidecar
+
+PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NAME: Final = f"liveness-{liveness.__version__}"
+SUFFIX: Final = sysconfig.get_config_var("EXT_SUFFIX")
+MODULES: Final = {
+    f"liveness/core/{name}{SUFFIX}" for name in ("_table", "_wheel", "_wire")
+}
+# Of which no file may be handed on; one lists another, as what there was once.
+LEFT: Final = (
+    ".venv/lib/left.py",
+    ".pytest_cache/left",
+    "build/lib/liveness/left.py",
+    "liveness/core/_wheel.c.pyc",
+    f"liveness/core/_wheel{SUFFIX}",
+    "liveness/core/__pycache__/wheel.cpython-311.pyc",
+    "tests/__pycache__/tree.cpython-311.pyc",
+    "liveness.egg-info/SOURCES.txt",
+    "notes.txt",
+)
+# What setuptools adds.
+OF_SETUPTOOLS: Final = re.compile(r"PKG-INFO|setup\.cfg|liveness\.egg-info/[\w.-]+")
+# Shipped with the sources only.
+NOT_INSTALLED: Final = "liveness/bench/results/"
+# Few and quick, but of everything: the core, proto, deploy, the locks, a process.
+SAMPLE: Final = (
+    "tests/core/test_architecture.py",
+    "tests/core/test_vectors.py::test_the_page_names_the_frames_that_are_known",
+    "tests/config/test_settings.py",
+    "tests/project/test_repository.py::test_a_lock_holds_hashed_pins_of_what_the_project_asks_for",
+    "tests/project/test_repository.py::test_the_gate_takes_its_steps_without_standard_input",
+    "tests/system/test_main_job.py",
+)
+# What runs git, and can do so there: where there is a clone, for patches, and on clones
+# that it makes.
+RUN_GIT: Final = {
+    "tests/audit/test_audit.py",
+    "tests/mutants/runner.py",
+    "tests/project/test_mutants.py",
+    "tests/helpers/tree.py",
+}
+
+# A gateway's own programs: a user logs in and falls silent.
+WITH_THREADS: Final = """
+import sys, liveness
+with liveness.connect_sync(sys.argv[1], name="gw-threads") as sidecar:
+    sidecar.login("ada", conn=7)
+    end = next(sidecar.ended())
+print(end.conn, end.reason)
+"""
+WITH_A_LOOP: Final = """
+import sys, anyio, liveness
+async def main():
+    async with liveness.connect(sys.argv[1], name="gw-" + sys.argv[2]) as sidecar:
+        sidecar.login(sys.argv[2], conn=7)
+        end = await anext(sidecar.ended())
+    print(end.conn, end.reason)
+anyio.run(main, backend=sys.argv[2])
+"""
+WITH_A_SCRIPT: Final = """
+import sys, anyio, liveness, liveness.testing
+async def main():
+    async with liveness.testing.scripted_sidecar() as script:
+        async with liveness.connect(script.path, name="gw") as sidecar:
+            sidecar.login("ada", conn=7)
+            await script.online("ada")
+            await script.pass_time(30)
+            end = await anext(sidecar.ended())
+    print(end.conn, end.reason)
+anyio.run(main, backend=sys.argv[2])
+"""
+SILENT: Final = "7 silence\n"
+PIP_WHEEL: Final = (
+    *(sys.executable, "-m", "pip", "wheel"),
+    *("--no-deps", "--no-build-isolation"),
+)
+
+
+def run(*command: str | Path, cwd: Path | None = None, **environ: str) -> Done:
+    """Run a command, in an environment in which nothing of ours is set."""
+    choices = {"CC", "CFLAGS", "CI", "REQUIRE_COMPILED", "VENV", "MAKEFLAGS"}
+    kept = {key: it for key, it in environment().items() if key not in choices}
+    return ran(*command, cwd=cwd, env=kept | environ)
+
+
+# --- what is made ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What git tracks, and what tools have left between it."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in [*tracked(ROOT), *LEFT]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if name in LEFT:
+            (folder / name).write_text("notes.txt\n")
+        else:
+            shutil.copy(ROOT / name, folder / name)
+    # As `make setup LEVEL=runtime` would leave it; this environment stands for that.
+    shown = run(
+        "make", "-s", "--eval=it: ; @echo $(call STAMP,runtime)", "it", cwd=folder
+    )
+    (folder / succeeded(shown).strip()).touch()
+    python = folder / ".venv/bin/python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dist(copy: Path) -> Path:
+    """Where `make dist` has put what it makes; optimised it would take long."""
+    succeeded(run("make", "dist", cwd=copy, CFLAGS="-O0"))
+    return copy / "dist"
+
+
+def unpacked(dist: Path, folder: Path) -> Path:
+    """The source distribution's folder, in *folder*; by tar, as people do."""
+    succeeded(run("tar", "-xf", dist / f"{NAME}.tar.gz", "-C", folder))
+    return folder / NAME
+
+
+@pytest.fixture(scope="module")
+def sdist(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, unpacked, and nothing above it."""
+    return unpacked(dist, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def wheels(dist: Path, sdist: Path) -> dict[str, Path]:
+    """The wheel that `make dist` made, and one made where there is no compiler.
+
+    That is the same folder, in which an older version was built, so that files lie there
+    that are gone by now; and CI, as it is set wherever gateways are built, changes nothing.
+    """
+    (compiled,) = dist.glob("*.whl")
+    machine = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    library = sdist / f"build/lib.{machine}/liveness"
+    library.mkdir(parents=True)
+    (library / "gone.py").touch()
+    succeeded(run(*PIP_WHEEL, "-w", sdist.parent, sdist, CC="false", CI="true"))
+    (pure,) = sdist.parent.glob("*.whl")
+    return {"compiled": compiled, "pure": pure}
+
+
+def test_the_sdist_is_what_git_tracks(dist: Path) -> None:
+    with tarfile.open(dist / f"{NAME}.tar.gz") as archive:
+        inside = [
+            member.name.removeprefix(f"{NAME}/")
+            for member in archive
+            if not member.isdir()
+        ]
+    assert len(inside) == len(set(inside))
+    added = {name for name in inside if OF_SETUPTOOLS.fullmatch(name)}
+    assert set(inside) - added == {*tracked(ROOT)} - added
+
+
+def test_from_the_sdist_alone_the_tests_run(sdist: Path) -> None:
+    told = succeeded(
+        run(sys.executable, "-m", "pytest", "-q", "-m", "not slow", *SAMPLE, cwd=sdist)
+    )
+    assert re.search(r"^\d{3,} passed", told, re.M)
+
+
+def test_no_test_wants_a_clone_which_an_sdist_is_not() -> None:
+    tests = [name for name in tracked(ROOT) if re.match(r"tests/.*\.py", name)]
+    running = re.compile(r"""["']git["'],""")
+    found = {name for name in tests if running.search((ROOT / name).read_text())}
+    assert found == RUN_GIT, "see tests/helpers/tree.py::tracked"
+
+
+def inside(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def metadata(wheel: Path, file: str = "METADATA") -> Message:
+    return message_from_bytes(inside(wheel)[f"{NAME}.dist-info/{file}"])
+
+
+@needs_compiler
+def test_a_wheel_is_for_the_machines_that_it_says(wheels: dict[str, Path]) -> None:
+    """The first tag of this Python is for just this Python, on just such a machine."""
+    tags = {key: parse_wheel_filename(it.name)[3] for key, it in wheels.items()}
+    here = next(sys_tags())
+    assert [(tag.interpreter, tag.abi) for tag in tags["compiled"]] == [
+        (here.interpreter, here.abi)
+    ]
+    assert tags["compiled"] <= {*sys_tags()}
+    assert [*map(str, tags["pure"])] == ["py3-none-any"]
+    for key, wheel in wheels.items():
+        told = metadata(wheel, "WHEEL")
+        assert told.get_all("Tag") == [*map(str, tags[key])]
+        assert told["Root-Is-Purelib"] == str(key == "pure").lower()
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["compiled", "pure"])
+def test_a_wheel_has_the_package_only(wheels: dict[str, Path], kind: str) -> None:
+    ours = {
+        name
+        for name in tracked(ROOT)
+        if name.startswith("liveness/") and not name.startswith(NOT_INSTALLED)
+    }
+    assert {"liveness/py.typed", "liveness/service/http/page/index.html"} < ours
+    packed = inside(wheels[kind])
+    files = {name for name in packed if ".dist-info/" not in name}
+    assert files == (ours | MODULES if kind == "compiled" else ours)
+    assert all(packed[name] == (ROOT / name).read_bytes() for name in ours)
+
+
+def test_the_metadata_is_what_the_project_says(wheels: dict[str, Path]) -> None:
+    told = metadata(wheels["pure"])
+    assert (told["Name"], told["Version"]) == ("liveness", liveness.__version__)
+    assert told["Requires-Python"] == PROJECT["requires-python"]
+    assert told["License-Expression"] == PROJECT["license"]
+    assert told.get_all("License-File") == PROJECT["license-files"]
+    assert told.get_all("Provides-Extra") == ["sidecar"]
+    assert "Project-URL" not in told  # of none that there is
+    wanted = {str(Requirement(it)) for it in told.get_all("Requires-Dist", [])}
+    extra = PROJECT["optional-dependencies"]["sidecar"]
+    assert wanted == {str(Requirement(it)) for it in PROJECT["dependencies"]} | {
+        str(Requirement(f'{it}; extra == "sidecar"')) for it in extra
+    }
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # it is compiled twice, with the flags that are shipped
+def test_of_the_same_sources_the_same_wheel_is_made(dist: Path, tmp_path: Path) -> None:
+    made = []
+    for place in (tmp_path / "here", tmp_path / "further" / "away"):
+        place.mkdir(parents=True)
+        command = (*PIP_WHEEL, "-w", place, unpacked(dist, place))
+        succeeded(run(*command, SOURCE_DATE_EPOCH="1700000000", REQUIRE_COMPILED="1"))
+        made += [path.read_bytes() for path in place.glob("*.whl")]
+    assert len(made) == 2
+    assert made[0] == made[1]
+
+
+# --- what is installed -------------------------------------------------------------------
+
+
+def required(
+    wanted: Iterable[str], extra: str, installed: Callable[[str], Distribution]
+) -> set[str]:
+    """The packages that these requirements bring along, by what is installed."""
+    found, left = set[str](), [*wanted]
+    while left:
+        asked = Requirement(left.pop())
+        name = canonicalize_name(asked.name)
+        applies = asked.marker is None or asked.marker.evaluate({"extra": extra})
+        if applies and name not in found:
+            found.add(name)
+            left += installed(name).requires or []
+    return found
+
+
+def needed(wheel: Path, extra: str) -> set[str]:
+    wanted = metadata(wheel).get_all("Requires-Dist", [])
+    return required(wanted, extra, distribution)
+
+
+def installed(wheel: Path, folder: Path, extra: str = "") -> Path:
+    """An environment with *wheel* and what it asks for; its programs' folder."""
+    venv.create(folder, symlinks=True, with_pip=False)
+    (site,) = folder.glob("lib/python*/site-packages")
+    for name in needed(wheel, extra):
+        package = distribution(name)
+        tops = {file.parts[0] for file in package.files or []} - {"..", "__pycache__"}
+        for top in tops:
+            (site / top).symlink_to(Path(str(package.locate_file(top))))
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin/python")
+    what = f"{wheel}[{extra}]" if extra else str(wheel)
+    succeeded(run(*pip, "install", "--no-index", "--no-compile", what))
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def gateway(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment of a gateway, that only has the client library."""
+    return installed(wheels["pure"], tmp_path_factory.mktemp("gateway") / "venv")
+
+
+def test_the_client_library_needs_few_packages(wheels: dict[str, Path]) -> None:
+    assert needed(wheels["pure"], "") == {
+        *("anyio", "msgpack", "trio", "typing-extensions"),
+        *("attrs", "idna", "outcome", "sniffio", "sortedcontainers"),  # of these three
+    }
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("kind", "wheel"),
+    [
+        ("compiled", "wheel: compiled"),
+        ("pure", "wheel: reference, because it was not "),
+    ],
+)
+def test_a_silent_user_goes_offline_whatever_was_installed(
+    wheels: dict[str, Path], gateway: Path, tmp_path: Path, kind: str, wheel: str
+) -> None:
+    programs = installed(wheels[kind], tmp_path / "venv", "sidecar")
+    shown = succeeded(run(programs / "liveness", "version"))
+    assert shown.startswith(f"liveness {liveness.__version__} ")
+    assert shown.splitlines()[1].startswith(wheel)
+    python = gateway / "python"
+    with Sidecar(tmp_path, timeout_s=1) as sidecar:
+        sidecar.program = [str(programs / "liveness")]
+        sidecar.start()
+        address = str(sidecar.socket)
+        gateways = [
+            [python, "-c", WITH_THREADS, address],
+            [python, "-c", WITH_A_LOOP, address, "asyncio"],
+            [python, "-c", WITH_A_LOOP, address, "trio"],
+        ]
+        with ThreadPoolExecutor() as pool:
+            for done in pool.map(lambda gateway: run(*gateway), gateways):
+                assert succeeded(done) == SILENT
+
+
+def test_nothing_is_missing_in_a_gateways_environment(gateway: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "--python", gateway / "python")
+    assert succeeded(run(*pip, "check")) == "No broken requirements found.\n"
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_a_gateways_own_tests_need_no_more(gateway: Path, loop: str) -> None:
+    assert succeeded(run(gateway / "python", "-c", WITH_A_SCRIPT, "", loop)) == SILENT
+
+
+@pytest.mark.parametrize("program", [["liveness"], ["python", "-m", "liveness"]])
+def test_the_command_names_missing_packages(gateway: Path, program: list[str]) -> None:
+    refused = run(gateway / program[0], *program[1:], "serve")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == (
+        "liveness: the sidecar's packages are not installed (no module cyclopts); in "
+        "the clone or unpacked sdist: pip install '.[sidecar]'\n"
+    )

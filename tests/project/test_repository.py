@@ -1,0 +1,445 @@
+"""What the repository promises about itself: locks, set-up, gate, and clean files.
+
+Set-up and gate are the real Makefile and the real .ci/run, in a copy and without a
+network: a script stands for the Python they call. It answers every question with the
+real one, only ``-m venv`` and ``-m pip`` merely leave a trace.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.helpers.processes import Done, ran
+from tests.helpers.tree import ROOT, files
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+GROUPS = PROJECT["dependency-groups"]
+# Each lock, and what it has to hold.
+WANTED = {
+    "requirements.lock": PROJECT["build-system"]["requires"]
+    + PROJECT["project"]["dependencies"]
+    + PROJECT["project"]["optional-dependencies"]["sidecar"],
+    "requirements-test.lock": GROUPS["test"],
+    "requirements-dev.lock": GROUPS["dev"],
+    "requirements-docs.lock": GROUPS["docs"],
+    "requirements-fuzz.lock": GROUPS["fuzz"],
+    "requirements-audit.lock": GROUPS["audit"],
+}
+ALL_LOCKS = tuple(WANTED)
+TARGETS = (
+    "audit bench check clean dashboard demo dist docs fuzz help install lock mutants "
+    "performance rules screenshots serve setup simulate slow test tests uninstall"
+)
+# What `.ci/run` looks for, besides what set-up needs.
+NEEDED = (
+    "chromium curl etcd fiu-run gcc mount nc prometheus promtool redis-server stat strace "
+    "systemd-analyze"
+)
+STEPS = ("check", "docs", "tests", "mutants ARGS=--changed")
+
+# One entry: a pin, perhaps for some Pythons only, and nothing but hashes after it.
+ENTRY = re.compile(
+    r"(?P<name>[a-z0-9-]+)==(?P<version>(?:[0-9]+!)?[a-z0-9.]+)"
+    r"(?: ; [a-z_]+ [!<>=]+ '[^']+')?"
+    r"(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n"
+)
+
+PYTHON = f"""#!/bin/sh
+case "$1 $2" in
+"-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python"
+    printf '#!/bin/sh\\n' >"$3/bin/liveness"; chmod +x "$3/bin/liveness" ;;
+"-m pip") echo "$*" >>"$TRACE"
+    [ -z "$INTERRUPT" ] || kill -KILL 0 ;;  # with everything above it, as a power cut would
+*) exec {shlex.quote(sys.executable)} -I -S -c "import sys, sysconfig
+sysconfig.get_config_vars()['INCLUDEPY'] = '$HEADERS'; $LIE; exec(sys.argv[1])" "$2" ;;
+esac
+"""
+TRACER = """#!/bin/sh
+echo "${0##*/} $* CI=$CI REQUIRE_COMPILED=$REQUIRE_COMPILED stdin=$(cat)" >>"$TRACE"
+[ "$*" != "$FAIL" ]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of the files that set the project up, and what was called in it."""
+
+    path: Path
+
+    def run(self, *command: str, **environment: str) -> Done:
+        """Run *command* here, with the tracing programs before all others."""
+        search = f"{self.path / 'bin'}:{os.environ['PATH']}"
+        known = {"PATH": search, "TRACE": str(self.path / "trace"), "LIE": "0"}
+        known["HEADERS"] = str(self.path / "headers")
+        return ran(
+            *command,
+            cwd=self.path,
+            env=known | environment,
+            input="not to be read",
+            start_new_session=True,  # an interruption kills all of it
+        )
+
+    def program(self, name: str, text: str) -> None:
+        """Put an executable *text* where it is found first."""
+        path = self.path / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def only(self, programs: str) -> str:
+        """A search path on which there is, beside the tracing ones, just these."""
+        for name in programs.split():
+            (self.path / "bin" / name).symlink_to(shutil.which(name) or name)
+        return str(self.path / "bin")
+
+    def traced(self) -> list[str]:
+        """What was called since this was asked last."""
+        trace = self.path / "trace"
+        lines = trace.read_text().splitlines() if trace.exists() else []
+        trace.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    for name in ("Makefile", ".ci/run", *ALL_LOCKS):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "liveness/core").mkdir(parents=True)
+    (tmp_path / "liveness/core/_wheel.pyx").touch()
+    (tmp_path / "setup.py").touch()
+    (tmp_path / "headers").mkdir()
+    (tmp_path / "headers/Python.h").touch()
+    copy = Copy(tmp_path)
+    copy.program("python3", PYTHON)
+    copy.program("gcc", "#!/bin/sh\n[ -e headers/Python.h ]\n")
+    return copy
+
+
+def installed(copy: Copy) -> list[str]:
+    """The locks that were installed since this was asked last."""
+    return compiled(copy)[0]
+
+
+def compiled(copy: Copy) -> tuple[list[str], int]:
+    """The locks, and how often the package itself, that were installed since."""
+    traced = "\n".join(copy.traced())
+    locks = re.findall(r"--require-hashes -r (\S+)", traced)
+    return locks, traced.count("--editable .")
+
+
+def pins(lock: str) -> Mapping[str, str]:
+    return {entry["name"]: entry["version"] for entry in entries(lock)}
+
+
+def entries(lock: str) -> Iterator[re.Match[str]]:
+    return ENTRY.finditer((ROOT / lock).read_text())
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    for path in files(ROOT):
+        if b"\0" not in (data := path.read_bytes()):
+            yield path.relative_to(ROOT), data.decode(errors="replace")
+
+
+# --- the locks
+
+
+@pytest.mark.parametrize("lock", ALL_LOCKS)
+def test_a_lock_holds_hashed_pins_of_what_the_project_asks_for(lock: str) -> None:
+    assert "".join(entry[0] for entry in entries(lock)) == (ROOT / lock).read_text()
+    pinned = pins(lock)
+    for wanted in map(Requirement, WANTED[lock]):
+        assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)])
+
+
+def test_each_lock_holds_the_one_before_it() -> None:
+    runtime, test, dev, docs, fuzz, audit = (pins(lock).items() for lock in ALL_LOCKS)
+    assert runtime < test < dev < audit
+    assert test < fuzz < audit
+    assert runtime < docs < audit
+
+
+def test_no_lock_of_another_kind_is_kept() -> None:
+    for name in ("uv.lock", "pylock.toml", "poetry.lock", "Pipfile.lock"):
+        assert not (ROOT / name).exists()
+
+
+# --- the set-up
+
+
+@pytest.fixture
+def ready(copy: Copy) -> Copy:
+    """A copy that `make setup` has set up."""
+    assert copy.run("make", "setup").returncode == 0
+    assert compiled(copy) == (["requirements-dev.lock"], 1)
+    return copy
+
+
+def test_the_second_set_up_finds_everything_there(ready: Copy) -> None:
+    assert ready.run("make", "setup").returncode == 0
+    assert compiled(ready) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("target", "lock"),
+    [
+        ("demo", "requirements.lock"),
+        ("serve", "requirements.lock"),
+        ("bench", "requirements.lock"),
+        ("test", "requirements-test.lock"),
+        ("slow", "requirements-test.lock"),
+        ("dashboard", "requirements-test.lock"),
+        ("dist", "requirements.lock"),
+        ("check", "requirements-dev.lock"),
+        ("performance", "requirements-dev.lock"),
+        ("docs", "requirements-docs.lock"),
+        ("fuzz", "requirements-fuzz.lock"),
+        ("audit", "requirements-audit.lock"),
+    ],
+)
+def test_a_target_installs_only_its_lock(copy: Copy, target: str, lock: str) -> None:
+    copy.run("make", target)
+    assert installed(copy) == [lock]
+
+
+def test_a_higher_level_serves_the_lower_ones(copy: Copy) -> None:
+    levels = "runtime test runtime dev test docs runtime fuzz audit fuzz"
+    for level in levels.split():
+        assert copy.run("make", "setup", f"LEVEL={level}").returncode == 0
+    assert installed(copy) == list(ALL_LOCKS)
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "paths", "is_parallel"),
+    [
+        ("test", "", [], True),
+        ("tests", "", ["tests"], True),
+        ("tests", "-k wheel", ["tests"], True),
+        ("tests", "tests/core", ["tests/core"], True),
+        ("tests", "tests/core/test_wheel.py", ["tests/core/test_wheel.py"], False),
+        ("tests", "tests/a.py tests/b.py", ["tests/a.py", "tests/b.py"], True),
+        ("slow", "", ["tests"], False),
+        ("slow", "tests/a.py::test_a", ["tests/a.py::test_a"], False),
+    ],
+)
+def test_a_target_runs_every_test_unless_some_are_named(
+    copy: Copy, target: str, args: str, paths: list[str], is_parallel: bool
+) -> None:
+    dry = copy.run("make", "--dry-run", target, f"ARGS={args}").stdout
+    (command,) = [line for line in dry.splitlines() if "-m pytest" in line]
+    assert [word for word in command.split() if word.startswith("tests")] == paths
+    assert ("--numprocesses" in command) == is_parallel
+
+
+@pytest.mark.parametrize("before", [[], ["LEVEL=runtime"]])
+def test_an_interrupted_set_up_is_redone(copy: Copy, before: list[str]) -> None:
+    if before:
+        copy.run("make", "setup", *before)
+        (copy.path / ".venv/half-installed").touch()
+    assert copy.run("make", "setup", INTERRUPT="1").returncode != 0
+    copy.traced()
+    assert copy.run("make", "setup").returncode == 0
+    assert installed(copy) == ["requirements-dev.lock"]
+    assert not (copy.path / ".venv/half-installed").exists()
+
+
+def test_another_lock_or_python_means_another_environment(copy: Copy) -> None:
+    copy.run("make", "demo")
+    with (copy.path / "requirements.lock").open("a") as lock:
+        lock.write("\n")
+    copy.run("make", "demo")
+    copy.run("make", "demo", LIE="sys.version += ' again'")
+    assert installed(copy) == ["requirements.lock"] * 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "echo >>liveness/core/_wheel.pyx",
+        "echo >liveness/core/_wire.pyx",
+        "echo >liveness/core/_wire.pxd",
+        "echo >>setup.py",
+        "rm headers/Python.h",
+        "echo exit 1 >bin/gcc",
+    ],
+)
+def test_another_source_or_compiler_compiles_anew(ready: Copy, change: str) -> None:
+    ready.run("sh", "-c", change)
+    for target in ("demo", "check", "test"):
+        ready.run("make", target)
+    assert compiled(ready) == ([], 1)
+
+
+def test_an_interrupted_compilation_is_redone(ready: Copy) -> None:
+    ready.run("sh", "-c", "echo >>setup.py")
+    assert ready.run("make", "setup", INTERRUPT="1").returncode != 0
+    ready.traced()
+    assert ready.run("make", "setup").returncode == 0
+    assert compiled(ready) == ([], 1)
+
+
+def test_only_what_this_python_compiled_before_is_removed(copy: Copy) -> None:
+    old, other = (
+        copy.path / f"liveness/core/_wheel{suffix}"
+        for suffix in (sysconfig.get_config_var("EXT_SUFFIX"), ".cpython-38.so")
+    )
+    old.touch()
+    other.touch()
+    copy.run("make", "setup")
+    assert (old.exists(), other.exists()) == (False, True)
+    copy.run("make", "clean")
+    assert not other.exists()
+
+
+def test_set_up_ends_with_the_wheel_that_there_is(ready: Copy) -> None:
+    ready.program("liveness", "#!/bin/sh\necho liveness 1; echo wheel: $1\n")
+    shutil.copy(ready.path / "bin/liveness", ready.path / ".venv/bin")
+    said = ready.run("make", "setup").stdout
+    assert said == "liveness: .venv is ready (dev), wheel: version\n"
+
+
+def test_a_folder_that_the_makefile_did_not_make_is_left_alone(copy: Copy) -> None:
+    (copy.path / "mine").mkdir()
+    (copy.path / "mine" / "work").touch()
+    for target in ("setup", "clean"):
+        refused = copy.run("make", target, "VENV=mine")
+        assert (copy.path / "mine" / "work").exists()
+        assert ("mine was not made by this Makefile" in refused.stderr) == (
+            target == "setup"
+        )
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (
+            "import platform; sys.version_info = (3, 10, 4);"
+            " platform.python_version = lambda: '3.10.4'",
+            "Python 3.11 or newer is needed, python3 is 3.10.4. Name a newer one: PYTHON=",
+        ),
+        (
+            "sys.modules['ensurepip'] = None",
+            "python3 lacks the venv module. Debian: apt install git make python3-venv",
+        ),
+        ("sys.exit(1)", "python3 does not run here. Debian: apt install git make"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_missing_program_is_one_line(copy: Copy, lie: str, said: str) -> None:
+    refused = copy.run("make", "demo", LIE=lie)
+    first, *rest = refused.stderr.splitlines()
+    assert refused.returncode != 0
+    assert first.startswith(f"liveness: {said}")
+    assert len(rest) == 1, "only make's own closing line"
+    assert not (copy.path / ".venv").exists()
+
+
+def test_a_machine_without_git_is_told_so_and_served(copy: Copy) -> None:
+    enough = copy.only(
+        "bash cat chmod cp cut find ls make mkdir rm sh sha256sum tail touch"
+    )
+    run = copy.run("make", "setup", PATH=enough)
+    assert run.returncode == 0
+    assert run.stderr.startswith("liveness: git is missing")
+    assert "Debian: apt install git make python3-venv" in run.stderr
+
+
+def test_every_target_is_listed_by_help(copy: Copy) -> None:
+    listed = [line.split()[0] for line in copy.run("make").stdout.splitlines()]
+    assert " ".join(sorted(listed)) == TARGETS
+
+
+# --- the gate
+
+
+@pytest.fixture
+def gate(copy: Copy) -> Copy:
+    """On a machine that has all that is needed, whatever this one has."""
+    for name in ("make", "apt-get", "git"):
+        copy.program(name, TRACER)
+    for name in NEEDED.split():
+        copy.program(name, "#!/bin/sh\n")
+    return copy
+
+
+def test_the_gate_takes_its_steps_without_standard_input(gate: Copy) -> None:
+    assert gate.run(".ci/run").returncode == 0
+    known = "CI=true REQUIRE_COMPILED=1 stdin="
+    assert gate.traced() == [f"make {step} {known}" for step in STEPS]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_gate_fails_with_each_of_its_steps(gate: Copy, step: str) -> None:
+    assert gate.run(".ci/run", FAIL=step).returncode != 0
+    assert gate.traced()[-1].startswith(f"make {step} ")
+
+
+@pytest.mark.parametrize("package", ["gcc", "libc6-dev", "python3-dev", "python3-venv"])
+def test_the_gate_installs_what_is_missing(gate: Copy, package: str) -> None:
+    machine = {
+        "gcc": {"PATH": gate.only("bash cat dirname sh")},
+        "python3-dev": {"HEADERS": "/there/are/none"},
+        "python3-venv": {"LIE": "sys.modules['ensurepip'] = None"},
+    }
+    if package == "gcc":
+        (gate.path / "bin/gcc").unlink()
+    if package == "libc6-dev":
+        gate.program("gcc", "#!/bin/sh\nexit 1\n")
+    run = gate.run(".ci/run", **machine.get(package, {}))
+    traced = gate.traced()
+    if os.geteuid() == 0:
+        assert run.returncode == 0
+        assert traced[0].startswith("apt-get update ")
+        assert f" {package} " in traced[1]
+    else:
+        assert run.returncode != 0
+        assert f"apt install {package}" in run.stderr
+        assert traced == []
+
+
+def test_under_the_gate_a_skipped_test_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\ndef test_it(): pytest.skip('no such server')\n"
+    )
+    command = (sys.executable, "-m", "pytest", "-p", "tests.conftest", tmp_path)
+    run = ran(*command, cwd=ROOT, env=os.environ | {"CI": "true"})
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "no such server" in run.stdout
+
+
+# --- the files
+
+
+def test_no_file_names_a_package_registry() -> None:
+    # Each dot is spelt out, or this file would be found too.
+    hosts = r"pypi[.]org|python[h]osted|registry[.]npmjs|deb[.]debian[.]org"
+    registry = re.compile(hosts)
+    assert [str(path) for path, text in texts() if registry.search(text)] == []
+
+
+def test_no_file_names_a_folder_of_the_machine_it_was_written_on() -> None:
+    folders = [r"/(?:home|root|Users)/\w"]
+    if len(ROOT.parts) > 2:  # a clone in /app may be named, by a container file say
+        folders.append(re.escape(str(ROOT)) + r"\b")
+    machine = re.compile(rf"(?<![\w.}}-])(?:{'|'.join(folders)})")
+    assert [str(path) for path, text in texts() if machine.search(text)] == []
+
+
+def test_the_licence_is_apache_2_in_full() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    assert re.search(r"Apache License\s+Version 2\.0, January 2004", text)
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert "limitations under the License." in text

@@ -1,0 +1,138 @@
+"""The storm guard in a running service: what it logs, what it counts, what it costs."""
+
+from typing import Any, Final
+
+import pytest
+import trio
+
+from liveness.config.settings import GuardSettings
+from liveness.core.storm_guard import ALL, ALONE, BY_CALM, BY_COMMAND, BY_TIME, ONLY
+from tests.service.rig import WAITING_PER_S, Rig
+
+ON: Final = GuardSettings(enabled=True)
+SMALL: Final = GuardSettings(enabled=True, least_users=20, hold_s=40)
+USERS: Final = [f"u{n}" for n in range(1_000)]
+
+Lines = list[Any]
+
+
+def storms(said: Lines) -> Lines:
+    return [line for line in said if line["event"].startswith("storm")]
+
+
+def decided(rig: Rig) -> float:
+    """How many offlines count for the lateness of decisions."""
+    return rig.counts.lateness["decided"].cumulative()[-1][1]
+
+
+@pytest.mark.rig(guard=ON)
+async def test_a_thousand_users_due_at_once_are_held_for_a_timeout(
+    rig: Rig, said: Lines
+) -> None:
+    gateway = await rig.gateway_of(USERS)
+    assert await gateway.is_told_nothing(59.9)
+    records = await gateway.records(1_000)
+    assert all(60 <= record["silence"] < 60.5 for record in records)
+    begun, ended = storms(said)
+    expected = {"gateway": "g", "due": 1_000, "users": 1_000, "likely": ONLY}
+    expected["event"] = "storm: too many users came due at once, and are held"
+    assert begun == {**begun, **expected, "log_level": "warning", "hold_s": 30.0}
+    assert (ended["event"], ended["why"]) == ("storm is over", BY_TIME)
+    assert ended["log_level"] == "warning"
+    assert (ended["saved"], ended["others"]) == (0, 1_000)
+    assert rig.sidecar._now().storms == 1
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(999, marks=pytest.mark.rig(guard=ON)),
+        pytest.param(1_000, marks=pytest.mark.rig(guard=GuardSettings(enabled=False))),
+    ],
+)
+async def test_fewer_users_or_without_a_guard_go_offline_at_their_deadlines(
+    rig: Rig, said: Lines, count: int
+) -> None:
+    gateway = await rig.gateway_of(USERS[:count])
+    records = await gateway.records(count)
+    assert all(30 <= record["silence"] < 30.5 for record in records)
+    assert storms(said) == []
+    assert decided(rig) == count
+
+
+@pytest.mark.rig(guard=SMALL)
+async def test_users_that_speak_are_saved_and_end_the_storm(
+    rig: Rig, said: Lines
+) -> None:
+    gateway = await rig.gateway_of(USERS[:50])
+    other = await rig.gateway_of(USERS[50:60], "h")
+    # Fewer than a storm takes: as ever, though another gateway has one.
+    assert len(await other.records(10)) == 10
+    await trio.sleep(10)
+    assert rig.presence.held(rig.engine.attended)["storm"] == 50
+    await gateway.send(["keepalive", USERS[:49]])
+    await gateway.settle()
+    await trio.sleep(1)
+    assert rig.presence.held(rig.engine.attended)["storm"] == 1
+    await gateway.send(["logout", USERS[49]])
+    await trio.sleep(1)
+    (_, ended) = storms(said)
+    assert (ended["why"], ended["saved"], ended["others"]) == (BY_CALM, 50, 0)
+    (record,) = await gateway.records(1)
+    assert (record["uid"], record["reason"]) == (USERS[49], "logout")
+
+
+@pytest.mark.rig(guard=SMALL)
+async def test_users_that_were_held_are_not_in_the_lateness(rig: Rig) -> None:
+    gateway = await rig.gateway_of(USERS[:50])
+    await trio.sleep(50)
+    await gateway.send(["keepalive", "u0"])
+    await gateway.records(49)
+    assert decided(rig) == 0
+    (record,) = await gateway.records(1)
+    assert decided(rig) == 1
+    assert rig.counts.lateness["decided"].sum < 0.05
+    assert 30 <= record["silence"] < 30.05
+
+
+@pytest.mark.rig(guard=SMALL)
+async def test_a_release_is_carried_out_at_once_and_logged(
+    rig: Rig, said: Lines
+) -> None:
+    gateway = await rig.gateway_of(USERS[:50])
+    quiet = await rig.gateway_of(USERS[50:90], "h")
+    await trio.sleep(35)
+    assert [line["likely"] for line in storms(said)] == [ALL, ALL]
+    assert rig.engine.release("nobody") == []
+    (released,) = rig.engine.release("g")
+    assert released[:2] == ("g", 50)
+    began = trio.current_time()
+    await gateway.records(50)
+    assert trio.current_time() - began < 0.1
+    assert await quiet.is_told_nothing(5)
+    assert [storm.gateway for storm in rig.engine.release(None)] == ["h"]
+    await quiet.records(40)
+    whys = [line.get("why") for line in storms(said)]
+    assert whys == [None, None, BY_COMMAND, BY_COMMAND]
+
+
+@pytest.mark.rig(guard=SMALL)
+async def test_the_only_gateway_with_users_due_is_the_likely_cause(
+    rig: Rig, said: Lines
+) -> None:
+    await rig.gateway_of(USERS[:50])
+    await trio.sleep(15)
+    await rig.gateway_of(USERS[50:200], "h")
+    await trio.sleep(20)
+    (begun,) = storms(said)
+    assert (begun["gateway"], begun["likely"]) == ("g", ALONE)
+
+
+@pytest.mark.rig(guard=GuardSettings(enabled=True, hold_s=600))
+async def test_a_storm_does_not_make_the_hand_spin(rig: Rig, said: Lines) -> None:
+    await rig.gateway_of(USERS)
+    await trio.sleep(40)
+    before = len(rig.turns)
+    await trio.sleep(100)
+    assert (len(rig.turns) - before) / 100 <= WAITING_PER_S
+    assert len(storms(said)) == 1

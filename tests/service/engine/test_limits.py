@@ -1,0 +1,403 @@
+"""Each limit: what is at it is served; one more is refused with its name, and counted."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import pytest
+import trio
+
+from liveness.config.settings import SETTINGS
+from liveness.core.conversation import HELLO_BYTES
+from liveness.core.framing import BATCHES_OF_VALUES, encode
+from liveness.metrics import LIMITS
+from liveness.service.engine import engine
+from liveness.service.links.link import PIECE_BYTES
+from liveness.service.links.outbox import LINGER_S
+from tests.service.rig import Caller, Rig
+
+N: Final = 8
+# Bounds of other sections at which something is refused, and counted by its name.
+ELSEWHERE: Final = {
+    "timers.max_live",
+    "timers.max_pending",
+    "http.max_streams",
+    "http.max_backlog",
+}
+# Bounds at which nothing is refused: they choose a pace, or what is kept in memory.
+PACES: Final = {"limits.gateway_hold_s", "limits.window", "limits.tail"}
+
+
+async def refusal(caller: Caller, code: str, limit: str = "", *, fatal: bool) -> Any:
+    """The next frame, which must be this error, and at its end the stream's if fatal."""
+    (error,) = await caller.expect("error")
+    assert (error["code"], error["fatal"]) == (code, fatal)
+    assert limit in error["message"]
+    if fatal:
+        assert await caller.receive() is None
+    return error
+
+
+def met(rig: Rig) -> dict[str, int]:
+    """Which limits were met by now, and how often."""
+    return {name: count for name, count in rig.counts.limits_met.items() if count}
+
+
+def test_every_limit_is_a_setting_and_every_such_setting_is_counted() -> None:
+    settings = {setting.name for setting in SETTINGS if setting.section == "limits"}
+    assert {*LIMITS} == (settings - PACES) | ELSEWHERE
+    assert settings >= PACES
+
+
+def can_go(rig: Rig, name: str) -> bool:
+    """Whether a gateway can be forgotten."""
+    return rig.engine.why_kept("gateway", name) is None
+
+
+# --- links --------------------------------------------------------------------
+
+
+@pytest.mark.rig(max_handshakes=N)
+async def test_the_oldest_links_without_a_hello_make_room(rig: Rig) -> None:
+    strangers = [await rig.connect() for _ in range(N)]
+    assert await strangers[0].is_told_nothing(1)
+    strangers.append(await rig.connect())
+    gone, stayed = strangers[:3], strangers[3:]  # a quarter of them, and the one
+    for caller in gone:
+        error = await refusal(caller, "overloaded", "limits.max_handshakes", fatal=True)
+        assert error["n"] == 0
+        assert f"{N} links" in error["message"]
+    assert met(rig) == {"limits.max_handshakes": 3}
+    for number, caller in enumerate(stayed):
+        await caller.hello(f"gw-{number}")
+
+
+@pytest.mark.rig(max_handshakes=2)
+async def test_a_link_whose_hello_lies_unread_does_not_go(rig: Rig) -> None:
+    eager = await rig.connect()
+    await eager.send(["hello", {"protocol": 1, "name": "eager"}])
+    # Its hello lies unread, and others have come by the time it would be.
+    for _ in range(20):
+        await rig.connect()
+    await eager.expect("welcome")
+    assert await eager.is_told_nothing(1)
+
+
+@pytest.mark.rig(max_links=50, max_handshakes=10)
+async def test_a_crowd_that_says_nothing_keeps_nobody_out(rig: Rig) -> None:
+    before = await rig.gateway("before")
+    for number in range(500):
+        await rig.connect()
+        if number % 100 == 0:
+            await (await rig.gateway(f"gw-{number}")).settle()
+    await before.settle()
+    await (await rig.gateway("behind")).settle()
+    assert len(rig.engine.book.links) <= 7 + 10
+    assert "limits.max_links" not in met(rig)
+
+
+@pytest.mark.rig(max_handshakes=2)
+async def test_only_the_hello_of_a_crowd_is_read_at_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a pass whose time for reading is used up.
+    monkeypatch.setattr(engine, "OTHERS_S", -1.0)
+    talker = await rig.connect()
+    await talker.send(["hello", {"protocol": 1, "name": "talker"}])
+    await talker.send(*[["ping", number] for number in range(4 * PIECE_BYTES)])
+    (link,) = rig.engine.book.links.values()
+    sent = link.unread()
+    assert sent > 4 * PIECE_BYTES
+    for _ in range(3):
+        await rig.connect()
+    await talker.expect("welcome")
+    assert link.unread() == sent - PIECE_BYTES
+
+
+async def test_a_new_link_is_read_after_those_that_waited_longer(rig: Rig) -> None:
+    await (await rig.gateway("before")).settle()
+    await trio.sleep(1)
+    await rig.connect()
+    await rig.until(lambda: len(rig.engine.book.links) == 2)
+    before, newcomer = rig.engine.book.links.values()
+    assert before.read_at < newcomer.read_at
+
+
+async def test_watchers_take_no_time_from_gateways(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if those before them had used up all their time.
+    monkeypatch.setattr(engine, "OTHERS_S", -1.0)
+    gateway = await rig.connect()
+    await gateway.send(["hello", {"protocol": 1, "name": "gw", "ping": 1}])
+    assert await gateway.is_told_nothing(1)
+    monkeypatch.setattr(engine, "OTHERS_S", 0.001)
+    await gateway.expect("welcome")
+    watcher = await rig.watcher()
+    monkeypatch.setattr(engine, "OTHERS_S", -1.0)
+    await watcher.send(["ping", 1])
+    await gateway.settle()
+    assert await watcher.is_told_nothing(1)
+    monkeypatch.setattr(engine, "OTHERS_S", 0.001)
+    await watcher.expect("pong")
+
+
+@pytest.mark.rig(hello_s=3)
+async def test_a_link_without_a_hello_in_time_is_closed(rig: Rig) -> None:
+    slow = await rig.connect()
+    assert await slow.is_told_nothing(2.9)
+    began = trio.current_time()
+    await refusal(slow, "too-slow", "limits.hello_s", fatal=True)
+    assert trio.current_time() - began <= 1.2
+    assert met(rig) == {"limits.hello_s": 1}
+
+
+@pytest.mark.rig(max_gateways=N)
+async def test_gateways_are_bounded_without_the_watchers(rig: Rig) -> None:
+    gateways = [await rig.gateway(f"gw-{number}") for number in range(N)]
+    await rig.watcher()
+    one_more = await rig.connect()
+    await one_more.send(["hello", {"protocol": 1, "name": "gw-more"}])
+    error = await refusal(one_more, "overloaded", "limits.max_gateways", fatal=True)
+    assert f"{N} gateways" in error["message"]
+    assert met(rig) == {"limits.max_gateways": 1}
+    # One that comes back under its name is not one more.
+    await rig.gateway("gw-0")
+    gateways[1].close()
+    await rig.until(lambda: rig.engine.book.linked("gateway") == N - 1)
+    await (await rig.gateway("gw-more")).settle()
+
+
+@pytest.mark.rig(max_names=2)
+async def test_names_are_bounded_and_forgetting_one_makes_room(rig: Rig) -> None:
+    (await rig.gateway("a")).close()
+    await rig.watcher("b", ack=True)
+    await rig.watcher("without a cursor")
+    (await rig.gateway("a")).close()  # a name that is known is not one more
+    one_more = await rig.connect()
+    await one_more.send(["hello", {"protocol": 1, "name": "c"}])
+    error = await refusal(one_more, "overloaded", "limits.max_names", fatal=True)
+    assert "gateways forget" in error["message"]
+    assert met(rig) == {"limits.max_names": 1}
+    await rig.until(partial(can_go, rig, "a"))
+    assert rig.engine.why_kept("watcher", "b") == "is connected; stop it first"
+    rig.engine.forget("gateway", "a")
+    await (await rig.gateway("c")).settle()
+    rows = rig.store._db.execute("select role, name from cursors order by role")
+    assert rows.fetchall() == [("gateway", "c"), ("watcher", "b")]
+
+
+@pytest.mark.rig(timeout_s=5)
+async def test_a_forgotten_gateway_leaves_nothing_in_memory(rig: Rig) -> None:
+    for number in range(30):
+        gateway = await rig.gateway("gw", timeout=5 + number)
+        name = f"gw-{number}"
+        other = await rig.gateway_of(["u"], name, timeout=7)
+        await other.send(["logout", ["u"]])
+        await other.settle()
+        other.close()
+        await rig.until(partial(can_go, rig, name))
+        rig.engine.forget("gateway", name)
+        await rig.until(lambda: len(rig.presence.gateways) == 1)
+    assert rig.presence.gateway("one more").number <= 2
+    # A gateway with the number of a former one has nothing of it.
+    newcomer = await rig.gateway_of(["silent"], "newcomer")
+    (record,) = await newcomer.records(1)
+    assert (record["uid"], record["reason"]) == ("silent", "silence")
+    assert 5 <= record["silence"] < 5.1
+    gateway.close()
+
+
+@pytest.mark.rig(timeout_s=5)
+async def test_a_name_with_users_is_kept_until_they_are_gone(rig: Rig) -> None:
+    (await rig.gateway_of(["u"], "gw")).close()
+    await rig.until(lambda: not rig.engine.book.named)
+    assert "1 users online" in (rig.engine.why_kept("gateway", "gw") or "")
+    await rig.until(partial(can_go, rig, "gw"))
+
+
+# --- users --------------------------------------------------------------------
+
+
+@pytest.mark.rig(max_gateway_users=3, max_refused=1)
+async def test_users_of_a_gateway_are_at_most_so_many(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["a", "b", "c"], "full")
+    for _ in range(3):  # it is no fault, so it ends no link
+        await gateway.send(["login", ["a", "d", "b", "e"]])
+        told = await refusal(
+            gateway, "too-many-users", "limits.max_gateway_users", fatal=False
+        )
+        assert (told["frame"], told["index"]) == ("login", 1)
+        assert "2 of these users" in told["message"]
+    assert met(rig) == {"limits.max_gateway_users": 3}
+    assert rig.presence.ignored["no_room"] == 6
+    # One of another gateway's cannot be moved here either, and stays where it is.
+    await rig.gateway_of(["x"], "other")
+    await gateway.send(["login", "x"])
+    told = await refusal(gateway, "too-many-users", fatal=False)
+    assert told["index"] == 0
+    assert rig.presence.where(["x"])[0][1] == "other"
+    # A keepalive opens no session beyond the bound; as soon as there is room it does.
+    await gateway.send(["keepalive", "d"])
+    await gateway.settle()
+    assert rig.presence.where(["d"]) == []
+    await gateway.send(["logout", "a"], ["keepalive", "d"])
+    await gateway.settle()
+    assert [row[0] for row in rig.presence.where(["a", "d"])] == ["d"]
+
+
+@pytest.mark.rig(max_users=2)
+async def test_users_of_all_gateways_are_bounded_and_may_still_move(rig: Rig) -> None:
+    await rig.gateway_of(["a", "b"], "one")
+    two = await rig.gateway("two")
+    await two.send(["login", ["c", "b"]])
+    told = await refusal(two, "too-many-users", "limits.max_users", fatal=False)
+    assert told["index"] == 0
+    assert [record["kind"] for record in await two.records(1)] == ["moved"]
+    assert met(rig) == {"limits.max_users": 1}
+    found = {row[0]: row[1] for row in rig.presence.where(["a", "b", "c"])}
+    assert found == {"a": "one", "b": "two"}
+
+
+# --- frames -------------------------------------------------------------------
+
+
+def batch_of(size: int) -> list[Any]:
+    return ["login", [f"u{n}" for n in range(size)]]
+
+
+def ping_of_bytes(size: int) -> list[Any]:
+    return ["ping", "x" * (size - 9)]  # 9 bytes are not of the text
+
+
+def ping_of_values(size: int) -> list[Any]:
+    return ["ping", [0] * (size - 2)]
+
+
+@pytest.mark.rig(max_batch=100, max_frame_bytes=9_000)
+@pytest.mark.parametrize(
+    ("limit", "most", "code", "fatal", "frame"),
+    [
+        ("max_batch", 100, "bad-frame", False, batch_of),
+        ("max_batch", 100 * BATCHES_OF_VALUES, "too-large", True, ping_of_values),
+        ("max_frame_bytes", 9_000, "too-large", True, ping_of_bytes),
+    ],
+)
+async def test_a_frame_is_at_most_so_large(
+    rig: Rig,
+    limit: str,
+    most: int,
+    code: str,
+    fatal: bool,
+    frame: Callable[[int], list[Any]],
+) -> None:
+    gateway = await rig.gateway("gw")
+    await gateway.send(frame(most))
+    if frame is not batch_of:
+        await gateway.expect("pong")
+    await gateway.settle()
+    assert met(rig) == {}
+    await gateway.send(frame(most + 1))
+    await refusal(gateway, code, str(most), fatal=fatal)
+    assert met(rig) == {f"limits.{limit}": 1}
+
+
+def held(rig: Rig) -> int:
+    """Bytes of frames that are not whole, as they are counted and as they are."""
+    book = rig.engine.book
+    links = book.links.values()
+    held = sum(link.conversation.unfinished_bytes for link in links)
+    assert book.unfinished.bytes == held
+    return book.unfinished.bytes
+
+
+@pytest.mark.rig(max_frame_bytes=8_192, max_unfinished_bytes=20_000)
+async def test_frames_that_are_not_whole_have_at_most_so_many_bytes_in_all(
+    rig: Rig,
+) -> None:
+    whole = encode(["ping", "x" * 8_000])
+    half, rest = whole[:6_000], whole[6_000:]
+    busy, *drip = [await rig.watcher(f"w{n}") for n in range(4)]
+    await busy.send_bytes(half)
+    for caller in drip[:2]:
+        await caller.send_bytes(half)
+    await rig.until(lambda: held(rig) == 18_000)
+    # One that finishes its frame, and begins another, has no old one.
+    await busy.send_bytes(rest + half)
+    assert await busy.expect("pong") == ["x" * 8_000]
+    await drip[2].send_bytes(half)
+    await refusal(drip[0], "overloaded", "20000 bytes", fatal=True)
+    assert met(rig) == {"limits.max_unfinished_bytes": 1}
+    assert held(rig) == 18_000
+    for caller in busy, *drip[1:]:
+        caller.close()
+    await rig.until(lambda: not rig.engine.book.links)
+    assert held(rig) == 0
+
+
+async def test_a_hello_has_a_bound_of_its_own(rig: Rig) -> None:
+    hello = {"protocol": 1, "name": "later", "since": "x" * (HELLO_BYTES - 50)}
+    stranger = await rig.connect()
+    await stranger.send_bytes(encode(["hello", "x" * 2 * HELLO_BYTES])[:HELLO_BYTES])
+    await rig.until(lambda: held(rig) == HELLO_BYTES)
+    await stranger.send_bytes(b"x")
+    expected = f"hello, of at most {HELLO_BYTES} bytes"
+    await refusal(stranger, "too-large", expected, fatal=True)
+    assert met(rig) == {}  # it is no setting's bound
+    # One that fits is taken, and what comes behind it may be larger.
+    caller = await rig.connect()
+    await caller.send(["hello", hello], ["ping", "x" * 2 * HELLO_BYTES])
+    await caller.expect("welcome")
+    await caller.expect("pong")
+    assert held(rig) == 0
+
+
+@pytest.mark.rig(max_refused=N)
+async def test_refused_frames_are_at_most_so_many(rig: Rig) -> None:
+    gateway = await rig.gateway("gw")
+    await gateway.send(*[["nonsense"]] * N)
+    for _ in range(N):
+        await refusal(gateway, "unknown-frame", fatal=False)
+    await gateway.settle()
+    assert met(rig) == {}
+    await gateway.send(["nonsense"])
+    await refusal(gateway, "overloaded", "limits.max_refused", fatal=True)
+    assert met(rig) == {"limits.max_refused": 1}
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        pytest.param("max_replies", marks=pytest.mark.rig(max_replies=20)),
+        pytest.param(
+            "max_reply_bytes",
+            marks=pytest.mark.rig(max_replies=100_000, max_reply_bytes=1 << 16),
+        ),
+    ],
+)
+@pytest.mark.parametrize("reads_at_last", [True, False])
+async def test_a_gateway_that_reads_no_replies_is_sent_away(
+    rig: Rig, limit: str, reads_at_last: bool
+) -> None:
+    rude, other = await rig.gateway("rude"), await rig.gateway("other")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rude.send, *(["ping", "x" * 60_000] for _ in range(60)))
+        await rig.until(lambda: rig.counts.refused["overloaded"], 5)
+        assert met(rig) == {f"limits.{limit}": 1}
+        if reads_at_last:
+            while (frame := await rude.receive()) and frame[0] == "pong":
+                pass
+            assert frame is not None
+            name, error = frame
+            assert (name, error["code"], error["fatal"]) == (
+                "error",
+                "overloaded",
+                True,
+            )
+            assert await rude.receive() is None
+        else:
+            took = await rig.until(lambda: len(rig.engine.book.links) == 1)
+            assert took <= 2 * LINGER_S + 0.1
+        nursery.cancel_scope.cancel()
+    await other.settle()
+    await (await rig.gateway("rude")).settle()

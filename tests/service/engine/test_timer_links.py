@@ -1,0 +1,370 @@
+"""Timers of real links on virtual time, where the disk is in the way."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from liveness.config.settings import TimerSettings
+from liveness.core.clearance import UNREAD
+from liveness.core.records import GATEWAY
+from liveness.core.timer_states import UNANSWERED
+from liveness.service.storage.log_store import LogRows
+from tests.helpers import disk
+from tests.service.rig import Caller, Rig
+
+FEW = TimerSettings(max_pending=1_000)
+ONE_RETRY = TimerSettings(retries="1")
+PAYLOAD = "p" * 4_096  # so that a hundred do not find room in pages there are already
+HUNDRED = [["after", f"k{n}", 100, {"payload": PAYLOAD}] for n in range(100)]
+
+
+def states(rig: Rig) -> dict[str, int]:
+    query = "select state, count(*) from timers group by state"
+    return dict(disk.rows(rig.journal.timers.table.path, query))
+
+
+def runs_of(records: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(run["key"], run["attempt"]) for run in records]
+
+
+def fails(**_: object) -> LogRows:
+    raise sqlite3.OperationalError("disk I/O error")
+
+
+async def leave(rig: Rig, *timers: list[Any]) -> None:
+    """Have a gateway ask for these timers and go."""
+    gateway = await rig.gateway("g")
+    await gateway.send(*timers)
+    await gateway.settle()
+    gateway.close()
+    await rig.until(lambda: not rig.engine.book.links)
+
+
+async def test_other_links_go_on_while_timers_cannot_be_written(rig: Rig) -> None:
+    gateway, other = await rig.gateway("g"), await rig.gateway("other")
+    with rig.no_room_for_timers():
+        await gateway.send(*HUNDRED, ["ping", 1])
+        await rig.until(lambda: rig.journal.failure)
+        newcomer = await rig.gateway("new", timeout=10)
+        await newcomer.send(["login", "u"])
+        watcher = await rig.watcher(after=0)
+        (online,) = await watcher.records(1)
+        (offline,) = await newcomer.records(1)
+        assert (online["kind"], offline["kind"]) == ("online", "offline")
+        await watcher.records(1)
+        for caller in (other, watcher):
+            await caller.send(["ping", 2])
+            assert await caller.expect("pong") == [2]
+        # What was asked of timers is still not on disk, nor said to be.
+        assert await gateway.is_told_nothing(5)
+        assert states(rig) == {}
+    assert await gateway.expect("pong") == [1]
+    assert states(rig) == {"pending": 100}
+
+
+@pytest.mark.parametrize(
+    "full",
+    [
+        pytest.param(
+            "disk_full", marks=pytest.mark.rig(pause_firing=500, pause_reading=1_000)
+        ),
+        pytest.param("no_room_for_timers", marks=pytest.mark.rig(timers=FEW)),
+    ],
+)
+async def test_an_attempt_is_not_over_while_its_link_is_not_read(
+    rig: Rig, full: str
+) -> None:
+    filling: list[list[Any]] = [["login", [f"u{n}" for n in range(4_000)]]]
+    if full == "no_room_for_timers":
+        filling = [["after", f"{n}", 1_000] for n in range(1_000)]
+    gateway = await rig.gateway("g", kinds=["timer"])
+    await gateway.send(["after", "k", 1], ["after", "nobody answers", 1])
+    runs = await gateway.records(2)
+    with getattr(rig, full)():
+        await gateway.send(*filling)
+        await rig.until(lambda: rig.journal.failure)
+        await gateway.send(["done", "k"])
+        await trio.sleep(200)
+        assert rig.sidecar.timetable.results[UNANSWERED] == 0
+    await gateway.settle()
+    pending = {"pending": 1_000} if full == "no_room_for_timers" else {}
+    assert states(rig) == {"done": 1, "fired": 1, **pending}
+    # The other one gets all of its time from here on, and no more than that.
+    await gateway.send(["ack", runs[-1]["seq"]])
+    await trio.sleep(55)
+    assert rig.sidecar.timetable.results[UNANSWERED] == 0
+    await trio.sleep(10)
+    assert rig.sidecar.timetable.results[UNANSWERED] == 1
+    assert "fired" not in states(rig)
+
+
+@pytest.mark.rig(timers=ONE_RETRY)
+async def test_a_last_attempt_that_was_not_delivered_is_not_over(rig: Rig) -> None:
+    gateway = await rig.gateway("g")
+    await gateway.send(["after", "k", 1], ["after", "answered", 1])
+    await gateway.records(2)
+    await gateway.send(["fail", "k", "no"], ["fail", "answered", "no"])
+    await gateway.settle()
+    gateway.close()
+    await trio.sleep(700)  # each attempt has been looked at several times meanwhile
+    gateway = await rig.gateway("g", fresh=True)
+    assert runs_of(await gateway.records(2)) == [("k", 2), ("answered", 2)]
+    await gateway.send(["done", "answered"])
+    await gateway.settle()
+    gateway.close()
+    # This attempt was delivered: it counts, whichever link comes back.
+    gateway = await rig.gateway("g", fresh=True)
+    assert await gateway.is_told_nothing(70)
+    assert states(rig) == {"failed": 1, "done": 1}
+
+
+async def test_the_last_of_many_fresh_links_in_a_row_gets_every_timer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await leave(rig, *(["after", f"k{n}", 1.05 + n / 10] for n in range(50)))
+    settled_of = rig.journal.settled_of
+
+    async def slowly(gateway: str | None) -> None:
+        await settled_of(gateway)
+        await trio.sleep(0.35)
+
+    monkeypatch.setattr(rig.journal, "settled_of", slowly)
+    for _ in range(30):
+        await trio.sleep(0.2)
+        caller = await rig.connect()
+        await caller.send(["hello", {"protocol": 1, "name": "g", "fresh": True}])
+        caller.close()
+    gateway = await rig.gateway("g", fresh=True)
+    assert {*runs_of(await gateway.records(50))} == {(f"k{n}", 1) for n in range(50)}
+
+
+@pytest.mark.rig(timers=ONE_RETRY)
+async def test_a_delivered_attempt_counts_over_a_short_link(rig: Rig) -> None:
+    gateway = await rig.gateway("g")
+    await gateway.send(["after", "k", 1])
+    assert runs_of(await gateway.records(1)) == [("k", 1)]
+    gateway.close()
+    await rig.until(lambda: not rig.engine.book.links)
+    rig.journal.note_written("g", 0)
+    gateway = await rig.gateway("g", fresh=True)
+    assert runs_of(await gateway.records(1)) == [("k", 2)]
+
+
+async def test_what_a_gateway_passes_over_is_read_once_it_is_on_disk(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await leave(rig, ["login", "u"], ["after", "k", 3, {"payload": PAYLOAD}])
+    settled_of, full = rig.journal.settled_of, ExitStack()
+    callers = list[Caller]()
+
+    async def settled_and_full(gateway: str | None) -> None:
+        """What is decided from here on is not on disk when the log is read."""
+        await settled_of(gateway)
+        if not callers:
+            full.enter_context(rig.disk_full())
+            callers.append(await rig.connect())
+            await trio.sleep(5)
+            hello = {"protocol": 1, "name": "g", "fresh": True}
+            await callers[0].send(["hello", hello])
+            await trio.sleep(1)
+
+    monkeypatch.setattr(rig.journal, "settled_of", settled_and_full)
+    await rig.gateway("another")
+    await trio.sleep(30)
+    full.close()
+    await callers[0].expect("welcome")
+    assert runs_of(await callers[0].records(1)) == [("k", 1)]
+
+
+@pytest.mark.rig(window=1)
+async def test_a_gateway_lost_while_it_reads_on_begins_there_again(rig: Rig) -> None:
+    await leave(rig, ["after", "k", 1], ["after", "l", 1])
+    await trio.sleep(2)
+    gateway = await rig.gateway("g", fresh=True, after=0)
+    (first,) = await gateway.records(1)
+    await gateway.send(["ack", first["seq"]])
+    gateway.close()
+    gateway = await rig.gateway("g")
+    (second,) = await gateway.records(1)
+    assert runs_of([first, second]) == [("k", 1), ("l", 1)]
+
+
+async def test_what_a_gateway_passes_over_is_read_when_the_disk_can_be(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await leave(rig, ["after", "k", 1])
+    await trio.sleep(2)
+    with capture_logs() as said, monkeypatch.context() as unreadable:
+        unreadable.setattr(rig.store, "read", fails)
+        gateway = await rig.gateway("g", fresh=True)
+        # Longer than the attempt has: it is not over meanwhile.
+        assert await gateway.is_told_nothing(100)
+    levels = {line["log_level"] for line in said if "for timers" in line["event"]}
+    assert levels == {"warning"}
+    assert runs_of(await gateway.records(1)) == [("k", 1)]
+
+
+async def test_what_was_delivered_between_two_fresh_links_was_not_passed_over(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await leave(rig, ["after", "passed over", 1])
+    await trio.sleep(2)
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr(rig.store, "read", fails)
+        gateway = await rig.gateway("g", fresh=True)
+        await gateway.send(["after", "delivered", 1], ["after", "also", 3])
+        assert runs_of(await gateway.records(1)) == [("delivered", 1)]
+        gateway.close()
+        await trio.sleep(5)
+        gateway = await rig.gateway("g", fresh=True)
+    runs = runs_of(await gateway.records(2))
+    assert sorted(runs) == [("also", 1), ("passed over", 1)]
+    assert await gateway.is_told_nothing(50)
+
+
+async def test_a_timer_that_its_gateway_has_not_read_takes_no_attempt(rig: Rig) -> None:
+    gateway = await rig.gateway("g")
+    asked = [["after", f"k{n}", 1, {"payload": PAYLOAD}] for n in range(400)]
+    await gateway.send(*asked)
+    await trio.sleep(100)
+    link = rig.engine.book.named[GATEWAY, "g"]
+    written = gateway.received()
+    notices = [frame[1] for frame in written if frame[0] == "notices"]
+    assert notices[-1][-1]["seq"] == link.outbox.position
+    assert rig.sidecar.timetable.results[UNANSWERED] == sum(map(len, notices))
+
+
+async def asks_without_end(rig: Rig) -> Caller:
+    """A gateway with a user, that asks for more timers than may wait for the disk."""
+    greedy = await rig.gateway_of("of greedy", "greedy")
+    asked = [["after", f"{n}", 10_000, {"payload": PAYLOAD}] for n in range(100)]
+    await greedy.send(*asked, *(["after", f"{n}", 10_000] for n in range(100, 3_100)))
+    await rig.until(lambda: rig.journal.failure and rig.engine._held_back)
+    return greedy
+
+
+@pytest.mark.rig(timers=FEW)
+async def test_a_gateway_with_too_many_timers_holds_up_no_other(rig: Rig) -> None:
+    other = await rig.gateway("other")
+    await other.send(["after", "once", 1], ["after", "later", 50])
+    await other.records(1)
+    await other.send(["done", "once"])
+    await other.settle()
+    with rig.no_room_for_timers():
+        greedy = await asks_without_end(rig)
+        pending = rig.journal.timers.pending
+        await greedy.send(*(["cancel", {"key": "none"}] for _ in range(1_000)))
+        # Not even one of whose orders some wait too.
+        await other.send(["after", "waits as well", 1_000, {"payload": PAYLOAD}])
+        await other.send(["login", ["silent", "talks"]])
+        for _ in range(29):
+            await trio.sleep(1)
+            await other.send(["keepalive", "talks"])
+        (offline,) = await other.records(1)
+        assert (offline["uid"], offline["reason"]) == ("silent", "silence")
+        assert offline["silence"] <= 30.1
+        (run,) = await other.records(1)
+        assert (run["kind"], run["key"]) == ("timer", "later")
+        assert run["at"] - run["due"] <= 100
+        assert rig.counts.limits_met["timers.max_pending"] == 1
+        assert rig.counts.limits_met["limits.pause_reading"] == 0
+        # Its own order, which counts for more by its payload, and the run.
+        assert rig.journal.timers.pending_of["other"] >= 5
+        assert rig.journal.timers.pending <= pending + 5 + 1
+
+
+@pytest.mark.rig(timers=FEW, gateway_hold_s=60)
+async def test_users_behind_too_many_timers_wait_for_the_hold(rig: Rig) -> None:
+    with rig.no_room_for_timers():
+        greedy = await asks_without_end(rig)
+        await trio.sleep(85)
+        assert rig.presence.held(rig.engine.attended)[UNREAD] == 1
+        (offline,) = await greedy.records(1)
+    assert offline["reason"] == "gateway_lost"
+    assert 90 <= offline["silence"] <= 90.2
+
+
+def slowed(write: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """The same, but each transaction takes so long."""
+
+    async def slow(call: Callable[[], Any], **told: Any) -> Any:
+        await trio.sleep(seconds)
+        return await write(call, **told)
+
+    return slow
+
+
+@pytest.mark.rig(timers=FEW)
+async def test_short_pauses_in_reading_a_link_renew_no_user(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = rig.journal.timers.writer
+    monkeypatch.setattr(writer, "write", slowed(writer.write, 0.3))
+    greedy = await rig.gateway("greedy")
+    await greedy.send(["login", "silent"])
+    for _ in range(32):
+        await greedy.send(*(["cancel", {"key": "none"}] for _ in range(2_000)))
+        await trio.sleep(1)
+    (offline,) = await greedy.records(1)
+    assert rig.counts.limits_met["timers.max_pending"] >= 25
+    assert offline["reason"] == "silence"
+    assert offline["silence"] <= 31
+
+
+async def test_a_timer_made_again_during_a_commit_is_not_late(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = rig.journal._writer
+    gateway = await rig.gateway("g")
+    await gateway.send(["after", "k", 1])
+    await gateway.settle()
+    monkeypatch.setattr(writer, "write", slowed(writer.write, 0.1))
+    await rig.until(lambda: rig.journal.records_pending)
+    await gateway.send(["after", "k", 0.1])
+    first, second = await gateway.records(2)
+    assert second["seq"] == first["seq"] + 1
+    assert rig.counts.timer_lateness.sum < 0.3
+
+
+@pytest.mark.parametrize("is_fresh", [True, False])
+async def test_a_timer_of_a_forgotten_name_waits_for_its_gateway(
+    rig: Rig, is_fresh: bool
+) -> None:
+    await leave(rig, ["after", "k", 10])
+    rig.engine.forget("gateway", "g")
+    await trio.sleep(400)  # its attempt has a minute
+    assert states(rig) == {"fired": 1}
+    assert rig.sidecar.timetable.results[UNANSWERED] == 0
+    back = await rig.gateway("g", fresh=is_fresh)
+    assert runs_of(await back.records(1)) == [("k", 1)]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["payload = cast(x'ff' as text)", "state = 'qending'", "state = 'fired'"],
+    ids=["text", "state", "run"],
+)
+async def test_a_timer_damaged_on_disk_is_named_once_and_others_fire(
+    rig: Rig, damage: str
+) -> None:
+    gateway, other = await rig.gateway("g"), await rig.gateway("other")
+    await gateway.send(["after", "damaged", 5], ["after", "k", 5], ["ping", 1])
+    await other.send(["after", "k", 5], ["ping", 1])
+    await gateway.expect("pong")
+    await other.expect("pong")
+    path = rig.journal.timers.table.path
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"update timers set {damage} where id = 1")
+    with capture_logs() as lines:
+        (run,) = await gateway.records(1)
+        await other.records(1)
+        await trio.sleep(30)
+    assert run["key"] == "k"
+    (line,) = [line for line in lines if line["log_level"] == "error"]
+    assert (line["timer"], line["gateway"], line["key"]) == (1, "g", "damaged")
+    assert [run.key for run in disk.runs(rig.store.path)] == ["k", "k"]

@@ -1,0 +1,466 @@
+"""Streams over HTTP: the feed, summaries and users online, as their readers see them."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from liveness.config.settings import HttpSettings
+from liveness.core.records import TIMER, TimerRecord
+from liveness.service.http.event_stream import QUIET_S, STOPPING
+from liveness.service.http.feed_api import EVENTS_BYTES, _taken
+from liveness.service.http.live_api import MOST_RECORDS
+from liveness.service.storage.log_tail import TailEntry
+from tests.service.http.asgi import ask
+from tests.service.http.reading import LONG_S, Event, Reader, reading
+from tests.service.rig import Rig
+
+USERS = ["7", 7, 'quo"te', 2**53 + 1, "int:7", "str:int:7", "İ\u2028\\"]
+NAMES = [
+    "7",
+    7,
+    'quo"te',
+    f"int:{2**53 + 1}",
+    "str:int:7",
+    "str:str:int:7",
+    "İ\u2028\\",
+]
+
+
+async def seqs(reader: Reader, count: int) -> list[int]:
+    return [event.data["seq"] for event in await reader.events(count)]
+
+
+@asynccontextmanager
+async def feed(
+    rig: Rig, seq: int, query: str = "", *, last: str = "", is_new: bool = False
+) -> AsyncIterator[Reader]:
+    """A stream of the feed, which says first where it begins."""
+    headers = {"last-event-id": last} if last else {}
+    async with reading(rig.door(), f"/v1/feed{query}", headers=headers) as reader:
+        began = {"log": rig.store.log, "seq": seq, "new": is_new}
+        assert await reader.event() == Event("log", began, f"{rig.store.log}:{seq}")
+        yield reader
+
+
+# --- the feed ---------------------------------------------------------------------------
+
+
+async def test_every_record_is_an_event_as_soon_as_it_is_on_disk(rig: Rig) -> None:
+    async with feed(rig, 0) as reader:
+        assert reader.status == 200
+        assert reader.headers["content-type"] == "text/event-stream; charset=utf-8"
+        gateway = await rig.gateway("gw")
+        await gateway.send(["login", USERS, {"conn": [*range(len(USERS))]}])
+        events = await reader.events(len(USERS))
+        assert [event.data["uid"] for event in events] == NAMES
+        log = rig.store.log
+        assert [event.id for event in events] == [f"{log}:{n}" for n in range(1, 8)]
+        assert {event.name for event in events} == {"online"}
+        await gateway.send(["logout", 7])
+        (gone,) = await reader.events(1)
+        assert gone.name == "offline"
+        record = rig.log()[-1].as_map()
+        assert gone.data == record
+        assert record["reason"] == "logout"
+
+
+@pytest.mark.parametrize(
+    "_from",
+    [
+        pytest.param("disk", marks=pytest.mark.rig(tail=1_000)),
+        pytest.param("memory", marks=pytest.mark.rig(tail=100_000)),
+    ],
+)
+async def test_a_reader_goes_on_after_the_last_record_it_saw(
+    rig: Rig, _from: str
+) -> None:
+    gateway = await rig.gateway("gw")
+    for first in range(0, 2_500, 500):
+        await gateway.send(["login", [*range(first, first + 500)]])
+        await gateway.settle()
+    async with AsyncExitStack() as stack:
+        readers = []
+        for seen in (0, 1, 1_250, 2_499, 2_500):
+            # A browser repeats the query of its first request: the id is what counts.
+            last = f"{rig.store.log}:{seen}"
+            for reading_on in (
+                feed(rig, seen, "?after=333", last=last),
+                feed(rig, seen, f"?after={seen}"),
+            ):
+                readers.append(await stack.enter_async_context(reading_on))
+                found = await seqs(readers[-1], 2_500 - seen)
+                assert found == [*range(seen + 1, 2_501)]
+        await gateway.send(["login", "one more"])
+        for reader in readers:
+            assert await seqs(reader, 1) == [2_501]
+
+
+@pytest.mark.parametrize(
+    ("query", "last", "begins_at"),
+    [
+        ("", "0123456789abcdef:1", 0),
+        ("", "{log}:5", 0),
+        ("?after=5", "", 0),
+        ("", "{copied}:1", 1),
+        ("", "{copied}:2", 2),
+        ("", "{copied}:77", 2),
+    ],
+    ids=["another log", "id", "query", "shared", "last shared", "parted"],
+)
+async def test_a_reader_from_where_this_log_has_not_been_begins_anew(
+    rig: Rig, query: str, last: str, begins_at: int
+) -> None:
+    await rig.gateway_of([*"abcd"])
+    rig.store.parted["cccc0000cccc0000"] = 2  # the log that this one was copied from
+    last = last.format(log=rig.store.log, copied="cccc0000cccc0000")
+    async with feed(rig, begins_at, query, last=last, is_new=True) as reader:
+        assert await seqs(reader, 4 - begins_at) == [*range(begins_at + 1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("", [1, 2, 3, 4, 5, 6]),
+        ("&kind=offline", [5]),
+        ("&kind=offline,moved", [5, 6]),
+        ("&uid=7", [1, 6]),
+        ("&uid=int:7", [2]),
+        ("&gateway=one", [1, 2, 3, 5, 6]),
+        ("&gateway=two&kind=online,offline", [4]),
+        ("&uid=7&kind=moved&gateway=two", [6]),
+    ],
+)
+async def test_a_reader_gets_what_it_asks_for(
+    rig: Rig, query: str, expected: list[int]
+) -> None:
+    one = await rig.gateway_of(["7", 7, "b"], "one")
+    two = await rig.gateway_of(["c"], "two")
+    await one.send(["logout", "b"])
+    await one.settle()
+    await two.send(["login", "7"])
+    await two.settle()
+    assert [record.seq for record in rig.log()] == [*range(1, 7)]
+    async with feed(rig, 0, f"?after=0{query}") as reader:
+        assert await seqs(reader, len(expected)) == expected
+    assert not rig.sidecar.streams.open.total()
+
+
+async def test_a_quiet_stream_says_something_now_and_then(rig: Rig) -> None:
+    async with feed(rig, 0) as reader:
+        with trio.move_on_after(10 * QUIET_S + 1):
+            await reader.event()
+        assert reader.comments == 10
+        await rig.gateway_of("a")
+        assert await seqs(reader, 1) == [1]
+
+
+@pytest.mark.rig(http=HttpSettings(max_backlog=100))
+async def test_a_reader_that_falls_back_too_far_is_let_go(rig: Rig) -> None:
+    gateway = await rig.gateway_of([f"early-{n}" for n in range(1_000)])
+    async with (
+        feed(rig, 0, "?after=0") as far,
+        feed(rig, 1_000) as slow,
+        feed(rig, 1_000) as fast,
+    ):
+        # A reader that begins far behind, and comes nearer, is not slow.
+        assert await seqs(far, 1_000) == [*range(1, 1_001)]
+        for n in range(3):
+            await gateway.send(["login", [f"{n}-{m}" for m in range(100)]])
+            await gateway.settle()
+            assert len(await seqs(fast, 100)) == 100
+            assert len(await seqs(far, 100)) == 100
+        *some, end = await slow.rest()
+        assert [event.data["seq"] for event in some] == [*range(1_001, 1_101)]
+        assert end.name == "end"
+        assert "200 records behind" in end.data["why"]
+        assert "http.max_backlog" in end.data["why"]
+    assert rig.counts.limits_met["http.max_backlog"] == 1
+    async with feed(rig, 1_100, last=some[-1].id or "") as again:
+        assert await seqs(again, 200) == [*range(1_101, 1_301)]
+
+
+@pytest.mark.parametrize(
+    ("target", "last", "why"),
+    [
+        ("/v1/feed?kind=offlien", "", "kind is 'offlien'"),
+        ("/v1/feed?kind=", "", "kind is ''"),
+        ("/v1/feed?uid=", "", "'' is no uid"),
+        ("/v1/feed?uid=int:9223372036854775808", "", "9223372036854775808' is no uid"),
+        ("/v1/feed?uid=int:" + "9" * 5_000, "", "is no uid"),
+        ("/v1/feed?uid=a%00", "", "is no uid"),
+        ("/v1/feed?after=-1", "", "after is '-1'"),
+        ("/v1/feed?after=" + "9" * 30, "", "after is '999"),
+        ("/v1/feed?gateway=", "", "gateway is ''"),
+        ("/v1/feed?since=1", "", "'since'"),
+        ("/v1/feed", "7", "Last-Event-ID is '7'"),
+        ("/v1/feed", "x:y", "Last-Event-ID is 'x:y'"),
+        ("/v1/live?after=1", "", "'after'"),
+        ("/v1/live?kind=all", "", "kind is 'all'"),
+        ("/v1/wheel?x=1", "", "'x'"),
+        ("/v1/users?after=1", "", "'after'"),
+    ],
+)
+async def test_a_bad_query_is_refused(
+    rig: Rig, target: str, last: str, why: str
+) -> None:
+    headers = {"last-event-id": last} if last else {}
+    answer = await ask(rig.door(), "GET", target, headers=headers)
+    assert answer.status == 400
+    assert why in answer.error
+
+
+# --- places, and the end ----------------------------------------------------------------
+
+
+@pytest.mark.rig(http=HttpSettings(max_streams=3))
+async def test_streams_are_bounded_and_one_more_is_refused(rig: Rig) -> None:
+    async with AsyncExitStack() as stack:
+        for target in ("/v1/feed", "/v1/live", "/v1/feed"):
+            reader = await stack.enter_async_context(reading(rig.door(), target))
+            await reader.events(1)
+        for target in ("/v1/feed", "/v1/live", "/v1/users"):
+            with trio.fail_after(LONG_S):
+                answer = await ask(rig.door(), "GET", target)
+            assert answer.status == 503
+            assert "http.max_streams" in answer.error
+        assert rig.counts.limits_met["http.max_streams"] == 3
+        assert (await ask(rig.door(), "GET", "/healthz")).status == 200
+        shown = (await ask(rig.door(), "GET", "/metrics")).body.decode()
+        assert 'liveness_streams{stream="feed"} 2.0' in shown
+        assert 'liveness_streams{stream="live"} 1.0' in shown
+    async with reading(rig.door(), "/v1/feed") as reader:
+        await reader.events(1)
+    assert not rig.sidecar.streams.open.total()
+
+
+@pytest.mark.rig(http=HttpSettings(max_streams=3))
+async def test_streams_that_begin_at_once_are_bounded_too(rig: Rig) -> None:
+    async with AsyncExitStack() as stack:
+        readers = [
+            await stack.enter_async_context(reading(rig.door(), "/v1/live"))
+            for _ in range(10)
+        ]
+        await rig.until(lambda: rig.counts.limits_met["http.max_streams"] == 7)
+        assert rig.sidecar.streams.open["live"] == 3
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(reader.status for reader in readers) == [200] * 3 + [503] * 7
+
+
+async def test_a_few_read_all_users_at_a_time_and_leave_no_file(rig: Rig) -> None:
+    gateway = await rig.gateway_of([f"{'long' * 50}-{n}" for n in range(3_000)])
+    async with AsyncExitStack() as stack:
+        for _ in range(4):
+            await stack.enter_async_context(reading(rig.door(), "/v1/users"))
+        await rig.until(lambda: rig.sidecar.streams.open["users"] == 4)
+        with trio.fail_after(LONG_S):
+            answer = await ask(rig.door(), "GET", "/v1/users")
+        assert answer.status == 503
+        assert "4 others" in answer.error
+        # A gateway's own list waits for none of them.
+        began = trio.current_time()
+        await gateway.send(["list"])
+        assert await gateway.expect("list")
+        assert trio.current_time() - began < 1
+    assert not rig.sidecar.streams.open.total()
+    assert (await users(rig))[1]["users"] == 3_000
+
+
+def test_streams_leave_half_of_the_connections_to_requests() -> None:
+    assert HttpSettings().streams == 32
+    assert HttpSettings(max_connections=10).streams == 5
+    assert HttpSettings(max_connections=1).streams == 1
+
+
+@pytest.mark.parametrize("target", ["/v1/feed", "/v1/live", "/v1/users"])
+async def test_head_is_answered_at_once(rig: Rig, target: str) -> None:
+    answer = await ask(rig.door(), "HEAD", target)
+    assert (answer.status, answer.body) == (200, b"")
+    assert not rig.sidecar.streams.open.total()
+
+
+async def test_a_stop_ends_every_stream_after_its_last_record(rig: Rig) -> None:
+    async with feed(rig, 0) as records, reading(rig.door(), "/v1/live") as live:
+        gateway = await rig.gateway("gw")
+        for uid in "ab":  # the first waits to be read, the second for that
+            await gateway.send(["login", uid])
+            await gateway.settle()
+        rig.sidecar.streams.stop()
+        with trio.fail_after(LONG_S):
+            *sent, end = await records.rest()
+            *_, last = await live.rest()
+        assert [record.data["uid"] for record in sent] == ["a", "b"]
+        assert end == last == Event("end", {"why": STOPPING}, None)
+        async with reading(rig.door(), "/v1/feed") as late:
+            assert [event.name for event in await late.rest()] == ["log", "end"]
+
+
+# --- summaries --------------------------------------------------------------------------
+
+
+@pytest.mark.rig(timeout_s=5)
+async def test_a_summary_comes_every_second_whatever_the_load(rig: Rig) -> None:
+    async with reading(rig.door(), "/v1/live?kind=online") as reader:
+        gateway = await rig.gateway("gw")
+        history, first = await reader.events(2)
+        assert history.name == "history"
+        count = 3 * MOST_RECORDS
+        began = trio.current_time()
+        await gateway.send(["login", [f"u-{n}" for n in range(count)]])
+        await gateway.settle()
+        full, *_, last = [event.data for event in await reader.events(8)]
+        assert trio.current_time() - began == pytest.approx(8, abs=1.1)
+        seqs = [record["seq"] for record in full["records"]]
+        assert seqs == [*range(count - MOST_RECORDS + 1, count + 1)]
+        assert full["left_out"] == count - MOST_RECORDS
+        assert (full["users"], sum(full["slot_users"])) == (count, count)
+        (shown,) = full["gateways"]
+        usual = {"linked": True, "due": 0, "interval": None, "ping": None, "mutes": 0}
+        assert shown == {
+            **usual,
+            "name": "gw",
+            "users": count,
+            "unacked": 0,
+            "timeout": 5.0,
+        }
+        # They fall silent; their records are of another kind.
+        assert (last["users"], last["records"], last["left_out"]) == (0, [], 0)
+        assert last["rates"]["offlines"]["silence"] > 0
+        lateness = last["lateness"]
+        assert lateness["decided"]["count"] == count
+        assert 0 < lateness["decided"]["p99_s"] <= lateness["promise_s"]
+        none_yet = {"count": 0, "p50_s": None, "p99_s": None}
+        assert first.data["lateness"]["decided"] == none_yet
+        assert last["early"] == 0
+        assert last["gateways"][0]["unacked"] == count
+
+
+async def test_a_second_in_which_nothing_was_sent_is_in_the_next(
+    rig: Rig, jumping: MockClock
+) -> None:
+    async with reading(rig.door(), "/v1/live") as reader:
+        await reader.events(3)
+        await rig.gateway_of([*range(100)])
+        jumping.jump(4)  # as after a stop
+        (summary,) = await reader.events(1)
+        second = summary.data["second"]
+        assert second["over_s"] >= 4
+        assert second["events"]["login"] * second["over_s"] == pytest.approx(100, 0.01)
+
+
+async def test_the_hand_moves_and_stands_with_attended_time(rig: Rig) -> None:
+    async with reading(rig.door(), "/v1/live") as reader:
+        _, first, second = [event.data for event in await reader.events(3)]
+        assert (second["hand"] - first["hand"]) % 30 == pytest.approx(1, abs=0.1)
+        assert (first["slots"], first["slot_s"]) == (30, 1)
+        assert not second["stands"]
+        # A page has the same without the records.
+        wheel = json.loads((await ask(rig.door(), "GET", "/v1/wheel")).body)
+        assert wheel.keys() == second.keys() - {"records", "left_out"}
+        assert (wheel["log"], wheel["ready"]) == (rig.store.log, True)
+        rig.engine._attended.stand(trio.current_time())
+        assert (await reader.events(1))[0].data["stands"]
+
+
+@pytest.mark.rig(timeout_s=5)
+async def test_the_history_has_the_last_minutes_in_columns(rig: Rig) -> None:
+    async def history() -> dict[str, Any]:
+        async with reading(rig.door(), "/v1/live") as reader:
+            (event,) = await reader.events(1)
+        columns: dict[str, Any] = event.data
+        assert {len(column) for column in flat(columns)} == {300}
+        return columns
+
+    gateway = await rig.gateway("gw")
+    await trio.sleep(3.5)
+    await gateway.send(["login", [*"abcdefghij"]])
+    await trio.sleep(400)
+    columns = await history()
+    assert columns["every_s"] == 1
+    assert set(columns["users"]) == {0}
+    await gateway.send(["login", [*"abcdefghij"]])
+    await trio.sleep(20)
+    columns = await history()
+    assert max(columns["users"]) == 10
+    assert sum(columns["events"]["login"]) == pytest.approx(10, abs=0.1)
+    assert sum(columns["offlines"]["silence"]) == pytest.approx(10, abs=0.1)
+
+
+def flat(columns: dict[str, Any]) -> list[list[float]]:
+    return [
+        column
+        for found in columns.values()
+        for column in (found.values() if isinstance(found, dict) else [found])
+        if isinstance(column, list)
+    ]
+
+
+async def test_a_slow_reader_misses_summaries_and_no_records(rig: Rig) -> None:
+    async with reading(rig.door(), "/v1/live") as reader:
+        gateway = await rig.gateway("gw")
+        (history,) = await reader.events(1)
+        assert history.name == "history"
+        await gateway.send(["login", ["a", "b"]])
+        await trio.sleep(60)
+        stale, later = await reader.events(2)
+        assert later.data["uptime_s"] - stale.data["uptime_s"] > 50
+        seen = [*stale.data["records"], *later.data["records"]]
+        online = [record["uid"] for record in seen if record["kind"] == "online"]
+        assert online == ["a", "b"]
+
+
+# --- those online -----------------------------------------------------------------------
+
+
+async def users(rig: Rig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    answer = await ask(rig.door(), "GET", "/v1/users")
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    *lines, last = map(json.loads, answer.body.decode().removesuffix("\n").split("\n"))
+    return lines, last
+
+
+async def test_every_user_online_is_a_line(rig: Rig) -> None:
+    log = rig.store.log
+    assert await users(rig) == ([], {"log": log, "seq": 0, "users": 0})
+    gateway = await rig.gateway("gw")
+    await gateway.send(["login", USERS, {"conn": [*range(len(USERS))]}])
+    await gateway.send(["login", [f"u-{n}" for n in range(2_500)]])
+    await gateway.send(["logout", "u-1"])
+    await gateway.settle()
+    lines, last = await users(rig)
+    assert last == {"log": log, "seq": 2_508, "users": 2_506}
+    assert [line["uid"] for line in lines[:8]] == [*NAMES, "u-0"]
+    assert [line["conn"] for line in lines[:8]] == [*range(7), None]
+    assert len({(line["uid"], type(line["uid"])) for line in lines}) == 2_506
+    session = {"gateway": "gw", "session": 1, "conn": 0, "since": rig.log()[0].at}
+    assert lines[0] == {"uid": "7", **session}
+
+
+async def test_users_that_cannot_be_read_are_an_error(rig: Rig, tmp_path: Path) -> None:
+    rig.store.path.rename(tmp_path / "away")
+    answer = await ask(rig.door(), "GET", "/v1/users")
+    assert answer.status == 503
+    assert "mend the disk" in answer.error
+    assert not rig.sidecar.streams.open.total()
+
+
+def test_what_is_sent_at_once_is_bounded_in_bytes() -> None:
+    payload = "\x01" * 4_096  # six times as long in JSON
+    entries = [
+        TailEntry(TimerRecord(seq, TIMER, "g", f"k{seq}", None, payload, 1, 1, 1))
+        for seq in range(1, 101)
+    ]
+    most = EVENTS_BYTES + 2 * len(entries[0].event)
+    told = list[bytes]()
+    left = entries[::-1]
+    while left:
+        told.append(_taken(left, b"id: log"))
+    assert max(map(len, told)) <= most
+    assert b"".join(told) == b"".join(b"id: log" + entry.event for entry in entries)

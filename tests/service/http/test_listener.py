@@ -1,0 +1,498 @@
+"""What a client may take of a door, on a real socket; time is virtual."""
+
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from structlog.testing import capture_logs
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from liveness.metrics import HttpRefusal
+from liveness.service.http.listener import HEALTH_PLACES, HttpLimits, serve_door
+from liveness.service.http.middleware import Middleware, only_health
+from liveness.service.http.pacing import Turnstile
+from liveness.service.links.acceptor import Acceptor
+from liveness.service.links.sockets import listening
+
+CONNECTIONS = 3
+REQUEST_S = 10.0
+HEAD_BYTES = 500
+BODY_BYTES = 1_000
+GRACE_S = 0.5
+LARGE = b"x" * 4_000_000  # far more than sockets hold
+# An answer that takes longer than a request may; nobody gets it for being slow.
+THINKING_S = 3 * REQUEST_S
+GET = b"GET /%s HTTP/1.1\r\nhost: localhost\r\n\r\n"
+_WHOLE = re.compile(rb".*?content-length: (\d+).*?\r\n\r\n(.*)", re.S)
+CLOSE = b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+
+
+async def pages(scope: Scope, receive: Receive, send: Send) -> None:
+    """What was sent, or as the path has it a large answer or a late one."""
+    body = await Request(scope, receive).body()
+    if scope["path"] == "/late":
+        await trio.sleep(THINKING_S)
+    answer = LARGE if scope["path"] == "/large" else b"got " + body
+    await Response(answer)(scope, receive, send)
+
+
+class Passes(trio.abc.Instrument):
+    """Counts the passes of the event loop."""
+
+    count = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.count += 1
+
+
+class Door:
+    """A door that is open.
+
+    Args:
+        path: Of its socket.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.refused: list[HttpRefusal] = []
+        self.asked: list[socket.socket] = []
+        self.passes = Passes()
+        self.began_at: list[int] = []  # the pass in which each request reached the gate
+        self.clients: list[Client] = []
+        self.stop = trio.Event()
+        self.limits = HttpLimits(
+            connections=CONNECTIONS, request_s=REQUEST_S, head_bytes=HEAD_BYTES
+        )
+
+    async def serve(self, listener: socket.socket) -> None:
+        gate = Middleware(
+            pages, [self.note], self.refused.append, max_body_bytes=BODY_BYTES
+        )
+
+        def app_for(sock: socket.socket) -> Middleware:
+            self.asked.append(sock)
+            return gate
+
+        await serve_door(
+            app_for,
+            Acceptor(listener, "http", {}),  # type: ignore[arg-type]  # nothing is put off
+            self.stop.wait,
+            limits=self.limits,
+            refused=self.refused.append,
+            grace_s=GRACE_S,
+            only_health=partial(
+                Middleware,
+                checks=[only_health(CONNECTIONS)],
+                refused=self.refused.append,
+                max_body_bytes=BODY_BYTES,
+            ),
+            turnstile=Turnstile(),
+        )
+
+    def note(self, _: Request) -> None:
+        self.began_at.append(self.passes.count)
+
+    async def connect(self) -> "Client":
+        client = Client(await trio.open_unix_socket(str(self._path)))
+        self.clients.append(client)
+        return client
+
+    async def answer(self, request: bytes) -> bytes:
+        """What a connection gets for this, up to its end."""
+        client = await self.connect()
+        with suppress(trio.BrokenResourceError):  # it may be refused before it asks
+            await client.send(request)
+        answer = await client.to_end()
+        await client.stream.aclose()
+        return answer
+
+
+class Client:
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+
+    async def send(self, data: bytes) -> None:
+        await self.stream.send_all(data)
+
+    async def answer(self) -> bytes:
+        """The next answer, whole."""
+        data = b""
+        while not (found := _WHOLE.match(data)) or len(found[2]) < int(found[1]):
+            piece = await self.stream.receive_some()
+            assert piece, "it ended before its answer did"
+            data += piece
+        return data
+
+    async def to_end(self) -> bytes:
+        """All that comes, however the connection ends."""
+        pieces = []
+        with suppress(trio.BrokenResourceError):  # it was cut
+            while piece := await self.stream.receive_some():
+                pieces.append(piece)
+        return b"".join(pieces)
+
+    async def drip(self, data: bytes, every_s: float) -> int:
+        """Send a byte at a time; how many were taken before the connection ended."""
+        for number in range(len(data)):
+            try:
+                await self.stream.send_all(data[number : number + 1])
+            except trio.BrokenResourceError:
+                return number
+            await trio.sleep(every_s)
+        return len(data)
+
+
+@pytest.fixture
+async def door(tmp_path: Path, jumping: MockClock) -> AsyncIterator[Door]:
+    async with opened(tmp_path / "s") as door:
+        yield door
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[Door]:
+    door = Door(path)
+    with listening(path) as listener:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(door.serve, listener)  # noqa: ASYNC113 - it listens already
+            try:
+                yield door
+            finally:
+                door.stop.set()
+        for client in door.clients:
+            client.stream.socket.close()
+
+
+def status(answer: bytes) -> int:
+    assert answer.startswith(b"HTTP/1.1 "), answer
+    return int(answer[9:12])
+
+
+def posted(size: int, chunk: int) -> bytes:
+    """A request with a body of this size, in chunks of so many bytes."""
+    head = b"POST / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n"
+    if not chunk:
+        return head + b"content-length: %d\r\n\r\n" % size + b"x" * size
+    sizes = [min(chunk, size - at) for at in range(0, size, chunk)]
+    chunks = b"".join(b"%x\r\n%s\r\n" % (size, b"x" * size) for size in sizes)
+    return head + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+
+
+# --- time ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"", posted(999, 0)[:-999], posted(999, 999)[:-1_006]],
+    ids=["head", "body", "chunk"],
+)
+async def test_a_request_that_comes_a_byte_a_second_is_cut_in_time(
+    door: Door, begun: bytes
+) -> None:
+    client = await door.connect()
+    began = trio.current_time()
+    await client.send(begun)
+    sent = await client.drip(b"G" * 999, 1)
+    assert sent <= REQUEST_S + 1
+    answer = await client.to_end()
+    assert status(answer) == 408
+    assert b"did not come whole within 10 s; http.request_s" in answer
+    assert door.refused == [HttpRefusal.SLOW]
+    assert REQUEST_S <= trio.current_time() - began <= REQUEST_S + 2
+
+
+async def test_requests_that_take_nearly_their_time_are_answered(door: Door) -> None:
+    client = await door.connect()
+    for _ in range(3):
+        request = b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n123456789"
+        await client.drip(request, (REQUEST_S - 1) / len(request))
+        assert (await client.answer()).endswith(b"\r\n\r\ngot 123456789")
+        await trio.sleep(REQUEST_S - 2)
+    assert door.refused == []
+
+
+async def test_a_silent_connection_ends_and_nothing_is_refused(door: Door) -> None:
+    client = await door.connect()
+    await client.send(GET % b"")
+    await client.answer()
+    began = trio.current_time()
+    assert await client.to_end() == b""
+    assert trio.current_time() - began == pytest.approx(REQUEST_S, abs=0.1)
+    assert await (await door.connect()).to_end() == b""
+    assert door.refused == []
+
+
+async def test_a_late_answer_and_the_request_behind_it_are_in_time(door: Door) -> None:
+    client = await door.connect()
+    await client.send(GET % b"late" + (GET % b"")[:9])
+    assert status(await client.answer()) == 200
+    await trio.sleep(REQUEST_S - 1)
+    await client.send((GET % b"")[9:])
+    assert status(await client.answer()) == 200
+    assert door.refused == []
+
+
+@pytest.mark.parametrize("bytes_a_second", [0, 1_000])
+async def test_an_answer_that_is_not_read_is_cut_in_time(
+    door: Door, bytes_a_second: int
+) -> None:
+    client = await door.connect()
+    await client.send(GET % b"large")
+    with trio.fail_after(REQUEST_S + 2):
+        while door.refused == []:
+            if bytes_a_second:
+                await client.stream.receive_some(bytes_a_second)
+            await trio.sleep(1)
+    assert door.refused == [HttpRefusal.SLOW]
+    assert len(await client.to_end()) < len(LARGE)
+    assert status(await door.answer(CLOSE)) == 200
+
+
+async def test_a_large_answer_that_is_read_is_whole(door: Door) -> None:
+    assert (await door.answer(CLOSE.replace(b"/", b"/large", 1))).endswith(LARGE)
+    assert door.refused == []
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"", b"GET", posted(9, 0)[:-8], GET % b"late", GET % b"large"],
+    ids=["silent", "head", "body", "late", "unread"],
+)
+async def test_a_stop_waits_for_nobody_longer_than_its_grace(
+    tmp_path: Path, autojump_clock: MockClock, request_bytes: bytes
+) -> None:
+    async with opened(tmp_path / "s") as door:
+        client = await door.connect()
+        await client.send(request_bytes)
+        await trio.sleep(1)
+        began = trio.current_time()
+    assert trio.current_time() - began <= GRACE_S + 0.1
+    assert door.refused == []
+
+
+# --- sizes ----------------------------------------------------------------------------
+
+
+def head_of(size: int) -> bytes:
+    begin, end = b"GET / HTTP/1.1\r\nhost: h\r\nconnection: close\r\nx: ", b"\r\n\r\n"
+    return begin + b"x" * (size - len(begin) - len(end)) + end
+
+
+async def dripped(door: Door, data: bytes) -> bytes:
+    client = await door.connect()
+    await client.drip(data, 0.001)
+    return await client.to_end()
+
+
+@pytest.mark.parametrize("is_dripped", [False, True])
+async def test_a_head_may_have_the_most_bytes_and_not_one_more(
+    door: Door, is_dripped: bool
+) -> None:
+    send = partial(dripped, door) if is_dripped else door.answer
+    assert status(await send(head_of(HEAD_BYTES))) == 200
+    assert door.refused == []
+    with structlog.testing.capture_logs() as said:
+        answer = await send(head_of(HEAD_BYTES + 1))
+    assert (status(answer), said) == (431, [])
+    assert b"larger than 500 bytes; http.max_header_bytes" in answer
+    assert door.refused == [HttpRefusal.HEAD]
+
+
+async def test_a_large_head_is_refused_behind_another_request(door: Door) -> None:
+    body = b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n123456789"
+    for first, size in ((GET % b"", HEAD_BYTES + 1), (body, 50_000)):
+        answer = await door.answer(first + head_of(size))
+        statuses = [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]]
+        assert statuses == [b"200", b"431"]
+
+
+@pytest.mark.parametrize("chunk", [0, 1])
+async def test_a_body_that_is_too_large_is_refused_before_its_end(
+    door: Door, chunk: int
+) -> None:
+    whole = await door.answer(posted(BODY_BYTES, chunk))
+    assert whole.endswith(b"\r\n\r\ngot " + b"x" * BODY_BYTES)
+    assert door.refused == []
+    client = await door.connect()
+    began = trio.current_time()
+    await client.send(posted(100 * BODY_BYTES, chunk)[:50_000])
+    assert status(await client.to_end()) == 413
+    assert door.refused == [HttpRefusal.BODY]
+    assert trio.current_time() == began  # it did not wait for the rest
+
+
+# --- connections ----------------------------------------------------------------------
+
+
+async def busy(door: Door, begun: bytes = GET % b"late") -> list[Client]:
+    """As many connections as there may be, none of them idle."""
+    clients = [await door.connect() for _ in range(CONNECTIONS)]
+    for client in clients:
+        await client.send(begun)
+    await wait_all_tasks_blocked()
+    return clients
+
+
+async def test_one_connection_too_many_is_refused_until_one_leaves(door: Door) -> None:
+    clients = await busy(door)
+    answer = await door.answer(GET % b"")
+    assert status(answer) == 503
+    assert b"\r\nconnection: close\r\n" in answer
+    assert b"there are 3 connections here" in answer
+    assert door.refused == [HttpRefusal.CONNECTIONS]
+    assert status(await clients[0].answer()) == 200  # the others go on
+    await clients[1].stream.aclose()
+    await wait_all_tasks_blocked()  # it was noticed
+    assert status(await door.answer(CLOSE)) == 200
+    assert door.refused == [HttpRefusal.CONNECTIONS]
+
+
+@pytest.mark.parametrize("has_asked", [True, False])
+async def test_the_connection_that_is_idle_longest_makes_room(
+    door: Door, has_asked: bool
+) -> None:
+    clients = [await door.connect() for _ in range(CONNECTIONS)]
+    for client in clients[::-1]:
+        await wait_all_tasks_blocked()
+        if has_asked:
+            await client.send(GET % b"")
+            assert status(await client.answer()) == 200
+    longest = clients.pop(-1 if has_asked else 0)
+    assert status(await door.answer(CLOSE)) == 200
+    assert await longest.to_end() == b""
+    for client in clients:
+        await client.send(GET % b"")
+        assert status(await client.answer()) == 200
+    assert door.refused == []
+
+
+async def test_a_connection_with_part_of_a_request_is_not_idle(door: Door) -> None:
+    request = GET % b""
+    clients = await busy(door, request + request[:9])  # behind one that was answered
+    assert status(await door.answer(GET % b"")) == 503
+    for client in clients:
+        assert status(await client.answer()) == 200
+        await client.send(request[9:])
+        assert status(await client.answer()) == 200
+
+
+@pytest.mark.parametrize("path", [b"healthz", b"readyz"])
+@pytest.mark.parametrize("begun", [GET % b"late", b"GET"], ids=["late", "head"])
+async def test_health_is_answered_however_many_connections_are_kept(
+    door: Door, path: bytes, begun: bytes
+) -> None:
+    await busy(door, begun)
+    for _ in range(3):
+        for _ in range(2 * HEALTH_PLACES):
+            await (await door.connect()).send(b"GET")
+        await wait_all_tasks_blocked()
+        client = await door.connect()
+        await client.send(GET % path)
+        assert status(await client.answer()) == 200
+    assert door.refused == []
+
+
+async def test_requests_that_come_together_are_served_one_per_pass(door: Door) -> None:
+    clients = [await door.connect() for _ in range(CONNECTIONS)]
+    await wait_all_tasks_blocked()
+    door.passes = Passes()
+    trio.lowlevel.add_instrument(door.passes)
+    async with trio.open_nursery() as nursery:
+        for client in clients:
+            nursery.start_soon(client.send, GET % b"")
+    for client in clients:
+        assert status(await client.answer()) == 200
+    assert len(door.began_at) == len(set(door.began_at)) == CONNECTIONS
+
+
+async def test_an_application_is_chosen_by_the_connection(door: Door) -> None:
+    client = await door.connect()
+    for _ in range(2):
+        await client.send(GET % b"")
+        await client.answer()
+    (sock,) = door.asked
+    assert sock.family is socket.AF_UNIX
+    await door.answer(CLOSE)
+    assert len(door.asked) == 2
+
+
+# --- protocols ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
+        b"sec-websocket-key: bKdPyn3u98cTfZJSh4TNeQ==\r\n",
+        b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\n"
+        b"http2-settings: AAMAAABkAAQAAP__\r\n",
+    ],
+    ids=["websocket", "h2c"],
+)
+async def test_a_request_for_another_protocol_is_answered_in_http_1(
+    door: Door, asked: bytes
+) -> None:
+    client = await door.connect()
+    request = GET % b""
+    for _ in range(2):
+        await client.send(request[:-2] + asked + b"\r\n")
+        answer = await client.answer()
+        assert status(answer) == 200
+        assert b"upgrade" not in answer.lower()
+    await client.send(request)
+    assert status(await client.answer()) == 200
+
+
+async def test_a_connection_that_begins_with_http_2_is_refused(door: Door) -> None:
+    answer = await door.answer(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0" * 9)
+    assert status(answer) == 505
+    assert set(door.refused) == {HttpRefusal.MALFORMED}
+
+
+POSTED = b"POST / HTTP/1.1\r\nhost: h\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\0\r\n",
+        b"GET /\r\n",
+        b"GET / HTTP/1.1\r\n",
+        b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n",
+        POSTED + b"content-length: 1\r\ncontent-length: 2\r\n",
+        POSTED + b"content-length: -1\r\n",
+        POSTED + b"transfer-encoding: gzip\r\n",
+        POSTED + CHUNKED + b"\r\nzz\r\n",
+        # Bodies whose end others may see elsewhere.
+        pytest.param(POSTED + b"content-length: 5\r\n" + CHUNKED, id="both lengths"),
+        POSTED + CHUNKED.title() + b"Content-Length: 0\r\n",
+        POSTED.replace(b"1.1", b"1.0") + CHUNKED,
+    ],
+)
+async def test_what_is_no_http_is_refused_with_all_behind_it(
+    door: Door, garbage: bytes
+) -> None:
+    with capture_logs() as lines:
+        answer = await door.answer(garbage + b"\r\n0\r\n\r\n" + GET % b"")
+    assert status(answer) == (501 if b"gzip" in garbage else 400)
+    assert b"request with one Host, and one length if it has a body; ask by" in answer
+    assert b"HTTP/1.1 200" not in answer
+    assert door.refused == [HttpRefusal.MALFORMED]
+    assert len(door.began_at) == (b"zz" in garbage)  # whose head was good
+    assert lines == []
+
+
+async def test_a_client_that_ends_its_side_after_asking_is_answered(door: Door) -> None:
+    client = await door.connect()
+    await client.send(GET % b"")
+    await client.stream.send_eof()
+    assert status(await client.to_end()) == 200

@@ -1,0 +1,123 @@
+"""What the gate of a door asks of a request, without a server or a socket."""
+
+from typing import Any
+
+import pytest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from structlog.testing import capture_logs
+from trio.testing import MockClock
+
+from liveness.metrics import HttpRefusal
+from liveness.service.http.middleware import Middleware, asked_by_a_name_in, only_reads
+from tests.service.http.asgi import ask
+
+MOST = 1_000
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the body, which has to come at once."""
+    message = await receive()
+    assert message["more_body"] is False
+    await Response(message["body"])(scope, receive, send)
+
+
+def gate(refused: list[HttpRefusal], app: ASGIApp = echo, *checks: Any) -> Middleware:
+    return Middleware(app, checks, refused.append, max_body_bytes=MOST)
+
+
+def in_pieces(size: int, piece: int) -> list[bytes]:
+    return [b"x" * min(piece, size - at) for at in range(0, size, piece)]
+
+
+@pytest.mark.parametrize("size", [0, 1, MOST])
+@pytest.mark.parametrize("piece", [1, 300, MOST])
+async def test_a_page_gets_the_whole_body_at_once(size: int, piece: int) -> None:
+    refused: list[HttpRefusal] = []
+    answer = await ask(gate(refused), "POST", "/", pieces=in_pieces(size, piece))
+    assert (answer.status, answer.body, refused) == (200, b"x" * size, [])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "headers"),
+    [
+        *((in_pieces(MOST + 1, piece), {}) for piece in (1, 300, MOST + 1)),
+        ([], {"content-length": str(MOST + 1)}),  # which is not read
+    ],
+    ids=["bytes", "pieces", "at once", "unread"],
+)
+async def test_a_byte_more_is_refused(
+    pieces: list[bytes], headers: dict[str, str]
+) -> None:
+    refused: list[HttpRefusal] = []
+    answer = await ask(gate(refused), "POST", "/", pieces=pieces, headers=headers)
+    assert (answer.status, refused) == (413, [HttpRefusal.BODY])
+    told = "more than 1000 bytes; send less, or raise http.max_body_bytes"
+    assert told in answer.error
+
+
+async def test_every_answer_says_what_a_browser_may_do_with_it() -> None:
+    checks = (only_reads(set()),)
+    for method, status in (("GET", 200), ("POST", 405)):
+        answer = await ask(gate([], echo, *checks), method, "/")
+        assert answer.status == status
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "same-origin"
+        assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PRI"])
+async def test_other_paths_take_only_get_and_head(method: str) -> None:
+    refused: list[HttpRefusal] = []
+    answer = await ask(gate(refused, echo, only_reads({"/in"})), method, "/")
+    assert (answer.status, refused) == (405, [HttpRefusal.METHOD])
+    assert answer.headers["allow"] == "GET, HEAD"
+    assert "what changes something is on admin.sock" in answer.error
+
+
+async def test_a_path_for_forms_takes_a_post() -> None:
+    door = gate([], echo, only_reads({"/in"}))
+    assert (await ask(door, "POST", "/in", pieces=[b"x"])).body == b"x"
+    answer = await ask(door, "PUT", "/in")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD, POST")
+
+
+@pytest.mark.parametrize(
+    "hosts", [[], ["localhost", "localhost"], ["localhost", "evil.example"]]
+)
+async def test_a_request_has_exactly_one_host(hosts: list[str]) -> None:
+    refused: list[HttpRefusal] = []
+    door = gate(refused, echo, asked_by_a_name_in({"localhost"}))
+    headers = [("accept", "*/*"), *(("host", host) for host in hosts)]
+    answer = await ask(door, "GET", "/", headers=headers)
+    assert (answer.status, refused) == (400, [HttpRefusal.HOST])
+
+
+async def test_the_first_check_that_refuses_answers_and_the_page_is_not_asked() -> None:
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("it was asked")
+
+    refused: list[HttpRefusal] = []
+    checks = (asked_by_a_name_in({"ours"}), only_reads(set()))
+    answer = await ask(
+        gate(refused, page, *checks), "POST", "/", headers={"host": "evil"}
+    )
+    assert (answer.status, refused) == (421, [HttpRefusal.HOST])
+
+
+async def test_pages_that_fail_are_logged_once(autojump_clock: MockClock) -> None:
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(status_code=500)(scope, receive, send)
+        raise RuntimeError("out of order")
+
+    door = gate([], page)
+    with capture_logs() as lines:
+        for _ in range(3):
+            assert (await ask(door, "GET", "/")).status == 500
+    (line,) = lines
+    assert line["log_level"] == "error"
+    assert str(line["exc_info"]) == "out of order"

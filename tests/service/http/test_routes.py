@@ -1,0 +1,337 @@
+"""All that there is behind the two doors: what changes something is behind one alone."""
+
+import json
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+import jsonschema
+import pytest
+import trio
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.routing import Route
+from trio.testing import MockClock
+
+import liveness
+from liveness.config.settings import GuardSettings
+from liveness.metrics import DOORS
+from liveness.service.http.pacing import Turnstile
+from liveness.service.http.routes import build_pages
+from liveness.service.http.sign_in import PAGE, Token
+from tests.service.http.asgi import ask
+from tests.service.http.reading import reading
+from tests.service.rig import Rig
+
+READ, POST = frozenset({"GET", "HEAD"}), frozenset({"POST"})
+DOCUMENT: Final[dict[str, Any]] = json.loads((PAGE / "openapi.json").read_text())
+SIGN_IN = {"/sign-in", "/sign-out"}
+TOKEN = Token("correct-horse/battery+staple==")
+
+
+def routes(rig: Rig, door: str) -> set[tuple[str, frozenset[str]]]:
+    """Every page of a door, with what can be done there."""
+    pages = rig.door(door)._pages
+    assert isinstance(pages, Starlette)
+    found = set()
+    for route in pages.routes:
+        assert isinstance(route, Route)
+        assert route.methods is not None, "it takes any method"
+        found.add((route.path.replace(":path}", "}"), frozenset(route.methods)))
+    return found
+
+
+def documented(method: str) -> set[str]:
+    paths = DOCUMENT["paths"]
+    return {path for path, operations in paths.items() if method in operations}
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+async def test_what_changes_something_is_on_the_admin_socket_alone(
+    rig: Rig, token: Token | None
+) -> None:
+    """And the OpenAPI document has every route and no other."""
+    rig.sidecar.token = token
+    shown = {(path, READ) for path in documented("get") - {"/sign-in"}}
+    changes = {(path, POST) for path in documented("post") - SIGN_IN}
+    sign_in = {("/sign-in", READ), *((path, POST) for path in SIGN_IN)}
+    assert "/sign-in" in documented("get")
+    assert documented("post") >= SIGN_IN
+    assert routes(rig, "admin") == shown | changes
+    assert routes(rig, "http") == (shown | sign_in if token else shown)
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+async def test_nothing_but_reading_passes_the_tcp_door(
+    rig: Rig, token: Token | None
+) -> None:
+    rig.sidecar.token = token
+    signs_in = {("POST", path) for path in SIGN_IN if token}
+    paths = SIGN_IN.union(path for door in DOORS for path, _ in routes(rig, door))
+    for path in paths:
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"):
+            if (method, path) not in signs_in:
+                answer = await ask(rig.door(), method, path)
+                assert (method, path, answer.status) == (method, path, 405)
+
+
+# --- files ----------------------------------------------------------------------------
+
+
+def pages() -> Starlette:
+    return build_pages(
+        CollectorRegistry(),
+        [],
+        why_ill=list,
+        why_not_ready=list,
+        has_sign_out=False,
+        turnstile=Turnstile(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(path.name, path.read_bytes()) for path in PAGE.iterdir()]
+)
+async def test_a_file_of_the_folder_is_served_as_it_is(
+    name: str, content: bytes
+) -> None:
+    answer = await ask(pages(), "GET", f"/page/{name}")
+    assert (answer.status, answer.body) == (200, content)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/page",
+        "/page/",
+        "/page/.",
+        "/page/..",
+        "/page/../http.py",
+        "/page/../page/../http.py",
+        "/page/../../../pyproject.toml",
+        "/page/%2e%2e/http.py",
+        "/page/%2e%2e%2fhttp.py",
+        "/page/..%2fhttp.py",
+        "/page/%252e%252e/http.py",
+        "/page/..\\http.py",
+        "/page/..%5chttp.py",
+        "/page//etc/passwd",
+        "/page///etc/passwd",
+        "/page/%2fetc/passwd",
+        "/page/\\etc\\passwd",
+        "/page/C:/windows/win.ini",
+        "/page/index.html/../../http.py",
+        "/page/style.css%00.html",
+        "/page/%00",
+        "/page/" + "x" * 5_000,
+        "/page/" + "../" * 50 + "etc/passwd",
+        "/pages/index.html",
+        "//page/index.html",
+        "/etc/passwd",
+        "http://localhost/page/index.html",
+    ],
+)
+async def test_nothing_but_the_files_of_the_folder_is_served(target: str) -> None:
+    # A server gives the path unquoted, as it came but for that.
+    answer = await ask(pages(), "GET", unquote(target))
+    assert answer.status == 404
+    assert b"root:" not in answer.body
+    assert b"import" not in answer.body
+
+
+async def test_nothing_but_files_is_served_and_no_link_leads_out_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, outside = tmp_path / "page", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    for name in ("index.html", "own"):
+        (folder / name).write_text("ours")
+    (folder / "file").symlink_to(outside / "secret")
+    (folder / "folder").symlink_to(outside)
+    (folder / "inside").symlink_to("own")
+    os.mkfifo(folder / "pipe")
+    monkeypatch.setattr("liveness.service.http.routes.PAGE", folder)
+    door = pages()
+    for name in ("file", "folder/secret", "folder", "pipe", "inside"):
+        assert (await ask(door, "GET", f"/page/{name}")).status == 404, name
+    assert (await ask(door, "GET", "/page/own")).body == b"ours"
+
+
+# --- OpenAPI: the document is a contract ----------------------------------------------
+
+# Answered with JSON at once, and with something in them.
+ASKED: Final = [
+    "/healthz",
+    "/readyz",
+    "/v1/users/ada",
+    "/v1/users/nobody?limit=3",
+    "/v1/gateways",
+    "/v1/gateways?role=watcher",
+    "/v1/guard",
+    "/v1/timers",
+    "/v1/timers/newest?key=order",
+    "/v1/wheel",
+    "/v1/openapi.json",
+]
+
+
+def test_the_document_is_of_this_version() -> None:
+    assert DOCUMENT["openapi"].startswith("3.1.")
+    assert DOCUMENT["info"]["version"] == liveness.__version__
+
+
+def test_every_reference_in_the_document_leads_to_something() -> None:
+    def look(part: object) -> None:
+        if isinstance(part, dict):
+            if "$ref" in part:
+                found: Any = DOCUMENT
+                for name in part["$ref"].removeprefix("#/").split("/"):
+                    found = found[name]
+            part = [*part.values()]
+        if isinstance(part, list):
+            for inner in part:
+                look(inner)
+
+    look(DOCUMENT)
+
+
+def schema_of(path: str, status: int, method: str = "get") -> dict[str, Any]:
+    response = DOCUMENT["paths"][path][method]["responses"][str(status)]
+    if "$ref" in response:
+        response = DOCUMENT["components"]["responses"][response["$ref"].split("/")[-1]]
+    schema: dict[str, Any] = response["content"]["application/json"]["schema"]
+    return schema
+
+
+def validate(value: object, schema: dict[str, Any]) -> None:
+    whole = {**schema, "components": DOCUMENT["components"]}
+    jsonschema.Draft202012Validator(whole).validate(value)
+
+
+def test_every_schema_in_the_document_is_one_and_every_example_matches_its_own() -> (
+    None
+):
+    examples = 0
+
+    def look(part: object) -> None:
+        nonlocal examples
+        if isinstance(part, dict):
+            if "schema" in part:
+                jsonschema.Draft202012Validator.check_schema(part["schema"])
+                if "example" in part:
+                    validate(part["example"], part["schema"])
+                    examples += 1
+            part = [*part.values()]
+        if isinstance(part, list):
+            for inner in part:
+                look(inner)
+
+    look(DOCUMENT)
+    for schema in DOCUMENT["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    assert examples
+
+
+async def test_each_answer_has_the_shape_that_the_document_says(rig: Rig) -> None:
+    gateway = await rig.gateway("gw-1")
+    await gateway.send(["login", "ada", {"conn": 4}])
+    await gateway.send(["after", "order", 60, {"payload": "p", "ext": "e"}])
+    await gateway.settle()
+    for asked in ASKED:
+        target, _, _ = asked.partition("?")
+        path = "/v1/users/{uid}" if target.startswith("/v1/users/") else target
+        answer = await ask(rig.door(), "GET", asked)
+        assert answer.status == 200, asked
+        wrong = await ask(rig.door(), "GET", f"{target}?nonsense=1")
+        takes_any = path in {"/healthz", "/readyz", "/v1/guard", "/v1/openapi.json"}
+        assert (wrong.status == 200) == takes_any, asked
+        bodies = [(200, answer.body), (wrong.status, wrong.body)]
+        for status, body in bodies:
+            validate(json.loads(body), schema_of(path, status))
+
+
+async def test_each_line_of_users_has_the_shape_that_the_document_says(
+    rig: Rig,
+) -> None:
+    gateway = await rig.gateway("gw-1")
+    await gateway.send(["login", ["ada", 7, 2**60]], ["login", "bob", {"conn": 4}])
+    await gateway.settle()
+    schemas = DOCUMENT["paths"]["/v1/users"]["get"]["x-lines"]
+    *lines, last = (await ask(rig.door(), "GET", "/v1/users")).body.splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        validate(json.loads(line), schemas["each user"])
+    validate(json.loads(last), schemas["last"])
+
+
+# Each change, with a body.
+CHANGES: Final[dict[str, dict[str, Any]]] = {
+    "/v1/timers/cancel": {"gateway": "gw-1", "key": "first"},
+    "/v1/timers/retry": {"gateway": "gw-1", "key": "second"},
+    "/v1/timers/cancel-damaged": {"id": "3"},
+    "/v1/guard/release": {"gateway": "gw-1"},
+    "/v1/gateways/forget": {"role": "gateway", "name": "gw-7"},
+}
+
+
+@pytest.mark.rig(guard=GuardSettings(enabled=True, least_users=20, hold_s=600))
+async def test_each_answer_to_a_change_has_the_shape_that_the_document_says(
+    rig: Rig, jumping: MockClock
+) -> None:
+    assert set(CHANGES) == documented("post") - SIGN_IN
+    (await rig.gateway("gw-7")).close()
+    await rig.gateway("calm")
+    gateway = await rig.gateway("gw-1")
+    await gateway.send(["login", [f"u{n}" for n in range(40)]])
+    for key in ("first", "second", "third"):
+        await gateway.send(["after", key, 500, {"payload": "p", "ext": "e"}])
+    await gateway.settle()
+    with closing(sqlite3.connect(rig.journal.timers.table.path)) as db, db:
+        db.execute("update timers set ext = cast(x'ff' as text) where key = 'third'")
+    await trio.sleep(31)  # past the deadline of all
+    for path, body in CHANGES.items():
+        operation = DOCUMENT["paths"][path]["post"]
+        asked = operation["requestBody"]["content"]["application/json"]["schema"]
+        for sent, status in ((body, 200), ({"nonsense": 1}, 400)):
+            pieces = [json.dumps(sent).encode()]
+            answer = await ask(rig.door("admin"), "POST", path, pieces=pieces)
+            assert answer.status == status, (path, answer.body)
+            validate(json.loads(answer.body), schema_of(path, status, "post"))
+        validate(body, asked)
+        with pytest.raises(jsonschema.ValidationError):
+            validate({"nonsense": 1}, asked)
+
+
+@pytest.mark.rig(timeout_s=5, tail=1_000)
+async def test_each_event_of_a_stream_has_the_shape_that_the_document_says(
+    rig: Rig, jumping: MockClock
+) -> None:
+    first, second = await rig.gateway("gw-1"), await rig.gateway("gw-2")
+    await first.send(["login", [f"u{n}" for n in range(1_000)]])
+    await first.settle()
+    await first.send(["login", ["ada", 7], {"conn": [1, 2]}])
+    await first.send(["after", "order", 1, {"payload": "p", "ext": "e"}])
+    await first.settle()
+    rig.store.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)  # the first thousand
+    await second.send(["login", "ada"])
+    await second.settle()
+    await first.send(["logout", 7])
+    await trio.sleep(10)  # silence
+    async with (
+        reading(rig.door(), "/v1/feed?after=1") as feed,
+        reading(rig.door(), "/v1/live") as live,
+    ):
+        events = {"/v1/feed": await feed.events(2), "/v1/live": await live.events(2)}
+        rig.sidecar.streams.stop()
+        events["/v1/feed"] += await feed.rest()
+        events["/v1/live"] += await live.rest()
+    for path, told in events.items():
+        schemas = DOCUMENT["paths"][path]["get"]["x-events"]
+        assert {event.name for event in told} == set(schemas)
+        for event in told:
+            validate(event.data, schemas[event.name])

@@ -1,0 +1,311 @@
+"""What an operator sees of timers over HTTP, and changes; time is virtual."""
+
+import json
+import sqlite3
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from liveness.metrics import DOORS
+from tests.helpers import disk
+from tests.service.http.doors import Doors
+from tests.service.rig import Caller
+
+TIMERS = "/v1/timers"
+RICH = '{"a": "é\u2028\x07"}'
+
+
+async def after(
+    gateway: Caller, *keys: str, seconds: float = 3_600, **options: str
+) -> None:
+    """Ask for timers; on disk when this returns."""
+    for key in keys:
+        await gateway.send(["after", key, seconds, options])
+    await gateway.settle()
+
+
+async def fired(gateway: Caller, key: str) -> int:
+    """Have a timer fire; the seq of its record."""
+    await after(gateway, key, seconds=0.1)
+    (record,) = await gateway.records(1)
+    assert (record["key"], record["attempt"]) == (key, 1)
+    seq: int = record["seq"]
+    return seq
+
+
+async def order(
+    doors: Doors, what: str, gateway: str, key: str
+) -> tuple[int, dict[str, Any]]:
+    return await doors.change(f"{TIMERS}/{what}", gateway=gateway, key=key)
+
+
+def states(doors: Doors) -> dict[tuple[str, str], str]:
+    """The state of each timer on disk, by gateway and key."""
+    rows = disk.rows(
+        doors.rig.journal.timers.table.path,
+        "select gateway, key, state from timers order by id",
+    )
+    return {(gateway, key): state for gateway, key, state in rows}
+
+
+# --- listing -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_timer_is_shown_with_all_that_is_kept_of_it_and_nothing_else(
+    doors: Doors, door: str
+) -> None:
+    gateway = await doors.rig.gateway("g")
+    await after(gateway, "plain")
+    await after(gateway, "rich", payload=RICH, ext="user-17")
+    rich, plain = await doors.listed(TIMERS, door, gateway="g")
+    assert plain.keys() == {
+        "gateway", "key", "state", "due", "attempts", "created", "changed"
+    }  # fmt: skip
+    shown = (plain["gateway"], plain["key"], plain["state"])
+    assert shown == ("g", "plain", "pending")
+    assert plain["due"] - plain["created"] in (3_600_000, 3_600_001)
+    assert rich.keys() - plain.keys() == {"payload", "ext"}
+    assert (rich["payload"], rich["ext"]) == (RICH, "user-17")
+
+
+async def test_each_state_is_shown_with_what_led_to_it(doors: Doors) -> None:
+    gateway = await doors.rig.gateway("g")
+    seqs = {key: await fired(gateway, key) for key in ("done", "failed", "fired")}
+    await gateway.send(["done", "done", "mailed"])
+    await gateway.send(["fail", "failed", "no route", {"final": True}])
+    await after(gateway, "pending", "cancelled", "replaced", "replaced")
+    await gateway.send(["cancel", {"key": "cancelled"}])
+    await gateway.settle()
+    # The table waits a moment for the answer to a run.
+    await doors.rig.until(lambda: states(doors)["g", "fired"] == "fired")
+    by_state = {
+        timer["state"]: timer
+        for timer in await doors.listed(TIMERS)
+        if (timer["key"], timer["state"]) != ("replaced", "pending")
+    }
+    assert {state: timer["key"] for state, timer in by_state.items()} == {
+        state: state for state in by_state
+    }
+    assert len(by_state) == 6
+    assert by_state["done"]["message"] == "mailed"
+    assert by_state["failed"]["message"] == "no route"
+    for state, seq in seqs.items():
+        assert (by_state[state]["seq"], by_state[state]["attempts"]) == (seq, 1)
+        assert by_state[state]["fired"] >= by_state[state]["due"]
+
+
+async def test_filters_hold_together_and_the_newest_come_first_page_by_page(
+    doors: Doors,
+) -> None:
+    gateway = await doors.rig.gateway("g")
+    await after(gateway, *(f"n{n}" for n in range(25)), ext="one")
+    await after(gateway, "another ext", ext="two")
+    await after(await doors.rig.gateway("other"), "another gateway", ext="one")
+    await gateway.send(
+        ["after", "gone", 60, {"ext": "one"}], ["cancel", {"key": "gone"}]
+    )
+    keys, query = list[str](), {"gateway": "g", "ext": "one", "state": "pending"}
+    for size in (10, 10, 5):
+        target = f"{TIMERS}?{urlencode({**query, 'limit': '10'})}"
+        page = json.loads((await doors.get(target)).body)
+        assert len(page["timers"]) == size
+        keys += [timer["key"] for timer in page["timers"]]
+        await after(
+            gateway, f"meanwhile {size}", ext="one"
+        )  # newer than a page to come
+        query["before"] = page["next"]
+    assert page["next"] is None
+    assert keys == [f"n{n}" for n in reversed(range(25))]
+    (timer,) = await doors.listed(TIMERS, key="n7", ext="one")
+    assert (timer["gateway"], timer["key"]) == ("g", "n7")
+    assert await doors.listed(TIMERS, key="n7", ext="two") == []
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_of_a_key_the_newest_timer_of_each_gateway_is_shown(
+    doors: Doors, door: str
+) -> None:
+    for gateway in ("x", "y"):
+        await after(await doors.rig.gateway(gateway), "k", "k")
+
+    async def newest(**query: str) -> list[tuple[str, str]]:
+        target = f"{TIMERS}/newest?{urlencode({'key': 'k', **query})}"
+        timers = json.loads((await doors.get(target, door)).body)["timers"]
+        return [(timer["gateway"], timer["state"]) for timer in timers]
+
+    both = [("x", "pending"), ("y", "pending")]
+    assert sorted(await newest()) == both
+    assert await newest(gateway="y") == both[1:]
+    assert len(await newest(limit="1")) == 1
+    assert await newest(gateway="nobody") == []
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("query", "why"),
+    [
+        ("limit=0", "limit is '0' in the query; it must be a whole number, 1 to 1000"),
+        ("limit=1001", "limit is '1001'"),
+        ("limit=ten", "limit is 'ten'"),
+        ("limit=%D9%A3", "limit is '٣'"),
+        ("limit=" + "9" * 5_000, "it must be a whole number"),
+        ("before=-1", "before is '-1'"),
+        ("before=9223372036854775808", "1 to 9223372036854775807"),
+        ("before=", "before is ''"),
+        ("state=gone", "state is 'gone' in the query; it must be one of pending, fi"),
+        ("key=", "key is '' in the query; it must be a string of 1 to 255 bytes"),
+        ("key=" + "k" * 256, "without control characters"),
+        ("ext=%00", r"ext is '\x00'"),
+        ("gateway=" + "g" * 65, "1 to 64 bytes"),
+        ("key=%FF", "the query cannot be read; write name=value"),
+        ("key", "the query cannot be read"),
+        ("state=done&state=done", "the query has state twice; give it once"),
+        ("kye=1", "the query has 'kye'; it may have gateway, state, ext, key, id, be"),
+        ("after=1", "the query has 'after'"),
+    ],
+)
+async def test_a_bad_query_is_refused_with_the_remedy(
+    doors: Doors, door: str, query: str, why: str
+) -> None:
+    answer = await doors.get(f"{TIMERS}?{query}", door)
+    assert answer.status == 400
+    assert why in answer.error
+    assert len(answer.error) < 300
+
+
+async def test_the_newest_timer_of_no_key_is_refused(doors: Doors) -> None:
+    answer = await doors.get(f"{TIMERS}/newest")
+    assert (answer.status, answer.error[:20]) == (400, "the query has no key")
+
+
+# --- changes -----------------------------------------------------------------------
+
+
+async def test_a_cancelled_timer_is_so_on_disk_does_not_fire_and_is_counted(
+    doors: Doors,
+) -> None:
+    gateway, other = await doors.rig.gateway("g"), await doors.rig.gateway("other")
+    for link in (gateway, other):
+        await after(link, "never", seconds=1.5)
+    status, timer = await order(doors, "cancel", "g", "never")
+    assert (status, timer["state"]) == (200, "cancelled")
+    both = {("g", "never"): "cancelled", ("other", "never"): "pending"}
+    assert states(doors) == both
+    await after(gateway, "later", seconds=2)
+    assert [record["key"] for record in await gateway.records(1)] == ["later"]
+    metrics = (await doors.get("/metrics")).body
+    assert b'liveness_timers{state="cancelled"} 1.0\n' in metrics
+
+
+async def test_a_pending_timer_that_is_retried_fires_now(doors: Doors) -> None:
+    gateway = await doors.rig.gateway("g")
+    await after(gateway, "due tomorrow", seconds=86_400, payload="p")
+    status, timer = await order(doors, "retry", "g", "due tomorrow")
+    assert status == 200
+    assert timer["state"] in ("pending", "fired")
+    (record,) = await gateway.records(1)
+    assert (record["key"], record["attempt"]) == ("due tomorrow", 1)
+
+
+async def test_a_failed_timer_that_is_retried_begins_anew_and_can_be_done(
+    doors: Doors,
+) -> None:
+    gateway = await doors.rig.gateway("g")
+    await fired(gateway, "again")
+    await gateway.send(["fail", "again", "no route", {"final": True}])
+    await gateway.settle()
+    assert (await order(doors, "retry", "g", "again"))[0] == 200
+    (record,) = await gateway.records(1)
+    assert (record["key"], record["attempt"]) == ("again", 1)
+    await gateway.send(["done", "again"])
+    await gateway.settle()
+    await doors.rig.until(lambda: states(doors) == {("g", "again"): "done"})
+
+
+@pytest.mark.parametrize(
+    ("what", "can"),
+    [
+        ("cancel", "pending or fired can be cancelled"),
+        ("retry", "pending or failed can be tried again"),
+    ],
+)
+async def test_a_timer_that_has_ended_or_runs_is_refused_and_stays_as_it_is(
+    doors: Doors, what: str, can: str
+) -> None:
+    gateway = await doors.rig.gateway("g")
+    await fired(gateway, "done")
+    await gateway.send(["done", "done"])
+    await after(gateway, "cancelled")
+    await gateway.send(["cancel", {"key": "cancelled"}])
+    await fired(gateway, "fired")
+    await gateway.settle()
+    for key in ["done", "cancelled"] + ["fired"] * (what == "retry"):
+        status, answer = await order(doors, what, "g", key)
+        assert status == 409
+        expected = f"the timer '{key}' of 'g' is {key}; only one that is {can}"
+        assert answer == {"error": expected}
+    await doors.rig.until(lambda: states(doors)["g", "fired"] == "fired")
+    shown = await doors.listed(TIMERS)
+    assert {timer["key"]: timer["state"] for timer in shown} == {
+        key: key for key in ("done", "cancelled", "fired")
+    }
+    assert {timer["attempts"] for timer in shown} == {0, 1}
+
+
+@pytest.mark.parametrize("what", ["cancel", "retry"])
+async def test_a_timer_that_is_not_there_is_not_found(doors: Doors, what: str) -> None:
+    assert await order(doors, what, "nobody", "nothing") == (
+        404,
+        {
+            "error": "'nobody' has no timer 'nothing': `liveness timers list` shows "
+            "those that there are"
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"{",
+        b"[]",
+        b"[" * 16_000,
+        b'{"gateway": "g"}',
+        b'{"gateway": "g", "key": "k", "state": "done"}',
+        b'{"gateway": "g", "key": 7}',
+        b'{"gateway": "g", "key": null}',
+        b'{"gateway": "g", "key": "\\ud800"}',
+        b'{"gateway": "g", "key": "a\\nb"}',
+        b'{"gateway": "", "key": "k"}',
+    ],
+)
+async def test_a_body_that_names_no_timer_is_refused(doors: Doors, body: bytes) -> None:
+    answer = await doors.ask("admin", "POST", f"{TIMERS}/cancel", body)
+    assert answer.status == 400
+    assert "must be" in answer.error
+
+
+async def test_a_change_that_the_disk_does_not_take_is_made_once_it_does(
+    doors: Doors,
+) -> None:
+    await after(await doors.rig.gateway("g"), "k")
+    path = doors.rig.journal.timers.table.path
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin immediate")
+        status, answer = await order(doors, "cancel", "g", "k")
+        assert status == 503
+        expected = "the timers' table cannot be written: database is locked"
+        assert expected in answer["error"]
+        expected = "the timer 'k' of 'g' will be cancelled when it can be"
+        assert expected in answer["error"]
+        # What is read needs no writer.
+        (timer,) = await doors.listed(TIMERS)
+        assert timer["state"] == "pending"
+        status, answer = await order(doors, "cancel", "g", "k")
+        assert status == 503
+        assert answer["error"].endswith("nothing was changed, ask again")
+    await doors.rig.until(lambda: states(doors) == {("g", "k"): "cancelled"})

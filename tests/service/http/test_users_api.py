@@ -1,0 +1,145 @@
+"""One user's page: what memory and log have of it, as it was a moment ago."""
+
+import json
+from contextlib import closing
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pytest
+from starlette.applications import Starlette
+
+from liveness.service.common.clock import Clock
+from liveness.service.http.users_api import MOST_RECORDS, UsersApi
+from liveness.service.storage.database import connect
+from liveness.text import uid_text
+from tests.helpers import disk
+from tests.helpers.strategies import HARD_UIDS
+from tests.service.http.asgi import Answer, ask
+from tests.service.rig import Rig
+
+
+async def user(rig: Rig, uid: str | int, query: str = "") -> dict[str, Any]:
+    answer = await ask_for(rig, f"{quote(uid_text(uid), safe='')}{query}")
+    assert answer.status == 200, answer.body
+    found: dict[str, Any] = json.loads(answer.body)
+    return found
+
+
+async def ask_for(rig: Rig, name: str) -> Answer:
+    """As a server has it: the path read, and beside it the bytes that came."""
+    user_pages = UsersApi(rig.engine, rig.journal, wall_ms=Clock().wall_ms)
+    pages = Starlette(routes=user_pages.routes(may_change=False))
+
+    async def with_path(scope: Any, receive: Any, send: Any) -> None:
+        path = unquote(scope["raw_path"].decode())
+        await pages({**scope, "path": path}, receive, send)
+
+    return await ask(with_path, "GET", f"/v1/users/{name}")
+
+
+async def test_a_user_is_shown_from_login_to_silence(rig: Rig) -> None:
+    gateway = await rig.gateway("gw-1")
+    assert (await user(rig, "eve"))["told"] == "never heard of: the log is empty"
+    await gateway.send(["login", "eve", {"conn": 4}])
+    await gateway.settle()
+    found = await user(rig, "eve")
+    (opening,) = found.pop("records")
+    assert (opening["kind"], opening["seq"]) == ("online", 1)
+    assert found.pop("told").startswith("online through gw-1 (connection 4); ")
+    assert found.pop("seen") >= opening["at"]  # of a wall clock that is real
+    assert 29 < found.pop("fires_in") <= 30
+    assert found.pop("slot") in (29, 0)  # the last of the ring, a moment in or not
+    assert found == {
+        "uid": "eve", "online": True, "gateway": "gw-1", "session": 1, "conn": 4,
+        "last": "login", "layer": 0, "held": None, "timeout": 30.0,
+        "looked_back_to": None,
+    }  # fmt: skip
+    await rig.until(lambda: not len(rig.presence))
+    await rig.until(lambda: rig.journal.durable_seq == 2)
+    found = await user(rig, "eve")
+    assert [record["kind"] for record in found.pop("records")] == ["offline", "online"]
+    assert " after 30.0 s of silence; last heard: login at " in found.pop("told")
+    assert found == {
+        "uid": "eve", "online": False, "looked_back_to": None,
+        **dict.fromkeys(("gateway", "session", "conn", "last", "seen", "slot")),
+        **dict.fromkeys(("layer", "fires_in", "held", "timeout")),
+    }  # fmt: skip
+
+
+@pytest.mark.rig(pause_firing=100)
+async def test_a_held_user_is_shown_with_the_reason(rig: Rig) -> None:
+    await rig.gateway_of("eve", "gw-1", ping=1.0)
+    await rig.until(lambda: len(rig.presence.due_gateways()) == 1)
+    found = await user(rig, "eve")
+    assert (found["held"], found["slot"], found["fires_in"]) == ("mute", None, 0.0)
+    assert "; held: gw-1 says nothing at all" in found["told"]
+    rig.journal.pending_ends += 100  # as behind a disk that takes nothing
+    assert (await user(rig, "eve"))["held"] == "disk"
+    rig.journal.pending_ends -= 100
+    rig.engine._attended.stand(0.0)
+    assert (await user(rig, "eve"))["held"] == "stands"
+
+
+async def test_a_session_is_shown_once_it_is_on_disk(rig: Rig) -> None:
+    gateway = await rig.gateway("gw-1")
+    with disk.locked(rig.store.path):
+        await gateway.send(["login", "eve"])
+        await rig.until(lambda: len(rig.presence) == 1)
+        found = await user(rig, "eve")
+    assert (found["online"], found["gateway"]) == (True, "gw-1")
+    assert (found["session"], found["records"]) == (None, [])
+    await gateway.settle()
+    assert (await user(rig, "eve"))["session"] == 1
+
+
+async def test_users_of_hard_names_are_found_by_their_names(rig: Rig) -> None:
+    await rig.gateway_of(HARD_UIDS)
+    for uid in HARD_UIDS:
+        found = await user(rig, uid)
+        assert found["online"], uid
+        assert len(found["records"]) == 1, uid
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("", "'' is no uid"),
+        ("a%00", "is no uid: a string of 1 to 255 bytes"),
+        ("x" * 256, "is no uid"),
+        ("int:9223372036854775808", "N from 0 to 2^63-1"),
+        ("int:" + "9" * 250, "N from 0 to 2^63-1"),
+        ("%ff", "it is not UTF-8"),
+        ("eve?limit=0", f"1 to {MOST_RECORDS}"),
+        (f"eve?limit={MOST_RECORDS + 1}", f"1 to {MOST_RECORDS}"),
+        ("eve?before=3", "it may have limit"),
+    ],
+)
+async def test_a_path_of_no_user_is_refused(rig: Rig, name: str, told: str) -> None:
+    answer = await ask_for(rig, name)
+    assert answer.status == 400
+    assert told in answer.error
+
+
+async def test_as_many_records_as_asked_for_come_newest_first(rig: Rig) -> None:
+    gateway = await rig.gateway("gw-1")
+    for _ in range(15):
+        await gateway.send(["login", "eve"], ["logout", "eve"])
+    await gateway.settle()
+    seqs = [record["seq"] for record in (await user(rig, "eve"))["records"]]
+    assert seqs == [*range(30, 10, -1)]
+    found = await user(rig, "eve", "?limit=3")
+    assert [record["seq"] for record in found["records"]] == [30, 29, 28]
+    assert found["looked_back_to"]["seq"] == 28
+    # The record that its session began with is not among them, and is found.
+    found = await user(rig, "eve", "?limit=1")
+    assert " by a logout through gw-1; logged in " in found["told"]
+
+
+async def test_a_log_that_cannot_be_read_is_reported_alone(rig: Rig) -> None:
+    gateway = await rig.gateway_of("eve")
+    with closing(connect(rig.store.path)) as db:
+        db.execute("alter table log rename to gone")
+    answer = await ask_for(rig, "eve")
+    assert answer.status == 503
+    assert "the log cannot be read (no such table" in answer.error
+    await gateway.settle()

@@ -1,0 +1,106 @@
+"""Peers that are no gateways, or speak as none does; time is virtual."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+from trio.testing import MockClock
+
+from liveness.core.framing import encode
+from tests.helpers import disk
+from tests.service.rig import LONG_S, running
+
+HELLO: Final = encode(["hello", {"protocol": 1, "name": "slow"}])
+FRAME: Final = encode(["login", "cut off", {"conn": 5}])
+OTHERS: Final = {
+    "GET": b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n",
+    "POST": b"POST /v1 HTTP/1.1\r\nContent-Length: 70000\r\n\r\n" + b"x" * 70_000,
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32),
+    "a terminal": b"hello?\r\n",
+    "JSON": b'["hello", {"protocol": 1, "name": "json"}]\n',
+}
+
+
+@pytest.mark.parametrize("data", OTHERS.values(), ids=OTHERS)
+async def test_a_peer_of_another_protocol_is_refused_with_which_one_is_spoken(
+    tmp_path: Path, jumping: MockClock, data: bytes
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway, stranger = await rig.gateway("good"), await rig.connect()
+        await stranger.send_bytes(data)
+        (refusal,) = await stranger.expect("error")
+        assert (refusal["code"], refusal["fatal"]) == ("bad-frame", True)
+        expected = "this socket speaks msgpack, not HTTP, TLS or text"
+        assert expected in refusal["message"]
+        assert await stranger.receive() is None
+        await gateway.settle()
+
+
+async def test_a_hello_that_trickles_is_cut_at_its_time(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, hello_s=3) as rig:
+        began, slow = trio.current_time(), await rig.connect()
+        for byte in HELLO[:-1]:
+            await slow.send_bytes(bytes([byte]))
+            with trio.move_on_after(3 / 20):
+                (error,) = await slow.expect("error")
+                break
+        else:
+            raise AssertionError("it was never cut")
+        assert error["code"] == "too-slow"
+        assert trio.current_time() - began == pytest.approx(3, abs=0.1)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 20, len(FRAME) - 1])
+async def test_a_frame_that_is_cut_off_is_not_applied_and_is_no_offence(
+    tmp_path: Path, jumping: MockClock, size: int
+) -> None:
+    async with running(tmp_path) as rig:
+        with capture_logs() as lines:
+            link = await rig.gateway("gw")
+            await link.send_bytes(FRAME[:size])
+            link.close()
+            await rig.until(lambda: not rig.engine.book.named, LONG_S)
+        (down,) = [line for line in lines if line["event"] == "link down"]
+        assert down["why"] == "closed by the other side"
+        assert not rig.counts.refused.total()
+        assert len(rig.presence) == 0
+
+
+async def test_a_gateway_cannot_log_out_list_acknowledge_or_cancel_for_another(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        # It gets a record of its login, so that it has something to acknowledge.
+        victim = await rig.gateway("victim", kinds=["online"])
+        thief = await rig.gateway("thief")
+        await victim.send(["login", ["u"], {"conn": [5]}], ["after", "k", 600])
+        (record,) = await victim.records(1)
+        assert record["seq"] == 1
+        await thief.send(
+            ["logout", ["u"]],
+            ["logout", ["u"], {"conn": [5]}],
+            ["keepalive", ["u"], {"conn": [5]}],
+            ["cancel", {"key": "k"}],
+            ["done", "k"],
+            ["ack", 1],
+        )
+        await thief.settle()
+        await victim.settle()
+        for caller, rows in ((thief, []), (victim, [["u", "victim", 1, 5]])):
+            await caller.send(["list"])
+            assert (await caller.expect("list"))[0] == rows
+        assert rig.presence.ignored["other_gateway"] == 3
+        timers = "select gateway, key from timers where next is not null"
+        table = rig.journal.timers.table.path
+        assert disk.rows(table, timers) == [("victim", "k")]
+        cursors = "select name, seq from cursors where role = 'gateway'"
+        await rig.until(
+            lambda: (
+                dict(disk.rows(rig.store.path, cursors)) == {"victim": 0, "thief": 1}
+            )
+        )

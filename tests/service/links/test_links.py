@@ -1,0 +1,663 @@
+"""Links over real sockets: what is sent, in which order, when, and how a link ends."""
+
+import json
+import re
+import socket
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import pytest
+import structlog
+import trio
+from trio.testing import MockClock
+
+from liveness.config.settings import TimerSettings
+from liveness.core.records import Record, Uid
+from liveness.service.common.clock import Clock
+from liveness.service.common.logs import SAY_AGAIN_S
+from liveness.service.engine import engine
+from liveness.service.engine.dispatch import LOSE_STEPS
+from liveness.service.links.outbox import LINGER_S, NOTICES_PER_FRAME
+from tests.helpers.tree import ROOT
+from tests.helpers.wire import packed
+from tests.service.rig import WAITING_PER_S, Caller, Rig, running
+
+# Together more than a socket's buffer takes, so that a writer to a caller that does not read blocks.
+LARGE: Final = "x" * 60_000
+
+
+def crowd(size: int, prefix: str = "u") -> list[Uid]:
+    """Users enough for the database to need new pages."""
+    return [f"{prefix}{n:06}" for n in range(size)]
+
+
+def seqs(records: list[dict[str, Any]]) -> list[int]:
+    return [record["seq"] for record in records]
+
+
+def told(record: Record) -> tuple[Uid, str, str]:
+    return record.uid, record.kind, record.reason
+
+
+async def fresh(rig: Rig, name: str, *frames: list[Any]) -> Caller:
+    """A gateway that starts anew, with what it sends at once; it is not welcomed yet."""
+    caller = await rig.connect()
+    await caller.send(["hello", {"protocol": 1, "name": name, "fresh": True}], *frames)
+    return caller
+
+
+# --- replies ---------------------------------------------------------------------------
+
+
+async def test_nothing_is_sent_before_what_it_shows_is_on_disk(rig: Rig) -> None:
+    gateway, newcomer = await rig.gateway("g"), await rig.connect()
+    reader, *askers = [await rig.watcher(f"w{n}") for n in range(3)]
+    asked: list[list[Any]] = [["where", ["u000001"]], ["list"]]
+    with rig.disk_full():
+        await gateway.send(["login", crowd(3_000)], ["ping", "after"])
+        await rig.until(lambda: len(rig.presence) == 3_000)
+        for asker, question in zip(askers, asked, strict=True):
+            await asker.send(question)
+        await newcomer.send(["hello", {"protocol": 1, "name": "new"}])
+        for caller in (gateway, newcomer, reader, *askers):
+            assert await caller.is_told_nothing(5)
+    assert await gateway.expect("pong") == ["after"]
+    assert len(rig.log()) == 3_000
+    assert seqs(await reader.records(3_000)) == list(range(1, 3_001))
+    for asker, question in zip(askers, asked, strict=True):
+        await asker.records(3_000)
+        (rows, *_) = await asker.expect(question[0])
+        assert ["u000001", "g", 2, None] in rows
+    # The position of a new name is on disk as well.
+    (welcome,) = await newcomer.expect("welcome")
+    assert welcome["next"] == 3_001
+    assert rig.store.cursors()["gateway", "new"].seq == 3_000
+
+
+async def test_a_pong_with_nothing_before_it_waits_for_no_disk(rig: Rig) -> None:
+    gateway = await rig.gateway("g")
+    await gateway.send(["keepalive", "u"])
+    await gateway.settle()
+    await trio.sleep(5)  # by then its cursor is stored too
+    before = rig.journal.mark
+    await gateway.send(["keepalive", "u"])
+    await gateway.settle()
+    assert rig.journal.mark == before
+
+
+async def test_a_session_keeps_its_timeout_over_a_crash(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    def in_force() -> tuple[float | None, ...]:
+        found = [rig.engine.standing(uid) for uid in ("of the server", "of a hello")]
+        return tuple(None if user is None else user.timeout for user in found)
+
+    async with running(tmp_path, timeout_s=40) as rig:
+        await rig.gateway_of("of the server", "first")
+        await rig.gateway_of("of a hello", timeout=60)
+        await rig.gateway("g", timeout=2)
+    for _ in range(2):
+        async with running(tmp_path, timeout_s=5) as rig:
+            assert in_force() == (40, 60)
+            await rig.gateway("g", timeout=2)
+    async with running(tmp_path, timeout_s=5) as rig:
+        await rig.gateway("g", timeout=2)
+        await trio.sleep(58)
+        assert rig.store.cursors()["gateway", "g"].in_force == 60
+        await trio.sleep(15)
+        assert in_force() == (None, None)
+        assert rig.store.cursors()["gateway", "g"].in_force == 2
+
+
+async def test_answers_come_in_the_order_of_the_questions(rig: Rig) -> None:
+    gateway = await rig.gateway_of(crowd(2_500))
+    no_frame: Any = 7
+    questions: list[list[Any]] = [["ping", 1], ["list"], ["where", ["u000000"]]]
+    await gateway.send(*questions, ["nonsense"], ["list"], ["ping", 2], no_frame)
+    frames = [await gateway.receive() or [] for _ in range(11)]
+    names = [name for name, *_ in frames]
+    lists = ["list"] * 3
+    assert names == ["pong", *lists, "where", "error", *lists, "pong", "error"]
+    # The last part of a list says up to which record it goes.
+    assert [len(frame) for frame in frames if frame[0] == "list"] == [2, 2, 3] * 2
+    assert frames[3][2] == 2_500
+    assert frames[1][1][0] == ["u000000", "g", 1, None]
+    _, fatal = frames[-1]
+    assert (fatal["code"], fatal["n"]) == ("bad-frame", 10)
+    assert await gateway.receive() is None
+
+
+@pytest.mark.rig(max_replies=20)
+async def test_any_number_of_replies_is_sent_to_a_reader(rig: Rig) -> None:
+    gateway = await rig.gateway("g")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(gateway.send, *(["ping", n] for n in range(5_000)))
+        for n in range(5_000):
+            assert await gateway.expect("pong") == [n]
+
+
+# --- records ---------------------------------------------------------------------------
+
+
+async def test_no_record_comes_before_welcome(rig: Rig) -> None:
+    gateway, other = await rig.gateway("g"), await rig.gateway("other")
+    await gateway.send(["login", "u"], ["logout", "u"])
+    await gateway.records(1)  # and not acknowledged
+    gateway.close()
+    await rig.until(lambda: rig.engine.book.linked("gateway") == 1)
+    again = await rig.connect()
+    with rig.disk_full():
+        await other.send(["login", crowd(3_000)])
+        await rig.until(lambda: rig.journal.failure)
+        await again.send(["hello", {"protocol": 1, "name": "g"}])
+        assert await again.is_told_nothing(5)
+    await again.expect("welcome")
+    assert seqs(await again.records(1)) == [2]
+
+
+async def test_records_come_in_frames_of_at_most_a_thousand(rig: Rig) -> None:
+    await rig.gateway_of(crowd(3_500))
+    watcher = await rig.watcher(after=0)
+    sizes = list[int]()
+    while sum(sizes) < 3_500:
+        sizes.append(len((await watcher.expect("notices"))[0]))
+    assert max(sizes) == NOTICES_PER_FRAME
+
+
+@pytest.mark.rig(window=10)
+async def test_a_window_bounds_what_is_unacknowledged(rig: Rig) -> None:
+    gateway = await rig.gateway("g", kinds=["online"])
+    without_acks = await rig.gateway("h", kinds=["online"], ack=False)
+    await without_acks.send(["login", crowd(25, "h")])
+    assert seqs(await without_acks.records(25)) == list(range(1, 26))
+    assert rig.engine.book.unacked("h") == 0
+    await gateway.send(["login", crowd(25)])
+    assert seqs(await gateway.records(10)) == list(range(26, 36))
+    assert await gateway.is_told_nothing(10)
+    assert rig.engine.book.unacked("g") == 10
+    await gateway.send(["ack", 29])
+    assert seqs(await gateway.records(4)) == [36, 37, 38, 39]
+    await gateway.send(["ack", 28], ["ack", 29], ["ack", 0])
+    assert await gateway.is_told_nothing(10)
+    await gateway.send(["ack", 39])
+    assert seqs(await gateway.records(10)) == list(range(40, 50))
+    assert (rig.counts.notices_sent, rig.counts.notices_acked) == (49, 14)
+
+
+async def test_unacknowledged_records_come_again_to_the_next_link(rig: Rig) -> None:
+    gateway = await rig.gateway("g", kinds=["online"])
+    await gateway.send(["login", crowd(10)])
+    await gateway.records(10)
+    await gateway.send(["ack", 11])  # a record that was not delivered
+    (error,) = await gateway.expect("error")
+    assert (error["code"], error["frame"], error["n"]) == ("bad-option", "ack", 3)
+    assert rig.engine.book.unacked("g") == 10
+    await gateway.send(["ack", 6])
+    await gateway.settle()
+    assert rig.engine.book.unacked("g") == 4
+    gateway.close()
+    again = await rig.gateway("g", kinds=["online"])
+    assert seqs(await again.records(4)) == [7, 8, 9, 10]
+    assert await again.is_told_nothing(10)
+
+
+async def test_a_cursor_with_nothing_outstanding_follows_the_log(rig: Rig) -> None:
+    gateway, other = await rig.gateway("g"), await rig.gateway("other")
+    await gateway.send(["login", "u"], ["logout", "u"])
+    await gateway.records(1)
+    await other.send(["login", crowd(10)])
+    await rig.until(lambda: rig.store.cursors()["gateway", "other"].seq == 12, 15)
+    await trio.sleep(5)
+    assert rig.store.cursors()["gateway", "g"].seq < 2
+    await gateway.send(["ack", 2])
+    await rig.until(lambda: rig.store.cursors()["gateway", "g"].seq == 12, 3)
+
+
+async def test_welcome_is_as_the_protocols_page_shows_it(rig: Rig) -> None:
+    page = (ROOT / "proto" / "README.md").read_text()
+    (shown,) = re.findall(r'^\["welcome", (.*)\]$', page, re.MULTILINE)
+    welcome = await (await rig.connect()).hello("edge-1")
+    same_log = {"log": "b7c2f0a9"}
+    assert repr(welcome | same_log) == repr(json.loads(shown))
+
+
+@pytest.mark.rig(
+    timeout_s=15,
+    max_batch=100,
+    max_frame_bytes=9_000,
+    window=50,
+    timers=TimerSettings(run_timeout_s=7),
+)
+async def test_welcome_has_the_limits_and_times_that_are_set(rig: Rig) -> None:
+    expected: dict[str, float] = {"max_batch": 100, "max_frame": 9_000, "window": 50}
+    expected |= {"timeout": 15, "flush": 0.5, "run_timeout": 7}
+    for options in ({}, {"timeout": 45}):
+        welcome = await (await rig.connect()).hello("g", **options)
+        assert welcome == welcome | expected | options
+
+
+# --- endings ---------------------------------------------------------------------------
+
+
+async def test_a_new_link_replaces_the_one_of_its_name_and_role(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, watcher = await rig.gateway("g"), await rig.watcher("g", kinds=[])
+    newer = await rig.connect()
+    # Both can be read when the hand turns, and for the older one there is no time any
+    # more: other gateways took it. What it had sent counts all the same.
+    monkeypatch.setattr(engine, "READING_S", -1.0)
+    await newer.send(["hello", {"protocol": 1, "name": "g"}])
+    await older.send(["login", "u", {"conn": 1}], ["ping", 1])
+    (welcome,) = await newer.expect("welcome")
+    monkeypatch.undo()
+    assert await newer.is_told_nothing(1)
+    _, error = await older.last()
+    assert (error["code"], error["fatal"]) == ("replaced", True)
+    assert welcome["next"] == 2
+    await newer.send(["where", ["u"]])
+    assert await newer.expect("where") == [[["u", "g", 1, 1]]]
+    await watcher.settle()
+    assert rig.engine.book.linked("gateway") == rig.engine.book.linked("watcher") == 1
+
+
+@pytest.mark.rig(pause_reading=1_200)
+async def test_a_replaced_link_is_read_to_its_end_on_a_slow_disk(rig: Rig) -> None:
+    # By then a link is read a small piece a pass: this is more than ten of them.
+    sent = [f"{n}{'x' * 200}" for n in range(300)]
+    older, other = await rig.gateway("g"), await rig.gateway("other")
+    with rig.disk_full():
+        await other.send(["login", crowd(800)])
+        await rig.until(lambda: rig.journal.failure)
+        newer = await rig.connect()
+        await older.send(*(["login", uid] for uid in sent))
+        await newer.send(["hello", {"protocol": 1, "name": "g"}])
+        await older.last()
+        assert len(rig.presence) == 800 + len(sent)
+
+
+async def test_a_replaced_link_that_does_not_read_is_closed(rig: Rig) -> None:
+    stuck = await rig.gateway("g")
+    await stuck.send(*(["ping", LARGE] for _ in range(10)))
+    await rig.until(lambda: rig.engine.book.links[1].outbox._is_blocked)
+    await rig.gateway("g")
+    assert await rig.until(lambda: 1 not in rig.engine.book.links) <= 2 * LINGER_S + 0.1
+
+
+async def test_a_link_that_waits_for_the_disk_learns_why_it_ends(rig: Rig) -> None:
+    gateway, watcher = await rig.gateway("g"), await rig.watcher()
+    with rig.disk_full():
+        await gateway.send(["login", crowd(3_000)], ["ping", "not answered"])
+        await rig.until(lambda: rig.journal.failure)
+        await watcher.send(["where", ["u000001"]])
+        await trio.sleep(1)
+        second = await rig.connect()
+        await second.send(["hello", {"protocol": 1, "name": "g"}])
+        await rig.until(lambda: not rig.engine.book.links[1].is_open)
+        rig.engine.book.bid_farewell("testing")
+        (error,) = await gateway.expect("error")
+        assert error["code"] == "replaced"
+        assert await gateway.receive() is None
+        assert await watcher.expect("bye") == [{"reason": "testing"}]
+        assert await watcher.receive() is None
+
+
+async def test_a_caller_that_sends_on_after_an_error_is_closed(rig: Rig) -> None:
+    caller = await rig.connect()
+
+    async def send_on() -> None:
+        with suppress(anyio.BrokenResourceError):
+            while True:
+                await caller.send(["keepalive", "u"])
+                await trio.sleep(0.01)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send_on)
+        assert await rig.until(lambda: not rig.engine.book.links) <= LINGER_S + 0.2
+    assert (await caller.last())[1]["code"] == "not-hello"
+    assert len(rig.presence) == 0
+
+
+@pytest.mark.rig(timeout_s=3_600, tail=1_000)
+async def test_a_log_that_cannot_be_read_is_logged_once_a_minute(rig: Rig) -> None:
+    gateway = await rig.gateway_of(crowd(1_000, "a"))
+    for prefix in "bc":
+        await gateway.send(["login", crowd(1_000, prefix)])
+        await gateway.settle()
+    rig.store._db.execute("alter table log rename to gone")
+    with structlog.testing.capture_logs() as said:
+        for number in range(5):
+            await rig.watcher(f"w{number}", after=0)
+        await trio.sleep(2.5 * SAY_AGAIN_S)
+        await gateway.settle()
+    lines = [
+        line for line in said if line["event"].startswith("the log cannot be read")
+    ]
+    assert len(lines) == 3
+    # A try a second of each.
+    assert 5 * 50 <= lines[1]["suppressed"] <= 5 * 61
+
+
+async def test_a_gateway_that_dies_with_unread_answers_is_away(rig: Rig) -> None:
+    gateway, watcher = await rig.gateway("g"), await rig.watcher(kinds=["offline"])
+    await gateway.send(["login", "u"])
+    await gateway.settle()
+    await gateway.send(*(["ping", n] for n in range(5_000)))
+    gateway.close()
+    await rig.until(lambda: rig.engine.book.linked("gateway") == 0, 10)
+    (record,) = await watcher.records(1)
+    assert record["reason"] == "gateway_lost"
+    assert 30 <= record["silence"] <= 33
+
+
+@pytest.mark.rig(max_links=2)
+async def test_links_beyond_the_limit_are_refused(rig: Rig) -> None:
+    first, second = await rig.gateway("a"), await rig.gateway("b")
+    for refused in [await rig.connect() for _ in range(100)]:
+        _, error = await refused.last()
+        assert error["code"] == "overloaded"
+        assert "limits.max_links" in error["message"]
+    assert rig.counts.limits_met["limits.max_links"] == 100
+    # Although none of them has closed its end.
+    assert len(rig.engine.book.links) == 2
+    await first.settle()
+    await second.settle()
+    second.close()
+    await rig.until(lambda: len(rig.engine.book.links) == 1)
+    await (await rig.gateway("c")).settle()
+
+
+@pytest.mark.parametrize(
+    ("part", "method", "asked", "applied"),
+    [
+        ("presence", "where", ["where", ["u"]], ["u", "v"]),
+        ("store", "spool_online", ["list"], ["u", "v", "w"]),
+    ],
+    ids=["reading", "writing"],
+)
+async def test_a_fault_of_ours_ends_its_link_and_no_other(
+    rig: Rig,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    method: str,
+    asked: list[Any],
+    applied: list[str],
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    unlucky, other = await rig.gateway("unlucky"), await rig.gateway_of("u", "other")
+    with structlog.testing.capture_logs() as said, monkeypatch.context() as patch:
+        patch.setattr(getattr(rig, part), method, broken)
+        await unlucky.send(["login", "v"], ["ping", 1], asked, ["login", "w"])
+        assert await unlucky.expect("pong") == [1]
+        (error,) = await unlucky.expect("error")
+        assert await unlucky.receive() is None
+    assert (error["code"], error["fatal"]) == ("internal", True)
+    assert error["n"] == (4 if part == "presence" else 5)
+    assert "planted" not in error["message"]
+    assert [line for line in said if line["event"] == "a fault of the sidecar"]
+    assert rig.counts.refused["internal"] == 1
+    assert rig.engine.book.linked("gateway") == 1
+    assert not rig.presence.gateways["unlucky"].is_linked
+    await other.send(["list"])
+    assert (await other.expect("list"))[0] == [["u", "other", 1, None]]
+    again = await rig.gateway("unlucky")
+    await again.send(["where", ["u", "v", "w"]])
+    (rows,) = await again.expect("where")
+    assert [uid for uid, *_ in rows] == applied
+
+
+async def test_a_farewell_answers_first_and_accepts_nobody_more(rig: Rig) -> None:
+    gateway, watcher = await rig.gateway("g"), await rig.watcher()
+    stranger = await rig.connect()
+    await rig.until(lambda: len(rig.engine.book.links) == 3)
+    await gateway.send(["login", "u"], ["ping", 1], ["where", ["u"]])
+    while not rig.engine.drain():
+        await trio.lowlevel.checkpoint()
+    await rig.journal.settled()
+    rig.engine.book.bid_farewell("testing")
+    assert await gateway.expect("pong") == [1]
+    assert await gateway.expect("where") == [[["u", "g", 1, None]]]
+    assert await gateway.receive() == ["bye", {"reason": "testing"}]
+    assert await gateway.receive() is None
+    assert await watcher.last() == ["bye", {"reason": "testing"}]
+    assert await stranger.receive() is None
+    for caller in (gateway, watcher, stranger):
+        caller.close()
+    with trio.fail_after(3):
+        await rig.engine.book.all_closed.wait()
+    # A caller that comes now waits for the next process, if the socket is kept.
+    assert await (await rig.connect()).is_told_nothing(10)
+
+
+# --- gateways that come back fresh -------------------------------------------------------
+
+
+async def test_old_sessions_of_a_fresh_gateway_end_first(rig: Rig) -> None:
+    gateway = await rig.gateway("g", kinds=["online"])
+    await gateway.send(["login", ["u", "v"], {"conn": [1, 2]}])
+    await gateway.records(2)  # and not acknowledged
+    gateway.close()
+    login: list[Any] = ["login", "u", {"conn": 3}]
+    gateway = await fresh(rig, "g", login, ["logout", "v"], ["ping", 1])
+    (welcome,) = await gateway.expect("welcome")
+    assert await gateway.expect("pong") == [1]
+    assert await gateway.is_told_nothing(10)  # its cursor moved to now
+    assert [told(record) for record in rig.log()[2:]] == [
+        ("u", "offline", "gateway_lost"),
+        ("v", "offline", "gateway_lost"),
+        ("u", "online", "login"),
+    ]
+    assert welcome["next"] == 5
+    assert rig.presence.ignored["offline"] == 1  # the logout came too late
+    assert rig.journal.cursors["gateway", "g"].seq >= 4
+
+
+@pytest.mark.rig(pause_firing=1_000)
+async def test_frames_of_a_fresh_gateway_wait_for_its_old_sessions(rig: Rig) -> None:
+    users = crowd(8_000)
+    old = await rig.gateway_of(users[:4_000])
+    await old.send(["login", users[4_000:]])
+    await old.settle()
+    gateway = await fresh(rig, "g", ["keepalive", users[0]], ["where", users[:2]])
+    (welcome,) = await gateway.expect("welcome")
+    assert welcome["next"] == 16_001
+    assert await gateway.expect("where") == [[[users[0], "g", 16_001, None]]]
+
+
+@pytest.mark.rig(pause_firing=100)
+async def test_a_second_link_goes_on_ending_what_a_fresh_one_lost(rig: Rig) -> None:
+    await rig.gateway_of(crowd(3_000))
+    other = await rig.gateway_of(crowd(3_000, "other"), "other")
+    with rig.disk_full():
+        # So much waits for the disk that nothing is ended yet.
+        await other.send(["logout", crowd(3_000, "other")])
+        await rig.until(lambda: rig.journal.failure)
+        second = await rig.connect()
+        await fresh(rig, "g", ["login", "lost with the first"])
+        await trio.sleep(1)
+        await second.send(["hello", {"protocol": 1, "name": "g"}], ["login", "kept"])
+        assert await second.is_told_nothing(5)
+    await second.expect("welcome")
+    ended = await second.records(3_000)
+    assert {(end["gateway"], end["reason"]) for end in ended} == {("g", "gateway_lost")}
+    await second.send(["list"])
+    rows, _ = await second.expect("list")
+    # It came online after all of them had ended, not before.
+    assert rows == [["kept", "g", ended[-1]["seq"] + 1, None]]
+
+
+async def test_one_walk_over_the_table_serves_many_fresh_gateways(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"g{n}" for n in range(30)]
+    looked: Counter[int] = Counter()  # places of the table, by turn
+    lose = rig.presence.lose
+
+    def noted(*args: Any, limit: int) -> int:
+        looked[len(rig.turns)] += limit
+        return lose(*args, limit=limit)
+
+    monkeypatch.setattr(rig.presence, "lose", noted)
+    for name in names:
+        await rig.gateway_of(crowd(200, name), name)
+    again = [await fresh(rig, name, ["login", name], ["ping", 1]) for name in names]
+    for gateway in again:
+        await gateway.expect("welcome")
+        assert await gateway.expect("pong") == [1]
+    assert len(rig.presence) == len(names)
+    assert max(looked.values()) == LOSE_STEPS
+    # Those that come while one walk is under way may need the next.
+    assert len(looked) <= 2 * (200 * len(names) / LOSE_STEPS + 1)
+
+
+# --- what waits for the disk ---------------------------------------------------------------
+
+
+@pytest.mark.rig(pause_firing=500)
+async def test_firing_pauses_while_too_much_waits_for_the_disk(rig: Rig) -> None:
+    users = 4_000
+    gateway = await rig.gateway("g")
+    await gateway.send(["login", crowd(users)])
+    await gateway.settle()
+    with rig.disk_full():
+        await trio.sleep(60)
+        assert rig.journal.failure
+        # It went on as far as its bound, and not further.
+        assert 0 < rig.journal.pending < 500 + 2_000
+        assert len(rig.presence) >= users - rig.journal.pending
+        assert await gateway.is_told_nothing(1)
+    records = await gateway.records(users)
+    assert {record["reason"] for record in records} == {"silence"}
+    assert len({record["uid"] for record in records}) == users
+    assert min(record["silence"] for record in records) >= 30
+    assert rig.presence.early == 0
+
+
+@pytest.mark.rig(pause_firing=500)
+async def test_a_disk_that_keeps_up_delays_no_mass_offline(rig: Rig) -> None:
+    gateway = await rig.gateway("g", ack=False)
+    for n in range(3):
+        await gateway.send(["login", crowd(4_000, f"{n}u")])
+    await gateway.settle()
+    silences = [record["silence"] for record in await gateway.records(12_000)]
+    # A thousand a pass, a pass every 10 ms, and no waiting for the next tick.
+    assert max(silences) - min(silences) <= 0.2
+
+
+@pytest.mark.rig(pause_firing=500, pause_reading=1_000)
+async def test_time_in_which_reading_is_paused_is_no_silence(rig: Rig) -> None:
+    gateway = await rig.gateway("g")
+    other = await rig.gateway_of("still there", "other")
+    with rig.disk_full():
+        await gateway.send(["login", crowd(4_000)])
+        await rig.until(lambda: rig.journal.failure)
+        before, turns = rig.engine.attended, len(rig.turns)
+        for _ in range(60):
+            await other.send(["keepalive", "still there"])
+            await trio.sleep(1)
+        assert len(rig.turns) - turns <= 60 * WAITING_PER_S
+        assert rig.presence.events["keepalive"] == 0
+        assert rig.engine.attended - before <= 1.1
+        assert rig.engine.unattended >= 55
+        assert rig.engine.hand_lag < 1
+    await other.settle()
+    assert rig.presence.events["keepalive"] == 60
+    assert rig.presence.ended == {"silence": 0, "logout": 0, "gateway_lost": 0}
+
+
+@pytest.mark.rig(pause_reading=4_000)
+async def test_a_socket_that_was_read_in_part_is_not_empty(rig: Rig) -> None:
+    gateway, other = await rig.gateway("g"), await rig.gateway("other")
+    await gateway.send(["login", ["still there", "silent"]])
+    await gateway.settle()
+    with rig.disk_full():
+        await other.send(["login", crowd(3_000)])
+        await rig.until(lambda: rig.journal.failure)
+        await trio.sleep(29.8)
+        # So much waits for the disk that a link is read a piece a pass: this lasts
+        # until both have been due for long, and only its end speaks for one of them.
+        await gateway.send(*[["keepalive", "x" * 250]] * 400)
+        await gateway.send(["keepalive", "still there"])
+        await rig.until(lambda: rig.presence.ended["silence"])
+    (record,) = await gateway.records(1)
+    assert record["uid"] == "silent"
+    assert record["silence"] > 30.2  # it was held until all was read
+
+
+async def test_a_hello_unread_during_a_long_turn_is_not_too_late(
+    tmp_path: Path, jumping: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed_s = 0.0
+    monkeypatch.setattr(Clock, "cpu", lambda _clock: computed_s)
+    async with running(tmp_path) as rig:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(rig.sidecar.config.socket.path))
+            await rig.until(lambda: rig.engine.book.links)
+            sock.sendall(packed(["hello", {"protocol": 1, "name": "g"}]))
+            computed_s = 6.0
+            jumping.jump(computed_s)
+            rig.engine.turn()
+            await rig.until(lambda: rig.engine.book.named)
+    assert rig.counts.refused["too-slow"] == 0
+
+
+# --- gateways that are not there -----------------------------------------------------------
+
+
+async def test_a_gateway_that_reconnects_saves_its_users(rig: Rig) -> None:
+    gateway = await rig.gateway_of(["u", "v"])
+    watcher = await rig.watcher(kinds=["offline"])
+    await trio.sleep(29.5)
+    gateway.close()
+    await trio.sleep(0.9)  # past the deadline of both
+    again = await rig.gateway("g")
+    await trio.sleep(0.5)
+    await again.send(["keepalive", "u"])
+    (record,) = await watcher.records(1)
+    assert (record["uid"], record["reason"]) == ("v", "silence")
+    assert await watcher.is_told_nothing(25)
+
+
+# --- after a restart ----------------------------------------------------------------------
+
+
+async def test_a_silent_user_goes_offline_one_timeout_after_a_crash(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path) as rig:
+        gateway = await rig.gateway("g")
+        await gateway.send(["login", ["u", "v"], {"conn": [1, 2]}])
+        await gateway.settle()
+    async with running(tmp_path) as rig:
+        began = trio.current_time()
+        gateway = await rig.gateway("g")
+        await gateway.send(["keepalive", "v", {"conn": 2}])
+        (record,) = await gateway.records(1)
+        took = trio.current_time() - began
+        assert (record["uid"], record["restored"]) == ("u", True)
+        assert 30.0 <= took < 30.1
+        assert rig.presence.early == 0
+
+
+async def test_users_due_after_a_restart_wait_for_their_gateway(
+    tmp_path: Path, jumping: MockClock
+) -> None:
+    async with running(tmp_path, timeout_s=1.0) as rig:
+        gateway = await rig.gateway("g", timeout=1.0)
+        await gateway.send(["login", ["u", "v"], {"conn": [1, 2]}])
+        await gateway.settle()
+    async with running(tmp_path, timeout_s=1.0) as rig:
+        # Its second, in which both come due.
+        assert await rig.until(lambda: rig.presence.held(rig.engine.attended)["away"])
+        gateway = await rig.gateway("g", timeout=1.0)
+        for _ in range(8):
+            await gateway.send(["keepalive", "v", {"conn": 2}])
+            await trio.sleep(0.5)
+        (record,) = await gateway.records(1)
+        assert (record["uid"], record["reason"]) == ("u", "silence")
+        assert rig.presence.where(["v"])

@@ -1,0 +1,361 @@
+"""Answers that nobody reads: bounded in memory, on disk and in time, over all links."""
+
+import gc
+import os
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+import trio
+
+from liveness.service.links.outbox import LINGER_S
+from liveness.service.links.unread_replies import SpoolFull, Spools, TooLarge
+from liveness.service.storage.log_tail import TailEntry
+from tests.helpers.wire import contents
+from tests.service.http.asgi import Answer, ask
+from tests.service.rig import Caller, Rig, running
+
+pytestmark = pytest.mark.usefixtures("jumping")
+
+MIB: Final = 1 << 20
+# More than a socket's buffers take, so that the writer of a peer that does not read blocks.
+LARGE: Final = "x" * 60_000
+PINGS: Final = 10
+# A list of these takes some 650 KB.
+USERS: Final = [f"{n:06}{'x' * 200}" for n in range(3_000)]
+
+
+def met(rig: Rig) -> dict[str, int]:
+    """Which limits were met by now, and how often."""
+    return {name: count for name, count in rig.counts.limits_met.items() if count}
+
+
+def on_disk(rig: Rig) -> int:
+    return rig.sidecar._unread.spools.bytes
+
+
+def in_memory(rig: Rig) -> int:
+    return rig.sidecar._unread.memory
+
+
+async def with_users(rig: Rig) -> Caller:
+    """A gateway with users, all on disk."""
+    gateway = await rig.gateway("users")
+    await gateway.send(["login", USERS])
+    await gateway.settle()
+    return gateway
+
+
+async def asks(caller: Caller, count: int = PINGS) -> None:
+    """Ask for more than fits into a socket's buffers."""
+    await caller.send(*(["ping", LARGE] for _ in range(count)))
+
+
+async def listed(caller: Caller) -> list[str]:
+    """Who a list says is online; other answers and records may come before it."""
+    users, seq = list[str](), list[int]()
+    while not seq:
+        frame = await caller.receive()
+        assert frame is not None
+        if frame[0] == "list":
+            _, rows, *seq = frame
+            users += [row[0] for row in rows]
+    return users
+
+
+async def users_by_http(rig: Rig) -> Answer:
+    return await ask(rig.sidecar._gate("http", lambda _: None), "GET", "/v1/users")
+
+
+async def blocks(rig: Rig, number: int) -> None:
+    """Wait until the peer of this link reads no more."""
+    (link,) = (it for it in rig.engine.book.links.values() if it.number == number)
+    await rig.until(lambda: link.outbox._is_blocked)
+
+
+async def refusal(caller: Caller) -> dict[str, Any]:
+    """The error that a link ends with, behind what was written before."""
+    error: dict[str, Any] = contents(await caller.last(), "error")[0]
+    return error
+
+
+def is_linked(rig: Rig, name: str, role: str = "watcher") -> bool:
+    return (role, name) in rig.engine.book.named
+
+
+# --- in time --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("role", "least_s"), [("watcher", 20), ("gateway", 40)])
+async def test_a_link_that_reads_no_answers_ends_in_time(
+    tmp_path: Path, role: str, least_s: float
+) -> None:
+    async with running(tmp_path, unread_s=20, gateway_hold_s=40) as rig:
+        silent = await rig.gateway("silent", role=role)
+        await asks(silent)
+        await rig.until(lambda: in_memory(rig) > 100_000)
+        took = await rig.until(lambda: not is_linked(rig, "silent", role))
+        assert least_s - 2 <= took <= least_s + 2
+        assert met(rig) == {"limits.unread_s": 1}
+        told = await refusal(silent)
+        assert told["code"] == "overloaded"
+        assert f"{least_s} s (limits.unread_s)" in told["message"]
+        await rig.until(lambda: not rig.engine.book.links, 3 * LINGER_S)
+        assert in_memory(rig) == 0
+
+
+async def test_an_unread_list_ends_its_link_and_leaves_no_file(tmp_path: Path) -> None:
+    async with running(tmp_path, unread_s=20) as rig:
+        await with_users(rig)
+        silent = await rig.watcher("silent", kinds=["moved"])
+        await silent.send(["list"])
+        await rig.until(lambda: on_disk(rig))
+        assert await rig.until(lambda: not is_linked(rig, "silent")) >= 18
+        assert met(rig) == {"limits.unread_s": 1}
+        await rig.until(lambda: not on_disk(rig), 3 * LINGER_S)
+
+
+async def test_a_slow_reader_is_kept_as_long_as_it_reads(tmp_path: Path) -> None:
+    async with running(tmp_path, unread_s=20) as rig:
+        slow = await rig.watcher("slow")
+        await asks(slow, 40)
+        for _ in range(40):
+            await trio.sleep(4)
+            assert await slow.expect("pong") == [LARGE]
+        assert met(rig) == {}
+
+
+async def test_a_gateway_with_only_unread_records_is_kept(tmp_path: Path) -> None:
+    async with running(tmp_path, unread_s=1, gateway_hold_s=1) as rig:
+        hung = await rig.gateway("hung", kinds=["online"], scope="all")
+        await with_users(rig)
+        await blocks(rig, 1)
+        await trio.sleep(300)
+        assert met(rig) == {}
+        records = await hung.records(len(USERS))
+        assert [record["uid"] for record in records] == USERS
+
+
+# --- in memory ------------------------------------------------------------------------
+
+
+async def test_a_link_keeps_one_frame_of_unread_records(tmp_path: Path) -> None:
+    async with running(tmp_path, tail=1_000) as rig:
+        gateway = await with_users(rig)
+        await gateway.send(["login", ["last"]])
+        await gateway.settle()
+        before = _entries()
+        await rig.watcher("hung", after=0, ack=False)
+        await blocks(rig, 2)
+        assert _entries() == before
+
+
+def _entries() -> int:
+    gc.collect()  # those of the tests before, in this process
+    return sum(isinstance(it, TailEntry) for it in gc.get_objects())
+
+
+async def test_over_the_bound_links_that_do_not_read_end(tmp_path: Path) -> None:
+    async with running(tmp_path, max_unread_bytes=MIB) as rig:
+        reads = await rig.watcher("reads")
+        little = await rig.watcher("little")
+        await asks(little, 5)
+        silent = [await rig.watcher(f"silent {n}") for n in range(8)]
+        async with trio.open_nursery() as nursery:
+            for caller in silent:
+                nursery.start_soon(asks, caller)
+            for _ in range(300):
+                await trio.sleep(0.01)
+                await reads.send(["ping", LARGE])
+                assert await reads.expect("pong") == [LARGE]
+                assert in_memory(rig) <= 2 * MIB + PINGS * len(LARGE)
+            nursery.cancel_scope.cancel()
+        assert 0 < in_memory(rig) <= MIB
+        ended = met(rig)["limits.max_unread_bytes"]
+        assert met(rig) == {"limits.max_unread_bytes": ended}
+        assert 3 <= ended < 8  # no more than had to
+        assert is_linked(rig, "reads")
+        assert is_linked(rig, "little")  # it leaves less than others
+
+
+async def test_links_end_at_once_at_twice_the_bound(tmp_path: Path) -> None:
+    many = [*range(4_000)]  # an answer is some 300 KB
+    async with running(tmp_path, max_unread_bytes=MIB // 4) as rig:
+        gateway = await rig.gateway("g" * 64)
+        await gateway.send(["login", many])
+        await gateway.settle()
+        silent = [await rig.watcher(f"silent {n}", kinds=["moved"]) for n in range(8)]
+        began = trio.current_time()
+        for caller in silent:
+            await caller.send(["where", many])
+            await trio.sleep(0.02)
+            assert in_memory(rig) < 3 * MIB // 4 + MIB // 4
+        # Nobody can be said not to read by now.
+        assert trio.current_time() - began < 0.5
+        assert 1 <= met(rig)["limits.max_unread_bytes"] < 8
+        await gateway.settle()
+
+
+async def test_answers_are_bounded_while_the_disk_is_full(tmp_path: Path) -> None:
+    async with running(tmp_path, max_unread_bytes=MIB) as rig:
+        gateways = [await rig.gateway(f"g{n}") for n in range(4)]
+        with rig.disk_full():
+            await gateways[0].send(["login", USERS])
+            await rig.until(lambda: rig.journal.failure)
+            async with trio.open_nursery() as nursery:
+                for gateway in gateways:
+                    nursery.start_soon(asks, gateway, 30)
+                await trio.sleep(10)
+                # What nobody could read yet ends no link, but is read no further.
+                assert MIB < in_memory(rig) < 2 * MIB
+                nursery.cancel_scope.cancel()
+            assert met(rig) == {}
+            assert rig.engine.book.linked("gateway") == 4
+
+
+# --- on disk --------------------------------------------------------------------------
+
+
+async def test_a_list_without_room_delays_nothing_else(tmp_path: Path) -> None:
+    async with running(tmp_path, max_spool_bytes=MIB) as rig:
+        users = await with_users(rig)
+        silent = await rig.watcher("silent", kinds=["moved"])
+        await silent.send(["list"])
+        await rig.until(lambda: on_disk(rig))
+        waits = await rig.watcher("waits", kinds=["online"])
+        await waits.send(["list"], ["ping", 1])
+        assert await waits.expect("pong") == [1]
+        await users.send(["login", "late"])
+        assert [one["uid"] for one in await waits.records(1)] == ["late"]
+        assert on_disk(rig) <= MIB
+        # The one that does not read makes room.
+        await rig.until(lambda: not is_linked(rig, "silent"))
+        assert "limits.max_spool_bytes" in (await refusal(silent))["message"]
+        assert sorted(await listed(waits)) == sorted([*USERS, "late"])
+        assert met(rig) == {"limits.max_spool_bytes": 1}
+        await rig.until(lambda: not on_disk(rig), 3 * LINGER_S)
+
+
+async def test_unread_lists_do_not_keep_others_from_theirs(tmp_path: Path) -> None:
+    async with running(tmp_path, max_spool_bytes=2 * MIB) as rig:
+        await with_users(rig)
+        small = await rig.gateway("small")
+        for n in range(10):
+            await (await rig.watcher(f"silent {n}", kinds=["moved"])).send(["list"])
+        reads = await rig.watcher("reads", kinds=["moved"])
+        await rig.until(lambda: on_disk(rig) > MIB)
+        for _ in range(3):
+            began = trio.current_time()
+            await small.send(["list"])
+            assert await listed(small) == []
+            assert trio.current_time() - began < 2
+        await reads.send(["list"])
+        assert len(await listed(reads)) == len(USERS)
+        assert trio.current_time() - began < 20
+        assert on_disk(rig) <= 2 * MIB
+        assert is_linked(rig, "reads")
+
+
+async def test_a_list_larger_than_the_bound_ends_its_link(tmp_path: Path) -> None:
+    async with running(tmp_path, max_spool_bytes=MIB // 4) as rig:
+        await with_users(rig)
+        watcher = await rig.watcher(kinds=["moved"])
+        await watcher.send(["list"])
+        told = await refusal(watcher)
+        assert told["code"] == "overloaded"
+        assert "limits.max_spool_bytes" in told["message"]
+        assert met(rig) == {"limits.max_spool_bytes": 1}
+        assert on_disk(rig) == 0
+        answer = await users_by_http(rig)
+        assert answer.status == 503
+        assert "raise limits.max_spool_bytes" in answer.error
+
+
+def no_disk(_path: Path) -> SimpleNamespace:
+    """As os.statvfs, of a disk that has nothing left but for others."""
+    return SimpleNamespace(f_bavail=1, f_frsize=10)
+
+
+@pytest.mark.parametrize(("role", "least_s"), [("watcher", 20), ("gateway", 40)])
+async def test_a_list_without_room_on_the_disk_ends_its_link(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+    least_s: float,
+) -> None:
+    async with running(tmp_path, unread_s=20, gateway_hold_s=40) as rig:
+        await with_users(rig)
+        asker = await rig.gateway("asker", role=role)
+        for room_after_s in (least_s - 5, least_s - 5, 0):
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "statvfs", no_disk)
+                await asker.send(["list"], ["ping", 1])
+                assert await asker.expect("pong") == [1]
+                if room_after_s:  # in time, each time
+                    assert await asker.is_told_nothing(room_after_s)
+                else:
+                    took = await rig.until(lambda: not is_linked(rig, "asker", role))
+                    assert least_s - 2 <= took <= least_s + 2
+                answer = await users_by_http(rig)
+            if room_after_s:
+                await listed(asker)
+        told = await refusal(asker)
+        assert told["code"] == "overloaded"
+        what_to_do = "10 bytes are free on the disk of state.dir"
+        assert what_to_do in told["message"]
+        assert answer.status == 503
+        assert answer.error.startswith(what_to_do)
+        assert met(rig) == {"limits.max_spool_bytes": 4}
+
+
+async def test_no_link_ends_for_its_list_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, unread_s=20) as rig:
+        users = await with_users(rig)
+        asker = await rig.watcher("asker", kinds=["moved"])
+        monkeypatch.setattr(os, "statvfs", no_disk)
+        await asker.send(["list"])
+        with rig.disk_full():
+            await users.send(["login", [uid[::-1] for uid in USERS]])
+            await rig.until(lambda: rig.journal.failure)
+            await trio.sleep(100)
+            assert is_linked(rig, "asker")
+            assert met(rig) == {}
+
+
+async def test_spools_leave_the_log_half_of_the_free_disk(tmp_path: Path) -> None:
+    spools = Spools(tmp_path, most_bytes=1 << 60)
+    disk = os.statvfs(tmp_path)
+    free = disk.f_bavail * disk.f_frsize
+    make = partial(spools.make, limiter=trio.CapacityLimiter(1))
+    with pytest.raises(SpoolFull, match="free on the disk"):
+        await make(lambda write: write(b""), least=free // 2 + free // 4)
+    assert spools.is_short
+    with await make(lambda write: write(b"much"), least=free // 4) as spool:
+        assert await spool.read() == b"much"
+        assert await spool.read() == b""
+        assert spools.bytes == 4
+    assert spools.bytes == 0
+
+
+async def test_a_spool_that_cannot_be_filled_leaves_nothing(tmp_path: Path) -> None:
+    spools = Spools(tmp_path, most_bytes=10)
+
+    def fill(size: int, write: Any) -> None:
+        write(b"x" * 5)
+        write(b"x" * size)
+
+    make = partial(spools.make, limiter=trio.CapacityLimiter(1))
+    with await make(partial(fill, 1)):
+        with pytest.raises(SpoolFull) as refused:
+            await make(partial(fill, 5))
+        assert refused.value.least == 5
+        with pytest.raises(TooLarge):
+            await make(partial(fill, 6), least=11)
+        assert spools.bytes == 6
+    with await make(partial(fill, 5)) as spool:
+        assert [await spool.read() for _ in range(3)] == [b"x" * 5, b"x" * 5, b""]
+    assert spools.bytes == 0

@@ -1,0 +1,163 @@
+"""What fills a store and the timers' table; and a journal over both."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from typing import Final
+
+import trio
+
+from liveness.core.records import KINDS, Logged, OnlineRow, Record, Subscription, Uid
+from liveness.core.timer_states import TimerCommand, TimerState, TimerTransaction
+from liveness.metrics import Counts
+from liveness.service.common.clock import Clock
+from liveness.service.storage.log_pages import END
+from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.timer_store import TimerStore
+from liveness.service.storage.timer_writer import TimerWriter
+from tests.helpers import disk
+
+ALL: Final = Subscription(None, frozenset(KINDS))
+
+
+def online(
+    seq: int, uid: Uid | None = None, *, gateway: str = "g", at: int = 1_000
+) -> Record:
+    """A login, of a user of its own unless one is named."""
+    user = f"u{seq}" if uid is None else uid
+    return Record(seq, "online", user, gateway, seq, None, "login", at)
+
+
+def row(
+    session: int, uid: Uid = "u", *, gateway: str = "g", conn: int | None = None
+) -> OnlineRow:
+    return OnlineRow(session, uid, 1_000, conn, gateway, None)
+
+
+def keep(store: LogStore, *rows: OnlineRow) -> None:
+    store.write(Batch(online={row.session: row for row in rows}))
+
+
+def users(count: int, first: int = 1) -> list[OnlineRow]:
+    return [row(n, f"u{n}") for n in range(first, first + count)]
+
+
+def write(store: LogStore, *records: Logged) -> None:
+    store.write(Batch(records=list(records)))
+
+
+def fill(store: LogStore, *counts: int, at: int = 1_000, gateway: str = "g") -> None:
+    """Write so many records, a commit each."""
+    for count in counts:
+        _, following = store.bounds()
+        seqs = range(following, following + count)
+        write(store, *(online(seq, gateway=gateway, at=at) for seq in seqs))
+
+
+def page(
+    store: LogStore, wanted: Subscription = ALL, *, after: int = 0, limit: int = 100_000
+) -> list[Logged]:
+    return store.read(after=after, until=10**9, wanted=wanted, limit=limit).records
+
+
+def of(gateway: str | None) -> Subscription:
+    return Subscription(gateway, frozenset(KINDS))
+
+
+def lost(store: LogStore, name: str | None, *, after: int = 0) -> int:
+    return store.read(after=after, until=10**9, wanted=of(name), limit=1).lost
+
+
+def trim(
+    store: LogStore,
+    *,
+    oldest_ms: int = 0,
+    most_bytes: int = 2**40,
+    idle_ms: int = 0,
+    until: int = END,
+) -> bool:
+    return store.trim(
+        oldest_ms=oldest_ms, most_bytes=most_bytes, idle_ms=idle_ms, until=until
+    )
+
+
+def pending(
+    number: int,
+    key: str | None = None,
+    *,
+    gateway: str = "g",
+    ext: str | None = None,
+    due: int = 1_000,
+    since: int = 1,
+    at: int = 1,
+) -> TimerState:
+    """A timer as it is when it was just asked for, with a key of its own unless named."""
+    return TimerState(
+        number, gateway, key or f"k{number}", ext, "pending", due, due, 0, None, since,
+        None, at, None, at,
+    )  # fmt: skip
+
+
+def counted(table: TimerStore) -> dict[str, int]:
+    """How many timers there are in each state, counted one by one on disk."""
+    query = "select state, count(*) from timers group by state"
+    return dict(disk.rows(table.path, query))
+
+
+def _ignored(*_: object) -> None:
+    """What becomes of timers is no business of a test that has none."""
+
+
+@contextmanager
+def journal_of(
+    store: LogStore,
+    *,
+    published: Callable[[Batch], None],
+    counts: Counts | None = None,
+    settled: Callable[[list[TimerCommand], TimerTransaction], None] = _ignored,
+    clock: Clock | None = None,
+) -> Iterator[LogWriter]:
+    """The journal of a store, and of timers in the same folder."""
+    clock = clock or Clock()
+    with closing(TimerStore(store.folder, log=store.log)) as table:
+        yield LogWriter(
+            store,
+            TimerWriter(table, clock=clock, settled=settled),
+            clock=clock,
+            counts=counts or Counts(),
+            published=published,
+        )
+
+
+@asynccontextmanager
+async def writing(journal: LogWriter) -> AsyncIterator[None]:
+    """Has a journal write its two files meanwhile."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(journal.run)
+        nursery.start_soon(journal.timers.run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def trimming(
+    journal: LogWriter,
+    *in_use: tuple[str, str],
+    most_bytes: int = 2**40,
+    forgot: Callable[[dict[str, int]], None] = _ignored,
+) -> AsyncIterator[None]:
+    """Has a journal trim both meanwhile, with a retention of a minute."""
+
+    async def trim() -> None:
+        await journal.trim(
+            retention_s=60,
+            most_bytes=most_bytes,
+            most_ended=2**40,
+            in_use=lambda: in_use,
+            forgot=forgot,
+        )
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trim)
+        yield
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,155 @@
+"""Everyone's clock over a planned stop: kept exactly, used once, or not at all."""
+
+import os
+import stat
+from array import array
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import pytest
+import structlog
+
+from liveness.core.records import Stopped
+from liveness.core.wheel import Snapshot
+from liveness.errors import StateError
+from liveness.service.storage import clocks_file
+
+STOPPED_MS = 1_000_000
+
+
+def snapshot(sessions: Sequence[int]) -> Snapshot:
+    """Sessions of which every number differs, heard at 100, 101, … monotonic seconds."""
+    n = range(len(sessions))
+    return Snapshot(
+        sessions=array("q", sessions),
+        timeouts=array("d", (1.5 + i for i in n)),
+        remaining=array("d", (0.25 * i for i in n)),
+        seen=array("d", (100.0 + i for i in n)),
+        events=array("b", (i % 4 for i in n)),
+    )
+
+
+def write(folder: Path, sessions: Sequence[int]) -> Path:
+    clocks_file.write(
+        folder,
+        log="abc",
+        seq=7,
+        mono=200.0,
+        wall_ms=STOPPED_MS,
+        everyone=snapshot(sessions),
+    )
+    return folder / clocks_file.NAME
+
+
+def take(
+    folder: Path, *, log: str = "abc", seq: int = 7, wall_ms: int = STOPPED_MS
+) -> list[Stopped]:
+    """All that the file knows."""
+    clocks = clocks_file.take(folder, log=log, seq=seq, wall_ms=wall_ms)
+    known = list(clocks)
+    assert len(clocks) == len(known)
+    return known
+
+
+def test_everybody_comes_back_in_order_with_the_clock_they_had(tmp_path: Path) -> None:
+    write(tmp_path, range(2**62 + 50, 2**62, -1))
+    assert take(tmp_path) == [
+        (2**62 + 50 - i, 1.5 + i, 0.25 * i, 100.0 - i, i % 4) for i in range(49, -1, -1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wall_ms", "expected"), [(STOPPED_MS + 2_500, 102.5), (0, 100.0)]
+)
+def test_the_time_of_the_stop_is_silence_but_not_waiting_and_is_never_negative(
+    tmp_path: Path, wall_ms: int, expected: float
+) -> None:
+    write(tmp_path, [1])
+    ((_, _, remaining, silence, _),) = take(tmp_path, wall_ms=wall_ms)
+    assert (remaining, silence) == (0.0, expected)
+
+
+def test_the_file_is_used_once(tmp_path: Path) -> None:
+    path = write(tmp_path, [1])
+    assert take(tmp_path) != []
+    assert not path.exists()
+    assert take(tmp_path) == []
+
+
+def test_a_stop_with_nobody_online_is_a_stop(tmp_path: Path) -> None:
+    write(tmp_path, [])
+    with structlog.testing.capture_logs() as said:
+        assert take(tmp_path) == []
+    assert said == []
+
+
+def test_an_older_file_is_replaced_and_nothing_else_left(tmp_path: Path) -> None:
+    write(tmp_path, [1])
+    write(tmp_path, [2])
+    assert [path.name for path in tmp_path.iterdir()] == [clocks_file.NAME]
+    assert [session for session, *_ in take(tmp_path)] == [2]
+
+
+@pytest.mark.parametrize(("log", "seq"), [("abd", 7), ("abc", 6), ("abc", 8)])
+def test_a_file_of_another_log_or_seq_is_removed_unused(
+    tmp_path: Path, log: str, seq: int
+) -> None:
+    path = write(tmp_path, [1])
+    with structlog.testing.capture_logs() as said:
+        assert take(tmp_path, log=log, seq=seq) == []
+    assert [line["error"] for line in said] == ["it belongs to another end of the log"]
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 10, 100, 1_000])
+def test_a_file_cut_short_gives_fresh_timeouts(tmp_path: Path, cut: int) -> None:
+    path = write(tmp_path, list(range(500)))
+    path.write_bytes(path.read_bytes()[:cut])
+    with structlog.testing.capture_logs() as said:
+        assert take(tmp_path) == []
+    assert said[0]["event"].endswith("everyone gets a fresh timeout")
+    assert not path.exists()
+
+
+def test_a_file_with_a_wrong_bit_gives_fresh_timeouts(tmp_path: Path) -> None:
+    path = write(tmp_path, [5, 7])
+    whole = path.read_bytes()
+    for place, bit in product(range(len(whole)), range(8)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << bit
+        path.write_bytes(damaged)
+        assert clocks_file.is_whole(tmp_path) is False, (place, bit)
+        with structlog.testing.capture_logs() as said:
+            assert take(tmp_path) == [], (place, bit)
+        assert len(said) == 1
+        assert not path.exists()
+
+
+# --- what was planted in its place ------------------------------------------------------
+
+
+def test_clocks_are_not_written_through_a_link(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    for name in ("stopped.new", "stopped"):
+        (tmp_path / name).symlink_to(precious)
+    written = write(tmp_path, []).lstat()
+    assert precious.read_text() == "precious"
+    assert stat.S_ISREG(written.st_mode)
+    assert stat.S_IMODE(written.st_mode) == 0o600
+    assert clocks_file.stopped_at(tmp_path, log="abc", seq=7) == STOPPED_MS
+
+
+def test_clocks_are_not_read_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    real = write(tmp_path / "real", [1])
+    (tmp_path / "stopped").symlink_to(real)
+    with pytest.raises(StateError, match=r"stopped cannot be read .*symbolic links"):
+        take(tmp_path)
+    assert real.exists()
+
+
+def test_a_pipe_in_the_place_of_the_clocks_holds_up_no_start(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "stopped")
+    assert take(tmp_path) == []

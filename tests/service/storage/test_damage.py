@@ -1,0 +1,343 @@
+"""What a bad disk leaves of the log: a gap, or a start that is refused, and no more."""
+
+import os
+import sqlite3
+import struct
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from liveness.core.records import Subscription
+from liveness.core.uids import is_uid
+from liveness.errors import StateError
+from liveness.service.storage.database import (
+    LARGER_THAN_MEMORY,
+    check_structure,
+    only_reading,
+)
+from liveness.service.storage.log_pages import PAGE_RECORDS
+from liveness.service.storage.log_store import (
+    DATABASE,
+    Batch,
+    CursorRow,
+    LogStore,
+    unsound,
+)
+from tests.helpers import disk
+from tests.service.storage.journals import (
+    ALL,
+    fill,
+    keep,
+    lost,
+    of,
+    page,
+    row,
+    trim,
+    users,
+)
+
+
+def overwrite(store: LogStore, sql: str, *values: object) -> None:
+    """Change a page as a disk might, which does not change its checksum."""
+    assert store._db.execute(f"update log set {sql}", values).rowcount == 1
+
+
+def flipped(blob: bytes, at: int) -> bytes:
+    return blob[:at] + bytes([blob[at] ^ 1]) + blob[at + 1 :]
+
+
+def seqs_of(store: LogStore, wanted: Subscription = ALL) -> list[int | tuple[int, int]]:
+    """All that a reader is given, as its cursor goes on; a gap as its first and last."""
+    given, at, end = list[int | tuple[int, int]](), 0, store.bounds()[1] - 1
+    while at < end:
+        records, reached, first, lost = store.read(
+            after=at, until=end, wanted=wanted, limit=100
+        )
+        if at < lost:
+            given.append((at + 1, first - 1))
+            reached = first - 1
+        given += [record.seq for record in records if at < record.seq]
+        assert reached > at
+        at = reached
+    return given
+
+
+@contextmanager
+def refused(store: LogStore, match: str) -> Iterator[None]:
+    """What is read meanwhile is found to be damaged, as at a start."""
+    with pytest.raises(StateError, match=match), store.expecting_damage():
+        yield
+
+
+@pytest.mark.parametrize("blob", [b"", bytes(900), b"\x91\x90", b"\xc1", b"\x92\x01"])
+@pytest.mark.parametrize("crc", ["crc", "null"])
+def test_a_damaged_page_is_a_gap(store: LogStore, blob: bytes, crc: str) -> None:
+    fill(store, 5, 5, 5)
+    overwrite(store, f"records = ?, crc = {crc} where last = 10", blob)
+    assert seqs_of(store) == [*range(1, 6), (6, 10), *range(11, 16)]
+    assert store.damaged_records == 5
+
+
+def test_a_page_with_any_bit_changed_is_damaged(store: LogStore) -> None:
+    fill(store, 2, 2, 2)
+    ((blob,),) = disk.rows(store.path, "select records from log where last = 4")
+    for at in range(len(blob)):
+        overwrite(store, "records = ? where last = 4", flipped(blob, at))
+        assert seqs_of(store) == [1, 2, (3, 4), 5, 6]
+    overwrite(store, "records = ?, newest = newest + 1 where last = 4", blob)
+    assert seqs_of(store) == [1, 2, (3, 4), 5, 6]
+
+
+def test_damage_is_a_gap_to_all_readers(store: LogStore) -> None:
+    """The bytes of its name may be the ones that are damaged."""
+    for gateway in ("other", "other", "g"):
+        fill(store, 2, gateway=gateway)
+    ((blob,),) = disk.rows(store.path, "select records from log where last = 4")
+    overwrite(store, "records = ? where last = 4", flipped(blob, 3))
+    assert seqs_of(store, of("g")) == [(3, 4), 5, 6]
+    assert seqs_of(store, of("g")._replace(uid="u4")) == [(3, 4)]
+
+
+def test_a_missing_page_is_a_gap(store: LogStore) -> None:
+    fill(store, 5, 5, 5, 5)
+    store._db.execute("delete from log where last in (10, 15)")
+    assert seqs_of(store) == [*range(1, 6), (6, 15), *range(16, 21)]
+
+
+def test_the_oldest_page_and_the_newest_may_be_damaged(store: LogStore) -> None:
+    fill(store, 5, 5, 5)
+    overwrite(store, "records = x'00' where last = 5")
+    overwrite(store, "records = x'00' where last = 15")
+    assert seqs_of(store) == [(1, 5), *range(6, 11), (11, 15)]
+    # The newest may have had more records than it says, and no seq is given twice.
+    assert store.bounds() == (1, 11 + PAGE_RECORDS)
+    fill(store, 1)
+    end = 11 + PAGE_RECORDS
+    assert seqs_of(store) == [(1, 5), *range(6, 11), (11, end - 1), end]
+
+
+def test_users_out_of_order_are_refused_at_the_start(tmp_path: Path) -> None:
+    """Each row can be read and makes sense; it is only in another's place."""
+    with closing(LogStore(tmp_path)) as store:
+        keep(store, *(row(n) for n in range(1, 1_001)))
+        fill(store, 1_000)
+        store.check()
+    data = bytearray(store.path.read_bytes())
+    at, _ = disk.root_of(store.path, "online")
+    one, other = (
+        slice(at + cell, at + cell + 4)
+        for cell in struct.unpack_from(">2H", data, at + 12)
+    )
+    data[one], data[other] = data[other], data[one]
+    store.path.write_bytes(data)
+    with closing(LogStore(tmp_path)) as store, refused(store, "out of order"):
+        store.check()
+
+
+def test_a_row_larger_than_memory_is_damage(tmp_path: Path) -> None:
+    with closing(LogStore(tmp_path)) as store:
+        keep(store, *users(300))
+    whole, said = store.path.read_bytes(), set[str]()
+    for at in range(4_096, len(whole) - 64, 61):
+        store.path.write_bytes(whole[:at] + b"\xff" * 64 + whole[at + 64 :])
+        with only_reading(store.path) as db:
+            try:
+                check_structure(db, ["online"])
+            except sqlite3.DatabaseError as error:
+                said.add(str(error))
+    assert LARGER_THAN_MEMORY in said
+
+
+@pytest.mark.parametrize(
+    ("sql", "table"),
+    [
+        ("update online set session = 900", "online"),
+        ("update online set gateway = ''", "online"),
+        ("update online set uid = x'00'", "online"),
+        ("update online set conn = -1", "online"),
+        ("update online set timeout = -1", "online"),
+        ("update online set timeout = 86401", "online"),
+        ("update online set gateway = printf('%.*c', 65, 'x')", "online"),
+        ("update cursors set role = 'watchez'", "cursors"),
+        ("update cursors set seq = 900", "cursors"),
+        ("update cursors set timeout = 0", "cursors"),
+        ("update cursors set timeout = 9e999", "cursors"),
+        ("update cursors set in_force = 9e999", "cursors"),
+        ("update cursors set name = 'g' || char(7)", "cursors"),
+        ("insert into trimmed values ('g' || char(7), 1)", "trimmed"),
+    ],
+)
+def test_rows_that_make_no_sense_are_refused(
+    store: LogStore, sql: str, table: str
+) -> None:
+    fill(store, 3)
+    keep(store, row(2))
+    store.write(Batch(cursors={("gateway", "g"): CursorRow(3, 1, 7.5, 9.0)}))
+    store.check()
+    store._db.execute(sql)
+    with refused(store, f"1 rows of {table} make no sense"):
+        store.check()
+
+
+def test_a_uid_makes_sense_if_a_login_may_name_it(store: LogStore) -> None:
+    characters = [chr(code) for code in (*range(0x21), *range(0x7E, 0xA2), 0x10FFFF)]
+    texts = [
+        f"{before}{it}{after}"
+        for it in characters
+        for before in ("", "a")
+        for after in ("", "b")
+    ]
+    uids = [*texts, "", "x" * 255, "x" * 256, "é" * 127, "é" * 128, 0, -1, 2**63 - 1]
+    fill(store, 1)
+    for uid in uids:
+        store._db.execute(
+            "insert or replace into online values (1, ?, 1, 1, 'g', null)", [uid]
+        )
+        assert unsound(store._db, 2)["online"] == (not is_uid(uid)), repr(uid)
+
+
+def test_an_end_of_the_log_that_makes_no_sense_is_refused(store: LogStore) -> None:
+    fill(store, 5)
+    overwrite(store, "last = 1099511627776")
+    with refused(store, r"says that it has the records 1 to"):
+        store.bounds()
+
+
+def test_a_trim_takes_a_damaged_page_with_the_next_whole_one(store: LogStore) -> None:
+    names = ("g", "idle")
+    cursors = {("gateway", name): CursorRow(2, 50, None) for name in names}
+    store.write(Batch(cursors=cursors))
+    for at in (1, 2, 3, 4):
+        fill(store, 5, at=at)
+    overwrite(store, "records = x'00' where last = 10")
+    trim(store, oldest_ms=2)
+    assert store.bounds()[0] == 6
+    trim(store, oldest_ms=3)
+    assert store.bounds()[0] == 6  # how old it is nobody knows
+    trim(store, oldest_ms=4)
+    assert store.bounds()[0] == 16
+    assert {name: lost(store, name) for name in names} == {"g": 15, "idle": 10}
+    assert store.damaged_records == 0
+
+
+def test_a_full_log_with_a_damaged_page_is_trimmed(store: LogStore) -> None:
+    fill(store, 5, 5, 5)
+    overwrite(store, "records = x'00' where last = 5")
+    trim(store, most_bytes=1)
+    assert store.bounds() == (11, 16)
+
+
+DAMAGED_BYTES = (4, 4_096)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_damage_to_the_file_loses_records_in_silence(
+    tmp_path: Path, seed: int
+) -> None:
+    random = Random(seed)
+    sizes = [random.choice([1, 3, 40, 300]) for _ in range(20)]
+    with closing(LogStore(tmp_path)) as store:
+        store._db.execute("pragma synchronous = off")
+        fill(store, *sizes)
+        keep(store, *users(19))
+        path = store.path
+    everything = {record.seq: record for record in disk.log(path)}
+    with path.open("r+b") as file:
+        count = random.choice(DAMAGED_BYTES)
+        at = random.randrange(path.stat().st_size - count)
+        file.seek(at - at % count)
+        file.write(random.randbytes(count))
+    try:
+        store = LogStore(tmp_path)
+    except StateError:
+        return  # it is refused, by one line
+    with closing(store):
+        try:
+            with store.expecting_damage():
+                store.check()
+                sessions = [session for session, *_ in store.online()]
+        except StateError:
+            return
+        given = seqs_of(store)
+        records = {record.seq: record for record in page(store)}
+        while trim(store, oldest_ms=10**15):
+            pass
+        first, following = store.bounds()
+        assert first > following - 2 * PAGE_RECORDS
+    assert len(sessions) == 19
+    covered = list[int]()
+    for one in given:
+        covered += range(one[0], one[1] + 1) if isinstance(one, tuple) else [one]
+    newest = len(everything)
+    assert [seq for seq in covered if seq <= newest] == [*range(1, newest + 1)]
+    assert all(everything[seq] == record for seq, record in records.items())
+
+
+# --- at the start ----------------------------------------------------------------------
+
+
+def left_as_it_was(path: Path, match: str) -> None:
+    """Check that a start refuses this file, touches nothing, and lets the lock go."""
+    before = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(StateError, match=match):
+            LogStore(path.parent)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_database_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / DATABASE).write_bytes(b"not a database at all" * 500)
+    left_as_it_was(tmp_path / DATABASE, "cannot be read .*restore a backup")
+
+
+def test_a_database_cut_short_is_refused_and_left(tmp_path: Path) -> None:
+    with closing(LogStore(tmp_path)) as store:
+        keep(store, *users(1_000))
+    os.truncate(store.path, store.path.stat().st_size // 2)
+    left_as_it_was(store.path, "cannot be read .*restore a backup")
+
+
+def test_a_database_without_our_tables_is_left_as_it_is(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as db:
+        db.execute("pragma journal_mode = wal")
+        db.execute("create table theirs (x)")
+    left_as_it_was(tmp_path / DATABASE, "cannot be read .*no such table")
+
+
+def test_a_damaged_schema_is_refused_by_one_line(store: LogStore) -> None:
+    with refused(store, r"cannot be read .*restore a backup"):
+        b"malformed schema (\xec)".decode()
+
+
+def test_damage_among_the_users_online_is_reported_and_left(tmp_path: Path) -> None:
+    with closing(LogStore(tmp_path)) as store:
+        keep(store, *users(1_000))
+    disk.overwrite_root(store.path, "online")
+    before = store.path.read_bytes()
+    with closing(LogStore(tmp_path)) as store:
+        with refused(store, r"cannot be read .*move it away"):
+            list(store.online())
+        assert store.path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "key = 'lag' where key = 'log'",
+        "value = '{' where key = 'parted'",
+        "value = '[]' where key = 'parted'",
+        """value = '{"a": "b"}' where key = 'parted'""",
+    ],
+)
+def test_a_log_whose_meta_makes_no_sense_is_refused(
+    tmp_path: Path, change: str
+) -> None:
+    LogStore(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as db, db:
+        db.execute("insert or ignore into meta values ('parted', '{}')")
+        assert db.execute(f"update meta set {change}").rowcount == 1
+    with pytest.raises(StateError, match="its meta makes no sense"):
+        LogStore(tmp_path)

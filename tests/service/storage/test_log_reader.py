@@ -1,0 +1,436 @@
+"""The log read back: what is found is what was written, whoever has the file open."""
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+
+import pytest
+
+from liveness.core.records import (
+    KINDS,
+    Logged,
+    Mark,
+    Record,
+    Subscription,
+    TimerRecord,
+    Uid,
+)
+from liveness.errors import StateError
+from liveness.service.storage import log_reader
+from liveness.service.storage.database import reading
+from liveness.service.storage.log_pages import PAGE_RECORDS, joined
+from liveness.service.storage.log_reader import (
+    LogReader,
+    RecordFilter,
+    SearchResult,
+    log_in,
+    looking_at,
+)
+from liveness.service.storage.log_store import DATABASE, SCHEMA, Batch, LogStore
+from tests.helpers.disk import tear_a_leaf
+from tests.service.storage.journals import online
+
+# Each is within another's bytes, looks like one, or is like a kind, a gateway or a number.
+UIDS: list[Uid] = [
+    "7", 7, "77", 77, "int:7", "a7", 0, 127, 128, 2**63 - 1, "g", "gw", "online", "é",
+    "eline", "x" * 31, "x" * 32, "x" * 255, "line\x81", "moved",
+]  # fmt: skip
+GATEWAYS = ["g", "gw", "7", "online"]
+EVERY_MS = 1_000
+ALL = Subscription(None, frozenset(KINDS))
+
+
+def written() -> list[Logged]:
+    """Records of all kinds, of which each user has some, and some are rare."""
+    records: list[Logged] = []
+    for seq in range(1, 2_600):
+        uid, at = UIDS[seq * 7 % (len(UIDS) - 1)], seq * EVERY_MS
+        gateway = GATEWAYS[seq % 3]
+        if seq in (13, 2_001):
+            uid = UIDS[-1]
+        if seq % 5 == 0:
+            records.append(
+                TimerRecord(seq, "timer", gateway, "7", "online", "g", at, 1, at)
+            )
+        elif seq % 5 == 1:
+            kind = "moved" if seq % 3 else "offline"
+            made = Record(seq, kind, uid, gateway, 1, None, "login", at)
+            records.append(
+                made._replace(from_gateway="online" if seq == 1_301 else "g")
+            )
+        else:
+            made = online(seq, uid, gateway=gateway, at=at)
+            records.append(made._replace(conn=4))
+    return records
+
+
+RECORDS = written()
+
+
+def write(store: LogStore, records: list[Logged], sizes: Iterator[int]) -> None:
+    left = iter(records)
+    while page := list(islice(left, next(sizes))):
+        store.write(Batch(records=page))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log in pages of 1 to 1,000 records, of a sidecar that was stopped."""
+    folder = tmp_path_factory.mktemp("state")
+    with closing(LogStore(folder)) as store:
+        write(store, RECORDS, iter([1, 1, 500, PAGE_RECORDS, 3, 1, *[60] * 30]))
+    return folder
+
+
+@pytest.fixture(params=[(64, 2**23), (1, 2**23), (3, 2**23), (64, 1)], ids=str)
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of many pages, and of few."""
+    pages, most = request.param
+    chunks_of(pages, monkeypatch)
+    monkeypatch.setattr(log_reader, "CHUNK_BYTES", most)
+
+
+def chunks_of(pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader, "FIRST_PAGES", pages)
+    monkeypatch.setattr(log_reader, "MOST_PAGES", pages)
+
+
+def still() -> float:
+    return 0.0
+
+
+def of(uid: Uid) -> list[Record]:
+    """All records of a user, newest first."""
+    sessions = [record for record in reversed(RECORDS) if isinstance(record, Record)]
+    return [record for record in sessions if record.uid == uid]
+
+
+# --- what is found --------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("chunks")
+def test_exactly_the_records_of_a_user_are_found(folder: Path) -> None:
+    whole = Mark(1, EVERY_MS)
+    with log_in(folder, clock=still) as book:
+        for uid in UIDS:
+            assert book.newest_of(uid, limit=5_000) == SearchResult(
+                of(uid), None, whole
+            )
+            newest = of(uid)[:2]
+            back_to = Mark(newest[1].seq, newest[1].at)
+            assert book.newest_of(uid, limit=2) == SearchResult(newest, back_to, None)
+        assert book.newest_of("nobody", limit=1) == SearchResult([], None, whole)
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize(
+    "sought",
+    [
+        RecordFilter(),
+        *(RecordFilter(kinds=frozenset({kind})) for kind in KINDS),
+        *(RecordFilter(gateway=gateway) for gateway in (*GATEWAYS, "gone")),
+        *(
+            RecordFilter(uid=uid, kinds=frozenset({"moved", "timer"}))
+            for uid in (7, "7")
+        ),
+        RecordFilter(uid=7, kinds=frozenset({"timer"})),
+        RecordFilter(since=2_000 * EVERY_MS),
+        RecordFilter(until=3 * EVERY_MS),
+        RecordFilter(since=777_001, until=999_000, gateway="g"),
+        RecordFilter(since=2**60),
+    ],
+)
+def test_what_is_sought_is_found_in_order(folder: Path, sought: RecordFilter) -> None:
+    with log_in(folder, clock=still) as book:
+        found = [*book.records(sought)]
+    assert found == [record for record in RECORDS if is_wanted(sought, record)]
+
+
+def is_wanted(sought: RecordFilter, record: Logged) -> bool:
+    """The same, by what everybody is shown of a record."""
+    shown = record.as_map()
+    since, until = sought.since or 0, sought.until or 2**63
+    return (
+        (sought.uid is None or repr(shown.get("uid")) == repr(sought.uid))
+        and shown["kind"] in sought.kinds
+        and since <= record.at < until
+        and sought.gateway in (None, shown["gateway"], shown.get("from"))
+    )
+
+
+def test_records_after_the_clock_was_set_back_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks_of(1, monkeypatch)
+    stamps = [
+        1_000_000,
+        1_000_000 + log_reader.SET_BACK_MS - 1,
+        1_000_001,
+        9_999_999_999,
+    ]
+    with closing(LogStore(tmp_path)) as store:
+        for seq, at in enumerate(stamps, 1):
+            store.write(Batch(records=[online(seq, at=at)]))
+    with log_in(tmp_path, clock=still) as book:
+        found = book.records(RecordFilter(until=1_000_002))
+        assert [record.seq for record in found] == [1, 3]
+
+
+def test_a_look_ends_in_time_and_says_how_far_back_it_was(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "FIRST_PAGES", 1)
+    seconds = count()  # each look at it takes one
+    with log_in(folder, clock=lambda: next(seconds)) as book:
+        look = book.newest_of("moved", limit=9, within_s=60)
+    assert look.oldest is None
+    assert look.back_to is not None
+    assert 13 < look.back_to.seq <= 2_001
+    assert look.records == [
+        record for record in of("moved") if record.seq >= look.back_to.seq
+    ]
+    assert look.back_to.at >= look.back_to.seq * EVERY_MS
+
+
+def test_a_record_is_found_by_its_seq(folder: Path) -> None:
+    with log_in(folder, clock=still) as book:
+        for seq in (1, 2, 3, 502, 503, 1_700, len(RECORDS)):
+            assert book.record(seq) == RECORDS[seq - 1]
+        assert book.record(len(RECORDS) + 1) is None
+        assert book.opening(2) == RECORDS[1]
+        assert book.opening(5) is None, "a timer"
+        assert book.newest() == Mark(len(RECORDS), len(RECORDS) * EVERY_MS)
+        assert book.online("7") is None
+
+
+def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
+    LogStore(tmp_path).close()
+    with log_in(tmp_path, clock=still) as book:
+        assert book.newest_of("u", limit=1) == SearchResult([], None, None)
+        assert [*book.records(RecordFilter())] == []
+        assert (book.newest(), book.record(1)) == (None, None)
+
+
+# --- of a log that is damaged -------------------------------------------------------------
+
+
+def small_pages(folder: Path) -> None:
+    """Records in so many pages that the tree of the log has pages of its own."""
+    with closing(LogStore(folder)) as store:
+        store._db.execute("pragma synchronous = off")
+        write(store, RECORDS[:1_200], iter([3] * 401))
+
+
+def change(database: Path, sql: str) -> None:
+    """Changes pages of the log past what the file allows, as a disk does."""
+
+    def replace(old: str, new: str) -> None:
+        with closing(sqlite3.connect(database)) as db, db:
+            db.execute("pragma writable_schema = on")
+            query = (
+                "update sqlite_schema set sql = replace(sql, ?, ?) where name = 'log'"
+            )
+            db.execute(query, [old, new])
+
+    replace(") strict", ") ")
+    with closing(sqlite3.connect(database)) as db, db:
+        db.execute("pragma ignore_check_constraints = on")
+        assert db.execute(sql).rowcount
+    replace(") ", ") strict")
+
+
+def delivered(folder: Path) -> tuple[list[Logged], list[tuple[int, int]]]:
+    """What a sidecar gives somebody who reads all of it, and the gaps."""
+    records, gaps, reached = list[Logged](), list[tuple[int, int]](), 0
+    with closing(LogStore(folder)) as store:
+        end = store.bounds()[1] - 1
+        while reached < end:
+            page = store.read(after=reached, until=end, wanted=ALL, limit=5_000)
+            if page.first > reached + 1:
+                gaps = joined(gaps, (reached + 1, page.first - 1))
+            records += page.records
+            reached = page.reached
+    return records, gaps
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        partial(tear_a_leaf, table="log", which=3),
+        partial(change, sql="update log set first = 'text' where last = 600"),
+        partial(
+            change, sql="update log set records = zeroblob(9) where last in (300, 303)"
+        ),
+        partial(change, sql="update log set last = 601 where last = 600"),
+        partial(change, sql="delete from log where last = 600"),
+    ],
+    ids=["leaf", "type", "pages", "seq", "lost"],
+)
+def test_records_around_damage_are_found_and_damage_is_named(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    small_pages(tmp_path)
+    damage(tmp_path / DATABASE)
+    records, gaps = delivered(tmp_path)
+    assert len(records) < 1_200
+    with log_in(tmp_path, clock=still) as book:
+        assert [*book.records(RecordFilter())] == records
+        assert sorted(book.damaged) == gaps
+    with log_in(tmp_path, clock=still) as book:
+        newest = [record for record in reversed(records) if record.uid == 7]
+        assert book.newest_of(7, limit=5_000).records == newest
+        assert book.record(gaps[0][0]) is None
+        assert book.record(records[-1].seq) == records[-1]
+
+
+# --- beside the sidecar ---------------------------------------------------------------
+
+
+def test_a_reader_that_pauses_does_not_keep_the_wal_growing(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks_of(1, monkeypatch)
+    write(store, RECORDS[:2_000], iter([100] * 21))
+    book = LogReader(lambda: reading(store.path), clock=still)
+    found = book.records(RecordFilter())
+    first = [next(found).seq for _ in range(150)]  # within the second chunk
+    (busy, *_) = store._db.execute("pragma wal_checkpoint(truncate)").fetchone()
+    assert not busy
+    # It goes on behind what is trimmed meanwhile, and finds what is written meanwhile.
+    while store.trim(oldest_ms=1_000 * EVERY_MS, most_bytes=2**40, idle_ms=0):
+        pass
+    write(store, RECORDS[2_000:], iter([100] * 7))
+    rest = [record.seq for record in found]
+    assert first == [*range(1, 151)]
+    kept = store.bounds()[0]
+    assert 900 < kept <= 1_000
+    assert rest == [*range(151, 201), *range(kept, len(RECORDS) + 1)]
+
+
+def test_a_command_reads_what_a_sidecar_has_just_committed(store: LogStore) -> None:
+    with log_in(store.folder, clock=still) as book:
+        for record in RECORDS[:3]:
+            store.write(Batch(records=[record]))
+            assert book.record(record.seq) == record
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        path.name: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.iterdir()
+        if not path.name.endswith("-shm")  # locks, which are SQLite's own
+    }
+
+
+def read_all(folder: Path) -> None:
+    with log_in(folder, clock=still) as book:
+        assert [*book.records(RecordFilter())] == RECORDS
+        assert book.newest_of(7, limit=5_000).records == of(7)
+
+
+def test_reading_a_stopped_sidecars_log_changes_nothing(folder: Path) -> None:
+    before = contents(folder)
+    assert set(before) == {DATABASE, "lock"}
+    read_all(folder)
+    assert contents(folder) == before
+    assert not (folder / f"{DATABASE}-shm").exists()
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_killed_sidecars_log_and_wal_are_read_and_left(
+    tmp_path: Path, has_index: bool
+) -> None:
+    with closing(LogStore(tmp_path / "live")) as store:
+        write(store, RECORDS, iter([300] * 10))
+        shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    killed = tmp_path / "killed"
+    if not has_index:  # as after a restore of the two files that matter
+        (killed / f"{DATABASE}-shm").unlink()
+    before = contents(killed)
+    assert before[f"{DATABASE}-wal"][0]
+    read_all(killed)
+    assert contents(killed) == before
+    with closing(LogStore(killed)) as store:
+        assert store.bounds() == (1, len(RECORDS) + 1)
+
+
+def test_what_is_read_while_a_sidecar_starts_is_read_again(tmp_path: Path) -> None:
+    def live(*records: Logged) -> None:
+        with closing(LogStore(tmp_path)) as store:
+            store.write(Batch(records=[*records]))
+
+    live(RECORDS[0])
+    path = tmp_path / DATABASE
+    with pytest.raises(log_reader._Changed), looking_at(path):
+        live(RECORDS[1])  # and stops: what was in its WAL is in the file now
+
+    def tear() -> None:
+        with looking_at(path) as db:
+            live(RECORDS[2])
+            db.execute("torn")  # as SQLite then takes it for
+
+    with pytest.raises(log_reader._Changed):
+        tear()
+    # Once there is a WAL the file is read with it.
+    with closing(LogStore(tmp_path)) as store, looking_at(path) as db:
+        store.write(Batch(records=[RECORDS[3]]))
+        assert db.execute("select max(last) from log").fetchone() == (4,)
+
+    disturbances = [RECORDS[4], RECORDS[5]]
+
+    @contextmanager
+    def disturbed() -> Iterator[sqlite3.Connection]:
+        with looking_at(path) as db:
+            yield db
+            if disturbances:
+                live(disturbances.pop(0))
+
+    assert LogReader(disturbed, clock=still).newest() == Mark(6, RECORDS[5].at)
+    disturbances = RECORDS[6 : 6 + log_reader.TRIES]
+    with pytest.raises(StateError, match=f"^{path} changes .* ask again"):
+        LogReader(disturbed, clock=still).newest()
+
+
+# --- what cannot be read --------------------------------------------------------------
+
+
+def why_unread(folder: Path) -> str:
+    with pytest.raises(StateError) as told, log_in(folder, clock=still) as book:
+        list(book.records(RecordFilter()))
+    assert str(folder) in str(told.value)
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+def test_a_folder_without_a_log_is_reported_and_none_is_made(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent", Path(__file__) / "below"):
+        assert "name the sidecar's state directory with --state" in why_unread(folder)
+    assert [*tmp_path.iterdir()] == []
+    (tmp_path / DATABASE).touch()
+    assert "is empty, no sidecar has written there yet" in why_unread(tmp_path)
+
+
+def test_a_log_of_another_version_is_reported_with_what_to_do(tmp_path: Path) -> None:
+    for folder, schema in (("older", 1), ("newer", 99)):
+        with closing(LogStore(tmp_path / folder)) as store:
+            query = "update meta set value = ? where key = 'schema'"
+            store._db.execute(query, [schema])
+    assert "start this version's sidecar there" in why_unread(tmp_path / "older")
+    why = f"has schema 99, this version reads {SCHEMA}; use the version"
+    assert why in why_unread(tmp_path / "newer")
+
+
+@pytest.mark.parametrize("what", ["no database", "cut short"])
+def test_a_damaged_log_is_reported(folder: Path, tmp_path: Path, what: str) -> None:
+    path = tmp_path / DATABASE
+    shutil.copy(folder / DATABASE, path)
+    whole = path.read_bytes()
+    path.write_bytes(b"liveness" * 1_000 if what == "no database" else whole[:8_192])
+    assert "it is damaged: see `liveness check-state`, restore a backup" in why_unread(
+        tmp_path
+    )

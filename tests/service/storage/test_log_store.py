@@ -1,0 +1,493 @@
+"""The journal's file, on real SQLite: what is written is what is read, or nothing is."""
+
+import io
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import accumulate, count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.core.frames import MAX_TEXT_BYTES
+from liveness.core.records import (
+    KINDS,
+    SESSION_KINDS,
+    TIMER,
+    Logged,
+    OnlineRow,
+    Record,
+    Subscription,
+    TimerRecord,
+    Uid,
+)
+from liveness.service.storage.log_pages import END, PAGE_BYTES, PAGE_RECORDS
+from liveness.service.storage.log_store import (
+    LIST_ROWS,
+    SCAN_RECORDS,
+    TRIM_RECORDS,
+    Batch,
+    CursorRow,
+    LogRows,
+    LogStore,
+)
+from tests.helpers import disk
+from tests.helpers.strategies import BOUNDED, conns, uids
+from tests.helpers.wire import unpacked
+from tests.service.storage.journals import (
+    ALL,
+    fill,
+    keep,
+    lost,
+    of,
+    online,
+    page,
+    row,
+    trim,
+    users,
+    write,
+)
+
+UIDS = ("7", 7, "u")
+
+
+def offline(seq: int, uid: Uid = "u", *, gateway: str = "g") -> Record:
+    return Record(seq, "offline", uid, gateway, 1, 9, "silence", 5, 4, "login", 30.012)
+
+
+def moved(seq: int, *, gateway: str, origin: str) -> Record:
+    return Record(seq, "moved", "u", gateway, seq, 3, "login", 6)._replace(
+        from_gateway=origin, from_session=1, from_conn=2**63 - 1
+    )
+
+
+@contextmanager
+def made(folders: pytest.TempPathFactory) -> Iterator[LogStore]:
+    """A store of its own, for each example of a property."""
+    with closing(LogStore(folders.mktemp("state"))) as store:
+        yield store
+
+
+# --- what is written ---------------------------------------------------------------
+
+
+def test_every_kind_of_record_is_read_as_it_was_written(store: LogStore) -> None:
+    restored = offline(3)._replace(seen=None, last=None, restored=True)
+    records = [online(1), offline(2), restored, moved(4, gateway="h", origin="g")]
+    write(store, *records)
+    assert page(store) == records
+    assert store.bounds() == (1, 5)
+
+
+@BOUNDED
+@given(st.lists(st.tuples(uids, conns), min_size=1, max_size=20))
+def test_any_uid_and_conn_survive_the_disk_with_their_type(
+    tmp_path_factory: pytest.TempPathFactory, drawn: Sequence[tuple[Uid, int | None]]
+) -> None:
+    records = [
+        online(seq, uid)._replace(conn=conn) for seq, (uid, conn) in enumerate(drawn, 1)
+    ]
+    rows = [row(record.seq, record.uid, conn=record.conn) for record in records]
+    with made(tmp_path_factory) as store:
+        write(store, *records)
+        keep(store, *rows)
+        kept = [record for record in page(store) if isinstance(record, Record)]
+        found = list(store.online())
+    assert kept == records
+    assert found == rows
+    types = [type(uid) for uid, _ in drawn]
+    assert [type(record.uid) for record in kept] == types
+    assert [type(uid) for _, uid, *_ in found] == types
+
+
+def test_one_batch_forgets_sessions_keeps_others_and_changes_them(
+    store: LogStore,
+) -> None:
+    keep(store, row(1, "a"), row(2, "b"), row(4, "d"))
+    changed = row(2, "b", conn=5)
+    # The user of session 1 went, and came back with session 3.
+    store.write(Batch(online={1: None, 3: row(3, "a"), 99: None, 2: changed}))
+    assert list(store.online()) == [changed, row(3, "a"), row(4, "d")]
+
+
+def test_sessions_are_read_in_the_order_in_which_they_began(store: LogStore) -> None:
+    rows = [
+        OnlineRow(n, f"u{n}", -5, 2**63 - 1, "g", 86_400.0) for n in (2**62, 7, 300)
+    ]
+    for each in rows:
+        keep(store, each)
+    assert list(store.online()) == sorted(rows)
+
+
+@pytest.mark.parametrize("seqs", [[2], [3], [1], [3, 4], [1, 4], [5, 4], [2, 3, 4]])
+def test_no_seq_is_written_twice(store: LogStore, seqs: list[int]) -> None:
+    fill(store, 3)
+    with pytest.raises(sqlite3.IntegrityError):
+        write(store, *map(online, seqs))
+    assert [record.seq for record in page(store)] == [1, 2, 3]
+
+
+def test_a_batch_that_fails_leaves_nothing_of_itself(store: LogStore) -> None:
+    fill(store, 2)
+    again = Batch(
+        records=[online(2), online(3)],
+        online={3: row(3)},
+        cursors={("gateway", "g"): CursorRow(1, 1, None)},
+    )
+    with pytest.raises(sqlite3.IntegrityError):
+        store.write(again)
+    assert store.bounds() == (1, 3)
+    assert list(store.online()) == []
+    assert store.cursors() == {}
+    fill(store, 1)  # and it can still be written
+
+
+def test_cursors_are_kept_by_role_and_name(store: LogStore) -> None:
+    cursors = {
+        ("gateway", "g"): CursorRow(1, 10, None),
+        ("watcher", "g"): CursorRow(2, 20, 3.5),
+        ("gateway", "G"): CursorRow(3, 30, None),
+    }
+    store.write(Batch(cursors=cursors))
+    assert store.cursors() == cursors
+    changed = {("gateway", "g"): CursorRow(9, 90, 1.0)}
+    store.write(Batch(cursors=changed))
+    assert store.cursors() == cursors | changed
+
+
+# --- pages -------------------------------------------------------------------------
+
+
+def sizes(store: LogStore) -> list[int]:
+    """Records by page of the log, as its columns tell it."""
+    pages = disk.rows(store.path, "select first, last, newest from log order by last")
+    records = disk.log(store.path)
+    for first, last, newest in pages:
+        inside = [record for record in records if first <= record.seq <= last]
+        assert [record.seq for record in inside] == list(range(first, last + 1))
+        assert newest == max(record.at for record in inside)
+    return [last - first + 1 for first, last, _ in pages]
+
+
+def test_a_commit_has_pages_of_its_own(store: LogStore) -> None:
+    fill(store, 3, 2 * PAGE_RECORDS + 5, PAGE_RECORDS)
+    store.write(Batch(cursors={("gateway", "g"): CursorRow(1, 1, None)}))
+    assert sizes(store) == [3, PAGE_RECORDS, PAGE_RECORDS, 5, PAGE_RECORDS]
+    everything = page(store)
+    assert [record.seq for record in everything] == [*range(1, 3 * PAGE_RECORDS + 9)]
+    assert everything == disk.log(store.path)
+    assert store.bounds() == (1, 3 * PAGE_RECORDS + 9)
+
+
+def test_a_page_has_few_large_records(store: LogStore) -> None:
+    text = "t" * MAX_TEXT_BYTES
+    seqs = [*range(1, 101)]
+    write(store, *(TimerRecord(n, TIMER, "g", "k", text, None, 0, 1, 0) for n in seqs))
+    query = "select first, last, length(records) from log order by last"
+    pages = disk.rows(store.path, query)
+    assert [seq for first, last, _ in pages for seq in range(first, last + 1)] == seqs
+    assert max(size for *_, size in pages) <= PAGE_BYTES
+    assert len(pages) <= 4 * 100 * MAX_TEXT_BYTES / PAGE_BYTES
+
+
+names = st.sampled_from(("g", "h", "i"))
+drawn_commits = st.lists(
+    st.lists(
+        st.tuples(st.sampled_from(SESSION_KINDS), names, names | st.none()), min_size=1
+    ),
+    max_size=8,
+)
+
+
+@BOUNDED
+@given(
+    drawn_commits,
+    st.builds(
+        Subscription,
+        names | st.none(),
+        st.frozensets(st.sampled_from(KINDS)),
+        uid=st.sampled_from([None, None, *UIDS]),
+    ),
+    st.tuples(st.integers(0, 40), st.integers(0, 60), st.integers(1, 9)),
+)
+def test_a_reader_gets_the_same_wherever_the_pages_end(
+    tmp_path_factory: pytest.TempPathFactory,
+    commits: list[list[tuple[str, str, str | None]]],
+    wanted: Subscription,
+    asked: tuple[int, int, int],
+) -> None:
+    after, until, limit = asked
+    seqs, records = count(1), list[Logged]()
+    with made(tmp_path_factory) as store:
+        for commit in commits:
+            new = [
+                Record(
+                    seq,
+                    *(kind, UIDS[seq % 3], gateway, 1, None, "login", 1),
+                    from_gateway=origin,
+                )
+                for (kind, gateway, origin), seq in zip(commit, seqs, strict=False)
+            ]
+            write(store, *new)
+            records += new
+        got = store.read(after=after, until=until, wanted=wanted, limit=limit)
+    expected: list[Logged] = [
+        record
+        for record in records[after:until]
+        if record.kind in wanted.kinds
+        and wanted.gateway in (None, record.gateway, record.from_gateway)
+        and wanted.uid in (None, record.uid)
+    ][:limit]
+    reached = expected[-1].seq if len(expected) == limit else until
+    assert got == LogRows(expected, reached, 1, 0)
+
+
+def test_a_scan_that_finds_nothing_still_moves_its_reader_forward(
+    store: LogStore,
+) -> None:
+    fill(store, SCAN_RECORDS, gateway="h")
+    write(store, online(SCAN_RECORDS + 1), online(SCAN_RECORDS + 2))
+    read = partial(store.read, until=10**9, wanted=of("g"), limit=10)
+    assert read(after=0) == LogRows([], SCAN_RECORDS, 1, 0)
+    found = [record.seq for record in read(after=SCAN_RECORDS).records]
+    assert found == [SCAN_RECORDS + 1, SCAN_RECORDS + 2]
+
+
+# --- the answer to list ------------------------------------------------------------
+
+
+def listed(store: LogStore, gateway: str | None) -> list[list[Any]]:
+    spool = io.BytesIO()
+    store.spool_online(gateway, spool.write)
+    return unpacked(spool.getvalue())
+
+
+@pytest.mark.parametrize(
+    "rows", [[0], [1], [LIST_ROWS], [LIST_ROWS, 1], [LIST_ROWS, LIST_ROWS, 3]]
+)
+def test_only_the_last_frame_of_a_list_has_the_seq(
+    store: LogStore, rows: list[int]
+) -> None:
+    users = sum(rows)
+    fill(store, users + 5)
+    keep(store, *(row(n + 1, n, conn=n) for n in range(users)))
+    frames = listed(store, None)
+    assert [frame[0] for frame in frames] == ["list"] * len(rows)
+    assert [len(frame[1]) for frame in frames] == rows
+    assert [frame[2:] for frame in frames] == [[]] * (len(rows) - 1) + [[users + 5]]
+    assert sorted(row for frame in frames for row in frame[1]) == [
+        [n, "g", n + 1, n] for n in range(users)
+    ]
+
+
+def test_a_gateway_is_listed_its_own_only(store: LogStore) -> None:
+    keep(store, row(1, 7), row(2, "7", gateway="h"), row(3, "a"))
+    ((_, rows, seq),) = listed(store, "g")
+    assert sorted(rows, key=str) == [["a", "g", 3, None], [7, "g", 1, None]]
+    assert seq == 0
+
+
+# --- retention ---------------------------------------------------------------------
+
+
+stamps = st.integers(0, 5)
+
+
+@BOUNDED
+@given(st.lists(st.lists(stamps, min_size=1, max_size=5), max_size=8), stamps)
+def test_a_trim_takes_the_oldest_pages_up_to_the_first_young_record(
+    tmp_path_factory: pytest.TempPathFactory, commits: list[list[int]], oldest_ms: int
+) -> None:
+    seqs = count(1)
+    with made(tmp_path_factory) as store:
+        for commit in commits:
+            write(store, *(online(next(seqs), at=at) for at in commit))
+        everything = page(store)
+        assert trim(store, oldest_ms=oldest_ms) is False
+        kept, bounds = page(store), store.bounds()
+    gone = 0
+    for commit, end in zip(commits[:-1], accumulate(map(len, commits)), strict=False):
+        if max(commit) >= oldest_ms:
+            break
+        gone = end
+    assert kept == everything[gone:]
+    assert {record for record in everything if record.at >= oldest_ms} <= set(kept)
+    assert bounds == (gone + 1, len(everything) + 1)
+
+
+def test_the_newest_page_is_kept_however_old_it_is(tmp_path: Path) -> None:
+    with closing(LogStore(tmp_path)) as store:
+        fill(store, 4, 3)
+        trim(store, oldest_ms=10**15, most_bytes=1)
+        trim(store, oldest_ms=10**15, most_bytes=1)
+        assert [record.seq for record in page(store)] == [5, 6, 7]
+    with closing(LogStore(tmp_path)) as store:
+        assert store.bounds() == (5, 8)
+        fill(store, 1)
+        trim(store, most_bytes=1)
+        assert store.bounds() == (8, 9)
+
+
+def test_a_log_over_its_bound_and_its_file_shrink_in_steps(store: LogStore) -> None:
+    fill(store, 3 * TRIM_RECORDS)
+    before, most = store.log_bytes(), store.log_bytes() // 2
+    steps = 1
+    while trim(store, most_bytes=most):
+        steps += 1
+        assert steps < 10
+    assert steps == 3
+    assert store.bounds() == (2 * TRIM_RECORDS + 1, 3 * TRIM_RECORDS + 1)
+    assert store.log_bytes() <= most < before
+    assert disk.rows(store.path, "pragma freelist_count") == [(0,)]
+
+
+@pytest.mark.parametrize("why", [{"oldest_ms": 2}, {"most_bytes": 1}])
+@pytest.mark.parametrize("size", [PAGE_RECORDS, PAGE_RECORDS - 1, PAGE_RECORDS // 7])
+def test_a_step_of_a_trim_takes_bounded_records(
+    store: LogStore, size: int, why: dict[str, int]
+) -> None:
+    pages = -(-TRIM_RECORDS // size)
+    fill(store, *[size] * (pages + 2), at=1)
+    assert trim(store, **why) is True
+    assert store.bounds()[0] == pages * size + 1
+    assert TRIM_RECORDS <= pages * size < TRIM_RECORDS + PAGE_RECORDS
+    assert trim(store, **why) is False
+    assert sizes(store) == [size]
+
+
+def test_a_commit_to_a_full_log_sheds_twice_what_it_added(store: LogStore) -> None:
+    fill(store, *[TRIM_RECORDS] * 8)
+    most = store.log_bytes() // 2
+    for _ in range(4):
+        before = store.log_bytes()
+        fill(store, 2 * TRIM_RECORDS)
+        added = store.log_bytes() - before
+        store.keep_bound(most_bytes=most, before=before, until=END)
+        assert store.log_bytes() <= max(most, before - added)
+    assert store.log_bytes() <= most
+
+
+def test_nothing_above_the_permitted_seq_is_trimmed(store: LogStore) -> None:
+    fill(store, PAGE_RECORDS, PAGE_RECORDS, PAGE_RECORDS, PAGE_RECORDS)
+    for until, first in ((999, 1), (1_000, 1_001), (2_500, 2_001)):
+        store.keep_bound(most_bytes=1, before=1, until=until)
+        trim(store, most_bytes=1, until=until)
+        assert store.bounds() == (first, 4_001)
+
+
+def test_a_file_full_of_sessions_keeps_the_newest_page_of_the_log(
+    store: LogStore,
+) -> None:
+    keep(store, *users(5_000))
+    fill(store, 5_000)
+    store.keep_bound(most_bytes=1, before=0, until=END)
+    assert store.bounds() == (4_001, 5_001)
+    store.keep_bound(most_bytes=1, before=0, until=END)
+
+
+def test_a_read_begins_with_what_is_still_kept(store: LogStore) -> None:
+    fill(store, 5, at=1_000)
+    fill(store, 5, at=2_000)
+    assert trim(store, oldest_ms=2_000) is False
+    records, reached, first, lost = store.read(after=2, until=7, wanted=ALL, limit=10)
+    assert [record.seq for record in records] == [6, 7]
+    assert (reached, first, lost) == (7, 6, 5)
+
+
+def test_the_newest_trimmed_record_is_known_for_each_name(store: LogStore) -> None:
+    fill(store, 3, gateway="g")
+    # Several gateways share a page.
+    write(
+        store,
+        online(4, gateway="done"),
+        online(5, gateway="g"),
+        moved(6, gateway="h", origin="loser"),
+        online(7, gateway="other"),
+        TimerRecord(8, TIMER, "timers", "k", None, None, 1, 1, 1),
+    )
+    fill(store, 3, gateway="kept")
+    names = ("g", "done", "h", "loser", "timers", "kept", "idle")
+    cursors = {("gateway", name): CursorRow(2, 50, 7.5) for name in names}
+    cursors["watcher", "of nobody"] = CursorRow(2, 50, None)
+    store.write(Batch(cursors=cursors))
+    trim(store, oldest_ms=10**15, idle_ms=50)
+    assert store.bounds() == (9, 12)
+    newest = {"g": 5, "done": 4, "h": 6, "loser": 6, "timers": 8}
+    newest |= dict.fromkeys(("kept", "idle", "of nobody"), 0)
+    assert {name: lost(store, name) for name in newest} == newest
+    # Nobody keeps account for a name without a cursor, or for those who read everything.
+    assert lost(store, "other") == lost(store, None) == 8
+    assert store.cursors() == cursors
+
+
+gateways = st.sampled_from("ghi")
+
+
+@BOUNDED
+@given(
+    st.lists(st.tuples(gateways, gateways, stamps), min_size=1, max_size=12),
+    st.fixed_dictionaries({name: st.integers(0, 12) for name in "ghi"}),
+    st.lists(stamps, min_size=1, max_size=4),
+)
+def test_only_a_trimmed_record_that_was_not_read_is_lost(
+    tmp_path_factory: pytest.TempPathFactory,
+    records: list[tuple[str, str, int]],
+    seqs: dict[str, int],
+    steps: list[int],
+) -> None:
+    with made(tmp_path_factory) as store:
+        cursors = {("gateway", name): CursorRow(seqs[name], 1, None) for name in seqs}
+        store.write(Batch(cursors=cursors))
+        for seq, (gateway, origin, at) in enumerate(records, 1):
+            record = moved(seq, gateway=gateway, origin=origin)
+            write(store, record._replace(at=at))
+        for oldest_ms in steps:
+            trim(store, oldest_ms=oldest_ms)
+        first, _ = store.bounds()
+        for name, seq in seqs.items():
+            gone = [
+                of
+                for of, (gateway, origin, _) in enumerate(records[: first - 1], 1)
+                if of > seq and name in (gateway, origin)
+            ]
+            assert (lost(store, name, after=seq) > seq) is bool(gone)
+
+
+def test_all_that_was_trimmed_before_is_lost_to_a_new_name(store: LogStore) -> None:
+    fill(store, 3, at=1)
+    fill(store, 3, at=2)
+    fill(store, 1, at=3)
+    trim(store, oldest_ms=2)
+    store.write(Batch(cursors={("watcher", "asks for 1"): CursorRow(1, 9, None)}))
+    trim(store, oldest_ms=3)
+    assert lost(store, "asks for 1", after=1) == 3
+    store.write(Batch(cursors={("watcher", "asks for 1"): None}))
+    trim(store, oldest_ms=3)
+    assert disk.rows(store.path, "select * from trimmed") == []
+
+
+def test_names_that_were_not_used_for_long_are_forgotten(store: LogStore) -> None:
+    cursors = {("gateway", f"g{used}"): CursorRow(0, used, None) for used in (49, 50)}
+    store.write(Batch(cursors=cursors))
+    trim(store, idle_ms=50)
+    assert list(store.cursors()) == [("gateway", "g50")]
+
+
+# --- opening -----------------------------------------------------------------------
+
+
+def test_the_log_keeps_its_id_and_another_folder_has_another(tmp_path: Path) -> None:
+    ids = []
+    for folder in ("a", "a", "b"):
+        with closing(LogStore(tmp_path / folder)) as store:
+            ids.append(store.log)
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_every_commit_is_synced(store: LogStore) -> None:
+    assert store._db.execute("pragma journal_mode").fetchone() == ("wal",)
+    assert store._db.execute("pragma synchronous").fetchone() == (2,)  # full

@@ -1,0 +1,330 @@
+"""Who reads the log: the same from memory as from disk, in order, without a hole."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liveness.core.frames import MAX_TEXT_BYTES
+from liveness.core.records import (
+    KINDS,
+    SESSION_KINDS,
+    TIMER,
+    Gap,
+    Logged,
+    Record,
+    Subscription,
+    TimerRecord,
+)
+from liveness.service.storage.log_pages import PAGE_BYTES
+from liveness.service.storage.log_store import Batch, CursorRow, LogStore
+from liveness.service.storage.log_tail import Cursor, LogTail, TailEntry
+from liveness.service.storage.log_writer import LogWriter
+from tests.helpers.strategies import BOUNDED, examples
+from tests.service.storage.journals import journal_of
+
+NAMES = ("g", "h", "i")
+WALL_MS = 123
+EVERYTHING = Subscription(None, frozenset(KINDS))
+UIDS = ("7", 7, "u")
+
+
+def record(
+    seq: int, kind: str = "online", gateway: str = "g", origin: str = ""
+) -> Record:
+    return Record(
+        seq, kind, f"u{seq}", gateway, seq, None, "login", 1_000,
+        from_gateway=origin or None,
+    )  # fmt: skip
+
+
+def batches(sizes: Sequence[int]) -> list[Batch]:
+    """Commits of so many records of g."""
+    numbers = count(1)
+    return [
+        Batch([record(next(numbers)) for _ in range(size)], [0.0] * size)
+        for size in sizes
+    ]
+
+
+@dataclass
+class Log:
+    """A log on disk, and a feed that keeps some of its records in memory."""
+
+    journal: LogWriter
+    feed: LogTail
+
+    def cursor(self, wanted: Subscription = EVERYTHING, *, position: int = 0) -> Cursor:
+        return Cursor(self.journal, self.feed, wanted=wanted, position=position)
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@contextmanager
+def log_of(written: Sequence[Batch], folder: Path, *, keep: int) -> Iterator[Log]:
+    feed = LogTail(keep=keep)
+    with closing(LogStore(folder)) as store:
+        store._db.execute("pragma synchronous = off")  # a page a commit, and no waiting
+        for batch in written:
+            store.write(batch)
+            feed.publish(batch)
+        with journal_of(store, published=feed.publish) as journal:
+            yield Log(journal, feed)
+
+
+async def all_of(cursor: Cursor, limit: int = 1_000) -> list[Logged | Gap]:
+    taken = []
+    while cursor.is_behind:
+        before = cursor.position
+        entries = await cursor.take(limit, wall_ms=WALL_MS)
+        assert len(entries) <= limit
+        assert cursor.position > before
+        taken += [entry.record for entry in entries]
+    return taken
+
+
+def trim(log: Log, *, below: int) -> None:
+    """Let the retention take the pages below *below*, as the journal's task does."""
+    store = log.journal.store
+    store._db.execute("update log set newest = 0, crc = null where last < ?", [below])
+    store.trim(oldest_ms=1, most_bytes=2**40, idle_ms=0)
+    log.journal.first, _ = store.bounds()
+    assert log.journal.first == below
+
+
+def of(gateway: str | None, *kinds: str) -> Subscription:
+    return Subscription(gateway, frozenset(kinds or KINDS))
+
+
+def seqs(taken: Sequence[Logged | Gap]) -> list[int]:
+    return [record.seq for record in taken]
+
+
+# --- memory and disk -----------------------------------------------------------------
+
+origins = st.sampled_from(("", *NAMES))
+drawn_commits = st.lists(
+    st.lists(
+        st.tuples(st.sampled_from(SESSION_KINDS), st.sampled_from(NAMES), origins),
+        min_size=1,
+    ),
+    max_size=8,
+)
+drawn_wanted = st.builds(
+    Subscription,
+    st.sampled_from((None, *NAMES)),
+    st.frozensets(st.sampled_from((*KINDS, "gap"))),
+    uid=st.sampled_from((None, None, *UIDS)),
+)
+
+
+@settings(BOUNDED, max_examples=examples(60))
+@given(drawn_commits, drawn_wanted, st.integers(0, 40), st.integers(1, 9))
+def test_a_reader_is_given_the_same_from_memory_and_from_disk(
+    tmp_path_factory: pytest.TempPathFactory,
+    commits: list[list[tuple[str, str, str]]],
+    wanted: Subscription,
+    position: int,
+    limit: int,
+) -> None:
+    numbers = count(1)
+    written = list[Batch]()
+    for commit in commits:
+        made = [record(next(numbers), *drawn) for drawn in commit]
+        made = [each._replace(uid=UIDS[each.seq % 3]) for each in made]
+        written.append(Batch([*made], [0.0] * len(commit)))
+    everything = [each for batch in written for each in batch.records]
+    expected = [
+        each
+        for each in everything
+        if each.seq > position
+        and each.kind in wanted.kinds
+        and wanted.gateway in (None, each.gateway, each.from_gateway)
+        and wanted.uid in (None, each.uid)
+    ]
+    folder = tmp_path_factory.mktemp("state")
+    with log_of(written, folder, keep=10**6) as log:
+        # All in memory, none, and with the border within the log.
+        mixed = LogTail(keep=5)
+        for batch in written:
+            mixed.publish(batch)
+        for feed in (log.feed, LogTail(keep=10**6), mixed):
+            log.feed = feed
+            cursor = log.cursor(wanted, position=position)
+            assert trio.run(all_of, cursor, limit) == expected
+            assert cursor.position >= len(everything)
+
+
+async def test_records_in_memory_are_given_without_the_disk(folder: Path) -> None:
+    with log_of(batches([3, 3]), folder, keep=6) as log:
+        log.journal.store.path.unlink()
+        assert seqs(await all_of(log.cursor())) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_an_entry_is_encoded_once_for_all_readers(folder: Path) -> None:
+    with log_of(batches([3]), folder, keep=3) as log:
+        (first, *_), (again, *_) = [
+            await log.cursor().take(3, wall_ms=WALL_MS) for _ in range(2)
+        ]
+    assert first.encoded is again.encoded
+
+
+@pytest.mark.parametrize("keep", [0, 10_000], ids=["disk", "memory"])
+async def test_records_with_much_to_carry_are_given_in_bounded_parts(
+    folder: Path, keep: int
+) -> None:
+    payload = "p" * MAX_TEXT_BYTES
+    carried = [
+        TimerRecord(seq, TIMER, "g", f"k{seq}", payload, None, 0, 1, 0)
+        for seq in range(1, 201)
+    ]
+    written = [Batch([*carried], [0.0] * 200), Batch([record(201)], [0.0])]
+    parts = list[list[TailEntry]]()
+    with log_of(written, folder, keep=keep) as log:
+        cursor = log.cursor()
+        while cursor.is_behind:
+            most = 10 * MAX_TEXT_BYTES
+            parts.append(await cursor.take(1_000, wall_ms=WALL_MS, most_bytes=most))
+    assert [entry.record.seq for part in parts for entry in part] == [*range(1, 202)]
+    sizes = [sum(len(entry.encoded) for entry in part) for part in parts]
+    bounded = most + PAGE_BYTES + MAX_TEXT_BYTES
+    assert max(sizes) <= bounded < sum(sizes) / 4
+
+
+# --- bounds --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept"), [([4, 4, 4], 8), ([4, 25], 25)], ids=["whole commits", "newest"]
+)
+def test_the_tail_is_bounded_and_lets_whole_commits_but_the_newest_go(
+    sizes: list[int], kept: int
+) -> None:
+    feed = LogTail(keep=10)
+    for batch in batches(sizes):
+        feed.publish(batch)
+    oldest = next(after for after in range(100) if feed.reaches(after)) + 1
+    assert oldest == 5
+    assert len(list(feed.since(0, EVERYTHING))) == kept
+
+
+def test_what_timers_carry_counts_for_the_memory_it_takes() -> None:
+    feed = LogTail(keep=100)
+    for seq, payload in enumerate(["", "p" * 4_096, "p" * 4_092 + "\N{BUG}"] * 9, 1):
+        timer = TimerRecord(seq, TIMER, "g", "k", payload, None, 0, 1, 0)
+        feed.publish(Batch([timer], [0.0]))
+    kept = seqs([entry.record for entry in feed.since(0, EVERYTHING)])
+    assert 3 <= len(kept) <= 9
+    assert kept == [*range(28 - len(kept), 28)]
+
+
+def test_a_feed_of_nothing_reaches_nowhere() -> None:
+    feed = LogTail(keep=10)
+    feed.publish(Batch())
+    assert not feed.reaches(0)
+    assert list(feed.since(0, EVERYTHING)) == []
+
+
+def test_a_commit_notifies_each_caller_that_asked_once() -> None:
+    feed, notified = LogTail(keep=10), list[str]()
+    notify = partial(notified.append, "caller")
+    feed.ring_at_commit(notify)
+    feed.ring_at_commit(notify)
+    feed.publish(Batch())  # of marks only: a pong may be waiting for it
+    feed.publish(batches([1])[0])
+    assert notified == ["caller"]
+
+
+async def test_a_commit_notifies_only_the_readers_it_concerns(folder: Path) -> None:
+    with log_of([], folder, keep=10) as log:
+        everyone, other = log.cursor(), log.cursor(of("nobody"))
+        behind = log.cursor(of("nobody"), position=-1)
+        notified = list[str]()
+        for name, cursor in {"all": everyone, "other": other, "behind": behind}.items():
+            log.feed.follow(cursor, partial(notified.append, name))
+        (batch,) = batches([3])
+        log.feed.publish(batch)
+        assert notified == ["all"]
+        assert (everyone.position, other.position, behind.position) == (0, 3, -1)
+        log.feed.unfollow(everyone)
+        log.feed.unfollow(everyone)
+        log.feed.publish(batch)
+        assert notified == ["all"]
+
+
+# --- positions, kinds, gaps ------------------------------------------------------------
+
+
+async def test_records_of_others_move_a_reader_on_in_one_step(folder: Path) -> None:
+    with log_of(batches([5]), folder, keep=10) as log:
+        cursor = log.cursor(of("nobody"))
+        assert await cursor.take(1, wall_ms=WALL_MS) == []
+        assert cursor.position == 5
+
+
+@pytest.mark.parametrize("kinds", [KINDS, ("offline",), ()])
+async def test_past_the_retention_a_gap_comes_first_whatever_the_kinds(
+    folder: Path, kinds: tuple[str, ...]
+) -> None:
+    with log_of(batches([6, 4]), folder, keep=10) as log:
+        log.feed = LogTail(keep=10)
+        trim(log, below=7)
+        wanted = Subscription(None, frozenset(kinds))
+        gap, *rest = await all_of(log.cursor(wanted, position=2))
+        assert gap == Gap(3, 7, WALL_MS)
+        assert gap.seq == 6
+        assert seqs(rest) == ([7, 8, 9, 10] if "online" in kinds else [])
+        # To a reader that lost nothing there is no gap.
+        assert await all_of(log.cursor(wanted, position=6)) == rest
+
+
+async def test_records_in_memory_outlive_those_on_disk(folder: Path) -> None:
+    with log_of(batches([6, 4]), folder, keep=10) as log:
+        trim(log, below=7)
+        assert seqs(await all_of(log.cursor(position=2))) == [3, 4, 5, 6, 7, 8, 9, 10]
+
+
+async def test_a_trim_is_a_gap_only_to_cursors_it_concerned(folder: Path) -> None:
+    rows = {("gateway", name): CursorRow(2, 1, None) for name in ("g", "idle")}
+    with log_of([Batch(cursors=rows), *batches([6, 4])], folder, keep=1) as log:
+        log.feed = LogTail(keep=1)
+        trim(log, below=7)
+        assert await all_of(log.cursor(of("idle"), position=2)) == []
+        gap, *rest = await all_of(log.cursor(of("g"), position=2))
+    assert gap == Gap(3, 7, WALL_MS)
+    assert len(rest) == 4
+
+
+async def test_a_trim_in_steps_is_one_gap_in_all(folder: Path) -> None:
+    rows = {("gateway", "g"): CursorRow(2, 1, None)}
+    others = [record(seq)._replace(gateway="h") for seq in range(7, 11)]
+    written = [Batch(cursors=rows), *batches([6])]
+    written += [Batch([other], [0.0]) for other in others]
+    with log_of(written, folder, keep=1) as log:
+        log.feed = LogTail(keep=1)
+        for below in (7, 8, 9, 10):
+            trim(log, below=below)
+        taken = await all_of(log.cursor(of("g"), position=2))
+    assert taken == [Gap(3, 10, WALL_MS)]
+
+
+async def test_a_damaged_page_is_a_gap_between_what_can_be_read(folder: Path) -> None:
+    with log_of(batches([3, 3, 4]), folder, keep=1) as log:
+        log.feed = LogTail(keep=1)
+        db = log.journal.store._db
+        db.execute("update log set records = zeroblob(9) where last = 6")
+        taken = await all_of(log.cursor(position=1))
+        mine = await all_of(log.cursor(of("g", "moved"), position=4))
+    assert seqs(taken) == [2, 3, 6, 7, 8, 9, 10]
+    assert taken[2] == Gap(4, 7, WALL_MS)
+    assert mine == [Gap(5, 7, WALL_MS)]

@@ -1,0 +1,487 @@
+"""What an older version left is taken over whole, or left whole; a newer one's is left."""
+
+import fcntl
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import structlog
+
+from liveness.core.records import GATEWAY, WATCHER, OnlineRow, Record
+from liveness.errors import StateError
+from liveness.service.storage import (
+    database,
+    integrity,
+    log_store,
+    migrations,
+    snapshots,
+    timer_store,
+)
+from liveness.service.storage.log_reader import log_in
+from liveness.service.storage.log_store import CursorRow, LogStore
+from liveness.service.storage.timer_store import TimerStore
+from tests.helpers import disk, previous_release
+from tests.helpers.strategies import HARD_UIDS
+from tests.service.storage.journals import online
+
+MIGRATED: Final = "an older file was migrated"
+# Far less than what is copied, were it ever in memory at once.
+MOST_MEMORY_BYTES: Final = 24 * 2**20
+
+
+def log_ins(count: int) -> Iterator[Record]:
+    return (online(seq) for seq in range(1, count + 1))
+
+
+def sessions(count: int) -> Iterator[OnlineRow]:
+    # From the last: they did not lie in the order of their sessions.
+    for seq in range(count, 0, -1):
+        yield OnlineRow(seq, f"u{seq}", 1_000 + seq, seq, "g", None)
+
+
+def tables(path: Path) -> list[tuple[Any, ...]]:
+    """What a file is made of, however its statements are laid out."""
+    rows = disk.rows(path, "select type, name, sql from sqlite_schema order by name")
+    return [
+        (kind, name, sql and sql.replace('"', "").split()) for kind, name, sql in rows
+    ]
+
+
+def test_all_records_sessions_and_cursors_are_migrated(tmp_path: Path) -> None:
+    path = tmp_path / log_store.DATABASE
+    seqs = count(7)  # what was before is past the retention
+    records = [online(next(seqs), uid)._replace(conn=7) for uid in HARD_UIDS]
+    first = records[0]
+    silent = Record(
+        next(seqs), "offline", 7, "g", 7, None, "silence", 5_000, 2_000, "message", 3.25
+    )
+    records += [
+        silent,
+        silent._replace(seq=next(seqs), seen=None, last=None, restored=True),
+        Record(next(seqs), "moved", "7", "h", 9, None, "login", 3_000)._replace(
+            from_gateway="g", from_session=8, from_conn=2**63 - 1
+        ),
+    ]
+    records += [online(next(seqs)) for _ in range(2_500)]
+    rows = [
+        OnlineRow(seq, uid, 1_000, seq, "g", 2.5 if seq % 2 else None)
+        for seq, uid in enumerate(HARD_UIDS, first.seq)
+    ]
+    cursors = {
+        (GATEWAY, "g"): CursorRow(2_000, 99, 30.0),
+        (WATCHER, "w"): CursorRow(8, 98, None),
+    }
+    previous_release.schema_1(path, records, reversed(rows), cursors)
+    with (
+        structlog.testing.capture_logs() as said,
+        closing(LogStore(tmp_path)) as migrated,
+    ):
+        assert migrated.log == previous_release.LOG_ID
+        assert migrated.bounds() == (first.seq, records[-1].seq + 1)
+        kept = disk.log(path)
+        assert kept == records
+        for record, was in zip(kept, records, strict=True):
+            assert [*map(type, record)] == [*map(type, was)]
+        assert list(migrated.online()) == rows
+        assert migrated.cursors() == cursors
+    about = {
+        "log_level": "info",
+        "path": str(path),
+        "was": 1,
+        "schema": log_store.SCHEMA,
+    }
+    assert said == [
+        {"event": "an older file is migrated", **about},
+        {"event": MIGRATED, **about},
+    ]
+    before = path.read_bytes()
+    with structlog.testing.capture_logs() as said:
+        LogStore(tmp_path).close()
+    assert said == []
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_a_migrated_file_is_structured_as_a_new_one(tmp_path: Path, size: int) -> None:
+    old, new = (tmp_path / folder / log_store.DATABASE for folder in ("old", "new"))
+    old.parent.mkdir()
+    previous_release.schema_1(old, log_ins(size))
+    LogStore(new.parent).close()
+    with closing(LogStore(old.parent)) as migrated:
+        assert migrated.bounds() == (1, size + 1)
+        assert migrated.log == previous_release.LOG_ID
+    assert tables(old) == tables(new)
+    assert disk.rows(old, "pragma auto_vacuum") == disk.rows(new, "pragma auto_vacuum")
+    assert disk.rows(old, "pragma integrity_check") == [("ok",)]
+
+
+# --- a crash in between -------------------------------------------------------------------
+
+
+def child(program: str, folder: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+
+
+KILLED_BEFORE_THE_COMMIT: Final = """
+import os, signal, sys
+from pathlib import Path
+from liveness.service.storage import migrations
+from liveness.service.storage import log_store
+to_pages = migrations.LOG[1]
+def killed(db):
+    to_pages(db)
+    os.kill(os.getpid(), signal.SIGKILL)
+migrations.LOG[1] = killed
+log_store.LogStore(Path(sys.argv[1]))
+"""
+
+
+def is_whole(path: Path, size: int) -> int:
+    """Checks that all is there, in whichever schema; which it is."""
+    ((schema,),) = disk.rows(path, "select value from meta where key = 'schema'")
+    if schema == 1:
+        found = disk.rows(path, "select seq, uid from log order by seq")
+    else:
+        found = [(record.seq, record.uid) for record in disk.log(path)]
+    assert found == [(seq, f"u{seq}") for seq in range(1, size + 1)]
+    assert disk.rows(path, "select count(*) from online") == [(size,)]
+    assert isinstance(schema, int)
+    return schema
+
+
+def test_a_crash_before_the_commit_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / log_store.DATABASE
+    # More than the cache holds: most of what is new is in the WAL by then.
+    previous_release.schema_1(path, log_ins(30_000), sessions(30_000))
+    with child(KILLED_BEFORE_THE_COMMIT, tmp_path) as killed:
+        assert killed.wait(60) == -signal.SIGKILL
+    assert path.with_name(f"{path.name}-wal").stat().st_size > 1_000_000
+    assert is_whole(path, 30_000) == 1
+    with closing(LogStore(tmp_path)):
+        assert is_whole(path, 30_000) == log_store.SCHEMA
+
+
+# --- how much memory it takes -------------------------------------------------------------
+
+MEASURED: Final = """
+import sys
+from pathlib import Path
+from liveness.service.storage.log_store import LogStore
+def most_bytes():
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+before = most_bytes()
+LogStore(Path(sys.argv[1])).close()
+print(most_bytes() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    "size", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
+)
+def test_a_migration_takes_bounded_memory(tmp_path: Path, size: int) -> None:
+    previous_release.schema_1(
+        tmp_path / log_store.DATABASE, log_ins(size), sessions(size)
+    )
+    with child(MEASURED, tmp_path) as measured:
+        taken, _ = measured.communicate()
+    assert int(taken.splitlines()[-1]) < MOST_MEMORY_BYTES, taken
+    with closing(LogStore(tmp_path)) as migrated:
+        assert migrated.bounds() == (1, size + 1)
+
+
+# --- what is not for us -------------------------------------------------------------------
+
+
+def opened(path: Path) -> None:
+    if path.name == log_store.DATABASE:
+        LogStore(path.parent).close()
+    else:
+        TimerStore(path.parent, log="a log").close()
+
+
+@pytest.fixture(params=[log_store.DATABASE, timer_store.DATABASE])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A file of this version."""
+    path: Path = tmp_path / request.param
+    opened(path)
+    return path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """A database and its WAL, byte for byte; the index of that is nobody's data."""
+    return {
+        one.name: one.read_bytes()
+        for one in sorted(folder.glob("*.db*"))
+        if not one.name.endswith("-shm") and one.stat().st_size
+    }
+
+
+def crashed_with(path: Path, *statements: str) -> None:
+    """Leaves what a process does that ends without closing: files as they are by then."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for statement in statements:
+            db.execute(statement)
+        left = {it: it.read_bytes() for it in path.parent.glob(f"{path.name}*")}
+    for file, data in left.items():
+        file.write_bytes(data)
+    assert any(
+        left.get(path.with_name(f"{path.name}{it}")) for it in ("-wal", "-journal")
+    )
+
+
+def is_refused_and_left(path: Path, match: str) -> None:
+    before = files(path.parent)
+    for _ in range(2):
+        with pytest.raises(StateError, match=match):
+            opened(path)
+    assert files(path.parent) == before
+
+
+def test_a_newer_file_and_its_wal_are_left_byte_for_byte(path: Path) -> None:
+    crashed_with(path, "update meta set value = 99 where key = 'schema'")
+    is_refused_and_left(path, "has schema 99, this version reads")
+
+
+def test_a_newer_file_that_keeps_no_wal_is_not_given_one(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("update meta set value = 99 where key = 'schema'")
+        db.commit()
+        db.execute("pragma journal_mode = delete")
+    is_refused_and_left(path, "has schema 99, this version reads")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "delete from meta",
+        *(
+            f"update meta set value = {value}"
+            for value in ("0", "-1", "'x'", "'1'", "1.5", "null")
+        ),
+    ],
+)
+def test_a_file_of_no_known_schema_is_refused_and_left(path: Path, change: str) -> None:
+    crashed_with(path, f"{change} where key = 'schema'")
+    is_refused_and_left(path, f"{path} says .* for its schema, which is none of ours")
+
+
+def test_an_older_file_without_a_step_is_refused_and_left(path: Path) -> None:
+    crashed_with(path, "update meta set value = 5 where key = 'schema'")
+    with pytest.raises(StateError, match="has schema 5, this version reads 7"):
+        migrations.found(path, 7, {6: lambda _: None, 4: lambda _: None})
+
+
+def test_steps_are_taken_in_order_and_together(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db, db:
+        (now,) = db.execute("select value from meta where key = 'schema'").fetchone()
+
+        def noted(step: int, db: sqlite3.Connection) -> None:
+            if step == now + 3:
+                raise sqlite3.OperationalError("no more")
+            db.execute("insert into meta values (?, ?)", [f"step {step}", step])
+
+        steps = {step: partial(noted, step) for step in range(now, now + 4)}
+        with pytest.raises(sqlite3.OperationalError):
+            migrations.migrate(db, path, now, now + 4, steps)
+        assert disk.rows(path, "select * from meta where key like 'step %'") == []
+        migrations.migrate(db, path, now, now + 3, steps)
+    assert migrations.found(path, now + 3, {}) == now + 3
+    taken = disk.rows(path, "select value from meta where key like 'step %' order by 1")
+    assert taken == [(step,) for step in range(now, now + 3)]
+
+
+# --- a damaged WAL ------------------------------------------------------------------------
+
+_HEADER_BYTES: Final = 32
+_FRAME_BYTES: Final = 24
+
+
+def frames_of(path: Path) -> tuple[Path, int, int]:
+    """The WAL of a file that crashed; the size of a frame, and how many there are."""
+    log = path.with_name(f"{path.name}-wal")
+    frame = _FRAME_BYTES + int.from_bytes(log.read_bytes()[8:12], "big")
+    return log, frame, (log.stat().st_size - _HEADER_BYTES) // frame
+
+
+def with_commits(path: Path, commits: int) -> None:
+    crashed_with(path, *inserts(commits))
+
+
+def inserts(count: int) -> list[str]:
+    return [f"insert into meta values ('k{n}', randomblob(500))" for n in range(count)]
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+# In the page, its number, the checksum; and in the header the salt and its checksum.
+@pytest.mark.parametrize("at", [_FRAME_BYTES + 100, 3, 17, -_HEADER_BYTES + 17, -1])
+def test_commits_behind_damage_in_the_wal_are_refused(path: Path, at: int) -> None:
+    with_commits(path, 20)
+    log, _, _ = frames_of(path)
+    flip(log, _HEADER_BYTES + at)
+    is_refused_and_left(path, f"{path} cannot be read .commits lie behind damage in")
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """As by a sidecar that runs, which has looked at its files when it started."""
+    with (folder / log_store.LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def with_hidden_commits(folder: Path) -> tuple[Path, Path]:
+    """A log, and its WAL that hides commits."""
+    LogStore(folder).close()
+    path = folder / log_store.DATABASE
+    with_commits(path, 20)
+    log, _, _ = frames_of(path)
+    flip(log, _HEADER_BYTES + _FRAME_BYTES + 100)
+    return path, log
+
+
+def test_a_log_with_commits_behind_damage_is_not_read(tmp_path: Path) -> None:
+    path, log = with_hidden_commits(tmp_path)
+    before = path.read_bytes(), log.read_bytes()
+    told = (
+        f"{path} cannot be read: commits lie behind damage in {log.name}; it is damaged"
+    )
+    with pytest.raises(StateError, match=told), log_in(tmp_path, clock=float):
+        pass
+    assert (path.read_bytes(), log.read_bytes()) == before
+    with held(tmp_path), log_in(tmp_path, clock=float) as book:
+        assert book.newest() is None
+
+
+def test_commits_behind_damage_are_neither_whole_nor_backed_up(tmp_path: Path) -> None:
+    path, log = with_hidden_commits(tmp_path)
+    (wal,) = [one for one in integrity.check(path.parent) if one.part == "WAL"]
+    assert not wal.is_whole
+    assert wal.told == f"commits lie behind damage in {log.name}"
+    with (
+        pytest.raises(sqlite3.DatabaseError, match="commits lie behind damage in"),
+        snapshots.opened(path.parent),
+    ):
+        pass
+    with held(path.parent), snapshots.opened(path.parent):
+        pass
+
+
+@pytest.mark.parametrize("index", [b"", bytes(3), bytes(2**15)], ids=len)
+def test_an_index_that_is_not_whole_is_no_damage(path: Path, index: bytes) -> None:
+    """Who may not write to it cannot have SQLite make it anew."""
+    with_commits(path, 20)
+    log, made, _ = database.beside(path)
+    made.write_bytes(index)
+    with pytest.raises(sqlite3.OperationalError, match="-shm is not whole") as caught:
+        database._check_wal(log, made, 4_096)
+    assert caught.value.sqlite_errorcode in database.DISK_TROUBLE
+
+
+def test_the_end_of_a_wal_that_was_torn_is_no_damage(path: Path) -> None:
+    with_commits(path, 20)
+    log, frame, count = frames_of(path)
+    whole = files(path.parent)
+    last = _HEADER_BYTES + (count - 1) * frame
+    # By a crash: the last transaction is there in part, or was not written in order.
+    for torn in (
+        partial(os.truncate, log, last + frame // 2),
+        partial(flip, log, last + _FRAME_BYTES + 9),
+    ):
+        for name, data in whole.items():
+            (path.parent / name).write_bytes(data)
+        torn()
+        opened(path)
+        keys = disk.rows(path, "select count(*) from meta where key like 'k%'")
+        assert keys == [(19,)]
+
+
+def test_frames_of_an_earlier_use_of_the_wal_are_no_damage(path: Path) -> None:
+    crashed_with(
+        path,
+        *inserts(50),
+        "pragma wal_checkpoint(restart)",
+        "insert into meta values ('one more', 1)",
+    )
+    _, _, count = frames_of(path)
+    assert count > 20
+    opened(path)
+    assert disk.rows(path, "select count(*) from meta where key like 'k%'") == [(50,)]
+
+
+# --- what an interrupted beginning leaves -------------------------------------------------
+
+
+def test_a_start_after_one_killed_as_it_made_the_file_succeeds(path: Path) -> None:
+    path.unlink()
+    crashed_with(
+        path,
+        "pragma cache_size = 1",
+        "begin immediate",
+        "create table half (made)",
+        *["insert into half values (hex(zeroblob(2000)))"] * 50,
+    )
+    assert path.with_name(f"{path.name}-journal").stat().st_size
+    opened(path)
+    assert ("half",) not in tables(path)
+    opened(path)
+
+
+def test_an_empty_file_beside_a_wal_is_refused_and_the_wal_is_left(path: Path) -> None:
+    with_commits(path, 3)
+    path.write_bytes(b"")
+    is_refused_and_left(path, "it is empty, and ")
+
+
+def test_no_command_opens_an_empty_file_beside_a_wal(tmp_path: Path) -> None:
+    path, log = with_hidden_commits(tmp_path)
+    path.write_bytes(b"")
+    before = log.read_bytes()
+    told = f"it is empty, and {log.name} is not"
+    with pytest.raises(StateError, match=told), log_in(tmp_path, clock=float):
+        pass
+    wal, *_ = integrity.check(tmp_path)
+    assert (wal.part, wal.is_whole, wal.told) == ("WAL", False, told)
+    for opened_by in (database.connect, lambda path: database.opened(path, "mode=ro")):
+        with pytest.raises(sqlite3.DatabaseError, match=told):
+            opened_by(path)
+    assert (path.read_bytes(), log.read_bytes()) == (b"", before)
+
+
+def test_a_file_that_was_moved_away_from_its_wal_is_not_made_anew(path: Path) -> None:
+    with_commits(path, 3)
+    moved = path.rename(path.with_name("moved"))
+    is_refused_and_left(path, "it is missing, and ")
+    assert not path.exists()
+    moved.rename(path)
+    opened(path)
+    assert disk.rows(path, "select key from meta where key = 'k2'")
+
+
+def test_a_start_that_fails_removes_the_empty_file_that_it_made(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    with pytest.raises(sqlite3.OperationalError), database.made_private(path):
+        raise sqlite3.OperationalError
+    assert not path.exists()
+    path.touch()
+    with pytest.raises(sqlite3.OperationalError), database.made_private(path):
+        raise sqlite3.OperationalError
+    assert path.exists(), "it was there before"

@@ -1,0 +1,270 @@
+"""A state folder is ours alone, and so is what is in it; nothing planted is followed."""
+
+import os
+import socket
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from liveness.errors import StartError, StateError
+from liveness.service.storage import private_folders
+from liveness.service.storage.log_reader import file_state
+from liveness.service.storage.log_store import DATABASE, LOCK, LogStore, is_in_use
+from liveness.service.storage.private_folders import (
+    check_own,
+    identities,
+    make_own_folder,
+    open_own,
+)
+from liveness.service.storage.timer_store import DATABASE as TIMERS
+from liveness.service.storage.timer_store import TimerStore
+from tests.helpers.needs import as_root
+
+OTHER: Final = 54_321
+
+Plant = Callable[[Path], object]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def made(folder: Path) -> Path:
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Iterator[Path]:
+    """A file that is not to be written to."""
+    path = tmp_path / "precious"
+    path.write_text("precious")
+    yield path
+    assert path.read_text() == "precious"
+
+
+# --- the folder -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o2775, 0o707, 0o1777, 0o777])
+def test_a_folder_that_others_may_write_to_is_refused(folder: Path, mode: int) -> None:
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(StartError, match=r"others than its owner .* chmod go-w it"):
+        LogStore(folder)
+    assert [*folder.iterdir()] == []
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o2755])
+def test_a_folder_that_others_may_only_read_is_fine(folder: Path, mode: int) -> None:
+    folder.mkdir()
+    folder.chmod(mode)
+    LogStore(folder).close()
+
+
+@as_root
+def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.chown(folder, OTHER, -1)
+    with pytest.raises(
+        StartError, match=f"belongs to user {OTHER}; start as that user"
+    ):
+        LogStore(folder)
+    assert [*folder.iterdir()] == []
+
+
+def test_a_folder_that_anybody_may_replace_is_refused(folder: Path) -> None:
+    folder.parent.chmod(0o777)
+    with pytest.raises(StartError, match=f"as {folder.parent} is open to all"):
+        make_own_folder(folder)
+    folder.parent.chmod(0o1777)  # as /tmp is
+    make_own_folder(folder)
+    folder.parent.chmod(0o775)  # as a home may be
+    make_own_folder(folder)
+
+
+def test_a_link_to_the_folder_is_followed_and_checked(tmp_path: Path) -> None:
+    real, ways = tmp_path / "disk" / "state", tmp_path / "ways"
+    ways.mkdir()
+    (ways / "state").symlink_to(real)
+    real.mkdir(mode=0o700, parents=True)
+    make_own_folder(ways / "state")
+    for open_to_all in (ways, real.parent):
+        open_to_all.chmod(0o777)
+        with pytest.raises(StartError, match=f"as {open_to_all} is open to all"):
+            make_own_folder(ways / "state")
+        open_to_all.chmod(0o755)
+
+
+# --- one owner ------------------------------------------------------------------------
+
+
+IN_USE: Final = "in use by another sidecar; stop that one"
+
+
+def test_a_second_owner_is_refused_and_may_follow_the_first(folder: Path) -> None:
+    with closing(LogStore(folder)), pytest.raises(StartError, match=IN_USE):
+        LogStore(folder)
+    LogStore(folder).close()
+
+
+def test_a_second_owner_is_refused_without_the_lock_file(folder: Path) -> None:
+    with closing(LogStore(folder)):
+        for _ in range(2):
+            (folder / LOCK).unlink(missing_ok=True)
+            with pytest.raises(StartError, match=IN_USE):
+                LogStore(folder)
+            assert is_in_use(folder)
+    assert not is_in_use(folder)
+    LogStore(folder).close()
+
+
+def test_a_second_owner_of_files_that_were_moved_is_refused(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    after.mkdir()
+    with closing(LogStore(before)):
+        for path in before.iterdir():
+            path.rename(after / path.name)
+        with pytest.raises(StartError, match=IN_USE):
+            LogStore(after)
+        assert is_in_use(after)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError, match=r"file/state: it is no folder; make it"):
+        LogStore(tmp_path / "file" / "state")
+
+
+# --- what is in it --------------------------------------------------------------------
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.parents[1] / "precious")
+
+
+def nowhere(path: Path) -> None:
+    path.symlink_to(path.parents[1] / "missing")
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def sock(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def theirs(path: Path) -> None:
+    path.touch(0o600)
+    os.chown(path, OTHER, -1)
+
+
+PLANTS: Final = [
+    pytest.param(link, "is a link", id="link"),
+    pytest.param(nowhere, "is a link", id="link to nowhere"),
+    pytest.param(pipe, "is no regular file", id="pipe"),
+    pytest.param(sock, "is no regular file", id="socket"),
+    pytest.param(Path.mkdir, "is no regular file", id="folder"),
+    pytest.param(theirs, f"belongs to user {OTHER}", id="theirs", marks=as_root),
+]
+
+
+@pytest.mark.parametrize(("plant", "why"), PLANTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        LOCK,
+        *(f"{DATABASE}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")),
+        *(f"{TIMERS}{suffix}" for suffix in ("", "-wal", "-shm")),
+    ],
+)
+def test_a_planted_file_is_refused_and_left_alone(
+    made: Path, precious: Path, name: str, plant: Plant, why: str
+) -> None:
+    plant(made / name)
+    # Not when it was last read.
+    state = attrgetter("st_mode", "st_ino", "st_uid", "st_size", "st_ctime_ns")
+    before = state((made / name).lstat())
+    start = partial(TimerStore, log="log") if name.startswith(TIMERS) else LogStore
+    with pytest.raises(StartError, match=f"{made / name} {why}; it was left alone"):
+        start(made)
+    assert state((made / name).lstat()) == before
+    assert not made.with_name("missing").exists()
+
+
+@pytest.mark.parametrize(("plant", "why"), PLANTS[:-1])
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
+def test_a_reader_follows_no_link_and_waits_for_no_pipe(
+    made: Path, suffix: str, plant: Plant, why: str
+) -> None:
+    path = made / f"{DATABASE}{suffix}"
+    plant(path)
+    with pytest.raises(StateError, match=f"{path} {why}; it was not read"):
+        file_state(made / DATABASE)
+
+
+def test_a_link_made_after_the_check_is_not_followed(
+    made: Path, precious: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        private_folders, "check_own", lambda path: path.symlink_to(precious)
+    )
+    with pytest.raises(OSError, match="symbolic links"):
+        open_own(made / LOCK, os.O_RDWR | os.O_CREAT)
+
+
+def test_a_file_of_ours_is_fine_and_so_is_none(made: Path) -> None:
+    check_own(made / "none")
+    with os.fdopen(open_own(made / "ours", os.O_WRONLY | os.O_CREAT), "w") as file:
+        file.write("ours")
+    assert stat.S_IMODE((made / "ours").stat().st_mode) == 0o600
+    check_own(made / "ours")
+
+
+def test_a_link_to_the_reserve_is_removed(made: Path, precious: Path) -> None:
+    (made / "reserve").symlink_to(precious)
+    LogStore(made).close()
+    assert not (made / "reserve").is_symlink()
+
+
+# --- which files are open -------------------------------------------------------------
+
+
+def test_open_files_are_known_and_closed_to_others(folder: Path) -> None:
+    folder = folder / "deep"
+    with (
+        closing(LogStore(folder)) as store,
+        closing(TimerStore(folder, log="l")) as table,
+    ):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        files = store.files | table.files
+        assert {path.name for path in files} == {
+            LOCK, DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", TIMERS,
+            f"{TIMERS}-wal", f"{TIMERS}-shm",
+        }  # fmt: skip
+        assert identities(files) == files
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in files}
+        assert modes == dict.fromkeys(modes, 0o600)
+    with closing(
+        LogStore(folder)
+    ) as store:  # after a clean end there is no WAL at first
+        assert f"{DATABASE}-wal" in {path.name for path in store.files}
+
+
+def test_a_reader_does_not_make_a_missing_database(folder: Path) -> None:
+    with closing(LogStore(folder)) as store:
+        store.path.unlink()
+        with pytest.raises(sqlite3.OperationalError):
+            store.spool_online(None, None)  # type: ignore[arg-type]  # nothing is written
+        assert not store.path.exists()

@@ -1,0 +1,619 @@
+"""The table of timers, on real SQLite: what a dictionary would hold, and by which index.
+
+What becomes of a timer is decided in the core and tested there; here every order goes to
+a dictionary and to a file, and both must hold the same ever after.
+"""
+
+import os
+import re
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveness.compiled import Wheel
+from liveness.core.records import Changes
+from liveness.core.timer_scheduler import Coming, Due, LoadedWindow
+from liveness.core.timer_states import (
+    CANCELLED,
+    DONE,
+    FIRED,
+    RETRY_POLICY,
+    CancelTimer,
+    CompleteTimer,
+    CreateTimer,
+    Fire,
+    RetryPolicy,
+    TimerCommand,
+    TimerState,
+    TimerTransaction,
+)
+from liveness.errors import StateError
+from liveness.service.storage import integrity, timer_store
+from liveness.service.storage.database import reading
+from liveness.service.storage.log_store import LogStore
+from liveness.service.storage.timer_store import (
+    DATABASE,
+    EXT_STEP,
+    STATEMENT_ROWS,
+    TimerStore,
+)
+from tests.core.timers_rig import Rig
+from tests.helpers import disk
+from tests.helpers.strategies import BOUNDED, calls
+from tests.service.storage.journals import counted, journal_of, pending, writing
+
+PLENTY: Final = 2**40
+ALL_MS: Final = 2**62
+COLUMNS: Final = ", ".join((*TimerState._fields, "payload"))
+
+# Everything that a table, JSON or a shell may take for something else.
+ODD: Final = (
+    "'\";--\\\n\r\t\x01\x7f\u2028é\u0301👩‍🚀{}[]null $.x %s :name ?1 \ufeff\U0010ffff"
+)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[TimerStore]:
+    with closing(TimerStore(tmp_path, log="a log")) as opened:
+        yield opened
+
+
+def add(table: TimerStore, *timers: TimerState, payload: str | None = None) -> None:
+    table.write([CreateTimer(timer, payload) for timer in timers])
+
+
+def fill(table: TimerStore, count: int, *, ext: str | None = None) -> None:
+    """So many pending timers more."""
+    query = "select coalesce(max(id), 0) + 1 from timers"
+    ((first,),) = disk.rows(table.path, query)
+    numbers = range(first, first + count)
+    add(table, *(pending(number, ext=ext, due=number) for number in numbers))
+
+
+def first_run(number: int, seq: int, at: int) -> Fire:
+    return Fire("g", f"k{number}", 1, seq, at)
+
+
+def done(key: str, attempt: int | None, at: int) -> CompleteTimer:
+    return CompleteTimer("g", key, attempt, True, None, False, at)
+
+
+def change(table: TimerStore, sql: str) -> None:
+    """Change the file as a disk might."""
+    with closing(sqlite3.connect(table.path)) as db, db:
+        assert db.execute(sql).rowcount >= 1
+
+
+def end(table: TimerStore, *keys: str, at: int) -> None:
+    table.write([CancelTimer("g", key, None, PLENTY, at) for key in keys])
+
+
+def rows(table: TimerStore) -> dict[int, Due]:
+    """Every timer that the file has, read past the product."""
+    found = disk.rows(table.path, f"select {COLUMNS} from timers")
+    return {row[0]: Due(TimerState._make(row[:-1]), row[-1]) for row in found}
+
+
+def states(table: TimerStore) -> dict[str, int]:
+    """How many timers there are in each state, as the table keeps it."""
+    return {state: number for state, number in table.states().items() if number}
+
+
+# --- a file and a dictionary --------------------------------------------------------------
+
+
+keys = st.sampled_from(("a", "b", "c", "7", "null", ODD))
+exts = st.sampled_from(("x", "7", ODD))
+texts = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20
+)
+payloads = st.none() | st.just(ODD * 40) | texts
+acts = st.lists(
+    st.one_of(
+        calls("after", keys, st.just(0.5), payloads, ext=st.none() | exts),
+        calls("cancel", keys),
+        calls("cancel", ext=exts),
+        calls("done", keys, st.just(ODD)),
+        calls("fail", keys, st.just(ODD), final=st.booleans()),
+        calls("try_again", keys),
+        calls("wait", st.sampled_from((0.2, 1, 70))),
+        calls("commit"),
+    ),
+    max_size=40,
+)
+SHORT: Final = RetryPolicy(1_000, (500, 1_000))
+
+
+class OnDisk(Rig):
+    """A rig of which every transaction goes to a file as well."""
+
+    def __init__(self, file: TimerStore) -> None:
+        super().__init__(Wheel, ladder=file.ladder)
+        self.file = file
+
+    def write(self, most: int = 10**9) -> bool:
+        was_written = super().write(most)
+        if was_written:
+            assert self.written is not None
+            orders, expected = self.written
+            done, unfinished = self.file.write(orders)
+            assert unfinished == []
+            assert (done.results, +done.states) == (expected.results, +expected.states)
+            assert sorted(done.changed) == sorted(expected.changed)
+            self.compare()
+        return was_written
+
+    def compare(self) -> None:
+        """What the file has is what the dictionary has, and is found as there."""
+        with reading(self.file.path) as db:
+            live, _ = timer_store.due(db, [*self.table, 10**6])
+            window = LoadedWindow(-1, 0, int(self.ms) + 50_000, 3)
+            coming = timer_store.coming(db, window)
+        assert rows(self.file) == self.table
+        assert {row.timer.id: row for row in live} == {
+            number: row for number, row in self.table.items() if row.timer.is_live
+        }
+        expected = sorted(
+            (it.next, it.id, it.gateway)
+            for it in self.live
+            if it.next is not None and it.next <= window.until
+        )
+        assert coming == [Coming(n, name, at) for at, n, name in expected[:3]]
+        assert states(self.file) == +self.states == counted(self.file)
+        assert self.file.has_live == bool(self.live)
+        assert self.file.newest == max((one.seq for one in self.log), default=0)
+
+
+@BOUNDED
+@given(acts)
+def test_a_file_holds_what_a_dictionary_would(
+    tmp_path_factory: pytest.TempPathFactory, acts: list[Callable[[Rig], object]]
+) -> None:
+    folder = tmp_path_factory.mktemp("state")
+    with closing(TimerStore(folder, log="a log", ladder=SHORT)) as table:
+        rig = OnDisk(table)
+        for act in acts:
+            act(rig)
+        rig.commit()
+
+
+def test_orders_that_fail_leave_nothing(table: TimerStore) -> None:
+    fill(table, 1)
+    before = rows(table)
+    # Enough for a statement that succeeds before the one that does not.
+    new = [*map(pending, range(2, STATEMENT_ROWS + 2)), pending(1, "again")]
+    with pytest.raises(sqlite3.IntegrityError):
+        table.write([first_run(1, 7, 5), *(CreateTimer(timer, None) for timer in new)])
+    assert rows(table) == before
+    assert states(table) == {"pending": 1} == counted(table)
+    assert table.seq == 0
+
+
+# --- whose file it is, and how far it has followed the log --------------------------------
+
+
+def test_a_table_whose_folder_was_removed_is_written_as_before(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with closing(TimerStore(folder, log="a log")) as table:
+        shutil.rmtree(folder)
+        add(table, *map(pending, range(1, 1_001)), payload="p" * 4_096)
+        end(table, "k7", at=2)
+        assert states(table) == {"pending": 999, "cancelled": 1}
+        assert table.trim(oldest_ms=0, most=0) == {"cancelled": 1}
+
+
+def test_the_place_in_the_log_is_kept_and_never_goes_back(tmp_path: Path) -> None:
+    with closing(TimerStore(tmp_path, log="a log")) as table:
+        fill(table, 2)
+        # One before these two is not among them: it waits for its answer.
+        table.write([first_run(1, 7, 5), Fire("g", "nobody", 1, 9, 5)], seq=5)
+        assert (table.seq, table.newest) == (5, 9)
+        table.write([first_run(2, 6, 5)], seq=9)
+        table.follow(4)
+        assert (table.seq, table.newest) == (9, 9)
+    with closing(TimerStore(tmp_path, log="a log")) as table:
+        assert (table.seq, table.newest) == (9, 9)
+        table.follow(100)
+    with closing(TimerStore(tmp_path, log="a log")) as table:
+        assert (table.seq, table.newest) == (100, 100)
+
+
+def test_beside_another_log_timers_stay_and_seqs_are_forgotten(tmp_path: Path) -> None:
+    with closing(TimerStore(tmp_path, log="a log")) as table:
+        timers = [pending(n, key, since=40) for n, key in enumerate("abcd", 1)]
+        add(table, *timers, payload="p")
+        table.write([Fire("g", key, 1, seq, 5) for seq, key in enumerate("abc", 50)])
+        end(table, "c", at=6)
+        before = rows(table)
+    expected = {
+        number: row
+        if row.timer.key == "c"
+        else Due(
+            row.timer._replace(since=0, seq=None if row.timer.key == "d" else 0), "p"
+        )
+        for number, row in before.items()
+    }
+    for _ in range(2):
+        with closing(TimerStore(tmp_path, log="another")) as table:
+            assert table.seq == 0
+            assert rows(table) == expected
+    with closing(TimerStore(tmp_path, log="another")) as table:
+        failed = CompleteTimer("g", "b", None, False, "no", False, 7)
+        runs = [Fire("g", "b", 2, 1, 8), Fire("g", "d", 1, 2, 8)]
+        written, _ = table.write([done("a", None, 7), failed, *runs])
+        states = {timer.key: timer.state for timer in written.changed}
+        assert states == {"a": DONE, "b": FIRED, "d": FIRED}
+
+
+def left_as_it_was(path: Path, match: str) -> None:
+    """Check that this file is refused by its name, and nothing of it touched."""
+    before = path.read_bytes()
+    with pytest.raises(StateError, match=f"{path} {match}"):
+        TimerStore(path.parent, log="a log")
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_database_is_left(tmp_path: Path) -> None:
+    (tmp_path / DATABASE).write_bytes(b"not a database at all" * 500)
+    left_as_it_was(
+        tmp_path / DATABASE, "cannot be read .* move it away to start without timers"
+    )
+
+
+def test_a_file_that_was_emptied_beside_a_log_is_no_new_one(tmp_path: Path) -> None:
+    (tmp_path / DATABASE).write_bytes(b"")
+    with pytest.raises(StateError, match="it is empty, and the log is not"):
+        TimerStore(tmp_path, log="a log", next_seq=2)
+    TimerStore(tmp_path, log="a log", next_seq=1).close()
+
+
+@pytest.mark.parametrize("part", ["timers", "timers_key", "timers_next", "end"])
+def test_damage_in_the_file_is_reported_and_left(tmp_path: Path, part: str) -> None:
+    with closing(TimerStore(tmp_path, log="a log")) as table:
+        fill(table, 1_000)
+        path = table.path
+    if part == "end":
+        os.truncate(path, path.stat().st_size // 2)
+    else:
+        disk.overwrite_root(path, part)
+    left_as_it_was(
+        path, r"cannot be read \([^\n]+\); it was left as it is: [^\n]+ without timers$"
+    )
+
+
+# --- retention ------------------------------------------------------------------------------
+
+
+def trim(table: TimerStore, *, oldest_ms: int = 0, most: int = PLENTY) -> Counter[str]:
+    """Delete until there is nothing to do."""
+    gone: Counter[str] = Counter()
+    while step := table.trim(oldest_ms=oldest_ms, most=most):
+        gone.update(step)
+    assert states(table) == counted(table)
+    return gone
+
+
+def test_only_old_timers_that_have_ended_are_trimmed(table: TimerStore) -> None:
+    fill(table, 4)
+    end(table, "k1", at=100)
+    end(table, "k2", at=200)
+    assert trim(table, oldest_ms=100) == {}
+    assert trim(table, oldest_ms=200) == {CANCELLED: 1}
+    assert trim(table, oldest_ms=ALL_MS) == {CANCELLED: 1}
+    assert [row.timer.key for row in rows(table).values()] == ["k3", "k4"]
+
+
+def test_the_oldest_of_too_many_ended_timers_are_trimmed(table: TimerStore) -> None:
+    fill(table, 6)
+    end(table, "k1", at=10)
+    add(table, pending(7, "k2", at=20))  # replaces it at 20
+    end(table, "k3", at=30)
+    add(table, pending(8, "k4", at=40))
+    assert trim(table, most=2) == {"cancelled": 1, "replaced": 1}
+    left = disk.rows(
+        table.path, "select key from timers where next is null order by id"
+    )
+    assert left == [("k3",), ("k4",)]
+    assert trim(table, most=0) == {"cancelled": 1, "replaced": 1}
+
+
+def test_many_ended_timers_go_in_small_steps(table: TimerStore) -> None:
+    fill(table, 4_500)
+    end(table, *(f"k{n}" for n in range(1, 4_501)), at=10)
+    first = table.trim(oldest_ms=ALL_MS, most=PLENTY)
+    assert 0 < first[CANCELLED] < 4_500
+    trim(table, oldest_ms=ALL_MS)
+    assert states(table) == {}
+
+
+# --- by which index ---------------------------------------------------------------------------
+
+
+@contextmanager
+def steps(db: sqlite3.Connection) -> Iterator[list[str]]:
+    """How SQLite goes about all that is asked of it meanwhile."""
+    asked, found = list[str](), list[str]()
+    db.set_trace_callback(asked.append)
+    yield found
+    db.set_trace_callback(None)
+    for query in asked:
+        if query.lstrip().startswith(("select", "insert", "update", "delete", "with")):
+            found += [row[-1] for row in db.execute(f"explain query plan {query}")]
+
+
+BY_KEY: Final = CancelTimer("g", "k7", None, PLENTY, 5)
+BY_EXT: Final = CancelTimer("g", None, "x", PLENTY, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "index"),
+    [
+        (lambda table: table.write([BY_KEY]), "timers_key"),
+        (lambda table: table.write([BY_EXT]), "timers_ext"),
+        (lambda table: table.trim(oldest_ms=ALL_MS, most=PLENTY), "timers_ended"),
+    ],
+    ids=["key", "ext", "too old"],
+)
+def test_timers_are_changed_through_an_index(
+    table: TimerStore, change: Callable[[TimerStore], object], index: str
+) -> None:
+    fill(table, 1_000, ext="x")
+    end(table, "k1", at=1)
+    with steps(table._db) as found:
+        assert change(table)
+    found = [step for step in found if " timers" in step]
+    assert any(f"INDEX {index} " in step for step in found), found
+    assert not any(step.startswith("SCAN timers") for step in found), found
+    by_id = [step for step in found if "INTEGER PRIMARY KEY" in step]
+    assert by_id or index == "timers_ended", "as they are changed"
+
+
+def test_due_and_coming_timers_are_found_through_an_index(table: TimerStore) -> None:
+    fill(table, 1_000)
+    with reading(table.path) as db:
+        with steps(db) as found:
+            timer_store.due(db, [1, 2, 3])
+        assert [step.split(" USING ")[1] for step in found if " timers" in step] == [
+            "INTEGER PRIMARY KEY (rowid=?)"
+        ]
+        with steps(db) as found:
+            timer_store.coming(db, LoadedWindow(3, 3, 500, 10))
+        (step,) = (step for step in found if " timers" in step)
+        assert "INDEX timers_next (next>? AND next<?)" in step
+        assert not any("TEMP B-TREE" in step for step in found), "nothing is sorted"
+
+
+# A byte that is no UTF-8, and a letter.
+NO_TEXT: Final = "cast(x'ff61' as text)"
+
+
+@pytest.mark.parametrize("column", ["gateway", "key", "ext", "payload"])
+def test_timers_beside_a_damaged_one_are_read(table: TimerStore, column: str) -> None:
+    fill(table, 7)
+    change(table, f"update timers set {column} = {NO_TEXT} where id in (2, 7)")
+    with reading(table.path) as db:
+        coming = timer_store.coming(db, LoadedWindow(0, 0, 10, 10))
+        rows, unreadable = timer_store.due(db, [it.id for it in coming])
+    assert [it.id for it in coming] == [*range(1, 8)]
+    assert [row.timer.id for row in rows] == [1, 3, 4, 5, 6]
+    gateway, key = (
+        "\ufffda" if column == name else None for name in ("gateway", "key")
+    )
+    assert unreadable == [(n, gateway or "g", key or f"k{n}") for n in (2, 7)]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "update meta set key = 'sea' where key = 'seq'",
+        "update meta set value = 'x' where key = 'newest'",
+        "update meta set value = 'x' where key = 'fired'",
+        "update states set state = 'qending' where state = 'pending'",
+    ],
+)
+def test_a_table_whose_meta_makes_no_sense_is_refused(tmp_path: Path, sql: str) -> None:
+    with closing(TimerStore(tmp_path, log="a log")) as table:
+        fill(table, 1)
+        table.write([first_run(1, 1, 9)])
+    change(table, sql)
+    with pytest.raises(StateError, match="make"):
+        TimerStore(tmp_path, log="a log")
+
+
+def test_orders_beside_one_about_a_damaged_timer_are_applied(table: TimerStore) -> None:
+    fill(table, 3)
+    change(table, f"update timers set ext = {NO_TEXT} where id = 2")
+    end(table, "k1", "k2", "k3", at=1)
+    assert states(table) == {**states(table), "pending": 1, "cancelled": 2}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(
+            f"{column} = {NO_TEXT}"
+            for column in ("gateway", "key", "ext", "payload", "message", "state")
+        ),
+        "state = 'qending'",
+        "state = 'fired'",
+        "state = 'failed'",
+        "next = null",
+    ],
+)
+def test_a_damaged_timer_is_ended_and_its_text_kept(
+    table: TimerStore, damage: str
+) -> None:
+    fill(table, 3)
+    end(table, "k3", at=5)
+    change(table, f"update timers set {damage} where id = 2")
+    with reading(table.path) as db:
+        assert timer_store.damaged(db) == 1
+    assert table.end_damaged(2, at=7) == {"pending": 1, "cancelled": -1}
+    ended, payload = rows(table)[2]
+    assert (ended.state, ended.next, ended.changed) == ("cancelled", None, 7)
+    texts = [ended.gateway, ended.key, ended.ext, payload, ended.message]
+    kept = sum(
+        one == was for one, was in zip(texts, ["g", "k2", *[None] * 3], strict=True)
+    )
+    assert kept + texts.count("\ufffda") == 5
+    assert states(table) == {"pending": 1, "cancelled": 2} == counted(table)
+    with reading(table.path) as db:
+        assert timer_store.damaged(db) == 0
+    assert [table.end_damaged(n, at=9) for n in (1, 2, 3, 4)] == [None] * 4
+
+
+def test_a_damaged_timer_that_has_ended_stays_what_it_became(table: TimerStore) -> None:
+    fill(table, 1)
+    table.write([done("k1", None, 7)])
+    fill(table, 1)
+    table.write([first_run(2, 1, 8), done("k2", 1, 9)])
+    change(table, f"update timers set payload = {NO_TEXT} where id = 2")
+    assert table.end_damaged(2, at=10) is not None
+    assert rows(table)[2].timer.state == DONE
+    assert states(table) == {"pending": 1, "done": 1} == counted(table)
+
+
+def test_counts_are_right_once_all_damaged_timers_are_ended(table: TimerStore) -> None:
+    fill(table, 4)
+    end(table, "k3", "k4", at=5)
+    change(table, "update timers set state = 'x' where id > 1")
+    for number in (2, 3, 4):
+        table.end_damaged(number, at=7)
+    assert states(table) == {"pending": 1, "cancelled": 3} == counted(table)
+
+
+def test_a_damaged_timer_in_a_sound_index_is_ended(table: TimerStore) -> None:
+    """As a damaged page has it: a statement would have changed its indexes as well."""
+    add(table, *(pending(n, f"key-{n}", ext="e") for n in (1, 2)))
+    table.close()
+    data = table.path.read_bytes()
+    (at,) = (
+        found.start()
+        for found in re.finditer(b"gkey-2e", data)
+        if data[found.end() :].startswith(b"pending")
+    )
+    table.path.write_bytes(data[:at] + b"\xffkey-\xff\xff" + data[at + 7 :])
+    with closing(TimerStore(table.path.parent, log="a log")) as table:
+        assert table.end_damaged(2, at=7) is not None
+        with reading(table.path) as db:
+            found = integrity.parts(DATABASE, lambda look: look(db))
+            assert all(part.is_whole for part in found)
+        ended = rows(table)[2].timer
+        assert ended[1:4] == ("\ufffd", "key-\ufffd", "\ufffd")
+        add(table, pending(3, "key-2", ext="e"))
+        end(table, "key-1", "key-2", at=9)
+        table.write([CancelTimer("g", None, "e", PLENTY, 10)])
+        assert states(table) == {"cancelled": 3} == counted(table)
+        assert table.trim(oldest_ms=ALL_MS, most=100) == {"cancelled": 3}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_coming_timers_are_read_in_pages(table: TimerStore, limit: int) -> None:
+    due = (9, 7, 7, 3, 7, 9, 8, 7)
+    add(table, *(pending(n, due=at) for n, at in enumerate(due, 1)))
+    window, read = LoadedWindow(-1, 0, 8, limit), list[Coming]()
+    with reading(table.path) as db:
+        while page := timer_store.coming(db, window):
+            assert len(page) <= limit
+            read += page
+            window = window._replace(next=page[-1].next, id=page[-1].id)
+    assert [(one.next, one.id) for one in read] == sorted(
+        (at, n) for n, at in enumerate(due, 1) if at <= 8
+    )
+
+
+# --- an ext of many -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("jumping")
+async def test_a_large_ext_is_cancelled_in_steps_before_its_mark(
+    store: LogStore,
+) -> None:
+    many = 5 * EXT_STEP // 2
+    steps: list[tuple[bool, int, int]] = []
+
+    def settled(orders: list[TimerCommand], _: TimerTransaction) -> None:
+        left = counted(table).get("pending", 0)
+        steps.append((journal.durable_mark >= mark, left, len(orders)))
+        journal.is_settled()
+
+    with journal_of(store, published=lambda _: None, settled=settled) as journal:
+        table = journal.timers.table
+        fill(table, many, ext="x")
+        journal.append(Changes(orders=[CancelTimer("g", None, "x", many + 1, 5)]))
+        later = CreateTimer(pending(many + 1, "later", ext="x"), None)
+        journal.append(Changes(orders=[later]))
+        mark = journal.flush()
+        async with writing(journal):
+            await journal.settled()
+        # What came behind the cancel is over first, the cancel itself in the last step.
+        left = [many - EXT_STEP + 1, many - 2 * EXT_STEP + 1, 1]
+        assert steps == [(False, left[0], 1), (False, left[1], 0), (True, left[2], 1)]
+        assert states(table) == counted(table) == {"cancelled": many, "pending": 1}
+
+
+def test_only_the_last_of_several_cancels_of_an_ext_is_given_again(
+    table: TimerStore,
+) -> None:
+    many = 3 * EXT_STEP // 2
+    fill(table, many, ext="x")
+    _, left = table.write(
+        [CancelTimer("g", None, "x", many + 1, at) for at in range(1, 6)]
+    )
+    assert [drop.at for drop in left] == [5]
+    _, left = table.write(left)
+    assert left == []
+    assert states(table) == counted(table) == {"cancelled": many}
+
+
+# --- a wall clock that was set back -------------------------------------------------------
+
+
+def test_a_run_begun_in_the_future_waits_a_whole_run_from_now(tmp_path: Path) -> None:
+    back_at, run_ms = 5_000, RETRY_POLICY.run_ms
+    with closing(TimerStore(tmp_path, log="a log")) as table:
+        fill(table, 4)
+        began = [first_run(1, 2, 4_999), *(first_run(n, n + 1, 9_000) for n in (2, 3))]
+        table.write([*began, done("k3", 4, 9_100)])
+    for now in (back_at, back_at + 100):  # started twice
+        with closing(TimerStore(tmp_path, log="a log")) as table:
+            table.fit(4, wall_ms=now)
+            runs = [(it.timer.fired, it.timer.next) for it in rows(table).values()]
+        assert runs == [
+            (4_999, 4_999 + run_ms),
+            (back_at, back_at + run_ms),
+            (9_000, None),
+            (None, 4),
+        ]
+
+
+# --- a log that is behind ---------------------------------------------------------------
+
+
+def test_a_timer_ahead_of_a_log_that_lost_records_fires(table: TimerStore) -> None:
+    fill(table, 3)
+    add(table, pending(4, "ahead", since=12))
+    table.fit(10, wall_ms=ALL_MS)
+    assert [rows(table)[number].timer.since for number in (1, 4)] == [1, 11]
+    table.write([Fire("g", "ahead", 1, 11, 2_000)])
+    assert rows(table)[4].timer.state == FIRED
+
+
+def test_a_run_ahead_of_a_restored_log_can_be_answered(table: TimerStore) -> None:
+    fill(table, 1)
+    # The run is known of, though what came before it was not all noted yet.
+    table.write([first_run(1, 900, 2_000)], seq=5)
+    table.fit(10, wall_ms=ALL_MS)
+    assert (table.seq, table.newest) == (5, 10)
+    assert rows(table)[1].timer[8:10] == (0, 1)  # its record, and since
+    table.write([done("k1", 11, 3_000)])
+    assert rows(table)[1].timer.state == DONE

@@ -1,0 +1,621 @@
+"""Orders on their way to the table, beside records on their way to the log.
+
+Two files, each with a writer of its own. In the property a transaction of either ends
+only when the test lets it, so that every order in which they may end is one that can be
+drawn; what is reported as written is compared with what is on disk at that moment.
+"""
+
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import pytest
+import structlog
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from liveness.core.records import TIMER, Changes, Logged, TimerRecord
+from liveness.core.timer_states import (
+    CancelTimer,
+    CompleteTimer,
+    CreateTimer,
+    Fire,
+    LookLater,
+    TimerCommand,
+    TimerTransaction,
+    gateway_of,
+)
+from liveness.metrics import Counts
+from liveness.service.common.clock import Clock
+from liveness.service.storage import log_writer as journal
+from liveness.service.storage import timer_store, timer_writer
+from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.log_writer import TRIM_EVERY_S, LogWriter
+from liveness.service.storage.timer_store import TimerStore, Written
+from liveness.service.storage.timer_writer import (
+    COMMIT_ORDERS,
+    FOLLOW_RECORDS,
+    RUN_WAIT_S,
+    TimerWriter,
+)
+from tests.helpers import disk
+from tests.helpers.strategies import BOUNDED
+from tests.service.storage.journals import counted, online, pending, trimming, writing
+
+AT_MS: Final = 1_000
+
+
+class Rig:
+    """A journal over two files, and what it reported of each."""
+
+    def __init__(self, store: LogStore, table: TimerStore) -> None:
+        clock = Clock()
+        self.store, self.table = store, table
+        self.published: list[Logged] = []
+        self.settled: list[list[TimerCommand]] = []  # by transaction
+        self.wrote_log, self.wrote_table = trio.Event(), trio.Event()
+        self.timers = TimerWriter(table, clock=clock, settled=self._settled)
+        self.journal = LogWriter(
+            store,
+            self.timers,
+            clock=clock,
+            counts=Counts(),
+            published=self._published,
+        )
+
+    def _published(self, batch: Batch) -> None:
+        self.published += batch.records
+        self.wrote_log.set()
+        self.wrote_log = trio.Event()
+
+    def _settled(
+        self, orders: list[TimerCommand], settlement: TimerTransaction
+    ) -> None:
+        self.settled.append(orders)
+        self.journal.is_settled()
+        self.wrote_table.set()
+        self.wrote_table = trio.Event()
+
+    def give(self, *orders: TimerCommand) -> None:
+        self.journal.append(Changes(orders=[*orders]))
+
+    async def write(self, *orders: TimerCommand) -> None:
+        """Give these orders, and wait until they are on disk."""
+        self.give(*orders)
+        await self.journal.settled()
+
+    async def runs(self, count: int, *, of: int | None = None) -> None:
+        """So many runs of as many timers, unanswered; those are on disk, and the log."""
+        self.give(*asked(1, of or count, ext="x"))
+        for number in range(1, count + 1):
+            self.journal.append(run(number, number))
+        await self.journal.settled()
+
+    @property
+    def sizes(self) -> list[int]:
+        """Orders by transaction."""
+        return [len(orders) for orders in self.settled]
+
+    def states(self) -> dict[str, int]:
+        return counted(self.table)
+
+
+@pytest.fixture
+def table(store: LogStore) -> Iterator[TimerStore]:
+    with closing(TimerStore(store.folder, log=store.log)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def rig(
+    store: LogStore, table: TimerStore, jumping: MockClock
+) -> AsyncIterator[Rig]:
+    made = Rig(store, table)
+    async with writing(made.journal):
+        yield made
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three orders fill a transaction, and one late run goes with each."""
+    monkeypatch.setattr(timer_writer, "COMMIT_ORDERS", 3)
+    monkeypatch.setattr(timer_writer, "LATE_RUNS", 1)
+
+
+def after(number: int, *, ext: str | None = None) -> CreateTimer:
+    """A timer asked for, with a key of its own."""
+    return CreateTimer(pending(number, ext=ext, since=0, at=AT_MS), None)
+
+
+def asked(first: int, count: int = 1, *, ext: str | None = None) -> list[TimerCommand]:
+    return [after(n, ext=ext) for n in range(first, first + count)]
+
+
+def login(seq: int) -> Changes:
+    return Changes([online(seq)], [0.0])
+
+
+def fire(number: int, seq: int) -> Fire:
+    return Fire("g", f"k{number}", 1, seq, AT_MS)
+
+
+def run(seq: int, number: int) -> Changes:
+    """The first run of a timer: its record, and the order that notes it in the table."""
+    record = TimerRecord(seq, TIMER, "g", f"k{number}", None, None, AT_MS, 1, AT_MS)
+    return Changes([record], [0.0], orders=[fire(number, seq)], ends=1)
+
+
+def done(number: int) -> TimerCommand:
+    """Its gateway did what a timer was for."""
+    return CompleteTimer("g", f"k{number}", None, True, None, False, AT_MS)
+
+
+def cancel(number: int, gateway: str = "g") -> TimerCommand:
+    return CancelTimer(gateway, f"k{number}", None, 2**60, AT_MS)
+
+
+def cancel_ext(below: int, gateway: str = "g") -> TimerCommand:
+    return CancelTimer(gateway, None, "x", below, AT_MS)
+
+
+# --- commits ------------------------------------------------------------------------
+
+
+async def test_orders_are_committed_together_up_to_a_number(rig: Rig) -> None:
+    part = COMMIT_ORDERS * 2 // 5
+    with disk.locked(rig.table.path):
+        rig.give(after(1))
+        await wait_all_tasks_blocked()
+        for n in range(4):
+            rig.give(*asked(2 + n * part, part))
+        rig.give(*asked(2 + 4 * part, COMMIT_ORDERS + 1))
+        assert rig.journal.pending == 4 * part + COMMIT_ORDERS + 2
+    await rig.journal.settled()
+    rest = 4 * part + 1 - COMMIT_ORDERS
+    assert rig.sizes == [1, COMMIT_ORDERS, COMMIT_ORDERS, rest]
+    assert (rig.timers.pending_of, rig.journal.pending) == ({}, 0)
+    assert rig.states() == {"pending": 4 * part + COMMIT_ORDERS + 2}
+
+
+async def test_large_orders_are_committed_together_up_to_4_mb(rig: Rig) -> None:
+    with_4_kib = [after(n)._replace(payload="é" * 2_048) for n in range(2, 1_800)]
+    answers = [
+        CompleteTimer("h", f"k{n}", None, False, "x" * 1_024, False, AT_MS)
+        for n in range(10)
+    ]
+    with disk.locked(rig.table.path):
+        rig.give(after(1))
+        await wait_all_tasks_blocked()
+        rig.give(*with_4_kib, *answers)
+        pending_of = {"g": 1 + 5 * len(with_4_kib), "h": 2 * len(answers)}
+        assert rig.timers.pending_of == pending_of
+    await rig.journal.settled()
+    # Of 4,000 the answers take two each, and the timers five each: one over.
+    assert rig.sizes == [1, 796 + 10, 800, 1_798 - 796 - 800]
+    assert rig.timers.pending_of == {}
+
+
+async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
+    rig: Rig,
+) -> None:
+    await rig.write(after(1))
+    with disk.locked(rig.store.path):
+        rig.journal.append(run(1, 1))
+        await wait_all_tasks_blocked()
+        rig.give(cancel(1))
+        while rig.states() != {"cancelled": 1}:
+            await rig.wrote_table.wait()
+        assert disk.rows(rig.table.path, "select seq from timers") == [(None,)]
+    await rig.journal.settled()
+    await trio.sleep(RUN_WAIT_S + 1)
+    found = disk.rows(rig.table.path, "select state, seq from timers")
+    assert found == [("cancelled", 1)]
+
+
+async def test_a_run_waits_for_its_answer_and_delays_no_other_order(rig: Rig) -> None:
+    await rig.runs(3)
+    assert (rig.journal.durable_mark, rig.timers.runs) == (rig.journal.mark, 3)
+    assert rig.journal.pending == 0  # nothing is owed to the disk
+    await rig.write(done(2))
+    assert rig.settled[1:] == [[fire(2, 2), done(2)]]
+    assert rig.states() == {"pending": 2, "done": 1}
+    # The table has not followed the log beyond the first that it lacks.
+    assert (rig.table.seq, rig.table.newest) == (0, 2)
+    await rig.write(done(1))
+    assert (rig.table.seq, rig.table.newest) == (2, 2)
+    await trio.sleep(RUN_WAIT_S + 1)
+    assert rig.settled[3:] == [[fire(3, 3)]]
+    assert rig.states() == {"fired": 1, "done": 2}
+    assert (rig.table.seq, rig.timers.runs) == (3, 0)
+
+
+async def test_a_run_precedes_an_order_given_when_it_is_published(rig: Rig) -> None:
+    await rig.write(after(1))
+    rig.journal.append(run(1, 1))
+    await rig.wrote_log.wait()
+    await rig.write(cancel(1))
+    assert [*chain(*rig.settled[1:])] == [fire(1, 1), cancel(1)]
+
+
+async def test_a_run_that_somebody_asks_about_is_written_at_once(rig: Rig) -> None:
+    await rig.runs(2)
+    began = trio.current_time()
+    for key in ("k2", "k2", "unknown"):
+        rig.timers.hurry("g", key, mark=rig.journal.mark)
+        await rig.journal.settled()
+        assert rig.states() == {"pending": 1, "fired": 1}
+    assert trio.current_time() == began
+    assert rig.settled[1:] == [[fire(2, 2)]]
+    assert rig.timers.runs == 1
+
+
+async def test_unanswered_runs_are_written_among_endless_orders(rig: Rig) -> None:
+    await rig.runs(1)
+    for number in range(2, 100):
+        await trio.sleep(RUN_WAIT_S / 20)
+        rig.give(after(number))
+    assert rig.states()["fired"] == 1
+
+
+async def test_no_more_runs_wait_than_may(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_writer, "MOST_RUNS", 5)
+    await rig.runs(8)
+    began = trio.current_time()
+    while len(rig.settled) < 2:
+        await rig.wrote_table.wait()
+    assert trio.current_time() == began
+    assert rig.settled[1:] == [[fire(n, n) for n in (1, 2, 3)]]
+
+
+@pytest.mark.usefixtures("few")
+async def test_late_runs_are_committed_in_pieces_as_other_orders_are(rig: Rig) -> None:
+    await rig.runs(8)
+    await trio.sleep(RUN_WAIT_S + 1)
+    assert rig.sizes == [3, 3, 2, 3, 3, 2]
+    assert rig.states() == {"fired": 8}
+
+
+@pytest.mark.usefixtures("few")
+async def test_late_runs_are_committed_with_orders_that_leave_no_room(rig: Rig) -> None:
+    await rig.runs(2)
+    with disk.locked(rig.table.path):
+        for lot in range(4):
+            rig.give(*asked(3 + 3 * lot, 3))
+        await trio.sleep(RUN_WAIT_S + 1)
+    await rig.journal.settled()
+    assert rig.sizes == [2, 3, 4, 4, 3]
+
+
+@pytest.mark.usefixtures("few")
+async def test_runs_before_a_cancel_by_ext_are_committed_in_pieces(rig: Rig) -> None:
+    await rig.runs(7)
+    await rig.write(cancel_ext(8))
+    assert rig.sizes == [3, 3, 1, 3, 3, 2]
+
+
+async def test_a_cancel_by_ext_takes_along_its_gateways_runs(rig: Rig) -> None:
+    await rig.runs(2, of=3)
+    await rig.write(cancel_ext(8, "h"))
+    assert (rig.sizes, rig.timers.runs) == ([3, 1], 2)
+    await rig.write(cancel_ext(8))
+    assert rig.settled[2:] == [[fire(1, 1), fire(2, 2), cancel_ext(8)]]
+    assert rig.states() == {"cancelled": 3}
+
+
+@pytest.mark.usefixtures("few")
+async def test_gateways_have_equal_shares_of_a_transaction(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_writer, "COMMIT_ORDERS", 4)
+    timers = rig.timers
+    with disk.locked(rig.table.path):
+        rig.give(*asked(1, 12))
+        await wait_all_tasks_blocked()
+        rig.give(*(cancel(n, "h") for n in range(2)))
+        rig.give(cancel(1, "i"))
+        assert timers.pending_of == {"g": 12, "h": 2, "i": 1}
+        oldest = timers.oldest, timers.oldest_of("h"), timers.oldest_of("i")
+        assert oldest == (1, 2, 3)
+    await rig.journal.settled()
+    shares = ["".join(map(gateway_of, orders)) for orders in rig.settled]
+    assert shares == ["gggg", "high", "gggg", "ggg"]
+    left = timers.oldest, timers.oldest_of("g"), timers.pending_of
+    assert left == (None, None, {})
+
+
+# --- what waits to be written back ----------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with disk.mounted(tmp_path / "disk", 12) as folder:
+        yield folder
+
+
+async def test_on_a_small_disk_the_wal_begins_anew_in_time(
+    small_disk: Path, jumping: MockClock
+) -> None:
+    """Each second two thousand pages are written anew, which are 2 MiB of the WAL."""
+    numbers = range(1, 2_001)
+    with (
+        closing(LogStore(small_disk)) as store,
+        closing(TimerStore(small_disk, log=store.log)) as table,
+    ):
+        table.write([after(n)._replace(payload="x" * 700) for n in numbers])
+        table.write([fire(n, n) for n in numbers])
+        rig = Rig(store, table)
+        async with writing(rig.journal), trio.open_nursery() as nursery:
+            nursery.start_soon(rig.timers.write_back)
+            for until in range(20):
+                with trio.fail_after(10):
+                    await rig.write(
+                        *(LookLater("g", f"k{n}", n, AT_MS + until) for n in numbers)
+                    )
+                await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        assert rig.timers.writer.failures == 0
+
+
+# --- in every order -----------------------------------------------------------------
+
+
+class HeldStore(LogStore):
+    """A log whose commits begin at once and end when they are let through."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gate = threading.Semaphore(0)
+        super().__init__(folder)
+
+    def write(self, batch: Batch) -> None:
+        self.gate.acquire()
+        super().write(batch)
+
+
+class HeldTable(TimerStore):
+    """A table whose transactions do the same."""
+
+    def __init__(self, folder: Path, *, log: str) -> None:
+        self.gate = threading.Semaphore(0)
+        super().__init__(folder, log=log)
+
+    def write_what_fits(
+        self, orders: Sequence[TimerCommand], *, seq: int = 0
+    ) -> Written:
+        self.gate.acquire()
+        return super().write_what_fits(orders, seq=seq)
+
+
+class Engine:
+    """Gives a journal what is drawn, and knows what it may report in return."""
+
+    def __init__(
+        self, store: HeldStore, table: HeldTable, rig: Rig, clock: MockClock
+    ) -> None:
+        self.store, self.table, self.rig = store, table, rig
+        self.clock = clock  # that stands still
+        self.journal = rig.journal
+        self.given: list[TimerCommand] = []
+        self.timers, self.seq = 0, 0  # the newest of each
+        self.cancelled_below = 0
+        self.to_fire: deque[int] = deque()
+        self.marks: list[tuple[int, int, int, int]] = []  # and how far each was then
+        self.durable_mark = 0
+
+    async def act(self, act: str) -> None:
+        match act:
+            case "write log":
+                if self.journal.records_pending:
+                    self.store.gate.release()
+                    await self.rig.wrote_log.wait()
+            case "write table":
+                timers = self.journal.timers
+                if timers.pending or timers.runs:
+                    if timers.oldest is None:  # all that is left are runs
+                        self.clock.jump(RUN_WAIT_S)
+                    self.table.gate.release()
+                    await self.rig.wrote_table.wait()
+            case _:
+                changes = self.decide(act)
+                self.given += changes.orders
+                self.journal.append(changes)
+                reached = (self.timers, self.seq, self.cancelled_below)
+                self.marks.append((self.journal.mark, *reached))
+        await wait_all_tasks_blocked()  # a transaction that can begin has begun
+
+    def decide(self, act: str) -> Changes:
+        changes = Changes()
+        if act == "login" or ("fire" in act and self.to_fire):
+            self.seq += 1
+            is_run = act != "login"
+            changes = (
+                run(self.seq, self.to_fire.popleft()) if is_run else login(self.seq)
+            )
+        if "after" in act:
+            self.timers += 1
+            self.to_fire.append(self.timers)
+            changes.orders.append(after(self.timers, ext="x"))
+        if act == "done" and self.seq:
+            changes.orders.append(done(self.timers - len(self.to_fire)))
+        if act == "cancel":
+            self.cancelled_below = self.timers + 1
+            changes.orders.append(cancel_ext(self.cancelled_below))
+        return changes
+
+    def check(self) -> None:
+        """What was reported is on disk, and the table knows of nothing that is not."""
+        query = "select count(*), coalesce(max(seq), 0) from timers"
+        ((timers, seq),) = disk.rows(self.table.path, query)
+        query = "select coalesce(min(id), 2e9) from timers where next is not null"
+        ((oldest_live,),) = disk.rows(self.table.path, query)
+        query = "select coalesce(max(last), 0) from log"
+        ((last,),) = disk.rows(self.store.path, query)
+        assert max(seq, self.table.seq) <= last
+        assert self.durable_mark <= self.journal.durable_mark <= self.journal.mark
+        self.durable_mark = self.journal.durable_mark
+        for mark, newest_timer, newest_record, cancelled_below in self.marks:
+            if mark <= self.durable_mark:
+                assert newest_timer <= timers
+                assert newest_record <= last
+                assert cancelled_below <= oldest_live
+
+    async def settle(self) -> None:
+        """Let everything through."""
+        while self.journal.pending or self.journal.timers.runs:
+            await self.act("write log")
+            await self.act("write table")
+            self.check()
+        assert self.durable_mark == self.journal.mark
+        settled = [order for orders in self.rig.settled for order in orders]
+        assert sorted(map(id, settled)) == sorted(map(id, self.given)), "each once"
+
+
+ACTS: Final = (
+    "after", "cancel", "login", "fire", "done", "fire and after", "write log",
+    "write table",
+)  # fmt: skip
+
+
+@BOUNDED
+@given(st.lists(st.sampled_from(ACTS), max_size=30))
+def test_marks_are_reached_in_time_and_runs_not_known_too_soon(
+    tmp_path_factory: pytest.TempPathFactory, acts: list[str]
+) -> None:
+    clock = MockClock()
+
+    async def live() -> None:
+        with (
+            closing(HeldStore(tmp_path_factory.mktemp("state"))) as store,
+            closing(HeldTable(store.folder, log=store.log)) as table,
+        ):
+            rig = Rig(store, table)
+            async with writing(rig.journal):
+                engine = Engine(store, table, rig, clock)
+                try:
+                    for act in acts:
+                        await engine.act(act)
+                        engine.check()
+                    await engine.settle()
+                finally:  # a thread that is held would be waited for
+                    store.gate.release()
+                    table.gate.release()
+
+    with pytest.MonkeyPatch.context() as few:
+        few.setattr(timer_store, "EXT_STEP", 2)
+        few.setattr(timer_writer, "COMMIT_ORDERS", 3)
+        few.setattr(timer_writer, "LATE_RUNS", 1)
+        few.setattr(timer_writer, "MOST_RUNS", 4)
+        few.setattr(journal, "COMMIT_RECORDS", 2)
+        trio.run(live, clock=clock)
+
+
+# --- a bad disk ---------------------------------------------------------------------
+
+
+async def test_a_table_that_cannot_be_written_loses_nothing(rig: Rig) -> None:
+    journal = rig.journal
+    with structlog.testing.capture_logs() as logs:
+        with disk.full(rig.table._db):
+            rig.give(*asked(1, 500))
+            rig.give(*asked(501, 500))
+            await trio.sleep(65.5)
+            assert "full" in (journal.failure or "")
+            assert (journal.pending, rig.timers.oldest_of("g")) == (1_000, 1)
+            assert (sum(rig.sizes), rig.states()) == (0, {})
+        await trio.sleep(1.0)
+    assert journal.failure is None
+    assert (journal.pending, rig.timers.oldest_of("g")) == (0, None)
+    assert rig.states() == {"pending": 1_000}
+    assert [line["event"].partition(";")[0] for line in logs] == [
+        *["the timers' table cannot be written"] * 2,
+        "the timers' table is written again",
+    ]
+    path = str(rig.table.path)
+    assert {line.get("path", path) for line in logs} == {path}
+
+
+async def test_without_room_for_new_timers_everything_else_is_written(rig: Rig) -> None:
+    journal, timers = rig.journal, rig.timers
+    await rig.write(after(1))
+    with disk.full(rig.table._db):
+        rig.give(*asked(2, 500))
+        journal.append(run(1, 1))
+        journal.append(login(2))
+        await trio.sleep(3.5)
+        assert [record.seq for record in rig.published] == [1, 2]
+        assert (journal.durable_seq, journal.records_pending) == (2, 0)
+        assert timers.runs == 0
+        assert rig.states() == {"fired": 1}
+        # What is asked of a key that waits comes after it.
+        await rig.write(cancel(2), cancel(1))
+        assert rig.states() == {"cancelled": 1}
+        assert (timers.pending_of, timers.oldest_of("g")) == ({"g": 501}, 2)
+        assert journal.failure is not None
+    await trio.sleep(1)
+    assert journal.failure is None
+    assert timers.pending_of == {}
+    assert rig.states() == {"cancelled": 2, "pending": 499}
+
+
+# --- retention, and how far the table has followed -------------------------------------
+
+
+async def test_the_table_follows_the_log_in_large_steps(rig: Rig) -> None:
+    timers, table = rig.timers, rig.table
+    await timers.follow(FOLLOW_RECORDS - 1)
+    assert table.seq == 0
+    with disk.locked(table.path):
+        timers.append([after(1)], mark=0)
+        await timers.follow(FOLLOW_RECORDS)
+        assert table.seq == 0
+    await rig.wrote_table.wait()
+    await timers.follow(FOLLOW_RECORDS)
+    assert table.seq == FOLLOW_RECORDS
+
+
+async def test_the_log_is_not_trimmed_past_the_timers_table(rig: Rig) -> None:
+    journal = rig.journal
+    await rig.runs(100)
+    await trio.sleep(RUN_WAIT_S + 1)
+    # It is no new timer that finds no room.
+    long = [
+        CompleteTimer("g", f"k{n}", None, False, "x" * 4_096, True, AT_MS)
+        for n in range(1, 101)
+    ]
+    async with trimming(journal, most_bytes=0):
+        with disk.full(rig.table._db):
+            rig.give(*long)
+            for seq in range(101, 120):
+                journal.append(login(seq))
+                await trio.sleep(TRIM_EVERY_S)
+            assert journal.first == 101
+        await trio.sleep(3 * TRIM_EVERY_S)
+        assert journal.first > 101
+
+
+async def test_ended_timers_are_trimmed_though_the_log_cannot_be(rig: Rig) -> None:
+    gone: list[dict[str, int]] = []
+    many = 5_000
+    rig.table.write(asked(1, many, ext="x"))
+    while rig.table.write([cancel_ext(many)])[1]:
+        pass
+    rig.store._db.execute(
+        "create trigger log_stays before delete on log "
+        "begin select raise(abort, 'it stays'); end"
+    )
+    for seq in (1, 2):
+        rig.journal.append(login(seq))
+        await rig.journal.settled()
+    async with trimming(rig.journal, most_bytes=0, forgot=gone.append):
+        await trio.sleep(TRIM_EVERY_S / 2)
+    assert rig.states() == {"pending": 1}
+    assert rig.journal.first == 1
+    assert sum(step.get("cancelled", 0) for step in gone) == many - 1
+    assert gone[-1] == {}

@@ -1,0 +1,170 @@
+"""Settings that are read anew, where what holds them does not answer."""
+
+import os
+import signal
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from liveness.config.settings import Config, HttpSettings
+from liveness.service.app import asked_to_stop
+from liveness.service.common.clock import Clock
+from liveness.service.http.event_stream import NOT_ALLOWED
+from liveness.service.http.sign_in import read_token
+from liveness.service.reload import MOST_READINGS, READ_S, Reloader
+from tests.service.http.asgi import ask
+from tests.service.http.reading import Event, reading
+from tests.service.rig import Rig, running
+
+READ = "settings read anew"
+# Of the real time: by then a test has failed, and no sooner on a busy machine.
+HANG_S = 20.0
+
+
+class Mount:
+    """Has the settings, and gives them once it answers."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.answers = threading.Event()
+        self.begun = threading.Semaphore(0)  # once for each reading
+
+    def read(self) -> Config:
+        self.begun.release()
+        assert self.answers.wait(HANG_S), "nobody went on while it was read"
+        return self._config
+
+
+def reloader(rig: Rig, mount: Mount) -> Reloader:
+    return Reloader(rig.sidecar.config, mount.read, rig.sidecar, group=os.getegid())
+
+
+async def test_the_sidecar_goes_on_while_settings_are_read(rig: Rig) -> None:
+    async with trio.open_nursery() as nursery:
+        mount = Mount(rig.sidecar.config)
+        with structlog.testing.capture_logs() as logs:
+            nursery.start_soon(reloader(rig, mount).reload)
+            await wait_all_tasks_blocked()
+            mount.answers.set()
+            await rig.until(lambda: logs)
+        assert [line["event"] for line in logs] == [READ]
+
+
+async def test_settings_take_effect_after_a_reading_that_hangs(
+    rig: Rig, jumping: MockClock
+) -> None:
+    hung, mount = threading.Event(), Mount(rig.sidecar.config)
+    mount.answers = hung
+    settings = reloader(rig, mount)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(settings.reload)
+        await wait_all_tasks_blocked()
+        jumping.jump(READ_S)
+    mount.answers = threading.Event()
+    mount.answers.set()
+    with structlog.testing.capture_logs() as logs:
+        await settings.reload()
+    assert [line["event"] for line in logs] == [READ]
+    hung.set()
+
+
+async def test_readings_that_hang_take_only_a_few_threads(
+    rig: Rig, jumping: MockClock
+) -> None:
+    mount, access = Mount(rig.sidecar.config), rig.engine.book.access
+    settings = reloader(rig, mount)
+    for times in range(1, MOST_READINGS + 1):
+        with structlog.testing.capture_logs() as logs:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(settings.reload)
+                await wait_all_tasks_blocked()
+                assert mount.begun.acquire(timeout=HANG_S)
+                jumping.jump(READ_S)
+        errors = [line for line in logs if line["log_level"] == "error"]
+        assert [line["limit_s"] for line in errors] == [READ_S], times
+    with structlog.testing.capture_logs() as logs:
+        await settings.reload()
+    assert [line["readings"] for line in logs] == [MOST_READINGS]
+    assert not mount.begun.acquire(blocking=False)
+    mount.answers.set()
+    async with settings._limiter:
+        pass  # one of them has ended
+    with structlog.testing.capture_logs() as logs:
+        await settings.reload()
+    assert [line["event"] for line in logs] == [READ]
+    assert rig.engine.book.access == access
+
+
+@pytest.mark.parametrize("target", ["/v1/feed", "/v1/feed?kind=offline", "/v1/live"])
+@pytest.mark.parametrize("signs_in", [False, True])
+async def test_a_new_token_ends_only_streams_of_the_old_one(
+    tmp_path: Path, jumping: MockClock, target: str, signs_in: bool
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("the-token-until-now")
+    path.chmod(0o600)
+    http = HttpSettings(token_file=path)
+    async with running(tmp_path, http=http) as rig:
+        sidecar = rig.sidecar
+        sidecar.token = read_token(path)
+        assert sidecar.token
+        settings = Reloader(
+            sidecar.config, lambda: sidecar.config, sidecar, group=os.getegid()
+        )
+        door = sidecar._gate("http", lambda _: None)
+        headers = {"authorization": "Bearer the-token-until-now"}
+        if signs_in:
+            signed = sidecar.token.sign(Clock().wall_ms() / 1_000)
+            headers = {"cookie": f"liveness={signed}"}
+        async with (
+            reading(door, target, headers=headers) as reader,
+            reading(sidecar._gate("admin", lambda _: None), target) as admin,
+        ):
+            await reader.events(1)
+            await admin.events(1)
+            await settings.reload()
+            await wait_all_tasks_blocked()
+            assert sidecar.streams.open.total() == 2  # the token is the same
+            path.write_text("the-token-from-now-on")
+            await settings.reload()
+            with trio.fail_after(0.1):  # not only when there is more to tell
+                *_, end = await reader.rest()
+            assert end == Event("end", {"why": NOT_ALLOWED}, None)
+            assert (await ask(door, "GET", target, headers=headers)).status == 401
+            gateway = await rig.gateway("gw")
+            await gateway.send(["login", "ada"], ["logout", "ada"])
+            while "ada" not in str(await admin.event()):
+                pass
+
+
+async def test_a_stop_waits_for_no_reload() -> None:
+    begun, goes_on = 0, trio.Event()
+
+    async def reload() -> None:
+        nonlocal begun
+        begun += 1
+        await goes_on.wait()
+        if begun == 2:
+            await trio.sleep_forever()
+
+    async def signals() -> AsyncGenerator[int, None]:
+        for _ in range(100):
+            yield signal.SIGHUP
+            await wait_all_tasks_blocked()
+        assert begun == 1
+        goes_on.set()
+        await wait_all_tasks_blocked()
+        assert begun == 2
+        yield signal.SIGTERM
+
+    async with aclosing(signals()) as coming:
+        with trio.fail_after(HANG_S):
+            number = await asked_to_stop(coming, {signal.SIGTERM}, reload)
+    assert number == signal.SIGTERM
+    assert begun == 2

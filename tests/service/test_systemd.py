@@ -1,0 +1,280 @@
+"""The protocols of a service manager: sockets it hands over, and what it is sent."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from liveness.errors import StartError
+from liveness.service.components import HAND_DEAD_S
+from liveness.service.systemd import TELL_EVERY_S, ServiceManager, handed_over
+from tests.service.rig import Rig
+
+PID = 7
+
+Lines = list[Any]
+
+
+def environ(names: str, count: str = "", pid: int = PID) -> dict[str, str]:
+    count = count or str(len(names.split(":")))
+    return {"LISTEN_PID": str(pid), "LISTEN_FDS": count, "LISTEN_FDNAMES": names}
+
+
+def unused(sock: socket.socket, number: int = 3) -> ServiceManager:
+    """A manager that hands over this one as its first, which is another's number here."""
+    manager = ServiceManager(environ("gateway"), PID)
+    assert manager._sockets == {"gateway": number}
+    manager._sockets["gateway"] = sock.detach()
+    return manager
+
+
+# --- sockets that are handed over -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        (environ("gateway"), {"gateway": 3}),
+        (environ("admin:gateway"), {"admin": 3, "gateway": 4}),
+        (environ("gateway", pid=PID + 1), {}),
+        (environ("gateway", "0"), {}),
+        ({}, {}),
+    ],
+)
+def test_sockets_are_found_by_name_if_they_are_meant_for_us(
+    given: dict[str, str], taken: dict[str, int]
+) -> None:
+    assert handed_over(given, PID) == taken
+
+
+@pytest.mark.parametrize(
+    ("names", "count"),
+    [
+        ("liveness.socket", "1"),
+        ("gateway:gateway", "2"),
+        ("gateway", "2"),
+        ("gateway:admin", "1"),
+        ("", "1"),
+    ],
+)
+def test_sockets_of_other_names_are_refused(names: str, count: str) -> None:
+    with pytest.raises(StartError, match=r"FileDescriptorName= in the socket's unit"):
+        handed_over(environ(names, count), PID)
+
+
+@pytest.mark.parametrize("count", ["two", "", "-1", "1\n2", "9" * 5_000])
+def test_a_count_of_sockets_that_is_no_number_is_one_line(count: str) -> None:
+    with pytest.raises(StartError) as caught:
+        handed_over({**environ("gateway"), "LISTEN_FDS": count}, PID)
+    assert str(caught.value).startswith(f"LISTEN_FDS={count!r} is no number of sockets")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "gateway.sock"
+
+
+@pytest.fixture
+def handed(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.bind(str(path))
+        sock.listen()
+        os.set_inheritable(sock.fileno(), True)
+        yield sock
+
+
+async def test_what_is_handed_over_is_used_as_it_is(
+    handed: socket.socket, path: Path
+) -> None:
+    number, linked = handed.fileno(), path.with_name("link")
+    linked.symlink_to(path)
+    sock = unused(handed).socket("gateway", linked)
+    assert sock is not None
+    with sock:
+        assert sock.fileno() == number
+        assert not os.get_inheritable(number)
+        with pytest.raises(BlockingIOError):
+            sock.accept()
+
+
+async def test_a_name_that_was_not_handed_over_has_no_socket(
+    handed: socket.socket, path: Path
+) -> None:
+    assert unused(handed.dup()).socket("admin", path) is None
+    assert ServiceManager({}, PID).socket("gateway", path) is None
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+async def test_a_socket_where_nobody_looks_is_refused(
+    handed: socket.socket, path: Path, elsewhere: bool
+) -> None:
+    wanted = path.with_name("wanted")
+    if elsewhere:
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(wanted))
+    with pytest.raises(StartError) as caught:
+        unused(handed.dup()).socket("gateway", wanted)
+    assert str(caught.value) == (
+        f"the service manager's socket gateway is at {path}, and clients look for it at "
+        f"{wanted}; name one path in ListenStream= and socket.path"
+    )
+
+
+async def test_a_socket_without_a_file_is_refused(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as abstract:
+        abstract.bind(f"\0liveness-{os.getpid()}")
+        abstract.listen()
+        with pytest.raises(StartError, match=r"and clients look for it at"):
+            unused(abstract.dup()).socket("gateway", path)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        (socket.AF_UNIX, socket.SOCK_STREAM),  # which does not listen
+        (socket.AF_UNIX, socket.SOCK_DGRAM),
+        (socket.AF_INET, socket.SOCK_STREAM),
+    ],
+)
+async def test_what_does_not_listen_for_gateways_is_refused(
+    path: Path, family: int, kind: int
+) -> None:
+    with (
+        socket.socket(family, kind) as sock,
+        pytest.raises(StartError, match=r"no Unix stream socket that listens; give it"),
+    ):
+        unused(sock.dup()).socket("gateway", path)
+
+
+# --- notifications --------------------------------------------------------------------
+
+
+class Told:
+    """The other end of `NOTIFY_SOCKET`."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        name = address.removeprefix("@")
+        self.sock.bind(address if name == address else f"\0{name}")
+        self.sock.setblocking(False)
+
+    def __call__(self) -> list[list[str]]:
+        """The lines of each datagram since this was asked last."""
+        found = []
+        while True:
+            try:
+                found.append(self.sock.recv(4096).decode().split("\n"))
+            except BlockingIOError:
+                return found
+
+
+@pytest.fixture
+def notify(tmp_path: Path) -> Iterator[Told]:
+    told = Told(str(tmp_path / "notify"))
+    with told.sock:
+        yield told
+
+
+async def test_the_manager_is_sent_lines(notify: Told) -> None:
+    abstract = Told(f"@liveness-{os.getpid()}")
+    with abstract.sock:
+        for told in (notify, abstract):
+            manager = ServiceManager({"NOTIFY_SOCKET": told.address}, PID)
+            await manager.tell("READY=1", "STATUS=so and so")
+            assert told() == [["READY=1", "STATUS=so and so"]]
+
+
+async def test_without_a_manager_nothing_is_sent() -> None:
+    await ServiceManager({"WATCHDOG_USEC": "1"}, PID).tell("READY=1")
+
+
+async def test_a_manager_that_is_gone_is_logged_once_a_minute(
+    tmp_path: Path, autojump_clock: MockClock, said: Lines
+) -> None:
+    manager = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "gone")}, PID)
+    await manager.tell("READY=1")
+    await manager.tell("STATUS=2")
+    (line,) = said
+    assert line["event"] == "the service manager cannot be told how it goes"
+    assert (line["lost"], line["log_level"]) == ("READY=1", "warning")
+
+
+async def test_a_manager_that_reads_nothing_is_not_waited_for(
+    notify: Told, autojump_clock: MockClock, said: Lines
+) -> None:
+    manager = ServiceManager({"NOTIFY_SOCKET": notify.address}, PID)
+    while not said:  # until its buffer is full
+        await manager.tell("STATUS=more")
+    assert said[0]["error"] == "it reads nothing"
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ({}, 0.0),
+        ({"WATCHDOG_USEC": "20000000"}, 20.0),
+        ({"WATCHDOG_USEC": "20000000", "WATCHDOG_PID": str(PID)}, 20.0),
+        ({"WATCHDOG_USEC": "20000000", "WATCHDOG_PID": str(PID + 1)}, 0.0),
+    ],
+)
+async def test_a_sign_of_life_is_given_to_a_manager_that_wants_it(
+    given: dict[str, str], seconds: float
+) -> None:
+    assert ServiceManager(given, PID).watchdog_s == seconds
+
+
+async def test_the_sign_of_life_ends_while_the_hand_stands_still(
+    rig: Rig, said: Lines, notify: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"NOTIFY_SOCKET": notify.address, "WATCHDOG_USEC": "4000000"}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ServiceManager(given, PID).keep_told, rig.sidecar)
+        await trio.sleep(20.5)
+        status = "STATUS=ready, 0 users online"
+        assert notify() == [["WATCHDOG=1", status]] * 11
+        # What a hand is that moves no more: it is called, and does nothing.
+        with monkeypatch.context() as stuck:
+            stuck.setattr(rig.engine, "turn", lambda: trio.current_time() + 1)
+            await trio.sleep(60)
+            assert rig.sidecar.why_ill()
+        signs = notify()
+        alive = [lines for lines in signs if "WATCHDOG=1" in lines]
+        assert len(alive) <= HAND_DEAD_S / 2 + 1
+        assert signs[-1][0].startswith("STATUS=not ready: the hand stands still")
+        await trio.sleep(4)
+        assert notify()[-1] == ["WATCHDOG=1", status]
+        nursery.cancel_scope.cancel()
+    ill = [line for line in said if line["log_level"] == "error"]
+    assert ill[0]["event"] == "the service manager gets no sign of life"
+
+
+async def test_without_a_watchdog_only_the_status_is_sent(
+    rig: Rig, notify: Told
+) -> None:
+    async with trio.open_nursery() as nursery:
+        given = {"NOTIFY_SOCKET": notify.address}
+        nursery.start_soon(ServiceManager(given, PID).keep_told, rig.sidecar)
+        await trio.sleep(TELL_EVERY_S + 1)
+        nursery.cancel_scope.cancel()
+    assert notify() == [["STATUS=ready, 0 users online"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NOTIFY_SOCKET", "vsock:2:1"),
+        ("WATCHDOG_USEC", "soon"),
+        ("WATCHDOG_USEC", "-1"),
+        ("WATCHDOG_USEC", "9" * 400),
+    ],
+)
+async def test_what_no_manager_says_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(StartError, match=rf"^{name}='{value}' is "):
+        ServiceManager({name: value}, PID)

@@ -1,0 +1,227 @@
+"""Who may do what: real users of this host at the real sockets of a real sidecar.
+
+The sidecar runs as root in some tests, and as an ordinary user in one. The rules
+themselves: tests/core/test_access.py.
+"""
+
+import http.client
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, Final
+
+import pytest
+
+from tests.helpers.needs import as_root
+from tests.system.client import Client
+from tests.system.conftest import Start
+from tests.system.os_users import CREW, NOBODY, SOMEBODY, Person, runs_as
+from tests.system.sidecar import Sidecar
+
+pytestmark = as_root
+
+ROOT_USER: Final = Person(0, 0)
+STRANGER: Final = Person(SOMEBODY, SOMEBODY)
+MEMBER: Final = Person(SOMEBODY, SOMEBODY, (7, CREW, 8))
+OTHER_MEMBER: Final = Person(SOMEBODY + 1, CREW)
+
+As = Callable[[Sidecar, Person], Client]
+
+
+@pytest.fixture
+def start(make: Start) -> Start:
+    """Starts sidecars in folders that everyone may enter."""
+
+    def started(**settings: object) -> Sidecar:
+        sidecar = make(**settings)
+        sidecar.folder.chmod(0o755)
+        return sidecar.start()
+
+    return started
+
+
+@pytest.fixture
+def as_person() -> Iterator[As]:
+    """Connects to a sidecar's socket as a user."""
+    with ExitStack() as stack:
+
+        def connected(sidecar: Sidecar, person: Person) -> Client:
+            sock = person.connect(sidecar.socket)
+            return stack.enter_context(Client(sock))
+
+        yield connected
+
+
+def refused(client: Client, **hello: Any) -> str:
+    """The message that refuses a hello."""
+    client.say_hello(**{"name": "gw-1", **hello})
+    refusal = client.refusal()
+    assert (refusal["code"], refusal["fatal"]) == ("not-allowed", True)
+    assert client.receive() is None
+    return str(refusal["message"])
+
+
+def turned_away(client: Client) -> str:
+    """What is said to a user without any right, before it says anything."""
+    refusal = client.refusal()
+    assert (refusal["code"], refusal["n"]) == ("not-allowed", 0)
+    assert client.receive() is None
+    return str(refusal["message"])
+
+
+def admin(sidecar: Sidecar, person: Person, page: str = "/v1/gateways") -> int:
+    """The status of a page that somebody asks `admin.sock` for."""
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = person.connect(sidecar.admin)
+    try:
+        connection.request("GET", page)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+# --- the sidecar is root's ----------------------------------------------------
+
+
+def test_by_default_the_kernel_keeps_everyone_out_but_root(
+    start: Start, as_person: As
+) -> None:
+    sidecar = start()
+    as_person(sidecar, ROOT_USER).hello("gw-1")
+    for path in (sidecar.socket, sidecar.admin):
+        with pytest.raises(PermissionError):
+            STRANGER.connect(path)
+    assert admin(sidecar, ROOT_USER) == 200
+
+
+def test_a_socket_open_to_all_still_serves_only_those_who_are_allowed(
+    start: Start, as_person: As
+) -> None:
+    sidecar = start(socket_mode="0666")
+    message = turned_away(as_person(sidecar, STRANGER))
+    assert f"user {SOMEBODY}" in message
+    assert "access.gateways" in message
+    line = sidecar.line("link refused", code="not-allowed", uid=SOMEBODY)
+    assert f"process {line['pid']}" in message
+    assert sidecar.metric("liveness_frames_refused_total", code="not-allowed") == 1
+    assert admin(sidecar, STRANGER) == 403
+    assert admin(sidecar, ROOT_USER) == 200
+    as_person(sidecar, ROOT_USER).hello("gw-1")
+
+
+@pytest.mark.parametrize("person", [MEMBER, OTHER_MEMBER], ids=["supplementary", "own"])
+def test_the_sockets_group_is_let_in_by_whichever_of_a_users_groups_it_is(
+    start: Start, as_person: As, person: Person
+) -> None:
+    sidecar = start(socket_group=CREW)
+    assert sidecar.socket.stat().st_gid == CREW == sidecar.admin.stat().st_gid
+    as_person(sidecar, person).hello("gw-1")
+    assert admin(sidecar, person) == 200
+    with pytest.raises(PermissionError):
+        STRANGER.connect(sidecar.socket)
+
+
+def test_a_user_is_allowed_by_number_by_name_and_by_group(
+    start: Start, as_person: As
+) -> None:
+    sidecar = start(
+        socket_mode="0666",
+        access_gateways=f" {SOMEBODY} ,nobody,@{CREW}",
+        access_watchers="",
+    )
+    for person in (STRANGER, Person(NOBODY, 1), Person(99, 98, (CREW,))):
+        link = as_person(sidecar, person)
+        link.hello(f"gw-{person.uid}")
+        link.settle()
+    # Nobody at all may be a watcher, and root is only what the list says.
+    message = refused(as_person(sidecar, STRANGER), role="watcher")
+    assert "access.watchers" in message
+    assert "access.gateways" in turned_away(as_person(sidecar, ROOT_USER))
+
+
+def test_each_role_and_seeing_everyone_is_a_right_of_its_own(
+    start: Start, as_person: As
+) -> None:
+    sidecar = start(
+        socket_mode="0666",
+        access_gateways="own",
+        access_watchers=f"own,{SOMEBODY}",
+        access_everyone="own",
+        access_admin="own",
+    )
+    sidecar.gateway("gw-1").send("login", ["u"])
+    assert "access.gateways" in refused(as_person(sidecar, STRANGER))
+    message = refused(as_person(sidecar, STRANGER), role="watcher", scope="all")
+    assert "access.everyone" in message
+    allowed = as_person(sidecar, STRANGER)
+    allowed.hello("gw-2", role="watcher")
+    # Without the right it sees what concerns its name, and not everyone.
+    allowed.send("list")
+    assert allowed.expect("list")[0] == []
+    assert allowed.where("u") == []
+    own = as_person(sidecar, STRANGER)
+    own.hello("gw-1", role="watcher")
+    assert [row[:2] for row in own.where("u")] == [["u", "gw-1"]]
+    mine = as_person(sidecar, ROOT_USER)
+    mine.hello("all", role="watcher", scope="all")
+    mine.send("list")
+    assert [row[0] for row in mine.expect("list")[0]] == ["u"]
+    assert admin(sidecar, STRANGER) == 403
+
+
+def test_users_who_may_not_use_admin_take_no_place_of_others(start: Start) -> None:
+    # However long it takes them all to connect, no silent one is let go.
+    sidecar = start(socket_mode="0666", http_max_connections=12, http_request_s=600)
+    with ExitStack() as stack:
+        for _ in range(14):
+            stack.enter_context(STRANGER.connect(sidecar.admin))
+        for _ in range(3):
+            assert admin(sidecar, ROOT_USER) == 200
+    assert sidecar.metric(
+        "liveness_http_refused_total", door="admin", why="connections"
+    )
+
+
+def test_a_name_that_is_tied_is_used_by_its_user_only_and_the_link_goes_on(
+    start: Start, as_person: As
+) -> None:
+    sidecar = start(
+        socket_mode="0666",
+        access_gateways="*",
+        access_watchers="*",
+        access_names=f"gw-1={SOMEBODY}, gw=2=nobody",
+    )
+    mine = as_person(sidecar, STRANGER)
+    mine.hello("gw-1")
+    mine.send("login", ["u"])
+    mine.settle()
+    for thief in (ROOT_USER, OTHER_MEMBER):
+        for role in ("gateway", "watcher"):
+            message = refused(as_person(sidecar, thief), role=role)
+            assert "'gw-1'" in message
+            assert "access.names" in message
+    assert "access.names" in refused(as_person(sidecar, STRANGER), name="gw=2")
+    as_person(sidecar, Person(NOBODY, 1)).hello("gw=2")
+    as_person(sidecar, ROOT_USER).hello("gw-3")
+    mine.settle()  # nobody replaced it
+
+
+# --- the sidecar is an ordinary user's ----------------------------------------
+
+
+def test_an_ordinary_users_sidecar_is_its_own_its_groups_and_roots(
+    make: Start, as_person: As
+) -> None:
+    sidecar = make(socket_mode="0666", socket_group=CREW)
+    os.chown(sidecar.folder, MEMBER.uid, MEMBER.gid)
+    sidecar.folder.chmod(0o755)
+    sidecar.under = runs_as(MEMBER)
+    sidecar.start()
+    for path in (sidecar.socket, sidecar.admin):
+        assert (path.stat().st_uid, path.stat().st_gid) == (SOMEBODY, CREW)
+    for person in (STRANGER, OTHER_MEMBER, ROOT_USER):
+        as_person(sidecar, person).hello(f"gw-{person.uid}")
+        assert admin(sidecar, person) == 200
+    somebody_else = Person(SOMEBODY + 2, SOMEBODY + 2)
+    turned_away(as_person(sidecar, somebody_else))
+    assert admin(sidecar, somebody_else) == 403

@@ -1,0 +1,322 @@
+"""The bench, tiny, with real processes: that it measures everything promised."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from liveness.bench import OTHERS, QUICK, SCENARIOS, scenarios
+from liveness.bench.borders import borders
+from liveness.bench.drain import Drain
+from liveness.bench.load import LoadError
+from liveness.bench.others import KINDS, opened
+from liveness.bench.redis import RedisServer, command
+from liveness.bench.sidecar_process import ended
+from liveness.bench.systems import Stream
+from liveness.cli import main
+from tests.helpers.tree import ROOT
+
+SCHEMA = json.loads((ROOT / "liveness/bench/report.schema.json").read_text())
+END_S = 60  # long after everything here has happened
+OURS_ONLY = [f"--without={name}" for name in OTHERS]
+
+# What is promised of up to 100,000 users at any load: which figure of which scenario may
+# reach how much of what.
+PROMISED = {
+    ("idle", "ready after exec"): "≤ 1 s",
+    ("idle", "memory"): "≤ 80 MB",
+    ("idle", "server CPU"): "≤ 1 %",
+    ("logins", "all on disk"): "≤ 4 s",
+    ("steady", "decided p99"): "≤ 50 ms",
+    ("steady", "early offlines"): "≤ 0",
+    ("silence", "all decided"): "≤ 8 s",
+    ("silence", "all delivered"): "≤ 8 s",
+    ("silence", "all acknowledged"): "≤ 8 s",
+    ("silence", "early offlines"): "≤ 0",
+    ("silence", "memory growth"): "≤ 100 MB",
+    ("silence", "others decided p99"): "≤ 200 ms",
+    ("silence", "others delivered p99"): "≤ 500 ms",
+    ("day", "others decided p99"): "≤ 50 ms",
+    ("day", "others decided p99 while all are listed"): "≤ 100 ms",
+    ("day", "others delivered p99 while all are listed"): "≤ 100 ms",
+    ("day", "missing in that list"): "≤ 0",
+    ("day", "core: others decided p99 at a border"): "≤ 50 ms",
+    ("restart", "ready after a planned stop"): "≤ 1 s",
+    ("restart", "ready after kill -9"): "≤ 1 s",
+    ("restart", "stopped after SIGTERM"): "≤ 5 s",
+    ("restart", "late beyond that p99"): "≤ 0.1 s",
+    ("restart", "late beyond that, if due at once"): "≤ 2.5 s",
+    ("restart", "late beyond that and a timeout p99"): "≤ 0.1 s",
+    ("restart", "logins lost under load"): "≤ 0",
+    ("restart", "logouts lost under load"): "≤ 0",
+    ("timers", "ready with them"): "≤ 5 s",
+    ("timers", "memory growth with them"): "≤ 300 MB",
+    ("timers", "asked for a second"): "≥ 10,000",
+    ("timers", "and cancelled a second"): "≥ 10,000",
+    ("timers", "cancelled that fired"): "≤ 0",
+    ("timers", "others decided p99"): "≤ 50 ms",
+    ("timers", "fired p99, 1,000 a second"): "≤ 50 ms",
+    ("timers", "early, of a steady flow"): "≤ 0",
+    ("timers", "500 due together"): "≤ 8 s",
+    ("timers", "missing, due together"): "≤ 0",
+    ("client", "asyncio: keepalive"): "≤ 400 ns",
+    ("client", "trio: message"): "≤ 400 ns",
+    ("client", "asyncio: library CPU"): "≤ 2 %",
+    ("client", "trio: library CPU"): "≤ 2 %",
+}
+MISTAKES = {"early offlines", "false offlines", "missing"}
+MISTAKES |= {f"{it} under load" for it in ("early", "false", "missing")}
+MISTAKES |= {"logins lost under load", "logouts lost under load"}
+pytestmark = pytest.mark.slow
+
+
+# --- as a process -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run of the bench left behind."""
+
+    code: int
+    out: str
+    err: str
+    report: dict[str, Any]
+    temporary: Path
+
+
+def started(temporary: Path, *arguments: str) -> subprocess.Popen[str]:
+    temporary.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "liveness", "bench", "--quick", *arguments],
+        env={**os.environ, "TMPDIR": str(temporary), "LIVENESS_TIMEOUT_S": "oops"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until(bench: subprocess.Popen[str], told: str) -> str:
+    """What it said until it told of *told*."""
+    assert bench.stderr
+    said = ""
+    while told not in said and (line := bench.stderr.readline()):
+        said += line
+    assert told in said
+    return said
+
+
+def running_in(folder: Path) -> list[int]:
+    """The processes that work in *folder*."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # ended by now
+            if str(folder) in path.read_text(errors="replace"):
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("bench")
+    report = folder / "report"
+    # One other system: each of the rest has its own run below.
+    without = [f"--without={name}" for name in OTHERS if name != "redis"]
+    with started(folder / "t", "--json", str(report), *without) as bench:
+        out, err = bench.communicate(timeout=3 * END_S)
+    assert bench.returncode in (0, 1), err
+    return Run(bench.returncode, out, err, json.loads(report.read_text()), folder / "t")
+
+
+def test_the_report_has_finite_figures_of_every_scenario_and_keeps_its_schema(
+    run: Run,
+) -> None:
+    jsonschema.validate(run.report, SCHEMA)
+    assert run.report["parameters"]["users"] == QUICK.users
+    assert run.report["parameters"]["scenarios"] == [*SCENARIOS]
+    assert all(run.report["machine"].values())
+    assert run.report["left_out"] == [
+        f"{name}: by --without" for name in OTHERS if name != "redis"
+    ]
+    figures = run.report["figures"]
+    assert [*dict.fromkeys(figure["scenario"] for figure in figures)] == [*SCENARIOS]
+    assert all(math.isfinite(figure["value"]) for figure in figures)
+    met = all(figure["met"] is not False for figure in figures)
+    assert (run.code, run.report["met"]) == ((0, True) if met else (1, False))
+
+
+def test_nobody_is_early_false_or_missing(run: Run) -> None:
+    figures = [(row["name"], row["value"]) for row in run.report["figures"]]
+    mistakes = {figure for figure in figures if figure[0] in MISTAKES}
+    assert mistakes == {(name, 0) for name in MISTAKES}
+
+
+def test_the_table_names_every_promised_floor_and_whether_it_was_met(run: Run) -> None:
+    found, scenario = {}, ""
+    lines = run.out.split("\n\n")[0].splitlines()
+    (head,) = (at for at, line in enumerate(lines) if line.startswith("scenario "))
+    for line in lines[head + 1 :]:
+        scenario = line.split()[0] if not line.startswith(" ") else scenario
+        cells = [cell.strip() for cell in line.removeprefix(scenario).split("  ")]
+        name, _value, *rest = [cell for cell in cells if cell]
+        if rest:
+            floor, verdict = rest
+            assert verdict in ("met", "MISSED")
+            found[scenario, name] = floor
+    assert found.items() >= PROMISED.items()
+
+
+def test_without_a_terminal_progress_is_lines_and_nothing_is_left_behind(
+    run: Run,
+) -> None:
+    said = [line.split(":")[0] for line in run.err.splitlines()]
+    places = [f"{n}/{len(SCENARIOS)} {name}" for n, name in enumerate(SCENARIOS, 1)]
+    assert [*dict.fromkeys(said)] == places
+    assert [*run.temporary.iterdir()] == []
+    assert running_in(run.temporary) == []
+
+
+def test_a_missed_floor_is_shown_and_ends_the_bench_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scenarios, "IDLE_READY_S", 0.0)
+    before = datetime.now(UTC).replace(microsecond=0)
+    assert main.main(["bench", "--quick", "idle", "--json", "-"]) == 1
+    out, err = capsys.readouterr()
+    assert re.search(r"^idle +ready after exec .* ≤ 0 s +MISSED$", err, re.M)
+    report = json.loads(out)
+    jsonschema.validate(report, SCHEMA)
+    assert report["met"] is report["figures"][0]["met"] is False
+    assert before <= datetime.fromisoformat(report["date"]) <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
+)
+def test_a_signal_ends_it_and_leaves_nothing_behind(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "t"
+    with started(temporary, "logins", "idle") as bench:
+        until(bench, "2/2 idle: nothing happens")
+        assert running_in(temporary)
+        bench.send_signal(number)
+        out, err = bench.communicate(timeout=END_S)
+    assert (bench.returncode, err) == (code, "")
+    assert re.search(r"^logins +all on disk ", out, re.M)  # what there was is shown
+    assert [*temporary.iterdir()] == []
+    assert running_in(temporary) == []
+
+
+@pytest.mark.parametrize(
+    ("scenario", "stage"),
+    [
+        ("silence", "everyone is silent"),
+        ("client", "trio: users chat, with the library"),
+    ],
+)
+def test_a_sidecar_that_is_lost_ends_it_with_its_last_lines(
+    scenario: str, stage: str, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "t"
+    with started(temporary, scenario) as bench:
+        until(bench, stage)
+        (sidecar,) = (
+            pid
+            for pid in running_in(temporary)
+            if b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+        os.kill(sidecar, signal.SIGKILL)
+        _, err = bench.communicate(timeout=END_S)
+    assert bench.returncode == 1
+    *log, last = err.splitlines()
+    assert last == (
+        f"liveness: {scenario} could not be measured: it ended with code -9"
+    )
+    assert '"event": "ready"' in "".join(log)
+    assert [*temporary.iterdir()] == []
+
+
+# --- other systems
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_system_takes_signs_of_life_and_tells_who_fell_silent(
+    name: str, tmp_path: Path
+) -> None:
+    with opened(name, tmp_path, 20) as system:
+        system.make_known(range(10, 20))
+        for stream in (system.singles(range(10, 20)), system.batches(range(10, 20))):
+            if stream is not None:
+                system.write(stream)
+        system.silence(7, 2)
+        told = system.told(1, until=time.perf_counter() + END_S)
+        assert [one["uid"] for _, them in told for one in them] == ["user-000000000007"]
+        assert system.program.memory_mb() > 1
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_of_each_system_there_is_what_it_costs_and_how_late_it_tells(
+    name: str, tmp_path: Path
+) -> None:
+    report, folder = tmp_path / "report", tmp_path / "folder"
+    folder.mkdir()
+    flags = ["--quick", "--folder", str(folder), "--json", str(report)]
+    flags += [flag for flag in OURS_ONLY if not flag.endswith(f"={name}")]
+    assert main.main(["bench", "cost", "lateness", *flags]) in (0, 1)
+    found: dict[str, dict[str, float]] = {}
+    for one in json.loads(report.read_text())["figures"]:
+        found.setdefault(one["system"], {})[one["name"]] = one["value"]
+    assert {*found} == {"liveness", name}
+    assert {"server CPU an event, one-uid frames", "memory a user"} <= {*found[name]}
+    is_told = "told within 4 s" in found[name]
+    assert is_told == (name != "reference")
+    assert found[name].get("told too early", 0) == 0
+    assert [*folder.iterdir()] == []
+
+
+def test_a_reply_that_is_an_error_ends_the_run(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    with ended(server):
+        server.start()
+        with server.link() as link, pytest.raises(LoadError, match="-ERR unknown"):
+            link.write(Stream(command("SETX", "ada"), 1))
+
+
+def test_a_drain_reads_all_that_is_written(tmp_path: Path) -> None:
+    drain = Drain(tmp_path)
+    with ended(drain):
+        drain.start()
+        before_s = drain.cpu_s()
+        drain.write(Stream(bytes(10_000_000), 0))
+        assert drain.cpu_s() > before_s
+
+
+def test_the_hours_a_wheel_is_busy_with_a_day_are_those_that_are_watched() -> None:
+    """It raises otherwise."""
+    figures = borders(10_000, lambda _what, _share: None)
+    assert all(figure.value > 0 for figure in figures)
+
+
+def test_at_a_high_rate_frames_go_together_and_nobody_is_wronged(
+    tmp_path: Path,
+) -> None:
+    report = tmp_path / "report"
+    flags = ["--rate", "6000", "--json", str(report)]
+    assert main.main(["bench", "steady", "--quick", *flags]) in (0, 1)
+    content = json.loads(report.read_text())
+    found = {one["name"]: one["value"] for one in content["figures"]}
+    assert found["early offlines"] == found["false offlines"] == found["missing"] == 0

@@ -1,0 +1,431 @@
+"""The demo as processes: whole runs, signals, its terminal; and its gateway as a program."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from liveness.cli import main
+from liveness.demo import gateway as gateway_module
+from liveness.demo import processes
+from liveness.demo.plans import Behaviour
+from liveness.demo.script import ACTIONS
+from tests.system.conftest import Start
+from tests.system.sidecar import Sidecar, eventually
+from tests.system.tty import GIVEN_BACK, TAKEN, Tty
+
+Record = dict[str, Any]
+
+END_S = 60
+USERS, TIMEOUT_S, SECONDS = 60, 2, 6
+SMALL = ("--users", USERS, "--timeout", TIMEOUT_S, "--seconds")
+EVERYTHING = (
+    "1.5 silence 10, 2 gateway, 4.5 stop 1, 7 restart, 9.5 kill, 12 gateway, 12 kill"
+)
+NO_FAULT = "faults: early 0, missed 0, false 0"
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*3\d")
+# A gateway that loses what user-03 says.
+FAULTY = """
+from liveness.demo.gateway import Gateway, main
+
+take = Gateway._take
+Gateway._take = lambda room, connection, line: (
+    connection.uid == "user-03" or take(room, connection, line)
+)
+main()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a demo has printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    def table(self) -> dict[str, Counter[str]]:
+        """The account: by behaviour, how many there were and what became of them."""
+        lines = self.out.split("\n\n")[1].splitlines()
+        columns = lines[0].split()
+        rows = (re.fullmatch(r"(\D+?)((?: +\d+)+)", line) for line in lines[1:])
+        return {
+            row[1].strip(): Counter(
+                dict(zip(columns, map(int, row[2].split()), strict=True))
+            )
+            for row in rows
+            if row
+        }
+
+
+def started(*command: object, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+
+
+def demo(*options: object, **environment: str) -> subprocess.Popen[str]:
+    return started("-m", "liveness", "demo", *options, **environment)
+
+
+def gateway_port(out: IO[str] | None) -> tuple[str, int]:
+    """What was printed until it said where gateway and sidecar are, and the first."""
+    assert out
+    text, found = "", None
+    while not found and (line := out.readline()):
+        text += line
+        found = re.search(r"nc 127\.0\.0\.1 (\d+).*--socket (\S+)", text, re.DOTALL)
+    assert found, text
+    assert Path(found[2]).is_socket(), text
+    return text, int(found[1])
+
+
+def ended(demo: subprocess.Popen[str], before: str = "") -> Shown:
+    out, err = demo.communicate(timeout=END_S)
+    return Shown(demo.returncode, before + out, err)
+
+
+def visit(port: int) -> list[Record]:
+    """Joins by TCP, says hi once, and stays silent; all lines that were not others'."""
+    with socket.create_connection(("127.0.0.1", port), timeout=END_S) as guest:
+        guest.sendall(b'{"login": "ada"}\n{"say": "hi"}\n')
+        lines = map(json.loads, guest.makefile())
+        return [line for line in lines if line.get("uid", "ada") == "ada"]
+
+
+def parent(pid: int | str) -> int:
+    """Who has started this process; 0 if it does not run."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    state, parent = stat.rpartition(")")[2].split()[:2]
+    return int(parent) if state != "Z" else 0
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started and that still run."""
+    pids = [path.name for path in Path("/proc").glob("[0-9]*")]
+    return sorted(int(child) for child in pids if parent(child) == pid)
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short one, as sockets are in it, also where a worker of many runs the tests."""
+    return tmp_path_factory.mktemp("d")
+
+
+# --- a run, with a guest who joins by TCP -------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run() -> tuple[Shown, list[Record]]:
+    """What a demo has shown, and the lines that its guest has read."""
+    with demo(*SMALL, SECONDS) as running:
+        before, port = gateway_port(running.stdout)
+        seen = visit(port)
+        return ended(running, before), seen
+
+
+Run = tuple[Shown, list[Record]]
+
+
+def test_the_demo_shows_silences_and_reminders_and_ends_with_0(run: Run) -> None:
+    shown, _ = run
+    assert (shown.code, shown.err) == (0, ""), shown.out
+    assert f"{NO_FAULT}\n" in shown.out
+    assert re.search(r"\d+ s   online \d+, said \d+, silence [1-9]", shown.out)
+    assert re.search(r"  offline  user-\d\d  gw-1  silence  \d\.\d{3} s s", shown.out)
+    reminders = r"reminders: 12 asked, [1-9] came, [1-4] cancelled, \d open"
+    assert re.search(reminders, shown.out)
+    assert re.search(r"  timer    remind:user-\d\d:.+  gw-1  attempt 1  ", shown.out)
+    found = re.search(r"p50 (\S+) s, p99 (\S+) s, max (\S+) s", shown.out)
+    assert found
+    p50, p99, most = map(float, found.groups())
+    assert 0 <= p50 <= p99 <= most
+
+
+def test_the_account_adds_up(run: Run) -> None:
+    table = run[0].table()
+    everyone = table.pop("all")
+    assert set(table) == {*Behaviour, "guest"}
+    assert sum(table.values(), Counter()) == +everyone
+    for row in (*table.values(), everyone):
+        assert row["users"] == sum(row.values()) - row["users"]
+    assert everyone["users"] == USERS + 1
+    silent, left = table["fall silent"], table["log out"]
+    assert silent["silence"] == silent["users"] == USERS * 3 // 10
+    assert left["logout"] == left["users"] == USERS * 2 // 10
+    for row in (table["chat"], table["keepalive"]):
+        assert row["online"] == row["users"]
+
+
+def test_a_guest_who_joins_by_tcp_chats_and_is_closed_when_silent(run: Run) -> None:
+    shown, seen = run
+    assert list(seen[0]) == ["welcome"]
+    assert seen[1]["joined"] == "ada"
+    assert seen[2:] == [{"uid": "ada", "say": "hi"}, {"bye": "silence"}]
+    assert shown.table()["guest"] == Counter(users=1, silence=1)
+
+
+def test_a_fault_of_the_gateway_is_named_and_ends_the_demo_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "GATEWAY", ("-c", FAULTY))
+    assert main.main(["demo", "--users", "10", "--timeout", "1", "--seconds", "5"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"faults: early 0, missed \d, false [1-9]\n", out)
+    assert "    false: user-03 was " in out
+
+
+def test_a_gateway_that_does_not_start_ends_the_demo_with_its_last_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "GATEWAY", ("-c", "raise SystemExit('no port')"))
+    assert main.main(["demo"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "    no port",
+        "liveness: the gateway did not start, exit code 1",
+    ]
+
+
+def test_nobody_is_reported_falsely_whatever_is_killed_stopped_or_restarted() -> None:
+    shown = ended(demo(*SMALL, 20, "--script", EVERYTHING))
+    assert (shown.code, shown.err) == (0, ""), shown.out
+    assert f"{NO_FAULT}\n" in shown.out
+    assert "done: silence 1, gateway 2, stop 1, restart 1, kill 2\n" in shown.out
+    table = shown.table()
+    assert table["silenced"]["users"] == 10
+    for row in (table["chat"], table["keepalive"]):
+        assert row["online"] == row["users"], "everyone has come back"
+    steps = re.findall(r"^ +(\d+\.\d) s   (\w+: .+)$", shown.out, re.M)
+    lines = [line for _, line in steps]
+    assert lines[0] == "silence: 10 who talked write nothing any more"
+    assert lines[1] == "gateway: kill -9 to the gateway"
+    assert lines[2].startswith("gateway: the gateway is up again, after ")
+    assert lines[3] == "stop: SIGSTOP to the sidecar"
+    assert re.fullmatch(r"stop: SIGCONT, after [1-9]\.\d s", lines[4])
+    assert lines[5] == "restart: SIGTERM to the sidecar"
+    assert "kill: kill -9 to the sidecar" in lines
+    assert [float(at) for at, _ in steps] == sorted(float(at) for at, _ in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ACTIONS)
+def test_each_action_by_itself_ends_with_no_fault(action: str) -> None:
+    options = ["--users", 100, "--timeout", 2, "--seconds", 11]
+    shown = ended(demo(*options, "--script", f"4 {action}"))
+    assert (shown.code, shown.err) == (0, ""), shown.out
+    assert f"done: {action} 1\n" in shown.out
+
+
+@pytest.mark.slow
+def test_all_actions_under_the_load_of_the_defaults_end_with_no_fault() -> None:
+    script = "5 silence, 12 gateway, 16 stop 3, 22 restart, 26 kill, 27 gateway"
+    shown = ended(demo("--script", script))
+    assert (shown.code, shown.err) == (0, ""), shown.out
+
+
+# --- ends ---------------------------------------------------------------------------------
+
+
+def test_its_children_end_with_it_even_by_kill_9_and_while_they_are_stopped(
+    tmp_path: Path,
+) -> None:
+    with demo(TMPDIR=str(tmp_path)) as killed:
+        gateway_port(killed.stdout)
+        begun = children(killed.pid)
+        assert len(begun) == 2
+        os.kill(begun[0], signal.SIGSTOP)
+        killed.kill()
+    eventually(lambda: not any(map(parent, begun)))
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "said"),
+    [(0, "sidecar", '"event": "ready"'), (1, "gateway", "listens on")],
+    ids=["sidecar", "gateway"],
+)
+def test_a_child_that_ends_by_itself_ends_the_demo_with_its_last_lines(
+    tmp_path: Path, number: int, name: str, said: str
+) -> None:
+    with demo(TMPDIR=str(tmp_path)) as running:
+        gateway_port(running.stdout)
+        os.kill(children(running.pid)[number], signal.SIGKILL)
+        shown = ended(running)
+    *log, last = shown.err.splitlines()
+    assert shown.code == 1
+    assert last == f"liveness: the {name} has ended, exit code -9"
+    assert any(said in line for line in log)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- on a terminal ------------------------------------------------------------------------
+
+OPTIONS = ("--users", 40, "--timeout", 2, "--seconds")
+
+
+@contextmanager
+def picture(seconds: int = END_S, **environment: Any) -> Iterator[Tty]:
+    """A demo on a terminal, with its picture there."""
+    with Tty("-m", "liveness", "demo", *OPTIONS, seconds, **environment) as tty:
+        tty.until("faults:  early 0")
+        yield tty
+
+
+def test_on_a_terminal_it_is_a_picture_with_keys() -> None:
+    with Tty("-m", "liveness", "demo", *OPTIONS, END_S) as tty:
+        tty.until(r"gateway up   sidecar up   \d+ online   \d+ events/s")
+        tty.until("▶")
+        assert TAKEN in tty.out
+        assert COLOUR.search(tty.out)
+        assert not tty.is_as_it_was
+        for key, said in (
+            ("s", r"silence: \d+ who talked write nothing any more"),
+            ("z", "sidecar stopped"),
+            ("r", "restart: not while the sidecar is stopped"),
+            ("z", "SIGCONT, after"),
+            ("g", "the gateway is up again"),
+            ("r", "restart: the sidecar is up again"),
+            ("k", "kill: the sidecar is up again"),
+        ):
+            tty.type(key)
+            tty.until(said)
+        tty.type("xq")
+        tty.until("done: silence 1, stop 1, gateway 1, restart 1, kill 1")
+        tty.until(NO_FAULT)
+        tty.until("ended 0")
+        assert tty.is_as_it_was
+        assert tty.out.count(TAKEN) == tty.out.count(GIVEN_BACK) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGTERM, "liveness: ended by SIGTERM\r\nended 1\r\n"),
+        (signal.SIGHUP, "liveness: ended by SIGHUP\r\nended 1\r\n"),
+        (signal.SIGINT, "ended 130\r\n"),
+    ],
+    ids=["SIGTERM", "SIGHUP", "SIGINT"],
+)
+def test_a_signal_gives_the_terminal_back_and_leaves_nothing_behind(
+    tmp_path: Path, number: int, said: str
+) -> None:
+    with picture(TMPDIR=str(tmp_path), NO_COLOR="1") as tty:
+        begun = children(tty.pid)
+        assert len(begun) == 2
+        os.kill(tty.pid, number)
+        tty.until(r"ended \d+\r\n")
+        assert tty.is_as_it_was
+        assert tty.out.endswith(GIVEN_BACK + said)
+    assert not COLOUR.search(tty.out)
+    assert list(tmp_path.iterdir()) == []
+    assert not any(map(parent, begun))
+
+
+def test_a_fault_of_ours_gives_the_terminal_back() -> None:
+    planted = (
+        "import sys; from liveness.cli.main import main; from liveness.demo import picture\n"
+        "picture.lateness = picture.quantiles = lambda _: 1 / 0\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    with Tty("-c", planted, "demo", *OPTIONS, END_S) as tty:
+        tty.until("ZeroDivisionError")
+        tty.until("ended 1")
+        assert GIVEN_BACK in tty.out
+        assert tty.is_as_it_was
+
+
+def test_while_the_demo_is_suspended_the_terminal_is_the_shells() -> None:
+    with picture() as tty:
+        tty.type("\x1a")
+        tty.until("stopped")
+        assert GIVEN_BACK in tty.out
+        assert tty.is_as_it_was
+        os.kill(tty.pid, signal.SIGCONT)
+        tty.until("faults:  early 0")
+        assert not tty.is_as_it_was
+        tty.type("q")
+        tty.until("ended 0")
+
+
+def test_a_terminal_that_takes_nothing_holds_up_nobody() -> None:
+    with picture(SECONDS) as tty:
+        eventually(lambda: not children(tty.pid))
+        tty.until(NO_FAULT)
+        tty.until("ended 0")
+        assert tty.is_as_it_was
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines() -> None:
+    with Tty("-m", "liveness", "demo", *OPTIONS, END_S, TERM="dumb") as tty:
+        tty.until("2 s   online")
+        os.kill(tty.pid, signal.SIGTERM)
+        tty.until("ended 1")
+    assert "\x1b" not in tty.out
+
+
+# --- the gateway by itself ----------------------------------------------------------------
+
+
+@contextmanager
+def copied_gateway(
+    folder: Path, sidecar: Path
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A copy of the gateway's file, run as it is; the process, and where it listens."""
+    path = shutil.copy(gateway_module.__file__, folder / "my_gateway.py")
+    options = ["--sidecar", sidecar, "--name", "own", "--port", 0]
+    with started(path, *options) as process:
+        try:
+            assert process.stdout
+            line = process.stdout.readline()
+            found = re.fullmatch(r"own listens on 127\.0\.0\.1:(\d+)\n", line)
+            assert found, line
+            yield process, int(found[1])
+        finally:
+            process.terminate()
+
+
+def test_a_copy_of_the_gateway_serves_before_the_sidecar_runs_and_closes_silent_users(
+    tmp_path: Path, make: Callable[..., Sidecar]
+) -> None:
+    sidecar = make(timeout_s=1)
+    with (
+        copied_gateway(tmp_path, sidecar.socket) as (_, port),
+        socket.create_connection(("127.0.0.1", port), timeout=END_S) as guest,
+    ):
+        guest.sendall(b'{"login": "ada"}\n{"say": "hi"}\n')
+        lines = map(json.loads, guest.makefile())
+        assert list(next(lines)) == ["welcome"]
+        assert next(lines) == {"joined": "ada", "users": 1}
+        assert next(lines) == {"uid": "ada", "say": "hi"}
+        sidecar.start()
+        assert list(lines) == [{"bye": "silence"}]
+
+
+def test_a_gateway_whose_name_another_takes_ends_and_says_why(
+    tmp_path: Path, start: Start
+) -> None:
+    sidecar = start()
+    with copied_gateway(tmp_path, sidecar.socket) as (first, _):
+        with copied_gateway(tmp_path, sidecar.socket):
+            _, err = first.communicate(timeout=END_S)
+        assert first.returncode == 1
+        assert re.fullmatch("own: .*\n", err)

@@ -1,0 +1,445 @@
+"""What the documents show works: their programs and commands are run as they are written."""
+
+import inspect
+import json
+import os
+import re
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from textwrap import indent
+from typing import IO, Any, Final
+
+import pytest
+import trio
+
+from liveness.bench.redis import RedisServer
+from liveness.compare.offline_lines import offline_in
+from tests.helpers.needs import needs
+from tests.helpers.pages import MANUAL, blocks, example, shell_lines
+from tests.helpers.peer import listening, timer
+from tests.helpers.processes import NO_SETTINGS
+from tests.helpers.tree import ROOT
+from tests.system.client import Client
+
+BIN: Final = Path(sys.executable).parent
+PATIENCE_S: Final = 20
+# Whole gateways, by what each has in it alone.
+GATEWAYS: Final = [
+    ("docs/gateway.md", "trio.serve_tcp"),
+    ("docs/gateway.md", "asyncio.run"),
+    ("docs/gateway.md", "connect_sync("),
+    ("docs/getting-started.md", "asyncio.run"),
+]
+# The server around the lines of the README, which stand in for `LINES`.
+SERVER: Final = """
+import asyncio, liveness
+
+async def authenticate(reader):
+    return (await reader.readline()).decode().strip()
+
+async def main():
+    writers = {}
+LINES
+
+asyncio.run(main())
+"""
+SHOWN: Final = blocks("docs/command-line.md", "sh")[0].splitlines()
+
+
+class Started:
+    """A command of the documents, running in the background."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    def line_with(self, text: str) -> str:
+        """The next line with this on its stderr."""
+        return self._line(self.process.stderr, re.escape(text))
+
+    def shows(self, pattern: str) -> str:
+        """The next line that matches on its stdout."""
+        return self._line(self.process.stdout, pattern)
+
+    def _line(self, stream: IO[bytes] | None, pattern: str) -> str:
+        assert stream is not None
+        seen = ""
+        while select.select([stream], [], [], PATIENCE_S)[0]:
+            line = stream.readline().decode()
+            if not line:
+                break
+            seen += line
+            if re.search(pattern, line):
+                return line
+        raise AssertionError(f"no line with {pattern!r} in {seen!r}")
+
+    def stop(self) -> None:
+        """End it, and what it has begun."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        self.process.communicate(timeout=PATIENCE_S)
+
+
+@contextmanager
+def started(command: str, environ: dict[str, str]) -> Iterator[Started]:
+    with subprocess.Popen(
+        shlex.split(command),
+        cwd=ROOT,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    ) as process:
+        running = Started(process)
+        try:
+            yield running
+        finally:
+            if process.returncode is None:
+                running.stop()
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """A new user's shell after set-up, in places of its own."""
+    chosen = {key: os.environ[key] for key in ("VENV", "PYTHON") if key in os.environ}
+    return chosen | {
+        "LIVENESS_CONFIG": str(NO_SETTINGS),
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "LIVENESS_SOCKET_PATH": str(tmp_path / "gateway.sock"),
+        "LIVENESS_STATE_DIR": str(tmp_path / "state"),
+        "LIVENESS_HTTP_ADDRESS": "127.0.0.1:0",
+    }
+
+
+def run(command: str, environ: dict[str, str], *, within_s: float = PATIENCE_S) -> str:
+    done = subprocess.run(
+        shlex.split(command),
+        cwd=ROOT,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=within_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def strict_python(program: str) -> str:
+    return f"python -W error -c {shlex.quote(program)}"
+
+
+def command(name: str) -> str:
+    (found,) = (line for line in SHOWN if line.split()[1] == name)
+    return found
+
+
+def test_every_python_example_is_run_below() -> None:
+    has = {page: len(blocks(page, "python")) for page in MANUAL}
+    assert {page: count for page, count in has.items() if count} == {
+        "README.md": 1,
+        "docs/any-language.md": 1,
+        "docs/gateway.md": 3,
+        "docs/getting-started.md": 1,
+        "docs/shadow-mode.md": 1,
+        "docs/testing.md": len(TESTS),
+        "docs/timers.md": 1,
+    }
+
+
+@pytest.mark.parametrize(("page", "has"), GATEWAYS)
+def test_a_gateway_closes_who_is_silent_or_elsewhere_and_nobody_else(
+    page: str, has: str, environ: dict[str, str]
+) -> None:
+    check_gateway(example(page, has), environ)
+
+
+def test_the_lines_of_the_readme_make_a_server_a_gateway(
+    environ: dict[str, str],
+) -> None:
+    lines = example("README.md", "sidecar.ended()")
+    loop = "    async for end in"
+    listen = "    await asyncio.start_server(serve, port=9000)\n"
+    assert lines.count(loop) == 1
+    lines = lines.replace(loop, listen + loop)
+    check_gateway(SERVER.replace("LINES", indent(lines, "    ")), environ)
+
+
+def check_gateway(program: str, environ: dict[str, str]) -> None:
+    """It listens on port 9000, as the gateway gw-1."""
+    port = str(free_port())
+    gateway = program.replace("9000", port)
+    with started("liveness serve --timeout 1", environ) as sidecar:
+        sidecar.line_with('"ready"')
+        with started(strict_python(gateway), environ):
+            sidecar.line_with('"gw-1"')
+            with person(port, b"ada\n") as older, person(port, b"eve\n") as eve:
+                with person(port, b"\xff\0\n"), person(port, b"bob\n"):
+                    pass  # no uid, and a logout: neither may harm the others
+                with (
+                    speaking(older),
+                    person(port, b"ada\n") as newer,
+                    speaking(newer),
+                ):
+                    assert closed(older), "ada is on a newer connection"
+                    assert closed(eve), "eve is silent"
+                    newer.settimeout(0)
+                    with pytest.raises(BlockingIOError):
+                        newer.recv(1)
+
+
+def closed(connection: socket.socket) -> bool:
+    """Wait until the gateway closes it; one of them says why first."""
+    while said := connection.recv(64):
+        assert said.startswith(b"closed: ")
+    return True
+
+
+async def test_the_timers_of_the_manual_are_asked_for_and_done(
+    environ: dict[str, str],
+) -> None:
+    program = strict_python(example("docs/timers.md", "sidecar.task"))
+    async with listening(Path(environ["LIVENESS_SOCKET_PATH"])) as peer:
+        with started(program, environ) as gateway:
+            link = await peer.link()
+            assert await link.next("after", "cancel") == ["cancel", {"key": "rate:7"}]
+            (_, key, _seconds, options) = await link.next("after")
+            await link.fire(timer(1, key, link.hello["name"], **options))
+            assert (await link.next("done"))[1:] == ["rate:8", None, {"seq": 1}]
+            assert gateway.process.stdout is not None
+            assert gateway.process.stdout.readline() == b"bob, how was rate:8?\n"
+
+
+TESTS: Final = blocks("docs/testing.md", "python")
+
+
+@pytest.mark.parametrize("number", range(len(TESTS)))
+async def test_the_tests_of_the_manual_pass(number: int) -> None:
+    names: dict[str, Any] = {}
+    exec(TESTS[number], names)
+    (written,) = (names[name] for name in names if name.startswith("test_"))
+    if inspect.iscoroutinefunction(written):
+        await written()
+    else:
+        await trio.to_thread.run_sync(written)
+
+
+@needs("redis-server")
+@needs("redis-cli", "redis-server")
+def test_the_lines_of_shadow_mode_are_made_of_what_redis_says(tmp_path: Path) -> None:
+    server, began_ms = RedisServer(tmp_path), datetime.now(UTC).timestamp() * 1000 // 1
+    server.start()
+    cli = ["redis-cli", "-s", str(server.socket)]
+    program = strict_python(example("docs/shadow-mode.md", "redis-cli psubscribe"))
+    try:
+        with (
+            subprocess.Popen(
+                [*cli, "psubscribe", "__keyevent@*__:expired"], stdout=subprocess.PIPE
+            ) as told,
+            subprocess.Popen(
+                [sys.executable, *shlex.split(program)[1:]],
+                stdin=told.stdout,
+                stdout=subprocess.PIPE,
+            ) as lines,
+        ):
+            assert lines.stdout is not None
+            until = time.perf_counter() + PATIENCE_S
+            while not select.select([lines.stdout], [], [], 0.1)[0]:  # once it listens
+                assert time.perf_counter() < until
+                for key in ("other:bob", "online:ada"):
+                    subprocess.run([*cli, "set", key, "gw-1", "px", "20"], check=True)
+            line = lines.stdout.readline()
+            told.terminate()
+            lines.stdout.read()
+    finally:
+        server.stop()
+    uid, at_ms = offline_in(line)
+    assert uid == "ada"
+    assert began_ms <= at_ms <= datetime.now(UTC).timestamp() * 1000 + 1
+
+
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@contextmanager
+def person(port: str, line: bytes) -> Iterator[socket.socket]:
+    """A user of the gateway, from the moment it listens."""
+    until = time.perf_counter() + PATIENCE_S
+    while True:
+        try:
+            connection = socket.create_connection(("localhost", port), PATIENCE_S)
+            break
+        except ConnectionRefusedError:
+            assert time.perf_counter() < until
+    with connection:
+        connection.sendall(line)
+        yield connection
+
+
+@contextmanager
+def speaking(connection: socket.socket) -> Iterator[None]:
+    """Lets a user say something four times a second."""
+    is_over = threading.Event()
+
+    def speak() -> None:
+        with suppress(OSError):  # closed by the gateway
+            while not is_over.wait(0.25):
+                connection.sendall(b"hi\n")
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_the_python_example_is_told_of_a_silent_user(environ: dict[str, str]) -> None:
+    raw = example("docs/any-language.md", "msgpack")
+    serve = "liveness serve --timeout 1"
+    with started(serve, environ) as sidecar:
+        sidecar.line_with('"ready"')
+        told = run(f"python -c {shlex.quote(raw)}", environ)
+    assert [line.split()[0] for line in told.splitlines()] == ["welcome", "notices"]
+    assert "'uid': 'ada'" in told
+    assert "'reason': 'silence'" in told
+
+
+def test_the_commands_shown_do_what_the_manual_says(environ: dict[str, str]) -> None:
+    assert run(command("version"), environ).startswith("liveness ")
+    assert "timeout_s = 30" in run(command("check-config"), environ)
+    with started(command("serve"), environ) as sidecar:
+        sidecar.line_with('"ready"')
+        assert re.search(r"^ready +yes$", run(command("status"), environ), re.M)
+        with started(command("watch"), environ) as watch:
+            with linked(environ, "gw-1") as gateway:
+                sidecar.line_with('"watcher"')
+                gateway.send("login", "ada")
+                stdout = watch.process.communicate(timeout=PATIENCE_S)[0]
+            record = json.loads(stdout)
+            assert (record["kind"], record["uid"]) == ("online", "ada")
+            assert watch.process.returncode == 0
+        with linked(environ, "gw-1") as gateway:
+            gateway.send("after", "order:17", 3_600)
+            gateway.settle()
+            for line in SHOWN:
+                if line.startswith("liveness timers"):
+                    assert "order:17" in run(line, environ)
+
+
+@needs("make")
+def test_make_serve_runs_the_sidecar(environ: dict[str, str]) -> None:
+    with started("make serve", environ) as sidecar:
+        ready = json.loads(sidecar.line_with('"ready"'))
+        with urllib.request.urlopen(f"http://{ready['http']}/readyz") as answer:
+            assert json.load(answer) == {"ready": True, "why": []}
+
+
+def demos(page: str) -> list[str]:
+    lines = [line.removeprefix(".venv/bin/") for line in shell_lines(page)]
+    return [line for line in lines if re.match("make demo$|liveness demo ", line)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", sorted({it for page in MANUAL for it in demos(page)}))
+def test_the_demo_that_is_shown_ends_well(line: str, environ: dict[str, str]) -> None:
+    assert "faults: early 0, missed 0, false 0" in run(line, environ, within_s=120)
+
+
+def shortened(demo: str) -> str:
+    """The same demo in a third of its time."""
+    if demo == "make demo":
+        return 'make demo ARGS="--seconds 4 --timeout 1 --users 20"'
+    return re.sub(
+        r"""(--seconds |--timeout |["',] ?)(\d+)""",
+        lambda found: f"{found[1]}{int(found[2]) / 3:.2f}",
+        demo,
+    )
+
+
+@pytest.mark.long
+def test_the_demos_of_the_tutorial_end_well(environ: dict[str, str]) -> None:
+    whole, scripted = demos("docs/getting-started.md")
+    for line in (whole, scripted):
+        told = run(shortened(line), environ, within_s=60)
+        assert "faults: early 0, missed 0, false 0" in told
+
+
+@contextmanager
+def linked(environ: dict[str, str], name: str) -> Iterator[Client]:
+    with Client(Path(environ["LIVENESS_SOCKET_PATH"])) as link:
+        link.hello(name)
+        yield link
+
+
+@needs("nc", "netcat-openbsd")
+@needs("curl")
+def test_the_tutorial_goes_as_it_says(environ: dict[str, str], tmp_path: Path) -> None:
+    """With a timeout of a second, and a port of its own."""
+    port = str(free_port())
+    page = "docs/getting-started.md"
+    demo, path, serve, chat, watch, bob, look = blocks(page, "sh")
+    typed = "".join(blocks(page, "console"))
+    explain, history = re.findall(r"^\$ (liveness .*)", typed, re.M)
+    assert "$ nc 127.0.0.1 9000\nada\n" in typed
+    assert (demo, path) == ("make demo\n", 'export PATH="$PWD/.venv/bin:$PATH"\n')
+    assert chat == "python chat.py\n"
+    assert serve == "liveness serve --timeout 10\n"
+    serve = serve.replace("10", "1")
+    chat = f"python {tmp_path / 'chat.py'}"
+    program = example(page, "asyncio").replace("9000", port)
+    (tmp_path / "chat.py").write_text(program)
+    with ExitStack() as stack:
+        sidecar = stack.enter_context(started(serve, environ))
+        sidecar.line_with('"ready"')
+        watching = stack.enter_context(started(watch, environ))
+        sidecar.line_with('"watcher"')
+        gateway = stack.enter_context(started(chat, environ))
+        sidecar.line_with('"gw-1"')
+        with person(port, b"ada\n") as ada:
+            assert ada.recv(64) == b"closed: silence\n"
+        watching.shows("online   ada  gw-1  login  seq 1$")
+        watching.shows(r"offline  ada  gw-1  silence  1\.\d+ s since login  seq 2$")
+        told = run(explain, environ)
+        assert re.match(
+            r"offline at .* after 1\.\d s of silence; last heard: login", told
+        )
+        assert len(run(history, environ).splitlines()) == 2
+        bob = bob.replace("9000", port).replace("sleep 1", "sleep 0.3")
+        with started(f"bash -c {shlex.quote(bob)}", environ):
+            watching.shows("online   bob  gw-1")
+            sidecar.stop()
+            with started(serve, environ) as again:
+                ready = json.loads(again.line_with('"ready"'))
+                again.line_with('"gw-1"')
+                gateway.stop()
+                with started(chat, environ):
+                    watching.shows("offline  bob  gw-1  gateway_lost")
+                look = look.replace("127.0.0.1:9874", ready["http"])
+                told = run(f"bash -c {shlex.quote(look)}", environ)
+                assert 'reason="gateway_lost"} 1.0' in told
+                assert "The log has it: `liveness log`." in MANUAL[page]
+                log = run("liveness log", environ).splitlines()
+                kinds = [line.split()[2:4] for line in log]
+                assert kinds == [
+                    [kind, uid]
+                    for uid in ("ada", "bob")
+                    for kind in ("online", "offline")
+                ]

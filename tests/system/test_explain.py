@@ -1,0 +1,273 @@
+"""`explain`, `history`, `log`: asked of a sidecar that runs, was stopped, was killed."""
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import lt
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from liveness.cli.main import main
+from tests.helpers.needs import as_root
+from tests.helpers.tree import ROOT
+from tests.system.conftest import Start
+from tests.system.os_users import SOMEBODY
+from tests.system.sidecar import Sidecar, eventually
+
+Run = Callable[..., tuple[int, str, str]]
+CLOCK = r"(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d"  # midnight may lie between
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(sidecar: Sidecar, what: str, *arguments: str) -> tuple[int, str, str]:
+        place = [f"--state={sidecar.state}"]
+        if what == "explain":
+            place.append(f"--socket={sidecar.socket}")
+        code = main([what, *place, *arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """What `acted` leaves, for tests that only read it."""
+    with Sidecar(tmp_path_factory.mktemp("s"), 1, flush_s=0.1) as sidecar:
+        yield acted(sidecar.start())
+
+
+def acted(sidecar: Sidecar) -> Sidecar:
+    """eve fell silent, ada logged out, bob moved and is online, so is an integer."""
+    one, two = sidecar.gateway("gw-1"), sidecar.gateway("gw-2")
+    whole_h = {"timeout": 3_600}
+    one.send("login", ["eve", "bob", "ada"], {"conn": [1, 2, 3], **whole_h})
+    one.send("logout", "ada", {"conn": 3})
+    one.settle()
+    two.send("login", ["bob", 7], {"conn": [1, 2], **whole_h})
+    two.send("after", "order:17", 0.1, {"payload": "=1+1\x1b[31m", "ext": "eve"})
+    two.settle()
+    eventually(lambda: sidecar.metric("liveness_log_seq") == 7)
+    # Only behind all else, however long that took: now the sidecar's timeout holds.
+    one.send("login", "eve", {"conn": 1})
+    eventually(lambda: sidecar.metric("liveness_log_seq") == 8)
+    return sidecar
+
+
+def test_users_are_explained_with_a_sidecar_and_from_the_log_without(
+    start: Start, run: Run
+) -> None:
+    sidecar = acted(start(1, flush_s=0.1))
+    code, sentence, said = run(sidecar, "explain", "eve")
+    assert (code, said) == (0, "")
+    found = json.loads(run(sidecar, "explain", "eve", "--json")[1])
+    silence = found["records"][0]["silence"]
+    assert silence >= 1
+    assert re.fullmatch(
+        rf"offline at {CLOCK} after {silence:.1f} s of silence; last heard: login at "
+        rf"{CLOCK} through gw-1; logged in {CLOCK}\n",
+        sentence,
+    )
+    assert found["told"] == sentence.strip()
+    for door in ("http", "admin"):
+        response, body = sidecar.ask(door, "GET", "/v1/users/eve")
+        assert (response.status, json.loads(body)) == (200, found)
+    moved = rf"moved from gw-1 at {CLOCK}, by a login through gw-2\n"
+    assert re.fullmatch(
+        rf"online through gw-2 \(connection 1\); last heard: login at {CLOCK}, \S+ s ago; "
+        rf"offline in 59 min \d+ s unless it is heard; {moved}",
+        run(sidecar, "explain", "bob")[1],
+    )
+    assert json.loads(run(sidecar, "explain", "int:7", "--json")[1])["uid"] == 7
+    assert "never heard of" in run(sidecar, "explain", "7")[1]
+    for end in (sidecar.stop, sidecar.kill):
+        end()
+        assert run(sidecar, "explain", "eve")[:2] == (0, sentence)
+        code, shown, said = run(sidecar, "explain", "eve", "--json")
+        from_log = json.loads(shown)
+        ends = from_log.pop("log_ends")
+        assert (ends["seq"], from_log) == (8, found)
+        no_sidecar, source = said.splitlines()
+        assert no_sidecar.startswith(f"liveness: no sidecar at {sidecar.socket}: start")
+        assert re.fullmatch(
+            rf"liveness: this is from the log in {sidecar.state}, which ends at .* "
+            r"\(seq 8\)",
+            source,
+        )
+        code, shown, _ = run(sidecar, "explain", "bob")
+        assert code == 0
+        assert re.fullmatch(f"online through gw-2 when the log ended; {moved}", shown)
+        sidecar.start()
+    # Its gateway is not there, and so has said nothing of bob.
+    shown = run(sidecar, "explain", "bob")[1]
+    assert "; not heard since the sidecar was started again; " in shown
+
+
+def test_the_history_of_a_user_is_its_records_the_newest_last(
+    scene: Sidecar, run: Run
+) -> None:
+    def kinds(*arguments: str) -> list[str]:
+        code, shown, _ = run(scene, "history", *arguments, "--json")
+        assert code == 0
+        return [json.loads(line)["kind"] for line in shown.splitlines()]
+
+    assert kinds("bob") == ["online", "moved"]
+    assert kinds("eve", "--limit", "1") == ["offline"]
+    said = run(scene, "history", "eve", "--limit=1")[2]
+    assert "see them with a larger --limit" in said
+    code, shown, said = run(scene, "history", "ada")
+    assert (code, said) == (0, "")
+    assert re.fullmatch(r".*  online   ada .*\n.*  offline  ada .*\n", shown)
+
+
+def test_the_log_is_shown_by_kind_gateway_user_and_time_in_three_forms(
+    scene: Sidecar, run: Run
+) -> None:
+    def seqs(*arguments: str) -> list[int]:
+        code, shown, _ = run(scene, "log", *arguments, "--json")
+        assert code == 0
+        return [json.loads(line)["seq"] for line in shown.splitlines()]
+
+    assert seqs() == [*range(1, 9)]
+    assert seqs("--kind", "offline", "--kind", "moved") == [4, 5, 8]
+    assert seqs("--gateway", "gw-1") == [1, 2, 3, 4, 5, 8]  # and from there
+    assert seqs("--uid", "int:7") == [6]
+    assert seqs("--since", "-15min", "--until", "2999-01-01T00:00Z") == [*range(1, 9)]
+    assert seqs("--since", "2999-01-01") == seqs("--until", "1h") == []
+    assert seqs("--kind", "timer", "--uid", "eve") == []
+    shown = run(scene, "log")[1]
+    assert len(shown.splitlines()) == 8
+    assert "\x1b" not in shown
+    rows = [*csv.DictReader(io.StringIO(run(scene, "log", "--csv")[1]))]
+    assert [int(row["seq"]) for row in rows] == [*range(1, 9)]
+    assert [row["uid"] for row in rows] == [
+        *["eve", "bob", "ada", "ada", "bob", "int:7"],
+        "",
+        "eve",
+    ]
+    (timer,) = (row for row in rows if row["kind"] == "timer")
+    assert timer["payload"] == r"'=1+1\x1b[31m"
+    (moved,) = (row for row in rows if row["kind"] == "moved")
+    assert (moved["from"], moved["from_conn"], moved["silence"]) == ("gw-1", "2", "")
+    watcher = scene.watcher(after=0, kinds=["online", "offline", "moved", "timer"])
+    keys = {key for record in watcher.take(8) for key in record}
+    assert {*rows[0]} == keys | {"restored"}  # which none of these has
+
+
+def test_the_log_is_read_in_order_while_it_is_written(start: Start, run: Run) -> None:
+    sidecar = start()
+    gateway = sidecar.gateway("gw-1")
+    is_over = threading.Event()
+
+    def flood() -> None:
+        while not is_over.is_set():
+            gateway.send("login", ["eve", *range(50)])
+            gateway.send("logout", ["eve", *range(50)])
+            gateway.settle()
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        newest = 1_000
+        for _ in range(5):
+            # It goes on, however slow the disk is at the moment.
+            sidecar.metric_until(partial(lt, newest), "liveness_log_seq")
+            shown = run(sidecar, "log", "--json")[1]
+            seqs = [json.loads(line)["seq"] for line in shown.splitlines()]
+            assert seqs == [*range(1, len(seqs) + 1)]
+            assert len(seqs) > newest
+            newest = len(seqs)
+            assert run(sidecar, "explain", "eve")[0] == 0
+    finally:
+        is_over.set()
+        thread.join()
+    assert sidecar.metric("liveness_write_failures_total", what="log") == 0
+
+
+# --- who may read, and who may not ------------------------------------------------------
+
+# Enters no folder above those it reads: they may be private.
+_AS_SOMEBODY = """
+import os, sys
+import liveness.cli.log
+from liveness.cli.main import main
+os.setgroups([])
+os.setresgid(*[int(sys.argv[1])] * 3)
+os.setresuid(*[int(sys.argv[1])] * 3)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def history_as_somebody(state: Path) -> subprocess.CompletedProcess[str]:
+    """bob's history, asked for by a user who may write nothing of what is read."""
+    arguments = [str(SOMEBODY), "history", "bob", f"--state={state}"]
+    return subprocess.run(
+        [sys.executable, "-c", _AS_SOMEBODY, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"HOME": "/nowhere", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def files(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        path.name: (path.stat().st_uid, path.read_bytes())
+        for path in folder.iterdir()
+        if not path.name.endswith("-shm")
+    }
+
+
+@as_root
+def test_a_user_who_may_only_read_reads_any_sidecars_log_and_leaves_nothing(
+    run: Run,
+) -> None:
+    # Not below pytest's own folder, which nobody else may look into.
+    with (
+        TemporaryDirectory() as folder,
+        Sidecar(Path(folder), 1, flush_s=0.1) as sidecar,
+    ):
+        wanted = run(acted(sidecar.start()), "history", "bob")[1]
+        done = history_as_somebody(sidecar.state)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == (
+            f"liveness: not allowed to read {sidecar.database}: be the user that the "
+            "sidecar runs as\n"
+        )
+        Path(folder).chmod(0o755)
+
+        def read() -> subprocess.CompletedProcess[str]:
+            sidecar.state.chmod(0o755)
+            for path in sidecar.state.iterdir():
+                path.chmod(0o644)
+            before = files(sidecar.state)
+            done = history_as_somebody(sidecar.state)
+            after = files(sidecar.state)
+            assert after == before or is_running
+            assert after.keys() == before.keys()
+            return done
+
+        is_running = True
+        assert (read().stdout, read().stderr) == (wanted, "")
+        is_running = False
+        sidecar.stop()
+        assert (read().stdout, read().stderr) == (wanted, "")
+        sidecar.start()
+        sidecar.kill()
+        assert (read().stdout, read().stderr) == (wanted, "")
+        sidecar.database.with_name("liveness.db-shm").unlink()
+        done = read()
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "only who may write to" in done.stderr
+        sidecar.start()  # as what was read is as it was

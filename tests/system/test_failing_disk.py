@@ -1,0 +1,400 @@
+"""A disk that is really full, and one whose writes and syncs fail: both heal."""
+
+import errno
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
+from itertools import count, repeat
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+import pytest
+
+from liveness.core.records import Record
+from liveness.core.timer_states import LIVE, CancelTimer, CreateTimer, TimerState
+from liveness.errors import StateError
+from liveness.service.common.logs import SAY_AGAIN_S
+from liveness.service.storage.database import beside, is_full
+from liveness.service.storage.disk_reserve import RESERVE_BYTES, WAL_ROOM_BYTES, Reserve
+from liveness.service.storage.log_store import Batch, LogStore
+from liveness.service.storage.log_writer import COMMIT_RECORDS
+from liveness.service.storage.timer_store import (
+    MOST_GROWTH_BYTES,
+    PAGE_BYTES,
+    TRIM_ROWS,
+    TimerStore,
+)
+from tests.helpers import disk
+from tests.helpers.needs import require
+from tests.system.conftest import Start
+from tests.system.sidecar import Sidecar
+from tests.system.test_disk import crowd, readiness_until, uids
+
+DISK_MIB: Final = 16
+# Of these a commit finds no room in the WAL that there is, nor in what the table has.
+LATE: Final = 4_000
+TIMERS: Final = 200
+PAYLOAD: Final = {"payload": "x" * 4_000}
+
+LOG_FAILS: Final = (
+    "the log cannot be written; nothing is dropped, it is tried again every second: "
+    "make room or mend the disk"
+)
+TIMERS_FAIL: Final = LOG_FAILS.replace("the log", "the timers' table")
+
+
+# --- a small filesystem, full -------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with disk.mounted(tmp_path / "disk", DISK_MIB) as folder:
+        yield folder
+
+
+@pytest.fixture
+def disk_with_room(tmp_path: Path) -> Iterator[Path]:
+    """A disk with room for the reserve."""
+    with disk.mounted(tmp_path / "disk", 4 * RESERVE_BYTES // 2**20) as folder:
+        yield folder
+
+
+@contextmanager
+def filled(folder: Path, *, but: int = 0) -> Iterator[None]:
+    """A file takes all the room that is left, but for some bytes."""
+    other = folder / "other"
+    with other.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4_096))
+        except OSError:
+            file.truncate(file.tell() - but)
+            assert shutil.disk_usage(folder).free == but
+    try:
+        yield
+    finally:
+        other.unlink()
+
+
+# --- a disk that fails --------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_failing_disk(make: Start) -> Sidecar:
+    """A sidecar whose system calls can be made to fail; it is not started yet."""
+    require("fiu-run", "fiu-utils")
+    sidecar = make()
+    sidecar.under = ["fiu-run", "-x", "-f", str(sidecar.folder / "fiu")]
+    return sidecar
+
+
+POINTS: Final = {"write": "posix/io/rw/pwrite", "sync": "posix/io/sync/fdatasync"}
+
+
+def control(sidecar: Sidecar, *orders: str) -> None:
+    command = ["fiu-ctrl", "-f", str(sidecar.folder / "fiu")]
+    for order in orders:
+        command += ["-c", order]
+    told = subprocess.run(
+        [*command, str(sidecar.pid)], capture_output=True, text=True, check=True
+    )
+    assert "rror" not in told.stdout + told.stderr
+
+
+def fail(sidecar: Sidecar, **calls: float) -> None:
+    """From now on these calls fail with EIO, each with its probability."""
+    enable = "enable_random name={},probability={},failinfo={}"
+    orders = (enable.format(POINTS[it], calls[it], errno.EIO) for it in calls)
+    control(sidecar, *orders)
+
+
+@contextmanager
+def failing(sidecar: Sidecar, call: str) -> Iterator[None]:
+    """One call fails for a while, always."""
+    fail(sidecar, **{call: 1.0})
+    try:
+        yield
+    finally:
+        control(sidecar, f"disable name={POINTS[call]}")
+
+
+# --- processes on both --------------------------------------------------------------------
+
+
+def is_survived(sidecar: Sidecar, trouble: AbstractContextManager[None]) -> None:
+    """Checks that a trouble is said and counted, loses nothing, and is over by itself."""
+    gateway, watcher = sidecar.gateway("g"), sidecar.watcher()
+    early, late = crowd("early", 100), crowd("late", LATE)
+    gateway.send("login", early)
+    gateway.send("after", "early", 86_400)
+    gateway.settle()
+    watcher.take(100)
+    began = perf_counter()
+    with trouble:
+        for number in range(TIMERS):
+            gateway.send("after", f"late-{number}", 86_400, PAYLOAD)
+        gateway.send("login", late)
+        gateway.send("ping", "after all that")
+        assert "cannot be written: " in readiness_until(sidecar, 503)[0]
+        for what, path, event in (
+            ("log", sidecar.database, LOG_FAILS),
+            ("timers", sidecar.timers, TIMERS_FAIL),
+        ):
+            sidecar.metric_until(
+                lambda failures: failures >= 3,
+                "liveness_write_failures_total",
+                what=what,
+            )
+            line = sidecar.line(event)
+            assert line.items() >= {"level": "error", "path": str(path)}.items()
+        assert sidecar.get("/healthz")[0] == 200
+        pending = sidecar.metric("liveness_log_pending")
+        assert pending >= LATE + TIMERS - 1  # a cursor may go alone
+        assert sidecar.metric("liveness_log_seq") == 100
+        # A refusal needs no disk, and shows that nothing else was sent before it.
+        watcher.send("nonsense")
+        watcher.refusal()
+        assert not watcher.records
+    assert readiness_until(sidecar, 200) == []
+    # Said once a minute, however often it was tried.
+    most = 1 + (perf_counter() - began) // SAY_AGAIN_S
+    for event in (LOG_FAILS, TIMERS_FAIL):
+        assert len([line for line in sidecar.lines if line["event"] == event]) <= most
+    assert gateway.expect("pong") == ["after all that"]
+    sidecar.line("the log is written again")
+    sidecar.line("the timers' table is written again")
+    told = watcher.take(LATE)
+    assert [record["seq"] for record in told] == [*range(101, 101 + LATE)]
+    assert uids(told, "online") == late
+    sidecar.kill()
+    is_all_there(sidecar, early + late, timers=TIMERS + 1)
+
+
+def is_all_there(sidecar: Sidecar, users: list[str], *, timers: int) -> None:
+    """Checks that all is on disk after a crash."""
+    sidecar.under = []
+    sidecar.start()
+    log = sidecar.log()
+    assert [record.seq for record in log] == [*range(1, len(users) + 1)]
+    assert [record.uid for record in log] == users
+    assert sidecar.line("ready")["users"] == len(users)
+    assert sidecar.timer_rows("select count(*) from timers") == [(timers,)]
+    assert sidecar.timer_rows("pragma integrity_check") == [("ok",)]
+    assert sidecar.rows("pragma integrity_check") == [("ok",)]
+
+
+def test_a_full_filesystem_is_said_loses_nothing_and_heals_by_itself(
+    small_disk: Path,
+) -> None:
+    with Sidecar(small_disk) as sidecar:
+        sidecar.start()
+        is_survived(sidecar, filled(small_disk))
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_a_disk_that_fails_is_said_loses_nothing_and_heals_by_itself(
+    on_failing_disk: Sidecar, call: str
+) -> None:
+    sidecar = on_failing_disk.start()
+    is_survived(sidecar, failing(sidecar, call))
+
+
+def test_with_a_disk_that_fails_now_and_then_each_pong_is_true(
+    on_failing_disk: Sidecar,
+) -> None:
+    sidecar = on_failing_disk.start()
+    gateway, watcher = sidecar.gateway("g"), sidecar.watcher()
+    ponged = 0
+    fail(sidecar, write=0.02, sync=0.25)
+    failures = 0.0
+    while failures < 3 or ponged < 5:
+        gateway.send("login", f"user-{ponged}")
+        gateway.send("after", f"key-{ponged}", 86_400)
+        gateway.settle()
+        # It is on disk, whoever looks.
+        assert sidecar.rows("select max(last) from log") == [(ponged + 1,)]
+        ponged += 1
+        failures = sum(
+            sidecar.metric("liveness_write_failures_total", what=what)
+            for what in ("log", "timers")
+        )
+    sidecar.kill()
+    assert [it["seq"] for it in watcher.take(ponged)] == [*range(1, ponged + 1)]
+    is_all_there(sidecar, [f"user-{n}" for n in range(ponged)], timers=ponged)
+
+
+def test_a_full_filesystem_at_the_start_is_told_and_nothing_is_touched(
+    small_disk: Path,
+) -> None:
+    with Sidecar(small_disk) as sidecar, filled(small_disk):
+        sidecar.state.mkdir()
+        code, line = sidecar.refused_start()
+        assert code == 1
+        assert f"{sidecar.database}: " in line
+        assert "make room" in line
+
+
+# --- the reserve, on a small filesystem ----------------------------------------------------
+
+
+def commits(store: LogStore, count: int) -> None:
+    """Write so many commits of as many records as the journal gives one."""
+    for _ in range(count):
+        _, seq = store.bounds()
+        made = range(seq, seq + COMMIT_RECORDS)
+        records = [Record(n, "online", f"u{n}", "g", n, 1, "login", 1) for n in made]
+        store.write(Batch([*records]))
+
+
+def test_on_a_full_filesystem_the_reserve_lets_old_records_be_deleted(
+    disk_with_room: Path,
+) -> None:
+    with closing(LogStore(disk_with_room / "state")) as store:
+        store.reserve.make()
+        assert store.reserve.path.stat().st_mode & 0o777 == 0o600
+        commits(store, 30)
+        with filled(disk_with_room):
+            with pytest.raises(sqlite3.OperationalError, match="full"):
+                commits(store, 1_000)
+            # Within its bound nothing of the log goes before its time.
+            assert not store.trim(oldest_ms=0, most_bytes=2**40, idle_ms=0)
+            assert store.reserve.path.exists()
+            assert store.bounds()[0] == 1
+            assert store.trim(oldest_ms=0, most_bytes=1, idle_ms=0)
+            assert store.bounds()[0] > 1
+            commits(store, 1)
+        assert reserved(store.folder) < RESERVE_BYTES
+        store.reserve.make()
+        assert reserved(store.folder) == RESERVE_BYTES
+
+
+def ended(table: TimerStore) -> int:
+    return sum(it for state, it in table.states().items() if state not in LIVE)
+
+
+def timers(table: TimerStore, count: int) -> None:
+    """One transaction of new timers with payloads, all of which are cancelled at once."""
+    query = "select coalesce(max(id), 0) + 1 from timers"
+    ((first,),) = disk.rows(table.path, query)
+    new = [a_timer(number) for number in range(first, first + count)]
+    drops = [CancelTimer("g", it.timer.key, None, it.timer.id + 1, 1) for it in new]
+    table.write([*new, *drops])
+
+
+def a_timer(number: int) -> CreateTimer:
+    timer = TimerState(
+        number, "g", f"k{number}", None, "pending", 1, 1, 0, None, 1, None, 1, None, 1
+    )  # fmt: skip
+    return CreateTimer(timer, "x" * 3_000)
+
+
+@pytest.fixture
+def full_table(disk_with_room: Path) -> Iterator[TimerStore]:
+    """The timers of a disk that they have filled; the first of them is live."""
+    state = disk_with_room / "state"
+    with (
+        closing(LogStore(state)) as store,
+        closing(TimerStore(state, log="a", reserve=store.reserve)) as table,
+    ):
+        store.reserve.make()
+        table.write([a_timer(1)])
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            any(map(partial(timers, table), repeat(500)))
+        yield table
+
+
+def test_timers_leave_room_for_a_wal_on_a_disk_that_they_fill(
+    full_table: TimerStore,
+) -> None:
+    state = full_table.path.parent
+    assert shutil.disk_usage(state).free >= WAL_ROOM_BYTES
+    ((pages,),) = disk.rows(full_table.path, "pragma page_count")
+    size = full_table.path.stat().st_size
+    assert pages * PAGE_BYTES - size <= MOST_GROWTH_BYTES
+    # What needs no larger file is written as ever.
+    before = ended(full_table)
+    new = [a_timer(number) for number in range(10**6, 10**6 + 4_000)]
+    written = full_table.write_what_fits([*new, CancelTimer("g", "k1", None, 2, 1)])
+    assert written.later == new
+    assert ended(full_table) == before + 1
+    assert full_table.trim(oldest_ms=0, most=before - TRIM_ROWS)
+    timers(full_table, 500)
+    assert reserved(state) == RESERVE_BYTES
+
+
+def test_on_a_full_filesystem_the_reserve_lets_ended_timers_be_deleted(
+    disk_with_room: Path, full_table: TimerStore
+) -> None:
+    with filled(disk_with_room):
+        full_table.write_back()
+        while full_table.trim(oldest_ms=0, most=100):
+            pass
+        assert ended(full_table) == 100
+        timers(full_table, 100)
+        assert reserved(full_table.path.parent) > RESERVE_BYTES / 2
+
+
+def test_a_disk_without_room_for_the_index_of_a_wal_is_full(
+    disk_with_room: Path,
+) -> None:
+    state = disk_with_room / "state"
+    with closing(LogStore(state)), closing(TimerStore(state, log="a")) as table:
+        log, index, _ = beside(table.path)
+        seqs = count(1)
+        # The first part of the index is for 4,062 frames.
+        while log.stat().st_size < 4_050 * (24 + PAGE_BYTES):
+            table.follow(next(seqs))
+        before = index.stat().st_size
+        with filled(disk_with_room, but=before - 4_096):
+            with pytest.raises(sqlite3.OperationalError) as caught:
+                any(map(table.follow, seqs))
+            assert is_full(caught.value)
+        assert log.stat().st_size > 4_062 * (24 + PAGE_BYTES)
+
+
+def test_the_reserve_is_no_room_that_commits_or_the_log_need(
+    disk_with_room: Path,
+) -> None:
+    with closing(LogStore(disk_with_room / "state")) as store:
+        free = shutil.disk_usage(disk_with_room).free
+        for log_bytes, has in (
+            (0, RESERVE_BYTES),
+            (free - 2 * RESERVE_BYTES, RESERVE_BYTES),
+            (free - RESERVE_BYTES, RESERVE_BYTES // 2),
+            (free, 0),
+            (free + 1, RESERVE_BYTES),
+        ):
+            store.reserve.make(log_bytes=log_bytes)
+            assert reserved(store.folder) == has
+            store.reserve.release()
+
+
+def reserved(state: Path) -> int:
+    path = Reserve(state).path
+    return path.stat().st_size if path.exists() else 0
+
+
+def test_the_reserve_lets_a_start_succeed_on_a_full_filesystem(
+    disk_with_room: Path,
+) -> None:
+    state = disk_with_room / "state"
+    with closing(LogStore(state)) as store:
+        commits(store, 1)
+        store.reserve.make()
+    with filled(disk_with_room):
+        for _ in range(3):
+            with (
+                closing(LogStore(state)) as store,
+                closing(TimerStore(state, log=store.log)),
+            ):
+                commits(store, 1)
+        assert reserved(store.folder) > RESERVE_BYTES / 2
+        store.path.write_bytes(b"damaged")
+        before = reserved(store.folder)
+        with pytest.raises(StateError):
+            LogStore(state)
+        assert reserved(store.folder) == before

@@ -1,0 +1,222 @@
+"""Hostile peers at the gateway socket of a real sidecar: its memory stays bounded.
+
+Bytes that claim more than they bring, or never end; ten thousand connections that say
+nothing; answers that nobody reads. Meanwhile a good gateway has a link and a user, and
+both have to be there afterwards; a refusal says which limit was met.
+"""
+
+import json
+import resource
+import select
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from itertools import repeat
+from time import perf_counter
+from typing import Final
+
+import pytest
+
+from tests.helpers.tree import ROOT
+from tests.helpers.wire import packed
+from tests.system.client import SOON_S, Client
+from tests.system.conftest import Say, Start
+from tests.system.sidecar import Sidecar, eventually
+
+MAX_FRAME_BYTES: Final = 1 << 20
+# Of memory for one hostile peer: a frame of the greatest size, kept and copied, and the
+# allocator's slack. Endless ones send many times as much.
+GROWTH_BYTES: Final = 16 << 20
+ENDLESS_BYTES: Final = 64 << 20
+CHUNK_BYTES: Final = 1 << 16
+
+HELLO: Final = packed(["hello", {"protocol": 1, "name": "hostile"}])
+CLAIMS: Final = {
+    "an array": b"\xdd\xff\xff\xff\xff",
+    "a map": b"\xdf\xff\xff\xff\xff",
+    "a string": b"\xdb\xff\xff\xff\xff",
+    "bytes": b"\xc6\xff\xff\xff\xff",
+}
+
+
+@pytest.fixture(scope="module")
+def good(sidecar: Sidecar) -> Iterator[Client]:
+    """A gateway whose link and user notice nothing of what others do."""
+    link = sidecar.gateway("good")
+    link.send("login", "unharmed", {"conn": 1, "timeout": 3_600})
+    yield link
+    is_unharmed(link)
+    assert not link.records
+
+
+def is_unharmed(link: Client) -> None:
+    link.settle()
+    assert [row[0] for row in link.where("unharmed")] == ["unharmed"]
+
+
+# --- bytes that claim more than they bring ---------------------------------------------
+
+
+@pytest.mark.parametrize("before", [b"", HELLO], ids=["a stranger", "a gateway"])
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
+def test_what_is_only_claimed_takes_no_memory_and_ends_with_the_connection(
+    sidecar: Sidecar, good: Client, claim: bytes, before: bytes
+) -> None:
+    rss = sidecar.rss_bytes
+    with sidecar.connect() as link:
+        # In arrays of as many: each would have room made for it.
+        link.send_bytes(
+            before + b"\x92\xa5login" + b"\xdd\xff\xff\xff\xff" * 900 + claim
+        )
+        if before:
+            link.expect("welcome")
+        is_unharmed(good)
+        assert sidecar.rss_bytes - rss < GROWTH_BYTES
+    is_unharmed(good)
+
+
+ENDLESS: Final = {
+    "a string": (b"\x92\xa4ping\xdb\xff\xff\xff\xff", b"a"),
+    "bytes": (b"\x92\xa4ping\xc6\xff\xff\xff\xff", b"\0"),
+    "an array": (b"\x92\xa5login\xdd\xff\xff\xff\xff", b"\x07"),
+    "a map": (b"\x92\xa4ping\xdf\xff\xff\xff\xff", b"\xa1k\x07\xa1l\x07"),
+    "a frame": (b"\xdd\xff\xff\xff\xff\xa4ping", b"\x07"),
+}
+
+
+def send_until_answered(link: Client, pieces: Iterable[bytes]) -> int:
+    """Send until there is an answer; how many bytes that were."""
+    sent = 0
+    for piece in pieces:
+        if select.select([link], [], [], 0)[0]:
+            break
+        link.send_bytes(piece)
+        sent += len(piece)
+    return sent
+
+
+@pytest.mark.parametrize(("head", "more"), ENDLESS.values(), ids=ENDLESS)
+def test_a_frame_that_never_ends_is_cut_at_the_limit_that_is_named(
+    sidecar: Sidecar, good: Client, head: bytes, more: bytes
+) -> None:
+    rss = sidecar.rss_bytes
+    with sidecar.connect() as link:
+        link.send_bytes(HELLO + head)
+        link.expect("welcome")
+        chunk = more * (CHUNK_BYTES // len(more))
+        sent = send_until_answered(link, repeat(chunk, ENDLESS_BYTES // len(chunk)))
+        assert MAX_FRAME_BYTES < sent + len(head) < ENDLESS_BYTES
+        refusal = link.refusal()
+        assert (refusal["code"], refusal["fatal"]) == ("too-large", True)
+        assert link.receive() is None
+        assert sidecar.rss_bytes - rss < GROWTH_BYTES
+    assert str(MAX_FRAME_BYTES) in refusal["message"]
+    assert "welcome.max_frame" in refusal["message"]
+    is_unharmed(good)
+
+
+# --- without a hello ---------------------------------------------------------------------
+
+CROWD: Final = 10_000
+PROCESSES: Final = 4
+CROWD_S: Final = 90.0  # until all are gone, on a slow machine
+# A link that has said nothing takes some 5 KiB, and ten thousand that come at once some
+# megabytes more.
+LINK_BYTES: Final = 16 << 10
+STORM_BYTES: Final = 32 << 20
+# As many as the sidecar may have on this machine: a link takes two open files, and the rest
+# of it some 330.
+MOST_LINKS: Final = (resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 400) // 2
+
+
+def get_in(sidecar: Sidecar, name: str) -> Client:
+    """A new gateway, as soon as there is room for it."""
+    until = perf_counter() + SOON_S
+    while True:
+        link = sidecar.connect()
+        with suppress(ConnectionError):
+            link.say_hello(name)
+        with suppress(ConnectionError):
+            frame = link.receive()
+            if frame is not None and frame[0] == "welcome":
+                return link
+        link.close()
+        assert perf_counter() < until, "there is no room for it"
+
+
+@pytest.mark.parametrize(
+    "links",
+    [1_000, pytest.param(min(CROWD + 1, MOST_LINKS), marks=pytest.mark.slow)],
+    ids=["as many links as usual", "as many as there may be"],
+)
+def test_ten_thousand_who_say_nothing_are_sent_away_and_harm_nobody(
+    start: Start, say: Say, links: int
+) -> None:
+    sidecar = start(limits_hello_s=2, limits_max_links=links)
+    good = sidecar.gateway("good")
+    good.send("login", "unharmed")
+    is_unharmed(good)
+    rss = [sidecar.rss_bytes]
+    # A process may open only so many files, often 4,096.
+    program = [
+        sys.executable,
+        "-m",
+        "tests.system.idle_connections",
+        str(sidecar.socket),
+    ]
+    program.append(str(CROWD // PROCESSES))
+    with ExitStack() as stack:
+        crowds = list[subprocess.Popen[str]]()
+        for _ in range(PROCESSES):
+            crowd = subprocess.Popen(
+                program, cwd=ROOT, stdout=subprocess.PIPE, text=True
+            )
+            crowds.append(stack.enter_context(crowd))
+            stack.callback(crowd.kill)
+        until = perf_counter() + CROWD_S
+        while any(crowd.poll() is None for crowd in crowds):
+            is_unharmed(good)
+            rss.append(sidecar.rss_bytes)
+            assert perf_counter() < until, "they are not gone"
+        codes = Counter[str]()
+        for crowd in crowds:
+            codes.update(json.loads(crowd.communicate()[0]))
+    get_in(sidecar, "new").settle()
+    is_unharmed(good)
+    say(f"{dict(codes)}; memory {max(rss) - rss[0] >> 10:+} KiB at most")
+    # All with an answer, whichever limit they ran into.
+    assert codes.total() == CROWD
+    assert set(codes) <= {"too-slow", "overloaded"}
+    assert codes["too-slow"] > 0
+    assert max(rss) - rss[0] < STORM_BYTES + links * LINK_BYTES
+
+
+# --- replies that nobody reads --------------------------------------------------------------
+
+LONG: Final = [f"{n:04}" + "x" * 250 for n in range(4_000)]
+MOST_REPLY_BYTES: Final = 2 << 20
+
+
+def test_answers_that_nobody_reads_are_bounded_by_their_bytes(start: Start) -> None:
+    sidecar = start(limits_max_reply_bytes=MOST_REPLY_BYTES)
+    good = sidecar.gateway("good")
+    good.send("login", "unharmed")
+    good.send("login", LONG)
+    is_unharmed(good)
+    rss = sidecar.rss_bytes
+    greedy = sidecar.gateway("greedy")
+    # Each answer is a megabyte, of some hundred bytes: all would be a fifth of a gigabyte.
+    question = packed(["where", LONG])
+    with suppress(ConnectionError):
+        for _ in range(200):
+            greedy.send_bytes(question)
+    greedy.wait_closed()
+    line = sidecar.line("link refused", name="greedy", code="overloaded")
+    assert f"{MOST_REPLY_BYTES} bytes" in line["detail"]
+    assert "limits.max_reply_bytes" in line["detail"]
+    assert sidecar.rss_bytes - rss < 8 * MOST_REPLY_BYTES
+    is_unharmed(good)
+    eventually(lambda: sidecar.metric("liveness_links", role="gateway") == 1)
+    sidecar.gateway("greedy").settle()

@@ -1,0 +1,226 @@
+"""The main job: who falls silent goes offline, as the gateway itself sees it."""
+
+from collections import Counter
+from time import perf_counter
+
+import pytest
+
+from tests.helpers.wire import Record, packed
+from tests.system.client import SOON_S, Client
+from tests.system.sidecar import Sidecar
+
+TIMEOUT_S = 3
+USERS = 2_000
+SILENT = [f"silent-{n}" for n in range(USERS // 2)]
+TALKING = [f"talking-{n}" for n in range(USERS // 2)]
+CONN = {uid: 1_000_000 + n for n, uid in enumerate(SILENT + TALKING)}
+BATCH = 250
+# What each silent user is heard by last; the wheel keeps that per user.
+LAST = {uid: ("login", "keepalive", "message")[n % 3] for n, uid in enumerate(SILENT)}
+TALK_EVERY_S = TIMEOUT_S / 3
+
+
+def batches(uids: list[str]) -> list[list[str]]:
+    return [uids[n : n + BATCH] for n in range(0, len(uids), BATCH)]
+
+
+class Chat:
+    """A gateway of 2,000 users that notes when it sent what, and when it was told."""
+
+    def __init__(self, link: Client) -> None:
+        self.link = link
+        self.sent: dict[str, float] = {}  # just before the user's last event
+        self.told: dict[int, float] = {}  # by seq, just after the record came
+
+    def report(self, event: str, uids: list[str]) -> None:
+        for batch in batches(uids):
+            self.sent |= dict.fromkeys(batch, perf_counter())
+            self.link.send(event, batch, {"conn": [CONN[uid] for uid in batch]})
+
+    def open(self) -> None:
+        self.report("login", SILENT + TALKING)
+        self.link.settle()
+        for event in ("keepalive", "message"):
+            self.report(event, [uid for uid, last in LAST.items() if last == event])
+
+    def talk_until(self, offlines: int) -> None:
+        """Goes on reporting those who talk, until it was told of so many offlines."""
+        until, again = perf_counter() + TIMEOUT_S + SOON_S, 0.0
+        while len(self.told) < offlines:
+            now = perf_counter()
+            assert now < until, f"told of {len(self.told)} of {offlines}"
+            if now >= again:
+                self.report("keepalive", TALKING)
+                again = now + TALK_EVERY_S
+            self.listen(again - now)
+
+    def listen(self, within_s: float) -> None:
+        try:
+            frame = self.link.receive(within_s)
+        except TimeoutError:
+            return
+        assert frame is not None
+        assert frame[0] == "notices"
+        self.told |= dict.fromkeys((r["seq"] for r in frame[1]), perf_counter())
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> tuple[Chat, list[Record], float]:
+    """Half of the users fall silent, then the others log out; what a watcher saw."""
+    with Sidecar(tmp_path_factory.mktemp("s"), TIMEOUT_S) as sidecar:
+        sidecar.start()
+        watcher = sidecar.watcher()
+        chat = Chat(sidecar.gateway("chat"))
+        chat.open()
+        chat.talk_until(len(SILENT))
+        still_online, _ = chat.link.listed()
+        assert set(still_online) == set(TALKING)
+        chat.report("logout", TALKING)
+        chat.link.settle()
+        feed = watcher.take(2 * USERS)
+        watcher.settle()
+        assert not watcher.records
+        return chat, feed, sidecar.metric("liveness_early_offline_total")
+
+
+Day = tuple[Chat, list[Record], float]
+
+
+def silences(feed: list[Record]) -> list[Record]:
+    return [r for r in feed if r["kind"] == "offline" and r["reason"] == "silence"]
+
+
+def test_exactly_the_silent_half_goes_offline_for_silence(day: Day) -> None:
+    chat, feed, _ = day
+    assert Counter(r["uid"] for r in silences(feed)) == Counter(SILENT)
+    told = [r["uid"] for r in chat.link.records if r["reason"] == "silence"]
+    assert Counter(told) == Counter(SILENT)
+
+
+def test_nobody_is_told_offline_before_the_whole_timeout_has_passed(day: Day) -> None:
+    chat, feed, early = day
+    waited = [chat.told[r["seq"]] - chat.sent[r["uid"]] for r in silences(feed)]
+    assert min(waited) >= TIMEOUT_S
+    assert early == 0
+
+
+def test_every_session_begins_once_and_ends_once(day: Day) -> None:
+    _, feed, _ = day
+    begun = Counter(r["session"] for r in feed if r["kind"] == "online")
+    ended = Counter(r["session"] for r in feed if r["kind"] == "offline")
+    assert begun == ended
+    assert set(begun.values()) == {1}
+    assert {r["uid"] for r in feed if r["reason"] == "logout"} == set(TALKING)
+
+
+def test_records_come_in_order_from_1_and_without_a_gap(day: Day) -> None:
+    chat, feed, _ = day
+    assert [r["seq"] for r in feed] == list(range(1, 2 * USERS + 1))
+    offlines = [r for r in feed if r["kind"] == "offline"]
+    assert chat.link.records == offlines[: len(chat.link.records)]
+
+
+def test_every_offline_carries_its_evidence(day: Day) -> None:
+    chat, feed, _ = day
+    online = {r["uid"]: r for r in feed if r["kind"] == "online"}
+    for record in silences(feed):
+        uid, began = record["uid"], online[record["uid"]]
+        assert began["session"] == began["seq"] == record["session"]
+        assert (record["gateway"], record["conn"]) == ("chat", CONN[uid])
+        assert record["last"] == LAST[uid]
+        # From its last event, not an earlier one, and on a clock of seconds: what was
+        # measured here spans it. `silence` is rounded to milliseconds.
+        waited = chat.told[record["seq"]] - chat.sent[uid]
+        assert TIMEOUT_S <= record["silence"] <= waited + 0.0005
+        assert abs(record["at"] - record["seen"] - record["silence"] * 1000) <= 1
+        assert "restored" not in record
+
+
+def ignored(sidecar: Sidecar, why: str) -> float:
+    """How many events have changed nothing, for this reason."""
+    return sidecar.metric("liveness_events_ignored_total", why=why)
+
+
+def test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_session(
+    sidecar: Sidecar,
+) -> None:
+    watcher = sidecar.watcher("late-w")
+    old, new = sidecar.gateway("late-a"), sidecar.gateway("late-b")
+    old.send("login", "late", {"conn": 1})
+    old.settle()
+    new.send("login", "late", {"conn": 9})
+    new.settle()
+    online, moved = watcher.take(2)
+    assert moved.items() >= {
+        "kind": "moved", "uid": "late", "gateway": "late-b", "conn": 9,
+        "from": "late-a", "from_session": online["seq"], "from_conn": 1,
+        "session": moved["seq"],
+    }.items()  # fmt: skip
+    assert old.take(1) == new.take(1) == [moved]
+    before = ignored(sidecar, "other_gateway")
+    for frame in (
+        ["logout", "late", {"conn": 1}], ["logout", "late"], ["keepalive", "late"],
+        ["message", ["late"], {"conn": [9]}],
+    ):  # fmt: skip
+        old.send(*frame)
+    old.settle()
+    assert new.where("late") == [["late", "late-b", moved["seq"], 9]]
+    assert ignored(sidecar, "other_gateway") == before + 4
+    new.send("logout", "late", {"conn": 9})
+    new.settle()
+    (offline,) = watcher.take(1)
+    assert (offline["reason"], offline["session"]) == ("logout", moved["seq"])
+
+
+def test_a_late_logout_of_an_older_conn_does_not_end_the_newer_one_of_its_gateway(
+    sidecar: Sidecar,
+) -> None:
+    link = sidecar.gateway("twice", kinds=["online", "offline", "moved"])
+    before = {why: ignored(sidecar, why) for why in ("other_conn", "older")}
+    link.send("login", "u-twice", {"conn": 1})
+    link.send("login", "u-twice", {"conn": 2})
+    link.send("logout", "u-twice", {"conn": 1})
+    link.send("keepalive", "u-twice", {"conn": 1})
+    link.send("login", "u-twice", {"conn": 1, "age": 3600})
+    online, moved = link.take(2)
+    assert (moved["from_conn"], moved["conn"]) == (1, 2)
+    assert moved["from_session"] == online["seq"]
+    assert link.where("u-twice") == [["u-twice", "twice", moved["seq"], 2]]
+    assert ignored(sidecar, "other_conn") == before["other_conn"] + 2
+    assert ignored(sidecar, "older") == before["older"] + 1
+    link.send("logout", "u-twice", {"conn": 2})
+    (offline,) = link.take(1)
+    assert (offline["conn"], offline["session"]) == (2, moved["seq"])
+
+
+def test_a_keepalive_of_an_unknown_user_opens_a_session_and_says_so(
+    sidecar: Sidecar,
+) -> None:
+    link = sidecar.gateway("healing", kinds=["online"])
+    link.send("keepalive", "healed-1", {"conn": 5})
+    link.send("message", ["healed-2"])
+    told = [(r["uid"], r["reason"], r.get("conn")) for r in link.take(2)]
+    assert told == [("healed-1", "keepalive", 5), ("healed-2", "message", None)]
+
+
+def test_broken_bytes_close_their_link_only_and_end_nobody(sidecar: Sidecar) -> None:
+    watcher = sidecar.watcher("broken-w")
+    broken, other = sidecar.gateway("broken-a"), sidecar.gateway("broken-b")
+    other.send("login", "b-1")
+    broken.send_bytes(packed(["login", ["a-1", "a-2"]]) + b"\xc1garbage")
+    assert broken.refusal()["code"] == "bad-msgpack"
+    assert broken.receive() is None
+    other.send("login", "b-2")
+    other.settle()
+    again = sidecar.gateway("broken-a")
+    again.send("keepalive", ["a-1", "a-2"])
+    again.settle()
+    found = {
+        uid: gateway for uid, gateway, *_ in other.where("a-1", "a-2", "b-1", "b-2")
+    }
+    assert found == {
+        "a-1": "broken-a", "a-2": "broken-a", "b-1": "broken-b", "b-2": "broken-b",
+    }  # fmt: skip
+    assert {r["kind"] for r in watcher.take(4)} == {"online"}
+    assert not other.records
+    assert not again.records

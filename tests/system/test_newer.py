@@ -1,0 +1,111 @@
+"""Which of two connections is the newer one, by the clock that all processes share.
+
+The decision itself is tested in `tests/core/test_presence.py`.
+"""
+
+import signal
+from functools import partial
+from itertools import permutations
+from pathlib import Path
+from time import CLOCK_MONOTONIC, clock_gettime, time_ns
+
+import anyio
+import pytest
+
+import liveness
+from tests.system.client import SOON_S, Client
+from tests.system.conftest import Start
+from tests.system.sidecar import Sidecar, eventually
+
+
+def monotonic() -> float:
+    return clock_gettime(CLOCK_MONOTONIC)
+
+
+def clocks(shift_s: float = 0.0) -> list[float]:
+    """What a gateway's hello says; *shift_s* is that of a time namespace."""
+    unix_s = time_ns() / 1e9
+    return [monotonic() + shift_s, unix_s]
+
+
+def stop(sidecar: Sidecar) -> None:
+    """Stop the process, and return once it does not run any more."""
+    sidecar.signal(signal.SIGSTOP)
+    status = Path(f"/proc/{sidecar.process.pid}/stat")
+    eventually(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")
+
+
+def linked(sidecar: Sidecar, name: str, shift_s: float = 0.0) -> Client:
+    link = sidecar.gateway(name, clock=clocks(shift_s), kinds=[])
+    link.settle()
+    return link
+
+
+def test_of_connections_that_began_at_one_moment_the_login_read_later_wins(
+    sidecar: Sidecar, name: str
+) -> None:
+    links = [linked(sidecar, f"{name}-{number}") for number in range(6)]
+    began = monotonic()
+    for number, (first, second) in enumerate(permutations(links, 2)):
+        uid = f"{name}-u-{number}"
+        for conn, link in enumerate((first, second)):
+            link.send("login", uid, {"conn": conn, "began": began})
+            link.settle()
+        ((*_, conn),) = second.where(uid)
+        assert conn == 1
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_newer_connection_wins_that_the_library_reports(
+    start: Start, backend: str
+) -> None:
+    sidecar = start()
+
+    async def main() -> None:
+        connect = partial(liveness.connect, sidecar.socket)
+        async with connect(name="g") as newer, connect(name="h") as older:
+            # Of all links the one read longest ago is read first: so h's is read last.
+            for number, gateway in enumerate((newer, older)):
+                gateway.login(f"first {number}", conn=number)
+                await gateway.flush()
+            stop(sidecar)
+            older.login("u", conn=11)
+            newer.login("u", conn=12)
+            with anyio.fail_after(SOON_S):
+                while newer.stats().pending or older.stats().pending:  # noqa: ASYNC110
+                    await anyio.sleep(0.005)
+            sidecar.signal(signal.SIGCONT)
+            await newer.flush()
+            await older.flush()
+            watcher = sidecar.watcher()
+            ((_uid, name, _session, conn),) = watcher.where("u")
+            assert (name, conn) == ("g", 12)
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("shift_s", "welcome"), [(0.0, True), (3_600.0, False), (0.2, False)]
+)
+def test_welcome_tells_whether_a_gateway_has_the_same_clock(
+    sidecar: Sidecar, name: str, shift_s: float, welcome: bool
+) -> None:
+    told = sidecar.connect().hello(name, clock=clocks(shift_s))
+    assert told["began"] is welcome
+    assert "began" not in sidecar.connect().hello(name)
+    watcher = sidecar.connect().hello(name, role="watcher", clock=clocks())
+    assert watcher["began"] is False
+
+
+def test_a_beginning_by_another_clock_or_in_the_future_is_counted_and_not_used(
+    sidecar: Sidecar,
+) -> None:
+    link, shifted = linked(sidecar, "g"), linked(sidecar, "h", 3_600.0)
+    link.send("login", ["a", "b"], {"conn": [1, 2], "began": monotonic() + 60})
+    link.settle()
+    # It came later, and began before all of them if its `began` was used.
+    shifted.send("login", "a", {"conn": 3, "began": 0.5})
+    shifted.settle()
+    assert [row[1] for row in shifted.where("a")] == ["h"]
+    for why, count in (("future", 2), ("other_clock", 1)):
+        assert sidecar.metric("liveness_began_unused_total", why=why) == count

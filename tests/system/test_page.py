@@ -1,0 +1,614 @@
+"""The live page in a real browser, on a real sidecar with real gateways.
+
+At the end of every test the browser has found no fault with the page: no error in its
+console, nothing that the content security policy forbids, and nothing asked for but from
+the sidecar itself.
+"""
+
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from time import CLOCK_MONOTONIC, clock_gettime, time_ns
+from typing import Final
+
+import pytest
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Locator,
+    Page,
+    Request,
+    Route,
+    expect,
+    sync_playwright,
+)
+
+from liveness.cli.main import main
+from tests.helpers.needs import require
+from tests.system.client import Client
+from tests.system.conftest import Start
+from tests.system.sidecar import Sidecar
+
+SOON_MS: Final = 10_000
+TOKEN: Final = "correct-horse-battery-staple"
+HOSTILE: Final = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
+# What a browser says by itself of answers that a test provokes.
+NOT_THERE: Final = "net::ERR_(CONNECTION_|INCOMPLETE_CHUNKED|EMPTY_RESPONSE)"
+REFUSED: Final = "status of 40[01] "
+WITH_A_FILTER: Final = re.compile(r"/v1/live\?")
+ABOVE_THE_BASE: Final = r" (?!100\.0)\d"  # a point of a curve whose value is not 0
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = require("chromium")  # Debian's own
+    expect.set_options(timeout=SOON_MS)
+    arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=arguments)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    """Opens `/` of a sidecar, by `open_page(sidecar, "#uid=7", color_scheme="dark")`.
+
+    It is live when this returns, unless it *is_closed* by a token. What the browser's
+    console says is a fault, but for what has the pattern *but*.
+    """
+    contexts = []
+    faults: list[str] = []
+    expected = ["^$"]
+
+    def opened(
+        sidecar: Sidecar,
+        rest: str = "",
+        *,
+        but: str = "^$",
+        is_closed: bool = False,
+        **options: object,
+    ) -> Page:
+        expected.append(but)
+        address = f"http://{sidecar.line('ready')['http']}"
+        context = browser.new_context(**options)  # type: ignore[arg-type]  # by name
+        contexts.append(context)
+
+        def from_it_alone(route: Route) -> None:
+            url = route.request.url
+            if not url.startswith((f"{address}/", "data:")):
+                faults.append(f"asked {url}")
+            route.fallback()
+
+        def said(message: ConsoleMessage) -> None:
+            if message.type == "error":
+                faults.append(message.text)
+
+        context.route("**/*", from_it_alone)
+        page = context.new_page()
+        page.set_default_timeout(SOON_MS)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", said)
+        page.goto(f"{address}/{rest}")
+        if not is_closed:
+            is_live(page)
+        return page
+
+    yield opened
+    for context in contexts:
+        with suppress(Exception):
+            context.unroute_all(behavior="ignoreErrors")
+        context.close()
+    assert [each for each in faults if not re.search("|".join(expected), each)] == []
+
+
+def is_live(page: Page) -> None:
+    expect(page.locator("#link-told")).to_have_text("live")
+
+
+def arrive(sidecar: Sidecar, name: str, *uids: str | int) -> Client:
+    gateway = sidecar.gateway(name)
+    gateway.send("login", list(uids))
+    gateway.settle()
+    return gateway
+
+
+def is_of_a_script(request: Request) -> bool:
+    """Whether it is the page's question why its stream was refused."""
+    return request.resource_type == "fetch" and "/v1/live?" in request.url
+
+
+def keep_what_a_script_asks(asked: list[Route], route: Route) -> None:
+    if is_of_a_script(route.request):
+        asked.append(route)
+    else:
+        route.fallback()
+
+
+def record(page: Page, uid: str) -> str:
+    """How the feed shows the newest record of a user, once it does."""
+    row = page.locator("#records .record", has=page.get_by_text(uid, exact=True))
+    return row.first.inner_text()
+
+
+def test_the_figures_move_with_real_traffic(
+    sidecar: Sidecar, open_page: Open, name: str
+) -> None:
+    page = open_page(sidecar)
+    users = page.locator("#users")
+    expect(users).to_have_text(re.compile("^[0-9]"))
+    before = int((users.text_content() or "").replace(",", ""))
+    hand = page.locator("#hand").get_attribute("transform")
+    gateway = arrive(sidecar, name, *(f"{name}-{n}" for n in range(40)))
+    expect(users).to_have_text(str(before + 40))
+    expect(page.locator("#hand")).not_to_have_attribute("transform", hand or "")
+    row = page.locator("#gateways .row", has_text=name)
+    expect(row).to_contain_text("users 40")
+    expect(page.locator("#sectors path[d^=M]")).not_to_have_count(0)
+    plot = page.locator("#chart-events .plot")
+    drawn = plot.locator(".t-login")
+    expect(drawn).to_have_attribute("d", re.compile(f"^M.*{ABOVE_THE_BASE}"))
+    # In one second, which stays in the history; nowhere else do so many log in at once.
+    assert max(read_back(plot, "login")) > 10
+    gateway.send("logout", [f"{name}-{n}" for n in range(30)])
+    gateway.settle()
+    expect(users).to_have_text(str(before + 10))
+    expect(row).to_contain_text("users 10")
+    ready = page.locator("#ready")
+    expect(ready).to_have_text("ready")
+    expect(page).to_have_title(re.compile(f"^{before + 10} online "))
+    gateway.close()
+    expect(row).to_contain_text("not connected")
+
+
+def test_a_silent_user_leaves_and_the_feed_says_why(
+    quick: Sidecar, open_page: Open, name: str
+) -> None:
+    page = open_page(quick)
+    page.evaluate(WATCH_FIRED)
+    gateway = arrive(quick, name, "silent", "leaving", 7)
+    gateway.send("logout", ["leaving"])
+    gateway.settle()
+    page.wait_for_selector("#records .record[data-reason=silence]")
+    told = page.locator("#records .record", has_text="silence").first.inner_text()
+    assert re.search(r"\d s of silence, last login", told)
+    row = page.locator('#records [data-reason="logout"]', has_text="leaving")
+    expect(row).to_contain_text("logged out")
+    # A number is no string, and is shown as the command line has it.
+    assert "int:7" in record(page, "int:7")
+    expect(page.locator("#chart-offlines .t-silence").last).to_have_attribute(
+        "d", re.compile("^M")
+    )
+    expect(page.locator("#verdict")).to_have_text(re.compile("promise"))
+    # No waiting for a function: the policy lets nobody evaluate one.
+    expect(page.locator("body[data-fired]")).to_have_count(1)
+
+
+def test_an_older_connection_that_is_read_last_looks_like_no_move(
+    sidecar: Sidecar, open_page: Open, name: str
+) -> None:
+    page = open_page(sidecar)
+    clock = [clock_gettime(CLOCK_MONOTONIC), time_ns() / 1e9]
+    gateway = sidecar.gateway(name, clock=clock)
+    told = {"moves": f"by login, from {name}"}
+    told["stays"] = f"by login, an older connection of {name}"
+    began = clock[0]
+    gateway.send("login", ["moves", "stays"], {"conn": [1, 2], "began": began})
+    gateway.send("login", "moves", {"conn": 3, "began": began})
+    gateway.send("login", "stays", {"conn": 1, "began": began - 1})
+    gateway.settle()
+    for uid, why in told.items():
+        moved = page.locator('#records [data-kind="moved"]', has_text=uid)
+        expect(moved.locator(".why")).to_have_text(why)
+
+
+def test_users_who_speak_jump_ahead_unless_motion_is_not_wanted(
+    start: Start, open_page: Open
+) -> None:
+    sidecar = start(3)
+    uids = [f"u{n}" for n in range(200)]
+    gateway = arrive(sidecar, "gw", *uids)
+    page, calm = open_page(sidecar), open_page(sidecar, reduced_motion="reduce")
+    for part in range(40):
+        gateway.send("keepalive", uids[part % 8 :: 8])
+        page.wait_for_timeout(100)  # users are spread over the wheel by speaking on
+        if page.locator("#dots circle").count():
+            break
+    expect(page.locator("#dots circle")).not_to_have_count(0)
+    assert calm.locator("#dots circle").count() == 0
+    hand = calm.locator("#hand").get_attribute("transform")
+    expect(calm.locator("#hand")).not_to_have_attribute("transform", hand or "")
+
+
+def test_the_feed_is_filtered_and_pauses(
+    sidecar: Sidecar, open_page: Open, name: str
+) -> None:
+    page = open_page(sidecar)
+    one, other = arrive(sidecar, name, f"a-{name}"), arrive(sidecar, f"{name}x", "b")
+    assert "by login" in record(page, "b")
+    page.get_by_label("online", exact=True).uncheck()
+    page.get_by_label("Only this gateway").fill(name)
+    page.get_by_label("Only this gateway").press("Enter")
+    expect(page.locator("#records .record")).to_have_count(0)
+    is_live(page)
+    for gateway, uid in ((one, f"a-{name}"), (other, "b")):
+        gateway.send("logout", [uid])
+        gateway.settle()
+    assert "logged out" in record(page, f"a-{name}")
+    expect(page.locator("#records .record")).to_have_count(1)
+    pause = page.locator("#pause")
+    pause.click()
+    one.send("login", [f"c-{name}"])
+    one.send("logout", [f"c-{name}"])
+    one.settle()
+    expect(pause).to_have_text("Go on (1)")
+    expect(page.locator("#records .record")).to_have_count(1)
+    pause.click()
+    expect(page.locator("#records .record")).to_have_count(2)
+    expect(page.locator("#records .record").first).to_contain_text(f"c-{name}")
+
+
+def test_why_a_stream_was_refused_is_of_no_concern_to_the_next(
+    sidecar: Sidecar, open_page: Open, name: str
+) -> None:
+    page = open_page(sidecar, but=REFUSED)
+    asked: list[Route] = []
+    page.route(WITH_A_FILTER, partial(keep_what_a_script_asks, asked))
+    only = page.get_by_label("Only this user")
+    only.fill("x" * 300)
+    with page.expect_request(is_of_a_script):
+        only.press("Enter")
+    only.fill(f"after-{name}")
+    only.press("Enter")
+    is_live(page)
+    with page.expect_response(lambda got: is_of_a_script(got.request)) as answered:
+        asked[0].continue_()
+    assert answered.value.status == 400
+    answered.value.finished()  # its head alone says nothing yet
+    arrive(sidecar, name, f"after-{name}")
+    record(page, f"after-{name}")
+    expect(page.locator("#feed-note")).to_have_text("")
+    is_live(page)
+    page.unroute(WITH_A_FILTER)
+    for uid, note in (("x" * 300, "Refused: "), ("", "")):
+        only.fill(uid)
+        only.press("Enter")
+        expect(page.locator("#feed-note")).to_contain_text(note)
+    is_live(page)
+
+
+def test_an_answer_that_never_comes_is_not_waited_for(
+    sidecar: Sidecar, open_page: Open
+) -> None:
+    page = open_page(sidecar, but=f"{REFUSED}|{NOT_THERE}")
+    page.clock.install()
+    asked: list[Route] = []
+    page.route(WITH_A_FILTER, partial(keep_what_a_script_asks, asked))
+    only = page.get_by_label("Only this user")
+    only.fill("x" * 300)
+    with page.expect_request(is_of_a_script):
+        only.press("Enter")
+    with page.expect_event("requestfailed", is_of_a_script):
+        page.clock.fast_forward(10_000)
+    page.unroute(WITH_A_FILTER)
+    with page.expect_request(WITH_A_FILTER):
+        page.clock.fast_forward(10_000)
+    expect(page.locator("#feed-note")).to_contain_text("Refused: ")
+
+
+def test_a_list_that_is_not_whole_says_so_whatever_the_filter(
+    start: Start, open_page: Open, name: str
+) -> None:
+    sidecar = start(3_600)  # no record comes but those that this test causes
+    page = open_page(sidecar)
+    gateway = arrive(sidecar, name, *(f"{name}-{n}" for n in range(200)))
+    rows, records = page.locator("#records li"), page.locator("#records .record")
+    changes = rows.filter(has_text="Another filter since")
+    missed = rows.filter(has_text=re.compile("more records? at"))
+    expect(missed).not_to_have_count(0)
+    page.get_by_label("online", exact=True).uncheck()
+    expect(records).to_have_count(0)
+    expect(page.locator("#feed-note")).to_contain_text("Nothing yet: offline")
+    expect(missed).not_to_have_count(0)
+    expect(changes).to_have_count(0)  # what it lets through was let through before
+    gateway.send("logout", [f"{name}-0"])
+    gateway.settle()
+    expect(records).to_have_count(1)
+    page.get_by_label("online", exact=True).check()
+    expect(rows.first).to_contain_text("Another filter since")
+    expect(records).to_have_count(1)
+    only = page.get_by_label("Only this gateway")
+    for gateway_name in (name, ""):
+        only.fill(gateway_name)
+        only.press("Enter")
+        expect(changes).to_have_count(1)
+        expect(records).to_have_count(1)
+    gateway.send("login", [f"{name}-0"])
+    gateway.settle()
+    expect(rows.first).to_contain_text(f"{name}-0")
+    expect(rows.nth(1)).to_contain_text("Another filter since")
+
+
+def test_a_user_is_explained_from_the_feed_and_by_address(
+    quick: Sidecar, open_page: Open, name: str
+) -> None:
+    page = open_page(quick)
+    uid = f"who/{name}?#%"
+    arrive(quick, name, uid)
+    page.locator("#records [data-reason=silence] a", has_text=uid).click()
+    told = page.locator("#explained .told")
+    expect(told).to_contain_text(name)
+    expect(page.get_by_label("User", exact=True)).to_have_value(uid)
+    rows = page.locator("#explained .record")
+    expect(rows).to_have_count(2)
+    assert "s of silence, last login" in rows.first.inner_text()
+    # The address shows the same to another browser.
+    other = open_page(quick, page.url.partition("/#")[2].join(["#", ""]))
+    expect(other.locator("#explained .told")).to_contain_text(name)
+    other.get_by_label("User", exact=True).fill(f"nobody of {name}")
+    other.get_by_role("button", name="Explain").click()
+    expect(other.locator("#explained")).to_contain_text(f"nobody of {name}")
+    expect(other.locator("#explained .record")).to_have_count(0)
+
+
+def test_a_connection_is_shown_to_its_last_digit_or_not_at_all(
+    sidecar: Sidecar, open_page: Open, name: str
+) -> None:
+    conn = (1_785_000_000_000 << 20) + 1  # as protocol.md advises; no double holds it
+    assert int(float(conn)) != conn
+    small, large = f"small-{name}", f"large-{name}"
+    gateway = sidecar.gateway(name)
+    gateway.send("login", [small, large], {"conn": [7, conn]})
+    gateway.settle()
+    page = open_page(sidecar, f"#uid={large}")
+    shown = page.locator("#explained .facts div", has_text="Connection").locator("dd")
+    told = page.locator("#explained .told")
+    expect(told).to_contain_text(f"(connection {conn})")
+    expect(shown).to_have_text(f"{conn}")
+    page.evaluate(WITHOUT_SOURCES)
+    for uid, number in ((small, ["7"]), (large, [])):
+        page.get_by_label("User", exact=True).fill(uid)
+        page.get_by_role("button", name="Explain").click()
+        expect(told).to_contain_text(f"(connection {7 if number else conn})")
+        expect(shown).to_have_text(number)
+
+
+@pytest.mark.parametrize(
+    ("slots", "labels"),
+    [
+        (2, range(2)),
+        (30, range(0, 30, 5)),
+        (121, range(0, 120, 20)),
+        (1_000, range(0, 990, 90)),
+        (3_600, range(0, 3_600, 300)),
+    ],
+)
+def test_the_ring_has_its_labels_all_around(
+    sidecar: Sidecar, open_page: Open, slots: int, labels: range
+) -> None:
+    page = open_page(sidecar, but=NOT_THERE)
+    summary = json.loads(sidecar.get("/v1/wheel")[1])
+    summary |= {"slots": slots, "slot_users": [0] * slots, "records": [], "left_out": 0}
+    headers = {"content-type": "text/event-stream"}
+    body = f"event: summary\ndata: {json.dumps(summary)}\n\n"
+    page.route("**/v1/live", lambda route: route.fulfill(headers=headers, body=body))
+    page.reload()
+    expect(page.locator("#ticks text")).to_have_text([str(slot) for slot in labels])
+
+
+def test_a_command_that_the_page_names_is_one(
+    sidecar: Sidecar, open_page: Open, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = open_page(sidecar)
+    cell = page.locator("#vitals div", has_text="Timers failed")
+    named = re.search("`liveness (.+)`", cell.get_attribute("title") or "")
+    assert named
+    assert main([*named[1].split(), "--socket", str(sidecar.socket)]) == 0
+    # The name of a group alone would be answered so, without an error.
+    assert "Usage:" not in capsys.readouterr().out
+
+
+def test_a_storm_is_shown_with_what_to_do(start: Start, open_page: Open) -> None:
+    settings = {"guard_least_users": 20, "guard_hold_s": 600}
+    sidecar = start(1, guard_enabled="true", **settings)
+    page = open_page(sidecar)
+    arrive(sidecar, "gw 1's", *(f"u{n}" for n in range(40)))
+    notice = page.locator(".notice", has_text="Storm guard holds 40 users")
+    expect(notice).to_contain_text("liveness guard release 'gw 1'\\''s'")
+    expect(page.locator("#gateways .row")).to_contain_text("held")
+    assert page.title().startswith("(!) ")
+
+
+def test_after_a_restart_the_page_goes_on_by_itself(
+    tmp_path: Path, open_page: Open
+) -> None:
+    with on_one_port(tmp_path) as sidecar:
+        sidecar.start()
+        arrive(sidecar, "gw", "stays")
+        page = open_page(sidecar, but=NOT_THERE)
+        expect(page.locator("#users")).to_have_text("1")
+        sidecar.stop()
+        state = page.locator("#link")
+        expect(state).to_have_attribute("data-state", "reconnecting")
+        expect(state).to_contain_text(re.compile(r"last heard \d+ s ago"))
+        hand = page.locator("#hand").get_attribute("transform")
+        sidecar.start()
+        is_live(page)
+        expect(page.locator("#users")).to_have_text("1")
+        expect(page.locator("#records")).to_contain_text("Not connected from")
+        expect(page.locator("#hand")).not_to_have_attribute("transform", hand or "")
+        arrive(sidecar, "gw", "comes")
+        assert "by login" in record(page, "comes")
+
+
+def test_a_browser_whose_sign_in_ended_is_asked_to_sign_in(
+    tmp_path: Path, open_page: Open
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    with on_one_port(tmp_path, http_token_file=file) as sidecar:
+        sidecar.start()
+        page = open_page(sidecar, but=f"{NOT_THERE}|{REFUSED}", is_closed=True)
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Sign in").click()
+        is_live(page)
+        sidecar.stop()
+        file.write_text(f"another-{TOKEN}")  # which ends the cookies of the old one
+        sidecar.start()
+        page.wait_for_url("**/sign-in")
+        expect(page.get_by_label("Token")).to_be_visible()
+
+
+def test_names_are_shown_as_text_whatever_they_say(
+    sidecar: Sidecar, open_page: Open
+) -> None:
+    page = open_page(sidecar, viewport={"width": 390, "height": 844})
+    names = [HOSTILE, "مستخدم", "a\u202etxt.exe", "👩 ops", "x" * 255]
+    arrive(sidecar, f"{HOSTILE[:30]}{'y' * 34}", *names)
+    arrive(sidecar, "gateway-of-some-length.chat.example.net", "on a phone")
+    record(page, "on a phone")
+    assert HOSTILE in record(page, HOSTILE)
+    # What turns the direction of what follows is seen, and turns nothing.
+    assert "a\\u202etxt.exe" in record(page, "a\\u202etxt.exe")
+    assert "مستخدم" in record(page, "مستخدم")
+    expect(page.locator("#gateways")).to_contain_text("<img src=x")
+    assert page.locator("main img, main b b").count() == 0
+    assert "taken" not in page.title()
+    for width, height in ((390, 844), (320, 640)):  # telephones
+        page.set_viewport_size({"width": width, "height": height})
+        assert page.evaluate(IS_WITHIN_THE_WINDOW)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read_in_both_schemes(
+    sidecar: Sidecar, open_page: Open, scheme: str
+) -> None:
+    page = open_page(sidecar, color_scheme=scheme)
+    arrive(sidecar, f"gw {scheme}", f"seen in {scheme}").close()
+    record(page, f"seen in {scheme}")
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    lightness = sum(map(int, re.findall(r"\d+", ground)[:3])) / 3
+    assert (lightness > 200) == (scheme == "light")
+    found = page.evaluate(CONTRASTS)
+    assert len(found) > 60
+    assert [text for text in found if text["ratio"] < 4.5] == []
+
+
+def test_all_is_reached_and_read_out_by_keyboard(
+    sidecar: Sidecar, open_page: Open
+) -> None:
+    arrive(sidecar, "gw of keys", "pressed")
+    page = open_page(sidecar)
+    reached = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        focused = page.evaluate(FOCUSED)
+        if focused is None or focused in reached:
+            break
+        reached.append(focused)
+    assert reached[0] == "Skip to the figures"
+    wanted = ["ring", "explain-uid", "filter-uid", "filter-gateway", "pause", "records"]
+    assert {*wanted, "Health", "Metrics", "Storm guard"} <= {*reached}
+    assert sum("over the last five minutes" in name for name in reached) == 3
+    for name in ("ring", "Users online, over the last five minutes"):
+        slider = page.locator(f'[id="{name}"], [aria-label="{name}"]')
+        # Two points further on it is another second, and reads otherwise.
+        expect(slider).to_have_attribute("aria-valuemax", re.compile("^([3-9]|..+)$"))
+        slider.focus()
+        places, told = [], []
+        for key in ("Home", "End", "ArrowLeft"):
+            slider.press(key)
+            places.append(int(slider.get_attribute("aria-valuenow") or ""))
+            told.append(slider.get_attribute("aria-valuetext") or "")
+        first, last, before_last = places
+        assert first == int(slider.get_attribute("aria-valuemin") or "")
+        assert first < before_last < last
+        assert told[0] != told[1]
+        assert all(re.search(r"\d", text) for text in told)
+    ring = page.locator("#ring")
+    ring.focus()
+    ring.press("Home")
+    expect(page.locator("#slot-told")).to_contain_text(re.compile(r"^Slot \d+: "))
+    ring.press("Escape")
+    expect(page.locator("#slot-told")).to_contain_text("30 slots of 2 s")
+
+
+def read_back(plot: Locator, name: str) -> list[float]:
+    """What a chart says of a series at each of its points, from the newest, by keys."""
+    plot.focus()
+    plot.press("End")
+    said = []
+    for _ in range(int(plot.get_attribute("aria-valuenow") or "") + 1):
+        told = plot.get_attribute("aria-valuetext") or ""
+        said += re.findall(rf"\b{name} ([\d,.]+)", told)
+        plot.press("ArrowLeft")
+    plot.press("Escape")
+    return [float(number.replace(",", "")) for number in said]
+
+
+def on_one_port(folder: Path, **settings: object) -> Sidecar:
+    """A sidecar that is at the same address after a restart."""
+    sidecar = Sidecar(folder, **settings)  # type: ignore[arg-type]  # by name
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        sidecar.http = f"127.0.0.1:{free.getsockname()[1]}"
+    return sidecar
+
+
+IS_WITHIN_THE_WINDOW: Final = "document.documentElement.scrollWidth <= innerWidth"
+# Every text that is shown, with the contrast to what is behind it.
+CONTRASTS: Final = """() => {
+  const channels = (color) => color.match(/[\\d.]+/g).map(Number);
+  const luminance = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((c) =>
+      c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const ground = (element) => {
+    for (let one = element; one; one = one.parentElement) {
+      const found = channels(getComputedStyle(one).backgroundColor);
+      if (found[3] !== 0) return found;
+    }
+    return [255, 255, 255];
+  };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (walker.nextNode()) {
+    const text = walker.currentNode.textContent.trim();
+    const element = walker.currentNode.parentElement;
+    if (!text || !element.checkVisibility() || element.closest("script")) continue;
+    const style = getComputedStyle(element);
+    const isDrawn = element instanceof SVGElement;
+    const color = luminance(channels(isDrawn ? style.fill : style.color));
+    const behind = luminance(ground(element));
+    const [light, dark] = [Math.max(color, behind), Math.min(color, behind)];
+    found.push({ text, ratio: (light + 0.05) / (dark + 0.05) });
+  }
+  return found;
+}"""
+# Remembers that a dot left the ring, where it is for a moment only.
+WATCH_FIRED: Final = """() => {
+  const dots = document.getElementById("dots");
+  const look = () => dots.querySelector(".fired") && (document.body.dataset.fired = "");
+  new MutationObserver(look).observe(dots, { childList: true, subtree: true });
+}"""
+# As in a browser that does not say how a number was written.
+WITHOUT_SOURCES: Final = """() => {
+  const { parse } = JSON;
+  JSON.parse = (text, revive) => parse(text, revive && ((key, value) => revive(key, value)));
+}"""
+# What has the focus, if that can be seen.
+FOCUSED: Final = """() => {
+  const one = document.activeElement;
+  if (one === document.body) return null;
+  const shown = one.type === "checkbox" ? one.nextElementSibling : one;
+  if (getComputedStyle(shown).outlineStyle === "none") return `unseen ${one.id}`;
+  const name = one.querySelector("b")?.textContent ?? one.textContent.trim();
+  return one.id || one.getAttribute("aria-label") || one.value || name;
+}"""

@@ -1,0 +1,151 @@
+"""SIGHUP: settings are read anew while the sidecar serves; wrong ones change nothing."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.needs import as_root
+from tests.system.client import Client
+from tests.system.conftest import Start
+from tests.system.os_users import CREW, SOMEBODY, Person
+from tests.system.sidecar import Line, Sidecar, eventually
+from tests.system.tty import Tty
+
+MEMBER = Person(SOMEBODY, SOMEBODY, (CREW,))
+WORDS = "correct-horse/battery+staple=="
+READ = "settings read anew"
+WRONG = (
+    "the settings are wrong, and nothing was changed; correct them and have them read "
+    "again"
+)
+PLAIN = "# the defaults"
+NAME = "liveness.toml"
+
+
+def reread(sidecar: Sidecar, text: str | None = None, event: str = READ) -> Line:
+    """Has settings read anew, of which *text* is the file, and waits for what is said."""
+    if text is not None:
+        (sidecar.folder / NAME).write_text(text)
+    before = len(sidecar.lines)
+
+    def said() -> list[Line]:
+        return [line for line in sidecar.lines[before:] if line.get("event") == event]
+
+    sidecar.signal(signal.SIGHUP)
+    eventually(lambda: bool(said()), lambda: str(sidecar.lines))
+    return said()[-1]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """One sidecar for all tests, each of which begins by resetting its settings."""
+    folder = tmp_path_factory.mktemp("s")
+    folder.chmod(0o755)
+    path = folder / NAME
+    path.write_text(PLAIN)
+    with Sidecar(folder, config=path, socket_mode="0666") as sidecar:
+        yield sidecar.start()
+
+
+@as_root
+def test_access_changes_for_new_links_and_older_ones_stay(plain: Sidecar) -> None:
+    reread(plain, PLAIN)
+    gateway = plain.gateway("mine")
+    with MEMBER.connect(plain.socket) as refused:
+        assert b"not-allowed" in refused.recv(4096)
+    said = reread(plain, f'[access]\ngateways = "own,@{CREW}"\nwatchers = "own"')
+    assert said["changed"] == ["access.gateways", "access.watchers"]
+    assert said["after_a_restart"] == []
+    with Client(MEMBER.connect(plain.socket)) as allowed:
+        allowed.hello("theirs")
+    gateway.send("login", "ada")
+    gateway.settle()
+    assert plain.metric("liveness_users_online") == 1
+
+
+def test_the_token_is_the_one_that_is_in_its_file_now(
+    make: Start, tmp_path: Path
+) -> None:
+    path = tmp_path / "token"
+    path.write_text(WORDS)
+    path.chmod(0o600)
+    sidecar = make(http_token_file=path).start()
+
+    def answer(words: str) -> int:
+        said = f"Bearer {words}"
+        return sidecar.ask("http", "GET", "/v1/wheel", authorization=said)[0].status
+
+    assert (answer(WORDS), answer(WORDS[::-1])) == (200, 401)
+    path.write_text(WORDS[::-1])
+    assert reread(sidecar)["new_token"]
+    assert not reread(sidecar)["new_token"]
+    assert (answer(WORDS), answer(WORDS[::-1])) == (401, 200)
+
+
+def test_the_level_changes_and_settings_that_need_a_restart_are_named(
+    plain: Sidecar,
+) -> None:
+    reread(plain, PLAIN)
+    text = 'slots = 90\n[logging]\nlevel = "debug"\n[limits]\nwindow = 5'
+    said = reread(plain, text)
+    assert said["changed"] == ["logging.level"]
+    assert said["after_a_restart"] == ["slots", "limits.window"]
+    assert reread(plain, text)["changed"] == []
+    assert reread(plain, 'logging.level = "error"')["changed"] == ["logging.level"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("slots = 1", "slots is 1 ("),
+        ("[acess]", "there is no setting acess; the nearest is access"),
+        ('[access]\nadmin = "no-such-user"', "access.admin names the user"),
+    ],
+)
+def test_wrong_settings_are_told_and_change_nothing(
+    plain: Sidecar, text: str, told: str
+) -> None:
+    reread(plain, PLAIN)
+    said = reread(plain, f'logging.level = "error"\n{text}', WRONG)
+    assert told in said["error"]
+    assert reread(plain, PLAIN)["changed"] == []
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_file_is_not_taken_for_the_defaults(plain: Sidecar, text: str) -> None:
+    reread(plain, PLAIN)
+    watchers = '[access]\nwatchers = "own"'
+    reread(plain, watchers)
+    said = reread(plain, text, WRONG)
+    assert said["error"].startswith(f"{plain.folder / NAME}: it is empty, ")
+    assert reread(plain, watchers)["changed"] == []
+    assert reread(plain, PLAIN)["changed"] == ["access.watchers"]
+
+
+def test_a_signal_amid_the_start_waits_and_a_pipe_is_read_at_the_start_only(
+    make: Start, tmp_path: Path
+) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    sidecar = make(config=path)
+    sidecar.launch()
+    with path.open("w") as pipe:  # waits until the settings are being read
+        sidecar.signal(signal.SIGHUP)
+        pipe.write('[access]\nwatchers = "own"')
+    assert sidecar.line(WRONG)["error"].startswith(f"{path}: it is no regular file, ")
+    assert sidecar.get("/readyz")[0] == 200
+    assert sidecar.stop() == 0
+
+
+def test_on_a_terminal_it_ends_in_order_when_that_is_closed(make: Start) -> None:
+    sidecar = make()
+    with Tty(*sidecar.command()[1:]) as tty:
+        tty.until("ready")
+        assert sidecar.socket.exists()
+        os.kill(tty.pid, signal.SIGHUP)
+        tty.until("stopped")
+        tty.until("ended 0")
+    assert not sidecar.socket.exists()

@@ -1,0 +1,231 @@
+"""The scripted sidecar passes tests of the real one.
+
+They are imported from where they are, all in which nobody falls silent and nobody looks
+at the process, and collected again here, where the `sidecar` that they ask for is a
+scripted one. What time they take passes there too.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import anyio
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from liveness.core.conversation import ConversationLimits
+from liveness.core.records import EVENTS
+from liveness.core.records import Record as Decided
+from liveness.testing import ScriptedSidecar, scripted_sidecar
+from tests.core.test_vectors import BEFORE, TO_SIDECAR, exact, name_of, octets
+from tests.helpers.wire import packed
+from tests.system.client import Client
+from tests.system.conftest import Start
+from tests.system.sidecar import Line, Sidecar, eventually
+from tests.system.test_delivery import (  # noqa: F401
+    test_a_gap_comes_whatever_kinds_were_asked_for,
+    test_a_gateway_gets_a_gap_only_if_a_deleted_record_concerned_it,
+    test_a_gateway_without_acks_gets_what_came_while_it_was_away,
+    test_a_hello_may_name_where_to_read_on,
+    test_a_new_name_begins_at_now_and_a_crash_right_after_welcome_does_not_lose_that,
+    test_a_reader_from_another_log_begins_at_the_oldest_record_kept,
+    test_a_reader_with_a_cursor_learns_whether_its_name_was_known,
+    test_a_watcher_without_acks_has_no_cursor_and_one_with_them_has,
+    test_hard_uids_stay_distinct_in_every_frame_and_over_a_crash,
+    test_list_gives_a_gateway_its_own_and_a_watcher_everyone,
+    test_reading_on_from_a_named_place_leaves_the_stored_cursor_alone,
+    test_watchers_see_what_they_asked_for,
+    test_what_was_not_acknowledged_comes_again_after_a_reconnect,
+    test_where_finds_online_users_of_every_gateway_and_no_others,
+)
+from tests.system.test_main_job import (  # noqa: F401
+    test_a_keepalive_of_an_unknown_user_opens_a_session_and_says_so,
+    test_a_late_logout_of_an_older_conn_does_not_end_the_newer_one_of_its_gateway,
+    test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_session,
+    test_broken_bytes_close_their_link_only_and_end_nobody,
+)
+from tests.system.test_refusals import (  # noqa: F401
+    FEW_REFUSED,
+    offender,
+    online,
+    test_a_bad_frame_is_refused_and_the_link_goes_on,
+    test_a_bad_stream_ends_its_link,
+    test_a_gateway_that_reads_all_its_pongs_is_never_refused,
+    test_a_newer_link_of_the_same_name_replaces_the_older_after_what_that_had_sent,
+    test_a_watcher_that_sends_events_is_refused_them_and_goes_on,
+    test_an_ack_is_taken_below_next_and_refused_at_it,
+    test_bad_uids_count_as_refused_frames,
+    test_each_bad_frame_of_a_run_is_refused_by_its_own_number,
+    test_too_many_refused_frames_end_the_link_and_what_follows_is_not_applied,
+    test_without_a_good_hello_the_link_ends,
+)
+from tests.system.test_restart import (  # noqa: F401
+    test_a_fresh_gateway_ends_its_old_sessions_before_anything_else,
+    test_a_fresh_gateway_ends_no_session_of_another_gateway,
+    test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record,
+    test_a_gateway_that_starts_anew_ends_what_it_left_and_begins_at_now,
+    test_after_a_crash_seq_and_cursors_go_on_without_a_gap_or_reuse,
+    test_after_a_crash_users_sessions_and_conns_are_as_they_were,
+)
+from tests.system.test_timers import (  # noqa: F401
+    test_a_cancelled_timer_never_fires_nor_does_one_of_a_cancelled_ext,
+    test_a_run_that_was_not_acknowledged_comes_again_after_a_reconnect,
+    test_a_timer_due_while_its_gateway_was_away_comes_when_it_is_back_fresh,
+    test_a_timer_fires_once_for_its_gateway_with_all_that_it_was_given,
+    test_a_watcher_has_no_timers,
+    test_the_same_key_again_replaces_and_fires_once_with_the_newer_payload,
+    test_timers_of_others_come_only_with_scope_all_and_their_kind,
+    test_timers_outlast_a_crash_and_those_due_meanwhile_fire_once,
+)
+
+SOON_S: Final = 10.0
+TICK_S: Final = 0.02
+
+
+class Scripted(Sidecar):
+    """A scripted sidecar in the place of a process."""
+
+    def __init__(self, script: ScriptedSidecar, portal: BlockingPortal) -> None:
+        super().__init__(script.path.parent)
+        assert self.socket == script.path
+        self.script = script
+        self._portal = portal
+
+    def start(self, timeout_s: float | None = None, **settings: object) -> "Scripted":
+        assert timeout_s is None
+        assert not settings
+        self._hang_up()
+        self._portal.call(self.script.start)
+        return self
+
+    def stop(self, *_: object, **__: object) -> int:
+        self._portal.call(self.script.stop)
+        for client in self._clients:
+            client.leave()
+        return 0
+
+    def kill(self) -> None:
+        self._portal.call(self.script.crash)
+
+    def line(self, event: str, within_s: float = SOON_S, **fields: object) -> Line:
+        assert event == "link down"
+        eventually(lambda: fields["name"] not in self._linked())
+        return {}
+
+    def metric(self, name: str, **labels: str) -> float:
+        assert name == "liveness_events_ignored_total"
+        return self._portal.call(lambda: self.script._presence.ignored[labels["why"]])
+
+    def _linked(self) -> dict[str, int]:
+        return self._portal.call(lambda: self.script.links)
+
+
+@pytest.fixture(scope="module", params=["asyncio", "trio"])
+def portal(request: pytest.FixtureRequest) -> Iterator[BlockingPortal]:
+    with start_blocking_portal(request.param) as started:
+        yield started
+
+
+@pytest.fixture
+def sidecar(portal: BlockingPortal) -> Iterator[Scripted]:
+    with (
+        portal.wrap_async_context_manager(scripted_sidecar()) as script,
+        Scripted(script, portal) as running,
+        ticking(script, portal),
+    ):
+        yield running
+
+
+@contextmanager
+def ticking(script: ScriptedSidecar, portal: BlockingPortal) -> Iterator[None]:
+    """Lets time pass there as it does here."""
+
+    async def tick() -> None:
+        while True:
+            await anyio.sleep(TICK_S)
+            await script.pass_time(TICK_S)
+
+    task = portal.start_task_soon(tick)
+    yield
+    task.cancel()
+
+
+@pytest.fixture
+def start(sidecar: Scripted) -> Start:
+    return lambda: sidecar
+
+
+@pytest.fixture
+def name() -> str:
+    return "gw"
+
+
+@pytest.fixture
+def tight(sidecar: Scripted) -> Scripted:
+    """One with little patience."""
+    sidecar.script._limits = ConversationLimits(max_refused=FEW_REFUSED)
+    return sidecar
+
+
+@pytest.fixture
+def aged(sidecar: Scripted) -> Scripted:
+    """One that has let go all but the last of eight old records."""
+    sidecar.kill()
+    disk = sidecar.script._disk
+    disk.records = [
+        Decided(seq, "offline", f"u-{seq}", gateway, seq, None, "logout", 1)
+        for seq, gateway in enumerate(["left"] * 3 + ["right"] * 5, start=1)
+    ]
+    disk.first = 8
+    disk.cursors = {("gateway", "left"): 3, ("gateway", "right"): 3}
+    return sidecar.start()
+
+
+@pytest.fixture
+def watchful(sidecar: Scripted) -> Iterator[Client]:
+    """A gateway whose link and user do not notice what others do."""
+    link = sidecar.gateway("watchful")
+    link.send("login", "unharmed")
+    link.settle()
+    yield link
+    assert online(link, ["unharmed"]) == {"unharmed"}
+    assert not link.records
+
+
+# What bytes mean is the core's: one loop is enough.
+@pytest.mark.parametrize("portal", ["trio"], indirect=True)
+@pytest.mark.parametrize("case", TO_SIDECAR, ids=name_of)
+def test_each_vector_holds(
+    case: dict[str, Any], sidecar: Scripted, portal: BlockingPortal
+) -> None:
+    script = sidecar.script
+    script._disk.records = [  # the vectors' `next` is 1,000
+        Decided(seq, "offline", "u", "nobody", 1, None, "logout", 1)
+        for seq in range(1, 1_000)
+    ]
+    script._presence.decided.next_seq = 1_000
+    before: list[Any] = BEFORE[case["before"]]
+    link = sidecar.connect()
+    link.send_bytes(packed(*before) + octets(case))
+    if "error" in case:
+        while (frame := link.receive()) is not None and frame[0] != "error":
+            assert frame[0] in ("welcome", "pong", "where", "list")
+        assert frame is not None
+        assert frame[1].pop("message")
+        assert exact(frame[1]) == exact(case["error"])
+        if case["error"]["fatal"]:
+            assert link.receive() is None
+    events = [
+        frame["frame"]
+        for frame in case["frames"]
+        if frame["frame"] in EVENTS
+        for _ in range(uids_in(frame))
+    ]
+    portal.call(script.until, lambda: len(script.events) == len(events))
+    assert [it.event for it in script.events] == events
+    assert len(script.refused) == ("error" in case)
+
+
+def uids_in(frame: dict[str, Any]) -> int:
+    uids = frame["uids"]
+    return int(uids["repeat"][1] if isinstance(uids, dict) else len(uids))

@@ -1,0 +1,927 @@
+"""The scripted sidecar: time, disk and faults pass as the script says.
+
+That it decides and delivers as the real one does is tested in `test_testing_conformance`,
+under asyncio and trio.
+"""
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from time import CLOCK_MONOTONIC, clock_gettime, time_ns
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+from anyio.from_thread import start_blocking_portal
+from trio.testing import MockClock
+
+import liveness
+from liveness.core.timer_states import RETRY_POLICY
+from liveness.testing import (
+    MAX_REPLIES,
+    START_WALL_MS,
+    Event,
+    ScriptedSidecar,
+    Session,
+    Timer,
+    scripted_sidecar,
+)
+from tests.helpers.peer import SOON_S, Caller
+from tests.helpers.wire import Record, hello, packed
+
+every_loop = pytest.mark.parametrize("loop", ["asyncio", "trio"])
+
+
+@pytest.fixture
+async def script() -> AsyncIterator[ScriptedSidecar]:
+    async with scripted_sidecar(within=SOON_S) as script:
+        yield script
+
+
+@pytest.fixture
+async def gateway(script: ScriptedSidecar) -> AsyncIterator["Gateway"]:
+    async with gateways(script, "gw") as gateway:
+        yield gateway
+
+
+class Gateway(Caller):
+    async def has_nothing_to_read(self) -> bool:
+        """Whether a pong comes next; a second one, for what would follow the first."""
+        await self.settle()
+        await self.settle()
+        return True
+
+
+@asynccontextmanager
+async def gateways(
+    script: ScriptedSidecar, *names: str, **options: Any
+) -> AsyncIterator[Any]:
+    """Gateways that were welcomed: one, or a list of several."""
+    async with AsyncExitStack() as stack:
+        linked = []
+        for name in names:
+            stream = await stack.enter_async_context(
+                await anyio.connect_unix(script.path)
+            )
+            linked.append(Gateway(stream))
+            await linked[-1].hello(name, **options)
+        yield linked[0] if len(names) == 1 else linked
+
+
+def summary(records: list[Record]) -> list[tuple[Any, ...]]:
+    return [(r["uid"], r["kind"], r["reason"], r.get("conn")) for r in records]
+
+
+# --- time
+
+
+async def test_a_user_falls_silent_at_its_timeout_and_not_before(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", "ada", {"conn": 1}])
+    await gateway.send(["login", "own", {"timeout": 10}])
+    await script.pass_time(9.999)
+    assert set(script.users) == {"ada", "own"}
+    await script.pass_time(0.001)
+    assert set(script.users) == {"ada"}
+    assert summary(await gateway.records()) == [("own", "offline", "silence", None)]
+    await script.pass_time(19.999)
+    assert set(script.users) == {"ada"}
+    await script.pass_time(0.001)
+    (record,) = await gateway.records()
+    assert summary([record]) == [("ada", "offline", "silence", 1)]
+    assert (record["at"], record["seen"]) == (START_WALL_MS + 30_000, START_WALL_MS)
+    assert (record["silence"], record["last"]) == (30, "login")
+    assert script._presence.early == 0
+
+
+async def test_time_in_pieces_is_as_long_as_in_one(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", "ada"])
+    for _ in range(299):
+        await script.pass_time(0.1)
+    assert script.users
+    await script.pass_time(0.1)
+    assert not script.users
+
+
+async def test_in_a_long_time_each_falls_silent_at_its_own_moment(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    for n in range(1, 10):
+        await gateway.send(["login", n, {"timeout": 100 * n + n / 7}])
+    await script.pass_time(3_600)
+    records = await gateway.records()
+    assert [record["uid"] for record in records] == list(range(1, 10))
+    late = [record["silence"] - 100 * n - n / 7 for n, record in enumerate(records, 1)]
+    assert min(late) >= -0.0005
+    assert max(late) < 0.02
+
+
+async def test_what_was_written_before_time_passes_counts(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw", ping=0.1) as gateway:
+        await gateway.send(["login", ["ada", "eve"]])
+        for _ in range(10):
+            await script.pass_time(20)
+            await gateway.send(["keepalive", "ada"])
+        assert set(script.users) == {"ada"}
+        assert summary(await gateway.records()) == [("eve", "offline", "silence", None)]
+
+
+async def test_users_of_a_gateway_that_went_are_lost_with_it(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw") as gateway:
+        await gateway.send(["login", ["ada", "eve"]], ["login", "bob", {"timeout": 1}])
+        await script.online("bob")
+    await script.until(lambda: not script.links)
+    await script.pass_time(1)
+    assert set(script.users) == {"ada", "bob", "eve"}, "it has a second to come back"
+    await script.pass_time(0.1)
+    assert (await script.offline("bob"))["reason"] == "gateway_lost"
+    await script.pass_time(28)
+    async with gateways(script, "gw") as gateway:
+        assert summary(await gateway.records()) == [
+            ("bob", "offline", "gateway_lost", None)
+        ]
+        await gateway.send(["keepalive", "ada"])
+        await script.pass_time(2)
+        assert (await script.offline("eve"))["reason"] == "silence"
+        assert set(script.users) == {"ada"}
+
+
+async def test_the_newer_connection_is_found_by_ages_on_the_loops_clock(
+    script: ScriptedSidecar, autojump_clock: MockClock
+) -> None:
+    async with gateways(script, "gw", "other", kinds=[]) as (gateway, other):
+        await gateway.send(["login", "ada", {"conn": 1}])
+        await script.online("ada")
+        await anyio.sleep(10)
+        for conn, age in ((2, 11), (3, 9), (4, 9.5), (5, 7200)):
+            await other.send(["login", "ada", {"conn": conn, "age": age}])
+        await other.settle()
+        assert script.users == {"ada": ("other", 2, 3)}, "of 1 s after the first"
+        await script.pass_time(25)
+        await anyio.sleep(10)
+        await gateway.send(["login", "ada", {"conn": 1, "age": 20}])
+        await gateway.send(["login", "ada", {"conn": 6, "age": 0.5}])
+        await gateway.settle()
+        assert script.users == {"ada": ("gw", 3, 6)}
+        await script.pass_time(1)
+        await gateway.send(["login", "ada", {"conn": 7}])
+        await script.until(lambda: script.users["ada"].conn == 7)
+        assert [r["session"] for r in script.records] == [1, 2, 3, 4]
+
+
+def host_clock() -> list[float]:
+    return [clock_gettime(CLOCK_MONOTONIC), time_ns() / 1e9]
+
+
+async def test_in_virtual_time_logins_are_not_compared_by_the_clock_of_the_host(
+    script: ScriptedSidecar, autojump_clock: MockClock
+) -> None:
+    async with gateways(script, "gw", clock=host_clock()) as gateway:
+        assert gateway.welcome["began"] is False
+
+
+async def test_the_newer_connection_is_found_by_the_clock_of_the_host() -> None:
+    """In whatever order logins are read, and however much time is passed in between."""
+    async with (
+        scripted_sidecar(within=SOON_S) as script,
+        gateways(script, "gw", "other", kinds=[], clock=host_clock()) as linked,
+    ):
+        gateway, other = linked
+        (older, _), (newer, _) = host_clock(), host_clock()
+        await other.send(["login", "ada", {"conn": 2, "began": newer}])
+        await other.settle()
+        await gateway.send(["login", "ada", {"conn": 1, "began": older}])
+        await gateway.settle()
+        assert script.users == {"ada": ("other", 1, 2)}
+        await script.pass_time(5)
+        newest, _ = host_clock()
+        await gateway.send(["login", "ada", {"conn": 3, "began": newest}])
+        await gateway.settle()
+        await other.send(["login", "ada", {"conn": 4, "began": newer}])
+        await other.settle()
+        assert script.users == {"ada": ("gw", 3, 3)}
+        await other.send(["login", "ada", {"conn": 5, "began": newest + 60}])
+        await other.settle()
+        assert script.users == {"ada": ("other", 5, 5)}, "no word on what is to come"
+
+
+# --- looking and waiting
+
+
+async def test_everything_reported_can_be_seen_in_order(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw", "other") as (gateway, other):
+        await gateway.send(
+            ["login", ["ada", "eve"], {"conn": [1, 2]}],
+            ["keepalive", "ada", {"conn": 1}],
+            ["message", ["eve", None]],
+            ["login", ["bob", ""]],
+            ["keepalive", []],
+        )
+        await script.online("eve")
+        await other.send(["login", "ada", {"conn": 7}], ["logout", 9])
+        assert await script.next_event(9) == ("logout", 9, None, "other")
+        assert script.events == [
+            ("login", "ada", 1, "gw"),
+            ("login", "eve", 2, "gw"),
+            ("keepalive", "ada", 1, "gw"),
+            ("message", "eve", None, "gw"),
+            ("login", "ada", 7, "other"),
+            ("logout", 9, None, "other"),
+        ]
+        assert [await script.next_event("ada") for _ in range(3)] == [
+            Event("login", "ada", 1, "gw"),
+            Event("keepalive", "ada", 1, "gw"),
+            Event("login", "ada", 7, "other"),
+        ]
+        assert script.users == {
+            "ada": Session("other", 3, 7), "eve": Session("gw", 2, 2)
+        }  # fmt: skip
+        assert [record["kind"] for record in script.records] == [
+            "online", "online", "moved",
+        ]  # fmt: skip
+        assert [(name, refusal.code) for name, refusal in script.refused] == [
+            ("gw", "bad-uid"), ("gw", "bad-uid"),
+        ]  # fmt: skip
+        assert script.links == {"gw": 1, "other": 1}
+        await gateway.send(["ack", 3])
+        await script.until(lambda: script.links["gw"] == 0)
+
+
+async def test_waits_end_when_the_event_comes(
+    script: ScriptedSidecar, autojump_clock: MockClock
+) -> None:
+    async with gateways(script, "gw") as gateway, anyio.create_task_group() as tasks:
+        tasks.start_soon(script.online, "ada")
+        tasks.start_soon(script.next_event, "ada")
+        tasks.start_soon(script.until, lambda: script.users and script.links)
+        tasks.start_soon(script.until, lambda: script.links and script.users)
+        tasks.start_soon(script.linked, "late")
+        tasks.start_soon(script.offline, "ada")
+        await anyio.sleep(0.01)  # idle: with a clock that jumps, for ever if not
+        await gateway.send(["login", "ada"])
+        await gateway.settle()
+        await gateway.send(["logout", "ada"])
+        async with gateways(script, "late"):
+            pass
+
+
+async def test_a_failed_wait_says_what_is_known(script: ScriptedSidecar) -> None:
+    async def said(wait: Callable[..., Awaitable[object]], *args: Any) -> str:
+        with pytest.raises(AssertionError) as failed:
+            await wait(*args, within=0.01)
+        return str(failed.value)
+
+    assert await said(script.online, "ada") == (
+        "'ada' is not online after 0.01 s; nothing was heard of it; linked: no gateway"
+    )
+    async with gateways(script, "gw") as gateway:
+        await gateway.send(["login", 7], ["login", ""], ["logout", 7])
+        await gateway.expect("error")
+        text = await said(script.online, 7)
+        assert "heard last: Event(event='logout', uid=7, conn=None" in text
+        assert "recorded last: {'seq': 2, 'kind': 'offline'" in text
+        assert "linked: gw; refused last: gw, bad-uid: '' is no uid" in text
+        with script.not_reading(), script.disk_full():
+            text = await said(script.linked, "other")
+        assert text.startswith("other has no link after 0.01 s; linked: gw; ")
+        assert "it does not read; its disk is full" in text
+        script.crash()
+        text = await said(script.until, lambda: False)
+        assert "linked: no gateway; the sidecar is not running" in text
+        assert "'eve' did not go offline" in await said(script.offline, "eve")
+        assert "no event of 'eve'" in await said(script.next_event, "eve")
+
+
+# --- faults of links
+
+
+async def test_a_dropped_link_ends_without_a_frame_and_unacknowledged_records_come_again(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", ["ada", "eve"]], ["logout", ["ada", "eve"]])
+    first = await gateway.records()
+    await gateway.send(["ack", first[0]["seq"]])
+    script.drop("gw")
+    assert script.links == {}
+    assert await gateway.receive() is None
+    async with gateways(script, "gw") as again:
+        assert await again.records() == first[1:]
+        script.drop("gw")
+
+
+async def test_a_link_is_refused_with_any_code_that_ends_one(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw", "other") as (gateway, other):
+        await gateway.send(["ping", 1])
+        script.refuse("gw", "overloaded")
+        assert await gateway.expect("pong") == [1]
+        (error,) = await gateway.expect("error")
+        assert error.pop("message")
+        assert error == {"code": "overloaded", "fatal": True, "n": 2}
+        assert await gateway.receive() is None
+        await other.settle()
+
+
+async def test_the_next_hello_is_refused_where_there_is_no_link(
+    script: ScriptedSidecar,
+) -> None:
+    script.refuse("gw", "not-allowed")
+    with pytest.raises(AssertionError, match=r"'error', .*'not-allowed'"):
+        async with gateways(script, "gw"):
+            pass
+    async with gateways(script, "gw") as gateway:
+        await gateway.settle()
+
+
+async def test_users_do_not_time_out_while_the_sidecar_does_not_read(
+    script: ScriptedSidecar, gateway: Gateway, autojump_clock: MockClock
+) -> None:
+    await gateway.send(["login", "ada"])
+    await script.pass_time(29)
+    with script.not_reading():
+        await gateway.send(["keepalive", "ada"], ["ping", 1])
+        await script.pass_time(600)
+        assert script.events == [("login", "ada", None, "gw")]
+        async with await anyio.connect_unix(script.path):
+            pass  # it is listened to all the same
+        await anyio.sleep(0.01)  # idle: with a clock that jumps, for ever if not
+    assert await gateway.expect("pong") == [1]
+    await script.pass_time(29.9)
+    assert set(script.users) == {"ada"}
+    await script.pass_time(0.1)
+    (record,) = await gateway.records()
+    assert (record["silence"], record["last"]) == (30, "keepalive")
+
+
+async def test_a_gateway_that_leaves_its_replies_unread_is_refused(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    pings = [["ping", "x" * 1_000]] * (2 * MAX_REPLIES)
+
+    async def send_all() -> None:
+        with suppress(anyio.BrokenResourceError):
+            await gateway.send(*pings)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(send_all)
+        await script.until(lambda: script.refused)
+        ((name, refusal),) = script.refused
+        assert (name, refusal.code) == ("gw", "overloaded")
+        while await gateway.receive() is not None:
+            pass
+        tasks.cancel_scope.cancel()
+
+
+async def test_events_of_a_replaced_link_count_even_if_the_newer_is_read_first(
+    script: ScriptedSidecar,
+) -> None:
+    async with await anyio.connect_unix(script.path) as stream:
+        await script.until(lambda: script._links)
+        async with gateways(script, "gw") as older:
+            with script.not_reading():
+                await stream.send(packed(["hello", {"protocol": 1, "name": "gw"}]))
+                await older.send(["login", "ada"])
+            assert set(script.users) == {"ada"}
+            (error,) = await older.expect("error")
+            assert error["code"] == "replaced"
+            assert script.links == {"gw": 0}
+
+
+# --- disk and restarts
+
+
+async def test_while_the_disk_is_full_nothing_is_delivered_and_afterwards_everything(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", "ada", {"conn": 1}])
+    await gateway.settle()
+    with script.disk_full():
+        await script.pass_time(30)
+        await gateway.send(["login", "ada", {"conn": 2}], ["ping", 1], ["list"])
+        assert await script.online("ada") == ("gw", 3, 2)
+        assert len(script.records) == 1
+    assert await gateway.expect("pong") == [1]
+    assert await gateway.expect("list") == [[["ada", "gw", 3, 2]], 3]
+    # Of the connection before: its gateway has a newer one.
+    assert summary(await gateway.records()) == [("ada", "offline", "silence", 1)]
+    assert [record["kind"] for record in script.records] == [
+        "online", "offline", "online",
+    ]  # fmt: skip
+
+
+async def test_a_crash_forgets_what_no_pong_has_covered(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", "ada"], ["after", "kept", 1])
+    await gateway.settle()
+    with script.disk_full():
+        await gateway.send(["login", "eve"], ["logout", "ada"], ["ping", 1])
+        await gateway.send(["cancel", {"key": "kept"}], ["after", "lost", 1])
+        await script.online("eve")
+        script.crash()
+    assert await gateway.receive() is None
+    script.start()
+    assert script.users == {"ada": ("gw", 1, None)}
+    assert len(script.records) == 1
+    assert list(script.timers) == [("gw", "kept")]
+    async with gateways(script, "gw") as again:
+        assert again.welcome["next"] == 2
+
+
+async def test_a_full_disk_holds_back_a_welcome_and_not_the_reason_of_an_end(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    with script.disk_full():
+        newer = await anyio.connect_unix(script.path)
+        await newer.send(packed(hello("gw")))
+        await gateway.send(["ping", "never answered"])
+        (error,) = await gateway.expect("error")
+        assert error["code"] == "replaced"
+        await script.linked("gw")
+    assert (await Gateway(newer).expect("welcome"))[0]["next"] == 1
+    await newer.aclose()
+
+
+async def test_trimmed_records_are_a_gap_for_the_gateways_they_concerned(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "late", "done", "other") as (late, done, other):
+        for gateway, uid in ((late, "ada"), (done, "eve")):
+            await gateway.send(["login", uid], ["logout", uid])
+            (record,) = await gateway.records()
+        await done.send(["ack", record["seq"]])
+        await script.until(lambda: script.links == {"late": 1, "done": 0, "other": 0})
+        script.trim()
+        assert script.records == []
+        for gateway in (late, done, other):
+            assert await gateway.has_nothing_to_read()
+    await script.until(lambda: not script.links)
+    async with gateways(script, "late", "done", "other") as (late, done, other):
+        (gap,) = await late.records()
+        assert (gap["kind"], gap["first"], gap["until"]) == ("gap", 1, 5)
+        for gateway in (late, done, other):
+            assert await gateway.has_nothing_to_read()
+        await late.send(["ack", gap["seq"]])
+        await late.settle()
+        script.drop("late")
+    async with gateways(script, "late") as late:
+        assert await late.has_nothing_to_read()
+
+
+async def test_after_a_planned_stop_everyone_goes_on_with_the_time_it_had(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw", timeout=20) as gateway:
+        await gateway.send(["login", "ada"])
+        await script.pass_time(15)
+        await gateway.send(["message", "ada"], ["ping", 1])
+        await script.pass_time(4)
+        script.stop("a new version")
+        assert await gateway.expect("pong") == [1]
+        assert await gateway.expect("bye") == [{"reason": "a new version"}]
+        assert await gateway.receive() is None
+    with pytest.raises(FileNotFoundError):
+        await anyio.connect_unix(script.path)
+    await script.pass_time(60)
+    script.start()
+    async with gateways(script, "gw") as gateway:
+        await script.pass_time(15.9)
+        assert set(script.users) == {"ada"}
+        await script.pass_time(0.1)
+        (record,) = await gateway.records()
+        assert (record["last"], record["silence"]) == ("message", 80)
+        assert record["at"] - record["seen"] == 80_000
+
+
+async def test_after_a_restart_a_gateway_has_a_second_to_come_back(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw") as gateway:
+        await gateway.send(["login", "ada"])
+        await script.pass_time(29.5)
+        script.stop()
+    script.start()
+    await script.pass_time(1)
+    assert set(script.users) == {"ada"}
+    await script.pass_time(10)
+    record = await script.offline("ada")
+    assert record["reason"] == "gateway_lost"
+    assert 30.51 <= float(str(record["silence"])) <= 30.53
+
+
+async def test_after_a_crash_everyone_has_a_whole_timeout_and_is_restored(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw", timeout=20) as gateway:
+        await gateway.send(["login", ["ada", "eve"]], ["login", "eve", {"timeout": 5}])
+        await script.pass_time(4)
+        script.crash()
+        assert await gateway.receive() is None
+    script.start()
+    async with gateways(script, "gw") as gateway:
+        await script.pass_time(4.9)
+        assert set(script.users) == {"ada", "eve"}
+        await script.pass_time(0.1)
+        assert [r["uid"] for r in await gateway.records()] == ["eve"]
+        await script.pass_time(15)
+        (record,) = await gateway.records()
+        assert record["restored"] is True
+        assert "seen" not in record
+
+
+async def test_under_a_new_log_no_user_and_no_timer_is_known(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", "ada"], ["logout", "ada"], ["login", "ada"])
+    await gateway.send(["after", "tea", 1])
+    await gateway.records()
+    log = gateway.welcome["log"]
+    script.crash()
+    script.start(new_log=True)
+    assert (script.users, script.records, script.timers) == ({}, [], {})
+    async with gateways(script, "gw", after=2, log=log) as again:
+        assert again.welcome["log"] != log
+        assert again.welcome["next"] == 1
+        assert await again.has_nothing_to_read()
+
+
+# --- timers
+
+
+def fired(records: list[Record]) -> list[tuple[str, int, int]]:
+    """Key, attempt, and the seconds after the start at which it fired."""
+    return [(r["key"], r["attempt"], r["at"] - START_WALL_MS) for r in records]
+
+
+async def test_a_timer_fires_at_its_moment_and_not_before(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await script.pass_time(0.3)
+    for _ in range(3):
+        await gateway.send(["after", "tea", 0.7, {"payload": "green"}])
+        await script.pass_time(0.1)
+    assert script.timers == {
+        ("gw", "tea"): Timer("pending", "green", None, 0, 0.6, None)
+    }
+    await script.pass_time(0.599)
+    assert await gateway.has_nothing_to_read()
+    await script.pass_time(0.001)
+    (record,) = await gateway.records()
+    assert fired([record]) == [("tea", 1, 1_200)]
+    assert record["due"] == record["at"]
+    assert script.timers["gw", "tea"].left == 60
+
+
+async def test_timers_of_any_moments_fire_and_time_passes_to_its_end(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    random = Random(1)
+    for n in range(200):
+        await gateway.send(["after", f"k{n}", random.uniform(0.1, 60)])
+    for _ in range(4):
+        await script.pass_time(15)
+    keys = {record["key"] for record in await gateway.records(200)}
+    assert len(keys) == 200
+
+
+async def test_timers_and_silences_come_in_the_order_of_their_moments(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["login", 10, {"timeout": 10}], ["after", "20", 20])
+    await gateway.send(["login", 30, {"timeout": 30}], ["after", "5000", 5_000])
+    await script.pass_time(2 * 86_400)
+    seen = [r.get("uid") or r["key"] for r in await gateway.records(34)]
+    assert [*dict.fromkeys(seen)] == [10, "20", 30, "5000"]
+
+
+async def test_a_timer_without_an_answer_is_tried_again_until_it_fails(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["after", "never", 1])
+    await script.pass_time(2 * 86_400)
+    attempts = fired(await gateway.records(16))
+    assert [attempt for _, attempt, _ in attempts] == [*range(1, 17)]
+    waits_ms = [
+        later - sooner - RETRY_POLICY.run_ms
+        for (_, _, sooner), (_, _, later) in pairwise(attempts)
+    ]
+    assert waits_ms == [*RETRY_POLICY.waits_ms]
+    timer = await script.timer("gw", "never", "failed")
+    assert (timer.attempts, timer.left) == (16, None)
+    assert timer.message == "no answer within 60 s"
+
+
+async def test_answers_and_cancels_set_the_state_of_a_timer(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    for key in ("done", "again", "failed", "cancelled"):
+        await gateway.send(["after", key, 1])
+    await script.pass_time(1)
+    await gateway.records(4)
+    await gateway.send(
+        ["done", "done", "well"],
+        ["fail", "again", "busy"],
+        ["fail", "failed", "hopeless", {"final": True}],
+        ["cancel", {"key": "cancelled"}],
+    )
+    assert (await script.timer("gw", "cancelled", "cancelled")).left is None
+    assert (await script.timer("gw", "done", "done")).message == "well"
+    assert (await script.timer("gw", "failed", "failed")).message == "hopeless"
+    assert await script.timer("gw", "again", "pending") == Timer(
+        "pending", None, None, 1, 15, "busy"
+    )
+    await script.pass_time(15)
+    assert fired(await gateway.records()) == [("again", 2, 16_000)]
+
+
+async def test_a_run_that_was_not_delivered_does_not_end(
+    script: ScriptedSidecar,
+) -> None:
+    async with gateways(script, "gw") as gateway:
+        await gateway.send(["after", "tea", 1])
+        await gateway.settle()
+    await script.until(lambda: not script.links)
+    await script.pass_time(3_600)
+    assert (await script.timer("gw", "tea", "fired")).attempts == 1
+    async with gateways(script, "gw") as gateway:
+        assert fired(await gateway.records()) == [("tea", 1, 1_000)]
+
+
+async def test_timers_due_while_the_sidecar_was_away_fire_once_when_it_is_back(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["after", "soon", 10], ["after", "later", 100])
+    await gateway.settle()
+    script.stop()
+    await script.pass_time(60)
+    script.start()
+    async with gateways(script, "gw") as again:
+        (record,) = await again.records()
+        assert fired([record]) == [("soon", 1, 60_000)]
+        assert record["at"] - record["due"] == 50_000
+        with script.not_reading():
+            await script.pass_time(60)
+        assert fired(await again.records()) == [("later", 1, 120_000)]
+
+
+async def test_with_a_full_disk_timers_fire_and_requests_wait(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["after", "known", 1])
+    await gateway.settle()
+    with script.disk_full():
+        await gateway.send(["after", "asked", 1])
+        await script.pass_time(3_600)
+        await gateway.send(["cancel", {"key": "known"}])
+        assert script.records == []
+        assert list(script.timers) == [("gw", "known")]
+        assert script.timers["gw", "known"] == ("pending", None, None, 0, 0, None)
+    # The one had fired before it was cancelled, the other was not on disk.
+    assert fired(await gateway.records(2)) == [
+        ("known", 1, 1_000), ("asked", 1, 3_600_000),
+    ]  # fmt: skip
+    assert script.timers["gw", "known"].state == "cancelled"
+
+
+async def test_trimming_lets_go_of_timers_that_ended(
+    script: ScriptedSidecar, gateway: Gateway
+) -> None:
+    await gateway.send(["after", "ended", 1], ["after", "live", 1])
+    await gateway.send(["cancel", {"key": "ended"}])
+    script.trim()
+    assert list(script.timers) == [("gw", "live")]
+    await gateway.send(["after", "ended", 2])
+    await script.pass_time(2)
+    keys = [key for key, *_ in fired(await gateway.records(2))]
+    assert keys == ["live", "ended"]
+
+
+async def test_a_failed_wait_for_a_timer_says_what_is_known_of_it(
+    script: ScriptedSidecar,
+) -> None:
+    with pytest.raises(AssertionError, match=r"'tea' of gw is not done .*not known"):
+        await script.timer("gw", "tea", "done", within=0.01)
+    async with gateways(script, "gw") as gateway:
+        await gateway.send(["after", "tea", 10])
+        await script.timer("gw", "tea", "pending")
+        with pytest.raises(AssertionError, match=r"it is Timer\(state='pending'"):
+            await script.timer("gw", "tea", "done", within=0.01)
+
+
+# --- the sidecar as a whole
+
+
+async def test_its_settings_are_announced_and_hold() -> None:
+    async with (
+        scripted_sidecar(timeout=5, flush=0.2, window=2) as script,
+        gateways(script, "gw", kinds=["online"]) as gateway,
+    ):
+        announced = [gateway.welcome[name] for name in ("timeout", "flush", "window")]
+        assert announced == [5, 0.2, 2]
+        await gateway.send(["login", ["a", "b", "c", "d", "e"]])
+        assert [r["seq"] for r in await gateway.records()] == [1, 2]
+        assert await gateway.has_nothing_to_read()
+        await gateway.send(["ack", 1])
+        assert [r["seq"] for r in await gateway.records()] == [3]
+        script.trim()
+        assert await gateway.has_nothing_to_read()
+        await gateway.send(["ack", 2])
+        (gap,) = await gateway.records()
+        assert (gap["kind"], gap["first"], gap["until"]) == ("gap", 4, 6)
+        await script.pass_time(5)
+        assert not script.users
+
+
+async def test_a_timer_too_many_is_refused_and_taken_once_there_is_room() -> None:
+    async with (
+        scripted_sidecar(max_timers=1) as script,
+        gateways(script, "gw") as gateway,
+    ):
+        await gateway.send(["after", "one", 1], ["after", "two", 1])
+        (error,) = await gateway.expect("error")
+        assert "there are 1 timers already" in error.pop("message")
+        expected = {"code": "too-many-timers", "fatal": False, "n": 3}
+        assert error == {**expected, "frame": "after", "key": "two"}
+        await gateway.send(["cancel", {"key": "one"}])
+        await gateway.settle()
+        await gateway.send(["after", "two", 1])
+        await script.timer("gw", "two", "pending")
+
+
+async def test_what_a_script_cannot_do_is_a_value_error(
+    script: ScriptedSidecar,
+) -> None:
+    for seconds in (-1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="cannot pass"):
+            await script.pass_time(seconds)
+    for state in ("replaced", "ready"):
+        with pytest.raises(ValueError, match=f"never '{state}'"):
+            await script.timer("gw", "tea", state)
+    for code in ("bad-uid", "no-code"):
+        with pytest.raises(ValueError, match=code):
+            script.refuse("gw", code)
+    with pytest.raises(ValueError, match="gw has no link to drop; linked: no gateway"):
+        script.drop("gw")
+    with pytest.raises(ValueError, match="running"):
+        script.start()
+    script.stop()
+    for end in (script.stop, script.crash):
+        with pytest.raises(ValueError, match="not running"):
+            end()
+    script.start()
+
+
+@every_loop
+def test_time_disk_and_links_go_by_the_script_under_every_loop(loop: str) -> None:
+    async def main() -> None:
+        async with (
+            scripted_sidecar(within=SOON_S) as script,
+            gateways(script, "gw") as gateway,
+        ):
+            with script.not_reading():
+                await gateway.send(["login", "ada"])
+                await script.pass_time(600)
+            with script.disk_full():
+                await gateway.send(["ping", 1])
+                await script.pass_time(30)
+                assert script.users == {}
+            assert await gateway.expect("pong") == [1]
+            assert summary(await gateway.records()) == [
+                ("ada", "offline", "silence", None)
+            ]
+            script.drop("gw")
+            assert await gateway.receive() is None
+            script.stop()
+            script.start()
+            async with gateways(script, "gw") as again:
+                await again.records()
+
+    anyio.run(main, backend=loop)
+
+
+@every_loop
+def test_a_failure_comes_out_as_it_is_and_nothing_is_left_behind(loop: str) -> None:
+    folders: list[Path] = []
+
+    async def main() -> None:
+        async with scripted_sidecar() as script, gateways(script, "gw"):
+            folders.append(script.path.parent)
+            assert folders[0].stat().st_mode & 0o077 == 0
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        anyio.run(main, backend=loop)
+    assert not folders[0].exists()
+
+
+@every_loop
+def test_it_can_be_cancelled(loop: str) -> None:
+    async def main() -> None:
+        with anyio.move_on_after(0.01) as scope:
+            async with scripted_sidecar() as script:
+                await script.online("nobody")
+        assert scope.cancelled_caught
+
+    anyio.run(main, backend=loop)
+
+
+def test_importing_it_imports_no_event_loop_test_runner_or_service() -> None:
+    unwanted = "asyncio trio pytest hypercorn sqlite3 structlog liveness.client.sidecar"
+    program = f"import sys, liveness.testing; print({{*'{unwanted}'.split()}} & {{*sys.modules}})"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "set()\n"
+
+
+# --- with the client library --------------------------------------------------------------
+
+
+async def test_the_client_library_is_given_the_ends_of_connections(
+    script: ScriptedSidecar,
+) -> None:
+    async with (
+        liveness.connect(script.path, name="gw-1") as sidecar,
+        liveness.connect(script.path, name="gw-2") as other,
+    ):
+        sidecar.login("ada", conn=1)
+        sidecar.login("eve", conn=2)
+        await sidecar.flush()
+        assert script.users == {"ada": ("gw-1", 1, 1), "eve": ("gw-1", 2, 2)}
+        other.login("eve", conn=9)
+        await script.until(lambda: script.users["eve"].gateway == "gw-2")
+        other.keepalive("eve", conn=9)
+        assert (await script.next_event("eve")).gateway == "gw-1"
+        await script.pass_time(30)
+        ended = []
+        with anyio.fail_after(SOON_S):
+            async for end in sidecar.ended():
+                ended.append((end.uid, end.conn, end.reason))
+                if len(ended) == 2:
+                    break
+        assert ended == [("eve", 2, "moved"), ("ada", 1, "silence")]
+
+
+async def test_the_client_library_reconnects_after_every_kind_of_end(
+    script: ScriptedSidecar, autojump_clock: MockClock
+) -> None:
+    async with liveness.connect(script.path, name="gw") as sidecar:
+        sidecar.login("ada", conn=1)
+        await sidecar.flush()
+        script.drop("gw")
+        await script.linked("gw")
+        script.refuse("gw", "overloaded")
+        await script.linked("gw")
+        script.stop()
+        script.start()
+        await script.linked("gw")
+        with script.disk_full():
+            sidecar.login("eve", conn=2)
+            await script.online("eve")
+            script.crash()
+        script.start()
+        assert set(script.users) == {"ada"}
+        assert await script.online("eve") == ("gw", 2, 2), "what no pong has covered"
+        script.crash()
+        script.start(new_log=True)
+        await script.online("ada")
+        await script.online("eve")
+        conns = {uid: session.conn for uid, session in script.users.items()}
+        assert conns == {"ada": 1, "eve": 2}
+
+
+async def test_a_gateway_whose_name_is_taken_stops(script: ScriptedSidecar) -> None:
+    with pytest.raises(liveness.Replaced):  # noqa: PT012 - it comes from within
+        async with liveness.connect(script.path, name="gw"):
+            await script.linked("gw")
+            script.refuse("gw", "replaced")
+            await anyio.sleep_forever()
+
+
+def test_a_gateway_with_threads_is_tested_from_its_own() -> None:
+    with (
+        start_blocking_portal("asyncio") as portal,
+        portal.wrap_async_context_manager(scripted_sidecar()) as script,
+        liveness.connect_sync(script.path, name="gw") as sidecar,
+    ):
+        sidecar.login("ada", conn=1)
+        sidecar.flush()
+        portal.call(script.pass_time, 30)
+        portal.call(script.offline, "ada")
+        end = next(sidecar.ended())
+        assert (end.uid, end.conn, end.reason) == ("ada", 1, "silence")
