@@ -20,7 +20,7 @@ from liveness.core.records import (
     MOVED,
     OFFLINE,
     SILENCE,
-    Mark,
+    LogPosition,
     OnlineRow,
     Record,
     Uid,
@@ -45,8 +45,8 @@ class Known(NamedTuple):
     )  # a row: as the log has it, without a sidecar
     records: Sequence[Record]
     opening: Record | None
-    back_to: Mark | None
-    oldest: Mark | None
+    back_to: LogPosition | None
+    oldest: LogPosition | None
 
 
 _HELD: Final = {

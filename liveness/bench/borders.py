@@ -97,7 +97,7 @@ class _Day:
             decided=Decisions(1),
             timeout=TIMEOUT_S,
             gateway_hold=60.0,
-            settle=0.0,
+            reconnect_grace=0.0,
         )
         self._gateways = [self._presence.gateway(name) for name in ("others", "day")]
         for gateway in self._gateways:

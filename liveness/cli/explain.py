@@ -19,7 +19,7 @@ from liveness.cli.options import Json, Socket, State, UserName
 from liveness.config.sources import socket_path, state_folder
 from liveness.console.admin_client import CommandError, NoSidecar, asked, no_sidecar
 from liveness.console.terminal import tell
-from liveness.core.records import Mark, Uid
+from liveness.core.records import LogPosition, Uid
 from liveness.errors import StateError
 from liveness.explanation import RECORDS, Known, answer
 from liveness.text import local_time, printable, uid_text
@@ -72,7 +72,7 @@ def explain(
     out.write(f"{json.dumps(found, indent=2) if as_json else printable(told)}\n")
 
 
-def _from_log(folder: Path, uid: Uid) -> tuple[Explained, Mark | None]:
+def _from_log(folder: Path, uid: Uid) -> tuple[Explained, LogPosition | None]:
     from liveness.service.storage.log_reader import (
         log_in,  # of no use where a sidecar answers
     )

@@ -32,19 +32,19 @@ class AttendedClock:
     Args:
         mono: Monotonic seconds now.
         cpu: CPU seconds this process has used so far.
-        settle: Seconds to stand still after a long absence.
+        reconnect_grace: Seconds to stand still after a long absence.
         patience: Longest that a link which cannot be read may keep it still.
     """
 
     def __init__(
-        self, *, mono: float, cpu: float, settle: float, patience: float
+        self, *, mono: float, cpu: float, reconnect_grace: float, patience: float
     ) -> None:
         self.now = 0.0
         self.unattended = 0.0
         self._mono = mono
         self._cpu = cpu
-        self.settle = settle
-        self._stands_for = settle
+        self.reconnect_grace = reconnect_grace
+        self._stands_for = reconnect_grace
         self._patience = patience
         self.stands_since: float | None = None  # monotonic; None if it does not
 
@@ -58,15 +58,17 @@ class AttendedClock:
         self.unattended += mono - self._mono
         self._mono, self._cpu = mono, cpu
 
-    def stand(self, mono: float, *, settle: float | None = None) -> None:
+    def stand(self, mono: float, *, reconnect_grace: float | None = None) -> None:
         """Stand still from *mono* on, as after a long absence, until `caught_up`.
 
         Args:
             mono: Monotonic seconds.
-            settle: For how long at least; None: as after an absence.
+            reconnect_grace: For how long at least; None: as after an absence.
         """
         self.stands_since = mono
-        self._stands_for = self.settle if settle is None else settle
+        self._stands_for = (
+            self.reconnect_grace if reconnect_grace is None else reconnect_grace
+        )
 
     @property
     def is_paused(self) -> bool:

@@ -8,9 +8,9 @@ its deadline a user is given up with the gateway.
 
 A mute gateway that is heard again owes the users that were due meanwhile a fresh timeout,
 and each of them one: a gateway that is late again and again would otherwise keep its
-silent users online for ever. It ends `settle` before the hold does. A user that falls due
+silent users online for ever. It ends `reconnect_grace` before the hold does. A user that falls due
 after it is judged by the same rules, but for one: it waits for a gateway that is away or
-not read empty no longer than `settle`, and for a mute one not at all. So whatever its
+not read empty no longer than `reconnect_grace`, and for a mute one not at all. So whatever its
 gateway does, a user is judged within `hold` of the deadline that it missed first.
 """
 
@@ -59,13 +59,13 @@ class Clearance(NamedTuple):
 class GatewayState:
     """One gateway: what is known of its link, and how many users it has.
 
-    All times are attended seconds. `settle` is how long a gateway whose link began
+    All times are attended seconds. `reconnect_grace` is how long a gateway whose link began
     or ended just now is given to say what it had collected.
     """
 
     name: str
     number: int
-    settle: float
+    reconnect_grace: float
     timeout: float | None = None
     users: int = 0
     is_linked: bool = False
@@ -75,7 +75,7 @@ class GatewayState:
     clock_offset: float | None = None
     heard_at: float = NEVER
     empty_at: float = NEVER
-    settles_at: float = NEVER
+    grace_until: float = NEVER
     renew_until: float = NEVER
     # The longest timeout that a session of its may still be under, and until when.
     in_force: float = 0.0
@@ -94,13 +94,13 @@ class GatewayState:
         self.is_linked = True
         self.empty_at = NEVER
         if self.users:
-            self.settles_at = now + self.settle
+            self.grace_until = now + self.reconnect_grace
 
     def unlinked(self, now: float) -> None:
         """The link ended."""
         self.is_linked = False
         self.held_back_at = None
-        self.settles_at = now + self.settle
+        self.grace_until = now + self.reconnect_grace
 
     def heard(self, now: float) -> None:
         """Any bytes came. Ends the hold of a mute gateway.
@@ -110,7 +110,7 @@ class GatewayState:
         """
         if self._is_mute(now):
             self.renew_until = now
-            self.settles_at = now + self.settle
+            self.grace_until = now + self.reconnect_grace
         self.heard_at = now
 
     def hold_back(self, now: float) -> None:
@@ -130,7 +130,7 @@ class GatewayState:
         paused = now - self.held_back_at
         self.heard_at = min(self.heard_at + paused, now)
         if paused > SHORT_PAUSE_S:
-            self.settles_at = now + self.settle
+            self.grace_until = now + self.reconnect_grace
         self.held_back_at = None
 
     def set_in_force(self, timeout: float, now: float, *, before: float) -> None:
@@ -156,21 +156,21 @@ class GatewayState:
         if self.is_linked and self._is_mute(now):
             return Clearance(NEVER, given_up, NEVER, MUTE)
         if not self.is_linked:
-            if now < self.settles_at:
+            if now < self.grace_until:
                 return Clearance(NEVER, given_up, NEVER, AWAY)
             return Clearance(NEVER, now, NEVER, None)
-        if now < self.settles_at:
+        if now < self.grace_until:
             return Clearance(NEVER, given_up, self.renew_until, UNREAD)
         # What its users had said before was told in that time: it was not yet read when
         # the socket was empty before the welcome.
-        empty_at = self.empty_at if self.empty_at >= self.settles_at else NEVER
+        empty_at = self.empty_at if self.empty_at >= self.grace_until else NEVER
         why = None if empty_at >= now else UNREAD
         return Clearance(min(empty_at, now), given_up, self.renew_until, why)
 
     def clearance_of_renewed(self, now: float) -> Clearance:
         """The same for users that have had their fresh timeout; no other is owed."""
         is_mute = self.is_linked and self._is_mute(now)
-        return self.clearance(now, hold=0.0 if is_mute else self.settle)
+        return self.clearance(now, hold=0.0 if is_mute else self.reconnect_grace)
 
     def has_missed(self, now: float) -> bool:
         """Whether it is mute, and `missed` was not called since it was heard."""

@@ -108,7 +108,7 @@ class Presence:
         decided: Where decisions go.
         timeout: The server's silence timeout, in seconds.
         gateway_hold: Longest that a due user waits for its gateway, in seconds.
-        settle: Seconds a gateway has to catch up after its link began or ended.
+        reconnect_grace: Seconds a gateway has to catch up after its link began or ended.
         max_users: Users online above which no session is opened.
         max_gateway_users: The same, of one gateway.
         guard: When users are held because too many are due; None: never.
@@ -121,7 +121,7 @@ class Presence:
         decided: Decisions,
         timeout: float,
         gateway_hold: float,
-        settle: float,
+        reconnect_grace: float,
         max_users: int = NO_LIMIT,
         max_gateway_users: int = NO_LIMIT,
         guard: GuardRules | None = None,
@@ -139,7 +139,7 @@ class Presence:
         self.moved = 0
         self.early = 0
         self._hold = gateway_hold
-        self._settle = settle
+        self._reconnect_grace = reconnect_grace
         self._max_users = max_users
         self._max_gateway_users = max_gateway_users
         self._by_number: list[GatewayState] = []
@@ -158,7 +158,9 @@ class Presence:
         known = self.gateways.get(name)
         if known is None:
             number = self._free.pop() if self._free else self.wheel.add_gateway()
-            known = GatewayState(name, number, self._settle, in_force=self.timeout)
+            known = GatewayState(
+                name, number, self._reconnect_grace, in_force=self.timeout
+            )
             self.gateways[name] = known
             self._by_number[number : number + 1] = [known]
         return known
@@ -662,7 +664,7 @@ class Presence:
             gateway.number,
             until=cleared.renew,
             limit=limit,
-            most=self._hold - self._settle,
+            most=self._hold - self._reconnect_grace,
         )
         if judged == limit:
             return judged

@@ -192,7 +192,7 @@ class Gap(NamedTuple):
         }
 
 
-class Mark(NamedTuple):
+class LogPosition(NamedTuple):
     """A place in the log: a seq, and about when that was, in Unix milliseconds."""
 
     seq: int

@@ -125,29 +125,29 @@ class SidecarService:
             Spools(store.folder, most_bytes=limits.max_spool_bytes),
             most_bytes=limits.max_unread_bytes,
         )
-        self.journal = LogWriter(
+        self.log_writer = LogWriter(
             store,
             TimerWriter(table, clock=clock, settled=self._settled),
             clock=clock,
             counts=self.counts,
             published=self._published,
         )
-        settle = RECONNECT_S + min(config.flush, MOST_FLUSH_S)
-        decided = Decisions(self.journal.durable_seq + 1)
+        reconnect_grace = RECONNECT_S + min(config.flush, MOST_FLUSH_S)
+        decided = Decisions(self.log_writer.durable_seq + 1)
         self.presence = Presence(
             Wheel(timeout=config.timeout_s, slots=config.slots),
             decided=decided,
             timeout=config.timeout_s,
             gateway_hold=limits.gateway_hold_s,
-            settle=settle,
+            reconnect_grace=reconnect_grace,
             max_users=limits.max_users,
             max_gateway_users=limits.max_gateway_users,
-            guard=_guard_rules(config, settle),
+            guard=_guard_rules(config, reconnect_grace),
         )
         attended = AttendedClock(
             mono=clock.mono(),
             cpu=clock.cpu(),
-            settle=settle,
+            reconnect_grace=reconnect_grace,
             patience=limits.gateway_hold_s,
         )
         self.timetable = TimerScheduler(
@@ -165,18 +165,18 @@ class SidecarService:
             max_batch=limits.max_batch,
             max_refused=limits.max_refused,
         )
-        self._passed_over = SkippedRuns(self.journal, self.feed.disk, clock=clock)
+        self._passed_over = SkippedRuns(self.log_writer, self.feed.disk, clock=clock)
         self.engine = Engine(
             self.presence,
             self.timetable,
             attended=attended,
             clock=clock,
-            journal=self.journal,
+            log_writer=self.log_writer,
             counts=self.counts,
             book=LinkRegistry(
                 attended=attended,
                 clock=clock,
-                journal=self.journal,
+                log_writer=self.log_writer,
                 counts=self.counts,
                 access=access,
                 unread=self._unread,
@@ -196,7 +196,7 @@ class SidecarService:
             ),
             passed_over=self._passed_over,
             greeter=Handshake(
-                self.journal,
+                self.log_writer,
                 self.feed,
                 self._passed_over,
                 timeout=config.timeout_s,
@@ -207,7 +207,7 @@ class SidecarService:
             ),
         )
         self._delivery = Delivery(
-            journal=self.journal,
+            log_writer=self.log_writer,
             feed=self.feed,
             clock=clock,
             counts=self.counts,
@@ -228,31 +228,31 @@ class SidecarService:
         self._summaries = Summaries(
             self._now,
             engine=self.engine,
-            journal=self.journal,
+            log_writer=self.log_writer,
             clock=clock,
             lateness=self._lateness,
             why_not_ready=self.why_not_ready,
         )
         self._pages: tuple[Api, ...] = (
             LiveApi(
-                *(self._summaries, self.journal, self.feed, self.streams),
+                *(self._summaries, self.log_writer, self.feed, self.streams),
                 self._turnstile,
             ),
             FeedApi(
-                *(self.journal, self.feed, self.streams),
+                *(self.log_writer, self.feed, self.streams),
                 clock=clock,
                 counts=self.counts,
                 max_backlog=config.http.max_backlog,
             ),
             OnlineUsersApi(
-                *(self.journal, self.feed, self.streams),
+                *(self.log_writer, self.feed, self.streams),
                 self._unread.spools,
                 self.counts,
             ),
-            TimersApi(self.engine, self.journal),
-            GatewaysApi(self.engine, self.journal),
+            TimersApi(self.engine, self.log_writer),
+            GatewaysApi(self.engine, self.log_writer),
             GuardApi(self.engine),
-            UsersApi(self.engine, self.journal, wall_ms=clock.wall_ms),
+            UsersApi(self.engine, self.log_writer, wall_ms=clock.wall_ms),
         )
 
     async def run(
@@ -272,10 +272,10 @@ class SidecarService:
         """
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._write, self.journal.run)
+            nursery.start_soon(self._write, self.log_writer.run)
             nursery.start_soon(
                 partial(
-                    self.journal.trim,
+                    self.log_writer.trim,
                     retention_s=self.config.state.retention_s,
                     most_bytes=self.config.state.retention_bytes,
                     most_ended=self.config.timers.max_ended,
@@ -283,8 +283,8 @@ class SidecarService:
                     forgot=self.timetable.forgot,
                 )
             )
-            nursery.start_soon(self._write, self.journal.timers.run)
-            nursery.start_soon(self.journal.timers.write_back)
+            nursery.start_soon(self._write, self.log_writer.timers.run)
+            nursery.start_soon(self.log_writer.timers.write_back)
             nursery.start_soon(self._passed_over.run, self.engine.undelivered)
             nursery.start_soon(self._summaries.run)
             timekeeping = trio.CancelScope()
@@ -312,7 +312,9 @@ class SidecarService:
             stop.set()
             await trio.lowlevel.checkpoint()
             nursery.cancel_scope.deadline = trio.current_time() + STOP_HTTP_S
-        _log.info("stopped", users=len(self.presence), log_seq=self.journal.durable_seq)
+        _log.info(
+            "stopped", users=len(self.presence), log_seq=self.log_writer.durable_seq
+        )
 
     async def _look_after(
         self, scope: trio.CancelScope, sockets: dict[str, socket.socket]
@@ -335,10 +337,10 @@ class SidecarService:
         stopped = clocks_file.take(
             self._store.folder,
             log=self._store.log,
-            seq=self.journal.durable_seq,
+            seq=self.log_writer.durable_seq,
             wall_ms=wall_ms,
         )
-        for (role, name), cursor in self.journal.cursors.items():
+        for (role, name), cursor in self.log_writer.cursors.items():
             timeout = cursor.timeout or self.config.timeout_s
             in_force = cursor.in_force or timeout
             if role == GATEWAY and (cursor.timeout or in_force > timeout):
@@ -356,16 +358,16 @@ class SidecarService:
             while not self.engine.drain():
                 await trio.lowlevel.checkpoint()
         with trio.move_on_after(STOP_WRITING_S) as writing:
-            await self.journal.settled()
+            await self.log_writer.flushed()
         if writing.cancelled_caught:
-            journal = self.journal
-            is_log = bool(journal.records_pending)
+            log_writer = self.log_writer
+            is_log = bool(log_writer.records_pending)
             what = "the log" if is_log else "all that was asked of timers"
             _log.error(
                 f"stopped before {what} could be written; gateways send again what no "
                 "pong covered",
-                pending=journal.pending,
-                error=journal.failure,
+                pending=log_writer.pending,
+                error=log_writer.failure,
             )
         await self._bid_farewell()
         links.cancel_scope.cancel()
@@ -386,17 +388,17 @@ class SidecarService:
         raise why
 
     async def _write_stopfile(self) -> None:
-        if self.journal.log_failure is not None:
+        if self.log_writer.log_failure is not None:
             return  # the file would belong to an end of the log that is not there
         with trio.move_on_after(STOP_WRITING_S) as writing:
-            await self.journal.settled_of(None)
+            await self.log_writer.flushed_for(None)
         if writing.cancelled_caught:
             return
         write = partial(
             clocks_file.write,
             self._store.folder,
             log=self._store.log,
-            seq=self.journal.durable_seq,
+            seq=self.log_writer.durable_seq,
             mono=self._clock.mono(),
             wall_ms=self._clock.wall_ms(),
             everyone=self.presence.wheel.snapshot(self.engine.attended),
@@ -410,7 +412,7 @@ class SidecarService:
             _log.error(
                 "everyone's clock could not be written; at the next start they get a "
                 "fresh timeout",
-                error=str(error) or self.journal.failure,
+                error=str(error) or self.log_writer.failure,
             )
 
     def _published(self, batch: Batch) -> None:
@@ -423,8 +425,8 @@ class SidecarService:
         self.timetable.settled(orders, settlement)
         self.engine.loaded_timers()
         self.engine.written()
-        self.feed.ring_waiting()
-        self.journal.is_settled()
+        self.feed.notify_waiting()
+        self.log_writer.is_flushed()
 
     # --- HTTP -----------------------------------------------------------------
 
@@ -518,7 +520,7 @@ class SidecarService:
         why = self.why_ill()
         if not self._listens:
             why.append("the socket is not listened on")
-        failures = (self.journal.failure, self.engine.timers_unread)
+        failures = (self.log_writer.failure, self.engine.timers_unread)
         why += [failure for failure in failures if failure is not None]
         return why + self._files.failures
 
@@ -534,7 +536,7 @@ class SidecarService:
         return {stage: found.cumulative() for stage, found in lateness.items()}
 
     def _now(self) -> Now:
-        presence, engine, journal = self.presence, self.engine, self.journal
+        presence, engine, log_writer = self.presence, self.engine, self.log_writer
         now = engine.attended
         wheel = presence.wheel
         return Now(
@@ -566,11 +568,11 @@ class SidecarService:
                 for gateway in presence.gateways.values()
                 if gateway.users or gateway.is_linked
             ],
-            log_seq=journal.durable_seq,
-            log_pending=journal.pending,
-            write_failures=journal.write_failures,
-            log_bytes=journal.log_bytes,
-            log_damaged=journal.store.damaged_records,
+            log_seq=log_writer.durable_seq,
+            log_pending=log_writer.pending,
+            write_failures=log_writer.write_failures,
+            log_bytes=log_writer.log_bytes,
+            log_damaged=log_writer.store.damaged_records,
             feed_watchers=engine.book.linked(WATCHER),
             streams=dict(self.streams.open),
             timers=dict(self.timetable.states),
@@ -582,7 +584,7 @@ class SidecarService:
         )
 
 
-def _guard_rules(config: Config, settle: float) -> GuardRules | None:
+def _guard_rules(config: Config, reconnect_grace: float) -> GuardRules | None:
     """When the storm guard holds users; None if it is off."""
     guard = config.guard
     if not guard.enabled:
@@ -592,7 +594,7 @@ def _guard_rules(config: Config, settle: float) -> GuardRules | None:
         guard.least_users,
         guard.hold_s or config.timeout_s,
         config.timeout_s,
-        settle,
+        reconnect_grace,
     )
 
 

@@ -521,7 +521,7 @@ class ScriptedSidecar:
             decided=decided,
             timeout=self._timeout,
             gateway_hold=GATEWAY_HOLD_S,
-            settle=RECONNECT_S + self._flush,
+            reconnect_grace=RECONNECT_S + self._flush,
         )
         self._cursors = dict(disk.cursors)
         self._written_to.clear()

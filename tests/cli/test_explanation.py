@@ -10,7 +10,7 @@ import pytest
 
 from liveness.core.clearance import AWAY, DISK, MUTE, STANDS, STORM, UNREAD, WHY_HELD
 from liveness.core.presence import UserStatus
-from liveness.core.records import OFFLINE_REASONS, Mark, OnlineRow, Record
+from liveness.core.records import OFFLINE_REASONS, LogPosition, OnlineRow, Record
 from liveness.core.wheel import Slot
 from liveness.explanation import Known, told
 
@@ -175,11 +175,11 @@ def test_an_end_that_is_not_on_disk_yet_is_told_as_that() -> None:
 def test_one_of_whom_nothing_is_found_may_never_have_been() -> None:
     day = ms("09:00:00", "2026-11-14")
     assert told(EMPTY, now_ms=NOW) == "never heard of: the log is empty"
-    assert told(EMPTY._replace(oldest=Mark(4, day)), now_ms=NOW) == (
+    assert told(EMPTY._replace(oldest=LogPosition(4, day)), now_ms=NOW) == (
         "offline; not in the log, which begins at 2026-11-14 09:00:00: never heard of, "
         "or its records are no longer kept"
     )
-    assert told(EMPTY._replace(back_to=Mark(5, ms("13:00:00"))), now_ms=NOW) == (
+    assert told(EMPTY._replace(back_to=LogPosition(5, ms("13:00:00"))), now_ms=NOW) == (
         "offline, and not in the log back to 13:00:00; it was looked no further "
         "(`liveness history` does)"
     )

@@ -233,11 +233,13 @@ def test_users_held_by_the_guard_are_on_the_screen_with_what_ends_it(
 def test_a_sidecar_that_is_not_ready_says_why_and_the_exit_code_is_1(
     admin: Admin, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    body = b'{"ready": false, "why": ["the journal is full", "the hand\\u001b stands"]}'
+    body = (
+        b'{"ready": false, "why": ["the log_writer is full", "the hand\\u001b stands"]}'
+    )
     admin.pages["/readyz"] = (503, body)
     assert main(["status", "--socket", str(path)]) == 1
     shown = capsys.readouterr().out
-    assert r"ready         no: the journal is full; the hand\x1b stands" in shown
+    assert r"ready         no: the log_writer is full; the hand\x1b stands" in shown
 
 
 def test_with_quiet_there_is_the_exit_code_alone(

@@ -161,19 +161,21 @@ class Sidecar:
     def __init__(self, wheel_class: type[Wheel], disk: Disk, mono: float) -> None:
         self.disk = disk
         self.links: list[Served] = []
-        self.mark = self.durable_mark = 0
+        self.mark = self.durable_ticket = 0
         self.lateness = 0.0  # of the oldest bytes ever read
         self.pending: list[Changes] = []
         self.applied: set[tuple[str, int | None]] = set()
         self.cursors = dict(disk.cursors)
         self.timeouts = dict(disk.timeouts)
-        self.clock = AttendedClock(mono=mono, cpu=0.0, settle=SETTLE_S, patience=HOLD_S)
+        self.clock = AttendedClock(
+            mono=mono, cpu=0.0, reconnect_grace=SETTLE_S, patience=HOLD_S
+        )
         self.presence = Presence(
             wheel_class(timeout=TIMEOUT_S, slots=30),
             decided=Decisions(disk.newest + 1),
             timeout=TIMEOUT_S,
             gateway_hold=HOLD_S,
-            settle=SETTLE_S,
+            reconnect_grace=SETTLE_S,
         )
         self.restore(mono)
 
@@ -314,7 +316,7 @@ class Sidecar:
         if changes := self.presence.decided.take():
             self.pending.append(changes)
             self.mark += 1
-        elif self.mark == self.durable_mark:
+        elif self.mark == self.durable_ticket:
             self.disk.applied |= self.applied  # it changed nothing
 
     # --- its disk, and what only that allows to tell ------------------------------
@@ -332,14 +334,14 @@ class Sidecar:
         disk.cursors, disk.timeouts = dict(self.cursors), dict(self.timeouts)
         disk.applied |= self.applied
         self.applied = set()
-        self.durable_mark = self.mark
+        self.durable_ticket = self.mark
         assert self.presence.decided.next_seq == disk.newest + 1
 
     def tell(self, mono: float) -> None:
         for link in self.links:
-            while link.replies and link.replies[0][0] <= self.durable_mark:
+            while link.replies and link.replies[0][0] <= self.durable_ticket:
                 link.down.write(link.replies.popleft()[1], mono)
-            if link.gateway is None or link.welcome_mark > self.durable_mark:
+            if link.gateway is None or link.welcome_mark > self.durable_ticket:
                 continue
             while entries := self.entries(link, mono):
                 link.unacked.extend(entry.seq for entry in entries)

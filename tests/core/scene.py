@@ -49,7 +49,7 @@ class Scene:
         wheel_class: The wheel to run on.
         timeout: The server's timeout, in seconds.
         hold: Longest hold of due users, in seconds.
-        settle: Seconds that a gateway is given to catch up.
+        reconnect_grace: Seconds that a gateway is given to catch up.
         guard: When the storm guard holds users; None: never.
     """
 
@@ -59,12 +59,12 @@ class Scene:
         *,
         timeout: float = 30.0,
         hold: float = 60.0,
-        settle: float = 0.0,
+        reconnect_grace: float = 0.0,
         guard: GuardRules | None = None,
     ) -> None:
         self.now, self.mono, self.wall_ms = 0.0, 1_000.0, 1_795_168_800_000
         self.wheel_class, self.timeout = wheel_class, timeout
-        self.hold, self.settle, self.guard = hold, settle, guard
+        self.hold, self.reconnect_grace, self.guard = hold, reconnect_grace, guard
         self.disk: dict[int, OnlineRow] = {}  # by session
         self.timeouts: dict[str, float | None] = {}
         self.in_force: dict[str, float] = {}
@@ -78,7 +78,7 @@ class Scene:
             decided=Decisions(len(self.log) + 1),
             timeout=self.timeout,
             gateway_hold=self.hold,
-            settle=self.settle,
+            reconnect_grace=self.reconnect_grace,
             guard=self.guard,
         )
         for name, timeout in self.timeouts.items():

@@ -18,7 +18,9 @@ SPAN_S = 5.0
 
 
 def clock_at(mono: float, cpu: float = 0.0) -> AttendedClock:
-    return AttendedClock(mono=mono, cpu=cpu, settle=SETTLE_S, patience=PATIENCE_S)
+    return AttendedClock(
+        mono=mono, cpu=cpu, reconnect_grace=SETTLE_S, patience=PATIENCE_S
+    )
 
 
 @pytest.fixture

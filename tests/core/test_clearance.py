@@ -41,7 +41,7 @@ def pinging() -> GatewayState:
 @pytest.fixture
 def scene(wheel_class: type[Wheel]) -> Scene:
     """Two gateways with a user each, of a timeout of 30 s; links promise 2.5 s."""
-    made = Scene(wheel_class, hold=HOLD_S, settle=SETTLE_S)
+    made = Scene(wheel_class, hold=HOLD_S, reconnect_grace=SETTLE_S)
     for name in ("g", "h"):
         made.link(name, ping=2.5)
         made.login(name, [f"user of {name}"])
@@ -324,7 +324,7 @@ def test_a_fresh_timeout_ends_with_the_hold_and_leaves_time_to_settle(
 def test_no_user_waits_longer_than_the_hold_whatever_its_gateway_does(
     wheel_class: type[Wheel], steps: list[tuple[str, float, int]]
 ) -> None:
-    scene = Scene(wheel_class, hold=20.0, settle=SETTLE_S)
+    scene = Scene(wheel_class, hold=20.0, reconnect_grace=SETTLE_S)
     scene.link("g", ping=0.5)
     timeouts = {"short": 1.0, "usual": 8.0, "long": 60.0}
     for uid, timeout in timeouts.items():

@@ -157,7 +157,7 @@ def test_users_with_a_timeout_of_their_own_do_not_count(
 def test_users_given_a_fresh_timeout_after_a_hold_do_not_count(
     wheel_class: WheelClass,
 ) -> None:
-    scene = Scene(wheel_class, settle=2.0)
+    scene = Scene(wheel_class, reconnect_grace=2.0)
     scene.link("g", ping=5)
     scene.login("g", CROWD)
     scene.pass_time(32)  # and the gateway is mute

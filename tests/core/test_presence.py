@@ -475,7 +475,7 @@ def test_the_status_of_a_user_that_is_due_says_what_it_waits_for(scene: Scene) -
     scene.pass_time(5.0)
     assert status() == (True, 0.0, "mute", "mute")
     assert scene.presence.held(scene.now)["mute"] == 1
-    scene.gateway("g").settle = 2.0
+    scene.gateway("g").reconnect_grace = 2.0
     scene.unlink("g")
     assert status() == (True, 0.0, "away", "away")
     scene.pass_time(2.0)

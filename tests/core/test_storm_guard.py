@@ -153,7 +153,7 @@ def test_users_that_wait_for_their_mute_gateway_are_no_storm(
 def test_users_that_wait_for_a_gateway_to_settle_are_no_storm(
     wheel_class: type[Wheel],
 ) -> None:
-    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, settle=2.0)
+    scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=RULES, reconnect_grace=2.0)
     uids = arrive(scene, 20)
     scene.wait(29, "g")
     scene.unlink("g")
@@ -529,7 +529,7 @@ class RandomScene:
             wheel_class,
             timeout=TIMEOUT_S,
             hold=GATEWAY_HOLD_S,
-            settle=SETTLE_S,
+            reconnect_grace=SETTLE_S,
             guard=GuardRules(0.5, 3, hold, TIMEOUT_S, 0.0),
         )
         self.hold = hold

@@ -82,7 +82,11 @@ class Sidecar:
             assert len(list(self.link.receive(framing.encode(frame), AT.now))) == 1
         wheel = Wheel(timeout=30, slots=30)
         self.presence = Presence(
-            wheel, decided=Decisions(NEXT), timeout=30, gateway_hold=60, settle=2
+            wheel,
+            decided=Decisions(NEXT),
+            timeout=30,
+            gateway_hold=60,
+            reconnect_grace=2,
         )
         self.frames: list[dict[str, Any]] = []
         self.errors: list[dict[str, Any]] = []

@@ -88,7 +88,7 @@ class Caller(Endpoint):
         assert last is not None
         return last
 
-    async def settle(self) -> None:
+    async def sync(self) -> None:
         """Waits until everything sent is applied and on disk."""
         await self.send(["ping", 0])
         assert await self.expect("pong") == [0]

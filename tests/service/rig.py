@@ -102,7 +102,7 @@ class Rig:
         self.store = store
         self.engine = sidecar.engine
         self.presence = sidecar.presence
-        self.journal = sidecar.journal
+        self.log_writer = sidecar.log_writer
         self.counts = sidecar.counts
         self.turns: list[float] = []  # when each was made, in virtual seconds
         self._path = path
@@ -142,7 +142,7 @@ class Rig:
         """A gateway that was welcomed, and whose users are online and on disk."""
         gateway = await self.gateway(name, **options)
         await gateway.send(["login", users])
-        await gateway.settle()
+        await gateway.sync()
         return gateway
 
     async def watcher(self, name: str = "w", **options: Any) -> Caller:
@@ -166,7 +166,7 @@ class Rig:
 
     def no_room_for_timers(self) -> AbstractContextManager[None]:
         """Nor for one of the timers' table."""
-        return disk.full(self.journal.timers.table._db)
+        return disk.full(self.log_writer.timers.table._db)
 
     def log(self) -> list[Record]:
         """The log as it is on disk, read over a connection of its own."""

@@ -71,7 +71,7 @@ async def test_links_go_on_while_the_state_folder_is_elsewhere(rig: Rig) -> None
     await trio.sleep(SEEN_S)
     assert len(rig.sidecar.why_not_ready()) == 1
     await gateway.send(["login", "ada", {"conn": 1}])
-    await gateway.settle()
+    await gateway.sync()
     back()
     await trio.sleep(SEEN_S)
     assert rig.sidecar.why_not_ready() == []
@@ -110,7 +110,7 @@ async def test_a_removed_socket_is_made_anew_and_links_go_on(rig: Rig) -> None:
         assert rig.sidecar.why_not_ready() == []
         late = await rig.gateway("late")
         for gateway in (early, late):
-            await gateway.settle()
+            await gateway.sync()
         assert rig.counts.files_lost["gateway"] == times
 
 

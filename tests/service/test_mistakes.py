@@ -469,7 +469,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             gateway.send("after", "both", 3_600)
             gateway.send("after", f"over-{name}", 3_600)
             gateway.send("cancel", {"key": f"over-{name}"})
-            gateway.settle()
+            gateway.sync()
         yield folder
 
 

@@ -78,7 +78,7 @@ class Client:
         self.log, self.next = self.welcome["log"], self.welcome["next"]
         return self.welcome
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Waits until everything sent is applied, and its records are on disk."""
         number = next(self._pings)
         self.send("ping", number)

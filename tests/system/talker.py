@@ -194,7 +194,7 @@ class _Link:
 
     def begin(self, frames: Sequence[Frame]) -> None:
         self._client.send_bytes(packed(*frames))
-        self._client.settle()
+        self._client.sync()
         self._note()
 
     def write(self, data: bytes) -> None:

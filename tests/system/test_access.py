@@ -132,7 +132,7 @@ def test_a_user_is_allowed_by_number_by_name_and_by_group(
     for person in (STRANGER, Person(NOBODY, 1), Person(99, 98, (CREW,))):
         link = as_person(sidecar, person)
         link.hello(f"gw-{person.uid}")
-        link.settle()
+        link.sync()
     # Nobody at all may be a watcher, and root is only what the list says.
     message = refused(as_person(sidecar, STRANGER), role="watcher")
     assert "access.watchers" in message
@@ -194,7 +194,7 @@ def test_a_name_that_is_tied_is_used_by_its_user_only_and_the_link_goes_on(
     mine = as_person(sidecar, STRANGER)
     mine.hello("gw-1")
     mine.send("login", ["u"])
-    mine.settle()
+    mine.sync()
     for thief in (ROOT_USER, OTHER_MEMBER):
         for role in ("gateway", "watcher"):
             message = refused(as_person(sidecar, thief), role=role)
@@ -203,7 +203,7 @@ def test_a_name_that_is_tied_is_used_by_its_user_only_and_the_link_goes_on(
     assert "access.names" in refused(as_person(sidecar, STRANGER), name="gw=2")
     as_person(sidecar, Person(NOBODY, 1)).hello("gw=2")
     as_person(sidecar, ROOT_USER).hello("gw-3")
-    mine.settle()  # nobody replaced it
+    mine.sync()  # nobody replaced it
 
 
 # --- the sidecar is an ordinary user's ----------------------------------------

@@ -97,7 +97,7 @@ def test_a_gateway_that_connects_before_during_or_after_a_stop_is_served(
         sidecar.launch()
         early.expect("welcome")
         early.send("login", "ada", {"conn": 1})
-        early.settle()
+        early.sync()
         sidecar.signal(signal.SIGTERM)
         early.expect("bye")
         # It is still stopping, as this link stays: the next process gets what is sent now.
@@ -111,7 +111,7 @@ def test_a_gateway_that_connects_before_during_or_after_a_stop_is_served(
         after.say_hello("after", role="watcher", scope="all")
         sidecar.launch()
         during.expect("welcome")
-        during.settle()
+        during.sync()
         after.expect("welcome")
         assert {*after.listed()[0]} == {"ada", "bob"}
         sidecar.line("ready")
@@ -174,7 +174,7 @@ def test_systemd_activates_it_when_the_first_gateway_connects(make: Start) -> No
     with Client(sidecar.socket) as gateway:
         gateway.hello("gw-1")
         gateway.send("login", "ada", {"conn": 1})
-        gateway.settle()
+        gateway.sync()
         sidecar.signal(signal.SIGTERM)
         gateway.leave()
         assert sidecar.ended() == 0
@@ -198,4 +198,4 @@ def test_a_managers_socket_that_was_removed_is_not_made_anew_and_that_is_said(
             it.startswith("STATUS=not ready: socket") for it in manager.lines
         ):
             manager.listen()
-        gateway.settle()
+        gateway.sync()

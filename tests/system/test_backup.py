@@ -71,7 +71,7 @@ def busy(sidecar: Sidecar) -> Iterator[Client]:
             gateway.send_bytes(packed(["login", uids], ["logout", uids[:19]]))
             for one in range(20):
                 gateway.send("after", f"key-{number}-{one}", 0.1 if one else 3_600)
-            gateway.settle()
+            gateway.sync()
             for run in gateway.take(0):
                 gateway.send("done", run["key"], None, {"seq": run["seq"]})
                 gateway.send("ack", run["seq"])
@@ -123,7 +123,7 @@ def test_each_backup_of_a_busy_sidecar_can_be_restored_and_its_gateways_go_on(
 
     # What comes after the backup has numbers that the copy will give again.
     gateway.send("login", "late", {"conn": 1})
-    gateway.settle()
+    gateway.sync()
     was, newest = gateway.log, sidecar.log()[-1].seq
     sidecar.kill()
 

@@ -312,7 +312,7 @@ def test_a_gateway_serves_without_a_sidecar_until_there_is_one(
             assert client.stats() == (1, 0, 0, 1, 0, 0, 0, 0, 0)
             watcher = sidecar.watcher(after=0)
             watcher.until(len)
-            watcher.settle()
+            watcher.sync()
             assert [record["uid"] for record in watcher.records] == ["a"]
 
     run(main)

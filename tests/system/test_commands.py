@@ -33,7 +33,7 @@ def test_a_timer_is_shown_retried_and_cancelled_by_key(
 ) -> None:
     gateway = sidecar.gateway(name)
     gateway.send("after", key, 3_600, {"payload": "to do", "ext": key})
-    gateway.settle()
+    gateway.sync()
     listed = run("timers", "list", "--gateway", name, f"--ext={key}", "--json")[1]
     assert json.loads(listed)["key"] == key
     shown = run("timers", "show", "--json", "--", key)[1]
@@ -50,7 +50,7 @@ def test_a_list_goes_over_pages(sidecar: Sidecar, name: str, run: Run) -> None:
     gateway = sidecar.gateway(name)
     for n in range(250):
         gateway.send("after", f"n{n}", 3_600)
-    gateway.settle()
+    gateway.sync()
 
     def keys(*limit: str) -> list[str]:
         lines = run("timers", "list", "--gateway", name, *limit)[1].splitlines()

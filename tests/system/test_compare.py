@@ -109,7 +109,7 @@ def test_a_detector_that_runs_is_compared_line_by_line(start: Start) -> None:
     with beside(sidecar) as shadow:
         gateway.send("login", ["ada", "bob", 7], {"conn": [1, 2, 3]})
         gateway.send("login", ["liz", "out"], {"conn": [4, 5], "timeout": 3_600})
-        gateway.settle()
+        gateway.sync()
         eventually(lambda: len(offlines(sidecar)) == 3)
         at = offlines(sidecar)
         shadow.offline("ada", at["ada"] + 50)
@@ -120,7 +120,7 @@ def test_a_detector_that_runs_is_compared_line_by_line(start: Start) -> None:
         gateway.send("logout", "out", {"conn": 5})
         wait_ms(2)
         gateway.send("message", "liz", {"conn": 4})
-        gateway.settle()
+        gateway.sync()
         wait_ms(EDGE_MS)  # or what is offline on one side alone is not judged
         shadow.hangs_up()
         code, lines, account = shadow.ends()
@@ -156,7 +156,7 @@ def test_while_the_sidecar_is_away_what_it_will_tell_is_not_missed_here(
         sidecar.socket = place.with_name("elsewhere")
         gateway = sidecar.start().gateway("gw-1")
         gateway.send("login", "ada", {"conn": 1})
-        gateway.settle()
+        gateway.sync()
         eventually(lambda: "ada" in offlines(sidecar))
         shadow.offline("ada", offlines(sidecar)["ada"])
         wait_ms(1000 * (2 * WITHIN_S + 2 * command.SETTLE_EVERY_S))

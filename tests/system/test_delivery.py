@@ -29,7 +29,7 @@ def come_and_go(link: Client, *uids: Uid) -> None:
     """One offline for each, on disk."""
     link.send("login", list(uids))
     link.send("logout", list(uids))
-    link.settle()
+    link.sync()
 
 
 def nothing_more(link: Client) -> bool:
@@ -37,8 +37,8 @@ def nothing_more(link: Client) -> bool:
 
     The first pong comes once all records are on disk, the second once they were sent.
     """
-    link.settle()
-    link.settle()
+    link.sync()
+    link.sync()
     return not link.records
 
 
@@ -57,12 +57,12 @@ def test_what_was_not_acknowledged_comes_again_after_a_reconnect(
     assert link.take(4) == first
     link.send("ack", first[2]["seq"])
     link.send("ack", first[0]["seq"])  # never back
-    link.settle()
+    link.sync()
     link.close()
     link = sidecar.gateway("again")
     assert link.take(1) == first[3:]
     link.send("ack", first[3]["seq"])
-    link.settle()
+    link.sync()
     link.close()
     assert nothing_more(sidecar.gateway("again"))
 
@@ -74,12 +74,12 @@ def test_a_gateway_without_acks_gets_what_came_while_it_was_away(
     link = sidecar.gateway("away", ack=False)
     link.send("login", ["m", "n"])
     link.send("logout", "m")
-    link.settle()
+    link.sync()
     assert [r["uid"] for r in link.take(1)] == ["m"]
     link.close()
     sidecar.line("link down", name="away")
     other.send("login", "n")
-    other.settle()
+    other.sync()
     link = sidecar.gateway("away", ack=False)
     assert [(r["kind"], r["uid"], r["gateway"]) for r in link.take(1)] == [
         ("moved", "n", "taker")
@@ -121,7 +121,7 @@ def test_reading_on_from_a_named_place_leaves_the_stored_cursor_alone(
     come_and_go(link, "s", "t")
     told = link.take(2)
     link.send("ack", told[1]["seq"])
-    link.settle()
+    link.sync()
     link.close()
     reader = sidecar.gateway("stays", after=0)
     assert reader.take(2) == told
@@ -167,10 +167,10 @@ def test_watchers_see_what_they_asked_for(sidecar: Sidecar) -> None:
     moves = sidecar.gateway("w-moved", scope="all", kinds=["moved"], **watch)
     nobodys = sidecar.gateway("w-own", **watch)
     a.send("login", "x")
-    a.settle()
+    a.sync()
     b.send("login", ["x", "y"])
     b.send("logout", "y")
-    b.settle()
+    b.sync()
     kinds = ["online", "moved", "online", "offline"]
     told = everything.take(4)
     assert [r["kind"] for r in told] == kinds
@@ -201,7 +201,7 @@ def test_a_watcher_without_acks_has_no_cursor_and_one_with_them_has(
         (_, last) = reader.take(2)
         if ack:
             reader.send("ack", last["seq"])
-            reader.settle()
+            reader.sync()
         reader.close()
 
 
@@ -214,8 +214,8 @@ def test_list_gives_a_gateway_its_own_and_a_watcher_everyone(start: Start) -> No
     users = [f"user-{n}" for n in range(2_500)]
     many.send("login", users, {"conn": list(range(2_500))})
     few.send("login", ["last", "gone"])
-    few.settle()
-    many.settle()
+    few.sync()
+    many.sync()
     few.send("logout", "gone")
     own, seq = few.listed()
     assert set(own) == {"last"}
@@ -247,8 +247,8 @@ def test_where_finds_online_users_of_every_gateway_and_no_others(
     a.send("login", ["one", "two"], {"conn": [1, None]})
     b.send("login", "three", {"conn": 3})
     a.send("logout", "two")
-    a.settle()
-    b.settle()
+    a.sync()
+    b.sync()
     rows = a.where("three", "two", "never", "one")
     assert [[row[0], row[1], row[3]] for row in rows] == [
         ["three", "there", 3], ["one", "here", 1],
@@ -297,7 +297,7 @@ def test_a_gateway_gets_a_gap_only_if_a_deleted_record_concerned_it(
     assert (kept["seq"], kept["uid"]) == (8, "u-8")
     assert nothing_more(left)
     right.send("ack", 7)
-    right.settle()
+    right.sync()
     right.close()
     assert aged.gateway("right").take(1) == [kept]
 
@@ -327,7 +327,7 @@ def test_hard_uids_stay_distinct_in_every_frame_and_over_a_crash(
     link, watcher = sidecar.gateway("a"), sidecar.watcher()
     for uid, conn in conns.items():
         link.send("login", uid, {"conn": conn})
-    link.settle()
+    link.sync()
     expected = {
         uid: ("a", seq, conn) for seq, (uid, conn) in enumerate(conns.items(), start=1)
     }

@@ -92,10 +92,10 @@ class Scraper:
 def goes_on(gateway: Client, watcher: Client, uid: str) -> None:
     """Checks that a link is read, its events decided, and others told."""
     gateway.send("login", uid)
-    gateway.settle()
+    gateway.sync()
     assert gateway.where(uid)[0][0] == uid
     gateway.send("logout", uid)
-    gateway.settle()
+    gateway.sync()
     kinds = [(record["kind"], record["uid"]) for record in watcher.take(2)]
     assert kinds == [("online", uid), ("offline", uid)]
 
@@ -172,7 +172,7 @@ def test_what_is_read_from_disk_waits_for_a_descriptor_and_holds_up_nothing_else
     gateway = sidecar.gateway("g")
     for part in range(5):
         gateway.send("login", [f"u{part}-{n}" for n in range(1_000)])
-        gateway.settle()
+        gateway.sync()
     fire(gateway, "early")  # timers have their files open by then
     watcher, other = sidecar.connect(), sidecar.gateway("other")
     with few_files(sidecar, 0):
@@ -182,7 +182,7 @@ def test_what_is_read_from_disk_waits_for_a_descriptor_and_holds_up_nothing_else
         gateway.send("list")
         sidecar.line("the log cannot be read; it is tried again")
         sidecar.line("a list is put off")
-        gateway.settle()
+        gateway.sync()
         assert gateway.where("u0-0")[0][0] == "u0-0"
         fire(gateway, "key")
         other.send("login", "u0-0")
@@ -201,19 +201,19 @@ def test_a_timer_that_comes_due_without_a_descriptor_fires(start: Start) -> None
     sidecar = start()
     gateway = sidecar.gateway("g")
     gateway.send("after", "key", 1.0)
-    gateway.settle()
+    gateway.sync()
     with few_files(sidecar, 0):
         (fired,) = gateway.take(1)
         assert fired["key"] == "key"
         gateway.send("done", "key", None, {"seq": fired["seq"]})
-        gateway.settle()
+        gateway.sync()
 
 
 def test_a_stop_without_a_descriptor_ends_as_any(start: Start) -> None:
     sidecar = start()
     gateway = sidecar.gateway("g")
     gateway.send("login", "u")
-    gateway.settle()
+    gateway.sync()
     with few_files(sidecar, 0):
         crowd = [sidecar.connect() for _ in range(CROWD)]
         sidecar.line(REFUSED, socket="gateway")

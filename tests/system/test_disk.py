@@ -65,7 +65,7 @@ def test_a_stop_while_the_disk_is_full_says_bye_and_takes_no_longer_than_any(
     sidecar = start(60)
     gateway = sidecar.gateway("g")
     gateway.send("login", crowd("kept", 500))
-    gateway.settle()
+    gateway.sync()
     allow_file_bytes(sidecar, FULL_BYTES)
     gateway.send("login", crowd("lost", 2_000))
     gateway.send("ping", "after the login")
@@ -105,7 +105,7 @@ def test_a_stop_keeps_the_clocks_whatever_was_asked_of_timers(start: Start) -> N
     sidecar = start(60)
     gateway = sidecar.gateway("g")
     gateway.send("login", "u")
-    gateway.settle()
+    gateway.sync()
     with closing(sqlite3.connect(sidecar.timers, isolation_level=None)) as other:
         other.execute("begin immediate")
         gateway.send("after", "k", 100)
@@ -125,13 +125,13 @@ def test_a_process_that_opens_and_closes_the_database_loses_it_no_commit(
     sidecar = start()
     gateway = sidecar.gateway("g")
     gateway.send("login", "before")
-    gateway.settle()
+    gateway.sync()
     # A list is read over a connection of its own.
     assert gateway.listed()[0].keys() == {"before"}
     with closing(sqlite3.connect(sidecar.database)) as other:
         assert other.execute("select count(*) from online").fetchall() == [(1,)]
     gateway.send("login", "after")
-    gateway.settle()
+    gateway.sync()
     sidecar.kill()
     assert uids([record._asdict() for record in sidecar.log()], "online") == [
         "before",

@@ -131,7 +131,7 @@ def is_survived(sidecar: Sidecar, trouble: AbstractContextManager[None]) -> None
     early, late = crowd("early", 100), crowd("late", LATE)
     gateway.send("login", early)
     gateway.send("after", "early", 86_400)
-    gateway.settle()
+    gateway.sync()
     watcher.take(100)
     began = perf_counter()
     with trouble:
@@ -214,7 +214,7 @@ def test_with_a_disk_that_fails_now_and_then_each_pong_is_true(
     while failures < 3 or ponged < 5:
         gateway.send("login", f"user-{ponged}")
         gateway.send("after", f"key-{ponged}", 86_400)
-        gateway.settle()
+        gateway.sync()
         # It is on disk, whoever looks.
         assert sidecar.rows("select max(last) from log") == [(ponged + 1,)]
         ponged += 1

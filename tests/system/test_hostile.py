@@ -52,7 +52,7 @@ def good(sidecar: Sidecar) -> Iterator[Client]:
 
 
 def is_unharmed(link: Client) -> None:
-    link.settle()
+    link.sync()
     assert [row[0] for row in link.where("unharmed")] == ["unharmed"]
 
 
@@ -183,7 +183,7 @@ def test_ten_thousand_who_say_nothing_are_sent_away_and_harm_nobody(
         codes = Counter[str]()
         for crowd in crowds:
             codes.update(json.loads(crowd.communicate()[0]))
-    get_in(sidecar, "new").settle()
+    get_in(sidecar, "new").sync()
     is_unharmed(good)
     say(f"{dict(codes)}; memory {max(rss) - rss[0] >> 10:+} KiB at most")
     # All with an answer, whichever limit they ran into.
@@ -219,4 +219,4 @@ def test_answers_that_nobody_reads_are_bounded_by_their_bytes(start: Start) -> N
     assert sidecar.rss_bytes - rss < 8 * MOST_REPLY_BYTES
     is_unharmed(good)
     eventually(lambda: sidecar.metric("liveness_links", role="gateway") == 1)
-    sidecar.gateway("greedy").settle()
+    sidecar.gateway("greedy").sync()

@@ -142,7 +142,7 @@ def test_a_connection_that_is_dropped_amid_its_request_harms_no_other(
         with connected(sidecar) as sock:
             sock.sendall(request_bytes)
     assert sidecar.ask("http", "GET", "/healthz")[0].status == 200
-    gateway.settle()
+    gateway.sync()
 
 
 def test_sockets_are_for_owner_and_group_and_the_state_for_its_owner(
@@ -240,7 +240,7 @@ def test_slow_requests_and_unread_answers_are_cut_and_a_stop_waits_for_neither(
     gateway = sidecar.gateway("g")
     for number in range(TIMERS):
         gateway.send("after", f"k{number}", 3_600, {"payload": PAYLOAD})
-    gateway.settle()
+    gateway.sync()
     for door in DOORS:
         with connected(sidecar, door) as sock:
             sock.sendall(b"G")

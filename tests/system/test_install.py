@@ -214,11 +214,11 @@ def test_it_is_backed_up_and_restored_as_the_manual_says(host: Host) -> None:
     backup, restore = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)[:2]
     with serving(host) as gateway:
         gateway.send("login", "of then", {"conn": 1, "timeout": 3_600})
-        gateway.settle()
+        gateway.sync()
         *_, line = follow(host, backup)
         assert ": records up to " in line
         gateway.send("login", "of later", {"conn": 2, "timeout": 3_600})
-        gateway.settle()
+        gateway.sync()
     told(host)
     follow(host, restore)
     units = "liveness.socket liveness.service"
@@ -277,7 +277,7 @@ def test_a_second_install_upgrades_and_finishes_an_interrupted_one(host: Host) -
                 **PIP,
             )
         assert done.returncode == 0, done.stderr
-        gateway.settle()  # it goes on with what it has
+        gateway.sync()  # it goes on with what it has
     assert f"kept {SETTINGS}" in done.stderr
     assert done.stderr.splitlines()[-1].endswith(": systemctl restart liveness.service")
     assert "enabled = true" in edited == settings.read_text()
@@ -289,7 +289,7 @@ def test_a_second_install_upgrades_and_finishes_an_interrupted_one(host: Host) -
     # Without a compiler it serves as well.
     assert "wheel: reference" in host.run("liveness", "version").stdout
     with serving(host) as gateway:
-        gateway.settle()
+        gateway.sync()
 
 
 def test_purge_of_a_host_stops_it_and_takes_its_user(host: Host) -> None:

@@ -38,7 +38,7 @@ def test_sockets_that_were_removed_are_made_anew_and_links_go_on(make: Start) ->
     late = sidecar.gateway("late")
     for gateway in (early, late):
         gateway.send("login", f"of-{gateway}", {"conn": 1})
-        gateway.settle()
+        gateway.sync()
     assert sidecar.get("/readyz", admin=True)[0] == 200
     assert sidecar.stop() == 0
     assert not sidecar.socket.exists()
@@ -49,7 +49,7 @@ def test_the_state_that_was_removed_is_said_and_can_be_copied_out(make: Start) -
     gateway = sidecar.gateway("gw")
     gateway.send("login", "ada", {"conn": 1})
     gateway.send("after", "remind", 3_600)
-    gateway.settle()
+    gateway.sync()
     shutil.rmtree(sidecar.state)
     eventually(lambda: ready(sidecar)[0] == 503)
     assert f"state directory {sidecar.state}: liveness.db, " in ready(sidecar)[1]
@@ -57,7 +57,7 @@ def test_the_state_that_was_removed_is_said_and_can_be_copied_out(make: Start) -
     gateway.send("login", "bob", {"conn": 2})
     gateway.send("after", "soon", 0.1)
     gateway.send("after", "remind again", 3_600)
-    gateway.settle()
+    gateway.sync()
     gateway.until(
         lambda records: [record for record in records if record["kind"] == "timer"]
     )

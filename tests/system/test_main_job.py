@@ -39,7 +39,7 @@ class Chat:
 
     def open(self) -> None:
         self.report("login", SILENT + TALKING)
-        self.link.settle()
+        self.link.sync()
         for event in ("keepalive", "message"):
             self.report(event, [uid for uid, last in LAST.items() if last == event])
 
@@ -76,9 +76,9 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> tuple[Chat, list[Record], f
         still_online, _ = chat.link.listed()
         assert set(still_online) == set(TALKING)
         chat.report("logout", TALKING)
-        chat.link.settle()
+        chat.link.sync()
         feed = watcher.take(2 * USERS)
-        watcher.settle()
+        watcher.sync()
         assert not watcher.records
         return chat, feed, sidecar.metric("liveness_early_offline_total")
 
@@ -147,9 +147,9 @@ def test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_
     watcher = sidecar.watcher("late-w")
     old, new = sidecar.gateway("late-a"), sidecar.gateway("late-b")
     old.send("login", "late", {"conn": 1})
-    old.settle()
+    old.sync()
     new.send("login", "late", {"conn": 9})
-    new.settle()
+    new.sync()
     online, moved = watcher.take(2)
     assert moved.items() >= {
         "kind": "moved", "uid": "late", "gateway": "late-b", "conn": 9,
@@ -163,11 +163,11 @@ def test_a_late_logout_or_keepalive_of_another_gateway_does_not_touch_the_newer_
         ["message", ["late"], {"conn": [9]}],
     ):  # fmt: skip
         old.send(*frame)
-    old.settle()
+    old.sync()
     assert new.where("late") == [["late", "late-b", moved["seq"], 9]]
     assert ignored(sidecar, "other_gateway") == before + 4
     new.send("logout", "late", {"conn": 9})
-    new.settle()
+    new.sync()
     (offline,) = watcher.take(1)
     assert (offline["reason"], offline["session"]) == ("logout", moved["seq"])
 
@@ -211,10 +211,10 @@ def test_broken_bytes_close_their_link_only_and_end_nobody(sidecar: Sidecar) -> 
     assert broken.refusal()["code"] == "bad-msgpack"
     assert broken.receive() is None
     other.send("login", "b-2")
-    other.settle()
+    other.sync()
     again = sidecar.gateway("broken-a")
     again.send("keepalive", ["a-1", "a-2"])
-    again.settle()
+    again.sync()
     found = {
         uid: gateway for uid, gateway, *_ in other.where("a-1", "a-2", "b-1", "b-2")
     }

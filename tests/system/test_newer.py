@@ -37,7 +37,7 @@ def stop(sidecar: Sidecar) -> None:
 
 def linked(sidecar: Sidecar, name: str, shift_s: float = 0.0) -> Client:
     link = sidecar.gateway(name, clock=clocks(shift_s), kinds=[])
-    link.settle()
+    link.sync()
     return link
 
 
@@ -50,7 +50,7 @@ def test_of_connections_that_began_at_one_moment_the_login_read_later_wins(
         uid = f"{name}-u-{number}"
         for conn, link in enumerate((first, second)):
             link.send("login", uid, {"conn": conn, "began": began})
-            link.settle()
+            link.sync()
         ((*_, conn),) = second.where(uid)
         assert conn == 1
 
@@ -102,10 +102,10 @@ def test_a_beginning_by_another_clock_or_in_the_future_is_counted_and_not_used(
 ) -> None:
     link, shifted = linked(sidecar, "g"), linked(sidecar, "h", 3_600.0)
     link.send("login", ["a", "b"], {"conn": [1, 2], "began": monotonic() + 60})
-    link.settle()
+    link.sync()
     # It came later, and began before all of them if its `began` was used.
     shifted.send("login", "a", {"conn": 3, "began": 0.5})
-    shifted.settle()
+    shifted.sync()
     assert [row[1] for row in shifted.where("a")] == ["h"]
     for why, count in (("future", 2), ("other_clock", 1)):
         assert sidecar.metric("liveness_began_unused_total", why=why) == count

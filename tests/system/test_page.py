@@ -115,7 +115,7 @@ def is_live(page: Page) -> None:
 def arrive(sidecar: Sidecar, name: str, *uids: str | int) -> Client:
     gateway = sidecar.gateway(name)
     gateway.send("login", list(uids))
-    gateway.settle()
+    gateway.sync()
     return gateway
 
 
@@ -157,7 +157,7 @@ def test_the_figures_move_with_real_traffic(
     # In one second, which stays in the history; nowhere else do so many log in at once.
     assert max(read_back(plot, "login")) > 10
     gateway.send("logout", [f"{name}-{n}" for n in range(30)])
-    gateway.settle()
+    gateway.sync()
     expect(users).to_have_text(str(before + 10))
     expect(row).to_contain_text("users 10")
     ready = page.locator("#ready")
@@ -174,7 +174,7 @@ def test_a_silent_user_leaves_and_the_feed_says_why(
     page.evaluate(WATCH_FIRED)
     gateway = arrive(quick, name, "silent", "leaving", 7)
     gateway.send("logout", ["leaving"])
-    gateway.settle()
+    gateway.sync()
     page.wait_for_selector("#records .record[data-reason=silence]")
     told = page.locator("#records .record", has_text="silence").first.inner_text()
     assert re.search(r"\d s of silence, last login", told)
@@ -202,7 +202,7 @@ def test_an_older_connection_that_is_read_last_looks_like_no_move(
     gateway.send("login", ["moves", "stays"], {"conn": [1, 2], "began": began})
     gateway.send("login", "moves", {"conn": 3, "began": began})
     gateway.send("login", "stays", {"conn": 1, "began": began - 1})
-    gateway.settle()
+    gateway.sync()
     for uid, why in told.items():
         moved = page.locator('#records [data-kind="moved"]', has_text=uid)
         expect(moved.locator(".why")).to_have_text(why)
@@ -239,14 +239,14 @@ def test_the_feed_is_filtered_and_pauses(
     is_live(page)
     for gateway, uid in ((one, f"a-{name}"), (other, "b")):
         gateway.send("logout", [uid])
-        gateway.settle()
+        gateway.sync()
     assert "logged out" in record(page, f"a-{name}")
     expect(page.locator("#records .record")).to_have_count(1)
     pause = page.locator("#pause")
     pause.click()
     one.send("login", [f"c-{name}"])
     one.send("logout", [f"c-{name}"])
-    one.settle()
+    one.sync()
     expect(pause).to_have_text("Go on (1)")
     expect(page.locator("#records .record")).to_have_count(1)
     pause.click()
@@ -318,7 +318,7 @@ def test_a_list_that_is_not_whole_says_so_whatever_the_filter(
     expect(missed).not_to_have_count(0)
     expect(changes).to_have_count(0)  # what it lets through was let through before
     gateway.send("logout", [f"{name}-0"])
-    gateway.settle()
+    gateway.sync()
     expect(records).to_have_count(1)
     page.get_by_label("online", exact=True).check()
     expect(rows.first).to_contain_text("Another filter since")
@@ -330,7 +330,7 @@ def test_a_list_that_is_not_whole_says_so_whatever_the_filter(
         expect(changes).to_have_count(1)
         expect(records).to_have_count(1)
     gateway.send("login", [f"{name}-0"])
-    gateway.settle()
+    gateway.sync()
     expect(rows.first).to_contain_text(f"{name}-0")
     expect(rows.nth(1)).to_contain_text("Another filter since")
 
@@ -365,7 +365,7 @@ def test_a_connection_is_shown_to_its_last_digit_or_not_at_all(
     small, large = f"small-{name}", f"large-{name}"
     gateway = sidecar.gateway(name)
     gateway.send("login", [small, large], {"conn": [7, conn]})
-    gateway.settle()
+    gateway.sync()
     page = open_page(sidecar, f"#uid={large}")
     shown = page.locator("#explained .facts div", has_text="Connection").locator("dd")
     told = page.locator("#explained .told")

@@ -273,12 +273,12 @@ def users_go(scene: Scene) -> None:
     quiet.send("login", ["q1", "q2", "q3"], {"conn": [1, 2, 3]})
     former = scene.sidecar.gateway("former")
     former.send("login", "moves", {"conn": 1})
-    former.settle()
+    former.sync()
     other = scene.sidecar.gateway("other")
     other.send("login", "moves", {"conn": 2})
-    other.settle()
+    other.sync()
     former.send("keepalive", "moves", {"conn": 1})
-    former.settle()
+    former.sync()
     assert len(quiet.take(3)) == 3
     scene.until('liveness_offline_total{reason="silence"} == 3')
     scene.until('sum(liveness_events_ignored_total{why!="offline"}) > 0')
@@ -299,7 +299,7 @@ def users_speak_seldom(scene: Scene) -> None:
         scene.until(f"min(timestamp(liveness_users_online)) > {spoken + SELDOM_S}")
     scene.until(f"{known} > {0.9 * SELDOM_S}")
     gateway.send("logout", users)
-    gateway.settle()
+    gateway.sync()
 
 
 def somebody_watches(scene: Scene) -> None:
@@ -360,7 +360,7 @@ def a_page_of_the_log_is_damaged(scene: Scene) -> None:
 def a_gateway_starts_anew(scene: Scene) -> None:
     gateway = scene.sidecar.gateway("anew")
     gateway.send("login", [f"lost-{number}" for number in range(LOST)])
-    gateway.settle()
+    gateway.sync()
     scene.until(f'liveness_gateway_users{{gateway="anew"}} == {LOST}')
     scene.sidecar.gateway("anew", fresh=True)
     scene.until(f'liveness_offline_total{{reason="gateway_lost"}} >= {LOST}')
@@ -424,7 +424,7 @@ def a_sidecar_is_stopped(scene: Scene) -> None:
             scene.hasty.signal(signal.SIGCONT)
         scene.until("min(up) == 1")
     gateway.send("after", "due", 1)
-    gateway.settle()
+    gateway.sync()
     began = now_s()
     scene.hasty.signal(signal.SIGSTOP)
     try:
@@ -459,7 +459,7 @@ def very_many_come(scene: Scene) -> None:
     gateway = scene.sidecar.gateway("many")
     for begin in range(0, MANY, STORM):
         gateway.send("login", [f"many-{begin + number}" for number in range(STORM)])
-    gateway.settle()
+    gateway.sync()
     scene.until(f"liveness_users_online > {MANY}")
 
 

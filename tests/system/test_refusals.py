@@ -111,7 +111,7 @@ def watchful(sidecar: Sidecar) -> Iterator[Client]:
     """A gateway whose link and user do not notice what others do."""
     link = sidecar.gateway("watchful")
     link.send("login", "unharmed")
-    link.settle()
+    link.sync()
     yield link
     assert online(link, ["unharmed"]) == {"unharmed"}
     assert not link.records
@@ -123,7 +123,7 @@ def offender(sidecar: Sidecar) -> Iterator[Client]:
     yield sidecar.gateway("offender")
     with sidecar.gateway("offender") as again:
         again.send("logout", NAMED)
-        again.settle()
+        again.sync()
 
 
 def online(link: Client, uids: list[str]) -> set[str | int]:
@@ -192,14 +192,14 @@ def test_a_watcher_that_sends_events_is_refused_them_and_goes_on(
 def test_an_ack_is_taken_below_next_and_refused_at_it(sidecar: Sidecar) -> None:
     link = sidecar.gateway("acking")
     link.send("ack", link.next - 1)
-    link.settle()
+    link.sync()
     link.send("ack", link.next)
     refusal = link.refusal()
     assert (refusal["code"], refusal["n"]) == ("bad-option", 4)
     link.send("login", "acked")
-    link.settle()
+    link.sync()
     link.send("ack", link.next)
-    link.settle()
+    link.sync()
 
 
 def test_each_bad_frame_of_a_run_is_refused_by_its_own_number(
@@ -218,7 +218,7 @@ def test_each_bad_frame_of_a_run_is_refused_by_its_own_number(
     refusals = [offender.refusal() for _ in range(2)]
     said = [(each["n"], each["frame"], each["index"]) for each in refusals]
     assert said == [(3, "keepalive", 2), (6, "keepalive", 0)]
-    offender.settle()
+    offender.sync()
     assert online(watchful, NAMED) == {"in-1", "in-2", "x"}
 
 
@@ -232,8 +232,8 @@ def test_a_newer_link_of_the_same_name_replaces_the_older_after_what_that_had_se
     assert (refusal["code"], refusal["fatal"]) == ("replaced", True)
     assert offender.receive() is None
     newer.send("login", "behind")
-    newer.settle()
-    watcher.settle()
+    newer.sync()
+    watcher.sync()
     assert online(watchful, NAMED) == {"before", "behind"}
 
 
@@ -252,7 +252,7 @@ def test_a_timer_too_many_is_not_taken_until_another_has_ended(tight: Sidecar) -
     link, other = tight.gateway("g"), tight.gateway("h")
     for number in range(FEW_TIMERS):
         link.send("after", f"k{number}", 600)
-    link.settle()
+    link.sync()
     for gateway in (link, other):
         for _ in range(FEW_REFUSED + 1):  # it is no fault, so it ends no link
             gateway.send("after", "one more", 600)
@@ -262,9 +262,9 @@ def test_a_timer_too_many_is_not_taken_until_another_has_ended(tight: Sidecar) -
             assert refusal["key"] == "one more"
             assert "timers.max_live" in refusal["message"]
     link.send("cancel", {"key": "k0"})
-    link.settle()
+    link.sync()
     other.send("after", "one more", 600)
-    other.settle()
+    other.sync()
     rows = tight.timer_rows("select gateway, key from timers where next is not null")
     assert sorted(rows) == [("g", "k1"), ("h", "one more")]
 

@@ -62,7 +62,7 @@ def test_access_changes_for_new_links_and_older_ones_stay(plain: Sidecar) -> Non
     with Client(MEMBER.connect(plain.socket)) as allowed:
         allowed.hello("theirs")
     gateway.send("login", "ada")
-    gateway.settle()
+    gateway.sync()
     assert plain.metric("liveness_users_online") == 1
 
 

@@ -63,7 +63,7 @@ def test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record(
     sidecar = start()
     link = sidecar.gateway("a")
     link.send("login", ["u", "v"], {"conn": [1, 2]})
-    link.settle()
+    link.sync()
     before, _ = link.listed()
     sidecar.stop()
     sidecar.start()
@@ -71,9 +71,9 @@ def test_a_gateway_that_reconnects_after_a_restart_goes_on_without_a_record(
     link = sidecar.gateway("a")
     link.send("keepalive", ["u", "v"], {"conn": [1, 2]})
     link.send("login", ["u", "v"], {"conn": [1, 2], "age": 5})
-    link.settle()
+    link.sync()
     assert link.listed() == (before, 2)
-    watcher.settle()
+    watcher.sync()
     assert not watcher.records
 
 
@@ -108,9 +108,9 @@ def test_after_a_crash_users_sessions_and_conns_are_as_they_were(start: Start) -
     a.send("login", ["adopting", "bare"])
     a.send("login", "adopting", {"conn": 77})  # takes the conn; no record says so
     a.send("logout", "gone")
-    a.settle()
+    a.sync()
     b.send("login", "v", {"conn": 9})
-    b.settle()
+    b.sync()
     before, seq = sidecar.watcher().listed()
     assert before["adopting"] == ("a", 4, 77)
     assert before["v"] == ("b", 7, 9)
@@ -122,7 +122,7 @@ def test_after_a_crash_users_sessions_and_conns_are_as_they_were(start: Start) -
     # A late logout of a connection before the crash still ends only its own session.
     a = sidecar.gateway("a")
     a.send("logout", ["adopting", "v", "u"], {"conn": [76, 2, 1]})
-    a.settle()
+    a.sync()
     (offline,) = watcher.take(1)
     assert (offline["seq"], offline["uid"], offline["session"]) == (8, "u", 1)
 
@@ -139,16 +139,16 @@ def test_after_a_crash_seq_and_cursors_go_on_without_a_gap_or_reuse(
     link.send("ack", first["seq"])
     everything = watcher.take(6)
     watcher.send("ack", 5)
-    watcher.settle()
+    watcher.sync()
     # A commit takes the cursors along.
     link.send("login", "x")
-    link.settle()
+    link.sync()
     crash_and_restart(sidecar)
     link = sidecar.gateway("a")
     assert link.next == 8
     assert link.take(2) == [second, third]
     link.send("login", "y")
-    link.settle()
+    link.sync()
     again = sidecar.gateway("w", role="watcher", scope="all").take(3)
     assert again[0] == everything[5]
     assert [(r["seq"], r["uid"]) for r in again[1:]] == [(7, "x"), (8, "y")]
@@ -161,13 +161,13 @@ def test_a_gateway_that_starts_anew_ends_what_it_left_and_begins_at_now(
     link, watcher = sidecar.gateway("a"), sidecar.watcher()
     link.send("login", ["u", "v"], {"conn": [1, 2]})
     link.send("logout", "v")
-    link.settle()
+    link.sync()
     crash_and_restart(sidecar)
     watcher = sidecar.watcher()
     link = sidecar.gateway("a", fresh=True)
     assert link.next == 5
     link.send("login", "u", {"conn": 3})
-    link.settle()
+    link.sync()
     lost, online = watcher.take(2)
     assert lost.items() >= {"uid": "u", "reason": "gateway_lost", "conn": 1}.items()
     assert online.items() >= {"uid": "u", "kind": "online", "conn": 3}.items()
@@ -190,7 +190,7 @@ def test_a_fresh_gateway_ends_its_old_sessions_before_anything_else(
     fresh.send("logout", "b", {"conn": 2})
     (welcome,) = fresh.expect("welcome")
     assert welcome["next"] == first + 4
-    fresh.settle()
+    fresh.sync()
     # Its cursor moved to now: it gets no record that came before.
     (record,) = fresh.until(len)
     assert (record["seq"], record["uid"]) == (first + 4, "a")
@@ -208,7 +208,7 @@ def test_a_fresh_gateway_ends_no_session_of_another_gateway(sidecar: Sidecar) ->
     users = [f"of another {n}" for n in range(2_000)]
     other = sidecar.gateway("other")
     other.send("login", users)
-    other.settle()
+    other.sync()
     sidecar.gateway("fresh", fresh=True)
     assert len(other.where(*users)) == 2_000
 
@@ -240,7 +240,7 @@ def test_damaged_timers_met_while_running_are_said_and_not_overwritten(
     link = sidecar.gateway("a")
     for n in range(2_000):  # so many that a start does not read every page
         link.send("after", f"key-{n}", 86_400)
-    link.settle()
+    link.sync()
     sidecar.stop()
     whole = sidecar.timers.read_bytes()
     sidecar.start()
@@ -268,12 +268,12 @@ def test_damaged_timers_met_while_running_are_said_and_not_overwritten(
         (sidecar.state / f"timers.db{suffix}").unlink(missing_ok=True)
     link = sidecar.start().gateway("a")
     link.send("after", "another", 86_400)
-    link.settle()
+    link.sync()
 
 
 def test_a_stop_writes_no_clocks_into_the_state_of_another(make: Start) -> None:
     sidecar = make().start()
-    sidecar.gateway("gw").settle()
+    sidecar.gateway("gw").sync()
     sidecar.state.rename(sidecar.folder / "aside")
     shutil.copytree(sidecar.folder / "aside", sidecar.state)
     theirs = sidecar.state / clocks_file.NAME

@@ -46,7 +46,7 @@ def come_and_go(link: Client, number: int) -> None:
     """Twice as many records as there are in a crowd, all on disk."""
     link.send("login", crowd(number))
     link.send("logout", crowd(number))
-    link.settle()
+    link.sync()
 
 
 def told_in(link: Client, uid: str) -> float:
@@ -126,7 +126,7 @@ def test_a_peer_that_does_not_read_delays_none_takes_no_memory_and_misses_nothin
     for peer in (unacking, *peers["gateway with a window"]):
         told = peer.take(WINDOW)
         for _ in range(2):
-            peer.settle()
+            peer.sync()
         assert not peer.records
         while told[-1]["seq"] < last:
             peer.send("ack", told[-1]["seq"])

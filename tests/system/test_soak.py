@@ -78,13 +78,13 @@ class Load:
         with Client(self._sidecar.socket) as watcher:
             watcher.hello("w", role="watcher", scope="all", ack=False)
             watcher.listed()
-            watcher.settle()
+            watcher.sync()
         if number % AGAIN == 0:
             self._second.close()
             fresh = number % (AGAIN * FRESH) == 0
             self._second = self._sidecar.gateway("second", fresh=fresh)
         for link in (self._first, self._second):
-            link.settle()
+            link.sync()
             self._answer(link)
 
     def wait(self, until: float) -> None:

@@ -53,7 +53,7 @@ def test_a_feed_goes_on_over_a_restart_without_a_gap(start: Start, kills: bool) 
         last, name, begin = next(received)
         assert (name, begin["seq"], begin["new"]) == ("log", 0, False)
         gateway.send("login", ["a", "b", "c"])
-        gateway.settle()
+        gateway.sync()
         for uid in "abc":
             last, _, record = next(received)
             assert record["uid"] == uid
@@ -98,12 +98,12 @@ def test_a_client_that_reads_nothing_is_cut_off_and_the_others_are_not(
             crowd = [f"{'long' * 50}-{number}-{n}" for n in range(CROWD)]
             gateway.send("login", crowd)
             gateway.send("logout", crowd)
-            gateway.settle()
+            gateway.sync()
             labels = {"door": "http", "why": "slow"}
             return sidecar.metric("liveness_http_refused_total", **labels) == 1
 
         eventually(is_cut)
         eventually(partial(streams_are, sidecar, "feed", 1))
         gateway.send("login", "the last")
-        gateway.settle()
+        gateway.sync()
         assert next(received)[2]["uid"] == "the last"

@@ -61,7 +61,7 @@ def test_a_cancelled_timer_never_fires_nor_does_one_of_a_cancelled_ext(
 ) -> None:
     link, other = sidecar.gateway(name), sidecar.gateway(f"{name}-other")
     other.send("after", "theirs", 0.2, {"ext": "room"})
-    other.settle()
+    other.sync()
     for key, ext in (("one", None), ("two", "room"), ("three", "room")):
         link.send("after", key, 0.1, {"ext": ext} if ext else {})
     link.send("cancel", {"key": "one"})
@@ -102,8 +102,8 @@ def test_timers_of_others_come_only_with_scope_all_and_their_kind(
     until_fired(link, "mine")
     seen = {}
     for one, reader in links.items():
-        reader.settle()
-        reader.settle()
+        reader.sync()
+        reader.sync()
         seen[one] = runs([r for r in reader.records if r["gateway"] == name])
     mine = [("mine", 1)]
     assert seen == {"everything": mine, "sessions": [], "gateway": mine, "own": []}
@@ -120,7 +120,7 @@ def test_a_run_that_was_not_acknowledged_comes_again_after_a_reconnect(
     assert until_fired(link, "key") == first
     link.send("ack", first[-1]["seq"])
     link.send("done", "key", "well", {"seq": first[-1]["seq"]})
-    link.settle()
+    link.sync()
     link.close()
     link = sidecar.gateway(name)
     link.send("after", "last", 0.1)
@@ -137,7 +137,7 @@ def test_a_timer_due_while_its_gateway_was_away_comes_when_it_is_back_fresh(
     link.send("after", "away", 0.1)
     link.send("after", "cancelled", 0.1)
     link.send("cancel", {"key": "cancelled"})
-    link.settle()
+    link.sync()
     link.close()
     watcher = sidecar.connect()
     watcher.hello(f"{name}-sees", role="watcher", after=0, scope="all")
@@ -166,7 +166,7 @@ def test_a_watcher_has_no_timers(sidecar: Sidecar, name: str, frame: list[Any]) 
     link.hello(name, role="watcher")
     link.send(*frame)
     assert link.refusal()["code"] == "bad-frame"
-    link.settle()
+    link.sync()
 
 
 def test_timers_outlast_a_crash_and_those_due_meanwhile_fire_once(
@@ -178,7 +178,7 @@ def test_timers_outlast_a_crash_and_those_due_meanwhile_fire_once(
     link.send("after", "gone", 0.1)
     link.send("after", "later", 0.5)
     link.send("cancel", {"key": "gone"})
-    link.settle()
+    link.sync()
     sidecar.kill()
     sidecar.start()
     link = sidecar.gateway("keeper")
@@ -205,7 +205,7 @@ class Orders:
         """Sends some orders, and waits for a pong."""
         for _ in range(self.random.randrange(1, 40)):
             self.give_one(link)
-        link.settle()
+        link.sync()
         for key, is_cancel in self.unsure:
             (self.surely_cancelled if is_cancel else self.sure).add(key)
         self.unsure.clear()
@@ -250,7 +250,7 @@ def test_a_kill_at_any_moment_loses_nothing_and_fires_nothing_twice(
     link = sidecar.gateway("g")
 
     def are_over() -> bool:
-        link.settle()
+        link.sync()
         orders.answer(link)
         live = "select 1 from timers where next is not null limit 1"
         return sidecar.timer_rows(live) == []

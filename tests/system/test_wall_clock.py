@@ -67,7 +67,7 @@ def test_a_step_changes_stamps_and_neither_silence_nor_timers(
     gateway.send("login", ["quiet", "talks"])
     gateway.send("after", "soon", 1.5)
     gateway.send("after", "tomorrow", DAY_S - 60)
-    gateway.settle()
+    gateway.sync()
     asked = perf_counter()
     clock.step(step_s)
     gateway.send("message", "talks")
@@ -110,7 +110,7 @@ def test_a_step_over_a_restart_changes_when_timers_are_due_and_no_users_clock(
     sent = perf_counter()
     gateway.send("login", "u", {"conn": 1})
     gateway.send("after", "in an hour", 3_600)
-    gateway.settle()
+    gateway.sync()
     sidecar.stop()
     clock.step(step_s)
     # If the user's clock were reset, it would run for a minute.

@@ -186,7 +186,7 @@ def watchful(sidecar: Scripted) -> Iterator[Client]:
     """A gateway whose link and user do not notice what others do."""
     link = sidecar.gateway("watchful")
     link.send("login", "unharmed")
-    link.settle()
+    link.sync()
     yield link
     assert online(link, ["unharmed"]) == {"unharmed"}
     assert not link.records

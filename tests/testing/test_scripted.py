@@ -52,8 +52,8 @@ async def gateway(script: ScriptedSidecar) -> AsyncIterator["Gateway"]:
 class Gateway(Caller):
     async def has_nothing_to_read(self) -> bool:
         """Whether a pong comes next; a second one, for what would follow the first."""
-        await self.settle()
-        await self.settle()
+        await self.sync()
+        await self.sync()
         return True
 
 
@@ -167,13 +167,13 @@ async def test_the_newer_connection_is_found_by_ages_on_the_loops_clock(
         await anyio.sleep(10)
         for conn, age in ((2, 11), (3, 9), (4, 9.5), (5, 7200)):
             await other.send(["login", "ada", {"conn": conn, "age": age}])
-        await other.settle()
+        await other.sync()
         assert script.users == {"ada": ("other", 2, 3)}, "of 1 s after the first"
         await script.pass_time(25)
         await anyio.sleep(10)
         await gateway.send(["login", "ada", {"conn": 1, "age": 20}])
         await gateway.send(["login", "ada", {"conn": 6, "age": 0.5}])
-        await gateway.settle()
+        await gateway.sync()
         assert script.users == {"ada": ("gw", 3, 6)}
         await script.pass_time(1)
         await gateway.send(["login", "ada", {"conn": 7}])
@@ -201,19 +201,19 @@ async def test_the_newer_connection_is_found_by_the_clock_of_the_host() -> None:
         gateway, other = linked
         (older, _), (newer, _) = host_clock(), host_clock()
         await other.send(["login", "ada", {"conn": 2, "began": newer}])
-        await other.settle()
+        await other.sync()
         await gateway.send(["login", "ada", {"conn": 1, "began": older}])
-        await gateway.settle()
+        await gateway.sync()
         assert script.users == {"ada": ("other", 1, 2)}
         await script.pass_time(5)
         newest, _ = host_clock()
         await gateway.send(["login", "ada", {"conn": 3, "began": newest}])
-        await gateway.settle()
+        await gateway.sync()
         await other.send(["login", "ada", {"conn": 4, "began": newer}])
-        await other.settle()
+        await other.sync()
         assert script.users == {"ada": ("gw", 3, 3)}
         await other.send(["login", "ada", {"conn": 5, "began": newest + 60}])
-        await other.settle()
+        await other.sync()
         assert script.users == {"ada": ("other", 5, 5)}, "no word on what is to come"
 
 
@@ -273,7 +273,7 @@ async def test_waits_end_when_the_event_comes(
         tasks.start_soon(script.offline, "ada")
         await anyio.sleep(0.01)  # idle: with a clock that jumps, for ever if not
         await gateway.send(["login", "ada"])
-        await gateway.settle()
+        await gateway.sync()
         await gateway.send(["logout", "ada"])
         async with gateways(script, "late"):
             pass
@@ -334,7 +334,7 @@ async def test_a_link_is_refused_with_any_code_that_ends_one(
         assert error.pop("message")
         assert error == {"code": "overloaded", "fatal": True, "n": 2}
         assert await gateway.receive() is None
-        await other.settle()
+        await other.sync()
 
 
 async def test_the_next_hello_is_refused_where_there_is_no_link(
@@ -345,7 +345,7 @@ async def test_the_next_hello_is_refused_where_there_is_no_link(
         async with gateways(script, "gw"):
             pass
     async with gateways(script, "gw") as gateway:
-        await gateway.settle()
+        await gateway.sync()
 
 
 async def test_users_do_not_time_out_while_the_sidecar_does_not_read(
@@ -409,7 +409,7 @@ async def test_while_the_disk_is_full_nothing_is_delivered_and_afterwards_everyt
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
     await gateway.send(["login", "ada", {"conn": 1}])
-    await gateway.settle()
+    await gateway.sync()
     with script.disk_full():
         await script.pass_time(30)
         await gateway.send(["login", "ada", {"conn": 2}], ["ping", 1], ["list"])
@@ -428,7 +428,7 @@ async def test_a_crash_forgets_what_no_pong_has_covered(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
     await gateway.send(["login", "ada"], ["after", "kept", 1])
-    await gateway.settle()
+    await gateway.sync()
     with script.disk_full():
         await gateway.send(["login", "eve"], ["logout", "ada"], ["ping", 1])
         await gateway.send(["cancel", {"key": "kept"}], ["after", "lost", 1])
@@ -477,7 +477,7 @@ async def test_trimmed_records_are_a_gap_for_the_gateways_they_concerned(
         for gateway in (late, done, other):
             assert await gateway.has_nothing_to_read()
         await late.send(["ack", gap["seq"]])
-        await late.settle()
+        await late.sync()
         script.drop("late")
     async with gateways(script, "late") as late:
         assert await late.has_nothing_to_read()
@@ -654,7 +654,7 @@ async def test_a_run_that_was_not_delivered_does_not_end(
 ) -> None:
     async with gateways(script, "gw") as gateway:
         await gateway.send(["after", "tea", 1])
-        await gateway.settle()
+        await gateway.sync()
     await script.until(lambda: not script.links)
     await script.pass_time(3_600)
     assert (await script.timer("gw", "tea", "fired")).attempts == 1
@@ -666,7 +666,7 @@ async def test_timers_due_while_the_sidecar_was_away_fire_once_when_it_is_back(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
     await gateway.send(["after", "soon", 10], ["after", "later", 100])
-    await gateway.settle()
+    await gateway.sync()
     script.stop()
     await script.pass_time(60)
     script.start()
@@ -683,7 +683,7 @@ async def test_with_a_full_disk_timers_fire_and_requests_wait(
     script: ScriptedSidecar, gateway: Gateway
 ) -> None:
     await gateway.send(["after", "known", 1])
-    await gateway.settle()
+    await gateway.sync()
     with script.disk_full():
         await gateway.send(["after", "asked", 1])
         await script.pass_time(3_600)
@@ -758,7 +758,7 @@ async def test_a_timer_too_many_is_refused_and_taken_once_there_is_room() -> Non
         expected = {"code": "too-many-timers", "fatal": False, "n": 3}
         assert error == {**expected, "frame": "after", "key": "two"}
         await gateway.send(["cancel", {"key": "one"}])
-        await gateway.settle()
+        await gateway.sync()
         await gateway.send(["after", "two", 1])
         await script.timer("gw", "two", "pending")
 

@@ -10,7 +10,7 @@ class Notifier:
         self._event = trio.Event()
 
     @property
-    def is_rung(self) -> bool:
+    def is_notified(self) -> bool:
         """Whether to wait would be over at once."""
         return self._event.is_set()
 

@@ -58,7 +58,7 @@ async def accept_links(
                 )
                 engine.book.opened(link)
                 if engine.draining_backlog:
-                    link.owed = link.unread()
+                    link.must_read_bytes = link.unread()
                 nursery.start_soon(_serve, link, engine)
                 if engine.book.is_crowded:
                     # Before more come the engine is to read what those have said, and

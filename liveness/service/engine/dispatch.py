@@ -63,7 +63,7 @@ class Dispatcher:
     Args:
         presence: The core, as far as users go.
         timetable: The core, as far as timers go.
-        journal: Where decisions go.
+        log_writer: Where decisions go.
         book: Who is connected.
         greeter: Says welcome.
         clock: Compared with those of gateways.
@@ -75,7 +75,7 @@ class Dispatcher:
         presence: Presence,
         timetable: TimerScheduler,
         *,
-        journal: LogWriter,
+        log_writer: LogWriter,
         book: LinkRegistry,
         greeter: Handshake,
         clock: Clock,
@@ -83,7 +83,7 @@ class Dispatcher:
     ) -> None:
         self._presence = presence
         self._timetable = timetable
-        self._journal = journal
+        self._log_writer = log_writer
         self._book = book
         self._greeter = greeter
         self._clock = clock
@@ -146,19 +146,19 @@ class Dispatcher:
             case Ack():
                 self._acknowledge(link, request, at)
             case Ping():
-                link.outbox.reply(["pong", request.payload], mark=self._mark())
+                link.outbox.reply(["pong", request.payload], ticket=self._ticket())
             case Where():
                 found = self._presence.where(request.uids)
                 if not self._book.sees_everyone(link):
                     assert link.hello is not None
                     found = [row for row in found if row[1] == link.hello.name]
-                link.outbox.reply(["where", found], mark=self._mark())
+                link.outbox.reply(["where", found], ticket=self._ticket())
             case ListSessions():
                 hello = link.hello
                 assert hello is not None
                 is_all = hello.role != GATEWAY and hello.scope == "all"
                 link.outbox.reply_list(
-                    None if is_all else hello.name, mark=self._mark()
+                    None if is_all else hello.name, ticket=self._ticket()
                 )
             case Hello():
                 self._introduce(link, request, at)
@@ -203,13 +203,13 @@ class Dispatcher:
             limit=f"limits.{full.limit}",
         )
 
-    def _mark(self) -> int:
-        """The mark at which all that was decided so far will be on disk."""
-        self._journal.take_over(self._presence.decided)
-        return self._journal.flush()
+    def _ticket(self) -> int:
+        """The ticket at which all that was decided so far will be on disk."""
+        self._log_writer.take_over(self._presence.decided)
+        return self._log_writer.flush()
 
     def _acknowledge(self, link: SocketLink, ack: Ack, at: Instant) -> None:
-        following = self._journal.durable_seq + 1
+        following = self._log_writer.durable_seq + 1
         if ack.seq >= following:
             refusal = link.conversation.refuse(
                 Code.BAD_OPTION,
@@ -277,7 +277,7 @@ class Dispatcher:
             )
 
     def _greet(self, link: SocketLink, hello: Hello) -> None:
-        self._journal.take_over(self._presence.decided)
+        self._log_writer.take_over(self._presence.decided)
         self._greeter.greet(link, hello, newest=self._presence.decided.next_seq - 1)
 
     # --- gateways that came back fresh ----------------------------------------

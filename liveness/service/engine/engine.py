@@ -90,7 +90,7 @@ class Engine:
         timetable: The core, as far as timers go.
         attended: Its clock.
         clock: The real clocks.
-        journal: Where decisions go.
+        log_writer: Where decisions go.
         book: Who is connected.
         counts: Where lateness is counted.
         limits: How far it may be ahead of the disk.
@@ -105,7 +105,7 @@ class Engine:
         *,
         attended: AttendedClock,
         clock: Clock,
-        journal: LogWriter,
+        log_writer: LogWriter,
         book: LinkRegistry,
         counts: Counts,
         limits: EngineLimits,
@@ -123,7 +123,7 @@ class Engine:
         self._lags = WindowedMax(LAG_SHOWN_S)
         self._attended = attended
         self._clock = clock
-        self._journal = journal
+        self._log_writer = log_writer
         self._counts = counts
         self._limits = limits
         self._greeter = greeter
@@ -131,7 +131,7 @@ class Engine:
         self._requests = Dispatcher(
             presence,
             timetable,
-            journal=journal,
+            log_writer=log_writer,
             book=book,
             greeter=greeter,
             clock=clock,
@@ -192,11 +192,11 @@ class Engine:
         self._turns_at = self.turned_at = self._clock.mono()
         self._attended.begin(mono=self._turns_at, cpu=self._clock.cpu())
         if len(self.presence):
-            self._attended.stand(self._turns_at, settle=0.0)
+            self._attended.stand(self._turns_at, reconnect_grace=0.0)
             self.draining_backlog = True
         # Nor can a run be answered before its gateway is back.
         self.timetable.was_absent(
-            self._turns_at, self._turns_at + self._attended.settle
+            self._turns_at, self._turns_at + self._attended.reconnect_grace
         )
 
     def readable(self, link: SocketLink) -> None:
@@ -228,18 +228,18 @@ class Engine:
             # That much was sent before. A link that floods is never read empty, and is not
             # to keep the clock from going on for the others.
             for link in self.book.links.values():
-                link.owed = link.unread()
-        journal, limits = self._journal, self._limits
+                link.must_read_bytes = link.unread()
+        log_writer, limits = self._log_writer, self._limits
         waited, was_deaf = self._waits_for_disk, self._reading_paused
-        self._waits_for_disk = journal.pending_ends >= limits.pause_firing
-        self._reading_paused = journal.records_pending >= limits.pause_reading
+        self._waits_for_disk = log_writer.pending_ends >= limits.pause_firing
+        self._reading_paused = log_writer.records_pending >= limits.pause_reading
         met = self._counts.limits_met
         met["limits.pause_firing"] += self._waits_for_disk and not waited
         met["limits.pause_reading"] += self._reading_paused and not was_deaf
         # From half of that bound on a link is read no further than a small piece a pass: a
         # storm of logins fills what waits for the disk no faster than the disk empties
         # it, and the links that say little are read as ever.
-        self._is_behind = 2 * journal.records_pending >= limits.pause_reading
+        self._is_behind = 2 * log_writer.records_pending >= limits.pause_reading
         if self._attended.is_paused or self._reading_paused:
             self.timetable.was_absent(self.turned_at, mono)
         else:
@@ -267,7 +267,7 @@ class Engine:
             for link in self.book.slow(now):
                 # What it said may lie unread, as after a long computation. A hello is in
                 # the first piece; what a crowd sends behind theirs would fill seconds.
-                self._read(link, now, owed=min(link.unread(), PIECE_BYTES))
+                self._read(link, now, must_read_bytes=min(link.unread(), PIECE_BYTES))
                 self.book.send_away(link, now)
             self.book.thinned.notify()
         if mono >= self._promises_at and not self._reading_paused:
@@ -282,9 +282,9 @@ class Engine:
                 link.outbox.follow()
             self._forget_gateways(now)
             for gateway in presence.timeouts_over(now):
-                journal.keep_in_force(gateway.name, gateway.in_force)
+                log_writer.keep_in_force(gateway.name, gateway.in_force)
         self._advice.of_timeouts(mono, now)
-        self._journal.take_over(self.presence.decided)
+        self._log_writer.take_over(self.presence.decided)
         return self._next_turn(mono, now, has_more, judged > 0)
 
     def written(self) -> None:
@@ -296,12 +296,12 @@ class Engine:
 
     def take_timers(self, limit: int) -> list[int]:
         """Take so many timers that came due in hand, as far as the disk keeps up."""
-        journal = self._journal
-        if journal.pending_ends >= self._limits.pause_firing:
+        log_writer = self._log_writer
+        if log_writer.pending_ends >= self._limits.pause_firing:
             return []
         # A gateway may owe twice as much as that at which it is not read any more: its
         # orders without end would otherwise keep its own timers from being fired.
-        most, pending_of = 2 * self._share_of_orders, journal.timers.pending_of
+        most, pending_of = 2 * self._share_of_orders, log_writer.timers.pending_of
         return self.timetable.take(
             limit, lambda gateway: pending_of.get(gateway, 0) <= most
         )
@@ -317,19 +317,19 @@ class Engine:
         lateness = self.timetable.fire(rows, at, self._handed, self._hurry)
         for seconds in lateness:
             self._counts.timer_lateness.observe(seconds)
-        self._journal.take_over(self.presence.decided)
+        self._log_writer.take_over(self.presence.decided)
 
     def cancel_timer(self, gateway: str, key: str) -> None:
         """Cancel the live timer of a key, as an operator wants it."""
         at = self._instant(self._attended.now)
         self.timetable.cancel(gateway, Cancel(key, None), at)
-        self._journal.take_over(self.presence.decided)
+        self._log_writer.take_over(self.presence.decided)
 
     def retry_timer(self, gateway: str, key: str) -> None:
         """Have a failed or pending timer tried now, as an operator wants it."""
         at = self._instant(self._attended.now)
         self.timetable.try_again(gateway, key, at)
-        self._journal.take_over(self.presence.decided)
+        self._log_writer.take_over(self.presence.decided)
 
     # --- users ----------------------------------------------------------------
 
@@ -367,13 +367,13 @@ class Engine:
     def forget(self, role: str, name: str) -> None:
         """Give up a name, and its place in the log."""
         assert self.why_kept(role, name) is None
-        self._journal.forget(role, name)
+        self._log_writer.forget(role, name)
         _log.info("name forgotten", role=role, name=name)
 
     def _forget_gateways(self, now: float) -> None:
         """Let go of gateways whose name is kept no more, and of whom nothing is left."""
         for gateway in [*self.presence.gateways.values()]:
-            if (GATEWAY, gateway.name) not in self._journal.cursors and not (
+            if (GATEWAY, gateway.name) not in self._log_writer.cursors and not (
                 gateway.users or gateway.is_linked
             ):
                 self.presence.forget(gateway.name, now)
@@ -383,12 +383,12 @@ class Engine:
         at = self._instant(self._attended.now)
         for run in runs:
             self.timetable.undelivered(run.gateway, run.key, run.seq, at)
-        self._journal.take_over(self.presence.decided)
+        self._log_writer.take_over(self.presence.decided)
 
     def _handed(self, gateway: str) -> int:
         """The seq up to which a gateway was handed its records."""
         link = self.book.named.get((GATEWAY, gateway))
-        cursor = self._journal.cursors.get((GATEWAY, gateway))
+        cursor = self._log_writer.cursors.get((GATEWAY, gateway))
         if link is not None and link.outbox.position is not None:
             position = link.outbox.position
         elif cursor is not None:
@@ -397,11 +397,11 @@ class Engine:
             return 0  # a name that was forgotten; it may come back
         position = self._passed_over.delivered(gateway, position)
         # What is not kept any more will not be handed to anybody.
-        return max(position, self._journal.first - 1)
+        return max(position, self._log_writer.first - 1)
 
     def _hurry(self, gateway: str, key: str) -> None:
         """Have the table told of a run now that a later timer of its key waits for."""
-        self._journal.timers.hurry(gateway, key, mark=self._journal.mark)
+        self._log_writer.timers.hurry(gateway, key, ticket=self._log_writer.ticket)
 
     def _call_timers(self, mono: float) -> None:
         self.timetable.advance(mono)
@@ -416,7 +416,7 @@ class Engine:
         is_empty = [
             self._read(link, now, until=until) for link in [*self.book.links.values()]
         ]
-        self._journal.take_over(self.presence.decided)
+        self._log_writer.take_over(self.presence.decided)
         return all(is_empty) and not self._requests.has_losing
 
     # --- storms ---------------------------------------------------------------
@@ -442,7 +442,7 @@ class Engine:
 
     def _fire_limit(self) -> int:
         """How many may be judged in this pass."""
-        pending, pause = self._journal.pending_ends, self._limits.pause_firing
+        pending, pause = self._log_writer.pending_ends, self._limits.pause_firing
         if pending < pause:
             return FIRE_PER_PASS
         return FIRE_WHILE_BEHIND if pending < 2 * pause else 0
@@ -498,7 +498,8 @@ class Engine:
                 mono=self._clock.mono(),
                 all_read=not self.draining_backlog
                 and not any(
-                    link.owed and link.is_open for link in self.book.links.values()
+                    link.must_read_bytes and link.is_open
+                    for link in self.book.links.values()
                 ),
             )
         may_go_on = any(
@@ -519,12 +520,12 @@ class Engine:
         Source: Choudhury & Hahne 1998, dynamic queue lengths in a shared memory.
         """
         most = self._limits.max_orders
-        room = most - self._journal.timers.pending
+        room = most - self._log_writer.timers.pending
         return max(room, most // (self.book.linked(GATEWAY) + 1))
 
     def _hold_back(self, now: float) -> None:
         """Leave gateways unread of which too many orders wait for the disk."""
-        timers = self._journal.timers
+        timers = self._log_writer.timers
         held_back = dict[str, GatewayState]()
         if 2 * timers.pending > self._limits.max_orders:
             share = self._share_of_orders
@@ -555,18 +556,25 @@ class Engine:
         return link.gateway is not None and link.gateway.held_back_at is not None
 
     def _read(
-        self, link: SocketLink, now: float, *, until: float = 0.0, owed: int = 0
+        self,
+        link: SocketLink,
+        now: float,
+        *,
+        until: float = 0.0,
+        must_read_bytes: int = 0,
     ) -> bool:
         """Read one link, until the budget is used up; return whether it is empty.
 
-        So many bytes are *owed*: they are read whatever the budget, and the disk.
+        So many bytes are *must_read_bytes*: they are read whatever the budget, and the disk.
         """
         taken = 0
         mono = self._clock.mono()
-        while taken < owed or (mono < until and not (taken and self._is_behind)):
+        while taken < must_read_bytes or (
+            mono < until and not (taken and self._is_behind)
+        ):
             if not link.is_open or self._requests.is_losing(link):
                 return True
-            if taken >= owed and self._holds_back(link):
+            if taken >= must_read_bytes and self._holds_back(link):
                 return False
             if link.outbox.is_full:
                 # Its answers first. Who reads them will be read again.
@@ -576,7 +584,7 @@ class Engine:
                 return True
             data = link.receive(PIECE_BYTES if self._is_behind else link.piece_bytes)
             if data is None:
-                link.owed = 0
+                link.must_read_bytes = 0
                 if link.gateway is not None:
                     link.gateway.empty_at = now
                 if taken:
@@ -585,7 +593,7 @@ class Engine:
                     link.drained.notify()
                 return True
             taken += len(data)
-            link.owed = max(0, link.owed - len(data))
+            link.must_read_bytes = max(0, link.must_read_bytes - len(data))
             link.read_at = mono = self._clock.mono()
             at = self._clock.instant(self._attended.at(mono), mono)
             if not data:
@@ -601,7 +609,7 @@ class Engine:
 
     def _read_out(self, link: SocketLink, now: float) -> None:
         """Read what a link has sent up to now, and not what it goes on to write."""
-        self._read(link, now, owed=link.unread())
+        self._read(link, now, must_read_bytes=link.unread())
 
     def _look_at_promises(self, now: float) -> None:
         """Count which gateways broke theirs: what they have sent by now is read first."""

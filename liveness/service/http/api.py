@@ -73,7 +73,7 @@ def answering(endpoint: Endpoint) -> Endpoint:
 
 
 async def written(
-    journal: LogWriter, otherwise: str, *, gateway: str | None = None
+    log_writer: LogWriter, otherwise: str, *, gateway: str | None = None
 ) -> None:
     """Wait until the log is on disk, and what a gateway has asked of timers so far.
 
@@ -81,10 +81,10 @@ async def written(
         ApiError: That takes too long; *otherwise* is what is then to be done.
     """
     with trio.move_on_after(DISK_S) as waiting:
-        await journal.settled_of(gateway)
+        await log_writer.flushed_for(gateway)
     if waiting.cancelled_caught:
         late = f"nothing was written within {DISK_S:g} s"
-        raise ApiError(503, f"{journal.failure or late}; {otherwise}")
+        raise ApiError(503, f"{log_writer.failure or late}; {otherwise}")
 
 
 def json_text(text: str | bytes) -> Response:

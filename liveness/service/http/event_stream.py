@@ -127,7 +127,7 @@ class StreamListener:
         Raises:
             StreamEnded: The sidecar stops, and all there was has been told; or as of `tell`.
         """
-        if self.is_stopping and not self.wake.is_rung:
+        if self.is_stopping and not self.wake.is_notified:
             raise StreamEnded(STOPPING)
         while True:
             with trio.move_on_after(QUIET_S) as waiting:

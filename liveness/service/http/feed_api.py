@@ -56,7 +56,7 @@ class FeedApi:
     """The pages.
 
     Args:
-        journal: The log.
+        log_writer: The log.
         feed: Its tail.
         streams: Where the answers have their places.
         clock: For the stamp of a gap.
@@ -66,7 +66,7 @@ class FeedApi:
 
     def __init__(
         self,
-        journal: LogWriter,
+        log_writer: LogWriter,
         feed: LogTail,
         streams: Streams,
         *,
@@ -74,7 +74,7 @@ class FeedApi:
         counts: Counts,
         max_backlog: int,
     ) -> None:
-        self._journal = journal
+        self._log_writer = log_writer
         self._feed = feed
         self._streams = streams
         self._clock = clock
@@ -99,8 +99,8 @@ class FeedApi:
 
     def _place(self, after: int | None, last_id: str | None) -> tuple[int, bool]:
         """From where to go on, and whether the reader knows another log."""
-        journal = self._journal
-        newest, oldest = journal.durable_seq, journal.first - 1
+        log_writer = self._log_writer
+        newest, oldest = log_writer.durable_seq, log_writer.first - 1
         if last_id is None:
             if after is None:
                 return newest, False
@@ -113,10 +113,10 @@ class FeedApi:
             )
         log, seq = found[1], int(found[2])
         # A log that ends below it has lost its end: it is another one by now.
-        if log == journal.store.log and seq <= newest:
+        if log == log_writer.store.log and seq <= newest:
             return seq, False
         # Of a log of which this one is a copy it is the same up to where they part.
-        parted = journal.store.parted.get(log)
+        parted = log_writer.store.parted.get(log)
         return oldest if parted is None else min(seq, parted), True
 
     async def _tell(
@@ -127,9 +127,9 @@ class FeedApi:
         *,
         is_new: bool,
     ) -> None:
-        journal, log = self._journal, self._journal.store.log
+        log_writer, log = self._log_writer, self._log_writer.store.log
         cursor = Cursor(
-            *(journal, self._feed),
+            *(log_writer, self._feed),
             wanted=wanted,
             position=position,
             is_guest=True,
@@ -143,7 +143,7 @@ class FeedApi:
             while True:
                 while cursor.is_behind:
                     is_last = listener.is_stopping
-                    behind = journal.durable_seq - cursor.position
+                    behind = log_writer.durable_seq - cursor.position
                     least = min(least, behind)
                     if behind - least > self._max_backlog:
                         raise self._too_slow(behind)

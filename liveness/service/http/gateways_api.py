@@ -43,12 +43,12 @@ class GatewaysApi:
 
     Args:
         engine: Knows who is there, and forgets.
-        journal: Knows who was.
+        log_writer: Knows who was.
     """
 
-    def __init__(self, engine: Engine, journal: LogWriter) -> None:
+    def __init__(self, engine: Engine, log_writer: LogWriter) -> None:
         self._engine = engine
-        self._journal = journal
+        self._log_writer = log_writer
 
     def routes(self, *, may_change: bool) -> list[Route]:
         """The routes of a door; those that change something only if it may."""
@@ -81,13 +81,13 @@ class GatewaysApi:
         shown = self._shown(role, name)
         self._engine.forget(role, name)
         await written(
-            self._journal, f"{named} will be forgotten once it can be written"
+            self._log_writer, f"{named} will be forgotten once it can be written"
         )
         return JSONResponse(shown)
 
     def _known(self, role: str) -> Iterator[str]:
         """Names that have a place in the log, and those that are linked without one."""
-        cursors = self._journal.cursors
+        cursors = self._log_writer.cursors
         yield from (name for known, name in cursors if known == role)
         for known, name in self._engine.book.named:
             if known == role and (known, name) not in cursors:
@@ -95,7 +95,7 @@ class GatewaysApi:
 
     def _shown(self, role: str, name: str) -> dict[str, Any]:
         """What is known of a name; what it has not is left out."""
-        cursor = self._journal.cursors.get((role, name))
+        cursor = self._log_writer.cursors.get((role, name))
         link = self._engine.book.named.get((role, name))
         shown: dict[str, Any] = {"name": name, "role": role, "linked": link is not None}
         if cursor is not None:

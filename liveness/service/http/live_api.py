@@ -41,7 +41,7 @@ class LiveApi:
 
     Args:
         summaries: What is told.
-        journal: The log.
+        log_writer: The log.
         feed: Its tail.
         streams: Where the answers have their places.
         turnstile: Whoever waited for a summary goes through it.
@@ -50,13 +50,13 @@ class LiveApi:
     def __init__(
         self,
         summaries: Summaries,
-        journal: LogWriter,
+        log_writer: LogWriter,
         feed: LogTail,
         streams: Streams,
         turnstile: Turnstile,
     ) -> None:
         self._summaries = summaries
-        self._journal = journal
+        self._log_writer = log_writer
         self._feed = feed
         self._streams = streams
         self._shared = SharedPages[None](
@@ -86,17 +86,17 @@ class LiveApi:
         return self._streams.events(StreamKind.LIVE, tell)
 
     async def _tell(self, listener: StreamListener, wanted: Subscription) -> None:
-        journal, summaries = self._journal, self._summaries
+        log_writer, summaries = self._log_writer, self._summaries
         ring = listener.wake.notify
         summaries.follow(ring)
         try:
-            position = journal.durable_seq
-            log = journal.store.log
+            position = log_writer.durable_seq
+            log = log_writer.store.log
             history = summaries.history_text
             await listener.tell(event("history", history, id=f"{log}:{position}"))
             while True:
                 await listener.wait()
-                newest = journal.durable_seq
+                newest = log_writer.durable_seq
                 passed_over = max(0, newest - LOOKED_AT - position)
                 records = self._records(position + passed_over, passed_over, wanted)
                 position = newest
@@ -107,7 +107,7 @@ class LiveApi:
 
     def _records(self, after: int, passed_over: int, wanted: Subscription) -> str:
         """What is told of those above *after*, found once for all who want the same."""
-        key = (self._journal.durable_seq, after, wanted)
+        key = (self._log_writer.durable_seq, after, wanted)
         found = self._found.get(key)
         if found is None:
             if any(newest != key[0] for newest, *_ in self._found):

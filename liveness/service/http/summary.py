@@ -49,7 +49,7 @@ class Summaries:
     Args:
         now: Reads what the metrics show.
         engine: Has the wheel and the gateways.
-        journal: Has the log.
+        log_writer: Has the log.
         clock: The clocks.
         lateness: By stage, cumulative counts by upper bound.
         why_not_ready: What is wrong, in words; nothing if it is ready.
@@ -60,20 +60,20 @@ class Summaries:
         now: Callable[[], Now],
         *,
         engine: Engine,
-        journal: LogWriter,
+        log_writer: LogWriter,
         clock: Clock,
         lateness: Callable[[], Mapping[str, list[tuple[str, float]]]],
         why_not_ready: Callable[[], list[str]],
     ) -> None:
         self._now = now
         self._engine = engine
-        self._journal = journal
+        self._log_writer = log_writer
         self._clock = clock
         self._lateness = lateness
         self._why_not_ready = why_not_ready
         self._began = clock.mono()
         self._looks: deque[SummaryTotals] = deque(maxlen=KEPT_S + 1)
-        self._rings: dict[Callable[[], None], None] = {}
+        self._notifiers: dict[Callable[[], None], None] = {}
         self._text: str | None = None
         self._history: str | None = None
 
@@ -83,19 +83,19 @@ class Summaries:
         while True:
             self._looks.append(self._look(self._now()))
             self._text = self._history = None
-            for ring in self._rings:
-                ring()
+            for notify in self._notifiers:
+                notify()
             # Not one for each that was missed.
             at = max(at + EVERY_S, trio.current_time())
             await trio.sleep_until(at)
 
-    def follow(self, ring: Callable[[], None]) -> None:
-        """Call *ring* once a second."""
-        self._rings[ring] = None
+    def follow(self, notify: Callable[[], None]) -> None:
+        """Call *notify* once a second."""
+        self._notifiers[notify] = None
 
-    def unfollow(self, ring: Callable[[], None]) -> None:
+    def unfollow(self, notify: Callable[[], None]) -> None:
         """Stop calling it."""
-        self._rings.pop(ring, None)
+        self._notifiers.pop(notify, None)
 
     @property
     def text(self) -> str:
@@ -134,7 +134,7 @@ class Summaries:
 
     def summary(self) -> dict[str, Any]:
         """How everything is at this moment."""
-        now, engine, journal = self._now(), self._engine, self._journal
+        now, engine, log_writer = self._now(), self._engine, self._log_writer
         presence = engine.presence
         wheel = presence.wheel
         look, why = self._look(now), self._why_not_ready()
@@ -157,7 +157,7 @@ class Summaries:
             "uptime_s": round(look.mono - self._began, 3),
             "ready": not why,
             "why": why,
-            "log": journal.store.log,
+            "log": log_writer.store.log,
             "seq": now.log_seq,
             "timeout": presence.timeout,
             "slots": wheel.slots,
@@ -181,7 +181,7 @@ class Summaries:
             "gateways_more": len(now.gateways) - len(shown),
             "unattended_s": round(now.unattended_s, 3),
             "log_pending": now.log_pending,
-            "log_failure": journal.failure,
+            "log_failure": log_writer.failure,
             "timers": now.timers,
         }
 

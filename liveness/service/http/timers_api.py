@@ -8,7 +8,7 @@
 
 What is read comes from the table, in threads of which there are few, so that a page
 waits for the disk and nothing else does. A change goes the way of a gateway's own frame,
-through the engine and the journal, and is answered once it is on disk. Until then the
+through the engine and the log_writer, and is answered once it is on disk. Until then the
 table may not yet know what a gateway asked for a moment ago; so it is also waited for
 before it is looked at whether the change can be made.
 
@@ -71,12 +71,12 @@ class TimersApi:
 
     Args:
         engine: Carries out what is ordered.
-        journal: Says when that is on disk, and has the table.
+        log_writer: Says when that is on disk, and has the table.
     """
 
-    def __init__(self, engine: Engine, journal: LogWriter) -> None:
+    def __init__(self, engine: Engine, log_writer: LogWriter) -> None:
         self._engine = engine
-        self._journal = journal
+        self._log_writer = log_writer
         self._readers = trio.CapacityLimiter(READERS)
         self._changes = {
             "cancel": _Change(engine.cancel_timer, "cancelled", LIVE, (CANCELLED,)),
@@ -146,10 +146,10 @@ class TimersApi:
         asked = await body_of(request, "gateway", "key")
         gateway, key = asked["gateway"], asked["key"]
         nothing = "nothing was changed, ask again"
-        await written(self._journal, nothing, gateway=gateway)
+        await written(self._log_writer, nothing, gateway=gateway)
         # Of a run whose record is on disk by now the table may not have heard yet.
-        self._journal.timers.hurry(gateway, key, mark=self._journal.mark)
-        await written(self._journal, nothing, gateway=gateway)
+        self._log_writer.timers.hurry(gateway, key, ticket=self._log_writer.ticket)
+        await written(self._log_writer, nothing, gateway=gateway)
         timer = await self._one(gateway, key)
         named = f"the timer {key!r} of {gateway!r}"
         if "damaged" in timer:
@@ -161,7 +161,7 @@ class TimersApi:
             raise ApiError(409, f"{told} {change.done}")
         change.order(gateway, key)
         otherwise = f"{named} will be {change.done} when it can be"
-        await written(self._journal, otherwise, gateway=gateway)
+        await written(self._log_writer, otherwise, gateway=gateway)
         timer = await self._one(gateway, key)
         if timer["state"] not in change.results:
             told = f"{named} changed meanwhile, and is {timer['state']} now"
@@ -171,11 +171,11 @@ class TimersApi:
     async def _cancel_damaged(self, request: Request) -> Response:
         asked = await body_of(request, "id")
         number = number_in(asked, "id", 0, MAX_INTEGER, where="body")
-        end = partial(self._journal.timers.table.end_damaged, number)
+        end = partial(self._log_writer.timers.table.end_damaged, number)
         timetable = self._engine.timetable
         at = timetable.ms(trio.current_time())
         try:
-            less = await self._journal.timers.writer.once(partial(end, at=at))
+            less = await self._log_writer.timers.writer.once(partial(end, at=at))
         except sqlite3.Error as error:
             told = f"the timers' table cannot be written: {error}"
             raise ApiError(503, f"{told}; nothing was changed, ask again") from error
@@ -203,7 +203,7 @@ class TimersApi:
 
     async def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
         def read_in_thread() -> T:
-            with reading(self._journal.timers.table.path) as db:
+            with reading(self._log_writer.timers.table.path) as db:
                 return read(db)
 
         try:

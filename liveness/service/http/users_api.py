@@ -53,17 +53,17 @@ class UsersApi:
 
     Args:
         engine: Knows who is online.
-        journal: Has the log.
+        log_writer: Has the log.
         wall_ms: Unix milliseconds, for what is told.
     """
 
     def __init__(
-        self, engine: Engine, journal: LogWriter, *, wall_ms: Callable[[], int]
+        self, engine: Engine, log_writer: LogWriter, *, wall_ms: Callable[[], int]
     ) -> None:
         self._engine = engine
-        self._journal = journal
+        self._log_writer = log_writer
         self._logbook = LogReader(
-            partial(reading, journal.store.path), clock=perf_counter
+            partial(reading, log_writer.store.path), clock=perf_counter
         )
         self._wall_ms = wall_ms
 
@@ -98,7 +98,7 @@ class UsersApi:
             opening = None
         known = Known(standing, look.records, opening, look.back_to, look.oldest)
         page = answer(uid, known, now_ms=self._wall_ms())
-        if standing is not None and standing.session > self._journal.durable_seq:
+        if standing is not None and standing.session > self._log_writer.durable_seq:
             page["session"] = None  # a crash may yet give that number to another
         return JSONResponse(page)
 
@@ -123,7 +123,7 @@ class OnlineUsersApi:
     """The pages.
 
     Args:
-        journal: Has the file.
+        log_writer: Has the file.
         feed: Whose readers of the disk these are as well.
         streams: Where the answers have their places.
         spools: Where they are until they are read.
@@ -132,13 +132,13 @@ class OnlineUsersApi:
 
     def __init__(
         self,
-        journal: LogWriter,
+        log_writer: LogWriter,
         feed: LogTail,
         streams: Streams,
         spools: Spools,
         counts: Counts,
     ) -> None:
-        self._store: LogStore = journal.store
+        self._store: LogStore = log_writer.store
         self._feed = feed
         self._streams = streams
         self._spools = spools

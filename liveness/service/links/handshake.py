@@ -14,7 +14,7 @@ class Handshake:
     """Gives each link its cursor, and tells it the terms.
 
     Args:
-        journal: The log.
+        log_writer: The log.
         feed: Its tail.
         passed_over: Is told what a gateway passes over.
         timeout: The server's silence timeout, in seconds.
@@ -26,7 +26,7 @@ class Handshake:
 
     def __init__(
         self,
-        journal: LogWriter,
+        log_writer: LogWriter,
         feed: LogTail,
         passed_over: SkippedRuns,
         *,
@@ -37,7 +37,7 @@ class Handshake:
         limits: ConversationLimits,
     ) -> None:
         self.limits = limits
-        self._journal = journal
+        self._log_writer = log_writer
         self._feed = feed
         self._passed_over = passed_over
         self._timeout = timeout
@@ -53,21 +53,21 @@ class Handshake:
             hello: What it said.
             newest: The newest record decided, and given to the journal.
         """
-        journal = self._journal
+        log_writer = self._log_writer
         position = self._asked_for(hello, newest)
         known = {}
         if hello.role == GATEWAY or hello.ack:
-            stored = journal.cursors.get((hello.role, hello.name))
+            stored = log_writer.cursors.get((hello.role, hello.name))
             known = {"known": stored is not None}
             seq = position if stored is None else stored.seq
             if hello.role == GATEWAY and (hello.fresh or stored is None):
                 told = None
                 if stored is not None:
-                    told = max(seq, journal.written_to.get(hello.name, 0))
+                    told = max(seq, log_writer.written_to.get(hello.name, 0))
                 self._passed_over.add(hello.name, after=told, until=position)
             if hello.fresh:
                 seq = position
-            journal.introduce(
+            log_writer.introduce(
                 *(hello.role, hello.name),
                 seq=seq,
                 timeout=hello.timeout,
@@ -77,7 +77,7 @@ class Handshake:
                 position = seq
         is_all = hello.scope == "all"
         cursor = Cursor(
-            journal,
+            log_writer,
             self._feed,
             wanted=Subscription(
                 None if is_all else hello.name,
@@ -91,20 +91,20 @@ class Handshake:
             ["welcome", self._terms(link, hello, newest + 1) | known],
             hello=hello,
             cursor=cursor,
-            mark=journal.flush(),
+            ticket=log_writer.flush(),
         )
 
     def _asked_for(self, hello: Hello, newest: int) -> int:
         """The position a hello names; now, if it names none."""
         if hello.after is None:
             return newest
-        store = self._journal.store
+        store = self._log_writer.store
         # A log that ends below `after` has lost its end: it is another one by now.
         if hello.after == 0 or (hello.log == store.log and hello.after <= newest):
             return hello.after
         if hello.log in store.parted:
             return min(hello.after, store.parted[hello.log])
-        return self._journal.first - 1
+        return self._log_writer.first - 1
 
     def _terms(
         self, link: SocketLink, hello: Hello, following: int
@@ -116,7 +116,7 @@ class Handshake:
             "protocol": PROTOCOL,
             "server": f"liveness/{__version__}",
             "features": FEATURES,
-            "log": self._journal.store.log,
+            "log": self._log_writer.store.log,
             "next": following,
             "timeout": hello.timeout or self._timeout,
             "flush": self._flush,

@@ -54,7 +54,9 @@ class SocketLink:
         self.gateway: GatewayState | None = None
         self.is_open = True  # bytes are taken from it
         self.piece_bytes = PIECE_BYTES
-        self.owed = 0  # bytes that lay there after an absence and were not read yet
+        self.must_read_bytes = (
+            0  # bytes that lay there after an absence and were not read yet
+        )
         self.read_at = 0.0  # when it last gave something, in monotonic seconds
         self.why_closed = "closed by the other side"
         self.drained = Notifier()

@@ -56,7 +56,7 @@ class OutboxLimits:
 class Delivery:
     """What all outboxes share; made once."""
 
-    journal: LogWriter
+    log_writer: LogWriter
     feed: LogTail
     clock: Clock
     counts: Counts
@@ -74,14 +74,14 @@ class _Unreadable(Exception):
 
 @dataclass(slots=True)
 class _Reply:
-    mark: int
+    ticket: int
     frame: bytes
     is_of_log: bool  # it says nothing of timers, and waits for the log alone
 
 
 @dataclass(slots=True)
 class _List:
-    mark: int
+    ticket: int
     gateway: str | None
     least: int = 0  # bytes that it takes on disk, as far as that is known
 
@@ -116,7 +116,7 @@ class Outbox:
         self._list_at = self._notices_at = 0.0  # not before; the disk was in trouble
         self._hello: Hello | None = None
         self._cursor: Cursor | None = None
-        self._notices_from = 0  # the mark of `welcome`, before which nothing is told
+        self._notices_from = 0  # the ticket of `welcome`, before which nothing is told
         self._unacked: deque[int] = deque()
         self._written_until: int | None = None  # before the frame that is being written
         self._farewell = b""
@@ -185,7 +185,7 @@ class Outbox:
         is_gateway = hello is not None and hello.role == GATEWAY
         most = limits.gateway_unread_s if is_gateway else limits.unread_s
         # While the log cannot be written everything waits, and no link ends for it.
-        if self._no_list is not None and self._delivery.journal.failure is None:
+        if self._no_list is not None and self._delivery.log_writer.failure is None:
             self._put_off_s += elapsed
             if self._put_off_s > most:
                 return self._no_list
@@ -218,34 +218,34 @@ class Outbox:
         """How much of it lies on disk, for how long, and it took nothing of late."""
         return self._spooled * self._stalled_s
 
-    def reply(self, frame: object, *, mark: int = 0, is_of_log: bool = False) -> None:
-        """Queue a frame, to be sent once everything up to *mark* is on disk.
+    def reply(self, frame: object, *, ticket: int = 0, is_of_log: bool = False) -> None:
+        """Queue a frame, to be sent once everything up to *ticket* is on disk.
 
         Args:
             frame: The frame.
-            mark: As `LogWriter.mark` was when all it tells of had been given.
+            ticket: As `LogWriter.ticket` was when all it tells of had been given.
             is_of_log: It does not tell of timers, whose table may be in trouble.
         """
         if self._is_broken:
             return
         encoded = encode(frame)
         self._hold(len(encoded))
-        self._replies.append(_Reply(mark, encoded, is_of_log))
+        self._replies.append(_Reply(ticket, encoded, is_of_log))
         self.wake.notify()
 
-    def reply_list(self, gateway: str | None, *, mark: int) -> None:
+    def reply_list(self, gateway: str | None, *, ticket: int) -> None:
         """Queue the answer to `list`: the sessions of *gateway*, or everyone's."""
         if self._is_broken:
             return
-        self._replies.append(_List(mark, gateway))
+        self._replies.append(_List(ticket, gateway))
         self.wake.notify()
 
     def welcome(
-        self, frame: object, *, hello: Hello, cursor: Cursor, mark: int
+        self, frame: object, *, hello: Hello, cursor: Cursor, ticket: int
     ) -> None:
         """Queue `welcome`; records follow it, from where *cursor* is."""
-        self.reply(frame, mark=mark, is_of_log=True)
-        self._hello, self._cursor, self._notices_from = hello, cursor, mark
+        self.reply(frame, ticket=ticket, is_of_log=True)
+        self._hello, self._cursor, self._notices_from = hello, cursor, ticket
         self._delivery.feed.follow(cursor, self.wake.notify)
 
     def acknowledge(self, seq: int) -> None:
@@ -266,7 +266,7 @@ class Outbox:
 
     def end(self, frame: object | None = None) -> None:
         """Let `run` write what is queued, then *frame*, and return."""
-        if self.is_unread or self._delivery.journal.failure is not None:
+        if self.is_unread or self._delivery.log_writer.failure is not None:
             # Whoever does not read, or waits for a disk that does not write, is told
             # only why this is the end. What no pong covered is sent again.
             self.give_up()
@@ -317,23 +317,23 @@ class Outbox:
 
     async def _wait(self) -> None:
         waits = self._replies or self._lists
-        if waits or self._notices_from > self._delivery.journal.log_mark:
-            self._delivery.feed.ring_at_commit(self.wake.notify)
+        if waits or self._notices_from > self._delivery.log_writer.log_ticket:
+            self._delivery.feed.notify_at_commit(self.wake.notify)
         now = trio.current_time()
         later = [at for at in (self._list_at, self._notices_at) if at > now]
         with trio.move_on_at(min(later, default=inf)):
             await self.wake.wait()
 
     def _may_send(self, reply: _Reply | _List) -> bool:
-        journal = self._delivery.journal
+        log_writer = self._delivery.log_writer
         is_of_log = isinstance(reply, _Reply) and reply.is_of_log
-        reached = journal.log_mark
+        reached = log_writer.log_ticket
         hello = self._hello
         if not is_of_log and hello is not None and hello.role == GATEWAY:
             # Of timers only its own concern it; a watcher asks nothing of any.
-            oldest = journal.timers.oldest_of(hello.name)
+            oldest = log_writer.timers.oldest_of(hello.name)
             reached = reached if oldest is None else min(reached, oldest - 1)
-        return reply.mark <= reached
+        return reply.ticket <= reached
 
     def _next_frames(self) -> list[bytes]:
         """Take out the first frames that may be sent by now, up to the next list."""
@@ -378,7 +378,7 @@ class Outbox:
         ):
             return False
         wanted = self._lists[0]
-        fill = partial(delivery.journal.store.spool_online, wanted.gateway)
+        fill = partial(delivery.log_writer.store.spool_online, wanted.gateway)
         try:
             spool = await delivery.unread.spools.make(
                 fill, limiter=delivery.feed.disk, least=wanted.least
@@ -413,7 +413,7 @@ class Outbox:
         delivery = self._delivery
         if cursor is None or hello is None:
             return False
-        if self._notices_from > delivery.journal.log_mark:
+        if self._notices_from > delivery.log_writer.log_ticket:
             return False
         room = delivery.limits.window - len(self._unacked)
         position = cursor.position
@@ -459,7 +459,7 @@ class Outbox:
             if not self._unacked and cursor is not None:
                 # With nothing outstanding the cursor follows the log.
                 seq = max(seq, cursor.position)
-            self._delivery.journal.move_cursor(hello.role, hello.name, seq)
+            self._delivery.log_writer.move_cursor(hello.role, hello.name, seq)
 
     async def _send(self, data: bytes) -> None:
         view = memoryview(data)

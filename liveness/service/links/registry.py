@@ -47,7 +47,7 @@ class LinkRegistry:
     Args:
         attended: Attended time, for gateways whose link ends.
         clock: For the log.
-        journal: Knows the names that were linked.
+        log_writer: Knows the names that were linked.
         counts: Where refusals are counted.
         access: Who may be what.
         unread: What all links together leave unread.
@@ -59,7 +59,7 @@ class LinkRegistry:
         *,
         attended: AttendedClock,
         clock: Clock,
-        journal: LogWriter,
+        log_writer: LogWriter,
         counts: Counts,
         access: Access,
         unread: Unread,
@@ -74,7 +74,7 @@ class LinkRegistry:
         self._strangers: dict[int, SocketLink] = {}  # before their hello
         self._attended = attended
         self._clock = clock
-        self._journal = journal
+        self._log_writer = log_writer
         self._counts = counts
         self.access = access  # asked when a link opens and says hello
         self._unread = unread
@@ -139,7 +139,7 @@ class LinkRegistry:
                 "raise limits.max_gateways",
                 limit="limits.max_gateways",
             )
-        cursors = self._journal.cursors
+        cursors = self._log_writer.cursors
         is_kept = hello.role == GATEWAY or hello.ack
         if is_kept and key not in cursors and len(cursors) >= limits.max_names:
             return close(
@@ -348,7 +348,7 @@ class LinkRegistry:
         del self.named[hello.role, hello.name]
         if link.gateway is not None:
             link.gateway.unlinked(self._attended.now)
-            self._journal.note_written(hello.name, link.outbox.position)
+            self._log_writer.note_written(hello.name, link.outbox.position)
         _log.info(
             "link down", role=hello.role, name=hello.name, link=link.number,
             why=link.why_closed,

@@ -151,7 +151,7 @@ class Spools:
             raise
         finally:
             self._filling -= 1
-            self._ring()
+            self._notify()
         return spool
 
     def check(self, spool: Spool, more: int) -> None:
@@ -184,9 +184,9 @@ class Spools:
     def closed(self, spool: Spool) -> None:
         """Note that one is gone."""
         self._open.discard(spool)
-        self._ring()
+        self._notify()
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for wake in waiting:
             wake.notify()

@@ -235,7 +235,7 @@ def open_files(path: Path) -> dict[Path, Identity]:
 
 
 def beside(path: Path) -> list[Path]:
-    """What SQLite may have beside a database: WAL, index and journal."""
+    """What SQLite may have beside a database: WAL, index and rollback journal."""
     return [path.with_name(path.name + suffix) for suffix in _SUFFIXES]
 
 

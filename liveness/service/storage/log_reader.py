@@ -35,7 +35,7 @@ from liveness.core.records import (
     KINDS,
     SESSION_KINDS,
     Logged,
-    Mark,
+    LogPosition,
     OnlineRow,
     Record,
     Uid,
@@ -85,8 +85,8 @@ class SearchResult(NamedTuple):
     """
 
     records: list[Record]
-    back_to: Mark | None
-    oldest: Mark | None
+    back_to: LogPosition | None
+    oldest: LogPosition | None
 
 
 class RecordFilter(NamedTuple):
@@ -157,7 +157,7 @@ class LogReader:
         until = self._clock() + within_s
         sought = RecordFilter(uid)
         found: list[Record] = []
-        edge: Mark | None = None
+        edge: LogPosition | None = None
         for chunk in self._chunks(sought, is_back=True):
             edge = chunk.edge or edge
             for page in chunk.pages:
@@ -165,7 +165,7 @@ class LogReader:
                     if isinstance(record, Record) and sought.wants(record):
                         found.append(record)
                         if len(found) == limit:
-                            here = Mark(record.seq, record.at)
+                            here = LogPosition(record.seq, record.at)
                             return SearchResult(found, here, None)
             if edge is not None and not chunk.is_last and self._clock() >= until:
                 return SearchResult(found, edge, None)
@@ -213,21 +213,21 @@ class LogReader:
         """The log's id."""
         return str(self._read(lambda db: meta(db, "log")))
 
-    def oldest(self) -> Mark | None:
+    def oldest(self) -> LogPosition | None:
         """Where the log begins by now, as far as it is whole; None if it is empty."""
         page = self._outermost(is_back=False)
         if page is None:
             return None
         first = records_in(page)[0]
-        return Mark(first.seq, first.at)
+        return LogPosition(first.seq, first.at)
 
-    def newest(self) -> Mark | None:
+    def newest(self) -> LogPosition | None:
         """Where the log ends by now; None if it is empty."""
         (last,) = self._read(
             lambda db: db.execute("select max(last) from log").fetchone()
         )
         page = self._outermost(is_back=True)
-        return None if page is None else Mark(last, page.newest)
+        return None if page is None else LogPosition(last, page.newest)
 
     # --- within ---------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class _Chunk(NamedTuple):
 
     pages: list[LogPage]
     place: int  # of the seqs beyond it none was looked at
-    edge: Mark | None  # the same, where that is the end of a page
+    edge: LogPosition | None  # the same, where that is the end of a page
     is_last: bool = False
     size: int = 1  # of so many pages it was made
     damaged: Sequence[tuple[int, int]] = ()  # first and last seq of what is in no page
@@ -323,7 +323,7 @@ def _searched(
     edge = None
     if row is not None:
         page = _page(*row)
-        edge = Mark(page.first if is_back else page.last, page.newest)
+        edge = LogPosition(page.first if is_back else page.last, page.newest)
         after, until = (page.first - 1, until) if is_back else (after, page.last)
     there = "from log where last > ? and last <= ?"
     query = f"select total(last - first + 1) {there}"
@@ -342,7 +342,7 @@ def _searched(
         pages.append(page)
         taken += len(page.records)
         if taken > CHUNK_BYTES:
-            edge = Mark(page.first if is_back else page.last, page.newest)
+            edge = LogPosition(page.first if is_back else page.last, page.newest)
             after, until = (page.first - 1, until) if is_back else (after, page.last)
             break
     rows.close()

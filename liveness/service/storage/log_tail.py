@@ -117,28 +117,28 @@ class LogTail:
             self._kept += commit.weight
             while self._kept > self._keep and len(self._tail) > 1:
                 self._kept -= self._tail.popleft().weight
-            for cursor, ring in self._readers.items():
+            for cursor, notify in self._readers.items():
                 if not cursor.passes(commit):
-                    ring()
-        self.ring_waiting()
+                    notify()
+        self.notify_waiting()
 
-    def ring_waiting(self) -> None:
+    def notify_waiting(self) -> None:
         """Wake those who wait for a commit, of whatever."""
         awaiting, self._awaiting = self._awaiting, {}
-        for ring in awaiting:
-            ring()
+        for notify in awaiting:
+            notify()
 
-    def follow(self, cursor: "Cursor", ring: Callable[[], None]) -> None:
-        """Call *ring* whenever records that concern *cursor* have come to disk."""
-        self._readers[cursor] = ring
+    def follow(self, cursor: "Cursor", notify: Callable[[], None]) -> None:
+        """Call *notify* whenever records that concern *cursor* have come to disk."""
+        self._readers[cursor] = notify
 
     def unfollow(self, cursor: "Cursor") -> None:
         """Stop calling for *cursor*."""
         self._readers.pop(cursor, None)
 
-    def ring_at_commit(self, ring: Callable[[], None]) -> None:
-        """Call *ring* once, after the next commit."""
-        self._awaiting[ring] = None
+    def notify_at_commit(self, notify: Callable[[], None]) -> None:
+        """Call *notify* once, after the next commit."""
+        self._awaiting[notify] = None
 
     def reaches(self, after: int) -> bool:
         """Whether all records above *after* are in memory."""
@@ -167,7 +167,7 @@ class Cursor:
     """One reader's position in the log.
 
     Args:
-        journal: The log.
+        log_writer: The log.
         feed: Its tail.
         wanted: Which records concern it.
         position: Everything up to here was given out, or did not concern it.
@@ -176,7 +176,7 @@ class Cursor:
 
     def __init__(
         self,
-        journal: LogWriter,
+        log_writer: LogWriter,
         feed: LogTail,
         *,
         wanted: Subscription,
@@ -185,7 +185,7 @@ class Cursor:
     ) -> None:
         self.wanted = wanted
         self.position = position
-        self._journal = journal
+        self._log_writer = log_writer
         self._feed = feed
         self._disk = feed.guests if is_guest else feed.disk
 
@@ -205,7 +205,7 @@ class Cursor:
     @property
     def is_behind(self) -> bool:
         """Whether there is something on disk that was not looked at."""
-        return self.position < self._journal.durable_seq
+        return self.position < self._log_writer.durable_seq
 
     async def take(
         self, limit: int, *, wall_ms: int, most_bytes: float = inf
@@ -221,9 +221,9 @@ class Cursor:
         if self._feed.reaches(self.position):
             return self._from_memory(limit, most_bytes)
         read = partial(
-            self._journal.store.read,
+            self._log_writer.store.read,
             after=self.position,
-            until=self._journal.durable_seq,
+            until=self._log_writer.durable_seq,
             wanted=self.wanted,
             limit=limit,
             most_bytes=most_bytes,
@@ -239,7 +239,7 @@ class Cursor:
     def _from_memory(self, limit: int, most_bytes: float) -> list[TailEntry]:
         taken: list[TailEntry] = []
         size = 0
-        end = self._journal.durable_seq
+        end = self._log_writer.durable_seq
         for entry in self._feed.since(self.position, self.wanted):
             taken.append(entry)
             size += len(entry.encoded) if most_bytes < inf else 0

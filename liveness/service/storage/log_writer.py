@@ -84,11 +84,11 @@ class LogWriter:
         self.records_pending = 0  # what waits for the disk
         self.pending_ends = 0  # and of that the records that end a session
         self.log_bytes = store.log_bytes()
-        self.mark = 0
+        self.ticket = 0
         self._clock = clock
         self._counts = counts
         self._published = published
-        # With the mark of each; those of the batch that is being written in front.
+        # With the ticket of each; those of the batch that is being written in front.
         self._waiting: deque[tuple[int, Changes]] = deque()
         self._dirty: set[tuple[str, str]] = set()
         self._every = Every(SAY_AGAIN_S, clock=clock.mono)
@@ -97,7 +97,7 @@ class LogWriter:
         # Until `trim` knows the retention.
         self._note_use_after_ms = math.inf
         self._most_bytes = END
-        self._settled_seq = 0  # up to here the timers' table lacks nothing
+        self._flushed_seq = 0  # up to here the timers' table lacks nothing
         self._settled = trio.Event()
         self._writer = Writer("the log", store.path, clock=clock)
 
@@ -122,16 +122,16 @@ class LogWriter:
         return self.records_pending + self.timers.pending
 
     @property
-    def durable_mark(self) -> int:
-        """Everything up to this mark is on disk, but for timers without room there."""
+    def durable_ticket(self) -> int:
+        """Everything up to this ticket is on disk, but for timers without room there."""
         oldest = self.timers.oldest
-        reached = self.log_mark
+        reached = self.log_ticket
         return reached if oldest is None else min(reached, oldest - 1)
 
     @property
-    def log_mark(self) -> int:
-        """Everything up to this mark is on disk, but for what is asked of timers."""
-        return self._waiting[0][0] - 1 if self._waiting else self.mark
+    def log_ticket(self) -> int:
+        """Everything up to this ticket is on disk, but for what is asked of timers."""
+        return self._waiting[0][0] - 1 if self._waiting else self.ticket
 
     # --- what the engine says -------------------------------------------------
 
@@ -144,15 +144,15 @@ class LogWriter:
         self.append(changes)
 
     def append(self, changes: Changes) -> None:
-        """Queue what was decided. On disk once `durable_mark` reaches `mark`."""
-        self.mark += 1
+        """Queue what was decided. On disk once `durable_ticket` reaches `ticket`."""
+        self.ticket += 1
         orders: list[TimerCommand] = [
             it for it in changes.orders if not isinstance(it, Fire)
         ]
         if orders:
-            self.timers.append(orders, mark=self.mark)
+            self.timers.append(orders, ticket=self.ticket)
         if changes.records or changes.online or not orders:
-            self._waiting.append((self.mark, changes))
+            self._waiting.append((self.ticket, changes))
             self.records_pending += changes.weight
             self.pending_ends += changes.ends
             self._hurry()
@@ -175,7 +175,7 @@ class LogWriter:
         timeout: float | None,
         in_force: float | None = None,
     ) -> int:
-        """Store a name with its cursor and timeouts, at once; return its mark."""
+        """Store a name with its cursor and timeouts, at once; return its ticket."""
         known = self.cursors.get((role, name))
         if known is not None:
             seq = max(seq, known.seq)
@@ -207,21 +207,21 @@ class LogWriter:
             self.flush()
 
     def flush(self) -> int:
-        """Have everything so far written soon; return the mark to wait for."""
+        """Have everything so far written soon; return the ticket to wait for."""
         if self._dirty:
             self.append(Changes())
-        return self.mark
+        return self.ticket
 
-    async def settled(self) -> None:
+    async def flushed(self) -> None:
         """Wait until everything so far is on disk that has room there."""
-        mark = self.flush()
-        while self.durable_mark < mark:
+        ticket = self.flush()
+        while self.durable_ticket < ticket:
             await self._settled.wait()
 
-    async def settled_of(self, gateway: str | None) -> None:
+    async def flushed_for(self, gateway: str | None) -> None:
         """The same of the log, and of what a gateway asked of timers; None: of none."""
-        mark = self.flush()
-        while self.log_mark < mark or self.timers.writes(gateway, mark):
+        ticket = self.flush()
+        while self.log_ticket < ticket or self.timers.writes(gateway, ticket):
             await self._settled.wait()
 
     # --- the writer -----------------------------------------------------------
@@ -268,10 +268,10 @@ class LogWriter:
                 self._note_use(key, now_ms)
             seq = self.durable_seq
             with trio.move_on_after(SETTLE_S) as waiting:
-                await self.settled()
-                # Runs wait behind no mark: those of a table that fails are in the log only.
+                await self.flushed()
+                # Runs wait behind no ticket: those of a table that fails are in the log only.
                 if self.timers.writer.failure is None:
-                    self._settled_seq = seq
+                    self._flushed_seq = seq
             if waiting.cancelled_caught:
                 idle_ms = 0  # that a name is in use may not be on disk
             until = self._shed_until
@@ -320,7 +320,7 @@ class LogWriter:
         What the timers' table lacks after a crash is read from the log.
         """
         is_followed = not (self.timers.pending or self.timers.runs)
-        followed = max(self._settled_seq, self.timers.table.seq)
+        followed = max(self._flushed_seq, self.timers.table.seq)
         return self.durable_seq if is_followed else followed
 
     async def _after_trim(self, *, idle_ms: int) -> None:
@@ -426,9 +426,9 @@ class LogWriter:
                     self._note_use((GATEWAY, name), now_ms)
         self._observe("durable", batch.due)
         self._published(batch)
-        self.is_settled()
+        self.is_flushed()
 
-    def is_settled(self) -> None:
+    def is_flushed(self) -> None:
         """Have those who wait in `settled` look again."""
         self._settled.set()
         self._settled = trio.Event()

@@ -37,15 +37,15 @@ class SkippedRuns:
     """The parts of the log that gateways passed over, and that are not read yet.
 
     Args:
-        journal: The log.
+        log_writer: The log.
         limiter: Of those who read it from disk.
         clock: For what is said of failures.
     """
 
     def __init__(
-        self, journal: LogWriter, limiter: trio.CapacityLimiter, *, clock: Clock
+        self, log_writer: LogWriter, limiter: trio.CapacityLimiter, *, clock: Clock
     ) -> None:
-        self._journal = journal
+        self._log_writer = log_writer
         self._limiter = limiter
         self._every = Every(SAY_AGAIN_S, clock=clock.mono)
         # By name: above which seq, and up to which; the first is being read.
@@ -76,7 +76,7 @@ class SkippedRuns:
             await self._wake.wait()
             while self._waiting:
                 # All that was decided before is on disk then, so that it can be read.
-                await self._journal.settled_of(None)
+                await self._log_writer.flushed_for(None)
                 for gateway in [*self._waiting]:
                     await self._read_on(gateway, undelivered)
 
@@ -86,12 +86,12 @@ class SkippedRuns:
         parts = self._waiting[gateway]
         after, until = parts[0]
         # Not what was decided meanwhile, and is not on disk yet.
-        until = min(until, self._journal.durable_seq)
+        until = min(until, self._log_writer.durable_seq)
         try:
             if after is None:
                 after = await self._beginning(gateway, until)
             read = partial(
-                self._journal.store.read,
+                self._log_writer.store.read,
                 after=after,
                 until=until,
                 wanted=Subscription(gateway, frozenset({TIMER})),
@@ -106,7 +106,7 @@ class SkippedRuns:
         if runs := [it for it in page.records if isinstance(it, TimerRecord)]:
             undelivered(runs)
             # No more is asked of the timers' table at once.
-            await self._journal.settled_of(gateway)
+            await self._log_writer.flushed_for(gateway)
         _, until = parts[0]  # the last of many parts may have become longer
         if page.reached < until:
             parts[0] = page.reached, until
@@ -120,7 +120,7 @@ class SkippedRuns:
 
         Of a name that is new there are none, and the log may have gigabytes.
         """
-        timers = self._journal.timers
+        timers = self._log_writer.timers
 
         def first_of_table() -> int | None:
             with reading(timers.table.path) as db:

@@ -68,7 +68,7 @@ _log = structlog.get_logger("timers")
 
 
 class _Given(NamedTuple):
-    mark: int  # nobody is told of what came up to here before these are on disk
+    ticket: int  # nobody is told of what came up to here before these are on disk
     orders: Sequence[TimerCommand]
 
 
@@ -101,13 +101,13 @@ class TimerWriter:
         self.pending_of: dict[str, int] = {}  # of which gateway, where there are any
         self._waiting: dict[str, deque[_Given]] = {}  # by gateway, if there are any
         self._first = ""  # the gateway that came first in the last transaction
-        # By gateway what finds no room on the disk, each with its mark; of which keys, and
+        # By gateway what finds no room on the disk, each with its ticket; of which keys, and
         # when it is tried again.
         self._later: dict[str, deque[tuple[int, TimerCommand]]] = {}
         self._later_keys = Counter[tuple[str, str]]()
         self._later_at = inf
         self._no_room: sqlite3.Error | None = None
-        self._writing: dict[str, int] = {}  # the lowest mark of what is being written
+        self._writing: dict[str, int] = {}  # the lowest ticket of what is being written
         # By gateway and key, the oldest first. Of each at most one: it is not fired again
         # before an order has said what became of that run.
         self._runs: OrderedDict[tuple[str, str], _Run] = OrderedDict()
@@ -119,27 +119,27 @@ class TimerWriter:
 
     @property
     def oldest(self) -> int | None:
-        """The lowest mark that waits for an order, but for what finds no room."""
-        marks = [*self._writing.values()]
-        marks += [waiting[0].mark for waiting in self._waiting.values()]
-        return min(marks, default=None)
+        """The lowest ticket that waits for an order, but for what finds no room."""
+        tickets = [*self._writing.values()]
+        tickets += [waiting[0].ticket for waiting in self._waiting.values()]
+        return min(tickets, default=None)
 
     def oldest_of(self, gateway: str) -> int | None:
-        """The lowest mark that waits for an order of this gateway."""
-        marks = [it for it in [self._writing.get(gateway)] if it is not None]
+        """The lowest ticket that waits for an order of this gateway."""
+        tickets = [it for it in [self._writing.get(gateway)] if it is not None]
         if gateway in self._waiting:
-            marks.append(self._waiting[gateway][0].mark)
+            tickets.append(self._waiting[gateway][0].ticket)
         if gateway in self._later:
-            marks.append(self._later[gateway][0][0])
-        return min(marks, default=None)
+            tickets.append(self._later[gateway][0][0])
+        return min(tickets, default=None)
 
-    def writes(self, gateway: str | None, mark: int) -> bool:
-        """Whether orders of a gateway up to *mark* are still to be written, with room."""
+    def writes(self, gateway: str | None, ticket: int) -> bool:
+        """Whether orders of a gateway up to *ticket* are still to be written, with room."""
         if gateway is None:
             return False
         waiting = self._waiting.get(gateway)
         writing = self._writing.get(gateway, inf)
-        return min(writing, waiting[0].mark if waiting else inf) <= mark
+        return min(writing, waiting[0].ticket if waiting else inf) <= ticket
 
     def first_run(self, gateway: str) -> int | None:
         """The seq of the oldest run of a gateway that waits for its answer."""
@@ -151,15 +151,15 @@ class TimerWriter:
         """How many runs wait for their answer."""
         return len(self._runs)
 
-    def append(self, orders: list[TimerCommand], *, mark: int) -> None:
-        """Queue orders; whoever waits for *mark*, never lower, waits for these too."""
+    def append(self, orders: list[TimerCommand], *, ticket: int) -> None:
+        """Queue orders; whoever waits for *ticket*, never lower, waits for these too."""
         lots: dict[str, list[TimerCommand]] = {}
         for order in orders:
             lots.setdefault(gateway_of(order), []).append(order)
         for gateway, lot in lots.items():
             if gateway in self._keys:
                 lot = self._behind_their_runs(gateway, lot)
-            self._give(gateway, mark, lot)
+            self._give(gateway, ticket, lot)
 
     def begun(self, runs: list[Fire], *, until: int) -> None:
         """Take what began by the log up to *until*, which is on disk."""
@@ -171,9 +171,9 @@ class TimerWriter:
         if runs:
             self._wake.notify()
 
-    def hurry(self, gateway: str, key: str, *, mark: int) -> None:
-        """Have the run of a timer written now; whoever waits for *mark* waits for it."""
-        self._give(gateway, mark, self._taken(gateway, key))
+    def hurry(self, gateway: str, key: str, *, ticket: int) -> None:
+        """Have the run of a timer written now; whoever waits for *ticket* waits for it."""
+        self._give(gateway, ticket, self._taken(gateway, key))
 
     async def run(self) -> None:
         """Write for ever. Failures are retried, never dropped."""
@@ -222,10 +222,10 @@ class TimerWriter:
             return -inf
         return next(iter(self._runs.values())).late_at if self._runs else inf
 
-    def _give(self, gateway: str, mark: int, orders: Sequence[TimerCommand]) -> None:
+    def _give(self, gateway: str, ticket: int, orders: Sequence[TimerCommand]) -> None:
         """Queue orders of one gateway."""
         if orders:
-            self._waiting.setdefault(gateway, deque()).append(_Given(mark, orders))
+            self._waiting.setdefault(gateway, deque()).append(_Given(ticket, orders))
             self._count(gateway, sum(map(weight_of, orders)))
             self._wake.notify()
 
@@ -276,15 +276,15 @@ class TimerWriter:
         def take(gateway: str, most: int) -> int:
             waiting, taken = self._waiting[gateway], 0
             while waiting and taken < most:
-                mark, lot = waiting.popleft()
-                self._writing.setdefault(gateway, mark)
+                ticket, lot = waiting.popleft()
+                self._writing.setdefault(gateway, ticket)
                 count = 0
                 while count < len(lot) and taken < most:
                     taken += weight_of(lot[count])
                     count += 1
                 orders.extend(lot[:count])
                 if count < len(lot):
-                    waiting.appendleft(_Given(mark, lot[count:]))
+                    waiting.appendleft(_Given(ticket, lot[count:]))
             return taken
 
         names = sorted(self._waiting)
@@ -328,7 +328,7 @@ class TimerWriter:
         for drop in reversed(written.unfinished):
             if id(drop) in later_ids:
                 continue
-            # First again, so that its gateway's marks are not reached before it is over.
+            # First again, so that its gateway's tickets are not reached before it is over.
             waiting = self._waiting.setdefault(drop.gateway, deque())
             waiting.appendleft(_Given(self._writing[drop.gateway], [drop]))
         put_off = set(map(id, [*written.unfinished, *written.later, *later]))
@@ -359,8 +359,8 @@ class TimerWriter:
         if again and not is_full:
             for order in again:
                 gateway, key = gateway_of(order), key_of(order)
-                mark, _ = self._later[gateway].popleft()
-                self._writing[gateway] = min(mark, self._writing.get(gateway, mark))
+                ticket, _ = self._later[gateway].popleft()
+                self._writing[gateway] = min(ticket, self._writing.get(gateway, ticket))
                 if key is not None:
                     self._later_keys[key] -= 1
             self._later = {name: it for name, it in self._later.items() if it}
@@ -369,8 +369,8 @@ class TimerWriter:
             if id(order) in tried:
                 continue
             gateway, key = gateway_of(order), key_of(order)
-            mark = self._writing[gateway]
-            self._later.setdefault(gateway, deque()).append((mark, order))
+            ticket = self._writing[gateway]
+            self._later.setdefault(gateway, deque()).append((ticket, order))
             if key is not None:
                 self._later_keys[key] += 1
         if not self._later:

@@ -71,7 +71,7 @@ async def test_users_that_speak_are_saved_and_end_the_storm(
     await trio.sleep(10)
     assert rig.presence.held(rig.engine.attended)["storm"] == 50
     await gateway.send(["keepalive", USERS[:49]])
-    await gateway.settle()
+    await gateway.sync()
     await trio.sleep(1)
     assert rig.presence.held(rig.engine.attended)["storm"] == 1
     await gateway.send(["logout", USERS[49]])

@@ -61,7 +61,7 @@ async def test_reads_are_gathered_for_twenty_milliseconds_and_no_longer(
     for n in range(1_000):  # one each millisecond
         await gateways[n % links].send(["keepalive", n % 7])
         await trio.sleep(0.001)
-    await gateways[0].settle()
+    await gateways[0].sync()
     made = rig.turns[began:]
     assert rig.presence.events["keepalive"] == 1_000
     assert 45 <= len(made) <= 65
@@ -75,7 +75,7 @@ async def test_after_a_pause_the_first_frame_is_read_at_once(rig: Rig) -> None:
     for _ in range(10):
         await trio.sleep(0.73)
         began = trio.current_time()
-        await gateway.settle()
+        await gateway.sync()
         assert trio.current_time() - began <= GATHER_S
 
 
@@ -111,7 +111,7 @@ async def test_a_disk_that_fails_does_not_make_the_hand_spin(rig: Rig) -> None:
     with rig.disk_full():
         await gateway.send(["login", list(range(3_000))])
         await trio.sleep(10)
-        assert rig.journal.failure
+        assert rig.log_writer.failure
         assert await turns_a_second(rig, 30) <= WAITING_PER_S
     assert len(await gateway.records(3_000)) == 3_000
 

@@ -89,9 +89,9 @@ async def test_a_crowd_that_says_nothing_keeps_nobody_out(rig: Rig) -> None:
     for number in range(500):
         await rig.connect()
         if number % 100 == 0:
-            await (await rig.gateway(f"gw-{number}")).settle()
-    await before.settle()
-    await (await rig.gateway("behind")).settle()
+            await (await rig.gateway(f"gw-{number}")).sync()
+    await before.sync()
+    await (await rig.gateway("behind")).sync()
     assert len(rig.engine.book.links) <= 7 + 10
     assert "limits.max_links" not in met(rig)
 
@@ -115,7 +115,7 @@ async def test_only_the_hello_of_a_crowd_is_read_at_once(
 
 
 async def test_a_new_link_is_read_after_those_that_waited_longer(rig: Rig) -> None:
-    await (await rig.gateway("before")).settle()
+    await (await rig.gateway("before")).sync()
     await trio.sleep(1)
     await rig.connect()
     await rig.until(lambda: len(rig.engine.book.links) == 2)
@@ -136,7 +136,7 @@ async def test_watchers_take_no_time_from_gateways(
     watcher = await rig.watcher()
     monkeypatch.setattr(engine, "OTHERS_S", -1.0)
     await watcher.send(["ping", 1])
-    await gateway.settle()
+    await gateway.sync()
     assert await watcher.is_told_nothing(1)
     monkeypatch.setattr(engine, "OTHERS_S", 0.001)
     await watcher.expect("pong")
@@ -165,7 +165,7 @@ async def test_gateways_are_bounded_without_the_watchers(rig: Rig) -> None:
     await rig.gateway("gw-0")
     gateways[1].close()
     await rig.until(lambda: rig.engine.book.linked("gateway") == N - 1)
-    await (await rig.gateway("gw-more")).settle()
+    await (await rig.gateway("gw-more")).sync()
 
 
 @pytest.mark.rig(max_names=2)
@@ -182,7 +182,7 @@ async def test_names_are_bounded_and_forgetting_one_makes_room(rig: Rig) -> None
     await rig.until(partial(can_go, rig, "a"))
     assert rig.engine.why_kept("watcher", "b") == "is connected; stop it first"
     rig.engine.forget("gateway", "a")
-    await (await rig.gateway("c")).settle()
+    await (await rig.gateway("c")).sync()
     rows = rig.store._db.execute("select role, name from cursors order by role")
     assert rows.fetchall() == [("gateway", "c"), ("watcher", "b")]
 
@@ -194,7 +194,7 @@ async def test_a_forgotten_gateway_leaves_nothing_in_memory(rig: Rig) -> None:
         name = f"gw-{number}"
         other = await rig.gateway_of(["u"], name, timeout=7)
         await other.send(["logout", ["u"]])
-        await other.settle()
+        await other.sync()
         other.close()
         await rig.until(partial(can_go, rig, name))
         rig.engine.forget("gateway", name)
@@ -239,10 +239,10 @@ async def test_users_of_a_gateway_are_at_most_so_many(rig: Rig) -> None:
     assert rig.presence.where(["x"])[0][1] == "other"
     # A keepalive opens no session beyond the bound; as soon as there is room it does.
     await gateway.send(["keepalive", "d"])
-    await gateway.settle()
+    await gateway.sync()
     assert rig.presence.where(["d"]) == []
     await gateway.send(["logout", "a"], ["keepalive", "d"])
-    await gateway.settle()
+    await gateway.sync()
     assert [row[0] for row in rig.presence.where(["a", "d"])] == ["d"]
 
 
@@ -295,7 +295,7 @@ async def test_a_frame_is_at_most_so_large(
     await gateway.send(frame(most))
     if frame is not batch_of:
         await gateway.expect("pong")
-    await gateway.settle()
+    await gateway.sync()
     assert met(rig) == {}
     await gateway.send(frame(most + 1))
     await refusal(gateway, code, str(most), fatal=fatal)
@@ -358,7 +358,7 @@ async def test_refused_frames_are_at_most_so_many(rig: Rig) -> None:
     await gateway.send(*[["nonsense"]] * N)
     for _ in range(N):
         await refusal(gateway, "unknown-frame", fatal=False)
-    await gateway.settle()
+    await gateway.sync()
     assert met(rig) == {}
     await gateway.send(["nonsense"])
     await refusal(gateway, "overloaded", "limits.max_refused", fatal=True)
@@ -399,5 +399,5 @@ async def test_a_gateway_that_reads_no_replies_is_sent_away(
             took = await rig.until(lambda: len(rig.engine.book.links) == 1)
             assert took <= 2 * LINGER_S + 0.1
         nursery.cancel_scope.cancel()
-    await other.settle()
-    await (await rig.gateway("rude")).settle()
+    await other.sync()
+    await (await rig.gateway("rude")).sync()

@@ -56,7 +56,7 @@ async def test_an_attempt_ends_by_done_by_fail_or_by_no_answer_and_each_is_count
             await gateway.send(["fail", "fails", f"no {number}", {"seq": again[1]}])
         assert [*await attempts(gateway, 2)] == [("unanswered", 2), ("unanswered", 3)]
         await rig.until(lambda: rig.sidecar.timetable.states["failed"] == 3)
-        await gateway.settle()
+        await gateway.sync()
         assert (
             rows(rig).items()
             >= {

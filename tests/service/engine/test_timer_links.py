@@ -25,7 +25,7 @@ HUNDRED = [["after", f"k{n}", 100, {"payload": PAYLOAD}] for n in range(100)]
 
 def states(rig: Rig) -> dict[str, int]:
     query = "select state, count(*) from timers group by state"
-    return dict(disk.rows(rig.journal.timers.table.path, query))
+    return dict(disk.rows(rig.log_writer.timers.table.path, query))
 
 
 def runs_of(records: list[dict[str, Any]]) -> list[tuple[str, int]]:
@@ -40,7 +40,7 @@ async def leave(rig: Rig, *timers: list[Any]) -> None:
     """Have a gateway ask for these timers and go."""
     gateway = await rig.gateway("g")
     await gateway.send(*timers)
-    await gateway.settle()
+    await gateway.sync()
     gateway.close()
     await rig.until(lambda: not rig.engine.book.links)
 
@@ -49,7 +49,7 @@ async def test_other_links_go_on_while_timers_cannot_be_written(rig: Rig) -> Non
     gateway, other = await rig.gateway("g"), await rig.gateway("other")
     with rig.no_room_for_timers():
         await gateway.send(*HUNDRED, ["ping", 1])
-        await rig.until(lambda: rig.journal.failure)
+        await rig.until(lambda: rig.log_writer.failure)
         newcomer = await rig.gateway("new", timeout=10)
         await newcomer.send(["login", "u"])
         watcher = await rig.watcher(after=0)
@@ -87,11 +87,11 @@ async def test_an_attempt_is_not_over_while_its_link_is_not_read(
     runs = await gateway.records(2)
     with getattr(rig, full)():
         await gateway.send(*filling)
-        await rig.until(lambda: rig.journal.failure)
+        await rig.until(lambda: rig.log_writer.failure)
         await gateway.send(["done", "k"])
         await trio.sleep(200)
         assert rig.sidecar.timetable.results[UNANSWERED] == 0
-    await gateway.settle()
+    await gateway.sync()
     pending = {"pending": 1_000} if full == "no_room_for_timers" else {}
     assert states(rig) == {"done": 1, "fired": 1, **pending}
     # The other one gets all of its time from here on, and no more than that.
@@ -109,13 +109,13 @@ async def test_a_last_attempt_that_was_not_delivered_is_not_over(rig: Rig) -> No
     await gateway.send(["after", "k", 1], ["after", "answered", 1])
     await gateway.records(2)
     await gateway.send(["fail", "k", "no"], ["fail", "answered", "no"])
-    await gateway.settle()
+    await gateway.sync()
     gateway.close()
     await trio.sleep(700)  # each attempt has been looked at several times meanwhile
     gateway = await rig.gateway("g", fresh=True)
     assert runs_of(await gateway.records(2)) == [("k", 2), ("answered", 2)]
     await gateway.send(["done", "answered"])
-    await gateway.settle()
+    await gateway.sync()
     gateway.close()
     # This attempt was delivered: it counts, whichever link comes back.
     gateway = await rig.gateway("g", fresh=True)
@@ -127,13 +127,13 @@ async def test_the_last_of_many_fresh_links_in_a_row_gets_every_timer(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await leave(rig, *(["after", f"k{n}", 1.05 + n / 10] for n in range(50)))
-    settled_of = rig.journal.settled_of
+    flushed_for = rig.log_writer.flushed_for
 
     async def slowly(gateway: str | None) -> None:
-        await settled_of(gateway)
+        await flushed_for(gateway)
         await trio.sleep(0.35)
 
-    monkeypatch.setattr(rig.journal, "settled_of", slowly)
+    monkeypatch.setattr(rig.log_writer, "flushed_for", slowly)
     for _ in range(30):
         await trio.sleep(0.2)
         caller = await rig.connect()
@@ -150,7 +150,7 @@ async def test_a_delivered_attempt_counts_over_a_short_link(rig: Rig) -> None:
     assert runs_of(await gateway.records(1)) == [("k", 1)]
     gateway.close()
     await rig.until(lambda: not rig.engine.book.links)
-    rig.journal.note_written("g", 0)
+    rig.log_writer.note_written("g", 0)
     gateway = await rig.gateway("g", fresh=True)
     assert runs_of(await gateway.records(1)) == [("k", 2)]
 
@@ -159,12 +159,12 @@ async def test_what_a_gateway_passes_over_is_read_once_it_is_on_disk(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await leave(rig, ["login", "u"], ["after", "k", 3, {"payload": PAYLOAD}])
-    settled_of, full = rig.journal.settled_of, ExitStack()
+    flushed_for, full = rig.log_writer.flushed_for, ExitStack()
     callers = list[Caller]()
 
     async def settled_and_full(gateway: str | None) -> None:
         """What is decided from here on is not on disk when the log is read."""
-        await settled_of(gateway)
+        await flushed_for(gateway)
         if not callers:
             full.enter_context(rig.disk_full())
             callers.append(await rig.connect())
@@ -173,7 +173,7 @@ async def test_what_a_gateway_passes_over_is_read_once_it_is_on_disk(
             await callers[0].send(["hello", hello])
             await trio.sleep(1)
 
-    monkeypatch.setattr(rig.journal, "settled_of", settled_and_full)
+    monkeypatch.setattr(rig.log_writer, "flushed_for", settled_and_full)
     await rig.gateway("another")
     await trio.sleep(30)
     full.close()
@@ -244,7 +244,7 @@ async def asks_without_end(rig: Rig) -> Caller:
     greedy = await rig.gateway_of("of greedy", "greedy")
     asked = [["after", f"{n}", 10_000, {"payload": PAYLOAD}] for n in range(100)]
     await greedy.send(*asked, *(["after", f"{n}", 10_000] for n in range(100, 3_100)))
-    await rig.until(lambda: rig.journal.failure and rig.engine._held_back)
+    await rig.until(lambda: rig.log_writer.failure and rig.engine._held_back)
     return greedy
 
 
@@ -254,10 +254,10 @@ async def test_a_gateway_with_too_many_timers_holds_up_no_other(rig: Rig) -> Non
     await other.send(["after", "once", 1], ["after", "later", 50])
     await other.records(1)
     await other.send(["done", "once"])
-    await other.settle()
+    await other.sync()
     with rig.no_room_for_timers():
         greedy = await asks_without_end(rig)
-        pending = rig.journal.timers.pending
+        pending = rig.log_writer.timers.pending
         await greedy.send(*(["cancel", {"key": "none"}] for _ in range(1_000)))
         # Not even one of whose orders some wait too.
         await other.send(["after", "waits as well", 1_000, {"payload": PAYLOAD}])
@@ -274,8 +274,8 @@ async def test_a_gateway_with_too_many_timers_holds_up_no_other(rig: Rig) -> Non
         assert rig.counts.limits_met["timers.max_pending"] == 1
         assert rig.counts.limits_met["limits.pause_reading"] == 0
         # Its own order, which counts for more by its payload, and the run.
-        assert rig.journal.timers.pending_of["other"] >= 5
-        assert rig.journal.timers.pending <= pending + 5 + 1
+        assert rig.log_writer.timers.pending_of["other"] >= 5
+        assert rig.log_writer.timers.pending <= pending + 5 + 1
 
 
 @pytest.mark.rig(timers=FEW, gateway_hold_s=60)
@@ -303,7 +303,7 @@ def slowed(write: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 async def test_short_pauses_in_reading_a_link_renew_no_user(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = rig.journal.timers.writer
+    writer = rig.log_writer.timers.writer
     monkeypatch.setattr(writer, "write", slowed(writer.write, 0.3))
     greedy = await rig.gateway("greedy")
     await greedy.send(["login", "silent"])
@@ -319,12 +319,12 @@ async def test_short_pauses_in_reading_a_link_renew_no_user(
 async def test_a_timer_made_again_during_a_commit_is_not_late(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = rig.journal._writer
+    writer = rig.log_writer._writer
     gateway = await rig.gateway("g")
     await gateway.send(["after", "k", 1])
-    await gateway.settle()
+    await gateway.sync()
     monkeypatch.setattr(writer, "write", slowed(writer.write, 0.1))
-    await rig.until(lambda: rig.journal.records_pending)
+    await rig.until(lambda: rig.log_writer.records_pending)
     await gateway.send(["after", "k", 0.1])
     first, second = await gateway.records(2)
     assert second["seq"] == first["seq"] + 1
@@ -357,7 +357,7 @@ async def test_a_timer_damaged_on_disk_is_named_once_and_others_fire(
     await other.send(["after", "k", 5], ["ping", 1])
     await gateway.expect("pong")
     await other.expect("pong")
-    path = rig.journal.timers.table.path
+    path = rig.log_writer.timers.table.path
     with closing(sqlite3.connect(path)) as db, db:
         db.execute(f"update timers set {damage} where id = 1")
     with capture_logs() as lines:

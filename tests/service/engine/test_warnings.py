@@ -23,7 +23,7 @@ async def speak(gateway: Caller, every_s: float, for_s: float) -> None:
     for number in range(1, round(for_s / every_s) + 1):
         await trio.sleep_until(began + number * every_s)
         await gateway.send(["keepalive", USERS])
-        await gateway.settle()
+        await gateway.sync()
 
 
 def shown(rig: Rig) -> list[tuple[str, float, float | None]]:
@@ -43,7 +43,7 @@ async def test_a_timeout_too_short_for_its_users_is_logged_once(
         await trio.sleep(20.1)
         await gateway.send(["keepalive", USERS])
         await phones.send(["keepalive", [f"phone {n}" for n in range(160)]])
-    await gateway.settle()
+    await gateway.sync()
     assert shown(rig) == [("g", 30.0, 20.0), ("h", 60.0, 20.0)]
     (line,) = advice(said)
     assert line == {

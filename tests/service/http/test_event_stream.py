@@ -84,7 +84,7 @@ async def test_a_reader_goes_on_after_the_last_record_it_saw(
     gateway = await rig.gateway("gw")
     for first in range(0, 2_500, 500):
         await gateway.send(["login", [*range(first, first + 500)]])
-        await gateway.settle()
+        await gateway.sync()
     async with AsyncExitStack() as stack:
         readers = []
         for seen in (0, 1, 1_250, 2_499, 2_500):
@@ -143,9 +143,9 @@ async def test_a_reader_gets_what_it_asks_for(
     one = await rig.gateway_of(["7", 7, "b"], "one")
     two = await rig.gateway_of(["c"], "two")
     await one.send(["logout", "b"])
-    await one.settle()
+    await one.sync()
     await two.send(["login", "7"])
-    await two.settle()
+    await two.sync()
     assert [record.seq for record in rig.log()] == [*range(1, 7)]
     async with feed(rig, 0, f"?after=0{query}") as reader:
         assert await seqs(reader, len(expected)) == expected
@@ -173,7 +173,7 @@ async def test_a_reader_that_falls_back_too_far_is_let_go(rig: Rig) -> None:
         assert await seqs(far, 1_000) == [*range(1, 1_001)]
         for n in range(3):
             await gateway.send(["login", [f"{n}-{m}" for m in range(100)]])
-            await gateway.settle()
+            await gateway.sync()
             assert len(await seqs(fast, 100)) == 100
             assert len(await seqs(far, 100)) == 100
         *some, end = await slow.rest()
@@ -290,7 +290,7 @@ async def test_a_stop_ends_every_stream_after_its_last_record(rig: Rig) -> None:
         gateway = await rig.gateway("gw")
         for uid in "ab":  # the first waits to be read, the second for that
             await gateway.send(["login", uid])
-            await gateway.settle()
+            await gateway.sync()
         rig.sidecar.streams.stop()
         with trio.fail_after(LONG_S):
             *sent, end = await records.rest()
@@ -313,7 +313,7 @@ async def test_a_summary_comes_every_second_whatever_the_load(rig: Rig) -> None:
         count = 3 * MOST_RECORDS
         began = trio.current_time()
         await gateway.send(["login", [f"u-{n}" for n in range(count)]])
-        await gateway.settle()
+        await gateway.sync()
         full, *_, last = [event.data for event in await reader.events(8)]
         assert trio.current_time() - began == pytest.approx(8, abs=1.1)
         seqs = [record["seq"] for record in full["records"]]
@@ -433,7 +433,7 @@ async def test_every_user_online_is_a_line(rig: Rig) -> None:
     await gateway.send(["login", USERS, {"conn": [*range(len(USERS))]}])
     await gateway.send(["login", [f"u-{n}" for n in range(2_500)]])
     await gateway.send(["logout", "u-1"])
-    await gateway.settle()
+    await gateway.sync()
     lines, last = await users(rig)
     assert last == {"log": log, "seq": 2_508, "users": 2_506}
     assert [line["uid"] for line in lines[:8]] == [*NAMES, "u-0"]

@@ -35,7 +35,7 @@ async def test_names_are_listed_with_what_is_known_of_them(
 ) -> None:
     gateway = await doors.rig.gateway("gw-1", timeout=7)
     await gateway.send(["login", ["a", "b"]])
-    await gateway.settle()
+    await gateway.sync()
     await close(doors, await doors.rig.gateway("gw-0"))
     away, linked = await doors.listed(GATEWAYS, door)
     assert away.pop("used") > 1_700_000_000_000
@@ -96,7 +96,7 @@ async def test_a_name_is_forgotten_for_good_and_begins_anew(
         doors = Doors(rig)
         gateway = await rig.gateway("gw-1", kinds=["online", "offline"])
         await gateway.send(["login", ["u"]])
-        await gateway.settle()
+        await gateway.sync()
         status, answer = await forget(doors, "gw-1")
         assert status == 409
         assert "is connected" in answer["error"]
@@ -106,7 +106,7 @@ async def test_a_name_is_forgotten_for_good_and_begins_anew(
         assert "1 users online" in answer["error"]
         other = await rig.gateway("gw-2")
         await other.send(["login", ["u"], {"age": 0}], ["logout", ["u"]])
-        await other.settle()
+        await other.sync()
         status, answer = await forget(doors, "gw-1")
         assert (status, answer["name"], answer["users"]) == (200, "gw-1", 0)
         # On disk when it is answered, so that a crash changes nothing of it.
@@ -120,7 +120,7 @@ async def test_a_name_is_forgotten_for_good_and_begins_anew(
             assert [gateway["name"] for gateway in found] == ["gw-2"]
         # What was decided before is delivered to nobody.
         again = await rig.gateway("gw-1", kinds=["online", "offline", "moved"])
-        await again.settle()
+        await again.sync()
         assert again.received() == []
 
 

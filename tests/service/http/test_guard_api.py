@@ -26,7 +26,7 @@ async def storm(folder: Path) -> AsyncIterator[Rig]:
         await rig.gateway("calm")
         gateway = await rig.gateway("gw-1")
         await gateway.send(["login", [f"u{n}" for n in range(40)]])
-        await gateway.settle()
+        await gateway.sync()
         await trio.sleep(31)
         yield rig
 

@@ -241,7 +241,7 @@ async def test_each_answer_has_the_shape_that_the_document_says(rig: Rig) -> Non
     gateway = await rig.gateway("gw-1")
     await gateway.send(["login", "ada", {"conn": 4}])
     await gateway.send(["after", "order", 60, {"payload": "p", "ext": "e"}])
-    await gateway.settle()
+    await gateway.sync()
     for asked in ASKED:
         target, _, _ = asked.partition("?")
         path = "/v1/users/{uid}" if target.startswith("/v1/users/") else target
@@ -260,7 +260,7 @@ async def test_each_line_of_users_has_the_shape_that_the_document_says(
 ) -> None:
     gateway = await rig.gateway("gw-1")
     await gateway.send(["login", ["ada", 7, 2**60]], ["login", "bob", {"conn": 4}])
-    await gateway.settle()
+    await gateway.sync()
     schemas = DOCUMENT["paths"]["/v1/users"]["get"]["x-lines"]
     *lines, last = (await ask(rig.door(), "GET", "/v1/users")).body.splitlines()
     assert len(lines) == 4
@@ -290,8 +290,8 @@ async def test_each_answer_to_a_change_has_the_shape_that_the_document_says(
     await gateway.send(["login", [f"u{n}" for n in range(40)]])
     for key in ("first", "second", "third"):
         await gateway.send(["after", key, 500, {"payload": "p", "ext": "e"}])
-    await gateway.settle()
-    with closing(sqlite3.connect(rig.journal.timers.table.path)) as db, db:
+    await gateway.sync()
+    with closing(sqlite3.connect(rig.log_writer.timers.table.path)) as db, db:
         db.execute("update timers set ext = cast(x'ff' as text) where key = 'third'")
     await trio.sleep(31)  # past the deadline of all
     for path, body in CHANGES.items():
@@ -313,13 +313,13 @@ async def test_each_event_of_a_stream_has_the_shape_that_the_document_says(
 ) -> None:
     first, second = await rig.gateway("gw-1"), await rig.gateway("gw-2")
     await first.send(["login", [f"u{n}" for n in range(1_000)]])
-    await first.settle()
+    await first.sync()
     await first.send(["login", ["ada", 7], {"conn": [1, 2]}])
     await first.send(["after", "order", 1, {"payload": "p", "ext": "e"}])
-    await first.settle()
+    await first.sync()
     rig.store.trim(oldest_ms=2**62, most_bytes=0, idle_ms=0)  # the first thousand
     await second.send(["login", "ada"])
-    await second.settle()
+    await second.sync()
     await first.send(["logout", 7])
     await trio.sleep(10)  # silence
     async with (

@@ -36,7 +36,7 @@ class Unread:
 
 
 async def test_a_few_pages_are_read_at_a_time_and_others_wait(rig: Rig) -> None:
-    pages = TimersApi(rig.engine, rig.journal)
+    pages = TimersApi(rig.engine, rig.log_writer)
     unread = Unread(Starlette(routes=pages.routes(may_change=False)))
     others = Starlette(routes=pages.routes(may_change=True))
     answers: list[int] = []
@@ -62,10 +62,12 @@ async def test_a_damaged_timer_is_shown_and_ended_by_its_number(rig: Rig) -> Non
     gateway = await rig.gateway("g")
     await gateway.send(["after", "k", 5], ["after", "other", 500], ["ping", 1])
     await gateway.expect("pong")
-    path = rig.journal.timers.table.path
+    path = rig.log_writer.timers.table.path
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("update timers set ext = cast(x'ff' as text) where id = 1")
-    pages = Starlette(routes=TimersApi(rig.engine, rig.journal).routes(may_change=True))
+    pages = Starlette(
+        routes=TimersApi(rig.engine, rig.log_writer).routes(may_change=True)
+    )
 
     async def asked(path: str, **body: str) -> Answer:
         if not body:

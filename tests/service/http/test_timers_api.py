@@ -23,7 +23,7 @@ async def after(
     """Ask for timers; on disk when this returns."""
     for key in keys:
         await gateway.send(["after", key, seconds, options])
-    await gateway.settle()
+    await gateway.sync()
 
 
 async def fired(gateway: Caller, key: str) -> int:
@@ -44,7 +44,7 @@ async def order(
 def states(doors: Doors) -> dict[tuple[str, str], str]:
     """The state of each timer on disk, by gateway and key."""
     rows = disk.rows(
-        doors.rig.journal.timers.table.path,
+        doors.rig.log_writer.timers.table.path,
         "select gateway, key, state from timers order by id",
     )
     return {(gateway, key): state for gateway, key, state in rows}
@@ -78,7 +78,7 @@ async def test_each_state_is_shown_with_what_led_to_it(doors: Doors) -> None:
     await gateway.send(["fail", "failed", "no route", {"final": True}])
     await after(gateway, "pending", "cancelled", "replaced", "replaced")
     await gateway.send(["cancel", {"key": "cancelled"}])
-    await gateway.settle()
+    await gateway.sync()
     # The table waits a moment for the answer to a run.
     await doors.rig.until(lambda: states(doors)["g", "fired"] == "fired")
     by_state = {
@@ -216,12 +216,12 @@ async def test_a_failed_timer_that_is_retried_begins_anew_and_can_be_done(
     gateway = await doors.rig.gateway("g")
     await fired(gateway, "again")
     await gateway.send(["fail", "again", "no route", {"final": True}])
-    await gateway.settle()
+    await gateway.sync()
     assert (await order(doors, "retry", "g", "again"))[0] == 200
     (record,) = await gateway.records(1)
     assert (record["key"], record["attempt"]) == ("again", 1)
     await gateway.send(["done", "again"])
-    await gateway.settle()
+    await gateway.sync()
     await doors.rig.until(lambda: states(doors) == {("g", "again"): "done"})
 
 
@@ -241,7 +241,7 @@ async def test_a_timer_that_has_ended_or_runs_is_refused_and_stays_as_it_is(
     await after(gateway, "cancelled")
     await gateway.send(["cancel", {"key": "cancelled"}])
     await fired(gateway, "fired")
-    await gateway.settle()
+    await gateway.sync()
     for key in ["done", "cancelled"] + ["fired"] * (what == "retry"):
         status, answer = await order(doors, what, "g", key)
         assert status == 409
@@ -293,7 +293,7 @@ async def test_a_change_that_the_disk_does_not_take_is_made_once_it_does(
     doors: Doors,
 ) -> None:
     await after(await doors.rig.gateway("g"), "k")
-    path = doors.rig.journal.timers.table.path
+    path = doors.rig.log_writer.timers.table.path
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("begin immediate")
         status, answer = await order(doors, "cancel", "g", "k")

@@ -27,7 +27,7 @@ async def user(rig: Rig, uid: str | int, query: str = "") -> dict[str, Any]:
 
 async def ask_for(rig: Rig, name: str) -> Answer:
     """As a server has it: the path read, and beside it the bytes that came."""
-    user_pages = UsersApi(rig.engine, rig.journal, wall_ms=Clock().wall_ms)
+    user_pages = UsersApi(rig.engine, rig.log_writer, wall_ms=Clock().wall_ms)
     pages = Starlette(routes=user_pages.routes(may_change=False))
 
     async def with_path(scope: Any, receive: Any, send: Any) -> None:
@@ -41,7 +41,7 @@ async def test_a_user_is_shown_from_login_to_silence(rig: Rig) -> None:
     gateway = await rig.gateway("gw-1")
     assert (await user(rig, "eve"))["told"] == "never heard of: the log is empty"
     await gateway.send(["login", "eve", {"conn": 4}])
-    await gateway.settle()
+    await gateway.sync()
     found = await user(rig, "eve")
     (opening,) = found.pop("records")
     assert (opening["kind"], opening["seq"]) == ("online", 1)
@@ -55,7 +55,7 @@ async def test_a_user_is_shown_from_login_to_silence(rig: Rig) -> None:
         "looked_back_to": None,
     }  # fmt: skip
     await rig.until(lambda: not len(rig.presence))
-    await rig.until(lambda: rig.journal.durable_seq == 2)
+    await rig.until(lambda: rig.log_writer.durable_seq == 2)
     found = await user(rig, "eve")
     assert [record["kind"] for record in found.pop("records")] == ["offline", "online"]
     assert " after 30.0 s of silence; last heard: login at " in found.pop("told")
@@ -73,9 +73,9 @@ async def test_a_held_user_is_shown_with_the_reason(rig: Rig) -> None:
     found = await user(rig, "eve")
     assert (found["held"], found["slot"], found["fires_in"]) == ("mute", None, 0.0)
     assert "; held: gw-1 says nothing at all" in found["told"]
-    rig.journal.pending_ends += 100  # as behind a disk that takes nothing
+    rig.log_writer.pending_ends += 100  # as behind a disk that takes nothing
     assert (await user(rig, "eve"))["held"] == "disk"
-    rig.journal.pending_ends -= 100
+    rig.log_writer.pending_ends -= 100
     rig.engine._attended.stand(0.0)
     assert (await user(rig, "eve"))["held"] == "stands"
 
@@ -88,7 +88,7 @@ async def test_a_session_is_shown_once_it_is_on_disk(rig: Rig) -> None:
         found = await user(rig, "eve")
     assert (found["online"], found["gateway"]) == (True, "gw-1")
     assert (found["session"], found["records"]) == (None, [])
-    await gateway.settle()
+    await gateway.sync()
     assert (await user(rig, "eve"))["session"] == 1
 
 
@@ -124,7 +124,7 @@ async def test_as_many_records_as_asked_for_come_newest_first(rig: Rig) -> None:
     gateway = await rig.gateway("gw-1")
     for _ in range(15):
         await gateway.send(["login", "eve"], ["logout", "eve"])
-    await gateway.settle()
+    await gateway.sync()
     seqs = [record["seq"] for record in (await user(rig, "eve"))["records"]]
     assert seqs == [*range(30, 10, -1)]
     found = await user(rig, "eve", "?limit=3")
@@ -142,4 +142,4 @@ async def test_a_log_that_cannot_be_read_is_reported_alone(rig: Rig) -> None:
     answer = await ask_for(rig, "eve")
     assert answer.status == 503
     assert "the log cannot be read (no such table" in answer.error
-    await gateway.settle()
+    await gateway.sync()

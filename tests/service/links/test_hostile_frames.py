@@ -36,7 +36,7 @@ async def test_a_peer_of_another_protocol_is_refused_with_which_one_is_spoken(
         expected = "this socket speaks msgpack, not HTTP, TLS or text"
         assert expected in refusal["message"]
         assert await stranger.receive() is None
-        await gateway.settle()
+        await gateway.sync()
 
 
 async def test_a_hello_that_trickles_is_cut_at_its_time(
@@ -89,14 +89,14 @@ async def test_a_gateway_cannot_log_out_list_acknowledge_or_cancel_for_another(
             ["done", "k"],
             ["ack", 1],
         )
-        await thief.settle()
-        await victim.settle()
+        await thief.sync()
+        await victim.sync()
         for caller, rows in ((thief, []), (victim, [["u", "victim", 1, 5]])):
             await caller.send(["list"])
             assert (await caller.expect("list"))[0] == rows
         assert rig.presence.ignored["other_gateway"] == 3
         timers = "select gateway, key from timers where next is not null"
-        table = rig.journal.timers.table.path
+        table = rig.log_writer.timers.table.path
         assert disk.rows(table, timers) == [("victim", "k")]
         cursors = "select name, seq from cursors where role = 'gateway'"
         await rig.until(

@@ -80,12 +80,12 @@ async def test_nothing_is_sent_before_what_it_shows_is_on_disk(rig: Rig) -> None
 async def test_a_pong_with_nothing_before_it_waits_for_no_disk(rig: Rig) -> None:
     gateway = await rig.gateway("g")
     await gateway.send(["keepalive", "u"])
-    await gateway.settle()
+    await gateway.sync()
     await trio.sleep(5)  # by then its cursor is stored too
-    before = rig.journal.mark
+    before = rig.log_writer.ticket
     await gateway.send(["keepalive", "u"])
-    await gateway.settle()
-    assert rig.journal.mark == before
+    await gateway.sync()
+    assert rig.log_writer.ticket == before
 
 
 async def test_a_session_keeps_its_timeout_over_a_crash(
@@ -151,7 +151,7 @@ async def test_no_record_comes_before_welcome(rig: Rig) -> None:
     again = await rig.connect()
     with rig.disk_full():
         await other.send(["login", crowd(3_000)])
-        await rig.until(lambda: rig.journal.failure)
+        await rig.until(lambda: rig.log_writer.failure)
         await again.send(["hello", {"protocol": 1, "name": "g"}])
         assert await again.is_told_nothing(5)
     await again.expect("welcome")
@@ -196,7 +196,7 @@ async def test_unacknowledged_records_come_again_to_the_next_link(rig: Rig) -> N
     assert (error["code"], error["frame"], error["n"]) == ("bad-option", "ack", 3)
     assert rig.engine.book.unacked("g") == 10
     await gateway.send(["ack", 6])
-    await gateway.settle()
+    await gateway.sync()
     assert rig.engine.book.unacked("g") == 4
     gateway.close()
     again = await rig.gateway("g", kinds=["online"])
@@ -260,7 +260,7 @@ async def test_a_new_link_replaces_the_one_of_its_name_and_role(
     assert welcome["next"] == 2
     await newer.send(["where", ["u"]])
     assert await newer.expect("where") == [[["u", "g", 1, 1]]]
-    await watcher.settle()
+    await watcher.sync()
     assert rig.engine.book.linked("gateway") == rig.engine.book.linked("watcher") == 1
 
 
@@ -271,7 +271,7 @@ async def test_a_replaced_link_is_read_to_its_end_on_a_slow_disk(rig: Rig) -> No
     older, other = await rig.gateway("g"), await rig.gateway("other")
     with rig.disk_full():
         await other.send(["login", crowd(800)])
-        await rig.until(lambda: rig.journal.failure)
+        await rig.until(lambda: rig.log_writer.failure)
         newer = await rig.connect()
         await older.send(*(["login", uid] for uid in sent))
         await newer.send(["hello", {"protocol": 1, "name": "g"}])
@@ -291,7 +291,7 @@ async def test_a_link_that_waits_for_the_disk_learns_why_it_ends(rig: Rig) -> No
     gateway, watcher = await rig.gateway("g"), await rig.watcher()
     with rig.disk_full():
         await gateway.send(["login", crowd(3_000)], ["ping", "not answered"])
-        await rig.until(lambda: rig.journal.failure)
+        await rig.until(lambda: rig.log_writer.failure)
         await watcher.send(["where", ["u000001"]])
         await trio.sleep(1)
         second = await rig.connect()
@@ -326,13 +326,13 @@ async def test_a_log_that_cannot_be_read_is_logged_once_a_minute(rig: Rig) -> No
     gateway = await rig.gateway_of(crowd(1_000, "a"))
     for prefix in "bc":
         await gateway.send(["login", crowd(1_000, prefix)])
-        await gateway.settle()
+        await gateway.sync()
     rig.store._db.execute("alter table log rename to gone")
     with structlog.testing.capture_logs() as said:
         for number in range(5):
             await rig.watcher(f"w{number}", after=0)
         await trio.sleep(2.5 * SAY_AGAIN_S)
-        await gateway.settle()
+        await gateway.sync()
     lines = [
         line for line in said if line["event"].startswith("the log cannot be read")
     ]
@@ -344,7 +344,7 @@ async def test_a_log_that_cannot_be_read_is_logged_once_a_minute(rig: Rig) -> No
 async def test_a_gateway_that_dies_with_unread_answers_is_away(rig: Rig) -> None:
     gateway, watcher = await rig.gateway("g"), await rig.watcher(kinds=["offline"])
     await gateway.send(["login", "u"])
-    await gateway.settle()
+    await gateway.sync()
     await gateway.send(*(["ping", n] for n in range(5_000)))
     gateway.close()
     await rig.until(lambda: rig.engine.book.linked("gateway") == 0, 10)
@@ -363,11 +363,11 @@ async def test_links_beyond_the_limit_are_refused(rig: Rig) -> None:
     assert rig.counts.limits_met["limits.max_links"] == 100
     # Although none of them has closed its end.
     assert len(rig.engine.book.links) == 2
-    await first.settle()
-    await second.settle()
+    await first.sync()
+    await second.sync()
     second.close()
     await rig.until(lambda: len(rig.engine.book.links) == 1)
-    await (await rig.gateway("c")).settle()
+    await (await rig.gateway("c")).sync()
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ async def test_a_farewell_answers_first_and_accepts_nobody_more(rig: Rig) -> Non
     await gateway.send(["login", "u"], ["ping", 1], ["where", ["u"]])
     while not rig.engine.drain():
         await trio.lowlevel.checkpoint()
-    await rig.journal.settled()
+    await rig.log_writer.flushed()
     rig.engine.book.bid_farewell("testing")
     assert await gateway.expect("pong") == [1]
     assert await gateway.expect("where") == [[["u", "g", 1, None]]]
@@ -454,7 +454,7 @@ async def test_old_sessions_of_a_fresh_gateway_end_first(rig: Rig) -> None:
     ]
     assert welcome["next"] == 5
     assert rig.presence.ignored["offline"] == 1  # the logout came too late
-    assert rig.journal.cursors["gateway", "g"].seq >= 4
+    assert rig.log_writer.cursors["gateway", "g"].seq >= 4
 
 
 @pytest.mark.rig(pause_firing=1_000)
@@ -462,7 +462,7 @@ async def test_frames_of_a_fresh_gateway_wait_for_its_old_sessions(rig: Rig) -> 
     users = crowd(8_000)
     old = await rig.gateway_of(users[:4_000])
     await old.send(["login", users[4_000:]])
-    await old.settle()
+    await old.sync()
     gateway = await fresh(rig, "g", ["keepalive", users[0]], ["where", users[:2]])
     (welcome,) = await gateway.expect("welcome")
     assert welcome["next"] == 16_001
@@ -476,7 +476,7 @@ async def test_a_second_link_goes_on_ending_what_a_fresh_one_lost(rig: Rig) -> N
     with rig.disk_full():
         # So much waits for the disk that nothing is ended yet.
         await other.send(["logout", crowd(3_000, "other")])
-        await rig.until(lambda: rig.journal.failure)
+        await rig.until(lambda: rig.log_writer.failure)
         second = await rig.connect()
         await fresh(rig, "g", ["login", "lost with the first"])
         await trio.sleep(1)
@@ -523,13 +523,13 @@ async def test_firing_pauses_while_too_much_waits_for_the_disk(rig: Rig) -> None
     users = 4_000
     gateway = await rig.gateway("g")
     await gateway.send(["login", crowd(users)])
-    await gateway.settle()
+    await gateway.sync()
     with rig.disk_full():
         await trio.sleep(60)
-        assert rig.journal.failure
+        assert rig.log_writer.failure
         # It went on as far as its bound, and not further.
-        assert 0 < rig.journal.pending < 500 + 2_000
-        assert len(rig.presence) >= users - rig.journal.pending
+        assert 0 < rig.log_writer.pending < 500 + 2_000
+        assert len(rig.presence) >= users - rig.log_writer.pending
         assert await gateway.is_told_nothing(1)
     records = await gateway.records(users)
     assert {record["reason"] for record in records} == {"silence"}
@@ -543,7 +543,7 @@ async def test_a_disk_that_keeps_up_delays_no_mass_offline(rig: Rig) -> None:
     gateway = await rig.gateway("g", ack=False)
     for n in range(3):
         await gateway.send(["login", crowd(4_000, f"{n}u")])
-    await gateway.settle()
+    await gateway.sync()
     silences = [record["silence"] for record in await gateway.records(12_000)]
     # A thousand a pass, a pass every 10 ms, and no waiting for the next tick.
     assert max(silences) - min(silences) <= 0.2
@@ -555,7 +555,7 @@ async def test_time_in_which_reading_is_paused_is_no_silence(rig: Rig) -> None:
     other = await rig.gateway_of("still there", "other")
     with rig.disk_full():
         await gateway.send(["login", crowd(4_000)])
-        await rig.until(lambda: rig.journal.failure)
+        await rig.until(lambda: rig.log_writer.failure)
         before, turns = rig.engine.attended, len(rig.turns)
         for _ in range(60):
             await other.send(["keepalive", "still there"])
@@ -565,7 +565,7 @@ async def test_time_in_which_reading_is_paused_is_no_silence(rig: Rig) -> None:
         assert rig.engine.attended - before <= 1.1
         assert rig.engine.unattended >= 55
         assert rig.engine.hand_lag < 1
-    await other.settle()
+    await other.sync()
     assert rig.presence.events["keepalive"] == 60
     assert rig.presence.ended == {"silence": 0, "logout": 0, "gateway_lost": 0}
 
@@ -574,10 +574,10 @@ async def test_time_in_which_reading_is_paused_is_no_silence(rig: Rig) -> None:
 async def test_a_socket_that_was_read_in_part_is_not_empty(rig: Rig) -> None:
     gateway, other = await rig.gateway("g"), await rig.gateway("other")
     await gateway.send(["login", ["still there", "silent"]])
-    await gateway.settle()
+    await gateway.sync()
     with rig.disk_full():
         await other.send(["login", crowd(3_000)])
-        await rig.until(lambda: rig.journal.failure)
+        await rig.until(lambda: rig.log_writer.failure)
         await trio.sleep(29.8)
         # So much waits for the disk that a link is read a piece a pass: this lasts
         # until both have been due for long, and only its end speaks for one of them.
@@ -632,7 +632,7 @@ async def test_a_silent_user_goes_offline_one_timeout_after_a_crash(
     async with running(tmp_path) as rig:
         gateway = await rig.gateway("g")
         await gateway.send(["login", ["u", "v"], {"conn": [1, 2]}])
-        await gateway.settle()
+        await gateway.sync()
     async with running(tmp_path) as rig:
         began = trio.current_time()
         gateway = await rig.gateway("g")
@@ -650,7 +650,7 @@ async def test_users_due_after_a_restart_wait_for_their_gateway(
     async with running(tmp_path, timeout_s=1.0) as rig:
         gateway = await rig.gateway("g", timeout=1.0)
         await gateway.send(["login", ["u", "v"], {"conn": [1, 2]}])
-        await gateway.settle()
+        await gateway.sync()
     async with running(tmp_path, timeout_s=1.0) as rig:
         # Its second, in which both come due.
         assert await rig.until(lambda: rig.presence.held(rig.engine.attended)["away"])

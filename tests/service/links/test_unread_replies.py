@@ -44,7 +44,7 @@ async def with_users(rig: Rig) -> Caller:
     """A gateway with users, all on disk."""
     gateway = await rig.gateway("users")
     await gateway.send(["login", USERS])
-    await gateway.settle()
+    await gateway.sync()
     return gateway
 
 
@@ -145,7 +145,7 @@ async def test_a_link_keeps_one_frame_of_unread_records(tmp_path: Path) -> None:
     async with running(tmp_path, tail=1_000) as rig:
         gateway = await with_users(rig)
         await gateway.send(["login", ["last"]])
-        await gateway.settle()
+        await gateway.sync()
         before = _entries()
         await rig.watcher("hung", after=0, ack=False)
         await blocks(rig, 2)
@@ -185,7 +185,7 @@ async def test_links_end_at_once_at_twice_the_bound(tmp_path: Path) -> None:
     async with running(tmp_path, max_unread_bytes=MIB // 4) as rig:
         gateway = await rig.gateway("g" * 64)
         await gateway.send(["login", many])
-        await gateway.settle()
+        await gateway.sync()
         silent = [await rig.watcher(f"silent {n}", kinds=["moved"]) for n in range(8)]
         began = trio.current_time()
         for caller in silent:
@@ -195,7 +195,7 @@ async def test_links_end_at_once_at_twice_the_bound(tmp_path: Path) -> None:
         # Nobody can be said not to read by now.
         assert trio.current_time() - began < 0.5
         assert 1 <= met(rig)["limits.max_unread_bytes"] < 8
-        await gateway.settle()
+        await gateway.sync()
 
 
 async def test_answers_are_bounded_while_the_disk_is_full(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ async def test_answers_are_bounded_while_the_disk_is_full(tmp_path: Path) -> Non
         gateways = [await rig.gateway(f"g{n}") for n in range(4)]
         with rig.disk_full():
             await gateways[0].send(["login", USERS])
-            await rig.until(lambda: rig.journal.failure)
+            await rig.until(lambda: rig.log_writer.failure)
             async with trio.open_nursery() as nursery:
                 for gateway in gateways:
                     nursery.start_soon(asks, gateway, 30)
@@ -320,7 +320,7 @@ async def test_no_link_ends_for_its_list_on_a_full_disk(
         await asker.send(["list"])
         with rig.disk_full():
             await users.send(["login", [uid[::-1] for uid in USERS]])
-            await rig.until(lambda: rig.journal.failure)
+            await rig.until(lambda: rig.log_writer.failure)
             await trio.sleep(100)
             assert is_linked(rig, "asker")
             assert met(rig) == {}

@@ -130,18 +130,18 @@ def journal_of(
 
 
 @asynccontextmanager
-async def writing(journal: LogWriter) -> AsyncIterator[None]:
+async def writing(log_writer: LogWriter) -> AsyncIterator[None]:
     """Has a journal write its two files meanwhile."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(journal.run)
-        nursery.start_soon(journal.timers.run)
+        nursery.start_soon(log_writer.run)
+        nursery.start_soon(log_writer.timers.run)
         yield
         nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
 async def trimming(
-    journal: LogWriter,
+    log_writer: LogWriter,
     *in_use: tuple[str, str],
     most_bytes: int = 2**40,
     forgot: Callable[[dict[str, int]], None] = _ignored,
@@ -149,7 +149,7 @@ async def trimming(
     """Has a journal trim both meanwhile, with a retention of a minute."""
 
     async def trim() -> None:
-        await journal.trim(
+        await log_writer.trim(
             retention_s=60,
             most_bytes=most_bytes,
             most_ended=2**40,

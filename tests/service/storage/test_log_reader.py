@@ -13,7 +13,7 @@ import pytest
 from liveness.core.records import (
     KINDS,
     Logged,
-    Mark,
+    LogPosition,
     Record,
     Subscription,
     TimerRecord,
@@ -114,14 +114,14 @@ def of(uid: Uid) -> list[Record]:
 
 @pytest.mark.usefixtures("chunks")
 def test_exactly_the_records_of_a_user_are_found(folder: Path) -> None:
-    whole = Mark(1, EVERY_MS)
+    whole = LogPosition(1, EVERY_MS)
     with log_in(folder, clock=still) as book:
         for uid in UIDS:
             assert book.newest_of(uid, limit=5_000) == SearchResult(
                 of(uid), None, whole
             )
             newest = of(uid)[:2]
-            back_to = Mark(newest[1].seq, newest[1].at)
+            back_to = LogPosition(newest[1].seq, newest[1].at)
             assert book.newest_of(uid, limit=2) == SearchResult(newest, back_to, None)
         assert book.newest_of("nobody", limit=1) == SearchResult([], None, whole)
 
@@ -203,7 +203,7 @@ def test_a_record_is_found_by_its_seq(folder: Path) -> None:
         assert book.record(len(RECORDS) + 1) is None
         assert book.opening(2) == RECORDS[1]
         assert book.opening(5) is None, "a timer"
-        assert book.newest() == Mark(len(RECORDS), len(RECORDS) * EVERY_MS)
+        assert book.newest() == LogPosition(len(RECORDS), len(RECORDS) * EVERY_MS)
         assert book.online("7") is None
 
 
@@ -390,7 +390,7 @@ def test_what_is_read_while_a_sidecar_starts_is_read_again(tmp_path: Path) -> No
             if disturbances:
                 live(disturbances.pop(0))
 
-    assert LogReader(disturbed, clock=still).newest() == Mark(6, RECORDS[5].at)
+    assert LogReader(disturbed, clock=still).newest() == LogPosition(6, RECORDS[5].at)
     disturbances = RECORDS[6 : 6 + log_reader.TRIES]
     with pytest.raises(StateError, match=f"^{path} changes .* ask again"):
         LogReader(disturbed, clock=still).newest()

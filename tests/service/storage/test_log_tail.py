@@ -58,11 +58,11 @@ def batches(sizes: Sequence[int]) -> list[Batch]:
 class Log:
     """A log on disk, and a feed that keeps some of its records in memory."""
 
-    journal: LogWriter
+    log_writer: LogWriter
     feed: LogTail
 
     def cursor(self, wanted: Subscription = EVERYTHING, *, position: int = 0) -> Cursor:
-        return Cursor(self.journal, self.feed, wanted=wanted, position=position)
+        return Cursor(self.log_writer, self.feed, wanted=wanted, position=position)
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def log_of(written: Sequence[Batch], folder: Path, *, keep: int) -> Iterator[Log
         for batch in written:
             store.write(batch)
             feed.publish(batch)
-        with journal_of(store, published=feed.publish) as journal:
-            yield Log(journal, feed)
+        with journal_of(store, published=feed.publish) as log_writer:
+            yield Log(log_writer, feed)
 
 
 async def all_of(cursor: Cursor, limit: int = 1_000) -> list[Logged | Gap]:
@@ -95,11 +95,11 @@ async def all_of(cursor: Cursor, limit: int = 1_000) -> list[Logged | Gap]:
 
 def trim(log: Log, *, below: int) -> None:
     """Let the retention take the pages below *below*, as the journal's task does."""
-    store = log.journal.store
+    store = log.log_writer.store
     store._db.execute("update log set newest = 0, crc = null where last < ?", [below])
     store.trim(oldest_ms=1, most_bytes=2**40, idle_ms=0)
-    log.journal.first, _ = store.bounds()
-    assert log.journal.first == below
+    log.log_writer.first, _ = store.bounds()
+    assert log.log_writer.first == below
 
 
 def of(gateway: str | None, *kinds: str) -> Subscription:
@@ -167,7 +167,7 @@ def test_a_reader_is_given_the_same_from_memory_and_from_disk(
 
 async def test_records_in_memory_are_given_without_the_disk(folder: Path) -> None:
     with log_of(batches([3, 3]), folder, keep=6) as log:
-        log.journal.store.path.unlink()
+        log.log_writer.store.path.unlink()
         assert seqs(await all_of(log.cursor())) == [1, 2, 3, 4, 5, 6]
 
 
@@ -238,8 +238,8 @@ def test_a_feed_of_nothing_reaches_nowhere() -> None:
 def test_a_commit_notifies_each_caller_that_asked_once() -> None:
     feed, notified = LogTail(keep=10), list[str]()
     notify = partial(notified.append, "caller")
-    feed.ring_at_commit(notify)
-    feed.ring_at_commit(notify)
+    feed.notify_at_commit(notify)
+    feed.notify_at_commit(notify)
     feed.publish(Batch())  # of marks only: a pong may be waiting for it
     feed.publish(batches([1])[0])
     assert notified == ["caller"]
@@ -321,7 +321,7 @@ async def test_a_trim_in_steps_is_one_gap_in_all(folder: Path) -> None:
 async def test_a_damaged_page_is_a_gap_between_what_can_be_read(folder: Path) -> None:
     with log_of(batches([3, 3, 4]), folder, keep=1) as log:
         log.feed = LogTail(keep=1)
-        db = log.journal.store._db
+        db = log.log_writer.store._db
         db.execute("update log set records = zeroblob(9) where last = 6")
         taken = await all_of(log.cursor(position=1))
         mine = await all_of(log.cursor(of("g", "moved"), position=4))

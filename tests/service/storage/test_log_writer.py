@@ -35,7 +35,7 @@ class VirtualClock(Clock):
 
 
 class Rig:
-    """A running journal, and each batch that it published, with when."""
+    """A running log_writer, and each batch that it published, with when."""
 
     def __init__(self, store: LogStore) -> None:
         self.store = store
@@ -53,10 +53,10 @@ class Rig:
         assert all(record.seq <= last for record in batch.records)
         kept = {(*key, row.seq) for key, row in batch.cursors.items() if row}
         assert kept <= set(stored)
-        self.marks.append(self.journal.durable_mark)
+        self.marks.append(self.log_writer.durable_ticket)
         self.batches.append(batch)
         self.at.append(trio.current_time())
-        self.pending.append(self.journal.pending)
+        self.pending.append(self.log_writer.pending)
 
     @property
     def sizes(self) -> list[int]:
@@ -67,13 +67,13 @@ class Rig:
     async def running(self, clock: Clock | None = None) -> AsyncIterator["Rig"]:
         with journal_of(
             self.store, counts=self.counts, published=self.published, clock=clock
-        ) as self.journal:
-            async with writing(self.journal):
+        ) as self.log_writer:
+            async with writing(self.log_writer):
                 yield self
 
     async def write(self, first: int, count: int, *, has_online: bool = True) -> None:
-        self.journal.append(changes(first, count, has_online=has_online))
-        await self.journal.settled()
+        self.log_writer.append(changes(first, count, has_online=has_online))
+        await self.log_writer.flushed()
 
 
 @pytest.fixture
@@ -95,50 +95,54 @@ def changes(
 
 
 async def test_what_gathers_during_a_commit_goes_into_the_next(rig: Rig) -> None:
-    journal = rig.journal
+    log_writer = rig.log_writer
     with disk.locked(rig.store.path):
-        journal.append(changes(1, 2))
-        first = journal.mark
+        log_writer.append(changes(1, 2))
+        first = log_writer.ticket
         await wait_all_tasks_blocked()
         for seq in (3, 4, 5):
-            journal.append(changes(seq))
-        second = journal.flush()
-        assert (journal.durable_mark, journal.durable_seq, journal.pending) == (0, 0, 5)
-    await journal.settled()
-    assert first < second == journal.durable_mark == journal.mark
+            log_writer.append(changes(seq))
+        second = log_writer.flush()
+        assert (
+            log_writer.durable_ticket,
+            log_writer.durable_seq,
+            log_writer.pending,
+        ) == (0, 0, 5)
+    await log_writer.flushed()
+    assert first < second == log_writer.durable_ticket == log_writer.ticket
     assert (rig.sizes, rig.pending, rig.marks) == ([2, 3], [3, 0], [first, second])
-    assert (journal.durable_seq, journal.pending) == (5, 0)
+    assert (log_writer.durable_seq, log_writer.pending) == (5, 0)
     assert rig.store.bounds() == (1, 6)
 
 
 async def test_a_commit_takes_only_so_many_records_or_one_decision(rig: Rig) -> None:
     part = COMMIT_RECORDS * 2 // 5
     with disk.locked(rig.store.path):
-        rig.journal.append(changes(1))
+        rig.log_writer.append(changes(1))
         await wait_all_tasks_blocked()
         for n in range(5):
-            rig.journal.append(changes(2 + n * part, part))
-        rig.journal.append(changes(2 + 5 * part, COMMIT_RECORDS + 1))
-    await rig.journal.settled()
+            rig.log_writer.append(changes(2 + n * part, part))
+        rig.log_writer.append(changes(2 + 5 * part, COMMIT_RECORDS + 1))
+    await rig.log_writer.flushed()
     assert rig.sizes == [1, 2 * part, 2 * part, part, COMMIT_RECORDS + 1]
 
 
 async def test_the_last_decision_in_a_commit_about_a_session_is_kept(rig: Rig) -> None:
     with disk.locked(rig.store.path):
-        rig.journal.append(changes(1))
+        rig.log_writer.append(changes(1))
         await wait_all_tasks_blocked()
-        rig.journal.append(changes(2))
-        rig.journal.append(Changes(online={2: None, 1: None}))
-        rig.journal.append(changes(3))
-    await rig.journal.settled()
+        rig.log_writer.append(changes(2))
+        rig.log_writer.append(Changes(online={2: None, 1: None}))
+        rig.log_writer.append(changes(3))
+    await rig.log_writer.flushed()
     assert [uid for _, uid, *_ in rig.store.online()] == ["u3"]
 
 
 async def test_lateness_is_counted_once_a_record_is_on_disk(rig: Rig) -> None:
     await trio.sleep(5)
-    rig.journal.append(changes(1, 3, due=trio.current_time() - 0.03))
-    rig.journal.append(changes(4, 2))
-    await rig.journal.settled()
+    rig.log_writer.append(changes(1, 3, due=trio.current_time() - 0.03))
+    rig.log_writer.append(changes(4, 2))
+    await rig.log_writer.flushed()
     durable = dict(rig.counts.lateness["durable"].cumulative())
     assert (durable["0.02"], durable["0.035"], durable["+Inf"]) == (0, 3, 3)
     assert dict(rig.counts.commits.cumulative())["+Inf"] == len(rig.batches)
@@ -148,11 +152,11 @@ async def test_lateness_is_counted_once_a_record_is_on_disk(rig: Rig) -> None:
 
 
 async def test_cursors_alone_wait_a_second_and_go_together(rig: Rig) -> None:
-    rig.journal.cursors[KEY] = CursorRow(0, 0, None)
+    rig.log_writer.cursors[KEY] = CursorRow(0, 0, None)
     began = trio.current_time()
-    await rig.journal.settled()  # at once: nothing waits
+    await rig.log_writer.flushed()  # at once: nothing waits
     for seq in (1, 2, 3):
-        rig.journal.move_cursor(*KEY, seq)
+        rig.log_writer.move_cursor(*KEY, seq)
         await trio.sleep(CURSOR_DELAY_S / 4)
     assert rig.batches == []
     await trio.sleep(CURSOR_DELAY_S)
@@ -161,8 +165,8 @@ async def test_cursors_alone_wait_a_second_and_go_together(rig: Rig) -> None:
 
 
 async def test_a_record_takes_waiting_cursors_along_at_once(rig: Rig) -> None:
-    rig.journal.cursors[KEY] = CursorRow(0, 0, None)
-    rig.journal.move_cursor(*KEY, 1)
+    rig.log_writer.cursors[KEY] = CursorRow(0, 0, None)
+    rig.log_writer.move_cursor(*KEY, 1)
     await trio.sleep(CURSOR_DELAY_S / 2)
     began = trio.current_time()
     await rig.write(1, 1)
@@ -173,53 +177,53 @@ async def test_a_record_takes_waiting_cursors_along_at_once(rig: Rig) -> None:
 
 
 async def test_a_cursor_never_goes_back(rig: Rig) -> None:
-    journal = rig.journal
-    journal.cursors[KEY] = CursorRow(0, 0, None)
-    journal.move_cursor(*KEY, 5)
-    journal.move_cursor(*KEY, 4)
-    assert journal.cursors[KEY].seq == 5
-    journal.introduce(*KEY, seq=3, timeout=2.5)
-    assert (journal.cursors[KEY].seq, journal.cursors[KEY].timeout) == (5, 2.5)
-    journal.move_cursor(*KEY, 6)
-    await journal.settled()
+    log_writer = rig.log_writer
+    log_writer.cursors[KEY] = CursorRow(0, 0, None)
+    log_writer.move_cursor(*KEY, 5)
+    log_writer.move_cursor(*KEY, 4)
+    assert log_writer.cursors[KEY].seq == 5
+    log_writer.introduce(*KEY, seq=3, timeout=2.5)
+    assert (log_writer.cursors[KEY].seq, log_writer.cursors[KEY].timeout) == (5, 2.5)
+    log_writer.move_cursor(*KEY, 6)
+    await log_writer.flushed()
     assert rig.store.cursors()[KEY]._replace(used_ms=0) == CursorRow(6, 0, 2.5)
 
 
 async def test_a_new_name_is_stored_at_once_and_stays_forgotten(rig: Rig) -> None:
-    journal, began = rig.journal, trio.current_time()
-    mark = journal.introduce(*KEY, seq=7, timeout=None)
-    assert journal.durable_mark < mark
-    await journal.settled()
-    assert journal.durable_mark >= mark
+    log_writer, began = rig.log_writer, trio.current_time()
+    mark = log_writer.introduce(*KEY, seq=7, timeout=None)
+    assert log_writer.durable_ticket < mark
+    await log_writer.flushed()
+    assert log_writer.durable_ticket >= mark
     assert rig.at == [began]
     assert rig.store.cursors()[KEY].seq == 7
-    journal.forget(*KEY)
-    journal.move_cursor(*KEY, 8)
-    await journal.settled()
-    assert rig.store.cursors() == journal.cursors == {}
+    log_writer.forget(*KEY)
+    log_writer.move_cursor(*KEY, 8)
+    await log_writer.flushed()
+    assert rig.store.cursors() == log_writer.cursors == {}
 
 
 # --- a bad disk --------------------------------------------------------------------
 
 
 async def test_a_full_disk_is_reported_and_drops_nothing(rig: Rig) -> None:
-    journal = rig.journal
+    log_writer = rig.log_writer
     with structlog.testing.capture_logs() as logs:
         with disk.full(rig.store._db):
             for first in (1, 2_001, 4_001):
-                journal.append(changes(first, 2_000))
+                log_writer.append(changes(first, 2_000))
             await trio.sleep(65.5)
-            assert "full" in (journal.failure or "")
-            assert (journal.pending, journal.durable_seq) == (6_000, 0)
+            assert "full" in (log_writer.failure or "")
+            assert (log_writer.pending, log_writer.durable_seq) == (6_000, 0)
             assert rig.batches == []
             # One try a second; the timers' table was not troubled.
-            assert 64 <= journal.write_failures["log"] <= 66
-            assert journal.write_failures["timers"] == 0
+            assert 64 <= log_writer.write_failures["log"] <= 66
+            assert log_writer.write_failures["timers"] == 0
         began = trio.current_time()
-        await journal.settled()
+        await log_writer.flushed()
     assert trio.current_time() - began <= 1.0
-    assert journal.failure is None
-    assert (journal.pending, journal.durable_seq) == (0, 6_000)
+    assert log_writer.failure is None
+    assert (log_writer.pending, log_writer.durable_seq) == (0, 6_000)
     assert [line["event"][:27] for line in logs] == [
         *["the log cannot be written; "] * 2,
         "the log is written again",
@@ -231,11 +235,11 @@ async def test_a_full_disk_is_reported_and_drops_nothing(rig: Rig) -> None:
 
 async def test_a_retry_after_a_full_disk_moves_no_cursor_back(rig: Rig) -> None:
     with disk.full(rig.store._db):
-        rig.journal.introduce(*KEY, seq=1, timeout=None)
-        rig.journal.append(changes(1, 5_000))
+        rig.log_writer.introduce(*KEY, seq=1, timeout=None)
+        rig.log_writer.append(changes(1, 5_000))
         await trio.sleep(3)
-        rig.journal.move_cursor(*KEY, 2)
-    await rig.journal.settled()
+        rig.log_writer.move_cursor(*KEY, 2)
+    await rig.log_writer.flushed()
     await trio.sleep(2 * CURSOR_DELAY_S)
     assert rig.store.cursors()[KEY].seq == 2
 
@@ -244,10 +248,10 @@ async def test_a_retry_after_a_full_disk_moves_no_cursor_back(rig: Rig) -> None:
 async def test_a_seq_given_twice_ends_the_journal(store: LogStore) -> None:
     store.write(Batch(records=changes(1).records))
     rig = Rig(store)
-    with journal_of(store, published=rig.published) as journal:
-        journal.append(changes(1))
+    with journal_of(store, published=rig.published) as log_writer:
+        log_writer.append(changes(1))
         with trio.fail_after(60), pytest.raises(StateError, match="writes there too"):
-            await journal.run()
+            await log_writer.run()
     assert rig.batches == []
 
 
@@ -257,12 +261,12 @@ async def test_a_seq_given_twice_ends_the_journal(store: LogStore) -> None:
 async def test_all_that_is_past_the_retention_is_trimmed(rig: Rig) -> None:
     await rig.write(1, 9_000)
     await rig.write(9_001, 2)
-    rig.journal.cursors[KEY] = CursorRow(0, LONG_AGO_MS, None)
-    async with trimming(rig.journal):
+    rig.log_writer.cursors[KEY] = CursorRow(0, LONG_AGO_MS, None)
+    async with trimming(rig.log_writer):
         await trio.sleep(TRIM_EVERY_S / 2)
-        assert rig.journal.first == 9_001
+        assert rig.log_writer.first == 9_001
         assert rig.store.bounds() == (9_001, 9_003)
-        assert rig.journal.log_bytes == rig.store.log_bytes()
+        assert rig.log_writer.log_bytes == rig.store.log_bytes()
 
 
 async def test_that_nothing_can_be_trimmed_is_said_once_a_minute(rig: Rig) -> None:
@@ -273,7 +277,7 @@ async def test_that_nothing_can_be_trimmed_is_said_once_a_minute(rig: Rig) -> No
         "begin select raise(abort, 'it stays'); end"
     )
     with structlog.testing.capture_logs() as logs:
-        async with trimming(rig.journal):
+        async with trimming(rig.log_writer):
             await trio.sleep(3 * SAY_AGAIN_S - TRIM_EVERY_S / 2)
     assert [line["event"] for line in logs] == ["the log was not trimmed"] * 3
     assert rig.store.bounds() == (1, 9_003)
@@ -285,57 +289,57 @@ async def test_only_an_idle_name_is_forgotten(store: LogStore) -> None:
     linked = ("gateway", "linked")
     store.write(Batch(cursors={linked: cursor, ("gateway", "idle"): cursor}))
     async with Rig(store).running() as rig:
-        async with trimming(rig.journal, linked):
+        async with trimming(rig.log_writer, linked):
             await trio.sleep(3 * TRIM_EVERY_S)
-        assert list(rig.journal.cursors) == list(store.cursors()) == [linked]
+        assert list(rig.log_writer.cursors) == list(store.cursors()) == [linked]
         assert store.cursors()[linked].timeout == 7.0
 
 
 @pytest.mark.usefixtures("jumping")
 async def test_a_name_is_kept_as_long_as_its_last_record(store: LogStore) -> None:
     async with Rig(store).running(VirtualClock()) as rig:
-        journal = rig.journal
+        log_writer = rig.log_writer
         for name in ("idle", "g"):
-            journal.introduce("gateway", name, seq=0, timeout=None)
-        await journal.settled()
-        async with trimming(journal):
+            log_writer.introduce("gateway", name, seq=0, timeout=None)
+        await log_writer.flushed()
+        async with trimming(log_writer):
             # They have gone, and their users' sessions end one by one.
             for seq in (1, 2, 3):
                 await trio.sleep(RETENTION_S * 0.9)
-                journal.append(changes(seq, 1))
+                log_writer.append(changes(seq, 1))
             await trio.sleep(RETENTION_S * 0.99)
-            assert list(journal.cursors) == list(store.cursors()) == [KEY]
+            assert list(log_writer.cursors) == list(store.cursors()) == [KEY]
             await trio.sleep(RETENTION_S)
-            assert journal.cursors == store.cursors() == {}
+            assert log_writer.cursors == store.cursors() == {}
 
 
 async def test_a_full_log_does_not_grow_between_two_trims(rig: Rig) -> None:
-    journal = rig.journal
+    log_writer = rig.log_writer
     await rig.write(1, COMMIT_RECORDS, has_online=False)
     most = rig.store.log_bytes() + 1
     began = trio.current_time()
-    async with trimming(journal, most_bytes=most):
+    async with trimming(log_writer, most_bytes=most):
         await trio.sleep(TRIM_EVERY_S / 2)
         for first in range(COMMIT_RECORDS + 1, 40_000, COMMIT_RECORDS):
-            journal.append(changes(first, COMMIT_RECORDS, has_online=False))
-        await journal.settled()
+            log_writer.append(changes(first, COMMIT_RECORDS, has_online=False))
+        await log_writer.flushed()
         await trio.sleep(1)
         assert trio.current_time() - began < TRIM_EVERY_S
-        assert journal.log_bytes == rig.store.log_bytes() <= most
+        assert log_writer.log_bytes == rig.store.log_bytes() <= most
 
 
 async def test_on_a_full_disk_a_log_above_its_bound_makes_room(rig: Rig) -> None:
-    journal = rig.journal
+    log_writer = rig.log_writer
     for first in range(1, 20_000, COMMIT_RECORDS):
-        journal.append(changes(first, COMMIT_RECORDS, has_online=False))
-    await journal.settled()
+        log_writer.append(changes(first, COMMIT_RECORDS, has_online=False))
+    await log_writer.flushed()
     with disk.full(rig.store._db):
-        journal.append(changes(20_001, COMMIT_RECORDS, has_online=False))
+        log_writer.append(changes(20_001, COMMIT_RECORDS, has_online=False))
         await trio.sleep(3)
-        assert journal.failure is not None
+        assert log_writer.failure is not None
         assert rig.store.bounds() == (1, 20_001)  # nothing goes before its time
-        async with trimming(journal, most_bytes=1):
+        async with trimming(log_writer, most_bytes=1):
             with trio.fail_after(60):
-                await journal.settled()
-        assert journal.failure is None
+                await log_writer.flushed()
+        assert log_writer.failure is None
     assert rig.store.bounds()[1] == 20_001 + COMMIT_RECORDS

@@ -543,18 +543,18 @@ async def test_a_large_ext_is_cancelled_in_steps_before_its_mark(
 
     def settled(orders: list[TimerCommand], _: TimerTransaction) -> None:
         left = counted(table).get("pending", 0)
-        steps.append((journal.durable_mark >= mark, left, len(orders)))
-        journal.is_settled()
+        steps.append((log_writer.durable_ticket >= mark, left, len(orders)))
+        log_writer.is_flushed()
 
-    with journal_of(store, published=lambda _: None, settled=settled) as journal:
-        table = journal.timers.table
+    with journal_of(store, published=lambda _: None, settled=settled) as log_writer:
+        table = log_writer.timers.table
         fill(table, many, ext="x")
-        journal.append(Changes(orders=[CancelTimer("g", None, "x", many + 1, 5)]))
+        log_writer.append(Changes(orders=[CancelTimer("g", None, "x", many + 1, 5)]))
         later = CreateTimer(pending(many + 1, "later", ext="x"), None)
-        journal.append(Changes(orders=[later]))
-        mark = journal.flush()
-        async with writing(journal):
-            await journal.settled()
+        log_writer.append(Changes(orders=[later]))
+        mark = log_writer.flush()
+        async with writing(log_writer):
+            await log_writer.flushed()
         # What came behind the cancel is over first, the cancel itself in the last step.
         left = [many - EXT_STEP + 1, many - 2 * EXT_STEP + 1, 1]
         assert steps == [(False, left[0], 1), (False, left[1], 0), (True, left[2], 1)]

@@ -33,8 +33,7 @@ from liveness.core.timer_states import (
 )
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
-from liveness.service.storage import log_writer as journal
-from liveness.service.storage import timer_store, timer_writer
+from liveness.service.storage import log_writer, timer_store, timer_writer
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import TRIM_EVERY_S, LogWriter
 from liveness.service.storage.timer_store import TimerStore, Written
@@ -61,7 +60,7 @@ class Rig:
         self.settled: list[list[TimerCommand]] = []  # by transaction
         self.wrote_log, self.wrote_table = trio.Event(), trio.Event()
         self.timers = TimerWriter(table, clock=clock, settled=self._settled)
-        self.journal = LogWriter(
+        self.log_writer = LogWriter(
             store,
             self.timers,
             clock=clock,
@@ -78,24 +77,24 @@ class Rig:
         self, orders: list[TimerCommand], settlement: TimerTransaction
     ) -> None:
         self.settled.append(orders)
-        self.journal.is_settled()
+        self.log_writer.is_flushed()
         self.wrote_table.set()
         self.wrote_table = trio.Event()
 
     def give(self, *orders: TimerCommand) -> None:
-        self.journal.append(Changes(orders=[*orders]))
+        self.log_writer.append(Changes(orders=[*orders]))
 
     async def write(self, *orders: TimerCommand) -> None:
         """Give these orders, and wait until they are on disk."""
         self.give(*orders)
-        await self.journal.settled()
+        await self.log_writer.flushed()
 
     async def runs(self, count: int, *, of: int | None = None) -> None:
         """So many runs of as many timers, unanswered; those are on disk, and the log."""
         self.give(*asked(1, of or count, ext="x"))
         for number in range(1, count + 1):
-            self.journal.append(run(number, number))
-        await self.journal.settled()
+            self.log_writer.append(run(number, number))
+        await self.log_writer.flushed()
 
     @property
     def sizes(self) -> list[int]:
@@ -117,7 +116,7 @@ async def rig(
     store: LogStore, table: TimerStore, jumping: MockClock
 ) -> AsyncIterator[Rig]:
     made = Rig(store, table)
-    async with writing(made.journal):
+    async with writing(made.log_writer):
         yield made
 
 
@@ -175,11 +174,11 @@ async def test_orders_are_committed_together_up_to_a_number(rig: Rig) -> None:
         for n in range(4):
             rig.give(*asked(2 + n * part, part))
         rig.give(*asked(2 + 4 * part, COMMIT_ORDERS + 1))
-        assert rig.journal.pending == 4 * part + COMMIT_ORDERS + 2
-    await rig.journal.settled()
+        assert rig.log_writer.pending == 4 * part + COMMIT_ORDERS + 2
+    await rig.log_writer.flushed()
     rest = 4 * part + 1 - COMMIT_ORDERS
     assert rig.sizes == [1, COMMIT_ORDERS, COMMIT_ORDERS, rest]
-    assert (rig.timers.pending_of, rig.journal.pending) == ({}, 0)
+    assert (rig.timers.pending_of, rig.log_writer.pending) == ({}, 0)
     assert rig.states() == {"pending": 4 * part + COMMIT_ORDERS + 2}
 
 
@@ -195,7 +194,7 @@ async def test_large_orders_are_committed_together_up_to_4_mb(rig: Rig) -> None:
         rig.give(*with_4_kib, *answers)
         pending_of = {"g": 1 + 5 * len(with_4_kib), "h": 2 * len(answers)}
         assert rig.timers.pending_of == pending_of
-    await rig.journal.settled()
+    await rig.log_writer.flushed()
     # Of 4,000 the answers take two each, and the timers five each: one over.
     assert rig.sizes == [1, 796 + 10, 800, 1_798 - 796 - 800]
     assert rig.timers.pending_of == {}
@@ -206,13 +205,13 @@ async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
 ) -> None:
     await rig.write(after(1))
     with disk.locked(rig.store.path):
-        rig.journal.append(run(1, 1))
+        rig.log_writer.append(run(1, 1))
         await wait_all_tasks_blocked()
         rig.give(cancel(1))
         while rig.states() != {"cancelled": 1}:
             await rig.wrote_table.wait()
         assert disk.rows(rig.table.path, "select seq from timers") == [(None,)]
-    await rig.journal.settled()
+    await rig.log_writer.flushed()
     await trio.sleep(RUN_WAIT_S + 1)
     found = disk.rows(rig.table.path, "select state, seq from timers")
     assert found == [("cancelled", 1)]
@@ -220,8 +219,11 @@ async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
 
 async def test_a_run_waits_for_its_answer_and_delays_no_other_order(rig: Rig) -> None:
     await rig.runs(3)
-    assert (rig.journal.durable_mark, rig.timers.runs) == (rig.journal.mark, 3)
-    assert rig.journal.pending == 0  # nothing is owed to the disk
+    assert (rig.log_writer.durable_ticket, rig.timers.runs) == (
+        rig.log_writer.ticket,
+        3,
+    )
+    assert rig.log_writer.pending == 0  # nothing is owed to the disk
     await rig.write(done(2))
     assert rig.settled[1:] == [[fire(2, 2), done(2)]]
     assert rig.states() == {"pending": 2, "done": 1}
@@ -237,7 +239,7 @@ async def test_a_run_waits_for_its_answer_and_delays_no_other_order(rig: Rig) ->
 
 async def test_a_run_precedes_an_order_given_when_it_is_published(rig: Rig) -> None:
     await rig.write(after(1))
-    rig.journal.append(run(1, 1))
+    rig.log_writer.append(run(1, 1))
     await rig.wrote_log.wait()
     await rig.write(cancel(1))
     assert [*chain(*rig.settled[1:])] == [fire(1, 1), cancel(1)]
@@ -247,8 +249,8 @@ async def test_a_run_that_somebody_asks_about_is_written_at_once(rig: Rig) -> No
     await rig.runs(2)
     began = trio.current_time()
     for key in ("k2", "k2", "unknown"):
-        rig.timers.hurry("g", key, mark=rig.journal.mark)
-        await rig.journal.settled()
+        rig.timers.hurry("g", key, ticket=rig.log_writer.ticket)
+        await rig.log_writer.flushed()
         assert rig.states() == {"pending": 1, "fired": 1}
     assert trio.current_time() == began
     assert rig.settled[1:] == [[fire(2, 2)]]
@@ -290,7 +292,7 @@ async def test_late_runs_are_committed_with_orders_that_leave_no_room(rig: Rig) 
         for lot in range(4):
             rig.give(*asked(3 + 3 * lot, 3))
         await trio.sleep(RUN_WAIT_S + 1)
-    await rig.journal.settled()
+    await rig.log_writer.flushed()
     assert rig.sizes == [2, 3, 4, 4, 3]
 
 
@@ -324,7 +326,7 @@ async def test_gateways_have_equal_shares_of_a_transaction(
         assert timers.pending_of == {"g": 12, "h": 2, "i": 1}
         oldest = timers.oldest, timers.oldest_of("h"), timers.oldest_of("i")
         assert oldest == (1, 2, 3)
-    await rig.journal.settled()
+    await rig.log_writer.flushed()
     shares = ["".join(map(gateway_of, orders)) for orders in rig.settled]
     assert shares == ["gggg", "high", "gggg", "ggg"]
     left = timers.oldest, timers.oldest_of("g"), timers.pending_of
@@ -352,7 +354,7 @@ async def test_on_a_small_disk_the_wal_begins_anew_in_time(
         table.write([after(n)._replace(payload="x" * 700) for n in numbers])
         table.write([fire(n, n) for n in numbers])
         rig = Rig(store, table)
-        async with writing(rig.journal), trio.open_nursery() as nursery:
+        async with writing(rig.log_writer), trio.open_nursery() as nursery:
             nursery.start_soon(rig.timers.write_back)
             for until in range(20):
                 with trio.fail_after(10):
@@ -401,22 +403,22 @@ class Engine:
     ) -> None:
         self.store, self.table, self.rig = store, table, rig
         self.clock = clock  # that stands still
-        self.journal = rig.journal
+        self.log_writer = rig.log_writer
         self.given: list[TimerCommand] = []
         self.timers, self.seq = 0, 0  # the newest of each
         self.cancelled_below = 0
         self.to_fire: deque[int] = deque()
-        self.marks: list[tuple[int, int, int, int]] = []  # and how far each was then
-        self.durable_mark = 0
+        self.tickets: list[tuple[int, int, int, int]] = []  # and how far each was then
+        self.durable_ticket = 0
 
     async def act(self, act: str) -> None:
         match act:
             case "write log":
-                if self.journal.records_pending:
+                if self.log_writer.records_pending:
                     self.store.gate.release()
                     await self.rig.wrote_log.wait()
             case "write table":
-                timers = self.journal.timers
+                timers = self.log_writer.timers
                 if timers.pending or timers.runs:
                     if timers.oldest is None:  # all that is left are runs
                         self.clock.jump(RUN_WAIT_S)
@@ -425,9 +427,9 @@ class Engine:
             case _:
                 changes = self.decide(act)
                 self.given += changes.orders
-                self.journal.append(changes)
+                self.log_writer.append(changes)
                 reached = (self.timers, self.seq, self.cancelled_below)
-                self.marks.append((self.journal.mark, *reached))
+                self.tickets.append((self.log_writer.ticket, *reached))
         await wait_all_tasks_blocked()  # a transaction that can begin has begun
 
     def decide(self, act: str) -> Changes:
@@ -458,21 +460,25 @@ class Engine:
         query = "select coalesce(max(last), 0) from log"
         ((last,),) = disk.rows(self.store.path, query)
         assert max(seq, self.table.seq) <= last
-        assert self.durable_mark <= self.journal.durable_mark <= self.journal.mark
-        self.durable_mark = self.journal.durable_mark
-        for mark, newest_timer, newest_record, cancelled_below in self.marks:
-            if mark <= self.durable_mark:
+        assert (
+            self.durable_ticket
+            <= self.log_writer.durable_ticket
+            <= self.log_writer.ticket
+        )
+        self.durable_ticket = self.log_writer.durable_ticket
+        for mark, newest_timer, newest_record, cancelled_below in self.tickets:
+            if mark <= self.durable_ticket:
                 assert newest_timer <= timers
                 assert newest_record <= last
                 assert cancelled_below <= oldest_live
 
-    async def settle(self) -> None:
+    async def sync(self) -> None:
         """Let everything through."""
-        while self.journal.pending or self.journal.timers.runs:
+        while self.log_writer.pending or self.log_writer.timers.runs:
             await self.act("write log")
             await self.act("write table")
             self.check()
-        assert self.durable_mark == self.journal.mark
+        assert self.durable_ticket == self.log_writer.ticket
         settled = [order for orders in self.rig.settled for order in orders]
         assert sorted(map(id, settled)) == sorted(map(id, self.given)), "each once"
 
@@ -496,13 +502,13 @@ def test_marks_are_reached_in_time_and_runs_not_known_too_soon(
             closing(HeldTable(store.folder, log=store.log)) as table,
         ):
             rig = Rig(store, table)
-            async with writing(rig.journal):
+            async with writing(rig.log_writer):
                 engine = Engine(store, table, rig, clock)
                 try:
                     for act in acts:
                         await engine.act(act)
                         engine.check()
-                    await engine.settle()
+                    await engine.sync()
                 finally:  # a thread that is held would be waited for
                     store.gate.release()
                     table.gate.release()
@@ -512,7 +518,7 @@ def test_marks_are_reached_in_time_and_runs_not_known_too_soon(
         few.setattr(timer_writer, "COMMIT_ORDERS", 3)
         few.setattr(timer_writer, "LATE_RUNS", 1)
         few.setattr(timer_writer, "MOST_RUNS", 4)
-        few.setattr(journal, "COMMIT_RECORDS", 2)
+        few.setattr(log_writer, "COMMIT_RECORDS", 2)
         trio.run(live, clock=clock)
 
 
@@ -520,18 +526,18 @@ def test_marks_are_reached_in_time_and_runs_not_known_too_soon(
 
 
 async def test_a_table_that_cannot_be_written_loses_nothing(rig: Rig) -> None:
-    journal = rig.journal
+    log_writer = rig.log_writer
     with structlog.testing.capture_logs() as logs:
         with disk.full(rig.table._db):
             rig.give(*asked(1, 500))
             rig.give(*asked(501, 500))
             await trio.sleep(65.5)
-            assert "full" in (journal.failure or "")
-            assert (journal.pending, rig.timers.oldest_of("g")) == (1_000, 1)
+            assert "full" in (log_writer.failure or "")
+            assert (log_writer.pending, rig.timers.oldest_of("g")) == (1_000, 1)
             assert (sum(rig.sizes), rig.states()) == (0, {})
         await trio.sleep(1.0)
-    assert journal.failure is None
-    assert (journal.pending, rig.timers.oldest_of("g")) == (0, None)
+    assert log_writer.failure is None
+    assert (log_writer.pending, rig.timers.oldest_of("g")) == (0, None)
     assert rig.states() == {"pending": 1_000}
     assert [line["event"].partition(";")[0] for line in logs] == [
         *["the timers' table cannot be written"] * 2,
@@ -542,24 +548,24 @@ async def test_a_table_that_cannot_be_written_loses_nothing(rig: Rig) -> None:
 
 
 async def test_without_room_for_new_timers_everything_else_is_written(rig: Rig) -> None:
-    journal, timers = rig.journal, rig.timers
+    log_writer, timers = rig.log_writer, rig.timers
     await rig.write(after(1))
     with disk.full(rig.table._db):
         rig.give(*asked(2, 500))
-        journal.append(run(1, 1))
-        journal.append(login(2))
+        log_writer.append(run(1, 1))
+        log_writer.append(login(2))
         await trio.sleep(3.5)
         assert [record.seq for record in rig.published] == [1, 2]
-        assert (journal.durable_seq, journal.records_pending) == (2, 0)
+        assert (log_writer.durable_seq, log_writer.records_pending) == (2, 0)
         assert timers.runs == 0
         assert rig.states() == {"fired": 1}
         # What is asked of a key that waits comes after it.
         await rig.write(cancel(2), cancel(1))
         assert rig.states() == {"cancelled": 1}
         assert (timers.pending_of, timers.oldest_of("g")) == ({"g": 501}, 2)
-        assert journal.failure is not None
+        assert log_writer.failure is not None
     await trio.sleep(1)
-    assert journal.failure is None
+    assert log_writer.failure is None
     assert timers.pending_of == {}
     assert rig.states() == {"cancelled": 2, "pending": 499}
 
@@ -572,7 +578,7 @@ async def test_the_table_follows_the_log_in_large_steps(rig: Rig) -> None:
     await timers.follow(FOLLOW_RECORDS - 1)
     assert table.seq == 0
     with disk.locked(table.path):
-        timers.append([after(1)], mark=0)
+        timers.append([after(1)], ticket=0)
         await timers.follow(FOLLOW_RECORDS)
         assert table.seq == 0
     await rig.wrote_table.wait()
@@ -581,7 +587,7 @@ async def test_the_table_follows_the_log_in_large_steps(rig: Rig) -> None:
 
 
 async def test_the_log_is_not_trimmed_past_the_timers_table(rig: Rig) -> None:
-    journal = rig.journal
+    log_writer = rig.log_writer
     await rig.runs(100)
     await trio.sleep(RUN_WAIT_S + 1)
     # It is no new timer that finds no room.
@@ -589,15 +595,15 @@ async def test_the_log_is_not_trimmed_past_the_timers_table(rig: Rig) -> None:
         CompleteTimer("g", f"k{n}", None, False, "x" * 4_096, True, AT_MS)
         for n in range(1, 101)
     ]
-    async with trimming(journal, most_bytes=0):
+    async with trimming(log_writer, most_bytes=0):
         with disk.full(rig.table._db):
             rig.give(*long)
             for seq in range(101, 120):
-                journal.append(login(seq))
+                log_writer.append(login(seq))
                 await trio.sleep(TRIM_EVERY_S)
-            assert journal.first == 101
+            assert log_writer.first == 101
         await trio.sleep(3 * TRIM_EVERY_S)
-        assert journal.first > 101
+        assert log_writer.first > 101
 
 
 async def test_ended_timers_are_trimmed_though_the_log_cannot_be(rig: Rig) -> None:
@@ -611,11 +617,11 @@ async def test_ended_timers_are_trimmed_though_the_log_cannot_be(rig: Rig) -> No
         "begin select raise(abort, 'it stays'); end"
     )
     for seq in (1, 2):
-        rig.journal.append(login(seq))
-        await rig.journal.settled()
-    async with trimming(rig.journal, most_bytes=0, forgot=gone.append):
+        rig.log_writer.append(login(seq))
+        await rig.log_writer.flushed()
+    async with trimming(rig.log_writer, most_bytes=0, forgot=gone.append):
         await trio.sleep(TRIM_EVERY_S / 2)
     assert rig.states() == {"pending": 1}
-    assert rig.journal.first == 1
+    assert rig.log_writer.first == 1
     assert sum(step.get("cancelled", 0) for step in gone) == many - 1
     assert gone[-1] == {}

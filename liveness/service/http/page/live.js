@@ -90,8 +90,8 @@ function visible(text) {
   return text.replace(new RegExp(`${UNSEEN.source}|\\\\`, "gu"), (one) => {
     const code = one.codePointAt(0);
     if (one === "\\") return "\\\\";
-    const [mark, digits] = code < 256 ? ["x", 2] : code < 65_536 ? ["u", 4] : ["U", 8];
-    return `\\${mark}${code.toString(16).padStart(digits, "0")}`;
+    const [ticket, digits] = code < 256 ? ["x", 2] : code < 65_536 ? ["u", 4] : ["U", 8];
+    return `\\${ticket}${code.toString(16).padStart(digits, "0")}`;
   });
 }
 
@@ -635,7 +635,7 @@ function tellLateness({ lateness }) {
     for (const [part, s] of [["p50", p50_s], ["p99", p99_s]]) {
       if (count) scale.style.setProperty(`--${part}`, along(s));
     }
-    for (const mark of scale.querySelectorAll(".span, .p50, .p99")) mark.hidden = !count;
+    for (const ticket of scale.querySelectorAll(".span, .p50, .p99")) ticket.hidden = !count;
     scale.classList.toggle("late", Boolean(count) && p99_s > promise_s);
     put(p50, count ? seconds(p50_s) : "–");
     put(p99, count ? seconds(p99_s) : "–");
