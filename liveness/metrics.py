@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice
-from typing import Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -23,7 +22,9 @@ from prometheus_client.core import (
 
 from liveness.errors import Code
 
-Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
+Values = Mapping[str, int]  # by the value of a label
+GATEWAY: Final = "gateway"
+Label = TypeVar("Label", str, tuple[str, str])
 
 # Names after the first 64 share the label `other`.
 MOST_GATEWAYS: Final = 64
@@ -115,36 +116,123 @@ def quantile(q: float, buckets: Iterable[tuple[float, float]]) -> float | None:
     return None
 
 
-def _lateness() -> dict[str, Histogram]:
-    return {stage: Histogram(LATENESS_S) for stage in LATENESS_STAGES}
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How Prometheus is told a field of `Now`: the field's metadata."""
+
+    kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
+    name: str
+    text: str
+    labels: tuple[str, ...]
+
+    def of(self, values: Any) -> Metric:
+        """The family with its samples.
+
+        Args:
+            values: A number or histogram; with labels a mapping of them by label
+                value (by a tuple for two labels), or a list, labelled by position.
+        """
+        family = self.kind(self.name, self.text, labels=self.labels)
+        if isinstance(values, list):
+            values = {str(position): value for position, value in enumerate(values)}
+        elif not self.labels:
+            values = {(): values}
+        for labels, value in values.items():
+            labelled = [labels] if isinstance(labels, str) else labels
+            if isinstance(family, HistogramMetricFamily):
+                family.add_metric(labelled, value.cumulative(), value.sum)
+            else:
+                family.add_metric(labelled, value)
+        return family
+
+
+def _counter(name: str, text: str, *labels: str) -> Family:
+    return Family(CounterMetricFamily, name, text, labels)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Family:
+    return Family(GaugeMetricFamily, name, text, labels)
+
+
+def _histogram(name: str, text: str, *labels: str) -> Family:
+    return Family(HistogramMetricFamily, name, text, labels)
+
+
+def _zeros(labels: Iterable[Label]) -> Counter[Label]:
+    """Every label from the start: a rate needs a first value."""
+    return Counter(dict.fromkeys(labels, 0))
 
 
 @dataclass(slots=True)
 class Counts:
     """What is counted outside the core. One object, made once, passed to its users."""
 
-    lateness: dict[str, Histogram] = field(default_factory=_lateness)
-    timer_lateness: Histogram = field(default_factory=lambda: Histogram(LATENESS_S))
-    commits: Histogram = field(default_factory=lambda: Histogram(COMMIT_S))
-    refused: Counter[str] = field(
-        default_factory=lambda: Counter(dict.fromkeys((code.value for code in Code), 0))
+    lateness: Annotated[
+        dict[str, Histogram],
+        _histogram(
+            "liveness_offline_lateness_seconds",
+            "From a silent user's deadline to each stage of its offline.",
+            "stage",
+        ),
+    ] = field(
+        default_factory=lambda: {
+            stage: Histogram(LATENESS_S) for stage in LATENESS_STAGES
+        }
     )
-    limits_met: Counter[str] = field(
-        default_factory=lambda: Counter(dict.fromkeys(LIMITS, 0))
-    )
-    accepts_put_off: Counter[str] = field(
-        default_factory=lambda: Counter(dict.fromkeys(SOCKETS, 0))
-    )
-    files_lost: Counter[str] = field(
-        default_factory=lambda: Counter(dict.fromkeys(FILES, 0))
-    )
-    http_refused: Counter[tuple[str, str]] = field(
-        default_factory=lambda: Counter(
-            {(door, why.value): 0 for door in DOORS for why in HttpRefusal}
+    accepts_put_off: Annotated[
+        Counter[str],
+        _counter(
+            "liveness_accepts_put_off",
+            "Tries to accept a connection for which there was no descriptor or memory.",
+            "socket",
+        ),
+    ] = field(default_factory=lambda: _zeros(SOCKETS))
+    http_refused: Annotated[
+        Counter[tuple[str, str]],
+        _counter(
+            "liveness_http_refused",
+            "HTTP connections and requests refused.",
+            "door",
+            "why",
+        ),
+    ] = field(
+        default_factory=lambda: _zeros(
+            (door, why.value) for door in DOORS for why in HttpRefusal
         )
     )
-    notices_sent: int = 0
-    notices_acked: int = 0
+    notices_sent: Annotated[
+        int, _counter("liveness_notices_sent", "Records sent on links.")
+    ] = 0
+    notices_acked: Annotated[
+        int, _counter("liveness_notices_acked", "Records acknowledged.")
+    ] = 0
+    refused: Annotated[
+        Counter[str],
+        _counter("liveness_frames_refused", "Frames and links refused.", "code"),
+    ] = field(default_factory=lambda: _zeros(code.value for code in Code))
+    limits_met: Annotated[
+        Counter[str],
+        _counter("liveness_limits_met", "How often a limit was met.", "limit"),
+    ] = field(default_factory=lambda: _zeros(LIMITS))
+    files_lost: Annotated[
+        Counter[str],
+        _counter(
+            "liveness_files_lost",
+            "Times that a socket's file or a file of the state was removed or replaced.",
+            "file",
+        ),
+    ] = field(default_factory=lambda: _zeros(FILES))
+    commits: Annotated[
+        Histogram,
+        _histogram("liveness_log_commit_seconds", "Time a commit of the log takes."),
+    ] = field(default_factory=lambda: Histogram(COMMIT_S))
+    timer_lateness: Annotated[
+        Histogram,
+        _histogram(
+            "liveness_timer_lateness_seconds",
+            "From a timer's due moment to its firing.",
+        ),
+    ] = field(default_factory=lambda: Histogram(LATENESS_S))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,293 +240,214 @@ class GatewayNow:
     """One gateway at the moment of a scrape."""
 
     name: str
-    users: int
-    unacked: int
-    timeout_s: float
-    interval_s: float | None  # None: not known
-    mutes: int  # how often it broke its promise to ping
+    unacked: Annotated[
+        int,
+        _gauge("liveness_link_unacked", "Records sent and not acknowledged.", GATEWAY),
+    ]
+    users: Annotated[
+        int,
+        _gauge("liveness_gateway_users", "Users online through each gateway.", GATEWAY),
+    ]
+    timeout_s: Annotated[
+        float,
+        _gauge(
+            "liveness_gateway_timeout_seconds",
+            "The silence timeout of each gateway's users.",
+            GATEWAY,
+        ),
+    ]
+    interval_s: Annotated[
+        float | None,  # None: not known
+        _gauge(
+            "liveness_gateway_interval_seconds",
+            "How often each gateway's users usually speak, where that is known.",
+            GATEWAY,
+        ),
+    ]
+    mutes: Annotated[
+        int,
+        _counter(
+            "liveness_gateway_mute",
+            "How often each gateway was not heard for longer than it promised.",
+            GATEWAY,
+        ),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """The state that gauges show, read in one go at the moment of a scrape."""
+    """Every number, read in one go at the moment of a scrape."""
 
-    events: dict[str, int]
-    ignored: dict[str, int]
-    began_unused: dict[str, int]
-    users: int
-    opened: dict[str, int]
-    ended: dict[str, int]
-    moved: int
-    early: int
-    slot_users: list[int]
-    hand_lag_s: float
-    unattended_s: float
-    held: dict[str, int]
-    storms: int
-    links: dict[str, int]
-    unread: dict[str, int]
-    unfinished_bytes: int
+    events: Annotated[Values, _counter("liveness_events", "Events received.", "event")]
+    ignored: Annotated[
+        Values,
+        _counter("liveness_events_ignored", "Events that changed no session.", "why"),
+    ]
+    began_unused: Annotated[
+        Values,
+        _counter(
+            "liveness_began_unused",
+            "Connections whose `began` was not used: their `age` counts.",
+            "why",
+        ),
+    ]
+    users: Annotated[int, _gauge("liveness_users_online", "Users online.")]
+    opened: Annotated[Values, _counter("liveness_online", "Sessions begun.", "reason")]
+    ended: Annotated[Values, _counter("liveness_offline", "Sessions ended.", "reason")]
+    moved: Annotated[
+        int, _counter("liveness_moved", "Sessions displaced by a newer connection.")
+    ]
+    early: Annotated[
+        int,
+        _counter(
+            "liveness_early_offline",
+            "Offlines for silence before the whole timeout. Must stay 0.",
+        ),
+    ]
+    slot_users: Annotated[
+        list[int],
+        _gauge(
+            "liveness_wheel_slot_users", "Users due in each slot of the ring.", "slot"
+        ),
+    ]
+    hand_lag_s: Annotated[
+        float,
+        _gauge(
+            "liveness_hand_lag_seconds",
+            "How far the hand was behind where it should be, at most, within 15 to 30 s.",
+        ),
+    ]
+    unattended_s: Annotated[
+        float,
+        _counter(
+            "liveness_unattended_seconds",
+            "Time in which nobody was listened to; it counts for nobody's silence.",
+        ),
+    ]
+    held: Annotated[
+        Values,
+        _gauge(
+            "liveness_users_held",
+            "Due users that wait for their gateway, or for the end of a storm.",
+            "why",
+        ),
+    ]
+    storms: Annotated[
+        int,
+        _counter(
+            "liveness_storms",
+            "Storms: too many users of a gateway came due at once, and were held.",
+        ),
+    ]
+    links: Annotated[
+        Values, _gauge("liveness_links", "Connected gateways and watchers.", "role")
+    ]
+    unread: Annotated[
+        Values,
+        _gauge(
+            "liveness_unread_bytes", "Bytes of answers that are not read yet.", "where"
+        ),
+    ]
+    unfinished_bytes: Annotated[
+        int,
+        _gauge("liveness_unfinished_bytes", "Bytes of frames that are not whole yet."),
+    ]
     gateways: list[GatewayNow]
-    log_seq: int
-    log_pending: int
-    write_failures: dict[str, int]
-    log_bytes: int
-    log_damaged: int
-    feed_watchers: int
-    streams: dict[str, int]
-    timers: dict[str, int]
-    timers_loaded: int
-    timer_attempts: dict[str, int]
-    is_ready: bool
-    version: str
-    wheel: str
+    counts: Counts
+    build: dict[str, str]  # version, and kind of wheel
+    log_seq: Annotated[int, _gauge("liveness_log_seq", "The newest record on disk.")]
+    log_pending: Annotated[
+        int, _gauge("liveness_log_pending", "Records waiting to be written.")
+    ]
+    write_failures: Annotated[
+        Values,
+        _counter(
+            "liveness_write_failures", "Tries to write to the disk that failed.", "what"
+        ),
+    ]
+    log_bytes: Annotated[
+        int, _gauge("liveness_log_bytes", "Bytes of the database in use.")
+    ]
+    log_damaged: Annotated[
+        int,
+        _gauge(
+            "liveness_log_damaged_records",
+            "Records of the log that were found to be damaged on disk.",
+        ),
+    ]
+    feed_watchers: Annotated[
+        int, _gauge("liveness_feed_watchers", "Watchers that have a link.")
+    ]
+    streams: Annotated[
+        Values, _gauge("liveness_streams", "Answers over HTTP that go on.", "stream")
+    ]
+    timers: Annotated[
+        Values, _gauge("liveness_timers", "Timers in the table.", "state")
+    ]
+    timers_loaded: Annotated[
+        int,
+        _gauge("liveness_timers_loaded", "Timers in memory, those of the coming hour."),
+    ]
+    timer_attempts: Annotated[
+        Values,
+        _counter(
+            "liveness_timer_attempts",
+            "Runs of timers that ended, and answers that came too late.",
+            "result",
+        ),
+    ]
+    is_ready: Annotated[
+        bool, _gauge("liveness_ready", "1 while /readyz says ready, else 0.")
+    ]
+
+
+def _families(table: type) -> dict[str, Family]:
+    """The families of a dataclass by field, in order."""
+    hints = get_type_hints(table, include_extras=True)
+    return {
+        name: found
+        for name, hint in hints.items()
+        for found in getattr(hint, "__metadata__", ())
+    }
+
+
+_FAMILIES: Final = {table: _families(table) for table in (Now, Counts, GatewayNow)}
+# What cannot be added up has no value for `other`.
+_NOT_SUMMED: Final = ("timeout_s", "interval_s")
 
 
 class Collector:
     """Builds the families when Prometheus asks.
 
     Args:
-        counts: What is counted where it happens.
-        now: Reads the rest.
+        now: Reads the numbers.
     """
 
-    def __init__(self, counts: Counts, now: Callable[[], Now]) -> None:
-        self._counts = counts
+    def __init__(self, now: Callable[[], Now]) -> None:
         self._now = now
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, in the order of the table in `docs/metrics.md`."""
-        now, counts = self._now(), self._counts
-        yield _counter("events", "Events received.", "event", now.events)
-        yield _counter(
-            "events_ignored", "Events that changed no session.", "why", now.ignored
-        )
-        yield _counter(
-            "began_unused",
-            "Connections whose `began` was not used: their `age` counts.",
-            "why",
-            now.began_unused,
-        )
-        yield GaugeMetricFamily("liveness_users_online", "Users online.", now.users)
-        yield _counter("online", "Sessions begun.", "reason", now.opened)
-        yield _counter("offline", "Sessions ended.", "reason", now.ended)
-        yield CounterMetricFamily(
-            "liveness_moved", "Sessions displaced by a newer connection.", now.moved
-        )
-        yield self._lateness()
-        yield CounterMetricFamily(
-            "liveness_early_offline",
-            "Offlines for silence before the whole timeout. Must stay 0.",
-            now.early,
-        )
-        yield _gauge(
-            "wheel_slot_users",
-            "Users due in each slot of the ring.",
-            "slot",
-            {str(slot): users for slot, users in enumerate(now.slot_users)},
-        )
-        yield GaugeMetricFamily(
-            "liveness_hand_lag_seconds",
-            "How far the hand was behind where it should be, at most, within 15 to 30 s.",
-            now.hand_lag_s,
-        )
-        yield CounterMetricFamily(
-            "liveness_unattended_seconds",
-            "Time in which nobody was listened to; it counts for nobody's silence.",
-            now.unattended_s,
-        )
-        yield _gauge(
-            "users_held",
-            "Due users that wait for their gateway, or for the end of a storm.",
-            "why",
-            now.held,
-        )
-        yield CounterMetricFamily(
-            "liveness_storms",
-            "Storms: too many users of a gateway came due at once, and were held.",
-            now.storms,
-        )
-        yield _gauge("links", "Connected gateways and watchers.", "role", now.links)
-        yield _gauge(
-            "unread_bytes",
-            "Bytes of answers that are not read yet.",
-            "where",
-            now.unread,
-        )
-        yield GaugeMetricFamily(
-            "liveness_unfinished_bytes",
-            "Bytes of frames that are not whole yet.",
-            now.unfinished_bytes,
-        )
-        yield _counter(
-            "accepts_put_off",
-            "Tries to accept a connection for which there was no descriptor or memory.",
-            "socket",
-            counts.accepts_put_off,
-        )
-        refused = CounterMetricFamily(
-            "liveness_http_refused",
-            "HTTP connections and requests refused.",
-            labels=["door", "why"],
-        )
-        for labels, count in counts.http_refused.items():
-            refused.add_metric(labels, count)
-        yield refused
-        yield self._by_gateway(
-            "link_unacked",
-            "Records sent and not acknowledged.",
-            ((gateway.name, gateway.unacked) for gateway in now.gateways),
-        )
-        yield self._by_gateway(
-            "gateway_users",
-            "Users online through each gateway.",
-            ((gateway.name, gateway.users) for gateway in now.gateways),
-        )
-        yield self._of_each(
-            "gateway_timeout_seconds",
-            "The silence timeout of each gateway's users.",
-            ((gateway.name, gateway.timeout_s) for gateway in now.gateways),
-        )
-        yield self._of_each(
-            "gateway_interval_seconds",
-            "How often each gateway's users usually speak, where that is known.",
-            ((gateway.name, gateway.interval_s) for gateway in now.gateways),
-        )
-        yield _counter(
-            "gateway_mute",
-            "How often each gateway was not heard for longer than it promised.",
-            "gateway",
-            _summed((gateway.name, gateway.mutes) for gateway in now.gateways),
-        )
-        yield CounterMetricFamily(
-            "liveness_notices_sent", "Records sent on links.", counts.notices_sent
-        )
-        yield CounterMetricFamily(
-            "liveness_notices_acked", "Records acknowledged.", counts.notices_acked
-        )
-        yield _counter(
-            "frames_refused", "Frames and links refused.", "code", counts.refused
-        )
-        yield _counter(
-            "limits_met",
-            "How often a limit was met.",
-            "limit",
-            counts.limits_met,
-        )
-        yield GaugeMetricFamily(
-            "liveness_log_seq", "The newest record on disk.", now.log_seq
-        )
-        yield GaugeMetricFamily(
-            "liveness_log_pending", "Records waiting to be written.", now.log_pending
-        )
-        yield _counter(
-            "write_failures",
-            "Tries to write to the disk that failed.",
-            "what",
-            now.write_failures,
-        )
-        yield _counter(
-            "files_lost",
-            "Times that a socket's file or a file of the state was removed or replaced.",
-            "file",
-            counts.files_lost,
-        )
-        commits = HistogramMetricFamily(
-            "liveness_log_commit_seconds", "Time a commit of the log takes."
-        )
-        commits.add_metric([], counts.commits.cumulative(), counts.commits.sum)
-        yield commits
-        yield GaugeMetricFamily(
-            "liveness_log_bytes", "Bytes of the database in use.", now.log_bytes
-        )
-        yield GaugeMetricFamily(
-            "liveness_log_damaged_records",
-            "Records of the log that were found to be damaged on disk.",
-            now.log_damaged,
-        )
-        yield GaugeMetricFamily(
-            "liveness_feed_watchers", "Watchers that have a link.", now.feed_watchers
-        )
-        yield _gauge("streams", "Answers over HTTP that go on.", "stream", now.streams)
-        yield _gauge("timers", "Timers in the table.", "state", now.timers)
-        yield GaugeMetricFamily(
-            "liveness_timers_loaded",
-            "Timers in memory, those of the coming hour.",
-            now.timers_loaded,
-        )
-        lateness = HistogramMetricFamily(
-            "liveness_timer_lateness_seconds",
-            "From a timer's due moment to its firing.",
-        )
-        late = counts.timer_lateness
-        lateness.add_metric([], late.cumulative(), late.sum)
-        yield lateness
-        yield _counter(
-            "timer_attempts",
-            "Runs of timers that ended, and answers that came too late.",
-            "result",
-            now.timer_attempts,
-        )
-        yield GaugeMetricFamily(
-            "liveness_ready", "1 while /readyz says ready, else 0.", now.is_ready
-        )
-        yield InfoMetricFamily(
-            "liveness_build",
-            "This build.",
-            {"version": now.version, "wheel": now.wheel},
-        )
-
-    def _lateness(self) -> HistogramMetricFamily:
-        family = HistogramMetricFamily(
-            "liveness_offline_lateness_seconds",
-            "From a silent user's deadline to each stage of its offline.",
-            labels=["stage"],
-        )
-        for stage, histogram in self._counts.lateness.items():
-            family.add_metric([stage], histogram.cumulative(), histogram.sum)
-        return family
-
-    @staticmethod
-    def _by_gateway(
-        name: str, text: str, values: Iterable[tuple[str, int]]
-    ) -> GaugeMetricFamily:
-        return _gauge(name, text, "gateway", _summed(values))
-
-    @staticmethod
-    def _of_each(
-        name: str, text: str, values: Iterable[tuple[str, float | None]]
-    ) -> GaugeMetricFamily:
-        """Of what cannot be added up, there is none for `other`."""
-        shown = islice(values, MOST_GATEWAYS)
-        known = {gateway: value for gateway, value in shown if value is not None}
-        return _gauge(name, text, "gateway", known)
+        """Every family; `docs/metrics.md` lists them."""
+        now = self._now()
+        yield from _filled(now)
+        yield from _filled(now.counts)
+        for name, family in _FAMILIES[GatewayNow].items():
+            yield family.of(_by_gateway(now.gateways, name))
+        yield InfoMetricFamily("liveness_build", "This build.", now.build)
 
 
-def _summed(values: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """By gateway; those after the first 64 are added up as `other`."""
-    shown: dict[str, int] = {}
-    for gateway, value in values:
-        label = gateway if len(shown) < MOST_GATEWAYS else OTHER
-        shown[label] = shown.get(label, 0) + value
+def _filled(source: Now | Counts) -> Iterator[Metric]:
+    for name, family in _FAMILIES[type(source)].items():
+        yield family.of(getattr(source, name))
+
+
+def _by_gateway(gateways: Iterable[GatewayNow], name: str) -> dict[str, float]:
+    """One number of each gateway; of those after the first 64 the sum, as `other`."""
+    shown: dict[str, float] = {}
+    for position, gateway in enumerate(gateways):
+        is_named = position < MOST_GATEWAYS
+        value = getattr(gateway, name)
+        if value is not None and (is_named or name not in _NOT_SUMMED):
+            label = gateway.name if is_named else OTHER
+            shown[label] = shown.get(label, 0) + value
     return shown
-
-
-def _counter(
-    name: str, text: str, label: str, values: Mapping[str, float]
-) -> CounterMetricFamily:
-    family = CounterMetricFamily(f"liveness_{name}", text, labels=[label])
-    return _filled(family, values)
-
-
-def _gauge(
-    name: str, text: str, label: str, values: Mapping[str, float]
-) -> GaugeMetricFamily:
-    return _filled(GaugeMetricFamily(f"liveness_{name}", text, labels=[label]), values)
-
-
-def _filled(family: Family, values: Mapping[str, float]) -> Family:
-    """The family with one sample for each value of its label."""
-    for value, number in values.items():
-        family.add_metric([value], number)
-    return family

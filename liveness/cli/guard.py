@@ -14,15 +14,6 @@ from liveness.text import escaped
 StormMap = dict[str, Any]
 
 
-def storms(socket_path: Path) -> tuple[list[StormMap], int]:
-    """The storms that are on, the largest first, and how many more there are.
-
-    Raises:
-        CommandError: They could not be had.
-    """
-    return _read(socket_path, asked(socket_path, "/v1/guard"))
-
-
 def release(socket_path: Path, gateway: str | None, *, out: TextIO) -> None:
     """Has users judged whom the guard holds, and writes whose they were.
 

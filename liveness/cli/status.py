@@ -1,4 +1,4 @@
-"""`liveness status`: how the sidecar is, on one screen, from its own metrics."""
+"""`liveness status`: how the sidecar is, on one screen."""
 
 import json
 import sys

@@ -2,37 +2,31 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from liveness.cli.guard import storms
-from liveness.console.admin_client import ask, no_sidecar, readiness
-from liveness.core.clearance import STORM
+from liveness.console.admin_client import asked, no_sidecar
 from liveness.core.intervals import TIMES, is_short
 from liveness.core.timer_states import FAILED, FIRED, PENDING
-from liveness.metrics import quantile
+from liveness.metrics import OTHER
 from liveness.text import duration, escaped
 
 MOST_LISTED: Final = 8  # of at most 65 gateways; --json has them all
 # Timers that something may still become of, and those that an operator has to look at.
 TIMERS_SHOWN: Final = (PENDING, FIRED, FAILED)
-Labels = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What `status --json` prints. None: the sidecar did not say."""
+    """What `status --json` prints."""
 
     socket: str
     ready: bool
     why: list[str]
-    version: str | None
-    wheel: str | None
-    uptime_s: float | None
-    users_online: float | None
+    version: str
+    wheel: str
+    uptime_s: float
+    users_online: float
     users_by_gateway: dict[str, float]
     timeout_s_by_gateway: dict[str, float]
     interval_s_by_gateway: dict[str, float]
@@ -44,12 +38,12 @@ class Status:
     events: dict[str, float]
     offlines: dict[str, float]
     lateness_s: dict[str, dict[str, float | None]]
-    early: float | None
+    early: float
     timers: dict[str, float]
-    log_seq: float | None
-    log_pending: float | None
-    log_bytes: float | None
-    unattended_s: float | None
+    log_seq: float
+    log_pending: float
+    log_bytes: float
+    unattended_s: float
 
 
 def look(socket_path: Path) -> Status:
@@ -58,80 +52,52 @@ def look(socket_path: Path) -> Status:
     Raises:
         CommandError: It could not be asked.
     """
-    ready, why = readiness(socket_path)
-    _code, body = ask(socket_path, "/metrics")
-    return _read(socket_path, body, ready=ready, why=why)
-
-
-class _Samples:
-    """The samples of one scrape, by name."""
-
-    def __init__(self, body: str) -> None:
-        self._by_name: dict[str, list[tuple[Labels, float]]] = {}
-        for family in text_string_to_metric_families(body):
-            for sample in family.samples:
-                named = self._by_name.setdefault(sample.name, [])
-                named.append((sample.labels, sample.value))
-
-    def labelled(self, name: str) -> list[tuple[Labels, float]]:
-        return self._by_name.get(name, [])
-
-    def one(self, name: str) -> float | None:
-        found = self.labelled(name)
-        return found[0][1] if found else None
-
-    def by(self, label: str, name: str) -> dict[str, float]:
-        return {labels[label]: value for labels, value in self.labelled(name)}
-
-    def quantiles(self, name: str, by: str) -> dict[str, dict[str, float | None]]:
-        """The median and the 99th percentile of a histogram, for each value of *by*."""
-        buckets: dict[str, list[tuple[float, float]]] = {}
-        for labels, count in self.labelled(f"{name}_bucket"):
-            bound = float(labels["le"])
-            buckets.setdefault(labels[by], []).append((bound, count))
-        return {
-            value: {"p50": quantile(0.5, found), "p99": quantile(0.99, found)}
-            for value, found in buckets.items()
-        }
-
-
-def _read(socket_path: Path, body: bytes, *, ready: bool, why: list[str]) -> Status:
+    found = asked(socket_path, "/v1/wheel")
     try:
-        samples = _Samples(body.decode())
-    except ValueError:
+        return _read(socket_path, found)
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise no_sidecar(socket_path) from None
-    build: Any = next(iter(samples.labelled("liveness_build_info")), ({}, 1.0))[0]
-    started = samples.one("process_start_time_seconds")
-    now = datetime.now(UTC).timestamp()
-    held = samples.by("why", "liveness_users_held")
-    on, more = storms(socket_path) if held.get(STORM) else ([], 0)
+
+
+def _read(socket_path: Path, found: Mapping[str, Any]) -> Status:
+    total = found["total"]
+    gateways = {gateway["name"]: gateway for gateway in found["gateways"]}
+
+    def by_gateway(key: str) -> dict[str, float]:
+        values = {name: gateway[key] for name, gateway in gateways.items()}
+        return {name: value for name, value in values.items() if value is not None}
+
+    users = by_gateway("users")
+    if found["gateways_more"]:
+        users[OTHER] = found["users"] - sum(users.values())
     return Status(
         socket=str(socket_path),
-        ready=ready,
-        why=why,
-        version=build.get("version"),
-        wheel=build.get("wheel"),
-        uptime_s=None if started is None else max(0.0, now - started),
-        users_online=samples.one("liveness_users_online"),
-        users_by_gateway=samples.by("gateway", "liveness_gateway_users"),
-        timeout_s_by_gateway=samples.by("gateway", "liveness_gateway_timeout_seconds"),
-        interval_s_by_gateway=samples.by(
-            "gateway", "liveness_gateway_interval_seconds"
-        ),
-        mutes_by_gateway=samples.by("gateway", "liveness_gateway_mute_total"),
-        users_held=held,
-        storms=on,
-        storms_more=more,
-        links=samples.by("role", "liveness_links"),
-        events=samples.by("event", "liveness_events_total"),
-        offlines=samples.by("reason", "liveness_offline_total"),
-        lateness_s=samples.quantiles("liveness_offline_lateness_seconds", by="stage"),
-        early=samples.one("liveness_early_offline_total"),
-        timers=samples.by("state", "liveness_timers"),
-        log_seq=samples.one("liveness_log_seq"),
-        log_pending=samples.one("liveness_log_pending"),
-        log_bytes=samples.one("liveness_log_bytes"),
-        unattended_s=samples.one("liveness_unattended_seconds_total"),
+        ready=bool(found["ready"]),
+        why=[str(reason) for reason in found["why"]],
+        version=found["version"],
+        wheel=found["wheel"],
+        uptime_s=found["uptime_s"],
+        users_online=found["users"],
+        users_by_gateway=users,
+        timeout_s_by_gateway=by_gateway("timeout"),
+        interval_s_by_gateway=by_gateway("interval"),
+        mutes_by_gateway=by_gateway("mutes"),
+        users_held=found["held"],
+        storms=found["storms"],
+        storms_more=found["storms_more"],
+        links=found["links"],
+        events=total["events"],
+        offlines=total["offlines"],
+        lateness_s={
+            stage: {"p50": known["p50_s"], "p99": known["p99_s"]}
+            for stage, known in total["lateness"].items()
+        },
+        early=found["early"],
+        timers=found["timers"],
+        log_seq=found["seq"],
+        log_pending=found["log_pending"],
+        log_bytes=found["log_bytes"],
+        unattended_s=found["unattended_s"],
     )
 
 
@@ -147,15 +113,14 @@ def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, 
         found: How it is.
         rates: Rows of how fast it changes, if that is known.
     """
-    mib = None if found.log_bytes is None else found.log_bytes / 2**20
     timers = {state: found.timers.get(state, 0) for state in TIMERS_SHOWN}
-    log = f"seq {_number(found.log_seq)}, {_number(found.log_pending)} pending"
+    log = f"seq {found.log_seq:,.0f}, {found.log_pending:,.0f} pending"
     rows = {
-        "liveness": f"{found.version or '?'} (wheel: {found.wheel or '?'})",
+        "liveness": f"{found.version} (wheel: {found.wheel})",
         "socket": found.socket,
         "ready": "yes" if found.ready else "no: " + "; ".join(found.why),
         "up": duration(found.uptime_s),
-        "users online": _number(found.users_online),
+        "users online": f"{found.users_online:,.0f}",
         "by gateway": _listed(found.users_by_gateway),
         "held": _listed(found.users_held),
         **_storm_rows(found),
@@ -169,10 +134,10 @@ def rows_of(found: Status, rates: Mapping[str, str] | None = None) -> dict[str, 
             f"late {stage}": f"p50 {_ms(both['p50'])}, p99 {_ms(both['p99'])}"
             for stage, both in found.lateness_s.items()
         },
-        "early": f"{_number(found.early)} (must stay 0)",
+        "early": f"{found.early:,.0f} (must stay 0)",
         **({"timers": _listed(timers)} if any(timers.values()) else {}),
-        "log": f"{log}, {_number(mib, '.1f')} MiB",
-        "unattended": f"{_number(found.unattended_s, '.1f')} s",
+        "log": f"{log}, {found.log_bytes / 2**20:.1f} MiB",
+        "unattended": f"{found.unattended_s:,.1f} s",
     }
     return {name: escaped(text) for name, text in rows.items()}
 
@@ -214,14 +179,10 @@ def _mute_rows(found: Status) -> dict[str, str]:
     return {"times mute": _listed(mutes)} if mutes else {}
 
 
-def _number(value: float | None, form: str = ",.0f") -> str:
-    return "?" if value is None else format(value, form)
-
-
 def _listed(values: Mapping[str, float]) -> str:
     """The largest first, and no more of them than a line or two will hold."""
     ordered = sorted(values.items(), key=lambda item: -item[1])
-    shown = [f"{name} {_number(value)}" for name, value in ordered[:MOST_LISTED]]
+    shown = [f"{name} {value:,.0f}" for name, value in ordered[:MOST_LISTED]]
     if len(ordered) > MOST_LISTED:
         shown.append(f"and {len(ordered) - MOST_LISTED} more")
     return ", ".join(shown) or "none"

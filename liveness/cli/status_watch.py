@@ -115,7 +115,7 @@ def rates_between(before: StatusSample, now: StatusSample) -> Rates | None:
         {name: value - old.get(name, 0.0) for name, value in new.items()}
         for old, new in ((was.events, found.events), (was.offlines, found.offlines))
     ]
-    is_new = found.uptime_s is not None and found.uptime_s < over_s
+    is_new = found.uptime_s < over_s
     if is_new or any(rise < 0 for each in rises for rise in each.values()):
         return None
     events, offlines = (
@@ -131,9 +131,7 @@ def text_line(now: StatusSample, rates: Rates | None) -> str:
     told = [
         local_time(now.at_ms),
         "ready" if found.ready else f"NOT READY: {escaped('; '.join(found.why))}",
-        "? online"
-        if found.users_online is None
-        else f"{found.users_online:,.0f} online",
+        f"{found.users_online:,.0f} online",
     ]
     if rates is not None:
         told.append(f"{_speed(sum(rates.events.values()))} events/s")

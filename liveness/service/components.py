@@ -230,7 +230,6 @@ class SidecarService:
             engine=self.engine,
             log_writer=self.log_writer,
             clock=clock,
-            lateness=self._lateness,
             why_not_ready=self.why_not_ready,
         )
         self._pages: tuple[Api, ...] = (
@@ -480,7 +479,7 @@ class SidecarService:
     def _gate(self, door: str, refused: Refused) -> Middleware:
         """The pages of a door, behind what it asks of a request."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(Collector(self.counts, self._now))
+        registry.register(Collector(self._now))
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         may_change = door == "admin"
@@ -531,10 +530,6 @@ class SidecarService:
         why = "; ".join(self.why_not_ready())
         return f"not ready: {why}; {online}" if why else f"ready, {online}"
 
-    def _lateness(self) -> dict[str, list[tuple[str, float]]]:
-        lateness = self.counts.lateness
-        return {stage: found.cumulative() for stage, found in lateness.items()}
-
     def _now(self) -> Now:
         presence, engine, log_writer = self.presence, self.engine, self.log_writer
         now = engine.attended
@@ -579,8 +574,8 @@ class SidecarService:
             timers_loaded=self.timetable.loaded,
             timer_attempts=dict(self.timetable.results),
             is_ready=not self.why_not_ready(),
-            version=__version__,
-            wheel=WHEEL,
+            counts=self.counts,
+            build={"version": __version__, "wheel": WHEEL},
         )
 
 

@@ -25,7 +25,7 @@ from liveness.compiled import PURE_WHEEL
 from liveness.config.settings import SETTINGS, Setting
 from liveness.config.sources import FILE_VARIABLE
 from liveness.errors import LivenessError
-from liveness.metrics import Collector, Counts, HttpRefusal
+from liveness.metrics import Collector, HttpRefusal
 from tests.helpers.command_lines import checked
 from tests.helpers.pages import (
     INDEX,
@@ -193,7 +193,7 @@ def exposed() -> set[str]:
     """Every metric, with its labels."""
     known = [replace(gateway, interval_s=1.0) for gateway in gateways(1)]
     names = set()
-    for family in Collector(Counts(), lambda: replace(NOW, gateways=known)).collect():
+    for family in Collector(lambda: replace(NOW, gateways=known)).collect():
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         labels = dict.fromkeys(
             label for one in family.samples for label in one.labels if label != "le"

@@ -50,15 +50,15 @@ NOW = Now(
     timers_loaded=3,
     timer_attempts={"late": 6},
     is_ready=True,
-    version="1.2.3",
-    wheel="reference",
+    counts=Counts(),
+    build={"version": "1.2.3", "wheel": "reference"},
 )
 
 
 def scraped(counts: Counts, now: Now = NOW) -> dict[str, Metric]:
     """The families by name, as text and back."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collector(counts, lambda: now))
+    registry.register(Collector(lambda: replace(now, counts=counts)))
     text = generate_latest(registry).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 

@@ -6,9 +6,9 @@ plain numbers when somebody wants one, once for all who do.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -28,6 +28,7 @@ RATES_S: Final = 10
 PROMISE_S: Final = 0.05
 
 Counted = Mapping[str, int]
+CumulativeCounts = Sequence[tuple[str, float]]  # by upper bound
 
 
 class SummaryTotals(NamedTuple):
@@ -40,7 +41,7 @@ class SummaryTotals(NamedTuple):
     events: Counted
     opened: Counted
     ended: Counted
-    lateness: Mapping[str, list[tuple[str, float]]]
+    lateness: Mapping[str, CumulativeCounts]
 
 
 class Summaries:
@@ -51,7 +52,6 @@ class Summaries:
         engine: Has the wheel and the gateways.
         log_writer: Has the log.
         clock: The clocks.
-        lateness: By stage, cumulative counts by upper bound.
         why_not_ready: What is wrong, in words; nothing if it is ready.
     """
 
@@ -62,14 +62,12 @@ class Summaries:
         engine: Engine,
         log_writer: LogWriter,
         clock: Clock,
-        lateness: Callable[[], Mapping[str, list[tuple[str, float]]]],
         why_not_ready: Callable[[], list[str]],
     ) -> None:
         self._now = now
         self._engine = engine
         self._log_writer = log_writer
         self._clock = clock
-        self._lateness = lateness
         self._why_not_ready = why_not_ready
         self._began = clock.mono()
         self._looks: deque[SummaryTotals] = deque(maxlen=KEPT_S + 1)
@@ -152,8 +150,7 @@ class Summaries:
         return {
             "at": look.at,
             "utc_offset_s": utc_offset_s(look.at),
-            "version": now.version,
-            "wheel": now.wheel,
+            **now.build,
             "uptime_s": round(look.mono - self._began, 3),
             "ready": not why,
             "why": why,
@@ -172,6 +169,16 @@ class Summaries:
             "rates": _rates(self._before(look, RATES_S), look),
             "second": _rates(self._before(look, EVERY_S), look),
             "lateness": self._quantiles(look),
+            "total": {
+                "events": look.events,
+                "onlines": look.opened,
+                "offlines": look.ended,
+                "moved": look.moved,
+                "lateness": {
+                    stage: _quantiles(_buckets(counts))
+                    for stage, counts in look.lateness.items()
+                },
+            },
             "early": now.early,
             "held": now.held,
             "storms": storms["storms"],
@@ -181,6 +188,7 @@ class Summaries:
             "gateways_more": len(now.gateways) - len(shown),
             "unattended_s": round(now.unattended_s, 3),
             "log_pending": now.log_pending,
+            "log_bytes": now.log_bytes,
             "log_failure": log_writer.failure,
             "timers": now.timers,
         }
@@ -201,6 +209,7 @@ class Summaries:
     # --- two looks --------------------------------------------------------------
 
     def _look(self, now: Now) -> SummaryTotals:
+        lateness = now.counts.lateness
         return SummaryTotals(
             self._clock.wall_ms(),
             self._clock.mono(),
@@ -209,7 +218,7 @@ class Summaries:
             dict(now.events),
             dict(now.opened),
             dict(now.ended),
-            self._lateness(),
+            {stage: found.cumulative() for stage, found in lateness.items()},
         )
 
     def _before(self, look: SummaryTotals, seconds: float) -> SummaryTotals:
@@ -223,23 +232,30 @@ class Summaries:
 
     def _quantiles(self, look: SummaryTotals) -> dict[str, Any]:
         before = self._before(look, KEPT_S)
-        told: dict[str, Any] = {
+        return {
             "promise_s": PROMISE_S,
             "over_s": round(look.mono - before.mono, 3),
+            **{
+                stage: _quantiles(_buckets(counts, before.lateness[stage]))
+                for stage, counts in look.lateness.items()
+            },
         }
-        for stage, counts in look.lateness.items():
-            buckets = [
-                (float(bound), count - old)
-                for (bound, count), (_, old) in zip(
-                    counts, before.lateness[stage], strict=True
-                )
-            ]
-            told[stage] = {
-                "count": int(buckets[-1][1]),
-                "p50_s": quantile(0.5, buckets),
-                "p99_s": quantile(0.99, buckets),
-            }
-        return told
+
+
+def _buckets(
+    counts: CumulativeCounts, before: CumulativeCounts = ()
+) -> list[tuple[float, float]]:
+    """Upper bounds in seconds, and what was counted up to each since *before*."""
+    rises = zip_longest(counts, before, fillvalue=("", 0.0))
+    return [(float(bound), count - old) for (bound, count), (_, old) in rises]
+
+
+def _quantiles(buckets: list[tuple[float, float]]) -> dict[str, float | None]:
+    return {
+        "count": int(buckets[-1][1]),
+        "p50_s": quantile(0.5, buckets),
+        "p99_s": quantile(0.99, buckets),
+    }
 
 
 def _rates(before: SummaryTotals, after: SummaryTotals) -> dict[str, Any]:
