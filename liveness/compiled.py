@@ -11,7 +11,7 @@ import os
 from importlib import import_module
 from typing import Final
 
-from liveness.config.settings import shown
+from liveness.config.schema import shown
 from liveness.errors import ConfigError
 
 PURE_WHEEL: Final = "LIVENESS_PURE_WHEEL"

@@ -12,6 +12,7 @@ import liveness.compiled  # noqa: F401  # refuses its variable, as in `serve`
 from liveness.cli.options import ConfigFile, path_of
 from liveness.config.settings import SETTINGS
 from liveness.config.sources import Loaded, load
+from liveness.console.terminal import tell
 
 
 def effective(loaded: Loaded) -> str:
@@ -51,4 +52,7 @@ command: Final = App(
 @command.default
 def show_settings(*, config: ConfigFile = None) -> None:
     """Print the settings in effect and where each is from; start nothing."""
-    print(effective(load(file=path_of(config))), end="")
+    loaded = load(file=path_of(config))
+    for text in loaded.ignored:
+        tell(text)
+    print(effective(loaded), end="")

@@ -1,13 +1,12 @@
 """`liveness serve`: runs the sidecar until a signal."""
 
-from functools import partial
 from typing import Annotated, Final
 
 from cyclopts import App
 
 from liveness.cli.options import ConfigFile, Socket, State, path_of, setting_flag
 from liveness.config.settings import Config
-from liveness.config.sources import load
+from liveness.config.sources import Loaded, load
 
 command: Final = App(
     name="serve",
@@ -34,10 +33,13 @@ def serve(
     flags = {"--socket": socket, "--http": http, "--state": state}
     flags |= {"--timeout": timeout, "--slots": slots}
 
-    def read(*, is_reload: bool = False) -> Config:
-        return load(flags, file=path_of(config), is_reload=is_reload).config
+    def read_again() -> Config:
+        again = load(flags, file=path_of(config), is_reload=True)
+        _warn_of_ignored(again)
+        return again.config
 
-    settings = read()
+    loaded = load(flags, file=path_of(config))
+    settings = loaded.config
 
     import faulthandler
 
@@ -48,10 +50,18 @@ def serve(
     from liveness.service.common import logs
 
     logs.configure(settings.logging.format, settings.logging.level)
+    _warn_of_ignored(loaded)
     # A watchdog ends us by SIGABRT: then it is told where we stood.
     faulthandler.enable()
     try:
         make_socket_folder(settings.socket.path)
-        trio.run(service.serve, settings, partial(read, is_reload=True))
+        trio.run(service.serve, settings, read_again)
     finally:
         logs.drain()  # what is told of a mistake comes behind its lines
+
+
+def _warn_of_ignored(loaded: Loaded) -> None:
+    import structlog
+
+    for text in loaded.ignored:
+        structlog.get_logger("settings").warning("a setting is ignored", detail=text)

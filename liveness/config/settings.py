@@ -6,37 +6,31 @@ hold `deploy/liveness.toml` and the table in `docs/configuration.md` to it. Wher
 values come from is the business of `liveness.config.sources`.
 """
 
-import os
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal
 
-from liveness.core.frames import MAX_NAME_BYTES
-from liveness.core.timer_states import RETRY_POLICY, RetryPolicy
-from liveness.core.uids import is_text
-from liveness.errors import ConfigError
-
-# `sockaddr_un.sun_path` is 108 bytes on Linux, the last of them a NUL.
-MAX_SOCKET_PATH_BYTES: Final = 107
-ADMIN_SOCKET: Final = "admin.sock"
-
-# Of what a setting lists.
-MOST_LISTED: Final = 1_000
-ALLOWED: Final = (
-    "users and @groups by name or number, separated by commas; own: the sidecar's user, "
-    "@own: the socket's group, *: anyone"
+from liveness.config.checks import (
+    ADMIN_SOCKET,
+    MAX_SOCKET_PATH_BYTES,
+    TIES,
+    check_address,
+    check_allowed,
+    check_group,
+    check_hold,
+    check_host_names,
+    check_socket_path,
+    check_ties,
+    check_waits,
+    host_names,
+    split_address,
+    waits_ms,
 )
-TIES: Final = "NAME=USER, separated by commas"
-_USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?")
-_ALLOWED: Final = re.compile(rf"\*|@?{_USER.pattern}")
-
-# What a name of a host may be in `http.hosts`; the names of no host are longer.
-_HOST_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?", re.ASCII | re.I)
-MAX_HOST_NAME: Final = 253
-MAX_HOSTS: Final = 100
+from liveness.config.schema import FixedLimit, Setting, about, fixed, setting, shown
+from liveness.core.timer_states import RETRY_POLICY, RetryPolicy
+from liveness.errors import ConfigError
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -44,139 +38,28 @@ GIB: Final = 1024 * MIB
 TIB: Final = 1024 * GIB
 
 
-def _about(
-    meaning: str,
-    bounds: tuple[float, float] | None = None,
-    unit: str = "",
-    *,
-    flag: str = "",
-    check: Callable[[Any], None] | None = None,
-) -> dict[str, Any]:
-    """What a field says about itself; *check* raises ValueError for a bad value."""
-    return {
-        "meaning": meaning,
-        "bounds": bounds,
-        "unit": unit,
-        "flag": flag,
-        "check": check,
-    }
-
-
-def _fits_a_socket(path: Path) -> None:
-    if path.name == ADMIN_SOCKET:
-        raise ValueError(f"{ADMIN_SOCKET} is the name of the socket beside it")
-    # Whichever of the two names is the longer one decides.
-    length = max(len(os.fsencode(one)) for one in (path, path.with_name(ADMIN_SOCKET)))
-    if length > MAX_SOCKET_PATH_BYTES:
-        raise ValueError(
-            f"with {ADMIN_SOCKET} beside it that takes {length} bytes, and the path of a "
-            f"socket has room for {MAX_SOCKET_PATH_BYTES}; choose a shorter one"
-        )
-
-
-def _split_address(address: str) -> tuple[str, int]:
-    host, colon, port = address.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    is_whole = bool(colon and bare) and (":" in bare) == (bare != host)
-    if not (is_whole and port.isascii() and port.isdigit() and int(port[:6]) <= 65535):
-        raise ValueError("it must be HOST:PORT, the port 0 to 65535 (0: any free one)")
-    return bare, int(port)
-
-
-def _waits_ms(text: str) -> tuple[int, ...]:
-    return tuple(round(float(wait) * 1000) for wait in text.split(","))
-
-
-def _are_waits(text: str) -> None:
-    try:
-        waits_ms = _waits_ms(text)
-        is_good = all(1_000 <= wait <= 86_400_000 for wait in waits_ms)
-    except (ValueError, OverflowError):
-        is_good = False
-    if not is_good or len(waits_ms) > 100:
-        raise ValueError(
-            "it must be 1 to 100 numbers from 1 to 86400, seconds, separated by commas"
-        )
-
-
-def _is_a_hold(seconds: float) -> None:
-    if 0 < seconds < 1:
-        raise ValueError("it must be 0, for one timeout, or 1 to 86400 seconds")
-
-
-def as_list(text: str) -> list[str]:
-    """What a setting lists, separated by commas."""
-    return [item.strip() for item in text.split(",") if item.strip()]
-
-
-def _are_allowed(text: str) -> None:
-    items = as_list(text)
-    if len(items) > MOST_LISTED or not all(map(_ALLOWED.fullmatch, items)):
-        raise ValueError(f"it must be {ALLOWED}")
-
-
-def _are_ties(text: str) -> None:
-    ties = [item.rpartition("=") for item in as_list(text)]
-    is_good = all(
-        is_text(name, MAX_NAME_BYTES) and _USER.fullmatch(user)
-        for name, _, user in ties
-    )
-    if not is_good or len(ties) > MOST_LISTED:
-        raise ValueError(f"it must be {TIES}")
-    if len({name for name, _, _ in ties}) < len(ties):
-        raise ValueError("it ties a name twice; one name is one user's")
-
-
-def _is_group(text: str) -> None:
-    if text and not _USER.fullmatch(text):
-        raise ValueError("it must be a group's name or number, or empty")
-
-
-def _is_an_address(address: str) -> None:
-    _split_address(address)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip().lower() for name in text.split(",")] if text.strip() else []
-
-
-def _are_names(text: str) -> None:
-    names = _names(text)
-    if len(names) > MAX_HOSTS or not all(
-        len(name) <= MAX_HOST_NAME and _HOST_NAME.fullmatch(name) for name in names
-    ):
-        raise ValueError(
-            f"it must be at most {MAX_HOSTS} names of hosts, without ports, separated "
-            "by commas"
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketSettings:
     """Where gateways and watchers connect."""
 
     path: Path = field(
-        metadata=_about(
+        metadata=about(
             "Unix socket of gateways and watchers; admin.sock is created beside it",
             unit=f"a path of at most {MAX_SOCKET_PATH_BYTES} bytes",
             flag="--socket",
-            check=_fits_a_socket,
+            check=check_socket_path,
         )
     )
 
-    group: str = field(
-        default="",
-        metadata=_about(
-            "group of both sockets; empty: the group that new files get",
-            unit="a group's name or number",
-            check=_is_group,
-        ),
+    group: str = setting(
+        "",
+        "group of both sockets; empty: the group that new files get",
+        unit="a group's name or number",
+        check=check_group,
     )
-    mode: Literal["0600", "0660", "0666"] = field(
-        default="0660",
-        metadata=_about(
-            "permissions of both sockets; the rights in access are checked after them"
-        ),
+    mode: Literal["0600", "0660", "0666"] = setting(
+        "0660",
+        "permissions of both sockets; the rights in access are checked after them",
     )
 
     @property
@@ -186,11 +69,11 @@ class SocketSettings:
 
 
 def _right(meaning: str) -> str:
-    right: str = field(
-        default="own,root,@own",
-        metadata=_about(
-            meaning, unit="users and @groups, separated by commas", check=_are_allowed
-        ),
+    right: str = setting(
+        "own,root,@own",
+        meaning,
+        unit="users and @groups, separated by commas",
+        check=check_allowed,
     )
     return right
 
@@ -203,13 +86,11 @@ class AccessSettings:
     watchers: str = _right("who may be a watcher")
     everyone: str = _right("who may see everyone: scope all, and list of all gateways")
     admin: str = _right("who may use admin.sock, and so the command line")
-    names: str = field(
-        default="",
-        metadata=_about(
-            "names of gateways and watchers that only one user may use",
-            unit=TIES,
-            check=_are_ties,
-        ),
+    names: str = setting(
+        "",
+        "names of gateways and watchers that only one user may use",
+        unit=TIES,
+        check=check_ties,
     )
 
 
@@ -217,74 +98,55 @@ class AccessSettings:
 class HttpSettings:
     """Where metrics, health and timers are read, by whom, and how much they may ask for."""
 
-    address: str = field(
-        default="127.0.0.1:9874",
-        metadata=_about(
-            "address of metrics, health and timers",
-            unit="HOST:PORT, other than loopback only with http.token_file; "
-            "port 0: any free one",
-            flag="--http",
-            check=_is_an_address,
-        ),
+    address: str = setting(
+        "127.0.0.1:9874",
+        "address of metrics, health and timers",
+        unit="HOST:PORT, other than loopback only with http.token_file; "
+        "port 0: any free one",
+        flag="--http",
+        check=check_address,
     )
     token_file: Path | None = field(
         default=None,
-        metadata=_about(
+        metadata=about(
             "file with the token that HTTP over TCP requires, except for metrics and "
             "health",
             unit="a path; empty: no token",
         ),
     )
-    hosts: str = field(
-        default="",
-        metadata=_about(
-            "host names that requests over TCP may use, besides addresses",
-            unit="names separated by commas; empty: localhost and that of http.address",
-            check=_are_names,
-        ),
+    hosts: str = setting(
+        "",
+        "host names that requests over TCP may use, besides addresses",
+        unit="names separated by commas; empty: localhost and that of http.address",
+        check=check_host_names,
     )
-    max_connections: int = field(
-        default=100,
-        metadata=_about(
-            "most HTTP connections at a time, each for TCP and for admin.sock",
-            (1, 10_000),
-            "connections",
-        ),
+    max_connections: int = setting(
+        100,
+        "most HTTP connections at a time, each for TCP and for admin.sock",
+        (1, 10_000),
+        "connections",
     )
-    request_s: float = field(
-        default=10.0,
-        metadata=_about(
-            "time for a request to arrive, for its answer to be read, and for a "
-            "connection to be idle",
-            (0.1, 600),
-            "seconds",
-        ),
+    request_s: float = setting(
+        10.0,
+        "time for a request to arrive, for its answer to be read, and for a "
+        "connection to be idle",
+        (0.1, 600),
+        "seconds",
     )
-    max_header_bytes: int = field(
-        default=16 * KIB,
-        metadata=_about("largest head of a request", (KIB, MIB), "bytes"),
-    )
-    max_body_bytes: int = field(
-        default=64 * KIB,
-        metadata=_about("largest body of a request", (4 * KIB, 16 * MIB), "bytes"),
-    )
+    max_header_bytes: int = fixed(16 * KIB, "largest head of a request", "bytes")
+    max_body_bytes: int = fixed(64 * KIB, "largest body of a request", "bytes")
 
-    max_streams: int = field(
-        default=32,
-        metadata=_about(
-            "most streaming answers at a time, over TCP and admin.sock together; never "
-            "more than half of http.max_connections",
-            (1, 1_000),
-            "streams",
-        ),
+    max_streams: int = setting(
+        32,
+        "most streaming answers at a time, over TCP and admin.sock together; never "
+        "more than half of http.max_connections",
+        (1, 1_000),
+        "streams",
     )
-    max_backlog: int = field(
-        default=100_000,
-        metadata=_about(
-            "records by which the backlog of a reader of /v1/feed may grow",
-            (100, 100_000_000),
-            "records",
-        ),
+    max_backlog: int = fixed(
+        100_000,
+        "records by which the backlog of a reader of /v1/feed may grow",
+        "records",
     )
 
     @property
@@ -295,17 +157,17 @@ class HttpSettings:
     @property
     def host(self) -> str:
         """The address's host, an IPv6 one without its brackets."""
-        return _split_address(self.address)[0]
+        return split_address(self.address)[0]
 
     @property
     def port(self) -> int:
         """The address's port; 0 for any free one."""
-        return _split_address(self.address)[1]
+        return split_address(self.address)[1]
 
     @property
     def names(self) -> frozenset[str]:
         """The host names that requests over TCP may use, in small letters."""
-        return frozenset({"localhost", self.host.lower(), *_names(self.hosts)})
+        return frozenset({"localhost", self.host.lower(), *host_names(self.hosts)})
 
     @property
     def is_on_loopback(self) -> bool:
@@ -321,23 +183,20 @@ class StateSettings:
     """What is kept on disk, and for how long."""
 
     dir: Path = field(
-        metadata=_about(
+        metadata=about(
             "folder of the log, the cursors and the users online",
             unit="a path",
             flag="--state",
         )
     )
-    retention_s: float = field(
-        default=604_800.0,
-        metadata=_about("how long a record is kept", (60, 31_622_400), "seconds"),
+    retention_s: float = setting(
+        604_800.0, "how long a record is kept", (60, 31_622_400), "seconds"
     )
-    retention_bytes: int = field(
-        default=4 * GIB,
-        metadata=_about(
-            "size of the log above which its oldest records are deleted",
-            (16 * MIB, TIB),
-            "bytes",
-        ),
+    retention_bytes: int = setting(
+        4 * GIB,
+        "size of the log above which its oldest records are deleted",
+        (16 * MIB, TIB),
+        "bytes",
     )
 
 
@@ -345,12 +204,11 @@ class StateSettings:
 class LoggingSettings:
     """How the sidecar speaks about itself, on stderr."""
 
-    format: Literal["auto", "text", "json"] = field(
-        default="auto",
-        metadata=_about("form of the lines; auto: text on a terminal, JSON otherwise"),
+    format: Literal["auto", "text", "json"] = setting(
+        "auto", "form of the lines; auto: text on a terminal, JSON otherwise"
     )
-    level: Literal["debug", "info", "warning", "error"] = field(
-        default="info", metadata=_about("the lowest level that is logged")
+    level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "the lowest level that is logged"
     )
 
 
@@ -358,150 +216,86 @@ class LoggingSettings:
 class LimitSettings:
     """How much one link, and all of them together, may ask for."""
 
-    hello_s: float = field(
-        default=5.0,
-        metadata=_about("time that a new link has for its hello", (0.1, 60), "seconds"),
+    hello_s: float = fixed(5.0, "time that a new link has for its hello", "seconds")
+    gateway_hold_s: float = setting(
+        60.0,
+        "longest that users of a mute or unread gateway are held",
+        (1, 3600),
+        "seconds",
     )
-    gateway_hold_s: float = field(
-        default=60.0,
-        metadata=_about(
-            "longest that users of a mute or unread gateway are held",
-            (1, 3600),
-            "seconds",
-        ),
+    # A timer with all that it may carry takes 4.7 KB.
+    max_frame_bytes: int = setting(MIB, "largest frame", (8 * KIB, 64 * MIB), "bytes")
+    max_unfinished_bytes: int = fixed(
+        64 * MIB,
+        "most bytes of incomplete frames, over all links; above it, the links with "
+        "the oldest of them end; max_frame_bytes at least",
+        "bytes",
     )
-    max_frame_bytes: int = field(
-        # A timer with all that it may carry takes 4.7 KB.
-        default=MIB,
-        metadata=_about("largest frame", (8 * KIB, 64 * MIB), "bytes"),
+    max_batch: int = setting(4_000, "most uids in one frame", (1, 100_000), "uids")
+    window: int = setting(
+        10_000,
+        "most unacknowledged records in flight on one link",
+        (1, 1_000_000),
+        "records",
     )
-    max_unfinished_bytes: int = field(
-        default=64 * MIB,
-        metadata=_about(
-            "most bytes of incomplete frames, over all links; above it, the links with "
-            "the oldest of them end; max_frame_bytes at least",
-            (8 * KIB, 64 * GIB),
-            "bytes",
-        ),
+    max_replies: int = fixed(
+        1_000, "most replies that one link may leave unread", "replies"
     )
-    max_batch: int = field(
-        default=4_000, metadata=_about("most uids in one frame", (1, 100_000), "uids")
+    max_reply_bytes: int = fixed(
+        16 * MIB, "most bytes of replies that one link may leave unread", "bytes"
     )
-    window: int = field(
-        default=10_000,
-        metadata=_about(
-            "most unacknowledged records in flight on one link",
-            (1, 1_000_000),
-            "records",
-        ),
+    max_unread_bytes: int = fixed(
+        64 * MIB,
+        "most bytes of unread replies, over all links; above it, links that read "
+        "nothing end; at twice as many, the link with the most ends",
+        "bytes",
     )
-    max_replies: int = field(
-        default=1_000,
-        metadata=_about(
-            "most replies that one link may leave unread", (1, 100_000), "replies"
-        ),
+    max_spool_bytes: int = fixed(
+        256 * MIB,
+        "most bytes on disk of answers to list and /v1/users, all together; never "
+        "more than they leave free",
+        "bytes",
     )
-    max_reply_bytes: int = field(
-        default=16 * MIB,
-        metadata=_about(
-            "most bytes of replies that one link may leave unread",
-            (64 * KIB, GIB),
-            "bytes",
-        ),
+    unread_s: float = fixed(
+        30.0,
+        "time after which a link ends that reads nothing of its answers, or whose "
+        "list finds no room; for a gateway limits.gateway_hold_s at least",
+        "seconds",
     )
-    max_unread_bytes: int = field(
-        default=64 * MIB,
-        metadata=_about(
-            "most bytes of unread replies, over all links; above it, links that read "
-            "nothing end; at twice as many, the link with the most ends",
-            (64 * KIB, 64 * GIB),
-            "bytes",
-        ),
+    max_refused: int = fixed(
+        1_000, "most refused frames of one link within ten seconds", "frames"
     )
-    max_spool_bytes: int = field(
-        default=256 * MIB,
-        metadata=_about(
-            "most bytes on disk of answers to list and /v1/users, all together; never "
-            "more than they leave free",
-            (64 * KIB, TIB),
-            "bytes",
-        ),
+    max_links: int = setting(1_000, "most links at a time", (1, 100_000), "links")
+    max_gateways: int = setting(
+        500, "most gateways connected at a time", (1, 100_000), "gateways"
     )
-    unread_s: float = field(
-        default=30.0,
-        metadata=_about(
-            "time after which a link ends that reads nothing of its answers, or whose "
-            "list finds no room; for a gateway limits.gateway_hold_s at least",
-            (1, 3600),
-            "seconds",
-        ),
+    max_handshakes: int = fixed(
+        200, "most links at a time without a hello; above it, the oldest end", "links"
     )
-    max_refused: int = field(
-        default=1_000,
-        metadata=_about(
-            "most refused frames of one link within ten seconds",
-            (1, 1_000_000),
-            "frames",
-        ),
+    max_gateway_users: int = setting(
+        2_000_000, "most users online through one gateway", (1, 100_000_000), "users"
     )
-    max_links: int = field(
-        default=1_000, metadata=_about("most links at a time", (1, 100_000), "links")
+    max_users: int = setting(5_000_000, "most users online", (1, 100_000_000), "users")
+    max_names: int = setting(
+        10_000,
+        "most names of gateways and watchers with a stored cursor",
+        (1, 1_000_000),
+        "names",
     )
-    max_gateways: int = field(
-        default=500,
-        metadata=_about("most gateways connected at a time", (1, 100_000), "gateways"),
+    pause_firing: int = fixed(
+        10_000,
+        "offlines not yet on disk at which only 50 users a pass are judged; at "
+        "twice as many none",
+        "offlines",
     )
-    max_handshakes: int = field(
-        default=200,
-        metadata=_about(
-            "most links at a time without a hello; above it, the oldest end",
-            (1, 10_000),
-            "links",
-        ),
+    pause_reading: int = fixed(
+        30_000, "records not yet on disk at which sockets are no longer read", "records"
     )
-    max_gateway_users: int = field(
-        default=2_000_000,
-        metadata=_about(
-            "most users online through one gateway", (1, 100_000_000), "users"
-        ),
-    )
-    max_users: int = field(
-        default=5_000_000,
-        metadata=_about("most users online", (1, 100_000_000), "users"),
-    )
-    max_names: int = field(
-        default=10_000,
-        metadata=_about(
-            "most names of gateways and watchers with a stored cursor",
-            (1, 1_000_000),
-            "names",
-        ),
-    )
-    pause_firing: int = field(
-        default=10_000,
-        metadata=_about(
-            "offlines not yet on disk at which only 50 users a pass are judged; at "
-            "twice as many none",
-            (100, 1_000_000),
-            "offlines",
-        ),
-    )
-    pause_reading: int = field(
-        default=30_000,
-        metadata=_about(
-            "records not yet on disk at which sockets are no longer read",
-            (1_000, 10_000_000),
-            "records",
-        ),
-    )
-    tail: int = field(
-        default=20_000,
-        metadata=_about(
-            "newest records kept in memory for live readers; a timer's counts once more "
-            "for each 512 bytes of its payload",
-            (1_000, 1_000_000),
-            "records",
-        ),
+    tail: int = fixed(
+        20_000,
+        "newest records kept in memory for live readers; a timer's counts once more "
+        "for each 512 bytes of its payload",
+        "records",
     )
 
 
@@ -509,92 +303,76 @@ class LimitSettings:
 class TimerSettings:
     """How timers are tried, and how many there may be."""
 
-    run_timeout_s: float = field(
-        default=RETRY_POLICY.run_ms / 1000,
-        metadata=_about("time a gateway has to answer a timer", (1, 86_400), "seconds"),
+    run_timeout_s: float = setting(
+        RETRY_POLICY.run_ms / 1000,
+        "time a gateway has to answer a timer",
+        (1, 86_400),
+        "seconds",
     )
-    retries: str = field(
-        default=",".join(f"{wait_ms // 1000}" for wait_ms in RETRY_POLICY.waits_ms),
-        metadata=_about(
-            "waits before each further attempt of a timer that failed",
-            unit="1 to 100 numbers from 1 to 86400, seconds, separated by commas",
-            check=_are_waits,
-        ),
+    retries: str = setting(
+        ",".join(f"{wait_ms // 1000}" for wait_ms in RETRY_POLICY.waits_ms),
+        "waits before each further attempt of a timer that failed",
+        unit="1 to 100 numbers from 1 to 86400, seconds, separated by commas",
+        check=check_waits,
     )
-    max_live: int = field(
-        default=20_000_000,
-        metadata=_about(
-            "most timers that are pending or fired", (1, 1_000_000_000), "timers"
-        ),
+    max_live: int = setting(
+        20_000_000,
+        "most timers that are pending or fired",
+        (1, 1_000_000_000),
+        "timers",
     )
-    max_loaded: int = field(
-        default=1_000_000,
-        metadata=_about(
-            "most timers of the coming hour in memory",
-            (10_000, 10_000_000),
-            "timers",
-        ),
+    max_loaded: int = setting(
+        1_000_000,
+        "most timers of the coming hour in memory",
+        (10_000, 10_000_000),
+        "timers",
     )
-    max_pending: int = field(
-        default=30_000,
-        metadata=_about(
-            "most timer orders not yet on disk, one more for each KiB that they carry; "
-            "a gateway with more than its share is not read",
-            (1_000, 10_000_000),
-            "orders",
-        ),
+    max_pending: int = fixed(
+        30_000,
+        "most timer orders not yet on disk, one more for each KiB that they carry; "
+        "a gateway with more than its share is not read",
+        "orders",
     )
-    max_ended: int = field(
-        default=10_000_000,
-        metadata=_about(
-            "ended timers above which the oldest are deleted before their retention "
-            "ends",
-            (0, 1_000_000_000),
-            "timers",
-        ),
+    max_ended: int = setting(
+        10_000_000,
+        "ended timers above which the oldest are deleted before their retention ends",
+        (0, 1_000_000_000),
+        "timers",
     )
 
     @property
     def ladder(self) -> RetryPolicy:
         """How the attempts of a timer follow each other."""
-        return RetryPolicy(round(self.run_timeout_s * 1000), _waits_ms(self.retries))
+        return RetryPolicy(round(self.run_timeout_s * 1000), waits_ms(self.retries))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardSettings:
     """When too many users come due at once to be judged."""
 
-    enabled: bool = field(
-        default=False,
-        metadata=_about(
-            "whether users are held when too many of one gateway come due",
-            unit="true or false",
-        ),
+    enabled: bool = setting(
+        False,
+        "whether users are held when too many of one gateway come due",
+        unit="true or false",
     )
-    share: float = field(
-        default=0.5,
-        metadata=_about(
-            "share of a gateway's users that may come due within one revolution",
-            (0.01, 0.99),
-            "of the users",
-        ),
+    share: float = setting(
+        0.5,
+        "share of a gateway's users that may come due within one revolution",
+        (0.01, 0.99),
+        "of the users",
     )
-    least_users: int = field(
-        default=1_000,
-        metadata=_about(
-            "users that a gateway must have for the guard to hold any",
-            (1, 10_000_000),
-            "users",
-        ),
+    least_users: int = setting(
+        1_000,
+        "users that a gateway must have for the guard to hold any",
+        (1, 10_000_000),
+        "users",
     )
-    hold_s: float = field(
-        default=0.0,
-        metadata=_about(
-            "longest that the guard holds a user; 0: one timeout",
-            (0, 86_400),
-            "seconds",
-            check=_is_a_hold,
-        ),
+    hold_s: float = setting(
+        0.0,
+        "longest that the guard holds a user; 0: one timeout",
+        (0, 86_400),
+        "seconds",
+        check=check_hold,
     )
 
 
@@ -606,29 +384,22 @@ class Config:
         ConfigError: A value is not one that its setting allows.
     """
 
-    timeout_s: float = field(
-        default=30.0,
-        metadata=_about(
-            "silence after which a user is offline, unless its gateway sets another",
-            (1, 86_400),
-            "seconds",
-            flag="--timeout",
-        ),
+    timeout_s: float = setting(
+        30.0,
+        "silence after which a user is offline, unless its gateway sets another",
+        (1, 86_400),
+        "seconds",
+        flag="--timeout",
     )
-    slots: int = field(
-        default=30,
-        metadata=_about(
-            "slots of the wheel's first layer", (2, 3600), "slots", flag="--slots"
-        ),
+    slots: int = setting(
+        30, "slots of the wheel's first layer", (2, 3600), "slots", flag="--slots"
     )
-    flush_s: float = field(
-        default=0.0,
-        metadata=_about(
-            "how long a gateway may collect activity before it sends it; 0: one slot, "
-            "at most 1 s",
-            (0, 10),
-            "seconds",
-        ),
+    flush_s: float = setting(
+        0.0,
+        "how long a gateway may collect activity before it sends it; 0: one slot, "
+        "at most 1 s",
+        (0, 10),
+        "seconds",
     )
     socket: SocketSettings
     access: AccessSettings = AccessSettings()
@@ -640,25 +411,17 @@ class Config:
     limits: LimitSettings = LimitSettings()
 
     def __post_init__(self) -> None:
-        for setting in SETTINGS:
-            given = setting.value_in(self)
+        for known in SETTINGS:
+            given = known.value_in(self)
             try:
-                setting.read(given)
+                known.read(given)
             except ValueError as error:
-                told = f"{setting.name} is {shown(given)}: {error}"
-                raise ConfigError(told) from None
+                raise ConfigError(f"{known.name} is {shown(given)}: {error}") from None
         if not (self.http.is_on_loopback or self.http.token_file):
             raise ConfigError(
                 f"http.address is {shown(self.http.address)}: an address other than "
                 "loopback needs a token; write one to a file and name that by "
                 "http.token_file, or use 127.0.0.1, [::1] or localhost"
-            )
-        limits = self.limits
-        if limits.max_unfinished_bytes < limits.max_frame_bytes:
-            raise ConfigError(
-                f"limits.max_unfinished_bytes is {limits.max_unfinished_bytes}: it must be "
-                f"limits.max_frame_bytes ({limits.max_frame_bytes}) at least, as one frame "
-                "may always be unfinished; raise it, or lower that"
             )
 
     @property
@@ -668,129 +431,27 @@ class Config:
         return min(asked, self.timeout_s / 4)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One setting: what its field says, and how a value of it is read."""
-
-    section: str
-    key: str
-    kind: Any
-    default: (
-        Any  # dataclasses.MISSING where it depends on the user: liveness.config.paths
-    )
-    meaning: str
-    bounds: tuple[float, float] | None
-    unit: str
-    flag: str
-    check: Callable[[Any], None] | None
-
-    @property
-    def name(self) -> str:
-        """The name in TOML, dotted."""
-        return f"{self.section}.{self.key}" if self.section else self.key
-
-    @property
-    def variable(self) -> str:
-        """The name in the environment."""
-        return "LIVENESS_" + self.name.replace(".", "_").upper()
-
-    @property
-    def allowed(self) -> str:
-        """What a value must be, for a person: bounds and unit, or the choices."""
-        if self.bounds is None:
-            return self.unit or "one of " + ", ".join(get_args(self.kind))
-        whole = "a whole number, " if self.kind is int else ""
-        return f"{whole}{self.bounds[0]} to {self.bounds[1]} {self.unit}"
-
-    def value_in(self, config: Config) -> object:
-        """The value that *config* has."""
-        holder = getattr(config, self.section) if self.section else config
-        return getattr(holder, self.key)
-
-    @property
-    def is_path(self) -> bool:
-        """Whether it is a path, or may be one."""
-        return Path in (self.kind, *get_args(self.kind))
-
-    @property
-    def is_optional(self) -> bool:
-        """Whether it may be None, which is written as an empty text."""
-        return type(None) in get_args(self.kind)
-
-    def parse(self, text: str) -> object:
-        """Reads a value as it stands on the command line or in the environment.
-
-        Raises:
-            ValueError: It says what the value must be.
-        """
-        if self.kind is bool:
-            return self.read({"true": True, "false": False}.get(text))
-        if self.bounds is None:
-            return self.read(text)
-        try:
-            number = self.kind(text)
-        except ValueError:
-            raise ValueError(f"it must be {self.allowed}") from None
-        return self.read(number)
-
-    def read(self, given: object) -> object:
-        """Reads a typed value, strictly: `true` is no number, `4.0` no whole one.
-
-        Raises:
-            ValueError: It says what the value must be.
-        """
-        if self.is_optional and given in (None, ""):
-            return None
-        value: object
-        if self.kind is bool:
-            value = given if isinstance(given, bool) else None
-        else:
-            value = self._number(given) if self.bounds else self._text(given)
-        if value is None:
-            raise ValueError(f"it must be {self.allowed}")
-        if self.check is not None:
-            self.check(value)
-        return value
-
-    def _number(self, given: object) -> float | None:
-        types = (int, float) if self.kind is float else (int,)
-        if isinstance(given, bool) or not isinstance(given, types) or not self.bounds:
-            return None
-        # Before the conversion: an integer of TOML may be too large for a float.
-        is_within = self.bounds[0] <= given <= self.bounds[1]
-        return self.kind(given) if is_within else None
-
-    def _text(self, given: object) -> str | Path | None:
-        if self.is_path and isinstance(given, Path):
-            given = str(given)
-        if not isinstance(given, str):
-            return None
-        if self.is_path:
-            return Path(given).absolute() if given and "\0" not in given else None
-        choices = get_args(self.kind)
-        return given if not choices or given in choices else None
-
-
 def _settings() -> Iterator[Setting]:
     for outer in fields(Config):
         section = outer.name if is_dataclass(outer.type) else ""
-        for one in fields(outer.type) if is_dataclass(outer.type) else (outer,):
+        for item in fields(outer.type) if is_dataclass(outer.type) else (outer,):
+            if "fixed" in item.metadata:
+                continue
             yield Setting(
                 section=section,
-                key=one.name,
-                kind=one.type,
-                default=one.default,
-                **one.metadata,
+                key=item.name,
+                kind=item.type,
+                default=item.default,
+                **item.metadata,
             )
 
 
 SETTINGS: Final = tuple(_settings())
-
-
-def shown(given: object) -> str:
-    """A value as an error shows it: on one line, however long it was."""
-    try:
-        text = repr(str(given) if isinstance(given, Path) else given)
-    except ValueError:  # an integer of over 4,300 digits has no text
-        return "a number beyond all bounds"
-    return text if len(text) <= 60 else text[:57] + "…"
+# What was a setting once, by its name.
+FIXED_LIMITS: Final = {
+    f"{outer.name}.{item.name}": FixedLimit(item.default, **item.metadata)
+    for outer in fields(Config)
+    if is_dataclass(outer.type)
+    for item in fields(outer.type)
+    if "fixed" in item.metadata
+}

@@ -8,12 +8,13 @@ import os
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from liveness.config.paths import default_socket, default_state
-from liveness.config.settings import SETTINGS, Config, Setting, shown
+from liveness.config.schema import Setting, shown, variable_of
+from liveness.config.settings import FIXED_LIMITS, SETTINGS, Config
 from liveness.errors import ConfigError
 
 DEFAULT_FILE: Final = Path("/etc/liveness/liveness.toml")
@@ -28,6 +29,10 @@ _BY_NAME: Final = {setting.name: setting for setting in SETTINGS}
 _BY_PLACE: Final = {(setting.section, setting.key): setting for setting in SETTINGS}
 _BY_FLAG: Final = {setting.flag: setting for setting in SETTINGS if setting.flag}
 _BY_VARIABLE: Final = {setting.variable: setting for setting in SETTINGS}
+# What was a setting once, by each name that it may still be set by.
+_FIXED: Final = {
+    spelling: name for name in FIXED_LIMITS for spelling in (name, variable_of(name))
+}
 _SECTIONS: Final = frozenset(setting.section for setting in SETTINGS) - {""}
 # Defaults that depend on the user and the machine.
 _FOUND_HERE: Final = {"socket.path": default_socket, "state.dir": default_state}
@@ -35,10 +40,12 @@ _FOUND_HERE: Final = {"socket.path": default_socket, "state.dir": default_state}
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The settings, and beside the name of each where its value came from."""
+    """The settings, beside the name of each where its value came from, and what was
+    ignored, a line each."""
 
     config: Config
     sources: dict[str, str]
+    ignored: tuple[str, ...] = ()
 
 
 def load(
@@ -72,15 +79,19 @@ def load(
     path, must_exist = file or default_file, file is not None
     found += _from_file(path, must_exist=must_exist, is_reload=is_reload)
     values: dict[str, object] = {}
+    ignored: list[str] = []
     sources: dict[str, str] = {}
     for given in found:
+        if isinstance(given, _Ignored):
+            ignored.append(str(given))
+            continue
         name = given.setting.name
         if name not in values:  # an earlier source wins
             values[name], sources[name] = given.value(), given.source
     for name, setting in _BY_NAME.items():
         if name not in values:
             values[name], sources[name] = _default(setting, environ, uid), "default"
-    return Loaded(_built(values), sources)
+    return Loaded(_built(values), sources, tuple(ignored))
 
 
 def socket_path(flag: str | None) -> Path:
@@ -128,22 +139,41 @@ class _Value:
             raise ConfigError(f"{told}: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Ignored:
+    """A name that was a setting once, and where it stands."""
+
+    name: str
+    source: str
+
+    def __str__(self) -> str:
+        limit = FIXED_LIMITS[_FIXED[self.name]]
+        return (
+            f"{self.source}: {self.name} is ignored, as it is no setting any more: it is "
+            f"always {limit.value} {limit.unit}; remove it"
+        )
+
+
 def _from_flags(flags: Mapping[str, str | None]) -> Iterator[_Value]:
     for flag, text in flags.items():
         if text is not None:
             yield _Value(_BY_FLAG[flag], text, f"flag {flag}", is_text=True)
 
 
-def _from_environment(environ: Mapping[str, str]) -> Iterator[_Value]:
+def _from_environment(environ: Mapping[str, str]) -> Iterator[_Value | _Ignored]:
     for name in sorted(environ):
-        if name.startswith("LIVENESS_") and name not in RESERVED:
+        if name in _FIXED:
+            yield _Ignored(name, "environment")
+        elif name.startswith("LIVENESS_") and name not in RESERVED:
             if name not in _BY_VARIABLE:
                 raise _unknown(name, "environment", [*_BY_VARIABLE, *RESERVED])
             source = f"environment {name}"
             yield _Value(_BY_VARIABLE[name], environ[name], source, is_text=True)
 
 
-def _from_file(path: Path, *, must_exist: bool, is_reload: bool) -> Iterator[_Value]:
+def _from_file(
+    path: Path, *, must_exist: bool, is_reload: bool
+) -> Iterator[_Value | _Ignored]:
     data = _bytes(path, must_exist=must_exist, is_reload=is_reload)
     for key, value in _tables(path, data).items():
         if key not in _SECTIONS:
@@ -155,9 +185,11 @@ def _from_file(path: Path, *, must_exist: bool, is_reload: bool) -> Iterator[_Va
             raise ConfigError(f"{told}; write [{key}] on a line above its settings")
 
 
-def _placed(path: Path, section: str, key: str, value: object) -> _Value:
+def _placed(path: Path, section: str, key: str, value: object) -> _Value | _Ignored:
+    name = f"{section}.{key}" if section else key
+    if name in _FIXED:
+        return _Ignored(name, str(path))
     if (section, key) not in _BY_PLACE:
-        name = f"{section}.{key}" if section else key
         raise _unknown(name, str(path), [*_BY_NAME, *_SECTIONS])
     return _Value(_BY_PLACE[section, key], value, str(path), is_text=False)
 
@@ -226,13 +258,16 @@ def _default(setting: Setting, environ: Mapping[str, str], uid: int) -> object:
 
 
 def _built(values: Mapping[str, Any]) -> Config:
-    arguments: dict[str, Any] = {}
-    for outer in fields(Config):
-        if is_dataclass(outer.type):
-            section: Any = outer.type
-            keys = [inner.name for inner in fields(section)]
-            inner_values = {key: values[f"{outer.name}.{key}"] for key in keys}
-            arguments[outer.name] = section(**inner_values)
-        else:
-            arguments[outer.name] = values[outer.name]
+    sections: dict[str, Any] = {
+        section: {
+            setting.key: values[setting.name]
+            for setting in SETTINGS
+            if setting.section == section
+        }
+        for section in ("", *_SECTIONS)
+    }
+    arguments = sections.pop("")
+    types: dict[str, Any] = {item.name: item.type for item in fields(Config)}
+    for section, given in sections.items():
+        arguments[section] = types[section](**given)
     return Config(**arguments)

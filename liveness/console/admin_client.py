@@ -9,7 +9,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
-from liveness.config.settings import ADMIN_SOCKET
+from liveness.config.checks import ADMIN_SOCKET
 from liveness.errors import LivenessError
 
 

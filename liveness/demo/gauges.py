@@ -7,7 +7,7 @@ from typing import Final
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from liveness.config.settings import ADMIN_SOCKET
+from liveness.config.checks import ADMIN_SOCKET
 from liveness.core.timer_states import PENDING
 
 ANSWER_S: Final = 1.0  # it takes milliseconds, unless the sidecar is stopped

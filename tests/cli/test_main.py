@@ -249,7 +249,7 @@ def test_check_config_prints_each_setting_with_its_source(
     assert code == 0
     assert "timeout_s = 12.0  # environment LIVENESS_TIMEOUT_S\n" in shown
     assert f"slots = 60  # {file}\n" in shown
-    assert "[limits]\nhello_s = 5.0  # default\n" in shown
+    assert "[limits]\ngateway_hold_s = 60.0  # default\n" in shown
 
 
 # --- as a process ---------------------------------------------------------------------

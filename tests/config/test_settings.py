@@ -12,12 +12,12 @@ import pytest
 
 from liveness.cli.check_config import effective
 from liveness.config.paths import make_socket_folder
+from liveness.config.schema import Setting
 from liveness.config.settings import (
     SETTINGS,
     Config,
     HttpSettings,
     LimitSettings,
-    Setting,
     SocketSettings,
     StateSettings,
 )
@@ -87,6 +87,19 @@ def in_toml(setting: Setting, value: object) -> str:
 # --- the one definition ---------------------------------------------------------------
 
 
+def test_what_was_a_setting_once_is_ignored_and_named(tmp_path: Path) -> None:
+    toml = "[limits]\ntail = 5\nwindow = 400\n"
+    found = loaded(toml, tmp_path, environ={"LIVENESS_TIMERS_MAX_PENDING": "x"})
+    assert found.config.limits == LimitSettings(window=400)
+    assert found.config.timers == Config(**BARE).timers
+    assert found.ignored == (
+        "environment: LIVENESS_TIMERS_MAX_PENDING is ignored, as it is no setting any "
+        "more: it is always 30000 orders; remove it",
+        f"{tmp_path / 'l.toml'}: limits.tail is ignored, as it is no setting any more: "
+        "it is always 20000 records; remove it",
+    )
+
+
 @every_setting
 def test_a_setting_says_what_it_means_and_allows_its_default(setting: Setting) -> None:
     assert setting.meaning
@@ -134,7 +147,7 @@ def test_flags_precede_the_environment_and_that_the_file(tmp_path: Path) -> None
     assert (config.slots, sources["slots"]) == (50, "environment LIVENESS_SLOTS")
     assert config.limits.window == 400
     assert sources["limits.window"] == str(tmp_path / "l.toml")
-    assert sources["limits.tail"] == "default"
+    assert sources["limits.max_batch"] == "default"
     assert set(sources) == set(BY_NAME)
 
 

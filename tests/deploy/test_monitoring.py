@@ -14,7 +14,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from grafana.dashboard import FILE, WIDTH, text
-from liveness.config.settings import SETTINGS
+from liveness.config.settings import FIXED_LIMITS, SETTINGS
 from tests.helpers.processes import promtool
 from tests.helpers.tree import ROOT
 from tests.system.sidecar import Sidecar
@@ -230,4 +230,4 @@ def test_the_settings_that_the_dashboard_names_exist() -> None:
     said = "".join(panel["description"] for panel in PANELS)
     sections = "limits|timers|state|http|guard|access|socket|logging"
     named = set(re.findall(rf"\b(?:{sections})\.[a-z_]+", said))
-    assert named <= {setting.name for setting in SETTINGS}
+    assert named <= {setting.name for setting in SETTINGS} | FIXED_LIMITS.keys()

@@ -22,7 +22,8 @@ from cyclopts import App, CycloptsError
 
 from liveness.cli import main
 from liveness.compiled import PURE_WHEEL
-from liveness.config.settings import SETTINGS, Setting
+from liveness.config.schema import Setting
+from liveness.config.settings import FIXED_LIMITS, SETTINGS
 from liveness.config.sources import FILE_VARIABLE
 from liveness.errors import LivenessError
 from liveness.metrics import Collector, HttpRefusal
@@ -150,6 +151,18 @@ def test_the_settings_table_is_the_settings() -> None:
     assert rows(section("docs/configuration.md", "Settings")) == expected
 
 
+def test_the_table_of_fixed_limits_is_what_is_fixed() -> None:
+    expected = [
+        [
+            f"`{name}`",
+            f"{limit.value:{',' if isinstance(limit.value, int) else 'g'}} {limit.unit}",
+            limit.fixed,
+        ]
+        for name, limit in FIXED_LIMITS.items()
+    ]
+    assert rows(section("docs/configuration.md", "Fixed limits")) == expected
+
+
 def test_every_variable_exists() -> None:
     known = {setting.variable for setting in SETTINGS} | {FILE_VARIABLE, PURE_WHEEL}
     assert set(re.findall(r"LIVENESS_[A-Z_]+", WHOLE)) == known
@@ -160,12 +173,13 @@ def test_every_setting_that_is_named_exists() -> None:
     # Some files begin as a section does: timers.db, http.py.
     name = rf"\b(?:{'|'.join(sections)})\.(?!db\b|py\b)[a-z_]+"
     named = set(re.findall(name, inline(WHOLE)))
-    assert named <= {setting.name for setting in SETTINGS}
+    assert named <= {setting.name for setting in SETTINGS} | FIXED_LIMITS.keys()
 
 
 def test_the_limits_are_those_in_force() -> None:
     limits = " ".join(section("docs/operations.md", "Limits").split())
     by_name = {setting.name: setting.default for setting in SETTINGS}
+    by_name |= {name: limit.value for name, limit in FIXED_LIMITS.items()}
     for name, shown in {
         "limits.max_frame_bytes": f"{by_name['limits.max_frame_bytes'] >> 20} MiB",
         "limits.max_batch": "{:,} uids",

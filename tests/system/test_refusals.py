@@ -19,7 +19,7 @@ from tests.system.sidecar import Sidecar
 
 MAX_FRAME_BYTES: Final = 1 << 20
 MAX_BATCH: Final = 4_000
-FEW_REFUSED: Final = 3
+MOST_REFUSED: Final = 1_000
 FEW_TIMERS: Final = 2
 
 # Codes that no row of a table shows, and where they are shown.
@@ -239,10 +239,9 @@ def test_a_newer_link_of_the_same_name_replaces_the_older_after_what_that_had_se
 
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
-    """A sidecar with little patience."""
+    """A sidecar with few timers."""
     with Sidecar(
         tmp_path_factory.mktemp("s"),
-        limits_max_refused=FEW_REFUSED,
         timers_max_live=FEW_TIMERS,
     ) as running:
         yield running.start()
@@ -254,7 +253,7 @@ def test_a_timer_too_many_is_not_taken_until_another_has_ended(tight: Sidecar) -
         link.send("after", f"k{number}", 600)
     link.sync()
     for gateway in (link, other):
-        for _ in range(FEW_REFUSED + 1):  # it is no fault, so it ends no link
+        for _ in range(MOST_REFUSED + 1):  # it is no fault, so it ends no link
             gateway.send("after", "one more", 600)
             refusal = gateway.refusal()
             assert refusal["code"] == "too-many-timers"
@@ -273,19 +272,19 @@ def test_too_many_refused_frames_end_the_link_and_what_follows_is_not_applied(
     tight: Sidecar,
 ) -> None:
     link, other = tight.gateway("careless"), tight.gateway("careful")
-    bad, too_many = packed(["nonsense"]), FEW_REFUSED + 1
+    bad, too_many = packed(["nonsense"]), MOST_REFUSED + 1
     link.send_bytes(BEFORE + bad * too_many + BEHIND)
     codes = [link.refusal()["code"] for _ in range(too_many)]
-    assert codes == ["unknown-frame"] * FEW_REFUSED + ["overloaded"]
+    assert codes == ["unknown-frame"] * MOST_REFUSED + ["overloaded"]
     assert link.receive() is None
     assert online(other, NAMED) == {"before", "held"}
 
 
 def test_bad_uids_count_as_refused_frames(tight: Sidecar) -> None:
     link = tight.gateway("careless too")
-    link.send_bytes(packed(["keepalive", ""]) * (FEW_REFUSED + 1))
-    codes = [link.refusal()["code"] for _ in range(FEW_REFUSED + 1)]
-    assert codes == ["bad-uid"] * FEW_REFUSED + ["overloaded"]
+    link.send_bytes(packed(["keepalive", ""]) * (MOST_REFUSED + 1))
+    codes = [link.refusal()["code"] for _ in range(MOST_REFUSED + 1)]
+    assert codes == ["bad-uid"] * MOST_REFUSED + ["overloaded"]
     assert link.receive() is None
 
 

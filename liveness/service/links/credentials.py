@@ -13,7 +13,8 @@ import socket
 import struct
 from typing import Final
 
-from liveness.config.settings import AccessSettings, as_list
+from liveness.config.checks import as_list
+from liveness.config.settings import AccessSettings
 from liveness.core.access import Access, Allowed, Peer
 from liveness.errors import StartError
 

@@ -1,0 +1,174 @@
+"""What a setting is: how its field declares it, and how a value of it is read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, get_args
+
+Value = TypeVar("Value")
+
+
+def about(
+    meaning: str,
+    bounds: tuple[float, float] | None = None,
+    unit: str = "",
+    *,
+    flag: str = "",
+    check: Callable[[Any], None] | None = None,
+) -> dict[str, Any]:
+    """The metadata of a field that is a setting.
+
+    Args:
+        meaning: What it does, for `--help`, `deploy/liveness.toml` and the manual.
+        bounds: The smallest and largest number allowed.
+        unit: Of a number; otherwise what the value must be.
+        flag: The flag of `liveness serve`, if there is one.
+        check: Raises ValueError, which says what the value must be.
+    """
+    return {
+        "meaning": meaning, "bounds": bounds, "unit": unit, "flag": flag, "check": check
+    }  # fmt: skip
+
+
+def setting(
+    default: Value,
+    meaning: str,
+    bounds: tuple[float, float] | None = None,
+    unit: str = "",
+    *,
+    flag: str = "",
+    check: Callable[[Any], None] | None = None,
+) -> Value:
+    """A field that is a setting with a default; see `about`."""
+    metadata = about(meaning, bounds, unit, flag=flag, check=check)
+    return field(default=default, metadata=metadata)
+
+
+def fixed(default: Value, meaning: str, unit: str) -> Value:
+    """A field that only tunes the inside: operators cannot set it, tests can."""
+    return field(default=default, metadata={"fixed": meaning, "unit": unit})
+
+
+class FixedLimit(NamedTuple):
+    """A bound that no operator has to choose, and that was a setting once."""
+
+    value: Any  # a number
+    fixed: str  # what it bounds
+    unit: str
+
+
+def variable_of(name: str) -> str:
+    """The variable of the environment that sets *name*, dotted."""
+    return "LIVENESS_" + name.replace(".", "_").upper()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting: what its field says, and how a value of it is read."""
+
+    section: str
+    key: str
+    kind: Any
+    default: (
+        Any  # dataclasses.MISSING where it depends on the user: liveness.config.paths
+    )
+    meaning: str
+    bounds: tuple[float, float] | None
+    unit: str
+    flag: str
+    check: Callable[[Any], None] | None
+
+    @property
+    def name(self) -> str:
+        """The name in TOML, dotted."""
+        return f"{self.section}.{self.key}" if self.section else self.key
+
+    @property
+    def variable(self) -> str:
+        """The name in the environment."""
+        return variable_of(self.name)
+
+    @property
+    def allowed(self) -> str:
+        """What a value must be, for a person: bounds and unit, or the choices."""
+        if self.bounds is None:
+            return self.unit or "one of " + ", ".join(get_args(self.kind))
+        whole = "a whole number, " if self.kind is int else ""
+        return f"{whole}{self.bounds[0]} to {self.bounds[1]} {self.unit}"
+
+    def value_in(self, config: object) -> object:
+        """The value that *config* has."""
+        holder = getattr(config, self.section) if self.section else config
+        return getattr(holder, self.key)
+
+    @property
+    def is_path(self) -> bool:
+        """Whether it is a path, or may be one."""
+        return Path in (self.kind, *get_args(self.kind))
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it may be None, which is written as an empty text."""
+        return type(None) in get_args(self.kind)
+
+    def parse(self, text: str) -> object:
+        """Reads a value as it stands on the command line or in the environment.
+
+        Raises:
+            ValueError: It says what the value must be.
+        """
+        if self.kind is bool:
+            return self.read({"true": True, "false": False}.get(text))
+        if self.bounds is None:
+            return self.read(text)
+        try:
+            number = self.kind(text)
+        except ValueError:
+            raise ValueError(f"it must be {self.allowed}") from None
+        return self.read(number)
+
+    def read(self, given: object) -> object:
+        """Reads a typed value, strictly: `true` is no number, `4.0` no whole one.
+
+        Raises:
+            ValueError: It says what the value must be.
+        """
+        if self.is_optional and given in (None, ""):
+            return None
+        value: object
+        if self.kind is bool:
+            value = given if isinstance(given, bool) else None
+        else:
+            value = self._number(given) if self.bounds else self._text(given)
+        if value is None:
+            raise ValueError(f"it must be {self.allowed}")
+        if self.check is not None:
+            self.check(value)
+        return value
+
+    def _number(self, given: object) -> float | None:
+        types = (int, float) if self.kind is float else (int,)
+        if isinstance(given, bool) or not isinstance(given, types) or not self.bounds:
+            return None
+        # Before the conversion: an integer of TOML may be too large for a float.
+        is_within = self.bounds[0] <= given <= self.bounds[1]
+        return self.kind(given) if is_within else None
+
+    def _text(self, given: object) -> str | Path | None:
+        if self.is_path and isinstance(given, Path):
+            given = str(given)
+        if not isinstance(given, str):
+            return None
+        if self.is_path:
+            return Path(given).absolute() if given and "\0" not in given else None
+        choices = get_args(self.kind)
+        return given if not choices or given in choices else None
+
+
+def shown(given: object) -> str:
+    """A value as an error shows it: on one line, however long it was."""
+    try:
+        text = repr(str(given) if isinstance(given, Path) else given)
+    except ValueError:  # an integer of over 4,300 digits has no text
+        return "a number beyond all bounds"
+    return text if len(text) <= 60 else text[:57] + "…"
