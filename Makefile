@@ -35,15 +35,15 @@ LEVELS_dev := runtime test dev
 LEVELS_docs := runtime docs
 LEVELS_fuzz := runtime test fuzz
 LEVELS_audit := runtime test dev docs fuzz audit
-LOCK_runtime := requirements.lock
-LOCK_test := requirements-test.lock
-LOCK_dev := requirements-dev.lock
-LOCK_docs := requirements-docs.lock
-LOCK_fuzz := requirements-fuzz.lock
-LOCK_audit := requirements-audit.lock
+LOCK_runtime := requirements/runtime.lock
+LOCK_test := requirements/test.lock
+LOCK_dev := requirements/dev.lock
+LOCK_docs := requirements/docs.lock
+LOCK_fuzz := requirements/fuzz.lock
+LOCK_audit := requirements/audit.lock
 
 KEY := $(shell { "$(PYTHON)" -c 'import sys; print(sys.version)' || :; echo "$(CURDIR)" "$(VENV)"; \
-	cat requirements*.lock; } 2>/dev/null | sha256sum | cut -c 1-16)
+	cat requirements/*.lock; } 2>/dev/null | sha256sum | cut -c 1-16)
 STAMP = $(VENV)/.stamp-$(1)-$(KEY)
 SOURCES := setup.py $(wildcard liveness/core/_*.pyx liveness/core/_*.pxd)
 HEADERS := $(shell "$(PYTHON)" -c 'import sysconfig; print(sysconfig.get_config_var("INCLUDEPY"))' 2>/dev/null)

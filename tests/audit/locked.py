@@ -26,7 +26,7 @@ class Pin(NamedTuple):
 
 
 def locks(root: Path) -> list[Path]:
-    return sorted(root.glob("requirements*.lock"))
+    return sorted(root.glob("requirements/*.lock"))
 
 
 def pins(locks: Iterable[Path]) -> list[Pin]:

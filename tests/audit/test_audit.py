@@ -85,8 +85,8 @@ def test_a_program_that_is_only_run_may_have_its_noted_licence(tmp_path: Path) -
             pin = Pin(canonicalize_name(name), "1.0", "")
             assert (licences.look([pin], there).faults == ()) is is_good
     # It is run by `make check`, and nothing that runs or tests the sidecar needs it.
-    dev = {pin.name for pin in pins([ROOT / "requirements-dev.lock"])}
-    test = {pin.name for pin in pins([ROOT / "requirements-test.lock"])}
+    dev = {pin.name for pin in pins([ROOT / "requirements/dev.lock"])}
+    test = {pin.name for pin in pins([ROOT / "requirements/test.lock"])}
     assert licences.RUN_ONLY.keys() <= dev - test
 
 
@@ -102,7 +102,7 @@ def test_what_is_locked_and_not_there_is_not_passed_over(tmp_path: Path) -> None
 
 
 def test_what_the_tests_run_on_is_under_allowed_licences() -> None:
-    verdict = licences.look(pins([ROOT / "requirements-test.lock"]))
+    verdict = licences.look(pins([ROOT / "requirements/test.lock"]))
     assert verdict.faults == ()
     assert any("trio" in line for line in verdict.list)
 

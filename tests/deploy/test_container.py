@@ -188,13 +188,13 @@ def test_the_image_serves_and_ends(image: Stage, net: int, tmp_path: Path) -> No
     [
         ("liveness/cli/main.py", True),
         ("liveness/service/http/page/index.html", True),
-        ("requirements.lock", True),
+        ("requirements/runtime.lock", True),
         ("liveness/core/_wheel.cpython-311-x86_64-linux-gnu.so", False),
         ("liveness/core/__pycache__/wheel.cpython-311.pyc", False),
         ("deploy/container/token", False),
         (".git/config", False),
         ("tests/conftest.py", False),
-        ("requirements-dev.lock", False),
+        ("requirements/dev.lock", False),
     ],
 )
 def test_an_engine_is_sent_sources_and_no_secret(name: str, *, sent: bool) -> None:

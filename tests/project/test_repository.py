@@ -27,14 +27,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GROUPS = PROJECT["dependency-groups"]
 # Each lock, and what it has to hold.
 WANTED = {
-    "requirements.lock": PROJECT["build-system"]["requires"]
+    "requirements/runtime.lock": PROJECT["build-system"]["requires"]
     + PROJECT["project"]["dependencies"]
     + PROJECT["project"]["optional-dependencies"]["sidecar"],
-    "requirements-test.lock": GROUPS["test"],
-    "requirements-dev.lock": GROUPS["dev"],
-    "requirements-docs.lock": GROUPS["docs"],
-    "requirements-fuzz.lock": GROUPS["fuzz"],
-    "requirements-audit.lock": GROUPS["audit"],
+    "requirements/test.lock": GROUPS["test"],
+    "requirements/dev.lock": GROUPS["dev"],
+    "requirements/docs.lock": GROUPS["docs"],
+    "requirements/fuzz.lock": GROUPS["fuzz"],
+    "requirements/audit.lock": GROUPS["audit"],
 }
 ALL_LOCKS = tuple(WANTED)
 TARGETS = (
@@ -183,7 +183,7 @@ def test_no_lock_of_another_kind_is_kept() -> None:
 def ready(copy: Copy) -> Copy:
     """A copy that `make setup` has set up."""
     assert copy.run("make", "setup").returncode == 0
-    assert compiled(copy) == (["requirements-dev.lock"], 1)
+    assert compiled(copy) == (["requirements/dev.lock"], 1)
     return copy
 
 
@@ -195,18 +195,18 @@ def test_the_second_set_up_finds_everything_there(ready: Copy) -> None:
 @pytest.mark.parametrize(
     ("target", "lock"),
     [
-        ("demo", "requirements.lock"),
-        ("serve", "requirements.lock"),
-        ("bench", "requirements.lock"),
-        ("test", "requirements-test.lock"),
-        ("slow", "requirements-test.lock"),
-        ("dashboard", "requirements-test.lock"),
-        ("dist", "requirements.lock"),
-        ("check", "requirements-dev.lock"),
-        ("performance", "requirements-dev.lock"),
-        ("docs", "requirements-docs.lock"),
-        ("fuzz", "requirements-fuzz.lock"),
-        ("audit", "requirements-audit.lock"),
+        ("demo", "requirements/runtime.lock"),
+        ("serve", "requirements/runtime.lock"),
+        ("bench", "requirements/runtime.lock"),
+        ("test", "requirements/test.lock"),
+        ("slow", "requirements/test.lock"),
+        ("dashboard", "requirements/test.lock"),
+        ("dist", "requirements/runtime.lock"),
+        ("check", "requirements/dev.lock"),
+        ("performance", "requirements/dev.lock"),
+        ("docs", "requirements/docs.lock"),
+        ("fuzz", "requirements/fuzz.lock"),
+        ("audit", "requirements/audit.lock"),
     ],
 )
 def test_a_target_installs_only_its_lock(copy: Copy, target: str, lock: str) -> None:
@@ -251,17 +251,17 @@ def test_an_interrupted_set_up_is_redone(copy: Copy, before: list[str]) -> None:
     assert copy.run("make", "setup", INTERRUPT="1").returncode != 0
     copy.traced()
     assert copy.run("make", "setup").returncode == 0
-    assert installed(copy) == ["requirements-dev.lock"]
+    assert installed(copy) == ["requirements/dev.lock"]
     assert not (copy.path / ".venv/half-installed").exists()
 
 
 def test_another_lock_or_python_means_another_environment(copy: Copy) -> None:
     copy.run("make", "demo")
-    with (copy.path / "requirements.lock").open("a") as lock:
+    with (copy.path / "requirements/runtime.lock").open("a") as lock:
         lock.write("\n")
     copy.run("make", "demo")
     copy.run("make", "demo", LIE="sys.version += ' again'")
-    assert installed(copy) == ["requirements.lock"] * 3
+    assert installed(copy) == ["requirements/runtime.lock"] * 3
 
 
 @pytest.mark.parametrize(
