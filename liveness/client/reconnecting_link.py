@@ -48,13 +48,13 @@ class ReconnectingLink:
     """A link to the sidecar that is made again whenever it ends.
 
     Attributes:
-        client: What is sent and received.
+        client: The protocol: what to send, and what received frames mean.
         lock: To hold while the client is used. Reports of connections do without it, as
             only one thread makes them; see `SyncSidecar`.
         clock: The event loop's clock, in seconds.
         call_soon: Has the event loop call a function; from any thread.
         changed: Is set, and replaced, whenever something was read or `close` was called.
-        error: Why there will be no link any more.
+        error: Why the sidecar will not have this gateway; None if it does.
         is_closed: Whether `close` was called.
     """
 
@@ -75,7 +75,7 @@ class ReconnectingLink:
         self.is_closed = False
         self._path = path
         self._scope = anyio.CancelScope(shield=True)
-        self._is_write_requested = False  # stays true while `_write_event` is replaced
+        self._is_write_requested = False  # and not begun; one call is enough
         self._write_event = anyio.Event()
         self._logged = ""
 
@@ -86,7 +86,7 @@ class ReconnectingLink:
             self.call_soon(self._set_write_event)
 
     def _set_write_event(self) -> None:
-        self._write_event.set()
+        self._write_event.set()  # looked up only now: it may have been replaced
 
     def notify_waiters(self) -> None:
         """Wake all tasks that wait for `changed`."""
@@ -94,7 +94,7 @@ class ReconnectingLink:
         self.changed = anyio.Event()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until *condition*, which is asked at each change.
+        """Wait until *condition* is true; it is checked after each change.
 
         Raises:
             anyio.ClosedResourceError: The link was closed meanwhile.

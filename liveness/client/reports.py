@@ -136,11 +136,8 @@ class Reports:
         Raises:
             ReportError: The uid is invalid, or the connection belongs to another.
         """
-        _check_uid(uid)
         conn = self._open_conn(uid, conn)
-        if conn is None:
-            self.ignored += 1
-        else:
+        if conn is not None:
             unsent[conn] = uid
 
     def logout(self, uid: Uid, conn: int | None) -> bool:
@@ -149,13 +146,10 @@ class Reports:
         Raises:
             ReportError: The uid is invalid, or the connection belongs to another.
         """
-        _check_uid(uid)
         conn = self._open_conn(uid, conn)
-        if conn is None:
-            self.ignored += 1
-            return False
-        self.close(conn)
-        return True
+        if conn is not None:
+            self.close(conn)
+        return conn is not None
 
     def close(self, conn: int) -> int | None:
         """Close an open connection; return its conn, or None if it was assigned here.
@@ -367,19 +361,22 @@ class Reports:
         return True
 
     def _open_conn(self, uid: Uid, conn: int | None) -> int | None:
-        """The conn of an open connection; None if it is not open."""
-        if conn is None:
-            if self.uids and not self._assigns_conns:
-                raise ReportError(
-                    f"no conn for {uid!r:.80}, and this gateway's logins have one; name "
-                    "the connection in every report"
-                )
-            return self._conns.get(uid)
-        _check_conn(conn)
-        if conn not in self.uids:
-            return None
-        _check_owner(self.uids[conn], uid, conn)
-        return conn
+        """The conn of a report; None, and counted as ignored, if it is not open."""
+        _check_uid(uid)
+        if conn is not None:
+            _check_conn(conn)
+            if conn in self.uids:
+                _check_owner(self.uids[conn], uid, conn)
+                return conn
+        elif self.uids and not self._assigns_conns:
+            raise ReportError(
+                f"no conn for {uid!r:.80}, and this gateway's logins have one; name the "
+                "connection in every report"
+            )
+        elif uid in self._conns:
+            return self._conns[uid]
+        self.ignored += 1
+        return None
 
 
 def _check_owner(owner: Uid, uid: Uid, conn: int) -> None:
