@@ -235,7 +235,8 @@ class Sidecar:
                 replaces an older timer of that name, whatever its state.
             seconds: 0.1 to 31,622,400, which is 366 days.
             payload: Text to get back when it fires: at most 4,096 bytes without U+0000.
-            ext: A name that several timers may share, to cancel them by; as a key.
+            ext: A name that several timers may share, to cancel them all by it. It has
+                the form of a key.
         Raises:
             ReportError: An argument is invalid, the sidecar has no timers, or too many
                 requests wait for its disk. Nothing was taken.
@@ -247,7 +248,7 @@ class Sidecar:
     def cancel(self, key: str | None = None, *, ext: str | None = None) -> None:
         """Cancel the timer of this key, or all with this ext, if there are any.
 
-        One that has fired is not tried again; a task that runs for it now goes on.
+        A timer that has fired is not tried again. A task that is running for it goes on.
 
         Raises:
             ReportError: As `after`; or both were given, or neither.
@@ -298,10 +299,10 @@ class Sidecar:
         """Give, in an endless `async for`, each open connection that has to be closed.
 
         An end is acknowledged when the loop comes back for the next one. If the loop
-        stops before, the next loop gets that end again; so does another process, but
-        only if it is not `fresh`. Ends wait between two loops, and keep all records
-        behind them from being acknowledged: if there will be no other loop, call
-        `aclose` on the iterator. Loops that run at the same time each get every end.
+        stops before, the next loop gets that end again; the next process gets it only
+        if it is not `fresh`. Between two loops, ends wait, and no record behind them is
+        acknowledged: if there will be no other loop, call `aclose` on the iterator.
+        Loops that run at the same time each get every end.
         """
         return RecordIterator(self._link, _is_end, attrgetter("end"), persists=True)
 
