@@ -32,11 +32,7 @@ POSTPONED_S: Final = 5.0
 # As `reports.MAX_CHANGES_PER_WRITE`, and for the same reason.
 MAX_REQUESTS_PER_WRITE: Final = 4_096
 
-AFTER: Final = "after"
-CANCEL: Final = "cancel"
-DONE: Final = "done"
-FAIL: Final = "fail"
-
+# What a request is about.
 KEY: Final = "key"
 EXT: Final = "ext"
 ATTEMPT: Final = "attempt"
@@ -58,7 +54,7 @@ class CancelRequest(NamedTuple):
     number: int
 
 
-Subject: TypeAlias = tuple[str, str | int]  # key, ext or attempt; and its name or seq
+Subject: TypeAlias = tuple[str, str | int]  # KEY, EXT or ATTEMPT; with its name or seq
 PendingRequest: TypeAlias = AfterRequest | CancelRequest | bytes  # bytes: an answer
 PendingRequests: TypeAlias = dict[Subject, PendingRequest]
 
@@ -121,7 +117,7 @@ class TimerRequests:
         what, name = (KEY, key) if key is not None else (EXT, ext or "")
         _check_name(what, name)
         self._number += 1
-        frame = encode([CANCEL, {what: name}])
+        frame = encode(["cancel", {what: name}])
         self._ask((what, name), CancelRequest(frame, self._number))
         if what == EXT:
             self._postponed = {
@@ -137,7 +133,7 @@ class TimerRequests:
             ReportError: The message is no string.
         """
         text = None if message is None else _shortened(message)
-        self._answer(seq, encode([DONE, key, text, {"seq": seq}]))
+        self._answer(seq, encode(["done", key, text, {"seq": seq}]))
 
     def fail(self, key: str, seq: int, message: str, *, final: bool) -> None:
         """Answer the attempt of the record *seq*: it failed. *final*: do not retry.
@@ -148,7 +144,7 @@ class TimerRequests:
         options: dict[str, object] = {"seq": seq}
         if final:
             options["final"] = True
-        self._answer(seq, encode([FAIL, key, _shortened(message), options]))
+        self._answer(seq, encode(["fail", key, _shortened(message), options]))
 
     def forget_answers(self) -> None:
         """Drop all answers: their log no longer exists."""
@@ -310,5 +306,5 @@ def _encode(request: PendingRequest, now: float) -> bytes:
     if isinstance(request, CancelRequest):
         return request.frame
     left = min(max(request.due - now, MIN_AFTER_S), MAX_AFTER_S)
-    frame = [AFTER, request.key, left]
+    frame = ["after", request.key, left]
     return encode([*frame, request.options] if request.options else frame)

@@ -76,7 +76,7 @@ def test_at_once_is_a_number_of_tasks(at_once: Any) -> None:
 # --- how many at once ----------------------------------------------------------------
 
 
-def test_no_more_are_under_way_than_may_be_and_no_lane_holds_up_another() -> None:
+def test_no_more_attempts_run_than_may_and_no_queue_holds_up_another() -> None:
     tasks = TaskQueues()
     stuck, other = tasks.add_task("a", 2), tasks.add_task("b", 2)
     add(tasks, "a1", "a2", "a3", "b1", "b2", "b3")
@@ -147,7 +147,7 @@ def test_a_run_under_way_goes_on_when_its_key_is_forgotten() -> None:
 # --- bounds, and what is said of it ----------------------------------------------------
 
 
-def test_a_full_lane_keeps_no_more_and_says_so_once_until_it_was_empty(
+def test_a_full_queue_drops_attempts_and_says_so_once_until_it_was_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("liveness.client.tasks.MAX_WAITING", 100)
