@@ -26,7 +26,7 @@ from liveness.bench.floors import AWAITED_S, NONE, REPLACED_S
 from liveness.bench.load import Moment, now, uid
 from liveness.bench.sidecar_process import Server, replaceable
 from liveness.bench.verdict import AT_MS, quantile
-from liveness.client.sidecar import logger
+from liveness.client.reconnecting_link import logger
 from liveness.console.progress import Stage, passing
 from liveness.core.records import LOGOUT, OFFLINE, ONLINE
 

@@ -1,11 +1,13 @@
-"""Records that have come, until every reader has finished with them.
+"""Records from the sidecar, kept until every reader has finished them.
 
-Each reader, a `View`, has a queue of its own and finishes a record by asking for the
-next one. What all of them have finished may be acknowledged: one number, as the ack is
-cumulative. What comes while nobody reads waits for the first who does, and a view that
-lasts waits for the next reader who wants the same. All this is bounded by the sidecar,
-which sends no more than its window unacknowledged. A timer's record waits for nobody:
-the timer itself lies in `tasks`.
+Each reader has a `ReaderQueue`. It finishes a record by asking for the next one. A
+record may be acknowledged once all readers have finished it and all before it: an ack is
+one number and covers everything up to it.
+
+While there is no reader, records wait for the first one. A persistent queue outlives its
+reader and waits for the next reader of the same records. The sidecar's window bounds all
+of this: it limits the records that may be unacknowledged. Records of timers never wait
+for a reader, because the timer itself is kept in `tasks`.
 """
 
 from collections import deque
@@ -19,11 +21,11 @@ RecordMap: TypeAlias = Mapping[str, Any]
 
 
 class End(NamedTuple):
-    """A connection of this gateway's that has ended: it is to be closed.
+    """A connection of this gateway that has ended, and that the gateway has to close.
 
-    `conn` is as it was reported, None if it was reported without one. `reason` is
-    "silence" or "gateway_lost", or "moved" where the user is on a newer connection, here
-    or elsewhere; later versions may know more. `record` is what the sidecar wrote, with
+    `conn` is as the gateway reported it, None if it reported none. `reason` is
+    "silence" or "gateway_lost", or "moved" if the user is on a newer connection, here
+    or elsewhere; later versions may add reasons. `record` is the sidecar's record, with
     its evidence.
     """
 
@@ -35,138 +37,149 @@ class End(NamedTuple):
 
 @dataclass(slots=True)
 class Arrival:
-    """A record, and the end that it is for this gateway."""
+    """A record that has arrived, with the end that it means for this gateway."""
 
-    seq: int  # 0: of a log that is no more; nobody asks for its ack
+    seq: int  # 0 if its log no longer exists; nobody waits for its ack then
     record: RecordMap
-    end: End | None  # may be taken back until it is handed over
-    waits: bool = True  # for the first reader, if there is none yet
-    number: int = 0  # counted by the inbox, over all logs
+    end: End | None  # withdrawn if the connection closes before a reader gets this
+    waits_for_reader: bool = True
+    number: int = 0  # set by the inbox, which counts on over all logs
 
 
-class View:
-    """One reader's queue; one that lasts outlives its reader."""
+class ReaderQueue:
+    """The records that one reader has not finished."""
 
     def __init__(
-        self, inbox: "Inbox", wants: Callable[[Arrival], bool], *, lasts: bool
+        self, inbox: "Inbox", wants: Callable[[Arrival], bool], *, persists: bool
     ) -> None:
         self.wants = wants
-        self.lasts = lasts
-        self.queue: deque[Arrival] = deque()
-        self.in_hand: Arrival | None = None
-        self.behind = inbox.count  # it was given what came after that many
+        self.persists = persists
+        self.queued: deque[Arrival] = deque()
+        self.current: Arrival | None = None  # taken by the reader, and not finished
+        self.opened_after = inbox.count  # arrivals up to this number were not queued
         self._inbox = inbox
 
     def next(self) -> Arrival | None:
-        """Finish the record in hand; take the next one that is still wanted, if any."""
-        self.in_hand = None
-        while self.queue and self.in_hand is None:
-            arrival = self.queue.popleft()
+        """Finish the current record; take the next one that is still wanted, if any."""
+        self.current = None
+        while self.queued and self.current is None:
+            arrival = self.queued.popleft()
             if self.wants(arrival):
-                self.in_hand = arrival
-        return self.in_hand
+                self.current = arrival
+        return self.current
 
     @property
     def unfinished(self) -> deque[Arrival]:
-        """What this reader has not finished, the record in hand first."""
-        in_hand = () if self.in_hand is None else (self.in_hand,)
-        return deque((*in_hand, *self.queue))
+        """The current record, and those queued behind it."""
+        current = () if self.current is None else (self.current,)
+        return deque((*current, *self.queued))
 
     @property
     def finished(self) -> int:
-        """Up to which seq this reader has finished."""
-        firsts = [] if self.in_hand is None else [self.in_hand]
-        firsts += [self.queue[0]] if self.queue else []
-        lowest = min((first.seq for first in firsts), default=self._inbox.seen + 1)
+        """The seq up to which this reader has finished all records."""
+        firsts = [] if self.current is None else [self.current]
+        firsts += [self.queued[0]] if self.queued else []
+        lowest = min((first.seq for first in firsts), default=self._inbox.newest + 1)
         return max(lowest - 1, 0)
 
-    def take_over(self, view: "View") -> None:
-        """Put in front what *view* has not finished and this was never given."""
-        missing = [one for one in view.unfinished if one.number <= self.behind]
-        self.queue.extendleft(reversed(missing))
-        self.behind = min(self.behind, view.behind)
+    def inherit(self, queue: "ReaderQueue") -> None:
+        """Put the unfinished records of an older queue in front, except those it has."""
+        missing = [
+            each for each in queue.unfinished if each.number <= self.opened_after
+        ]
+        self.queued.extendleft(reversed(missing))
+        self.opened_after = min(self.opened_after, queue.opened_after)
 
 
 class Inbox:
-    """What has come in on this log."""
+    """The records that have arrived from the current log."""
 
     def __init__(self) -> None:
-        self.seen = 0  # the newest seq
+        self.newest = 0  # seq
         self.count = 0
         self.duplicates = 0
-        # Views whose reader left, and whether for good. Whoever adds one may be anywhere,
-        # in any thread: it is the garbage collector that notices a loop that was left.
-        self.left: deque[tuple[View, bool]] = deque()
-        self._views: list[View] = []
-        self._paused: dict[Callable[[Arrival], bool], View] = {}  # of them, by `wants`
-        self._waiting: deque[Arrival] = deque()  # while there is no view
+        # Queues whose reader is gone, and whether it closed them. The garbage collector
+        # adds a queue when it finds an iterator that was dropped, in any thread and at
+        # any moment; so the queue is only noted here, and dealt with later.
+        self.abandoned: deque[tuple[ReaderQueue, bool]] = deque()
+        self._queues: list[ReaderQueue] = []
+        # Those of them without a reader, by what they want.
+        self._unread: dict[Callable[[Arrival], bool], ReaderQueue] = {}
+        self._waiting: deque[Arrival] = deque()  # while there is no queue
 
-    def view(self, wants: Callable[[Arrival], bool], *, lasts: bool = True) -> View:
-        """Open a view, or go on with one that was left; the first gets what came before.
+    def open_queue(
+        self, wants: Callable[[Arrival], bool], *, persists: bool = True
+    ) -> ReaderQueue:
+        """Open a queue, or go on with one of the same records that a reader left.
 
         Args:
-            wants: Which records it is for.
-            lasts: Whether nothing of it may be lost between two readers. What is not read
-                then is not acknowledged either.
+            wants: Chooses the records.
+            persists: Whether records that a reader leaves wait for the next reader.
+                They are not acknowledged until then.
         """
-        self._settle_left()
-        if wants in self._paused:
-            return self._paused.pop(wants)
-        view = View(self, wants, lasts=lasts)
-        if not self._views:
-            view.queue.extend(filter(wants, self._waiting))
-            view.behind = 0  # whatever is unfinished
+        self._clear_abandoned()
+        if wants in self._unread:
+            return self._unread.pop(wants)
+        queue = ReaderQueue(self, wants, persists=persists)
+        if not self._queues:
+            queue.queued.extend(filter(wants, self._waiting))
+            queue.opened_after = 0  # it has all that is unfinished
             self._waiting.clear()
-        self._views.append(view)
-        return view
+        self._queues.append(queue)
+        return queue
 
     def is_new(self, seq: int) -> bool:
-        """Whether *seq* has not come before; counts it if it has."""
-        self.duplicates += seq <= self.seen
-        return seq > self.seen
+        """Whether *seq* arrives for the first time; if not, count a duplicate."""
+        self.duplicates += seq <= self.newest
+        return seq > self.newest
 
     def add(self, arrival: Arrival) -> None:
-        """Put a record, newer than all before, into each queue that is for it."""
-        self._settle_left()
-        self.seen = arrival.seq
+        """Add a record, newer than all before, to each queue that wants it."""
+        self._clear_abandoned()
+        self.newest = arrival.seq
         self.count += 1
         arrival.number = self.count
-        if not self._views and arrival.waits:
+        if not self._queues and arrival.waits_for_reader:
             self._waiting.append(arrival)
-        for view in self._views:
-            if view.wants(arrival):
-                view.queue.append(arrival)
+        for queue in self._queues:
+            if queue.wants(arrival):
+                queue.queued.append(arrival)
 
     @property
     def finished(self) -> int:
-        """Up to which seq every view has finished: what may be acknowledged."""
-        self._settle_left()
-        if self._views:
-            return min(view.finished for view in self._views)
-        return max(self._waiting[0].seq - 1, 0) if self._waiting else self.seen
+        """The seq up to which all readers have finished: it may be acknowledged."""
+        self._clear_abandoned()
+        if self._queues:
+            return min(queue.finished for queue in self._queues)
+        return max(self._waiting[0].seq - 1, 0) if self._waiting else self.newest
 
-    def new_log(self) -> None:
-        """Begin again at 0. What was not finished still has to be."""
-        self._settle_left()
-        self.seen = 0
-        for unfinished in (self._waiting, *(view.unfinished for view in self._views)):
+    def begin_log(self) -> None:
+        """Count seqs from 0 again, for a new log. Unfinished records stay."""
+        self._clear_abandoned()
+        self.newest = 0
+        for unfinished in (
+            self._waiting,
+            *(queue.unfinished for queue in self._queues),
+        ):
             for arrival in unfinished:
                 arrival.seq = 0
 
-    def _settle_left(self) -> None:
-        while self.left:
-            view, is_for_good = self.left.popleft()
-            others = (one for one in self._views if one is not view)
-            twins = [one for one in others if one.wants is view.wants]
-            if twins and not is_for_good:
-                twins[0].take_over(view)
-            if twins or is_for_good:
-                self._views.remove(view)
+    def _clear_abandoned(self) -> None:
+        while self.abandoned:
+            queue, is_closed = self.abandoned.popleft()
+            others = (other for other in self._queues if other is not queue)
+            twins = [other for other in others if other.wants is queue.wants]
+            if twins and not is_closed:
+                twins[0].inherit(queue)
+            if twins or is_closed:
+                self._queues.remove(queue)
                 continue
-            view.queue, view.in_hand = view.unfinished, None
-            if view.lasts:
-                self._paused[view.wants] = view
+            queue.queued, queue.current = queue.unfinished, None
+            if queue.persists:
+                self._unread[queue.wants] = queue
                 continue
-            self._views.remove(view)
-            if not self._views:
-                self._waiting.extend(one for one in view.queue if one.waits)
+            self._queues.remove(queue)
+            if not self._queues:
+                self._waiting.extend(
+                    each for each in queue.queued if each.waits_for_reader
+                )

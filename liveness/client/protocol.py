@@ -1,8 +1,9 @@
-"""A gateway's end of its links, as pure as the sidecar's own (`core.conversation`).
+"""A gateway's end of the protocol, without I/O; the sidecar's is `core.conversation`.
 
-One `Client` outlives many links. It makes each hello, takes what the sidecar says, and
-gives what is to be written: what was reported, acks, and pings whose pongs tell what
-need not be told again.
+One `Client` outlives many links. It makes the hello of each link, takes the sidecar's
+frames, and gives the frames to write: reports, acks and pings. The pong to a ping
+confirms all that was sent before the ping; what was not confirmed when a link ends is
+sent again on the next.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,34 +12,34 @@ from typing import Any, Final, NamedTuple
 
 from liveness.client.inbox import Arrival, End, Inbox, RecordMap
 from liveness.client.reports import Reports
-from liveness.client.tasks import Run, Tasks
+from liveness.client.tasks import Attempt, TaskQueues
 from liveness.core.frames import PROTOCOL, BadFrame, parse_hello
 from liveness.core.framing import Frame, encode
 from liveness.core.records import MOVED, TIMER, HostTime, Uid
 from liveness.errors import Code, Refused, Replaced, ReportError, WireError
 
-# Promised in hello. A gateway that is not heard for twice as long is taken for frozen, and
-# none of its users for silent: long enough for a busy event loop. With a short timeout a
-# quarter of it, so that this is known before users come due whose last sign is some time
-# older than the gateway's. The sidecar waits for a second more than the promise in any
-# case, so less than LEAST_PING_S would not help. Something is written about three times
-# as often.
+# Promised in the hello. A gateway that is silent for twice as long counts as frozen, and
+# none of its users as silent: long enough for a busy event loop. A short timeout makes it
+# a quarter of the timeout, so that the freeze is noticed before users are due whose last
+# activity is somewhat older than the gateway's last frame. The sidecar waits a second
+# longer than promised in any case, so less than LEAST_PING_S would not help. Frames are
+# written about three times as often as promised.
 PING_S: Final = 3.0
 LEAST_PING_S: Final = 0.25
 
-# Who connects again after one of these is refused again; `Refused` is for a person.
-FINAL: Final = frozenset(
+# The sidecar would refuse a new link for the same reason, so the gateway gives up.
+FINAL_CODES: Final = frozenset(
     {Code.REPLACED, Code.BAD_HELLO, Code.UNSUPPORTED_PROTOCOL, Code.NOT_ALLOWED}
 )
 
-TIMERS: Final = "timers"  # among the features of a sidecar that has them
-RUN_TIMEOUT_S: Final = 60.0  # where a sidecar does not say
+TIMERS: Final = "timers"  # the feature of a sidecar that has them
+RUN_TIMEOUT_S: Final = 60.0  # of a sidecar whose welcome does not name it
 
-NOTHING: Final = encode(["keepalive", []])  # keeps the promise, and asks for no answer
+EMPTY_KEEPALIVE: Final = encode(["keepalive", []])  # keeps the promise; has no answer
 
 
 class Welcome(NamedTuple):
-    """What the sidecar said of itself (`proto/README.md`, "Frames from the sidecar")."""
+    """The sidecar's welcome (`proto/README.md`, "Frames from the sidecar")."""
 
     log: str
     next: int
@@ -48,23 +49,23 @@ class Welcome(NamedTuple):
     max_frame: int
     server: str
     features: Sequence[str]
-    run_timeout: float  # of a timer: seconds from its firing to the answer
-    began: bool  # whether it has our clock, so that logins tell when they began on it
-    known: bool  # whether it knew the name, and where in the log it was
+    run_timeout: float  # seconds from the firing of a timer to its answer
+    began: bool  # it has our clock, so logins carry when their connections began
+    known: bool  # it knew the gateway's name, and its position in the log
 
 
 class Client:
-    """What a gateway reports, what it is told, and how far both have got.
+    """The state of a gateway's protocol: reports, records and timers.
 
     Args:
-        name: The gateway's.
+        name: The gateway's name.
         timeout: The silence timeout of its users, in seconds; None for the sidecar's.
-        kinds: Which records it wants.
-        fresh: Whether it starts without connections; None: unless it `adopts` one
-            before the first link begins.
+        kinds: The kinds of records to deliver.
+        fresh: Whether the process starts without connections; None: unless
+            `adopt_older` is called before the first link.
         first_conn: See `Reports`.
     Raises:
-        ReportError: Something of it no sidecar would take.
+        ReportError: An argument that every sidecar would refuse.
     """
 
     def __init__(
@@ -79,25 +80,25 @@ class Client:
         self.name = name
         self.reports = Reports(first_conn)
         self.inbox = Inbox()
-        self.tasks = Tasks()
+        self.tasks = TaskQueues()
         self.welcome: Welcome | None = None  # the latest
         self.is_linked = False  # between a welcome and the end of its link
         self.links = 0
-        self.refused = 0  # frames; each is a fault of ours
-        self.pings = 0  # the number of the latest, and of the latest answered
+        self.refused = 0  # frames; each one is a bug of this library
+        self.pings = 0  # the number of the latest ping, and of the latest answered
         self.pongs = 0
-        self._is_pinging = False  # one at a time
+        self._is_pinging = False  # one ping at a time
         self._is_writing = False
-        self._link_began: float | None = None  # when it was first written to
-        self._host_offset = 0.0  # from the owner's clock to CLOCK_MONOTONIC
-        # Ends that a reader has still to be handed, by whose and which connection: it may
-        # close by itself before that, or a user without conns be back.
-        self._ends: dict[tuple[Uid, int | None], Arrival] = {}
-        self.reports.ended = self._ends
+        self._link_began: float | None = None  # the first write after the welcome
+        self._host_offset = 0.0  # from the clock of logins to CLOCK_MONOTONIC
+        # Ends that no reader has got yet, by uid and conn. They are withdrawn if the
+        # gateway logs the connection out first, or if a user without conns comes back.
+        self._undelivered_ends: dict[tuple[Uid, int | None], Arrival] = {}
+        self.reports.undelivered_ends = self._undelivered_ends
         self._fresh = fresh
-        self._has_adopted = False
+        self._has_older = False  # connections, of an earlier process
         self._acked = 0
-        self._wanted_pong = 0
+        self._requested_ping = 0
         self._options: dict[str, Any] = {"protocol": PROTOCOL, "name": name}
         self._options |= {"kinds": tuple(kinds)}
         if timeout is not None:
@@ -116,56 +117,57 @@ class Client:
         """Open a connection; see `Reports.login`. One that has ended stays closed."""
         self.reports.login(uid, conn, at=at, timeout=timeout)
         if conn is None:
-            self._take_back_end(uid, None)
+            self._withdraw_end(uid, None)
 
-    def adopts(self) -> None:
-        """Note that a connection is reported which an earlier process had begun."""
-        self._has_adopted = True
+    def adopt_older(self) -> None:
+        """Note that a connection was reported that an earlier process had accepted."""
+        self._has_older = True
 
     def logout(self, uid: Uid, conn: int | None) -> None:
         """Close a connection; see `Reports.logout`."""
         if not self.reports.logout(uid, conn):
-            self._take_back_end(uid, conn)
+            self._withdraw_end(uid, conn)
 
     def after(
         self, key: str, seconds: float, payload: str | None, ext: str | None, now: float
     ) -> None:
-        """Ask for a timer; see `Schedule.after`. What it replaces is not started."""
-        self.reports.schedule.after(key, seconds, payload, ext, now)
+        """Ask for a timer; see `TimerRequests.after`. The one it replaces must not run."""
+        self.reports.timer_requests.after(key, seconds, payload, ext, now)
         self.tasks.forget(key)
 
     def cancel(self, key: str | None, ext: str | None) -> None:
-        """Cancel timers; see `Schedule.cancel`. None of them is started any more."""
-        self.reports.schedule.cancel(key, ext)
+        """Cancel timers; see `TimerRequests.cancel`. Waiting attempts must not run."""
+        self.reports.timer_requests.cancel(key, ext)
         if key is not None:
             self.tasks.forget(key)
         elif ext is not None:
             self.tasks.forget_ext(ext)
 
-    def done(self, run: Run, message: str | None) -> None:
-        """Answer a run; see `Schedule.done`. One of an old log concerns nobody."""
-        if self._is_known(run):
-            self.reports.schedule.done(run.key, run.seq, message)
+    def done(self, attempt: Attempt, message: str | None) -> None:
+        """Answer an attempt; see `TimerRequests.done`. Ignored if it is of an old log."""
+        if self._is_of_this_log(attempt):
+            self.reports.timer_requests.done(attempt.key, attempt.seq, message)
 
-    def fail(self, run: Run, message: str, *, final: bool) -> None:
-        """Answer a run; see `Schedule.fail`. One of an old log concerns nobody."""
-        if self._is_known(run):
-            self.reports.schedule.fail(run.key, run.seq, message, final=final)
+    def fail(self, attempt: Attempt, message: str, *, final: bool) -> None:
+        """Answer an attempt; see `TimerRequests.fail`. Ignored if it is of an old log."""
+        if self._is_of_this_log(attempt):
+            requests = self.reports.timer_requests
+            requests.fail(attempt.key, attempt.seq, message, final=final)
 
-    def _is_known(self, run: Run) -> bool:
-        return self.welcome is not None and self.welcome.log == run.log
+    def _is_of_this_log(self, attempt: Attempt) -> bool:
+        return self.welcome is not None and self.welcome.log == attempt.log
 
-    def _take_back_end(self, uid: Uid, conn: int | None) -> None:
-        if arrival := self._ends.pop((uid, conn), None):
+    def _withdraw_end(self, uid: Uid, conn: int | None) -> None:
+        if arrival := self._undelivered_ends.pop((uid, conn), None):
             arrival.end = None
 
-    # --- a link begins and ends ------------------------------------------------
+    # --- the begin and end of a link ---------------------------------------------
 
     def hello(self, clock: HostTime | None = None, offset: float = 0.0) -> bytes:
         """Give the first frame of a link.
 
         Args:
-            clock: Now by the host's clocks; None if they cannot be told.
+            clock: The time now by the host's clocks; None if it cannot be read.
             offset: How far its CLOCK_MONOTONIC is ahead of the clock of logins.
         """
         options = dict(self._options)
@@ -173,38 +175,38 @@ class Client:
             options["clock"] = clock
             self._host_offset = offset
         if self.welcome is None:
-            # Logins that wait already do no harm: they are told behind this.
-            is_new = not self._has_adopted
+            # Logins that wait already do no harm: they are sent after this hello.
+            is_new = not self._has_older
             options["fresh"] = is_new if self._fresh is None else self._fresh
         elif finished := self.inbox.finished:
             options |= {"after": finished, "log": self.welcome.log}
         return encode(["hello", options])
 
-    def lost(self) -> None:
-        """Note that the link has ended; the next one tells what it may have lost."""
+    def link_lost(self) -> None:
+        """Note that the link has ended; the next one sends again what may be lost."""
         if self.is_linked:
             self.is_linked = self._is_pinging = self._is_writing = False
             self._link_began = None
             self._acked = 0
-            self.reports.lost()
+            self.reports.link_lost()
 
     # --- what is written -----------------------------------------------------------
 
     @property
     def is_urgent(self) -> bool:
-        """Whether something should not wait until the collected signs are due."""
+        """Whether something should be written before the collected activity is due."""
         has_ack = self.inbox.finished > self._acked
-        return self.reports.has_changes or has_ack or self._wants_ping
+        return self.reports.has_changes or has_ack or self._must_ping
 
     def frames(self, now: float, *, is_due: bool) -> Iterator[bytes]:
-        """Give what is to be written now, encoded; only while linked.
+        """Give the frames to write now; only while linked.
 
         Args:
-            now: In seconds of the clock that logins are told by.
-            is_due: Whether the signs of life collected so far are due.
+            now: In seconds of the clock of logins.
+            is_due: Whether the activity collected so far is due.
         """
         assert self.welcome is not None
-        is_wanted = self._wants_ping
+        must_ping = self._must_ping
         self._is_writing = True
         if self._link_began is None:
             self._link_began = now
@@ -212,86 +214,86 @@ class Client:
             now,
             since=self._link_began,
             began=self._host_offset if self.welcome.began else None,
-            signs=is_due or is_wanted,
+            with_activity=is_due or must_ping,
             max_batch=self.welcome.max_batch,
             max_frame_bytes=self.welcome.max_frame,
         )
         if (finished := self.inbox.finished) > self._acked:
             self._acked = finished
-            self._forget_ends(finished)
+            self._forget_delivered_ends(finished)
             yield encode(["ack", finished])
         is_useful = is_due and self.reports.unconfirmed and not self._is_pinging
-        if (is_wanted or is_useful) and not self.reports.is_behind:
+        if (must_ping or is_useful) and not self.reports.has_backlog:
             self.pings += 1
             self._is_pinging = True
-            self.reports.pinged()
+            self.reports.ping_sent()
             yield encode(["ping", self.pings])
         self._is_writing = False
 
-    def _forget_ends(self, finished: int) -> None:
-        """Those that every reader has been handed; the oldest are in front."""
-        handed = takewhile(lambda item: item[1].seq <= finished, self._ends.items())
-        for key, _ in list(handed):
-            del self._ends[key]
+    def _forget_delivered_ends(self, finished: int) -> None:
+        ends = self._undelivered_ends.items()  # the oldest first
+        for key, _ in list(takewhile(lambda item: item[1].seq <= finished, ends)):
+            del self._undelivered_ends[key]
 
     @property
-    def _wants_ping(self) -> bool:
-        return self._wanted_pong > self.pongs and not self._is_pinging
+    def _must_ping(self) -> bool:
+        return self._requested_ping > self.pongs and not self._is_pinging
 
-    def want_pong(self) -> int:
-        """Ask for a ping behind all that was reported; return its number.
+    def request_ping(self) -> int:
+        """Have a ping written after all that was reported; return its number.
 
-        `pongs` is that number or a higher one once all of it is on the sidecar's disk.
+        Once `pongs` has reached that number, all of it is on the sidecar's disk.
         """
-        # The ping of what is just being written would not be behind all of it.
+        # Frames that are being written now may end in a ping that comes too early.
         number = self.pings + 1 + self._is_writing
-        self._wanted_pong = max(self._wanted_pong, number)
+        self._requested_ping = max(self._requested_ping, number)
         return number
 
     def has_pong(self, number: int) -> bool:
         """Whether the ping of that number was answered, or a later one.
 
         Raises:
-            ReportError: The sidecar cannot be told all of it.
+            ReportError: The sidecar has no timers, or no room for those asked for.
         """
-        schedule = self.reports.schedule
-        if self.is_linked and schedule.pending and not schedule.is_understood:
-            raise ReportError(self._no_timers())
+        requests = self.reports.timer_requests
+        if self.is_linked and requests.pending and not requests.is_supported:
+            raise ReportError(self._no_timers_line())
         if self.pongs < number:
             return False
-        if schedule.refused:
+        if requests.postponed:
             raise ReportError(
-                f"the sidecar has no room for {schedule.refused} timers, which are asked "
-                "for again; cancel what is not needed, or raise timers.max_live"
+                f"the sidecar has no room for {requests.postponed} timers, which are sent "
+                "again later; cancel what is not needed, or raise timers.max_live"
             )
         return True
 
     # --- what is read ------------------------------------------------------------
 
-    def take(self, frame: Frame) -> str | None:
-        """Act on a frame of the sidecar's; return what should be logged of it.
+    def receive(self, frame: Frame) -> str | None:
+        """Act on a frame from the sidecar; return what to log, if anything.
 
         Raises:
-            Refused: The link is over. Unless the code is in `FINAL`, another may go on.
-            WireError: This is no sidecar that we understand.
+            Refused: The link is over. A new one makes sense unless the code is one of
+                `FINAL_CODES`.
+            WireError: The peer does not speak a protocol that we understand.
         """
         try:
             match frame:
                 case ("notices", tuple(records), *_):
-                    remarks = [self._take_record(record) for record in records]
-                    return next(filter(None, remarks), None)
+                    lines = [self._receive_record(record) for record in records]
+                    return next(filter(None, lines), None)
                 case ("pong", int(number), *_):
-                    self._take_pong(number)
+                    self._receive_pong(number)
                 case ("welcome", dict(options), *_):
-                    return self._take_welcome(options)
+                    return self._receive_welcome(options)
                 case ("error", {"code": str(code), "message": str(message)}, *_):
-                    return self._take_error(code, message, frame[1])
+                    return self._receive_error(code, message, frame[1])
                 case ("bye", {"reason": str(reason)}, *_):
                     return f"the sidecar says bye: {reason}"
                 case ("notices" | "pong" | "welcome" | "error" | "bye", *_):
                     raise TypeError("a frame of another form")
                 case _:
-                    pass  # what a later version says unasked may be ignored
+                    pass  # of a later version, which promises that it may be ignored
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise WireError(
                 Code.BAD_FRAME,
@@ -300,7 +302,7 @@ class Client:
             ) from error
         return None
 
-    def _take_welcome(self, options: dict[str, Any]) -> str | None:
+    def _receive_welcome(self, options: dict[str, Any]) -> str | None:
         before = self.welcome
         welcome = Welcome(
             log=str(options["log"]),
@@ -321,90 +323,92 @@ class Client:
         self.welcome = welcome
         self.is_linked = True
         self.links += 1
-        # One that ends before what it has sent has lost its end.
+        # A log that ends before a record that it has sent is not the same log.
         is_new_log = before is not None and (
-            before.log != welcome.log or welcome.next <= self.inbox.seen
+            before.log != welcome.log or welcome.next <= self.inbox.newest
         )
         if is_new_log:
-            self.inbox.new_log()
-            for key in [key for key, one in self._ends.items() if one.seq]:
-                del self._ends[key]
+            self.inbox.begin_log()
+            ends = self._undelivered_ends.items()
+            for key in [key for key, arrival in ends if arrival.seq]:
+                del self._undelivered_ends[key]
             self.reports.declare()
-            self.reports.schedule.forget_answers()
+            self.reports.timer_requests.forget_answers()
         elif before is not None and not welcome.known:
-            self.reports.declare()  # what was lost meanwhile may have ended a connection
-        return self._remark_on_timers(is_new_log=is_new_log)
+            self.reports.declare()  # a record that is lost may have ended a connection
+        return self._timers_line(is_new_log=is_new_log)
 
-    def _remark_on_timers(self, *, is_new_log: bool) -> str | None:
-        """What a welcome means to a program that has timers."""
+    def _timers_line(self, *, is_new_log: bool) -> str | None:
+        """What to log of a welcome if the program uses timers."""
         assert self.welcome is not None
-        schedule = self.reports.schedule
-        schedule.is_understood = TIMERS in self.welcome.features
-        if not (schedule.has_spoken or self.tasks.are_used):
+        requests = self.reports.timer_requests
+        requests.is_supported = TIMERS in self.welcome.features
+        if not (requests.was_used or self.tasks.has_consumers):
             return None
-        if not schedule.is_understood:
-            return self._no_timers()
-        if is_new_log and schedule.has_spoken:
+        if not requests.is_supported:
+            return self._no_timers_line()
+        if is_new_log and requests.was_used:
             return (
                 "the sidecar has begun a new log: timers that were asked for before may "
                 "be gone with the old one; ask again for those that matter"
             )
         return None
 
-    def _no_timers(self) -> str:
+    def _no_timers_line(self) -> str:
         assert self.welcome is not None
         return (
-            f"the sidecar ({self.welcome.server}) has no timers: none fires, and "
-            f"{self.reports.schedule.pending} words about them wait for one that has; "
-            "update it"
+            f"the sidecar ({self.welcome.server}) has no timers: none will fire, and "
+            f"{self.reports.timer_requests.pending} requests wait for a sidecar that has "
+            "them; update it"
         )
 
-    def _take_pong(self, number: int) -> None:
+    def _receive_pong(self, number: int) -> None:
         if self._is_pinging and number == self.pings:
             self.pongs = number
             self._is_pinging = False
-            self.reports.confirmed()
+            self.reports.pong_received()
 
-    def _take_error(self, code: str, message: str, told: dict[str, Any]) -> str:
+    def _receive_error(self, code: str, message: str, options: dict[str, Any]) -> str:
         if code == Code.REPLACED:
             raise Replaced(
                 code,
                 f"another process said hello as {self.name!r}, and has the link now; "
                 "give each gateway a name of its own",
             )
-        if told.get("fatal", True):
+        if options.get("fatal", True):
             raise Refused(code, message)
-        if code == Code.TOO_MANY_TIMERS and isinstance(key := told.get("key"), str):
-            self.reports.schedule.no_room(key)
+        if code == Code.TOO_MANY_TIMERS and isinstance(key := options.get("key"), str):
+            self.reports.timer_requests.postpone(key)
             return f"timers wait until the sidecar has room for them: {message}"
         self.refused += 1
         return f"the sidecar refused a frame: {message} ({code})"
 
-    def _take_record(self, record: RecordMap) -> str | None:
+    def _receive_record(self, record: RecordMap) -> str | None:
         seq = int(record["seq"])
         if not self.inbox.is_new(seq):
             return None
-        end, remark = None, None
+        end, line = None, None
         match record:
             case {"kind": "offline", "gateway": self.name, "conn": int(conn)}:
-                end = self._ended(conn, str(record["reason"]), record)
+                end = self._end_of(conn, str(record["reason"]), record)
             case {"kind": "moved", "from": self.name, "from_conn": int(conn)}:
-                end = self._ended(conn, MOVED, record)
-            case {"kind": "gap"}:  # some of what is lost may have ended a connection
+                end = self._end_of(conn, MOVED, record)
+            case {"kind": "gap"}:  # a record that is lost may have ended a connection
                 self.reports.declare()
             case {"kind": "timer", "gateway": self.name}:
-                remark = self.tasks.add(self._run(record))
+                line = self.tasks.add(self._attempt_of(record))
             case _:
                 pass
-        arrival = Arrival(seq, record, end, waits=record.get("kind") != TIMER)
+        is_timer = record.get("kind") == TIMER
+        arrival = Arrival(seq, record, end, waits_for_reader=not is_timer)
         if end is not None:
-            self._ends[end.uid, end.conn] = arrival
+            self._undelivered_ends[end.uid, end.conn] = arrival
         self.inbox.add(arrival)
-        return remark
+        return line
 
-    def _run(self, record: RecordMap) -> Run:
+    def _attempt_of(self, record: RecordMap) -> Attempt:
         assert self.welcome is not None
-        return Run(
+        return Attempt(
             log=self.welcome.log,
             seq=int(record["seq"]),
             key=str(record["key"]),
@@ -414,11 +418,11 @@ class Client:
             attempt=int(record["attempt"]),
         )
 
-    def _ended(self, conn: int, reason: str, record: RecordMap) -> End | None:
-        """The end of an open connection of that very conn and user; else None.
+    def _end_of(self, conn: int, reason: str, record: RecordMap) -> End | None:
+        """Close the connection that a record ends; None if it is not open, or another's.
 
-        Its logout is told too: a sign of life may just have crossed the record, and have
-        begun a session that nobody else would end.
+        Its logout is sent too. An activity may have crossed the record and opened a
+        session again, which nothing else would end.
         """
         uid = self.reports.uids.get(conn)
         if uid is None or uid != record["uid"]:

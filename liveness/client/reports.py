@@ -1,14 +1,14 @@
-"""What a gateway reports, kept so that each connection is told of once.
+"""What a gateway reports of its connections, kept until it is on the sidecar's disk.
 
-A connection is *open* from its login until its logout or the record that ends it. What
-the sidecar must still be told lies in sets by connection, not in a queue: however long
-the sidecar is away, there is at most one change (login or logout) and one sign of life
-of each. What was written and is not covered by a pong yet is kept in the same way, to be
-told again on the next link. What is said of timers lies in `timer_requests`, and goes the
-same way.
+A connection is *open* from its login until its logout, or until a record that ends it.
+Reports are kept in dicts by connection, not in a queue: however long the sidecar is away,
+there is at most one change (login or logout) and one activity for each connection. What
+was sent but not yet confirmed by a pong is kept in the same way, and sent again on the
+next link. `timer_requests` does the same for timers.
 
-On the wire every connection has a conn. One that is reported without gets a conn here,
-by its uid: so a late notice about an earlier login cannot end a later one.
+On the wire every connection has a conn. A connection that the gateway reports without one
+gets a conn here, by its uid: so a late record about an earlier login cannot end a later
+one.
 """
 
 from collections.abc import Container, Iterable, Iterator
@@ -28,63 +28,60 @@ from liveness.core.records import KEEPALIVE, LOGIN, LOGOUT, MESSAGE, Uid
 from liveness.core.uids import is_natural, is_uid
 from liveness.errors import ReportError
 
-Users: TypeAlias = dict[int, Uid]  # by conn
 T = TypeVar("T")
 
-Changes: TypeAlias = dict[int, tuple[str, Uid]]  # by conn: login or logout, and of whom
+UidByConn: TypeAlias = dict[int, Uid]
+ConnChanges: TypeAlias = dict[int, tuple[str, Uid]]  # by conn: login or logout, and uid
 
-# One frame of logins has one age, which is therefore told in steps: of a tenth of a
-# second, and from a quarter of an hour on of a 8,192nd to a 16,384th of itself, so that
-# a million connections of one day are some ten thousand frames.
+# One frame of logins has one age, so ages are rounded: to a tenth of a second, and from a
+# quarter of an hour on to between an 8,192nd and a 16,384th of the age. With that, a
+# million connections that opened over one day take about ten thousand frames.
 AGE_STEP_S: Final = 0.1
 AGE_STEPS: Final = 8_192
 
-# So many changes are told at once: a million of them would hold up the gateway's loop
-# for seconds, and the ages in the last frame be as old as the first one.
-CHANGES_AT_ONCE: Final = 4_096
+# More changes than this are sent in several writes. Encoding a million at once would block
+# the gateway's loop for seconds, and the ages in the last frame would be that old.
+MAX_CHANGES_PER_WRITE: Final = 4_096
 
 
 @dataclass(slots=True)
 class SentReports:
     """What was written, by conn."""
 
-    changes: Changes = field(default_factory=dict)
-    signs: Users = field(default_factory=dict)
+    changes: ConnChanges = field(default_factory=dict)
+    activity: UidByConn = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """How much that is."""
-        return len(self.changes) + len(self.signs)
+        return len(self.changes) + len(self.activity)
 
 
 class Reports:
-    """The open connections, and what the sidecar has still to be told of them.
+    """The open connections, and what the sidecar does not know of them yet.
 
     Args:
-        first_conn: The first conn to give out. Nobody of this gateway's name may ever
-            have used it, nor one above it.
+        first_conn: The first conn to assign. No process of this gateway's name may have
+            used it or a higher one before.
     """
 
     def __init__(self, first_conn: int) -> None:
-        self.uids: Users = {}  # of the open connections
-        self.messages: Users = {}  # signs of life, not told yet
-        self.keepalives: Users = {}
-        self.schedule = TimerRequests()  # what is said of timers
-        self.is_behind = False  # more waited than was told at once
+        self.uids: UidByConn = {}  # of the open connections
+        self.messages: UidByConn = {}  # not sent yet, like the next
+        self.keepalives: UidByConn = {}
+        self.timer_requests = TimerRequests()
+        self.has_backlog = False  # the last write left changes for the next
         self.ignored = 0  # reports about connections that are not open
-        # Connections that a record has ended and a reader has still to be handed.
-        self.ended: Container[tuple[Uid, int | None]] = ()
+        # Connections that a record has ended, and whose end no reader has got yet.
+        self.undelivered_ends: Container[tuple[Uid, int | None]] = ()
         self._next_conn = first_conn
-        self._conns: dict[Uid, int] = {}  # given here to those reported without
-        self._is_nameless = False  # whether there ever was one
+        self._conns: dict[Uid, int] = {}  # assigned here, as the gateway gave none
+        self._assigns_conns = False  # whether a login ever came without a conn
         self._opened: dict[int, float] = {}
-        self._timeouts: dict[int, float] = {}  # where the login named one
-        self._changes: Changes = {}  # not told yet, in order
-        self._untold: set[int] = set()  # logins among them that no link has carried
-        self._undeclared: list[
-            int
-        ] = []  # to be told by their logins again, newest first
-        self._told = SentReports()  # since the last ping
-        self._pinged = SentReports()  # before it, and not covered by a pong yet
+        self._timeouts: dict[int, float] = {}  # of logins that named one
+        self._changes: ConnChanges = {}  # not sent yet, in order
+        self._unsent_logins: set[int] = set()  # opened, and not sent on any link
+        self._to_declare: list[int] = []  # logins to send again, newest first
+        self._sent = SentReports()  # since the last ping
+        self._awaiting_pong = SentReports()  # before the last ping
 
     def new_conn(self) -> int:
         """Give a conn that was never given before."""
@@ -97,15 +94,15 @@ class Reports:
     def login(
         self, uid: Uid, conn: int | None, *, at: float, timeout: float | None
     ) -> None:
-        """Open a connection; of one that is open already, a sign of life.
+        """Open a connection; for one that is open already, report activity.
 
         Args:
-            uid: Whose it is.
-            conn: Its id; None if the gateway has none.
-            at: When it was authenticated, in seconds of the clock that `frames` has.
+            uid: The user.
+            conn: The connection; None if the gateway has no ids for them.
+            at: When it was authenticated, in seconds of the clock that `frames` gets.
             timeout: The silence timeout of this user until the next login, in seconds.
         Raises:
-            ReportError: Something of it cannot be. Nothing was taken.
+            ReportError: An argument is invalid. Nothing was taken.
         """
         _check_uid(uid)
         if timeout is not None and not is_within(timeout, MIN_TIMEOUT_S, MAX_TIMEOUT_S):
@@ -114,9 +111,9 @@ class Reports:
                 f"{MAX_TIMEOUT_S} seconds"
             )
         if conn is None:
-            self._is_nameless = True
+            self._assigns_conns = True
             if uid in self._conns:
-                self._forget(self._conns[uid])  # the user is back; this displaces it
+                self._forget(self._conns[uid])  # the new connection replaces it
             conn = self._conns[uid] = self.new_conn()
         elif not self._may_log_in(uid, conn):
             self.ignored += 1
@@ -124,51 +121,45 @@ class Reports:
         if conn not in self.uids:
             self.uids[conn] = uid
             self._opened[conn] = at
-            self._untold.add(conn)
+            self._unsent_logins.add(conn)
         self._timeouts.pop(conn, None)
         if timeout is not None:
             self._timeouts[conn] = timeout
         self._changes.setdefault(conn, (LOGIN, uid))
 
-    def sign(self, signs: Users, uid: Uid, conn: int | None) -> None:
-        """Take a sign of life; one of a connection that is not open is ignored.
+    def activity(self, unsent: UidByConn, uid: Uid, conn: int | None) -> None:
+        """Add an activity to *unsent*: `messages` or `keepalives`.
 
-        A user may speak while the record that ends its connection is under way: that
-        is nobody's mistake.
+        It is ignored if the connection is not open. That is no mistake of the gateway: a
+        user may speak while the record that ends its connection is under way.
 
         Raises:
-            ReportError: This is no uid, or not the one whose connection it is.
+            ReportError: The uid is invalid, or the connection belongs to another.
         """
-        _check_uid(uid)
         conn = self._open_conn(uid, conn)
-        if conn is None:
-            self.ignored += 1
-        else:
-            signs[conn] = uid
+        if conn is not None:
+            unsent[conn] = uid
 
     def logout(self, uid: Uid, conn: int | None) -> bool:
-        """Close a connection; return whether it was open, else it is ignored.
+        """Close a connection; return whether it was open, else the call is ignored.
 
         Raises:
-            ReportError: This is no uid, or not the one whose connection it is.
+            ReportError: The uid is invalid, or the connection belongs to another.
         """
-        _check_uid(uid)
         conn = self._open_conn(uid, conn)
-        if conn is None:
-            self.ignored += 1
-            return False
-        self.close(conn)
-        return True
+        if conn is not None:
+            self.close(conn)
+        return conn is not None
 
     def close(self, conn: int) -> int | None:
-        """Close the open connection *conn*; return it, or None if it was given here.
+        """Close an open connection; return its conn, or None if it was assigned here.
 
-        Its signs of life are forgotten: behind its logout, one would open a session
-        again. A login that was never told is withdrawn.
+        Its unsent activity is dropped: sent after the logout, it would open a session
+        again. A login that was never sent is dropped too, and needs no logout.
         """
-        uid, was_told = self.uids[conn], conn not in self._untold
+        uid, was_sent = self.uids[conn], conn not in self._unsent_logins
         self._forget(conn)
-        if was_told:
+        if was_sent:
             self._changes[conn] = (LOGOUT, uid)
         if self._conns.get(uid) != conn:
             return conn
@@ -182,31 +173,31 @@ class Reports:
         self.messages.pop(conn, None)
         self.keepalives.pop(conn, None)
         self._changes.pop(conn, None)
-        self._untold.discard(conn)
+        self._unsent_logins.discard(conn)
 
-    # --- what is told -------------------------------------------------------------
+    # --- what is sent -------------------------------------------------------------
 
     @property
     def has_changes(self) -> bool:
-        """Whether more than signs of life waits to be told."""
-        return self._has_logins or self.schedule.has_words
+        """Whether anything but activity waits to be sent."""
+        return self._has_conn_changes or self.timer_requests.has_unsent
 
     @property
-    def _has_logins(self) -> bool:
-        return bool(self._changes or self._undeclared)
+    def _has_conn_changes(self) -> bool:
+        return bool(self._changes or self._to_declare)
 
     @property
     def pending(self) -> int:
-        """How many changes, signs of life and words about timers wait to be told."""
-        changes = len(self._changes) + len(self._undeclared)
-        signs = len(self.messages) + len(self.keepalives)
-        return changes + signs + self.schedule.pending
+        """How many changes, activities and timer requests wait to be sent."""
+        changes = len(self._changes) + len(self._to_declare)
+        activity = len(self.messages) + len(self.keepalives)
+        return changes + activity + self.timer_requests.pending
 
     @property
     def unconfirmed(self) -> int:
-        """How many were told, and no pong has covered them."""
-        of_users = len(self._told) + len(self._pinged)
-        return of_users + self.schedule.unconfirmed
+        """How many of them were sent and not confirmed by a pong."""
+        of_conns = len(self._sent) + len(self._awaiting_pong)
+        return of_conns + self.timer_requests.unconfirmed
 
     def frames(
         self,
@@ -214,174 +205,184 @@ class Reports:
         *,
         since: float = float("inf"),
         began: float | None = None,
-        signs: bool,
+        with_activity: bool,
         max_batch: int,
         max_frame_bytes: int,
     ) -> Iterator[bytes]:
-        """Give what waits to be told, encoded, in the order in which it holds.
+        """Give what waits to be sent, encoded, in the order that the sidecar needs.
 
-        What is given counts as told. What is reported meanwhile comes with the next, and
-        signs of life of a connection that is closed meanwhile stay away.
+        What is given counts as sent. Reports made while this generator is in use go into
+        the next one; a connection that closes meanwhile has its activity left out.
 
         Args:
-            now: The clock of `login`.
+            now: By the clock of `login`.
             since: When this link began. The first login of a connection that opened
-                after that has no age: they come in their order, however late they are
-                read, and the later one is the newer.
-            began: What turns that clock into the host's CLOCK_MONOTONIC, on which logins
-                then tell when their connections began; None: they do not.
-            signs: Whether signs of life are due too.
+                later has no age: such logins arrive in order, so whenever the sidecar
+                reads them, the later one is the newer connection.
+            began: The offset from that clock to the host's CLOCK_MONOTONIC; logins then
+                carry the moment when their connections began. None: they do not.
+            with_activity: Whether to send activity too.
             max_batch: Most uids in a frame.
             max_frame_bytes: Most bytes in a frame.
         """
-        words = self.schedule.frames(now)
-        for event, batch, options in self._batches(now, since, signs, max_batch):
+        timer_frames = self.timer_requests.frames(now)
+        for event, batch, options in self._batches(
+            now, since, with_activity, max_batch
+        ):
+            moments = None
             if event == LOGIN and began is not None:
                 opened = self._opened
-                # That clock began with the host, and a connection cannot have before.
+                # CLOCK_MONOTONIC began with the host, so no moment is below 0.
                 moments = {
                     conn: moment
                     for conn in batch
                     if conn in opened and (moment := opened[conn] + began) >= 0
                 }
-            else:
-                moments = None
-            yield from _encoded(event, batch, options, max_frame_bytes, moments)
-        yield from words
+            yield from _encode_frames(event, batch, options, max_frame_bytes, moments)
+        yield from timer_frames
 
     def _batches(
-        self, now: float, since: float, signs: bool, most: int
-    ) -> Iterator[tuple[str, Users, dict[str, object]]]:
-        changes, untold = self._next_changes()
-        has_more, self.is_behind = self._has_logins, self.has_changes
+        self, now: float, since: float, with_activity: bool, most: int
+    ) -> Iterator[tuple[str, UidByConn, dict[str, object]]]:
+        changes, first_logins = self._next_changes()
+        has_more, self.has_backlog = self._has_conn_changes, self.has_changes
         for event, users in _phases(changes):
             if event == LOGOUT:
                 for batch in _split(users, most):
                     yield LOGOUT, batch, {}
                 continue
-            for options, same in self._alike(users, untold, now, since):
+            for options, same in self._grouped(users, first_logins, now, since):
                 for batch in _split(same, most):
                     yield LOGIN, batch, options
-        if signs and not has_more:  # behind their logins
+        if with_activity and not has_more:  # only after the logins of all connections
             for conn in self.messages.keys() & self.keepalives.keys():
-                del self.keepalives[conn]  # one sign of life is enough
-            for event, heard in (
-                (MESSAGE, self.messages),
-                (KEEPALIVE, self.keepalives),
-            ):
-                left = len(heard)
-                while left > 0:
-                    left -= most
-                    batch = _taken(heard, most)
-                    # A login that was reported meanwhile is not told yet, and will be a
-                    # sign of life itself.
-                    for conn in batch.keys() & self._changes.keys():
-                        del batch[conn]
-                    self._told.signs.update(batch)
-                    if batch:
-                        yield event, batch, {}
+                del self.keepalives[conn]  # one activity is enough
+            yield from self._activity_batches(MESSAGE, self.messages, most)
+            yield from self._activity_batches(KEEPALIVE, self.keepalives, most)
 
-    def _next_changes(self) -> tuple[Changes, set[int]]:
-        """Take the first of the changes, which count as told now, and who is new."""
-        declared = self._undeclared[-CHANGES_AT_ONCE:]
-        del self._undeclared[-CHANGES_AT_ONCE:]
+    def _activity_batches(
+        self, event: str, unsent: UidByConn, most: int
+    ) -> Iterator[tuple[str, UidByConn, dict[str, object]]]:
+        left = len(unsent)
+        while left > 0:
+            left -= most
+            batch = _pop_first(unsent, most)
+            # A login that was reported meanwhile is not sent yet. It counts as activity
+            # itself, so this one can be left out.
+            for conn in batch.keys() & self._changes.keys():
+                del batch[conn]
+            self._sent.activity.update(batch)
+            if batch:
+                yield event, batch, {}
+
+    def _next_changes(self) -> tuple[ConnChanges, set[int]]:
+        """Take the first changes, which count as sent now; and which are first logins."""
+        declared = self._to_declare[-MAX_CHANGES_PER_WRITE:]
+        del self._to_declare[-MAX_CHANGES_PER_WRITE:]
         for conn in reversed(declared):
             if conn in self.uids:
                 self._changes.setdefault(conn, (LOGIN, self.uids[conn]))
-        changes = _taken(self._changes, CHANGES_AT_ONCE)
-        untold = self._untold & changes.keys()
-        self._untold -= untold
-        self._told.changes |= changes
+        changes = _pop_first(self._changes, MAX_CHANGES_PER_WRITE)
+        first_logins = self._unsent_logins & changes.keys()
+        self._unsent_logins -= first_logins
+        self._sent.changes |= changes
         for conn, (event, _) in changes.items():
-            if event == LOGIN:  # a sign of life itself
+            if event == LOGIN:  # counts as activity itself
                 self.messages.pop(conn, None)
                 self.keepalives.pop(conn, None)
-        return changes, untold
+        return changes, first_logins
 
-    def _alike(
-        self, users: Users, untold: set[int], now: float, since: float
-    ) -> Iterator[tuple[dict[str, object], Users]]:
-        """Those to log in, by their timeout and age."""
-        groups: dict[tuple[float | None, float], Users] = {}
+    def _grouped(
+        self, users: UidByConn, first_logins: set[int], now: float, since: float
+    ) -> Iterator[tuple[dict[str, object], UidByConn]]:
+        """Group logins of the same timeout and age, which can share a frame."""
+        groups: dict[tuple[float | None, float], UidByConn] = {}
         for conn, uid in users.items():
             if conn not in self._opened:
-                continue  # closed meanwhile, and its logout is behind us
+                continue  # closed meanwhile: its logout was sent before
             opened = self._opened[conn]
-            is_new = conn in untold and opened >= since
-            key = self._timeouts.get(conn), 0.0 if is_new else _told_age(now - opened)
-            groups.setdefault(key, {})[conn] = uid
+            is_new = conn in first_logins and opened >= since
+            age = 0.0 if is_new else _rounded_age(now - opened)
+            groups.setdefault((self._timeouts.get(conn), age), {})[conn] = uid
         for (timeout, age), same in groups.items():
             options: dict[str, object] = {"age": age} if age else {}
             if timeout is not None:
                 options["timeout"] = timeout
             yield options, same
 
-    # --- what is known to have arrived ----------------------------------------------
+    # --- what has arrived ------------------------------------------------------------
 
-    def pinged(self) -> None:
-        """Note that a ping was written behind all that was told; one at a time."""
-        self._pinged, self._told = self._told, SentReports()
-        self.schedule.pinged()
+    def ping_sent(self) -> None:
+        """Note that a ping follows all that was sent; only one is under way at a time."""
+        self._awaiting_pong, self._sent = self._sent, SentReports()
+        self.timer_requests.ping_sent()
 
-    def confirmed(self) -> None:
-        """Note that the pong to that ping has come."""
-        self._pinged = SentReports()
-        self.schedule.confirmed()
+    def pong_received(self) -> None:
+        """Note the pong to that ping: all before it is on the sidecar's disk."""
+        self._awaiting_pong = SentReports()
+        self.timer_requests.pong_received()
 
-    def lost(self) -> None:
-        """Note that the link has ended: what no pong covered is to be told again.
+    def link_lost(self) -> None:
+        """Note that the link has ended: what no pong confirmed is sent again.
 
-        Of a connection that is closed only its logout, of an open one its login, else
-        a sign of life.
+        For a closed connection that is its logout, for an open one its login, or else an
+        activity.
         """
-        self.schedule.lost()
-        told, self._told = self._told, SentReports()
-        before, self._pinged = self._pinged, SentReports()
-        self._changes = before.changes | told.changes | self._changes
-        for conn, uid in (before.signs | told.signs).items():
+        self.timer_requests.link_lost()
+        sent, self._sent = self._sent, SentReports()
+        before, self._awaiting_pong = self._awaiting_pong, SentReports()
+        self._changes = before.changes | sent.changes | self._changes
+        for conn, uid in (before.activity | sent.activity).items():
             if conn in self.uids and conn not in self._changes:
                 self.keepalives[conn] = uid
 
     def declare(self) -> None:
-        """Have all open connections told by their logins again."""
-        self._undeclared = list(reversed(self.uids))
+        """Send the logins of all open connections again."""
+        self._to_declare = list(reversed(self.uids))
 
     # --- checks ---------------------------------------------------------------------
 
     def _may_log_in(self, uid: Uid, conn: int) -> bool:
-        """Whether *conn* is open or new; a record may just have ended it."""
+        """Whether *conn* is open or new, rather than closed by a logout or a record."""
         _check_conn(conn)
         if conn in self.uids:
             _check_owner(self.uids[conn], uid, conn)
             return True
-        if (uid, conn) in self.ended:
+        if (uid, conn) in self.undelivered_ends:
             return False
-        for changes in (self._changes, self._told.changes, self._pinged.changes):
+        for changes in (
+            self._changes,
+            self._sent.changes,
+            self._awaiting_pong.changes,
+        ):
             if conn in changes:
                 _check_owner(changes[conn][1], uid, conn)
                 return False
         return True
 
     def _open_conn(self, uid: Uid, conn: int | None) -> int | None:
-        """The conn of an open connection; None if it is not open."""
-        if conn is None:
-            if self.uids and not self._is_nameless:
-                raise ReportError(
-                    f"no conn for {uid!r:.80}, and this gateway's logins have one; name "
-                    "the connection in every report"
-                )
-            return self._conns.get(uid)
-        _check_conn(conn)
-        if conn not in self.uids:
-            return None
-        _check_owner(self.uids[conn], uid, conn)
-        return conn
+        """The conn of a report; None, and counted as ignored, if it is not open."""
+        _check_uid(uid)
+        if conn is not None:
+            _check_conn(conn)
+            if conn in self.uids:
+                _check_owner(self.uids[conn], uid, conn)
+                return conn
+        elif self.uids and not self._assigns_conns:
+            raise ReportError(
+                f"no conn for {uid!r:.80}, and this gateway's logins have one; name the "
+                "connection in every report"
+            )
+        elif uid in self._conns:
+            return self._conns[uid]
+        self.ignored += 1
+        return None
 
 
-def _check_owner(known: Uid, uid: Uid, conn: int) -> None:
-    if known != uid:
+def _check_owner(owner: Uid, uid: Uid, conn: int) -> None:
+    if owner != uid:
         raise ReportError(
-            f"connection {conn} is {known!r:.80}'s, not {uid!r:.80}'s; each connection has "
+            f"connection {conn} is {owner!r:.80}'s, not {uid!r:.80}'s; each connection has "
             "a conn of its own, see new_conn()"
         )
 
@@ -398,65 +399,65 @@ def _check_conn(conn: object) -> None:
         )
 
 
-def _phases(changes: Changes) -> list[tuple[str, Users]]:
-    """Put changes into runs of one event each, in turns.
+def _phases(changes: ConnChanges) -> list[tuple[str, UidByConn]]:
+    """Sort changes into few phases: logouts, logins, logouts, logins, and so on.
 
-    A uid is in each run once at most, in the order of its changes: so their order is
-    kept within each uid, which is where it matters, in few frames.
+    A uid is in each phase at most once, and its changes keep their order. The order
+    between different uids does not matter.
     """
-    phases: list[tuple[str, Users]] = []
-    behind: dict[Uid, int] = {}  # the first phase that a uid's next change may be in
+    phases: list[tuple[str, UidByConn]] = []
+    next_phase: dict[Uid, int] = {}  # the first phase for the next change of a uid
     for conn, (event, uid) in changes.items():
-        place = behind.get(uid, 0)
+        place = next_phase.get(uid, 0)
         place += place % 2 != (event == LOGIN)  # logouts are in the even ones
-        behind[uid] = place + 1
+        next_phase[uid] = place + 1
         while place >= len(phases):
             phases.append(((LOGOUT, LOGIN)[len(phases) % 2], {}))
         phases[place][1][conn] = uid
     return phases
 
 
-def _told_age(age: float) -> float:
-    """Round an age down to a step, in proportion to it; 0 for one of this moment."""
+def _rounded_age(age: float) -> float:
+    """Round an age down to a step that grows with it; see `AGE_STEPS`."""
     octave = 1 << max(int(age).bit_length() - 1, 0)
     step = max(octave / AGE_STEPS, AGE_STEP_S)
     return max(round(age // step * step, 3), 0.0)
 
 
-def _split(users: Users, most: int) -> Iterable[Users]:
-    """Parts of *users* of at most that many."""
+def _split(users: UidByConn, most: int) -> Iterable[UidByConn]:
+    """Split *users* into parts of at most so many."""
     if len(users) <= most:
         return (users,) if users else ()
     items = iter(users.items())
     return iter(lambda: dict(islice(items, most)), {})
 
 
-def _taken(users: dict[int, T], most: int) -> dict[int, T]:
-    """Take at most that many out of *users*, the first ones."""
+def _pop_first(users: dict[int, T], most: int) -> dict[int, T]:
+    """Remove the first items, at most so many, and return them."""
     if len(users) <= most:
-        taken = users.copy()
+        first = users.copy()
         users.clear()
-        return taken
-    taken = dict(islice(users.items(), most))
-    for conn in taken:
+        return first
+    first = dict(islice(users.items(), most))
+    for conn in first:
         del users[conn]
-    return taken
+    return first
 
 
-def _encoded(
+def _encode_frames(
     event: str,
-    batch: Users,
+    batch: UidByConn,
     options: dict[str, object],
     max_frame_bytes: int,
     moments: dict[int, float] | None,
 ) -> Iterator[bytes]:
-    """One frame, or as many as it takes to stay below the limit."""
-    told: dict[str, object] = {**options, "conn": list(batch)}
+    """Encode one frame, or several if it would be too long."""
+    all_options: dict[str, object] = {**options, "conn": list(batch)}
     if moments is not None:
-        told["began"] = [moments.get(conn) for conn in batch]
-    frame = encode([event, list(batch.values()), told])
+        all_options["began"] = [moments.get(conn) for conn in batch]
+    frame = encode([event, list(batch.values()), all_options])
     if len(frame) <= max_frame_bytes or len(batch) == 1:
         yield frame
         return
     for half in _split(batch, len(batch) // 2 or 1):
-        yield from _encoded(event, half, options, max_frame_bytes, moments)
+        yield from _encode_frames(event, half, options, max_frame_bytes, moments)

@@ -1,35 +1,27 @@
-"""The client library for programs without an event loop: it runs in a thread of its own.
+"""The client library for programs without an event loop: it runs in a background thread.
 
     with liveness.connect_sync(path, name="gw-1") as sidecar:
         sidecar.login("ada", conn=1)
         for end in sidecar.ended():
             close_connection(end.uid, end.conn)
 
-The sets that reports go into are under a lock; all else is the other thread's.
+Reports are noted under a lock, in the caller's thread. All else runs in the other thread.
 """
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar, overload
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from liveness.client.fired_timer import Timer
 from liveness.client.inbox import End
-from liveness.client.protocol import Client
-from liveness.client.sidecar import (
-    F,
-    Reading,
-    Sidecar,
-    Stats,
-    Timer,
-    client_of,
-    is_async,
-    socket_at,
-)
-from liveness.client.tasks import AT_ONCE
+from liveness.client.iterators import LinkIterator
+from liveness.client.sidecar import Sidecar, Stats, client_of, socket_at
+from liveness.client.task_runner import F, is_async
+from liveness.client.tasks import DEFAULT_AT_ONCE
 from liveness.core.records import MOVED, OFFLINE, Uid
 from liveness.errors import ReportError
 
@@ -47,33 +39,30 @@ def connect_sync(
     kinds: Sequence[str] = (OFFLINE, MOVED),
     fresh: bool | None = None,
 ) -> Iterator["SyncSidecar"]:
-    """As `connect`, for a program without an event loop: that runs in a thread.
+    """As `connect`, for a program without an event loop: it runs one in a thread.
 
     Raises:
         ReportError: As `connect`.
-        Replaced: As `connect`, from each call and on leaving.
-        Refused: The same.
+        Replaced: As `connect`; from each call, and when this is left.
+        Refused: As `Replaced`.
     """
     client, socket = client_of(name, timeout, kinds, fresh), socket_at(path)
     with start_blocking_portal("trio", name="liveness") as portal:
-        sidecar = portal.call(_sidecar_for_threads, client, socket)
+        sidecar = portal.call(Sidecar, client, socket)
         with portal.wrap_async_context_manager(sidecar._running()):
             yield SyncSidecar(sidecar, portal)
-
-
-async def _sidecar_for_threads(client: Client, socket: str) -> Sidecar:
-    return Sidecar(client, socket)
 
 
 class SyncSidecar:
     """The sidecar, as a gateway with threads sees it; from `connect_sync`.
 
-    Every method may be called from any thread, and is as that of `Sidecar`.
+    Every method may be called from any thread, and does what it does in `Sidecar`.
     """
 
     def __init__(self, sidecar: Sidecar, portal: BlockingPortal) -> None:
         self._sidecar = sidecar
         self._portal = portal
+        self._link = sidecar._link
         self._lock = sidecar._lock
 
     def login(
@@ -90,7 +79,7 @@ class SyncSidecar:
             self._sidecar.login(uid, conn=conn, timeout=timeout, age=age)
 
     def keepalive(self, uid: Uid, *, conn: int | None = None) -> None:
-        """Report a sign of life; see `Sidecar.keepalive`."""
+        """Report activity; see `Sidecar.keepalive`."""
         self._check()
         with self._lock:
             self._sidecar.keepalive(uid, conn=conn)
@@ -102,7 +91,7 @@ class SyncSidecar:
             self._sidecar.message(uid, conn=conn)
 
     def logout(self, uid: Uid, *, conn: int | None = None) -> None:
-        """Report that a connection has ended; see `Sidecar.logout`."""
+        """Report that a connection has closed; see `Sidecar.logout`."""
         self._check()
         with self._lock:
             self._sidecar.logout(uid, conn=conn)
@@ -130,17 +119,17 @@ class SyncSidecar:
         self._sidecar.cancel(key, ext=ext)
 
     def timers(self) -> Iterator[Timer]:
-        """Give each timer that fires and no task takes; see `Sidecar.timers`."""
-        return self._read(self._sidecar.timers())
+        """Give each timer that fires and that no task takes; see `Sidecar.timers`."""
+        return self._iterate(self._sidecar.timers())
 
     @overload
     def task(self, function: F, /) -> F: ...
     @overload
     def task(
-        self, prefix: str = "", /, *, at_once: int = AT_ONCE
+        self, prefix: str = "", /, *, at_once: int = DEFAULT_AT_ONCE
     ) -> Callable[[F], F]: ...
-    def task(self, prefix: Any = "", /, *, at_once: int = AT_ONCE) -> Any:
-        """Have a plain function called for timers, in threads; see `Sidecar.task`."""
+    def task(self, prefix: Any = "", /, *, at_once: int = DEFAULT_AT_ONCE) -> Any:
+        """Have a plain function called for timers, in a thread; see `Sidecar.task`."""
         self._check()
         if not callable(prefix):
             return lambda function: self._add_task(function, prefix, at_once)
@@ -149,18 +138,18 @@ class SyncSidecar:
     def _add_task(self, function: F, prefix: str, at_once: int) -> F:
         if is_async(function):
             raise ReportError(
-                f"{function!r:.80} is async, and there is no event loop of yours here; use "
+                f"{function!r:.80} is async, and your program has no event loop here; use "
                 "a plain function, or connect"
             )
-        return self._sidecar._add_task(function, prefix, at_once)
+        return self._sidecar._tasks.add(function, prefix, at_once)
 
     def ended(self) -> Iterator[End]:
-        """Give each open connection that is to be closed; see `Sidecar.ended`."""
-        return self._read(self._sidecar.ended())
+        """Give each open connection that has to be closed; see `Sidecar.ended`."""
+        return self._iterate(self._sidecar.ended())
 
     def records(self) -> Iterator[Mapping[str, Any]]:
         """Give each record as it is on the wire; see `Sidecar.records`."""
-        return self._read(self._sidecar.records())
+        return self._iterate(self._sidecar.records())
 
     @property
     def name(self) -> str:
@@ -169,7 +158,7 @@ class SyncSidecar:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a link just now."""
+        """Whether there is a link now."""
         return self._sidecar.is_connected
 
     def connected(self) -> None:
@@ -177,40 +166,42 @@ class SyncSidecar:
         self._wait(self._sidecar.connected)
 
     def flush(self) -> None:
-        """Wait until all that was reported is applied and on the sidecar's disk."""
+        """Wait until everything reported is applied and on the sidecar's disk."""
         self._wait(self._sidecar.flush)
 
     def stats(self) -> Stats:
-        """Give the numbers that a gateway's own metrics may show."""
+        """Give numbers for the gateway's own metrics."""
         with self._lock:
             return self._sidecar.stats()
 
-    # --- the thread that it runs in ---------------------------------------------------
+    # --- the other thread -------------------------------------------------------------
 
     def _check(self) -> None:
-        if self._sidecar._error is not None:
-            raise self._sidecar._error.with_traceback(None)
+        """Raise what ended the link for good."""
+        if self._link.error is not None:
+            raise self._link.error.with_traceback(None)
 
     def _wait(self, wait: Callable[[], Awaitable[T]]) -> T:
+        """Run *wait* in the other thread."""
         self._check()
         try:
-            waited: T = self._portal.call(wait)
+            result: T = self._portal.call(wait)
         except (anyio.ClosedResourceError, RuntimeError):  # the latter: no such thread
-            if not self._sidecar._is_closed:
+            if not self._link.is_closed:
                 raise
             self._check()
             raise anyio.ClosedResourceError("connect_sync was left") from None
-        return waited
+        return result
 
-    def _read(self, reading: Reading[T]) -> Iterator[T]:
-        while (given := self._taken(reading)) is not None:
-            yield given
+    def _iterate(self, items: LinkIterator[T]) -> Iterator[T]:
+        while (item := self._next(items)) is not None:
+            yield item
         self._check()
 
-    def _taken(self, reading: Reading[T]) -> T | None:
-        """The next one; a trip to the other thread only if it is not here yet."""
+    def _next(self, items: LinkIterator[T]) -> T | None:
+        """The next item; the other thread is only asked if there is none yet."""
         with self._lock:
-            given = reading.take()
-        if given is None and not self._sidecar._is_closed:
-            return self._wait(partial(self._sidecar._next, reading))
-        return given
+            item = items.take()
+        if item is None and not self._link.is_closed:
+            return self._wait(items.next_item)
+        return item

@@ -1,16 +1,16 @@
-"""Timers that have fired, until somebody takes them.
+"""Timers that have fired, until a task or a reader takes them.
 
-Each firing is a *run*. It waits in the *lane* of the task whose prefix is the longest
-that its key begins with, or, where no task takes it, for whoever reads. A lane is the
-task's own, and so is its bound: one that stands still delays no other.
+Each firing of a timer is an *attempt*. It waits in the queue of the task whose prefix of
+its key is the longest. Attempts that belong to no task wait for a reader of `timers()`.
+Each task has its own queue with its own bound, so a task that hangs delays no other.
 
-A run is acknowledged as it comes in, for acks are one number, and a slow task would
-keep back the ends of connections. Nothing is lost by it: a run that nobody answers
-comes again, from the sidecar's table. For the same reason a lane may be full: what is
-not kept then comes again too, later and with one attempt less.
+Attempts are acknowledged when they arrive: an ack covers all records before it, so a slow
+task would hold back the ends of connections. Nothing is lost by that. The sidecar fires
+an attempt again if nobody answers it. For the same reason a queue may drop what it has no
+room for; that attempt comes again later, and the timer has one attempt less.
 
-Of each key at most one run is under way and one more waits, the newest: a task that
-never comes back from one timer is not given its next attempts too.
+Of each key at most one attempt runs and at most one more waits, the newest. So a task
+that hangs on one timer does not get the later attempts of that timer as well.
 """
 
 from collections import OrderedDict
@@ -19,16 +19,16 @@ from typing import Final, NamedTuple
 
 from liveness.errors import ReportError
 
-# In a lane: as many as the sidecar has in flight, at most some 45 MB of payloads.
-MOST_WAITING: Final = 10_000
-AT_ONCE: Final = 10
-MOST_AT_ONCE: Final = 10_000
-# About so many groups of keys it is said that nobody takes them.
-MOST_GROUPS: Final = 100
+# In a queue. It is the sidecar's window; with payloads, at most about 45 MB.
+MAX_WAITING: Final = 10_000
+DEFAULT_AT_ONCE: Final = 10
+MAX_AT_ONCE: Final = 10_000
+# A timer without a task is logged once for each group of keys, for so many groups.
+MAX_LOGGED_GROUPS: Final = 100
 
 
-class Run(NamedTuple):
-    """One firing of a timer, as its record tells of it."""
+class Attempt(NamedTuple):
+    """One firing of a timer, from its record."""
 
     log: str
     seq: int
@@ -36,185 +36,186 @@ class Run(NamedTuple):
     payload: str | None
     ext: str | None
     due: int  # ms
-    attempt: int
+    attempt: int  # from 1
 
 
-class TaskQueue:
-    """Runs that wait to be taken, the oldest first; of each key the newest."""
+class AttemptQueue:
+    """Attempts that wait, oldest first; of each key only the newest."""
 
     def __init__(self) -> None:
-        # Taking from the front of a plain dict takes the longer the more was taken.
-        self.waiting: OrderedDict[str, Run] = OrderedDict()
-        self.is_overfull = False  # since it was empty
+        # An OrderedDict, as popping the front of a plain dict gets slower each time.
+        self.waiting: OrderedDict[str, Attempt] = OrderedDict()
+        self.overflow_logged = False  # since the queue was last empty
 
-    def add(self, run: Run) -> bool:
-        """Have a run wait, in the place of an older one of its key; False: no room."""
-        if len(self.waiting) >= MOST_WAITING and run.key not in self.waiting:
+    def add(self, attempt: Attempt) -> bool:
+        """Add an attempt, in the place of an older one of its key; False if full."""
+        if len(self.waiting) >= MAX_WAITING and attempt.key not in self.waiting:
             return False
-        self.waiting[run.key] = run
+        self.waiting[attempt.key] = attempt
         return True
 
-    def take(self) -> Run | None:
-        """Take the first run that may be started now."""
+    def take(self) -> Attempt | None:
+        """Take the first attempt that may start now."""
         if self.waiting:
             return self.waiting.popitem(last=False)[1]
-        self.is_overfull = False
+        self.overflow_logged = False
         return None
 
     def forget(self, key: str) -> None:
-        """Have a run of this key wait no more: the timer is cancelled or replaced."""
+        """Drop the waiting attempt of a timer that was cancelled or replaced."""
         self.waiting.pop(key, None)
 
     def __len__(self) -> int:
-        """How many wait."""
         return len(self.waiting)
 
-    def __iter__(self) -> Iterator[Run]:
-        """Those that wait."""
+    def __iter__(self) -> Iterator[Attempt]:
         return iter(self.waiting.values())
 
 
-class TaskLane(TaskQueue):
-    """The runs of one task: those whose key begins with *prefix*.
+class TaskQueue(AttemptQueue):
+    """The attempts of one task: those whose key begins with *prefix*.
 
     Args:
         prefix: Empty for every key.
-        at_once: How many may be under way.
+        at_once: How many attempts may run at the same time.
     """
 
     def __init__(self, prefix: str, at_once: int) -> None:
         super().__init__()
         self.prefix = prefix
         self.at_once = at_once
-        self.running: dict[str, Run | None] = {}  # by key: the run to come after that
+        self.running: dict[str, Attempt | None] = {}  # by key: the attempt to run next
 
-    def add(self, run: Run) -> bool:
-        """Have a run wait; one whose key is under way, until that has ended."""
-        if run.key in self.running:
-            self.running[run.key] = run
+    def add(self, attempt: Attempt) -> bool:
+        """Add an attempt; if its key is running, it waits until that has ended."""
+        if attempt.key in self.running:
+            self.running[attempt.key] = attempt
             return True
-        return super().add(run)
+        return super().add(attempt)
 
-    def take(self) -> Run | None:
-        """Take the first run, if another may be under way; `ended` has to follow."""
+    def take(self) -> Attempt | None:
+        """Take the first attempt if one more may run; call `ended` after it has run."""
         if len(self.running) >= self.at_once:
             return None
-        run = super().take()
-        if run is not None:
-            self.running[run.key] = None
-        return run
+        attempt = super().take()
+        if attempt is not None:
+            self.running[attempt.key] = None
+        return attempt
 
-    def ended(self, run: Run) -> None:
-        """Note that a run that was taken is under way no more."""
-        following = self.running.pop(run.key)
+    def ended(self, attempt: Attempt) -> None:
+        """Note that an attempt no longer runs."""
+        following = self.running.pop(attempt.key)
         if following is not None:
-            self.waiting[run.key] = following
+            self.waiting[attempt.key] = following
 
     def forget(self, key: str) -> None:
-        """Have a run of this key wait no more; what is under way goes on."""
+        """Drop the waiting attempt of this key; a running one goes on."""
         super().forget(key)
         if key in self.running:
             self.running[key] = None
 
     def __len__(self) -> int:
-        """How many wait."""
         return len(self.waiting) + sum(map(bool, self.running.values()))
 
-    def __iter__(self) -> Iterator[Run]:
-        """Those that wait."""
+    def __iter__(self) -> Iterator[Attempt]:
         yield from self.waiting.values()
         yield from filter(None, self.running.values())
 
 
-class Tasks:
-    """Who takes which run."""
+class TaskQueues:
+    """The queues of all tasks, and one for attempts that belong to no task."""
 
     def __init__(self) -> None:
-        self.rest = TaskQueue()  # what no task takes
-        self.is_read = False  # whether anybody ever asked for the rest
-        self.unkept = 0  # runs that there was no room for
-        self._lanes: list[TaskLane] = []  # the longest prefix first
-        self._groups: set[str] = set()  # of keys that nobody takes, which was said
+        self.unclaimed = AttemptQueue()
+        self.has_reader = False  # whether anybody ever read the unclaimed attempts
+        self.dropped = 0  # attempts that there was no room for
+        self._queues: list[TaskQueue] = []  # the longest prefix first
+        self._logged_groups: set[str] = set()  # of keys that nobody takes
 
-    def open(self, prefix: str, at_once: int) -> TaskLane:
-        """Open the lane of a task; what waits elsewhere and is for it changes over.
+    def add_task(self, prefix: str, at_once: int) -> TaskQueue:
+        """Add the queue of a task, and move waiting attempts that belong to it.
 
         Raises:
-            ReportError: There is one of that prefix, or one of these cannot be.
+            ReportError: An argument is invalid, or the prefix has a task already.
         """
         if not isinstance(prefix, str):
             raise ReportError(
                 f"prefix is {prefix!r:.80}; it must be a string that keys begin with"
             )
-        if type(at_once) is not int or not 1 <= at_once <= MOST_AT_ONCE:
+        if type(at_once) is not int or not 1 <= at_once <= MAX_AT_ONCE:
             raise ReportError(
-                f"at_once is {at_once!r:.40}; it must be 1 to {MOST_AT_ONCE}"
+                f"at_once is {at_once!r:.40}; it must be 1 to {MAX_AT_ONCE}"
             )
-        if any(lane.prefix == prefix for lane in self._lanes):
+        if any(queue.prefix == prefix for queue in self._queues):
             raise ReportError(
-                f"there is a task for {prefix!r:.80} already; each prefix has one"
+                f"there is a task for {prefix!r:.80} already; use another prefix"
             )
-        lane = TaskLane(prefix, at_once)
-        before = self._lane_of(prefix)
-        self._lanes.append(lane)
-        self._lanes.sort(key=lambda one: len(one.prefix), reverse=True)
-        for run in [run for run in before if run.key.startswith(prefix)]:
-            before.forget(run.key)
-            lane.add(run)
-        return lane
+        queue = TaskQueue(prefix, at_once)
+        before = self._queue_of(prefix)
+        self._queues.append(queue)
+        self._queues.sort(key=lambda queue: len(queue.prefix), reverse=True)
+        for attempt in [each for each in before if each.key.startswith(prefix)]:
+            before.forget(attempt.key)
+            queue.add(attempt)
+        return queue
 
-    def add(self, run: Run) -> str | None:
-        """Have a run wait for whoever takes it; return what should be logged of it."""
-        lane = self._lane_of(run.key)
-        if not lane.add(run):
-            self.unkept += 1
-            return self._say_overfull(lane)
-        if lane is self.rest and not self.is_read:
-            return self._say_unclaimed(run.key)
+    def add(self, attempt: Attempt) -> str | None:
+        """Add an attempt to its queue; return what to log, if anything."""
+        queue = self._queue_of(attempt.key)
+        if not queue.add(attempt):
+            self.dropped += 1
+            return self._overflow_line(queue)
+        if queue is self.unclaimed and not self.has_reader:
+            return self._unclaimed_line(attempt.key)
         return None
 
     def forget(self, key: str) -> None:
-        """Let no run of this key be started any more."""
-        self._lane_of(key).forget(key)
+        """Drop the waiting attempt of this key."""
+        self._queue_of(key).forget(key)
 
     def forget_ext(self, ext: str) -> None:
-        """Let no run with this ext be started any more."""
-        for lane in (*self._lanes, self.rest):
-            for key in [run.key for run in lane if run.ext == ext]:
-                lane.forget(key)
+        """Drop all waiting attempts with this ext."""
+        for queue in (*self._queues, self.unclaimed):
+            for key in [attempt.key for attempt in queue if attempt.ext == ext]:
+                queue.forget(key)
 
     @property
-    def are_used(self) -> bool:
-        """Whether anybody takes timers here."""
-        return bool(self._lanes) or self.is_read
+    def has_consumers(self) -> bool:
+        """Whether a task or a reader takes timers here."""
+        return bool(self._queues) or self.has_reader
 
     @property
     def waiting(self) -> int:
-        """How many runs wait."""
-        return sum(map(len, self._lanes)) + len(self.rest)
+        """How many attempts wait."""
+        return sum(map(len, self._queues)) + len(self.unclaimed)
 
-    def _lane_of(self, key: str) -> TaskQueue:
-        fitting = (lane for lane in self._lanes if key.startswith(lane.prefix))
-        return next(fitting, self.rest)
+    def _queue_of(self, key: str) -> AttemptQueue:
+        matching = (queue for queue in self._queues if key.startswith(queue.prefix))
+        return next(matching, self.unclaimed)
 
-    def _say_overfull(self, lane: TaskQueue) -> str | None:
-        if lane.is_overfull:
+    def _overflow_line(self, queue: AttemptQueue) -> str | None:
+        if queue.overflow_logged:
             return None
-        lane.is_overfull = True
-        whose = (
-            f"the task {lane.prefix!r}" if isinstance(lane, TaskLane) else "a reader"
+        queue.overflow_logged = True
+        consumer = (
+            f"the task {queue.prefix!r}"
+            if isinstance(queue, TaskQueue)
+            else "a reader of timers()"
         )
         return (
-            f"{MOST_WAITING} timers wait for {whose}, and no more are kept; what comes "
-            "beyond that is fired again after the run timeout"
+            f"{MAX_WAITING} timers wait for {consumer}, and further ones are dropped; the "
+            "sidecar fires those again after the run timeout"
         )
 
-    def _say_unclaimed(self, key: str) -> str | None:
+    def _unclaimed_line(self, key: str) -> str | None:
         group = key.partition(":")[0]
-        if group in self._groups or len(self._groups) >= MOST_GROUPS:
+        if (
+            group in self._logged_groups
+            or len(self._logged_groups) >= MAX_LOGGED_GROUPS
+        ):
             return None
-        self._groups.add(group)
+        self._logged_groups.add(group)
         return (
             f"the timer {key!r} has fired, and there is no task for it and nobody reads "
-            "timers(); it comes again for a while, and ends as failed"
+            "timers(); it fires again a few times and then fails"
         )

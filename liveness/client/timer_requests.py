@@ -1,14 +1,14 @@
-"""What a gateway says of its timers, kept until it is on the sidecar's disk.
+"""What a gateway asks of its timers, kept until it is on the sidecar's disk.
 
-A word is one of `after` (do this in so many seconds), `cancel` (do not), `done` and
-`fail` (how a run went). Of each key, each ext and each run only the newest word is
-kept, in the place of the newest: so a cancel by ext and the `after`s with that ext are
-told in the order in which they were said, however often each was.
+There are four requests: `after` (fire in so many seconds), `cancel`, and the answers to an
+attempt, `done` and `fail`. Only the newest request about each key, each ext and each
+attempt is kept, and it goes to the end of the order. So a cancel by ext and the `after`s
+with that ext are sent in the order of the calls, however often each was called.
 
-What was told and is not covered by a pong yet is kept in the same way, and told again
-on the next link, an `after` with the seconds that are left by then. A timer that fired
-in just that moment therefore fires once more: that, sooner than never. An `after` that
-the sidecar has no room for is told again later.
+Requests that were sent but not yet confirmed by a pong are kept in the same way. They are
+sent again on the next link, an `after` with the seconds that are left by then. A timer
+that fired at just that moment therefore fires twice, rather than never. An `after` that
+the sidecar has no room for is sent again later.
 """
 
 from collections.abc import Iterator
@@ -24,61 +24,59 @@ MIN_AFTER_S: Final = 0.1
 MAX_AFTER_S: Final = 31_622_400  # 366 days
 MAX_CONTENT_BYTES: Final = 4_096  # of a payload, and of an answer's message
 
-# While the sidecar is away, words wait here: ten seconds of 10,000 timers and as many
-# cancels a second, longer than a restart takes, in some 100 MB.
-MOST_WORDS: Final = 200_000
-# Timers that there was no room for are asked for again after so long, all together.
-AGAIN_S: Final = 5.0
-# As `reports.CHANGES_AT_ONCE`, and for the same reason.
-WORDS_AT_ONCE: Final = 4_096
+# While the sidecar is away, requests wait here: those of ten seconds with 10,000 timers
+# and as many cancels a second. That is longer than a restart takes, in about 100 MB.
+MAX_REQUESTS: Final = 200_000
+# Timers that the sidecar had no room for are sent again after so long, all together.
+POSTPONED_S: Final = 5.0
+# As `reports.MAX_CHANGES_PER_WRITE`, and for the same reason.
+MAX_REQUESTS_PER_WRITE: Final = 4_096
 
-AFTER: Final = "after"
-CANCEL: Final = "cancel"
-DONE: Final = "done"
-FAIL: Final = "fail"
-
+# What a request is about.
 KEY: Final = "key"
 EXT: Final = "ext"
-RUN: Final = "run"
+ATTEMPT: Final = "attempt"
 
 
 class AfterRequest(NamedTuple):
-    """A timer as it was asked for: due then, by the clock that `TimerRequests` is told."""
+    """A timer to create."""
 
     key: str
-    due: float
+    due: float  # by the clock that callers pass as `now`
     options: dict[str, str]
-    number: int  # of what was asked, in its order
+    number: int  # counts the calls of `after` and `cancel`
 
 
 class CancelRequest(NamedTuple):
-    """A timer, or all with an ext, is not to be: as it is told."""
+    """A timer, or all with an ext, to cancel."""
 
     frame: bytes
     number: int
 
 
-Word: TypeAlias = AfterRequest | CancelRequest | bytes  # an answer is told as it stands
-Words: TypeAlias = dict[tuple[str, str | int], Word]  # by what it is about
+Subject: TypeAlias = tuple[str, str | int]  # KEY, EXT or ATTEMPT; with its name or seq
+PendingRequest: TypeAlias = AfterRequest | CancelRequest | bytes  # bytes: an answer
+PendingRequests: TypeAlias = dict[Subject, PendingRequest]
 
 
 class TimerRequests:
-    """The words about timers: those to be told, and those that no pong has covered."""
+    """The requests about timers that are not sent, or not confirmed by a pong."""
 
     def __init__(self) -> None:
-        self.is_understood = True  # by the sidecar at hand, as far as is known
-        self.has_spoken = False  # whether any timer was ever asked for
-        self.unkept = 0  # answers that there was no room for; their runs come again
-        self._untold: Words = {}
-        self._told: Words = {}  # since the last ping
-        self._pinged: Words = {}  # before it, and not covered by a pong yet
-        self._refused: dict[
-            str, AfterRequest
-        ] = {}  # by key: those that there was no room for
-        self._again_at: float | None = None  # when they are told again
-        self._number = 0  # of the latest that was asked
+        self.is_supported = True  # by the sidecar, as far as is known
+        self.was_used = False  # whether any timer was ever asked for
+        self.dropped = (
+            0  # answers that there was no room for; their attempts come again
+        )
+        self._unsent: PendingRequests = {}
+        self._sent: PendingRequests = {}  # since the last ping
+        self._awaiting_pong: PendingRequests = {}  # before the last ping
+        # By key: timers that the sidecar had no room for, and when to send them again.
+        self._postponed: dict[str, AfterRequest] = {}
+        self._resend_at: float | None = None
+        self._number = 0  # of the latest `after` or `cancel`
 
-    # --- what the gateway says ----------------------------------------------------
+    # --- what the gateway asks ----------------------------------------------------
 
     def after(
         self, key: str, seconds: float, payload: str | None, ext: str | None, now: float
@@ -86,7 +84,7 @@ class TimerRequests:
         """Ask for a timer; see `Sidecar.after`.
 
         Raises:
-            ReportError: Something of it cannot be. Nothing was taken.
+            ReportError: An argument is invalid, or there is no room. Nothing was taken.
         """
         _check_name(KEY, key)
         if not is_within(seconds, MIN_AFTER_S, MAX_AFTER_S):
@@ -96,7 +94,7 @@ class TimerRequests:
             )
         options = {}
         if payload is not None:
-            if not is_content(payload):
+            if not _is_payload(payload):
                 raise ReportError(
                     f"payload is {payload!r:.80}; it must be a string of at most "
                     f"{MAX_CONTENT_BYTES} bytes without U+0000"
@@ -104,12 +102,12 @@ class TimerRequests:
             options["payload"] = payload
         if ext is not None:
             _check_name(EXT, ext)
-            options["ext"] = ext
+            options[EXT] = ext
         self._number += 1
         self._ask((KEY, key), AfterRequest(key, now + seconds, options, self._number))
 
     def cancel(self, key: str | None, ext: str | None) -> None:
-        """Ask for a timer, or all with an ext, not to be; see `Sidecar.cancel`.
+        """Cancel a timer, or all with an ext; see `Sidecar.cancel`.
 
         Raises:
             ReportError: As `after`.
@@ -119,26 +117,26 @@ class TimerRequests:
         what, name = (KEY, key) if key is not None else (EXT, ext or "")
         _check_name(what, name)
         self._number += 1
-        frame = encode([CANCEL, {what: name}])
+        frame = encode(["cancel", {what: name}])
         self._ask((what, name), CancelRequest(frame, self._number))
         if what == EXT:
-            self._refused = {
-                key: asked
-                for key, asked in self._refused.items()
-                if asked.options.get(EXT) != ext
+            self._postponed = {
+                key: request
+                for key, request in self._postponed.items()
+                if request.options.get(EXT) != ext
             }
 
     def done(self, key: str, seq: int, message: str | None) -> None:
-        """Answer that the run of this record went well.
+        """Answer the attempt of the record *seq*: its work is done.
 
         Raises:
             ReportError: The message is no string.
         """
-        text = None if message is None else _fitting(message)
-        self._answer(seq, encode([DONE, key, text, {"seq": seq}]))
+        text = None if message is None else _shortened(message)
+        self._answer(seq, encode(["done", key, text, {"seq": seq}]))
 
     def fail(self, key: str, seq: int, message: str, *, final: bool) -> None:
-        """Answer that the run of this record went wrong; *final*: not to be tried again.
+        """Answer the attempt of the record *seq*: it failed. *final*: do not retry.
 
         Raises:
             ReportError: The message is no string.
@@ -146,134 +144,135 @@ class TimerRequests:
         options: dict[str, object] = {"seq": seq}
         if final:
             options["final"] = True
-        self._answer(seq, encode([FAIL, key, _fitting(message), options]))
+        self._answer(seq, encode(["fail", key, _shortened(message), options]))
 
     def forget_answers(self) -> None:
-        """Let go of all answers: they are about a log that is no more."""
-        for words in (self._untold, self._told, self._pinged):
-            for about in [about for about in words if about[0] == RUN]:
-                del words[about]
+        """Drop all answers: their log no longer exists."""
+        for requests in (self._unsent, self._sent, self._awaiting_pong):
+            for subject in [each for each in requests if each[0] == ATTEMPT]:
+                del requests[subject]
 
-    def _ask(self, about: tuple[str, str], word: Word) -> None:
-        if not self.is_understood:
+    def _ask(self, subject: tuple[str, str], request: PendingRequest) -> None:
+        if not self.is_supported:
             raise ReportError(
                 "the sidecar has no timers; it is older than this library: update it"
             )
-        if not self._has_room(about):
+        if not self._has_room(subject):
             raise ReportError(
-                f"{MOST_WORDS} words about timers wait for the sidecar's disk, and no "
-                "more are kept; see whether it runs and can write"
+                f"{MAX_REQUESTS} timer requests wait for the sidecar's disk, and no more "
+                "are kept; see whether the sidecar runs and can write"
             )
-        self.has_spoken = True
-        if about[0] == KEY:
-            self._refused.pop(about[1], None)
-        _put(self._untold, about, word)
+        self.was_used = True
+        if subject[0] == KEY:
+            self._postponed.pop(subject[1], None)
+        _put_last(self._unsent, subject, request)
 
-    def _answer(self, seq: int, word: bytes) -> None:
-        if self._has_room((RUN, seq)):
-            _put(self._untold, (RUN, seq), word)
+    def _answer(self, seq: int, frame: bytes) -> None:
+        if self._has_room((ATTEMPT, seq)):
+            _put_last(self._unsent, (ATTEMPT, seq), frame)
         else:
-            self.unkept += 1
+            self.dropped += 1
 
-    def _has_room(self, about: tuple[str, str | int]) -> bool:
-        kept = self.pending + self.unconfirmed
-        return kept < MOST_WORDS or about in self._untold
+    def _has_room(self, subject: Subject) -> bool:
+        count = self.pending + self.unconfirmed
+        return count < MAX_REQUESTS or subject in self._unsent
 
-    # --- what is told ---------------------------------------------------------------
+    # --- what is sent ---------------------------------------------------------------
 
     @property
-    def has_words(self) -> bool:
-        """Whether there is something to tell a sidecar that understands it."""
-        return self.is_understood and bool(self._untold)
+    def has_unsent(self) -> bool:
+        """Whether there is something to send now, and the sidecar supports it."""
+        return self.is_supported and bool(self._unsent)
 
     @property
     def pending(self) -> int:
-        """How many words wait to be told."""
-        return len(self._untold) + len(self._refused)
+        """How many requests wait to be sent."""
+        return len(self._unsent) + len(self._postponed)
 
     @property
-    def refused(self) -> int:
-        """Of these those that the sidecar had no room for when it was told."""
-        return len(self._refused)
+    def postponed(self) -> int:
+        """How many of them were sent before, when the sidecar had no room."""
+        return len(self._postponed)
 
     @property
     def unconfirmed(self) -> int:
-        """How many were told, and no pong has covered them."""
-        return len(self._told) + len(self._pinged)
+        """How many requests were sent and not confirmed by a pong."""
+        return len(self._sent) + len(self._awaiting_pong)
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Give the first words that wait, encoded; they count as told from this call on."""
-        self._ask_again(now)
-        words = []
-        if self.is_understood:
-            for about in list(islice(self._untold, WORDS_AT_ONCE)):
-                words.append(word := self._untold.pop(about))
-                _put(self._told, about, word)
-        return (_encoded(word, now) for word in words)
+        """Give the first waiting requests, encoded; they count as sent from this call on."""
+        self._resend_postponed(now)
+        requests = []
+        if self.is_supported:
+            for subject in list(islice(self._unsent, MAX_REQUESTS_PER_WRITE)):
+                requests.append(request := self._unsent.pop(subject))
+                _put_last(self._sent, subject, request)
+        return (_encode(request, now) for request in requests)
 
-    def no_room(self, key: str) -> None:
-        """Note that a timer was not taken, as there are too many; it is told again.
+    def postpone(self, key: str) -> None:
+        """Note that the sidecar had no room for a timer: it is sent again later.
 
-        Unless a newer word about it was said since, or about all with its ext.
+        Not if there is a newer request about this key, or about all timers with its ext.
         """
-        about = (KEY, key)
-        generations = (self._pinged, self._told, self._untold)
-        told = next((words for words in generations if about in words), {})
-        asked = told.get(about)
-        if not isinstance(asked, AfterRequest) or told is self._untold:
+        subject = (KEY, key)
+        generations = (self._awaiting_pong, self._sent, self._unsent)
+        sent = next((requests for requests in generations if subject in requests), {})
+        refused = sent.get(subject)
+        if not isinstance(refused, AfterRequest) or sent is self._unsent:
             return
-        del told[about]
-        ext = asked.options.get(EXT)
-        newer = [words.get(about) for words in generations]
+        del sent[subject]
+        ext = refused.options.get(EXT)
+        newer = [requests.get(subject) for requests in generations]
         if ext is not None:
-            newer += [words.get((EXT, ext)) for words in generations]
+            newer += [requests.get((EXT, ext)) for requests in generations]
         if not any(
-            isinstance(word, AfterRequest | CancelRequest)
-            and word.number > asked.number
-            for word in newer
+            isinstance(request, AfterRequest | CancelRequest)
+            and request.number > refused.number
+            for request in newer
         ):
-            self._refused[key] = asked
+            self._postponed[key] = refused
 
-    def _ask_again(self, now: float) -> None:
-        """Have those that there was no room for told again, if it is time to."""
-        if not self._refused:
-            self._again_at = None
-        elif self._again_at is None:
-            self._again_at = now + AGAIN_S
-        elif now >= self._again_at:
-            self._again_at = None
-            for key, asked in self._refused.items():
-                _put(self._untold, (KEY, key), asked)
-            self._refused = {}
+    def _resend_postponed(self, now: float) -> None:
+        if not self._postponed:
+            self._resend_at = None
+        elif self._resend_at is None:
+            self._resend_at = now + POSTPONED_S
+        elif now >= self._resend_at:
+            self._resend_at = None
+            for key, request in self._postponed.items():
+                _put_last(self._unsent, (KEY, key), request)
+            self._postponed = {}
 
-    # --- what is known to have arrived, as in `reports` -----------------------------
+    # --- what has arrived, as in `reports` -------------------------------------------
 
-    def pinged(self) -> None:
-        """Note that a ping was written behind all that was told; one at a time."""
-        self._pinged, self._told = self._told, {}
+    def ping_sent(self) -> None:
+        """Note that a ping follows all that was sent; only one is under way at a time."""
+        self._awaiting_pong, self._sent = self._sent, {}
 
-    def confirmed(self) -> None:
-        """Note that the pong to that ping has come."""
-        self._pinged = {}
+    def pong_received(self) -> None:
+        """Note the pong to that ping: all before it is on the sidecar's disk."""
+        self._awaiting_pong = {}
 
-    def lost(self) -> None:
-        """Note that the link has ended: what no pong covered is to be told again."""
-        words: Words = {(KEY, key): asked for key, asked in self._refused.items()}
-        words |= self._pinged
-        told, self._told, self._pinged, self._refused = self._told, {}, {}, {}
-        for newer in (told, self._untold):
-            for about, word in newer.items():
-                _put(words, about, word)
-        self._untold = words
+    def link_lost(self) -> None:
+        """Note that the link has ended: what no pong confirmed is sent again."""
+        requests: PendingRequests = {
+            (KEY, key): request for key, request in self._postponed.items()
+        }
+        requests |= self._awaiting_pong
+        sent, self._sent = self._sent, {}
+        self._awaiting_pong, self._postponed = {}, {}
+        for newer in (sent, self._unsent):
+            for subject, request in newer.items():
+                _put_last(requests, subject, request)
+        self._unsent = requests
 
 
-def is_content(value: object) -> TypeGuard[str]:
-    """Whether *value* may be a timer's payload."""
+def _is_payload(value: object) -> TypeGuard[str]:
     if type(value) is not str or len(value) > MAX_CONTENT_BYTES or "\0" in value:
         return False
     try:
         return len(value.encode()) <= MAX_CONTENT_BYTES
-    except UnicodeEncodeError:  # half of a surrogate pair, which is no text
+    except UnicodeEncodeError:  # half of a surrogate pair is no text
         return False
 
 
@@ -285,25 +284,27 @@ def _check_name(what: str, value: object) -> None:
         )
 
 
-def _fitting(message: object) -> str:
-    """*message* as it may be told: it is for a person, who reads what there is of it."""
+def _shortened(message: object) -> str:
+    """Make *message* fit into an answer: cut it off, and replace what is no text."""
     if not isinstance(message, str):
         raise ReportError(f"message is {message!r:.80}; it must be a string")
     data = message.replace("\0", "\ufffd").encode(errors="replace")
     return data[:MAX_CONTENT_BYTES].decode(errors="ignore")
 
 
-def _put(words: Words, about: tuple[str, str | int], word: Word) -> None:
-    """Put a word in the last place, whichever place an older one had."""
-    words.pop(about, None)
-    words[about] = word
+def _put_last(
+    requests: PendingRequests, subject: Subject, request: PendingRequest
+) -> None:
+    """Put a request at the end, in place of an older one about the same subject."""
+    requests.pop(subject, None)
+    requests[subject] = request
 
 
-def _encoded(word: Word, now: float) -> bytes:
-    if isinstance(word, bytes):
-        return word
-    if isinstance(word, CancelRequest):
-        return word.frame
-    left = min(max(word.due - now, MIN_AFTER_S), MAX_AFTER_S)
-    frame = [AFTER, word.key, left]
-    return encode([*frame, word.options] if word.options else frame)
+def _encode(request: PendingRequest, now: float) -> bytes:
+    if isinstance(request, bytes):
+        return request
+    if isinstance(request, CancelRequest):
+        return request.frame
+    left = min(max(request.due - now, MIN_AFTER_S), MAX_AFTER_S)
+    frame = ["after", request.key, left]
+    return encode([*frame, request.options] if request.options else frame)

@@ -1,4 +1,4 @@
-"""A sidecar for the tests of gateways: the real core, with a script for clock and disk.
+"""A sidecar for the tests of gateways: the real rules, with a scripted clock and disk.
 
 Example::
 
@@ -10,31 +10,34 @@ Example::
             async for end in sidecar.ended():
                 ...  # ada, for silence
 
-Who is online, which timers fire, what is refused and what is recorded is decided by the
-very code that the sidecar runs, and the gateway meets it on a Unix socket. Only time,
-disk and faults are the script's. It runs under asyncio and trio, also with trio's
-`MockClock`. Tests without an event loop have one in a thread::
+The code that decides is the sidecar's own: who is online, which timers fire, what is
+refused and what is recorded. The gateway connects to it on a Unix socket. Only time,
+disk and faults are scripted. It runs under asyncio and trio, also with trio's
+`MockClock`. Tests without an event loop can run one in a thread::
 
     with anyio.from_thread.start_blocking_portal() as portal:
         with portal.wrap_async_context_manager(scripted_sidecar()) as script:
             portal.call(script.pass_time, 30)
 
-Time is the script's alone: it moves by `pass_time`, all at once. Timers fire at their
-moment, as long as the sidecar runs, and each fires anew if it is not answered: whoever
-is to answer needs a step of time that ends there. While it passes, gateways
-that are connected keep what they promised by `ping`, and say nothing. A gateway's own
-clock, by which it collects, connects again and tells ages, is that of its event loop.
+Only `pass_time` moves the scripted time, all at once. Timers fire at their moment while
+the sidecar runs. A timer without an answer fires again, also within one `pass_time`: if
+your gateway is to answer an attempt, end a step of time at the moment when it is due.
+While time passes, connected gateways keep the `ping` that they promised, and report
+nothing. A gateway's own clock, by which it collects, reconnects and measures ages, is
+that of its event loop.
 
-What has no verb here is brought about as it comes about in earnest:
+Some situations have no function of their own:
 
 - A `moved`: another gateway, `connect(script.path, name="gw-2")`, logs the user in.
-- A late record of an older connection: `with script.disk_full()`, let its time pass and
-  log the user in again; the record comes afterwards.
-- A timer that comes again: answer `fail`, or let `run_timeout` pass; then its wait.
-- A timer that fires though it was cancelled: `with script.disk_full()`, let its time pass
-  and cancel it.
-- A pong that never comes: `with script.disk_full()`, report something; `drop` or `crash`.
-- A record that comes twice: `drop` before it is acknowledged; a gap, by `trim` as well.
+- A late record of an older connection: within `script.disk_full()`, let its timeout pass
+  and log the user in again; the record comes afterwards.
+- A timer that comes again: answer `fail`, or let `run_timeout` pass; then the wait of the
+  retry policy.
+- A timer that fires although it was cancelled: within `script.disk_full()`, let its time
+  pass and cancel it.
+- A pong that never comes: within `script.disk_full()`, report something; then `drop` or
+  `crash`.
+- A record that comes twice: `drop` before it is acknowledged. A gap: `trim` as well.
 """
 
 # Imports: compiled, core, errors, host_clock.

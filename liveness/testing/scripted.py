@@ -1,4 +1,8 @@
-"""The scripted sidecar: what it is and how it is used says `liveness.testing`."""
+"""The scripted sidecar; `liveness.testing` says what it is for and how to use it.
+
+It drives the sidecar's own rules from a single task, without threads or a disk. Between
+two calls of `pass_time` its time stands still.
+"""
 
 import math
 import socket
@@ -72,24 +76,26 @@ BACKLOG: Final = 512
 MAX_TIMERS: Final = 20_000_000
 MAX_LOADED: Final = 1_000_000
 
-# Time goes this much further than it was told to: three times 10 s must not fall short
-# of 30 s by the rounding of their sum.
+# Time goes this much further than asked, so that three times 10 s is not less than 30 s
+# by rounding.
 ROUNDING_S: Final = 1e-6
-# Wheels are laid so far ahead where time stands still: two buckets, a whole one at least.
+# Wheels are advanced so far ahead of the time: two buckets, so at least one whole one.
+# Users and timers of the current bucket can then fire at their exact deadline.
 AHEAD_S: Final = 2 * BUCKET_S
-# While no time is passed, what came first must still be the older.
-SLOWLY: Final = 1e-6
-# Where the clocks begin, so that the records of a test are the same every time.
+# Connections that begin between two calls of `pass_time` are this share of the real time
+# apart, so that the older one is still the older.
+IDLE_RATE: Final = 1e-6
+# The clocks begin at fixed times, so that a test gets the same records every time.
 START_MONO_S: Final = 1_000.0
 START_WALL_MS: Final = 1_795_168_800_000
-# The core takes its work in bounded steps. Here time stands still until all is done.
-ALL: Final = 2**31
+# The core works in bounded steps. Here one step does it all, as time stands still.
+UNLIMITED: Final = 2**31
 
 REFUSED: Final = "the script of this test refuses it"
 
 
 class Event(NamedTuple):
-    """What a gateway has reported of one connection."""
+    """One event that a gateway has reported."""
 
     event: str  # login, keepalive, message or logout
     uid: Uid
@@ -98,7 +104,7 @@ class Event(NamedTuple):
 
 
 class Session(NamedTuple):
-    """By what a user is online."""
+    """The session that keeps a user online."""
 
     gateway: str
     session: int
@@ -106,13 +112,13 @@ class Session(NamedTuple):
 
 
 class Timer(NamedTuple):
-    """What has become of a timer by now."""
+    """A timer as it is now."""
 
     state: str  # pending, fired, done, failed, cancelled or replaced
     payload: str | None
     ext: str | None
     attempts: int
-    left: float | None  # seconds until it fires, or its run is over; None: no more
+    left: float | None  # seconds until it fires, or its attempt is over; None: ended
     message: str | None  # of the latest answer
 
 
@@ -123,15 +129,15 @@ class _Link:
     sock: socket.socket
     conversation: Conversation
     gateway: GatewayState | None = None
-    is_open: bool = True  # what comes is taken; else it is only read to its end
-    is_broken: bool = False  # nothing that is written arrives any more
+    is_open: bool = True  # else it is only read to its end, and frames are dropped
+    is_broken: bool = False  # the peer has closed: writing is pointless
     is_welcome: bool = False
     replies: deque[bytes] = field(default_factory=deque)
     unsent: bytes = b""
-    position: int = 0  # records up to here were told, or did not concern it
+    position: int = 0  # records up to here were sent, or not for this link
     unacked: deque[int] = field(default_factory=deque)
-    watched: int = 0  # what the selector waits for
-    host_offset: float | None = None  # see `HostReading`; None: its clock is another
+    watched: int = 0  # the events that the selector waits for
+    host_offset: float | None = None  # see `HostReading`; None: another clock
 
     @property
     def hello(self) -> Hello:
@@ -155,7 +161,7 @@ class _Link:
             self.replies.append(encode(frame))
 
     @property
-    def wanted(self) -> Subscription:
+    def subscription(self) -> Subscription:
         hello = self.hello
         return Subscription(
             None if hello.scope == "all" else hello.name,
@@ -164,7 +170,7 @@ class _Link:
         )
 
     def is_concerned_by(self, record: Logged) -> bool:
-        """Whether that it is gone is a gap to this one."""
+        """Whether a gap is due to this link if the record is trimmed."""
         names = (record.gateway, record.from_gateway)
         return self.hello.scope == "all" or self.hello.name in names
 
@@ -178,13 +184,13 @@ async def scripted_sidecar(
     within: float = 10.0,
     max_timers: int = MAX_TIMERS,
 ) -> AsyncIterator["ScriptedSidecar"]:
-    """Serve on a Unix socket in a private temporary folder until left.
+    """Serve on a Unix socket in a private temporary folder, until the context is left.
 
     Args:
         timeout: The silence timeout, in seconds, of gateways that name none.
-        flush: How long `welcome` allows a gateway to collect, in seconds of its own
-            clock. Small, so that tests need not wait for it.
-        window: Records that may be in flight to a gateway.
+        flush: How long a gateway may collect, in seconds of its own clock. Small, so
+            that tests need not wait for it.
+        window: Records that may be unacknowledged on a link.
         within: After so many seconds of the event loop's clock a wait has failed.
         max_timers: Timers that may be pending or fired; one more is refused.
     """
@@ -204,7 +210,7 @@ async def scripted_sidecar(
                 yield script
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            # A test fails by its own fault, not by a group with that one in it.
+            # A test sees its own exception, not a group that holds it.
             if len(group.exceptions) > 1:
                 raise
             only = group.exceptions[0]
@@ -214,20 +220,20 @@ async def scripted_sidecar(
         raise only
 
 
-def _ring(mono: float) -> Wheel:
+def _timer_wheel(mono: float) -> Wheel:
     return Wheel(timeout=RING_S, slots=SLOTS, now=mono)
 
 
 class ScriptedSidecar:
-    """A running sidecar, and the script it goes by; from `scripted_sidecar`.
+    """A running sidecar that a test controls; from `scripted_sidecar`.
 
-    Every verb and property first has it read all that gateways have written. What a
-    gateway is collecting is not written yet: wait for it, or have the gateway flush.
-    For use from its event loop only; names are those of gateways.
+    Every method and property first reads all that gateways have written. What a gateway
+    is still collecting is not written yet: wait for it, or flush the gateway. Use it from
+    its event loop only. Links are named by their gateway.
 
     Attributes:
         path: The socket to connect to.
-        events: All that gateways have reported, in order.
+        events: All events that gateways have reported, in order.
         refused: Each refusal, with the name of the gateway or watcher if it had one.
     """
 
@@ -247,18 +253,18 @@ class ScriptedSidecar:
         self._timeout, self._flush = timeout, flush
         self._window, self._within = window, within
         self._max_timers = max_timers
-        self._now = self._away = 0.0  # seconds attended, and seconds that were not
-        # What time it was here from when on, by the clock of the event loop.
-        self._times = [(anyio.current_time(), START_MONO_S)]
+        self._now = self._unattended = 0.0  # attended seconds, and the others
+        # Pairs of a time by the event loop's clock and the scripted time of that moment.
+        self._time_points = [(anyio.current_time(), START_MONO_S)]
         self._disk = Disk()
         self._is_disk_full = False
         self._is_reading = True
         self._limits = ConversationLimits()
         self._links: dict[_Link, None] = {}
-        self._named: dict[tuple[str, str], _Link] = {}
-        self._written_to: dict[str, int] = {}  # by gateway, of links that are closed
-        self._to_refuse: dict[str, Code] = {}
-        self._not_given: defaultdict[Uid, deque[Event]] = defaultdict(deque)
+        self._by_name: dict[tuple[str, str], _Link] = {}
+        self._written_up_to: dict[str, int] = {}  # by gateway: seq, of closed links
+        self._refuse_next: dict[str, Code] = {}
+        self._unread_events: defaultdict[Uid, deque[Event]] = defaultdict(deque)
         self._selector = DefaultSelector()
         self._listener: socket.socket | None = None
         self._changed = anyio.Event()
@@ -269,64 +275,64 @@ class ScriptedSidecar:
     async def pass_time(self, seconds: float) -> None:
         """Let time pass, without waiting for it.
 
-        What gateways have written counts as of before. Who falls silent is recorded at
-        its moment, as is a timer that fires, and the records are on their way when this
-        returns. While the sidecar is stopped or does not read, time counts for nobody's
-        silence; timers that come due meanwhile fire afterwards.
+        What gateways have written before is applied first. Silent users and due timers
+        are recorded at their moments, and the records are sent when this returns. While
+        the sidecar is stopped or does not read, time counts for no user's silence; timers
+        that come due meanwhile fire afterwards.
         """
         if not 0 <= seconds < math.inf:
             raise ValueError(f"{seconds!r} seconds cannot pass; time goes forward only")
         await checkpoint()
         self._turn()
         if self._listener is None or not self._is_reading:
-            self._away += seconds + ROUNDING_S
+            self._unattended += seconds + ROUNDING_S
         else:
-            self._live_through(seconds)
-        self._times.append((anyio.current_time(), self._at.mono))
-        self._tell()
+            self._advance_by(seconds)
+        self._time_points.append((anyio.current_time(), self._at.mono))
+        self._write_and_notify()
         await checkpoint()
 
     # --- looking and waiting --------------------------------------------------
 
     @property
     def users(self) -> dict[Uid, Session]:
-        """Who is online."""
+        """The users online, each with its session."""
         self._turn()
         return {row[0]: Session(*row[1:]) for row in self._rows()}
 
     @property
     def records(self) -> list[dict[str, object]]:
-        """The records on disk, as everybody is shown them."""
+        """The records on disk, as readers see them."""
         self._turn()
-        kept = self._disk.records[self._disk.first - 1 :]
-        return [record.as_map() for record in kept]
+        records = self._disk.records[self._disk.first - 1 :]
+        return [record.as_map() for record in records]
 
     @property
     def timers(self) -> dict[tuple[str, str], Timer]:
-        """By gateway and key the newest timers, as on disk."""
+        """The newest timers on disk, by gateway and key."""
         self._turn()
         return {
-            (it.timer.gateway, it.timer.key): self._shown(it)
-            for it in self._disk.timers.values()
+            (due.timer.gateway, due.timer.key): self._timer_now(due)
+            for due in self._disk.timers.values()
         }
 
     @property
     def links(self) -> dict[str, int]:
-        """The gateways that are connected, and how many records each has yet to ack."""
+        """The connected gateways, and how many records each has yet to acknowledge."""
         self._turn()
         return {
             name: len(link.unacked)
-            for (role, name), link in self._named.items()
+            for (role, name), link in self._by_name.items()
             if role == GATEWAY
         }
 
     async def online(self, uid: Uid, *, within: float | None = None) -> Session:
-        """Wait until this user is online; return by what."""
+        """Wait until this user is online; return its session."""
         await self._until(
             lambda: self._find(uid),
             f"{uid!r} is not online",
             within,
-            lambda: self._known(uid),
+            lambda: self._known_of(uid),
         )
         (row,) = self._presence.where([uid])
         return Session(*row[1:])
@@ -334,27 +340,27 @@ class ScriptedSidecar:
     async def offline(
         self, uid: Uid, *, within: float | None = None
     ) -> dict[str, object]:
-        """Wait until the newest record of this user is its offline; return that."""
+        """Wait until the newest record of this user is an offline; return the record."""
 
         def ending() -> Record | None:
-            record = self._newest(uid)
+            record = self._newest_record(uid)
             return record if record and record.kind == OFFLINE else None
 
         await self._until(
             ending,
             f"{uid!r} did not go offline",
             within,
-            lambda: self._known(uid),
+            lambda: self._known_of(uid),
         )
         record = ending()
         assert record is not None
         return record.as_map()
 
     async def next_event(self, uid: Uid, *, within: float | None = None) -> Event:
-        """Wait for the next event of this user: each is given once, in order."""
-        events = self._not_given[uid]
+        """Wait for the next event of this user; each is returned once, in order."""
+        events = self._unread_events[uid]
         await self._until(
-            lambda: events, f"no event of {uid!r}", within, lambda: self._known(uid)
+            lambda: events, f"no event of {uid!r}", within, lambda: self._known_of(uid)
         )
         return events.popleft()
 
@@ -364,17 +370,17 @@ class ScriptedSidecar:
         """Wait until the newest timer of this key is in a state; return it.
 
         Args:
-            gateway: Who asked for it.
-            key: By what.
+            gateway: The gateway that asked for it.
+            key: Its key.
             state: pending, fired, done, failed or cancelled.
-            within: As with every wait.
+            within: As for every wait.
         """
         if state not in STATES or state == REPLACED:
             raise ValueError(f"the newest timer of a key is never {state!r}")
 
         def newest() -> Timer | None:
             due = self._disk.newest(gateway, key)
-            return None if due is None else self._shown(due)
+            return None if due is None else self._timer_now(due)
 
         def is_so() -> bool:
             timer = newest()
@@ -393,67 +399,72 @@ class ScriptedSidecar:
     async def linked(self, gateway: str, *, within: float | None = None) -> None:
         """Wait until this gateway is connected and has said hello."""
         key = GATEWAY, gateway
-        await self._until(lambda: key in self._named, f"{gateway} has no link", within)
+        await self._until(
+            lambda: key in self._by_name, f"{gateway} has no link", within
+        )
 
     async def until(
         self, is_so: Callable[[], object], *, within: float | None = None
     ) -> None:
-        """Wait until *is_so*, which is asked whenever something has come or was done.
+        """Wait until *is_so* returns something true; it is called after each change.
 
         Raises:
-            AssertionError: It did not come about within that many seconds of the event
-                loop's clock; the text tells what is known. So with every wait here.
+            AssertionError: As in every wait: it was not so within that many seconds of
+                the event loop's clock. The text says what is known.
         """
         await self._until(is_so, "it is not so", within)
 
     # --- faults of links ------------------------------------------------------
 
     def drop(self, gateway: str) -> None:
-        """End the link of this gateway without a word. It may connect again."""
+        """Close the link of this gateway. It may connect again."""
         self._turn()
-        link = self._named.get((GATEWAY, gateway))
+        link = self._by_name.get((GATEWAY, gateway))
         if link is None:
-            raise ValueError(f"{gateway} has no link to drop; {self._state()}")
+            raise ValueError(f"{gateway} has no link to drop; {self._summary()}")
         self._close(link)
-        self._tell()
+        self._write_and_notify()
 
     def refuse(self, gateway: str, code: str) -> None:
         """End the link of this gateway with an error of this code.
 
-        If it has none, its next hello is answered so.
+        If it has no link, its next hello gets the error.
         """
         known = Code(code)
         if known in NOT_FATAL:
-            raise ValueError(f"{code} ends no link; a frame that deserves it causes it")
+            raise ValueError(
+                f"{code} ends no link; have the gateway send a frame that causes it"
+            )
         self._turn()
-        link = self._named.get((GATEWAY, gateway))
+        link = self._by_name.get((GATEWAY, gateway))
         if link is None:
-            self._to_refuse[gateway] = known
+            self._refuse_next[gateway] = known
         else:
             self._refuse_link(link, known, REFUSED)
-        self._tell()
+        self._write_and_notify()
 
     @contextmanager
     def not_reading(self) -> Iterator[None]:
-        """Read nothing within, like a sidecar that is too busy to."""
+        """Read nothing inside this `with`, like a sidecar that is too busy."""
         self._turn()
         self._is_reading = False
-        self._tell()
+        self._write_and_notify()
         try:
             yield
         finally:
             self._is_reading = True
             self._turn()
-            self._tell()
+            self._write_and_notify()
 
     # --- disk and restarts ----------------------------------------------------
 
     @contextmanager
     def disk_full(self) -> Iterator[None]:
-        """Get nothing onto disk within: no pong, answer, welcome or record goes out.
+        """Write nothing to disk inside this `with`: no pong, answer, welcome or record
+        is sent.
 
-        What gateways report is applied all the same, and told when there is room. A
-        `crash` within forgets it.
+        What gateways report is applied all the same, and written afterwards. A `crash`
+        inside forgets it.
         """
         self._turn()
         self._is_disk_full = True
@@ -462,52 +473,52 @@ class ScriptedSidecar:
         finally:
             self._is_disk_full = False
             self._turn()
-            self._tell()
+            self._write_and_notify()
 
     def trim(self) -> None:
-        """Let go of all records, as the retention does of old ones, and of ended timers.
+        """Remove all records, as the retention removes old ones, and ended timers.
 
-        A gateway that has not acknowledged all that concerned it is told of a gap by its
-        next link.
+        A gateway that has not acknowledged all records of its own gets a gap on its next
+        link.
         """
         self._turn()
-        self._timetable.forgot(self._disk.trim())
+        self._scheduler.forgot(self._disk.trim())
 
     def stop(self, reason: str = "the sidecar stops") -> None:
-        """Stop as planned, with `bye`. After `start`, all go on with the time they had."""
+        """Stop as planned, with `bye`. After `start`, clocks go on where they were."""
         self._turn()
         self._stop_listening()
         self.path.unlink()
         if not self._is_disk_full:
-            known = [self._find(row.uid) for row in self._disk.online.values()]
-            self._disk.clocks = [entry for entry in known if entry]
+            entries = [self._find(row.uid) for row in self._disk.online.values()]
+            self._disk.clocks = [entry for entry in entries if entry]
         for link in [*self._links]:
             said_hello = link.conversation.hello is not None
-            self._end(link, *(["bye", {"reason": reason}] if said_hello else []))
-        self._tell()
+            self._end_link(link, *(["bye", {"reason": reason}] if said_hello else []))
+        self._write_and_notify()
 
     def crash(self) -> None:
-        """End as by `kill -9`. After `start`, who is on disk has its whole timeout."""
+        """End as by `kill -9`. After `start`, users on disk have a fresh timeout."""
         self._turn()
         self._stop_listening()
         for link in [*self._links]:
             self._close(link)
-        self._tell()
+        self._write_and_notify()
 
     def start(self, *, new_log: bool = False) -> None:
         """Come back after `stop` or `crash`.
 
         Args:
-            new_log: On an empty disk, so under a new log and knowing nobody.
+            new_log: With an empty disk: a new log, and no user is online.
         """
         if self._listener is not None:
-            raise ValueError("it is running; have it stop or crash first")
+            raise ValueError("it is running; call stop() or crash() first")
         if new_log:
             self._disk = Disk()
         disk, at = self._disk, self._at
         decided = Decisions(disk.next_seq)
-        self._timetable = TimerScheduler(
-            _ring,
+        self._scheduler = TimerScheduler(
+            _timer_wheel,
             decided,
             at=self._whole_ms,
             next_id=disk.next_timer,
@@ -524,7 +535,7 @@ class ScriptedSidecar:
             reconnect_grace=RECONNECT_S + self._flush,
         )
         self._cursors = dict(disk.cursors)
-        self._written_to.clear()
+        self._written_up_to.clear()
         for name, timeout in disk.timeouts.items():
             self._presence.set_timeout(
                 self._presence.gateway(name),
@@ -533,125 +544,128 @@ class ScriptedSidecar:
                 in_force=disk.in_force[name],
             )
         stopped = [
-            (it.session, it.timeout, left, at.mono - it.seen, it.event)
-            for it in disk.clocks
-            for left in [max(0.0, it.deadline - at.now)]
+            (entry.session, entry.timeout, left, at.mono - entry.seen, entry.event)
+            for entry in disk.clocks
+            for left in [max(0.0, entry.deadline - at.now)]
         ]
         disk.clocks = []
         self._presence.restore(disk.online.values(), at, stopped)
         for gateway in self._presence.gateways.values():
-            gateway.unlinked(self._now)  # it gets as long to come as after a lost link
+            gateway.unlinked(self._now)  # its time to connect begins now
         self._listen()
 
     # --- the clock ------------------------------------------------------------
 
     @property
     def _at(self) -> Instant:
-        passed = self._now + self._away
-        # A sum that is a whole millisecond but for its rounding is that one: what is due
-        # in it would be taken, put back, and taken again, as this clock stands still.
+        passed = self._now + self._unattended
+        # Rounding must not make this a millisecond less: a timer due now would be taken,
+        # put back, and taken again for ever, as this clock stands still.
         wall_ms = START_WALL_MS + int((passed + ROUNDING_S) * 1_000)
         return Instant(self._now, START_MONO_S + passed, wall_ms)
 
     @property
     def _whole_ms(self) -> Instant:
-        """Now in whole milliseconds, as timers are due in such."""
+        """Now in whole milliseconds, the unit in which timers are due."""
         at = self._at
         passed_ms = at.wall_ms - START_WALL_MS
         return at._replace(mono=START_MONO_S + passed_ms / 1_000)
 
     @property
     def _timers_at(self) -> Instant:
-        """The same and a little more, so that no rounding makes it a millisecond less."""
+        """`_whole_ms` and a little more, so that rounding cannot make it less."""
         at = self._whole_ms
         return at._replace(mono=at.mono + ROUNDING_S)
 
-    def _age(self, age: float) -> float:
-        """Turn an age by a gateway's clock, the event loop's, into one by this clock.
+    def _scripted_age(self, age: float) -> float:
+        """Turn an age by the gateway's clock, the event loop's, into one by this clock.
 
-        A connection began at the time that it was here then: so of two connections the
-        newer one stays the newer, however time passes here and there.
+        It is reckoned from the scripted time at which the connection began. So of two
+        connections the newer one stays the newer, however much time passes by each clock.
         """
-        return self._at.mono - self._moment(anyio.current_time() - age)
+        return self._at.mono - self._scripted_time(anyio.current_time() - age)
 
-    def _began(self, link: _Link, login: Login) -> Sequence[float | None] | None:
-        """When connections began by this clock, if theirs is the host's."""
+    def _scripted_began(
+        self, link: _Link, login: Login
+    ) -> Sequence[float | None] | None:
+        """When connections began, by this clock if the gateway has the host's."""
         if login.began is None or link.host_offset is None:
             return login.began
         now, offset = anyio.current_time(), link.host_offset
         return [
             None
-            if it is None
-            # What is to come stays as far away, so that it is found out.
-            else self._moment(min(it - offset, now)) + max(it - offset - now, 0.0)
-            for it in login.began
+            if host_s is None
+            # A time in the future stays as far in the future, so that the core notices.
+            else self._scripted_time(min(host_s - offset, now))
+            + max(host_s - offset - now, 0.0)
+            for host_s in login.began
         ]
 
-    def _moment(self, began: float) -> float:
-        """Turn a moment of the event loop's clock into one of this clock."""
-        place = bisect_right(self._times, began, key=itemgetter(0))
-        there, here = self._times[max(place - 1, 0)]
-        return here + (began - there) * SLOWLY
+    def _scripted_time(self, loop_s: float) -> float:
+        """Turn a time of the event loop's clock into one of this clock."""
+        place = bisect_right(self._time_points, loop_s, key=itemgetter(0))
+        point_loop_s, point_s = self._time_points[max(place - 1, 0)]
+        return point_s + (loop_s - point_loop_s) * IDLE_RATE
 
-    def _live_through(self, seconds: float) -> None:
-        """Judge everyone at its moment: users to within a bucket, and at the end exactly."""
+    def _advance_by(self, seconds: float) -> None:
+        """Let time pass, in steps from one due moment to the next; exact at the end."""
         until = self._now + seconds + ROUNDING_S
-        while (step := min(self._next_of_users(), self._next_of_timers())) < until:
-            self._judge(max(step, self._now), ahead=0)
-        # Laid ahead, so that who is due at the very end is among them.
-        self._judge(until, ahead=AHEAD_S)
+        while (step := min(self._next_for_users(), self._next_for_timers())) < until:
+            self._advance_to(max(step, self._now), ahead=0)
+        # Ahead, so that what is due at the very end fires too.
+        self._advance_to(until, ahead=AHEAD_S)
 
-    def _next_of_users(self) -> float:
+    def _next_for_users(self) -> float:
         presence, wheel = self._presence, self._presence.wheel
         if not len(presence):
             return math.inf
-        # Who is due already waits: for its gateway, or for the end of a bucket.
+        # Due users wait for their gateway, or for the end of a bucket.
         is_waiting = presence.due_gateways()
         return self._now + wheel.bucket_s if is_waiting else wheel.next_due()
 
-    def _next_of_timers(self) -> float:
-        """When there is next something to do: all at once between two such moments."""
-        timetable, now_ms = self._timetable, self._timetable.ms(self._timers_at.mono)
+    def _next_for_timers(self) -> float:
+        """When a timer next needs attention; until then time can pass in one step."""
+        scheduler, now_ms = self._scheduler, self._scheduler.ms(self._timers_at.mono)
         moments = self._disk.moments()
         ahead_ms = min((at - now_ms for at in moments if at > now_ms), default=math.inf)
-        is_looked_at_again = timetable.loaded and any(at <= now_ms for at in moments)
-        if not is_looked_at_again:
+        is_waiting = scheduler.loaded and any(at <= now_ms for at in moments)
+        if not is_waiting:
             return self._now + ahead_ms / 1_000
-        ring = timetable.next_due() - START_MONO_S - self._away
-        again = self._now + BUCKET_S if timetable.has_due else ring
+        ring = scheduler.next_due() - START_MONO_S - self._unattended
+        again = self._now + BUCKET_S if scheduler.has_due else ring
         return min(again, self._now + ahead_ms / 1_000)
 
-    def _judge(self, now: float, *, ahead: float) -> None:
+    def _advance_to(self, now: float, *, ahead: float) -> None:
         self._now = now
-        for link in self._named.values():
+        for link in self._by_name.values():
             if link.gateway is not None:
                 link.gateway.heard_at = link.gateway.empty_at = now
-        self._presence.wheel.advance(now + ahead, ALL)
-        while self._presence.fire(self._at, limit=ALL):
+        self._presence.wheel.advance(now + ahead, UNLIMITED)
+        while self._presence.fire(self._at, limit=UNLIMITED):
             pass
-        self._judge_timers()
+        self._fire_timers()
 
-    def _judge_timers(self) -> None:
-        """Fire timers that are due, or end their runs, until there are no more."""
-        timetable, disk, mono = self._timetable, self._disk, self._at.mono
+    def _fire_timers(self) -> None:
+        """Fire due timers, and end attempts without an answer, until none is left."""
+        scheduler, disk, mono = self._scheduler, self._disk, self._at.mono
         while True:
             self._commit()
-            timetable.advance(mono, laid_until=mono + AHEAD_S)
-            while window := timetable.window():
-                timetable.fill(window, disk.coming(window))
-            numbers = timetable.take(ALL)
-            timetable.fire(disk.due(numbers), self._timers_at, self._handed)
+            scheduler.advance(mono, laid_until=mono + AHEAD_S)
+            while window := scheduler.window():
+                scheduler.fill(window, disk.coming(window))
+            numbers = scheduler.take(UNLIMITED)
+            scheduler.fire(disk.due(numbers), self._timers_at, self._sent_up_to)
             if numbers:
-                # Whether they are told by then decides whether their runs go on.
+                # First, as an attempt is only over if its record was sent.
                 for link in [*self._links]:
                     self._write(link)
-            if not numbers and timetable.next_due() > mono:
+            if not numbers and scheduler.next_due() > mono:
                 return
 
-    def _handed(self, gateway: str) -> int:
-        """The seq up to which a gateway was told its records."""
+    def _sent_up_to(self, gateway: str) -> int:
+        """The seq up to which a gateway was sent its records."""
         key = GATEWAY, gateway
-        link = self._named.get(key)
+        link = self._by_name.get(key)
         position = self._disk.next_seq - 1
         if link is not None and link.is_welcome:
             position = link.position
@@ -676,11 +690,11 @@ class ScriptedSidecar:
 
     def _stop_listening(self) -> None:
         if self._listener is None:
-            raise ValueError("it is not running; start it first")
+            raise ValueError("it is not running; call start() first")
         self._selector.unregister(self._listener)
         self._listener.close()
         self._listener = None
-        self._presence.decided.take()  # what is not on disk by now is lost
+        self._presence.decided.take()  # what is not on disk is lost
 
     def _leave(self) -> None:
         if self._listener is not None:
@@ -690,8 +704,8 @@ class ScriptedSidecar:
         self._selector.close()
 
     def _turn(self) -> None:
-        """Make one pass: read everything there is, then tell whom it concerns."""
-        is_news = False
+        """Accept and read everything there is, then write what follows from it."""
+        has_read = False
         with suppress(BlockingIOError):
             while self._listener is not None:
                 sock, _ = self._listener.accept()
@@ -699,29 +713,30 @@ class ScriptedSidecar:
                 self._links[_Link(sock, Conversation(self._limits, Reader))] = None
         for link in [*self._links]:
             if self._is_reading or not link.is_open:
-                is_news |= self._read(link)
-        if is_news:
-            self._tell()
+                has_read |= self._read(link)
+        if has_read:
+            self._write_and_notify()
         else:
-            # Nobody is woken: of two who wait, each may make a turn to look.
+            # Waiters are not woken: two of them could wake each other for ever, as each
+            # makes a turn when it looks.
             self._write_links()
 
-    def _tell(self) -> None:
-        """Write to gateways, and wake whoever waits here."""
+    def _write_and_notify(self) -> None:
+        """Write to all links, and wake the waits."""
         self._write_links()
         self._changed.set()
         self._changed = anyio.Event()
 
     def _write_links(self) -> None:
         if self._listener is not None and self._is_reading:
-            self._judge_timers()
+            self._fire_timers()
         self._commit()
         for link in [*self._links]:
             self._write(link)
             self._watch(link)
 
     def _watch(self, link: _Link) -> None:
-        """Have the selector wait for what there is to do, and for nothing else."""
+        """Set the events for which the selector waits on a link."""
         reads = not link.is_open or (self._is_reading and not link.is_full)
         wanted = EVENT_READ * reads | EVENT_WRITE * bool(link.unsent)
         if wanted != link.watched:
@@ -732,8 +747,8 @@ class ScriptedSidecar:
             link.watched = wanted
 
     def _read(self, link: _Link) -> bool:
-        """Read a link empty; return whether anything came, be it its end."""
-        is_news = False
+        """Read a link until it is empty; return whether there was data, or its end."""
+        has_read = False
         while link in self._links and not (link.is_open and link.is_full):
             try:
                 data = link.sock.recv(RECEIVE_BYTES)
@@ -741,15 +756,15 @@ class ScriptedSidecar:
                 break
             except OSError:
                 data = b""
-            is_news = True
+            has_read = True
             if not data:
                 self._write(link)
                 self._close(link)
             elif link.is_open:
-                self._listen_to(link, data)
-        return is_news
+                self._receive(link, data)
+        return has_read
 
-    def _listen_to(self, link: _Link, data: bytes) -> None:
+    def _receive(self, link: _Link, data: bytes) -> None:
         if link.gateway is not None:
             link.gateway.heard(self._now)
         for request in link.conversation.receive(data, self._now):
@@ -772,7 +787,7 @@ class ScriptedSidecar:
             except BlockingIOError:
                 return
             except OSError:
-                # What it had written is still taken, until the end of its stream.
+                # What the peer has written before is still read, up to its end.
                 link.is_broken, link.unsent = True, b""
                 link.replies.clear()
 
@@ -792,9 +807,9 @@ class ScriptedSidecar:
         encoded = [encode(record.as_map()) for record in records]
         return encode_notices(encoded) if encoded else b""
 
-    def _end(self, link: _Link, *frame: object) -> None:
-        """Take no more of a link; write what is queued and *frame*; let it close."""
-        self._part(link)
+    def _end_link(self, link: _Link, *frame: object) -> None:
+        """Apply nothing more from a link; write its replies and *frame*; half-close it."""
+        self._release_name(link)
         if self._is_disk_full:
             link.replies.clear()
         if frame:
@@ -802,85 +817,85 @@ class ScriptedSidecar:
         link.is_open = False
         self._write(link)
         if link.unsent:
-            self._close(link)  # it does not read, and might keep this for ever
+            self._close(link)  # it may never read the rest
             return
-        with suppress(OSError):  # it may have gone
-            # To close with bytes unread would make its next read fail instead of end.
+        with suppress(OSError):  # the peer may have closed
+            # Closing it with unread bytes would make the peer's next read fail.
             link.sock.shutdown(socket.SHUT_WR)
 
     def _close(self, link: _Link) -> None:
         if link in self._links:
-            self._part(link)
+            self._release_name(link)
             if link.watched:
                 self._selector.unregister(link.sock)
             del self._links[link]
             link.sock.close()
 
-    def _part(self, link: _Link) -> None:
-        """Let go of the name of a link that ends."""
-        if link.conversation.hello and self._named.get(link.key) is link:
-            del self._named[link.key]
+    def _release_name(self, link: _Link) -> None:
+        """Free the name of a link that ends."""
+        if link.conversation.hello and self._by_name.get(link.key) is link:
+            del self._by_name[link.key]
             if link.gateway is not None:
                 link.gateway.unlinked(self._now)
                 if link.is_welcome:
-                    self._written_to[link.hello.name] = max(
-                        link.position, self._written_to.get(link.hello.name, 0)
+                    self._written_up_to[link.hello.name] = max(
+                        link.position, self._written_up_to.get(link.hello.name, 0)
                     )
 
     # --- what links ask for ---------------------------------------------------
 
     def _apply(self, link: _Link, request: Request) -> None:
-        """Do it, as the engine does."""
+        """Apply a request as `service.engine.dispatch` does."""
         match request:
             case SignsOfLife():
-                self._hear(link, request)
+                self._apply_activity(link, request)
             case Login():
                 assert link.gateway is not None
-                self._note(link, [LOGIN] * len(request.uids), request)
+                self._note_events(link, [LOGIN] * len(request.uids), request)
                 login = replace(
                     request,
-                    age=self._age(request.age),
-                    began=self._began(link, request),
+                    age=self._scripted_age(request.age),
+                    began=self._scripted_began(link, request),
                 )
                 self._presence.login(link.gateway, login, self._at)
             case Logout():
                 assert link.gateway is not None
-                self._note(link, [LOGOUT] * len(request.uids), request)
+                self._note_events(link, [LOGOUT] * len(request.uids), request)
                 self._presence.logout(link.gateway, request, self._at)
             case Ack():
                 self._acknowledge(link, request)
             case After():
-                self._schedule(link, request)
+                self._create_timer(link, request)
             case Cancel():
-                self._timetable.cancel(link.hello.name, request, self._timers_at)
+                self._scheduler.cancel(link.hello.name, request, self._timers_at)
             case Answer():
-                self._timetable.answer(link.hello.name, request, self._timers_at)
+                self._scheduler.answer(link.hello.name, request, self._timers_at)
             case Ping():
                 link.reply("pong", request.payload)
             case Where():
                 link.reply("where", self._presence.where(request.uids))
             case ListSessions():
-                self._list(link)
+                self._reply_list(link)
             case Hello():
-                self._introduce(link, request)
+                self._accept_hello(link, request)
             case Refusal():
                 self._refuse(link, request)
             case never:
                 assert_never(never)
 
-    def _note(
+    def _note_events(
         self, link: _Link, events: Sequence[str], request: SignsOfLife | Login | Logout
     ) -> None:
         for event, uid, conn in zip(events, request.uids, request.conns, strict=True):
             if is_uid(uid):
                 noted = Event(event, uid, conn, link.hello.name)
                 self.events.append(noted)
-                self._not_given[uid].append(noted)
+                self._unread_events[uid].append(noted)
 
-    def _hear(self, link: _Link, signs: SignsOfLife) -> None:
+    def _apply_activity(self, link: _Link, signs: SignsOfLife) -> None:
         assert link.gateway is not None
         events = [EVENTS[number] for number in signs.events]
-        self._note(link, events, signs)
+        self._note_events(link, events, signs)
         for n, position, index in self._presence.heard(link.gateway, signs, self._at):
             refusal = link.conversation.refuse(
                 Code.BAD_UID,
@@ -892,10 +907,10 @@ class ScriptedSidecar:
             )
             self._refuse(link, refusal)
 
-    def _schedule(self, link: _Link, after: After) -> None:
-        # In whole milliseconds rounding would make it one more.
+    def _create_timer(self, link: _Link, after: After) -> None:
+        # Rounding up to whole milliseconds would make it one more.
         asked = after._replace(seconds=after.seconds - 2 * ROUNDING_S)
-        if not self._timetable.after(link.hello.name, asked, self._timers_at):
+        if not self._scheduler.after(link.hello.name, asked, self._timers_at):
             self._refuse(
                 link,
                 Refusal(
@@ -909,7 +924,7 @@ class ScriptedSidecar:
                 ),
             )
 
-    def _list(self, link: _Link) -> None:
+    def _reply_list(self, link: _Link) -> None:
         is_all = link.hello.role != GATEWAY and link.hello.scope == "all"
         rows = [row for row in self._rows() if is_all or row[1] == link.hello.name]
         while len(rows) > LIST_ROWS:
@@ -917,17 +932,17 @@ class ScriptedSidecar:
             rows = rows[LIST_ROWS:]
         link.reply("list", rows, self._presence.decided.next_seq - 1)
 
-    def _introduce(self, link: _Link, hello: Hello) -> None:
-        if hello.role == GATEWAY and hello.name in self._to_refuse:
-            self._refuse_link(link, self._to_refuse.pop(hello.name), REFUSED)
+    def _accept_hello(self, link: _Link, hello: Hello) -> None:
+        if hello.role == GATEWAY and hello.name in self._refuse_next:
+            self._refuse_link(link, self._refuse_next.pop(hello.name), REFUSED)
             return
-        older = self._named.get(link.key)
+        older = self._by_name.get(link.key)
         if older is not None:
             self._read(older)
         if older is not None and older.is_open:
             text = "the same name connected anew; do not reconnect by yourself"
             self._refuse_link(older, Code.REPLACED, text)
-        self._named[link.key] = link
+        self._by_name[link.key] = link
         if hello.role == GATEWAY:
             link.gateway = gateway = self._presence.gateway(hello.name)
             self._presence.set_timeout(gateway, hello.timeout, self._now)
@@ -942,11 +957,11 @@ class ScriptedSidecar:
                 clock_offset=None if link.host_offset is None else 0.0,
             )
             if hello.fresh:
-                self._presence.lose([gateway], 0, self._at, limit=ALL)
-        self._greet(link, hello)
+                self._presence.lose([gateway], 0, self._at, limit=UNLIMITED)
+        self._welcome(link, hello)
 
-    def _greet(self, link: _Link, hello: Hello) -> None:
-        """Say welcome. Reading begins where asked, else where it ended, else now."""
+    def _welcome(self, link: _Link, hello: Hello) -> None:
+        """Send welcome. Records begin where asked, else at the cursor, else now."""
         newest = self._presence.decided.next_seq - 1
         if hello.after is None:
             link.position = newest
@@ -960,9 +975,9 @@ class ScriptedSidecar:
         if link.has_cursor:
             stored = self._cursors.setdefault(link.key, link.position)
             if hello.role == GATEWAY and (hello.fresh or not is_known):
-                written = self._written_to.get(hello.name, 0)
-                told = max(stored, written) if is_known else 0
-                self._pass_over(hello.name, told, link.position)
+                written = self._written_up_to.get(hello.name, 0)
+                sent = max(stored, written) if is_known else 0
+                self._refire_unsent(hello.name, sent, link.position)
             if hello.fresh:
                 stored = self._cursors[link.key] = max(stored, link.position)
             if hello.after is None:
@@ -987,11 +1002,11 @@ class ScriptedSidecar:
             welcome["began"] = link.host_offset is not None
         link.reply("welcome", welcome)
 
-    def _pass_over(self, name: str, after: int, until: int) -> None:
-        """Have timers fire again of whose runs a gateway is not told."""
+    def _refire_unsent(self, name: str, after: int, until: int) -> None:
+        """Fire timers again whose records this gateway will not get."""
         for record in self._disk.records[after:until]:
             if isinstance(record, TimerRecord) and record.gateway == name:
-                self._timetable.undelivered(
+                self._scheduler.undelivered(
                     name, record.key, record.seq, self._timers_at
                 )
 
@@ -1002,34 +1017,34 @@ class ScriptedSidecar:
         hello = link.conversation.hello
         self.refused.append((hello.name if hello else None, refusal))
         if refusal.fatal:
-            self._end(link, *refusal.as_frame())
+            self._end_link(link, *refusal.as_frame())
         else:
             link.reply(*refusal.as_frame())
 
-    # --- the log, and who reads it --------------------------------------------
+    # --- the log and its readers ----------------------------------------------
 
     def _commit(self) -> None:
-        """Have on disk what was decided."""
+        """Write to disk what was decided."""
         if self._is_disk_full:
             return
         self._disk.cursors = dict(self._cursors)
         for gateway in self._presence.timeouts_over(self._now):
             self._disk.in_force[gateway.name] = gateway.in_force
         if changes := self._presence.decided.take():
-            settlement = self._disk.write(changes, RETRY_POLICY)
-            self._timetable.settled(changes.orders, settlement)
+            transaction = self._disk.write(changes, RETRY_POLICY)
+            self._scheduler.settled(changes.orders, transaction)
 
     def _next_records(self, link: _Link) -> list[Logged | Gap]:
-        """What to tell a link next: as many records as there is room for."""
+        """The next records for a link: as many as its window has room for."""
         disk = self._disk
         room = min(self._window - len(link.unacked), NOTICES_PER_FRAME)
         if room > 0 and link.position + 1 < disk.first:
             gap = Gap(link.position + 1, disk.first, self._at.wall_ms)
-            gone = disk.records[link.position : gap.seq]
+            trimmed = disk.records[link.position : gap.seq]
             link.position = gap.seq
-            if any(map(link.is_concerned_by, gone)):
+            if any(map(link.is_concerned_by, trimmed)):
                 return [gap]
-        records, link.position = disk.read(link.position, link.wanted, room)
+        records, link.position = disk.read(link.position, link.subscription, room)
         return [*records]
 
     def _acknowledge(self, link: _Link, ack: Ack) -> None:
@@ -1047,14 +1062,14 @@ class ScriptedSidecar:
         self._move_cursor(link)
 
     def _move_cursor(self, link: _Link) -> None:
-        """With nothing outstanding, follow the log past what did not concern it."""
+        """Move the cursor past records that were not for this link, if none is unacked."""
         if link.has_cursor and not link.unacked:
             self._cursors[link.key] = max(self._cursors[link.key], link.position)
 
     def _rows(self) -> list[tuple[Uid, str, int, int | None]]:
         presence = self._presence
         owned = (
-            presence.wheel.owned([gateway.number], 0, ALL)[0]
+            presence.wheel.owned([gateway.number], 0, UNLIMITED)[0]
             for gateway in presence.gateways.values()
         )
         return presence.where([uid for uids in owned for uid in uids])
@@ -1062,10 +1077,10 @@ class ScriptedSidecar:
     def _find(self, uid: Uid) -> Entry | None:
         return self._presence.wheel.find(uid)
 
-    def _newest(self, uid: Uid) -> Record | None:
-        for it in reversed(self._disk.records):
-            if isinstance(it, Record) and it.uid == uid:
-                return it
+    def _newest_record(self, uid: Uid) -> Record | None:
+        for record in reversed(self._disk.records):
+            if isinstance(record, Record) and record.uid == uid:
+                return record
         return None
 
     # --- waiting --------------------------------------------------------------
@@ -1084,27 +1099,27 @@ class ScriptedSidecar:
             while not is_so():
                 await self._changed.wait()
             return
-        details = [self._state()] if known is None else [known(), self._state()]
+        details = [self._summary()] if known is None else [known(), self._summary()]
         raise AssertionError("; ".join([f"{otherwise} after {within:g} s", *details]))
 
-    def _shown(self, due: Due) -> Timer:
+    def _timer_now(self, due: Due) -> Timer:
         timer, payload = due
         left = None
         if timer.next is not None:
-            now_ms = self._timetable.ms(self._timers_at.mono)
+            now_ms = self._scheduler.ms(self._timers_at.mono)
             left = max(0, timer.next - now_ms) / 1_000
         return Timer(
             timer.state, payload, timer.ext, timer.attempts, left, timer.message
         )
 
-    def _known(self, uid: Uid) -> str:
-        event = next((it for it in reversed(self.events) if it.uid == uid), None)
-        record = self._newest(uid)
+    def _known_of(self, uid: Uid) -> str:
+        event = next((each for each in reversed(self.events) if each.uid == uid), None)
+        record = self._newest_record(uid)
         heard = "nothing was heard of it" if event is None else f"heard last: {event}"
         return heard if record is None else f"{heard}; recorded last: {record.as_map()}"
 
-    def _state(self) -> str:
-        """Whatever may explain why something does not come."""
+    def _summary(self) -> str:
+        """What may explain why a wait has failed."""
         state = [f"linked: {', '.join(self.links) or 'no gateway'}"]
         if self._listener is None:
             state.append("the sidecar is not running")

@@ -1,7 +1,7 @@
 """The disk of a scripted sidecar, in memory: what outlives a stop or a crash.
 
-It keeps what the database keeps, and gives of it what is asked of that: here are the log
-and its readers, and the table of timers. What is decided is not decided here.
+It stores what the databases of a sidecar store: the log, the online set, cursors, and
+the table of timers. It takes no decisions.
 """
 
 from collections import Counter
@@ -17,46 +17,46 @@ from liveness.core.timer_states import RetryPolicy, TimerTransaction
 
 @dataclass(slots=True)
 class Disk:
-    """Empty at first. The record of seq n stands at n - 1."""
+    """The stored state, empty at first."""
 
     log: str = field(default_factory=lambda: token_hex(8))
-    records: list[Logged] = field(default_factory=list)
-    first: int = 1  # records below are trimmed: nobody is told them any more
+    records: list[Logged] = field(default_factory=list)  # from seq 1, trimmed ones too
+    first: int = 1  # the first seq that is not trimmed
     online: dict[int, OnlineRow] = field(default_factory=dict)
     cursors: dict[tuple[str, str], int] = field(default_factory=dict)
     timeouts: dict[str, float | None] = field(default_factory=dict)
     in_force: dict[str, float] = field(default_factory=dict)  # by gateway
-    clocks: list[Entry] = field(default_factory=list)  # as of a planned stop
+    clocks: list[Entry] = field(default_factory=list)  # of a planned stop
     timers: dict[int, Due] = field(default_factory=dict)  # by id
     next_timer: int = 1
 
     @property
     def next_seq(self) -> int:
-        """The seq of the record that comes next."""
+        """The seq of the next record."""
         return len(self.records) + 1
 
     # --- writing --------------------------------------------------------------
 
-    def write(self, changes: Changes, ladder: RetryPolicy) -> TimerTransaction:
-        """Take in what was decided; return what has become of timers."""
+    def write(self, changes: Changes, policy: RetryPolicy) -> TimerTransaction:
+        """Write a batch of changes; return the effect on timers."""
         self.records += changes.records
         for session, row in changes.online.items():
             if row is not None:
                 self.online[session] = row
             else:
                 self.online.pop(session, None)
-        found = [timer for timer, _ in self.timers.values()] if changes.orders else []
-        settlement = TimerTransaction(changes.orders, found, ladder)
-        payloads = {order.timer.id: order.payload for order in settlement.added}
-        for timer in settlement.changed:
+        timers = [timer for timer, _ in self.timers.values()] if changes.orders else []
+        transaction = TimerTransaction(changes.orders, timers, policy)
+        payloads = {order.timer.id: order.payload for order in transaction.added}
+        for timer in transaction.changed:
             is_new = timer.id in payloads
             payload = payloads[timer.id] if is_new else self.timers[timer.id].payload
             self.timers[timer.id] = Due(timer, payload)
             self.next_timer = max(self.next_timer, timer.id + 1)
-        return settlement
+        return transaction
 
     def trim(self) -> Counter[str]:
-        """Let go of all records, and of timers that ended; how many of each state."""
+        """Remove all records and ended timers; return how many timers, by state."""
         self.first = self.next_seq
         ended = [timer for timer, _ in self.timers.values() if not timer.is_live]
         for timer in ended:
@@ -66,19 +66,19 @@ class Disk:
     # --- reading --------------------------------------------------------------
 
     def read(
-        self, after: int, wanted: Subscription, limit: int
+        self, after: int, subscription: Subscription, limit: int
     ) -> tuple[list[Logged], int]:
-        """Records above a seq that concern a reader, and the seq that was looked up to."""
+        """Find records above a seq for a reader; return them and the seq reached."""
         found: list[Logged] = []
         while after < len(self.records) and len(found) < limit:
             record = self.records[after]
             after += 1
-            if wanted.wants(record):
+            if subscription.wants(record):
                 found.append(record)
         return found, after
 
     def due(self, numbers: Iterable[int]) -> list[Due]:
-        """Those of these timers that are still live."""
+        """Those of the timers with these ids that are still live."""
         found = [self.timers[number] for number in numbers if number in self.timers]
         return [due for due in found if due.timer.is_live]
 
@@ -92,15 +92,18 @@ class Disk:
             and timer.next <= window.until
             and (timer.next, timer.id) > above
         )
-        return [Coming(number, who, at) for at, number, who in coming[: window.limit]]
+        return [
+            Coming(number, gateway, at)
+            for at, number, gateway in coming[: window.limit]
+        ]
 
     def moments(self) -> list[int]:
-        """When timers must be looked at: a moment for each live one."""
+        """When each live timer is next due, or its attempt over."""
         moments = (timer.next for timer, _ in self.timers.values())
         return [at for at in moments if at is not None]
 
     def states(self) -> Counter[str]:
-        """How many timers there are in each state."""
+        """How many timers there are, by state."""
         return Counter(timer.state for timer, _ in self.timers.values())
 
     def newest(self, gateway: str, key: str) -> Due | None:

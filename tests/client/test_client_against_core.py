@@ -15,8 +15,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from liveness.client.inbox import Arrival, End, RecordMap, View
-from liveness.client.protocol import NOTHING, Client
+from liveness.client.inbox import Arrival, End, ReaderQueue, RecordMap
+from liveness.client.protocol import EMPTY_KEEPALIVE, Client
 from liveness.client.reports import AGE_STEP_S
 from liveness.core.attended_clock import AttendedClock
 from liveness.core.changes import Decisions
@@ -451,8 +451,8 @@ class Process:
         self.is_stuck = False  # after a frame, until the next turn
         self.open: dict[Key, Conn] = {}
         self.closed: deque[tuple[Uid, int]] = deque(maxlen=5)
-        self.ended: View = self.client.inbox.view(is_end)
-        self.others: View | None = None
+        self.ended: ReaderQueue = self.client.inbox.open_queue(is_end)
+        self.others: ReaderQueue | None = None
         self.reports_ends = False  # whether it reports a logout for them
         self.owed: dict[tuple[str, int], Key] = {}  # ends, by log and seq
         self.in_hand: tuple[str, int] | None = None
@@ -511,7 +511,7 @@ class Process:
             (uid, conn), known = found
             reports = self.client.reports
             signs = reports.messages if by_message else reports.keepalives
-            reports.sign(signs, uid, conn)
+            reports.activity(signs, uid, conn)
             known.spoke.append(now)
 
     def logout(self, n: int) -> None:
@@ -528,7 +528,7 @@ class Process:
             uid, wire = self.closed[n % len(self.closed)]
             reports = self.client.reports
             before = reports.pending
-            reports.sign(reports.keepalives, uid, wire)
+            reports.activity(reports.keepalives, uid, wire)
             self.client.logout(uid, wire)
             assert reports.pending == before
             if (uid, wire) in self.dropped:
@@ -568,31 +568,31 @@ class Process:
         """
         inbox, before = self.client.inbox, self.ended
         if is_early:
-            self.ended = inbox.view(is_end)
-        if (arrival := before.in_hand) is not None:
+            self.ended = inbox.open_queue(is_end)
+        if (arrival := before.current) is not None:
             assert self.in_hand is not None
             if arrival.end is not None:
                 self.dropped.add((arrival.end.uid, arrival.end.conn))
             else:  # its logout was reported meanwhile, and is as good
                 self.owed.pop(self.in_hand, None)
         self.in_hand = None
-        inbox.left.append((before, False))
+        inbox.abandoned.append((before, False))
         if not is_early:
-            self.ended = inbox.view(is_end)
+            self.ended = inbox.open_queue(is_end)
 
     def read_others(self, most: int) -> None:
         """Read so many records, with a reader of its own; leave with none."""
         if self.others is None:
-            self.others = self.client.inbox.view(is_any)
+            self.others = self.client.inbox.open_queue(is_any)
         for _ in range(most):
             if self.others.next() is None:
                 return
         if not most:
-            self.client.inbox.left.append((self.others, True))
+            self.client.inbox.abandoned.append((self.others, True))
             self.others = None
 
     def flush(self) -> None:
-        number = self.client.want_pong()
+        number = self.client.request_ping()
         self.flushes.append(Flush(number, set(self.client.reports.uids)))
 
     # --- its link ------------------------------------------------------------------
@@ -618,7 +618,7 @@ class Process:
         up, down = self.link
         up.close()
         down.close(0)
-        self.client.lost()
+        self.client.link_lost()
         self.writing = iter(())
         self.link, self.link_at = None, now + 2 * STEP_S
 
@@ -633,7 +633,7 @@ class Process:
                 if frame[0] == "notices":
                     for record in frame[1]:
                         self.note(record)
-                self.client.take(frame)
+                self.client.receive(frame)
             if self.client.is_linked and not was_linked:
                 assert self.client.welcome is not None
                 self.logs.append(self.client.welcome.log)
@@ -666,7 +666,7 @@ class Process:
             self.writing = self.client.frames(now, is_due=is_due)
             wrote |= self.write_frames(up, now)[0]
         if not wrote and now - self.wrote_at >= self.client.ping_s / 4:
-            up.write(NOTHING, now)
+            up.write(EMPTY_KEEPALIVE, now)
             wrote = True
         if wrote:
             self.wrote_at = now

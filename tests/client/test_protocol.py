@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from liveness.client.inbox import Arrival, End, View
-from liveness.client.protocol import FINAL, PING_S, Client
-from liveness.client.tasks import Run
-from liveness.client.timer_requests import WORDS_AT_ONCE
+from liveness.client.inbox import Arrival, End, ReaderQueue
+from liveness.client.protocol import FINAL_CODES, PING_S, Client
+from liveness.client.tasks import Attempt
+from liveness.client.timer_requests import MAX_REQUESTS_PER_WRITE
 from liveness.core.clearance import LEAST_LATE_S
 from liveness.core.frames import parse_hello
 from liveness.core.framing import Frame, Reader, decode
@@ -56,12 +56,12 @@ def linked(*logins: tuple[Any, int | None], **options: Any) -> Client:
 
 
 def welcome(client: Client, **options: Any) -> None:
-    assert client.take(("welcome", WELCOME | options)) is None
+    assert client.receive(("welcome", WELCOME | options)) is None
 
 
 def relink(client: Client, **options: Any) -> dict[str, Any]:
     """End the link and begin another; return the options of its hello."""
-    client.lost()
+    client.link_lost()
     options_of_hello = hello(client)
     welcome(client, **options)
     return options_of_hello
@@ -114,7 +114,7 @@ def names(frames: Iterable[Frame]) -> list[str]:
 def settle(client: Client) -> None:
     """Write all there is, and answer the ping behind it."""
     written(client)
-    client.take(("pong", client.pings))
+    client.receive(("pong", client.pings))
     assert client.reports.unconfirmed == 0
 
 
@@ -141,7 +141,7 @@ def gap(first: int, until: int) -> dict[str, Any]:
 
 
 def notify(client: Client, *records: dict[str, Any]) -> None:
-    assert client.take(("notices", records)) is None
+    assert client.receive(("notices", records)) is None
 
 
 def is_end(arrival: Arrival) -> bool:
@@ -152,11 +152,11 @@ def is_any(_arrival: Arrival) -> bool:
     return True
 
 
-def ended(client: Client) -> View:
-    return client.inbox.view(is_end)
+def ended(client: Client) -> ReaderQueue:
+    return client.inbox.open_queue(is_end)
 
 
-def ends(view: View) -> list[tuple[Any, int | None, str]]:
+def ends(view: ReaderQueue) -> list[tuple[Any, int | None, str]]:
     """Hand over all ends that are there."""
     found = []
     while (arrival := view.next()) is not None:
@@ -202,18 +202,18 @@ def test_hellos_say_fresh_until_the_first_welcome_and_never_again(
     client = client_of(fresh=fresh)
     expected = fresh is not False
     assert [hello(client)["fresh"] for _ in range(2)] == [expected, expected]
-    client.lost()  # before any welcome
+    client.link_lost()  # before any welcome
     login(client, "ada", 1)
     assert hello(client)["fresh"] is expected
     welcome(client)
-    client.lost()
+    client.link_lost()
     assert "fresh" not in hello(client)
     assert "fresh" not in relink(client, log="two")
 
 
 def test_a_gateway_that_adopts_connections_is_not_fresh() -> None:
     client = client_of()
-    client.adopts()
+    client.adopt_older()
     assert hello(client)["fresh"] is False
 
 
@@ -269,9 +269,9 @@ def test_one_ping_is_under_way_at_a_time_and_none_without_need() -> None:
     assert names(written(client)) == ["login", "ping"]
     login(client, "bob", 2)
     assert names(written(client)) == ["login"]
-    client.take(("pong", client.pings))
+    client.receive(("pong", client.pings))
     assert names(written(client)) == ["ping"]
-    client.take(("pong", client.pings))
+    client.receive(("pong", client.pings))
     assert written(client) == []
 
 
@@ -280,19 +280,19 @@ def test_a_pong_of_another_number_confirms_nothing() -> None:
     login(client, "ada", 1)
     written(client)
     for number in (client.pings - 1, client.pings + 1, 0, -1):
-        client.take(("pong", number))
+        client.receive(("pong", number))
     assert client.reports.unconfirmed == 1
     assert client.pongs == client.pings - 1
 
 
 def test_want_pong_sends_a_ping_at_once_with_the_collected_keepalives() -> None:
     client = linked(("ada", 1))
-    client.reports.sign(client.reports.keepalives, "ada", 1)
-    number = client.want_pong()
+    client.reports.activity(client.reports.keepalives, "ada", 1)
+    number = client.request_ping()
     assert client.is_urgent
     assert names(written(client, is_due=False)) == ["keepalive", "ping"]
     assert not client.is_urgent
-    client.take(("pong", client.pings))
+    client.receive(("pong", client.pings))
     assert client.pongs >= number
 
 
@@ -301,11 +301,11 @@ def test_the_pong_to_an_earlier_ping_does_not_answer_want_pong() -> None:
     login(client, "ada", 1)
     written(client)
     login(client, "bob", 2)
-    number = client.want_pong()
-    client.take(("pong", client.pings))
+    number = client.request_ping()
+    client.receive(("pong", client.pings))
     assert client.pongs < number
     assert names(written(client, is_due=False)) == ["login", "ping"]
-    client.take(("pong", client.pings))
+    client.receive(("pong", client.pings))
     assert client.pongs >= number
 
 
@@ -317,33 +317,33 @@ def test_a_pong_does_not_cover_reports_made_while_its_frames_were_written(
     view = ended(client)
     notify(client, offline(1, "bob", 9))
     login(client, "eve", 2)
-    client.reports.sign(client.reports.keepalives, "ada", 1)
+    client.reports.activity(client.reports.keepalives, "ada", 1)
     writing = client.frames(0.0, is_due=True)
     begun = [decode(next(writing)) for _ in range(wrote)]
     assert names(begun) == ["login", "keepalive", "ack"][:wrote]
     login(client, "bob", 3)
-    number = client.want_pong()
+    number = client.request_ping()
     rest = [decode(frame) for frame in writing]
-    client.take(("pong", client.pings))
+    client.receive(("pong", client.pings))
     while client.pongs < number:
         rest += written(client, is_due=False)
-        client.take(("pong", client.pings))
+        client.receive(("pong", client.pings))
     assert ("login", ("bob",), {"conn": (3,)}) in rest
     assert view.next() is None
 
 
 def test_each_of_several_calls_of_want_pong_is_answered() -> None:
     client = linked(("ada", 1))
-    client.reports.sign(client.reports.keepalives, "ada", 1)
+    client.reports.activity(client.reports.keepalives, "ada", 1)
     writing = client.frames(0.0, is_due=True)
     next(writing)
-    while_written = client.want_pong()
+    while_written = client.request_ping()
     assert names(map(decode, writing)) == ["ping"]
-    client.take(("pong", client.pings))
-    later = client.want_pong()
+    client.receive(("pong", client.pings))
+    later = client.request_ping()
     for _ in range(3):
         written(client, is_due=False)
-        client.take(("pong", client.pings))
+        client.receive(("pong", client.pings))
     assert client.pongs >= max(while_written, later)
     assert not client.is_urgent
 
@@ -353,12 +353,12 @@ def test_want_pong_while_frames_are_written_is_not_forgotten_for_a_later_call() 
     login(client, "ada", 1)
     writing = client.frames(0.0, is_due=False)
     next(writing)
-    while_written = client.want_pong()
+    while_written = client.request_ping()
     assert names(map(decode, writing)) == []
-    later = client.want_pong()
+    later = client.request_ping()
     for _ in range(3):
         written(client, is_due=False)
-        client.take(("pong", client.pings))
+        client.receive(("pong", client.pings))
     assert client.pongs >= max(while_written, later)
 
 
@@ -380,7 +380,7 @@ def test_a_connection_that_has_ended_is_logged_out_and_its_signs_are_forgotten()
     None
 ):
     client = linked(("ada", 1))
-    client.reports.sign(client.reports.messages, "ada", 1)
+    client.reports.activity(client.reports.messages, "ada", 1)
     notify(client, offline(1, "ada", 1))
     assert client.is_urgent
     assert written(client) == [("logout", ("ada",), {"conn": (1,)}), ("ping", 2)]
@@ -410,7 +410,7 @@ NOT_OURS: Final = {
 @pytest.mark.parametrize("record", NOT_OURS.values(), ids=NOT_OURS.keys())
 def test_only_that_very_connection_of_that_very_user_is_ended(record: Any) -> None:
     client = linked(("ada", 1), ("7", 3))
-    view, records = ended(client), client.inbox.view(is_any)
+    view, records = ended(client), client.inbox.open_queue(is_any)
     notify(client, record)
     assert ends(view) == []
     assert client.reports.uids == {1: "ada", 3: "7"}
@@ -448,7 +448,7 @@ def test_a_bad_uid_is_the_callers_fault_whatever_else_is_known(
 
 def test_a_record_is_acknowledged_once_when_every_reader_has_finished_it() -> None:
     client = linked(("ada", 1), ("bob", 2))
-    view, records = ended(client), client.inbox.view(is_any)
+    view, records = ended(client), client.inbox.open_queue(is_any)
     notify(client, offline(3, "ada", 1), offline(4, "bob", 2))
     settle(client)
     ends(view)
@@ -491,7 +491,7 @@ def test_the_memory_of_ends_does_not_grow_behind_a_log_that_is_no_more() -> None
         notify(client, offline(seq, "bob", seq + 1))
         assert len(ends(view)) == 1
         settle(client)
-    assert len(client._ends) <= 1
+    assert len(client._undelivered_ends) <= 1
 
 
 # --- new logs and gaps -----------------------------------------------------------------
@@ -522,13 +522,13 @@ def test_a_gap_has_every_open_connection_declared_once() -> None:
     notify(client, gap(1, 50))
     assert names(written(client)) == ["login", "ack", "ping"]
     notify(client, gap(1, 50))
-    client.take(("pong", client.pings))
+    client.receive(("pong", client.pings))
     assert written(client) == []
 
 
 def test_a_gap_is_a_record_and_not_an_end() -> None:
     client = linked(("ada", 1))
-    view, records = ended(client), client.inbox.view(is_any)
+    view, records = ended(client), client.inbox.open_queue(is_any)
     notify(client, gap(1, 50))
     assert ends(view) == []
     arrival = records.next()
@@ -546,13 +546,13 @@ def error(code: str, **options: Any) -> Frame:
 @pytest.mark.parametrize("code", Code)
 def test_a_fatal_error_ends_the_link_with_its_code(code: Code) -> None:
     with pytest.raises(Refused, match=rf"\({code}\)") as raised:
-        linked().take(error(code))
+        linked().receive(error(code))
     assert raised.value.code == code
     assert (type(raised.value) is Replaced) == (code == Code.REPLACED)
 
 
 def test_codes_that_would_be_refused_again_are_final() -> None:
-    assert {code.value for code in FINAL} == {
+    assert {code.value for code in FINAL_CODES} == {
         "replaced",
         "bad-hello",
         "unsupported-protocol",
@@ -562,14 +562,14 @@ def test_codes_that_would_be_refused_again_are_final() -> None:
 
 def test_an_unknown_error_code_ends_the_link_only_if_it_is_fatal() -> None:
     client = linked()
-    assert client.take(error("new-code", fatal=False)) is not None
+    assert client.receive(error("new-code", fatal=False)) is not None
     with pytest.raises(Refused, match="new-code"):
-        client.take(error("new-code"))
+        client.receive(error("new-code"))
 
 
 def test_a_frame_that_was_refused_is_counted_and_the_link_goes_on() -> None:
     client = linked()
-    said = client.take(error("bad-option", fatal=False))
+    said = client.receive(error("bad-option", fatal=False))
     assert said is not None
     assert "bad-option" in said
     assert client.refused == 1
@@ -579,7 +579,8 @@ def test_a_frame_that_was_refused_is_counted_and_the_link_goes_on() -> None:
 def test_a_bye_is_remarked_on_and_does_not_end_the_link() -> None:
     client = linked()
     assert (
-        client.take(("bye", {"reason": "restart"})) == "the sidecar says bye: restart"
+        client.receive(("bye", {"reason": "restart"}))
+        == "the sidecar says bye: restart"
     )
     assert client.is_linked
 
@@ -594,7 +595,7 @@ LATER: Final[tuple[Frame, ...]] = (
 
 @pytest.mark.parametrize("frame", LATER, ids=repr)
 def test_frames_of_a_later_version_are_ignored(frame: Frame) -> None:
-    linked().take(frame)
+    linked().receive(frame)
 
 
 MALFORMED: Final[tuple[Frame, ...]] = (
@@ -625,7 +626,7 @@ MALFORMED: Final[tuple[Frame, ...]] = (
 def test_a_malformed_frame_is_a_wire_error(frame: Frame) -> None:
     client = linked(("ada", 1))
     with pytest.raises(WireError):
-        client.take(frame)
+        client.receive(frame)
 
 
 records = st.fixed_dictionaries(
@@ -664,7 +665,7 @@ def test_take_raises_only_its_documented_errors_whatever_it_is_given(
     client = linked(("ada", 1))
     for frame in frames:
         try:
-            client.take(as_read(frame))
+            client.receive(as_read(frame))
         except (Refused, WireError):
             break
 
@@ -706,11 +707,11 @@ def after(client: Client, key: str, seconds: float = 60.0, **options: Any) -> No
     client.after(key, seconds, **(known | options))
 
 
-def fired(client: Client, *records: dict[str, Any]) -> list[Run]:
+def fired(client: Client, *records: dict[str, Any]) -> list[Attempt]:
     """Have these come, and take what is there for whoever reads."""
-    client.tasks.is_read = True
+    client.tasks.has_reader = True
     notify(client, *records)
-    return list(iter(client.tasks.rest.take, None))
+    return list(iter(client.tasks.unclaimed.take, None))
 
 
 def test_a_timer_is_urgent_and_counts_until_its_pong() -> None:
@@ -721,7 +722,7 @@ def test_a_timer_is_urgent_and_counts_until_its_pong() -> None:
     assert names(written(client)) == ["after", "ping"]
     assert (client.reports.pending, client.reports.unconfirmed) == (0, 1)
     assert not client.is_urgent
-    client.take(("pong", client.pings))
+    client.receive(("pong", client.pings))
     assert client.reports.unconfirmed == 0
 
 
@@ -740,13 +741,13 @@ def test_timers_that_no_pong_has_covered_are_sent_on_the_next_link() -> None:
 
 def test_a_ping_waits_until_all_timer_commands_are_sent() -> None:
     client = with_timers()
-    for n in range(WORDS_AT_ONCE + 1):
+    for n in range(MAX_REQUESTS_PER_WRITE + 1):
         after(client, str(n))
-    client.want_pong()
+    client.request_ping()
     assert set(names(written(client))) == {"after"}
-    assert client.reports.is_behind
+    assert client.reports.has_backlog
     assert names(written(client)) == ["after", "ping"]
-    assert not client.reports.is_behind
+    assert not client.reports.has_backlog
 
 
 def test_a_fired_timer_goes_to_its_reader_and_is_acknowledged_at_once() -> None:
@@ -754,8 +755,8 @@ def test_a_fired_timer_goes_to_its_reader_and_is_acknowledged_at_once() -> None:
     (bare, full) = fired(
         client, timer(4, "a"), timer(5, "b", payload="p", ext="e", attempt=3)
     )
-    assert bare == Run("one", 4, "a", None, None, 7, 1)
-    assert full == Run("one", 5, "b", "p", "e", 7, 3)
+    assert bare == Attempt("one", 4, "a", None, None, 7, 1)
+    assert full == Attempt("one", 5, "b", "p", "e", 7, 3)
     assert written(client) == [("ack", 5)]
 
 
@@ -774,7 +775,7 @@ def test_unread_ends_hold_up_no_timer() -> None:
 
 def test_timers_without_a_reader_hold_up_no_ack_and_are_remarked_on() -> None:
     client = with_timers()
-    remark = client.take(("notices", (timer(1, "a:1"), timer(2, "a:2"))))
+    remark = client.receive(("notices", (timer(1, "a:1"), timer(2, "a:2"))))
     assert remark is not None
     assert "'a:1' has fired" in remark
     assert client.inbox.finished == 2
@@ -782,7 +783,7 @@ def test_timers_without_a_reader_hold_up_no_ack_and_are_remarked_on() -> None:
 
 def test_a_reader_of_all_records_gets_those_of_timers() -> None:
     client = with_timers()
-    view = client.inbox.view(is_any)
+    view = client.inbox.open_queue(is_any)
     fired(client, timer(3, "a"))
     arrival = view.next()
     assert arrival is not None
@@ -804,19 +805,19 @@ def test_a_timer_record_without_a_required_field_is_a_wire_error(missing: str) -
     record = timer(1, "a")
     del record[missing]
     with pytest.raises(WireError):
-        with_timers().take(("notices", (record,)))
+        with_timers().receive(("notices", (record,)))
 
 
 def test_a_timer_that_waits_is_not_started_once_it_is_cancelled_or_replaced() -> None:
     client = with_timers()
-    client.tasks.is_read = True
+    client.tasks.has_reader = True
     records = [timer(n, key, ext="e") for n, key in enumerate("abcd", 1)]
     notify(client, *records, timer(5, "f"))
     client.cancel("a", None)
     after(client, "b")
     assert client.tasks.waiting == 3
     client.cancel(None, "e")
-    assert [run.key for run in iter(client.tasks.rest.take, None)] == ["f"]
+    assert [run.key for run in iter(client.tasks.unclaimed.take, None)] == ["f"]
 
 
 def test_an_answer_names_its_record_and_is_dropped_after_a_new_log() -> None:
@@ -829,9 +830,9 @@ def test_an_answer_names_its_record_and_is_dropped_after_a_new_log() -> None:
         ("done", "a", "well", {"seq": 1}),
         ("fail", "b", "badly", {"seq": 2, "final": True}),
     ]
-    client.lost()
+    client.link_lost()
     hello(client)
-    client.take(("welcome", WELCOME | WITH_TIMERS | {"log": "two"}))
+    client.receive(("welcome", WELCOME | WITH_TIMERS | {"log": "two"}))
     client.done(one, None)
     client.fail(other, "badly", final=False)
     assert names(written(client)) == []
@@ -839,13 +840,13 @@ def test_an_answer_names_its_record_and_is_dropped_after_a_new_log() -> None:
 
 def test_the_remark_on_a_new_log_says_that_its_timers_may_be_gone() -> None:
     client = with_timers()
-    client.lost()
+    client.link_lost()
     hello(client)
     welcome(client, **WITH_TIMERS, log="two")  # nobody asked for any
     after(client, "a")
-    client.lost()
+    client.link_lost()
     hello(client)
-    told = client.take(("welcome", WELCOME | WITH_TIMERS | {"log": "three"}))
+    told = client.receive(("welcome", WELCOME | WITH_TIMERS | {"log": "three"}))
     assert told is not None
     assert "gone with the old one" in told
 
@@ -855,13 +856,13 @@ def test_a_sidecar_without_timers_is_remarked_on_by_each_link_and_sent_none() ->
     after(client, "a")
     for _ in range(2):
         hello(client)
-        told = client.take(("welcome", WELCOME))
+        told = client.receive(("welcome", WELCOME))
         assert told is not None
         assert "(liveness/0.1.0) has no timers" in told
         assert not client.is_urgent
         assert names(written(client)) == []
         assert client.reports.pending == 1
-        client.lost()
+        client.link_lost()
     with pytest.raises(ReportError, match="has no timers"):
         after(client, "b")
     hello(client)
@@ -871,18 +872,18 @@ def test_a_sidecar_without_timers_is_remarked_on_by_each_link_and_sent_none() ->
 
 def test_a_sidecar_without_timers_is_remarked_on_if_there_are_tasks() -> None:
     client = client_of()
-    client.tasks.open("", 1)
+    client.tasks.add_task("", 1)
     hello(client)
-    assert client.take(("welcome", WELCOME)) is not None
+    assert client.receive(("welcome", WELCOME)) is not None
 
 
 def test_has_pong_raises_if_timers_wait_for_a_sidecar_that_has_none() -> None:
     client = client_of()
     after(client, "a")
-    number = client.want_pong()
+    number = client.request_ping()
     assert not client.has_pong(number)  # without a link it may still come
     hello(client)
-    assert client.take(("welcome", WELCOME)) is not None
+    assert client.receive(("welcome", WELCOME)) is not None
     with pytest.raises(ReportError, match="has no timers"):
         client.has_pong(number)
 
@@ -892,7 +893,7 @@ def test_a_run_timeout_that_cannot_be_ends_the_link(run_timeout: object) -> None
     client = client_of()
     client.hello()
     with pytest.raises(WireError):
-        client.take(("welcome", WELCOME | {"run_timeout": run_timeout}))
+        client.receive(("welcome", WELCOME | {"run_timeout": run_timeout}))
 
 
 def test_the_run_timeout_is_a_minute_by_default() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.client.reports import AGE_STEP_S, CHANGES_AT_ONCE, Reports
+from liveness.client.reports import AGE_STEP_S, MAX_CHANGES_PER_WRITE, Reports
 from liveness.core.framing import decode
 from liveness.core.records import Uid
 from liveness.errors import ReportError
@@ -32,12 +32,16 @@ def reports_of(*logins: tuple[Uid, int | None]) -> Reports:
 
 
 def confirm(reports: Reports) -> None:
-    reports.pinged()
-    reports.confirmed()
+    reports.ping_sent()
+    reports.pong_received()
 
 
 def framed(reports: Reports, now: float = 0.0, **limits: Any) -> Iterator[bytes]:
-    options = {"signs": True, "max_batch": 4_000, "max_frame_bytes": 2**20} | limits
+    options = {
+        "with_activity": True,
+        "max_batch": 4_000,
+        "max_frame_bytes": 2**20,
+    } | limits
     return reports.frames(now, **options)
 
 
@@ -55,11 +59,11 @@ def told(reports: Reports, now: float = 0.0, **limits: Any) -> Told:
 
 
 def keepalive(reports: Reports, uid: Any, conn: Any) -> None:
-    reports.sign(reports.keepalives, uid, conn)
+    reports.activity(reports.keepalives, uid, conn)
 
 
 def message(reports: Reports, uid: Any, conn: Any) -> None:
-    reports.sign(reports.messages, uid, conn)
+    reports.activity(reports.messages, uid, conn)
 
 
 def login(reports: Reports, uid: Any, conn: Any, at: float = 0.0) -> None:
@@ -78,11 +82,11 @@ def live(reports: Reports, steps: str) -> None:
             case ["write"]:
                 frames(reports)
             case ["ping"]:
-                reports.pinged()
+                reports.ping_sent()
             case ["pong"]:
-                reports.confirmed()
+                reports.pong_received()
             case ["lost"]:
-                reports.lost()
+                reports.link_lost()
             case _:
                 assert step == "declare"
                 reports.declare()
@@ -90,8 +94,8 @@ def live(reports: Reports, steps: str) -> None:
 
 def kept(reports: Reports) -> int:
     """How much is kept, of whatever kind, the conns that were given out aside."""
-    written = (reports._told, reports._pinged)
-    kinds = [vars(reports), *({"c": it.changes, "s": it.signs} for it in written)]
+    written = (reports._sent, reports._awaiting_pong)
+    kinds = [vars(reports), *({"c": it.changes, "s": it.activity} for it in written)]
     return sum(len(it) for kind in kinds for it in kind.values() if hasattr(it, "keys"))
 
 
@@ -143,8 +147,8 @@ def test_signs_of_life_wait_until_they_are_due_and_changes_do_not() -> None:
     reports = reports_of(("ada", 1))
     keepalive(reports, "ada", 1)
     login(reports, "bob", 2)
-    assert told(reports, signs=False) == [("login", "bob", 2)]
-    assert told(reports, signs=True) == [("keepalive", "ada", 1)]
+    assert told(reports, with_activity=False) == [("login", "bob", 2)]
+    assert told(reports, with_activity=True) == [("keepalive", "ada", 1)]
 
 
 @pytest.mark.parametrize("conn", [None, 1], ids=["conns given here", "own conns"])
@@ -359,7 +363,7 @@ def test_each_users_reports_stay_in_their_order_however_they_are_written(
             if most > 2:
                 for encoded in writing:
                     wire.take(encoded, **limits)
-                writing = framed(reports, now=60.0, signs=signs, **limits)
+                writing = framed(reports, now=60.0, with_activity=signs, **limits)
         elif what == "login":
             uid, has_conn = details
             conn = reports.new_conn() if has_conn else None
@@ -488,7 +492,7 @@ def test_a_login_that_is_sent_again_keeps_its_beginning() -> None:
     reports = Reports(FIRST_CONN)
     reports.login("ada", 1, at=100.0, timeout=None)
     frames(reports, 100.0, began=7.5)
-    reports.lost()
+    reports.link_lost()
     (frame,) = frames(reports, 160.0, began=9.5)  # another link, which read it anew
     assert (frame[2]["age"], frame[2]["began"]) == (59.9, (109.5,))
 
@@ -544,13 +548,13 @@ def test_the_age_of_a_day_is_true_to_seconds() -> None:
 
 def test_a_bounded_number_of_logins_is_sent_at_once_and_no_keepalive_before() -> None:
     reports = Reports(FIRST_CONN)
-    for n in range(2 * CHANGES_AT_ONCE + 1):
+    for n in range(2 * MAX_CHANGES_PER_WRITE + 1):
         login(reports, n, n)
         keepalive(reports, n, n)
-    for left in (CHANGES_AT_ONCE + 1, 1, 0):
+    for left in (MAX_CHANGES_PER_WRITE + 1, 1, 0):
         events = {event for event, _, _ in frames(reports, 0.0)}
         assert events == {"login"}, "no sign of life is told before its login"
-        assert reports.is_behind == bool(left)
+        assert reports.has_backlog == bool(left)
         assert reports.pending - len(reports.keepalives) == left
 
 
@@ -558,7 +562,7 @@ def test_a_login_that_is_sent_again_keeps_the_age_of_its_first_report() -> None:
     reports = Reports(FIRST_CONN)
     login(reports, "ada", 1, at=-50.0)
     (first,) = frames(reports, 0.0)
-    reports.lost()
+    reports.link_lost()
     login(reports, "ada", 1, at=9.0)
     (again,) = frames(reports, 10.0)
     assert (first[2]["age"], again[2]["age"]) == pytest.approx(
@@ -595,7 +599,7 @@ def test_pending_and_unconfirmed_count_what_was_sent_and_what_was_not() -> None:
     assert (reports.pending, reports.unconfirmed, reports.has_changes) == (2, 0, True)
     live(reports, "write, ping, message bob 2, logout eve 3, write")
     assert (reports.pending, reports.unconfirmed, reports.has_changes) == (0, 4, False)
-    reports.lost()
+    reports.link_lost()
     assert reports.unconfirmed == 0
 
 
@@ -603,7 +607,7 @@ def test_what_was_not_written_when_the_link_ended_is_sent_on_the_next() -> None:
     reports = reports_of(("ada", 1), ("bob", 2))
     live(reports, "logout ada 1, login eve 3, keepalive bob 2")
     next(framed(reports, max_batch=1))
-    reports.lost()
+    reports.link_lost()
     assert told(reports) == [
         ("logout", "ada", 1), ("login", "eve", 3), ("keepalive", "bob", 2),
     ]  # fmt: skip

@@ -4,182 +4,184 @@ from typing import Any, Final
 
 import pytest
 
-from liveness.client.tasks import MOST_AT_ONCE, MOST_GROUPS, Run, Tasks
+from liveness.client.tasks import MAX_AT_ONCE, MAX_LOGGED_GROUPS, Attempt, TaskQueues
 from liveness.errors import ReportError
 
 MANY: Final = 100
 
 
-def run(seq: int, key: str, **options: Any) -> Run:
+def attempt(seq: int, key: str, **options: Any) -> Attempt:
     known: dict[str, Any] = {"log": "one", "payload": None, "ext": None}
     known |= {"due": 0, "attempt": 1}
-    return Run(seq=seq, key=key, **(known | options))
+    return Attempt(seq=seq, key=key, **(known | options))
 
 
-def taken(lane: Any) -> list[int]:
+def taken(queue: Any) -> list[int]:
     """The records of the runs that may be started now."""
     seqs = list[int]()
-    while (one := lane.take()) is not None:
+    while (one := queue.take()) is not None:
         seqs.append(one.seq)
     return seqs
 
 
-def add(tasks: Tasks, *keys: str, first: int = 1) -> None:
+def add(tasks: TaskQueues, *keys: str, first: int = 1) -> None:
     for seq, key in enumerate(keys, first):
-        tasks.add(run(seq, key))
+        tasks.add(attempt(seq, key))
 
 
 # --- whose a run is ------------------------------------------------------------------
 
 
 def test_the_longest_prefix_wins_and_other_timers_go_to_the_reader() -> None:
-    tasks = Tasks()
-    orders, big = tasks.open("order:", MANY), tasks.open("order:big:", MANY)
+    tasks = TaskQueues()
+    orders, big = tasks.add_task("order:", MANY), tasks.add_task("order:big:", MANY)
     add(tasks, "order:1", "order:big:1", "remind", "order:", "order")
-    assert (taken(orders), taken(big), taken(tasks.rest)) == ([1, 4], [2], [3, 5])
+    assert (taken(orders), taken(big), taken(tasks.unclaimed)) == ([1, 4], [2], [3, 5])
 
 
 def test_a_task_without_a_prefix_takes_timers_that_no_other_takes() -> None:
-    tasks = Tasks()
-    every, orders = tasks.open("", MANY), tasks.open("order:", MANY)
+    tasks = TaskQueues()
+    every, orders = tasks.add_task("", MANY), tasks.add_task("order:", MANY)
     add(tasks, "a", "order:1")
-    assert (taken(every), taken(orders), taken(tasks.rest)) == ([1], [2], [])
+    assert (taken(every), taken(orders), taken(tasks.unclaimed)) == ([1], [2], [])
 
 
 def test_timers_that_came_before_their_task_go_to_it_in_order() -> None:
-    tasks = Tasks()
+    tasks = TaskQueues()
     add(tasks, "order:1", "a", "order:2", "order:big:1")
-    every = tasks.open("", MANY)
-    big, orders = tasks.open("order:big:", MANY), tasks.open("order:", MANY)
+    every = tasks.add_task("", MANY)
+    big, orders = tasks.add_task("order:big:", MANY), tasks.add_task("order:", MANY)
     assert (taken(every), taken(orders), taken(big)) == ([2], [1, 3], [4])
 
 
 def test_a_prefix_has_one_task() -> None:
-    tasks = Tasks()
-    tasks.open("order:", MANY)
+    tasks = TaskQueues()
+    tasks.add_task("order:", MANY)
     with pytest.raises(ReportError, match="a task for 'order:' already"):
-        tasks.open("order:", MANY)
+        tasks.add_task("order:", MANY)
 
 
 @pytest.mark.parametrize("prefix", [7, None, b"a"])
 def test_a_prefix_is_a_string(prefix: Any) -> None:
     with pytest.raises(ReportError, match="prefix is"):
-        Tasks().open(prefix, 1)
+        TaskQueues().add_task(prefix, 1)
 
 
-@pytest.mark.parametrize("at_once", [0, -1, True, 1.5, MOST_AT_ONCE + 1, None])
+@pytest.mark.parametrize("at_once", [0, -1, True, 1.5, MAX_AT_ONCE + 1, None])
 def test_at_once_is_a_number_of_tasks(at_once: Any) -> None:
     with pytest.raises(ReportError, match="at_once is"):
-        Tasks().open("", at_once)
+        TaskQueues().add_task("", at_once)
 
 
 # --- how many at once ----------------------------------------------------------------
 
 
-def test_no_more_are_under_way_than_may_be_and_no_lane_holds_up_another() -> None:
-    tasks = Tasks()
-    stuck, other = tasks.open("a", 2), tasks.open("b", 2)
+def test_no_more_attempts_run_than_may_and_no_queue_holds_up_another() -> None:
+    tasks = TaskQueues()
+    stuck, other = tasks.add_task("a", 2), tasks.add_task("b", 2)
     add(tasks, "a1", "a2", "a3", "b1", "b2", "b3")
     assert (taken(stuck), taken(other)) == ([1, 2], [4, 5])
-    other.ended(run(5, "b2"))
+    other.ended(attempt(5, "b2"))
     assert (taken(stuck), taken(other)) == ([], [6])
-    stuck.ended(run(1, "a1"))
+    stuck.ended(attempt(1, "a1"))
     assert taken(stuck) == [3]
 
 
 def test_of_one_key_the_newest_waits_in_the_place_of_the_oldest() -> None:
-    tasks = Tasks()
-    lane = tasks.open("", MANY)
+    tasks = TaskQueues()
+    queue = tasks.add_task("", MANY)
     add(tasks, "a", "b", "a")
-    assert len(lane) == 2
-    assert taken(lane) == [3, 2]
+    assert len(queue) == 2
+    assert taken(queue) == [3, 2]
 
 
 def test_a_key_that_is_under_way_is_not_started_again_until_it_has_ended() -> None:
-    tasks = Tasks()
-    lane = tasks.open("", MANY)
+    tasks = TaskQueues()
+    queue = tasks.add_task("", MANY)
     add(tasks, "a")
-    assert taken(lane) == [1]
+    assert taken(queue) == [1]
     add(tasks, "a", "b", "a", first=2)
     assert tasks.waiting == 2
-    assert taken(lane) == [3]
-    lane.ended(run(1, "a"))
-    assert taken(lane) == [4]
-    lane.ended(run(4, "a"))
-    assert (taken(lane), tasks.waiting) == ([], 0)
+    assert taken(queue) == [3]
+    queue.ended(attempt(1, "a"))
+    assert taken(queue) == [4]
+    queue.ended(attempt(4, "a"))
+    assert (taken(queue), tasks.waiting) == ([], 0)
 
 
 # --- what is forgotten ---------------------------------------------------------------
 
 
 def test_a_key_that_is_forgotten_is_not_started() -> None:
-    tasks = Tasks()
-    lane = tasks.open("order:", MANY)
+    tasks = TaskQueues()
+    queue = tasks.add_task("order:", MANY)
     add(tasks, "order:1", "a", "order:2")
     for key in ("order:1", "a", "unknown"):
         tasks.forget(key)
-    assert (taken(lane), taken(tasks.rest)) == ([3], [])
+    assert (taken(queue), taken(tasks.unclaimed)) == ([3], [])
 
 
 def test_timers_of_a_forgotten_ext_are_not_started() -> None:
-    tasks = Tasks()
-    lane = tasks.open("order:", MANY)
+    tasks = TaskQueues()
+    queue = tasks.add_task("order:", MANY)
     for seq, key in enumerate(["order:1", "a", "order:2", "b"], 1):
-        tasks.add(run(seq, key, ext="ada" if seq <= 2 else "bob"))
+        tasks.add(attempt(seq, key, ext="ada" if seq <= 2 else "bob"))
     tasks.forget_ext("ada")
-    assert (taken(lane), taken(tasks.rest)) == ([3], [4])
+    assert (taken(queue), taken(tasks.unclaimed)) == ([3], [4])
 
 
 def test_a_run_under_way_goes_on_when_its_key_is_forgotten() -> None:
-    tasks = Tasks()
-    lane = tasks.open("", MANY)
+    tasks = TaskQueues()
+    queue = tasks.add_task("", MANY)
     add(tasks, "a", "b")
-    taken(lane)
-    tasks.add(run(3, "a", ext="ada"))
-    tasks.add(run(4, "b"))
+    taken(queue)
+    tasks.add(attempt(3, "a", ext="ada"))
+    tasks.add(attempt(4, "b"))
     tasks.forget_ext("ada")
     tasks.forget("b")
-    lane.ended(run(1, "a"))
-    lane.ended(run(2, "b"))
-    assert (taken(lane), tasks.waiting) == ([], 0)
+    queue.ended(attempt(1, "a"))
+    queue.ended(attempt(2, "b"))
+    assert (taken(queue), tasks.waiting) == ([], 0)
 
 
 # --- bounds, and what is said of it ----------------------------------------------------
 
 
-def test_a_full_lane_keeps_no_more_and_says_so_once_until_it_was_empty(
+def test_a_full_queue_drops_attempts_and_says_so_once_until_it_was_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("liveness.client.tasks.MOST_WAITING", 100)
-    tasks = Tasks()
-    lane, other = tasks.open("a", MOST_AT_ONCE), tasks.open("b", 1)
+    monkeypatch.setattr("liveness.client.tasks.MAX_WAITING", 100)
+    tasks = TaskQueues()
+    queue, other = tasks.add_task("a", MAX_AT_ONCE), tasks.add_task("b", 1)
     for _ in range(2):
         add(tasks, *(f"a{n}" for n in range(100)))
-        remarks = [tasks.add(run(0, key)) for key in ("a one", "a another", "a0", "b")]
+        remarks = [
+            tasks.add(attempt(0, key)) for key in ("a one", "a another", "a0", "b")
+        ]
         assert remarks[0] is not None
         assert "100 timers wait for the task 'a'" in remarks[0]
         assert remarks[1:] == [None, None, None]
-        for started in (lane, other):
+        for started in (queue, other):
             for one in iter(started.take, None):
                 started.ended(one)
-    assert (tasks.unkept, tasks.waiting) == (4, 0)
+    assert (tasks.dropped, tasks.waiting) == (4, 0)
 
 
 def test_timers_without_a_task_are_remarked_on_once_for_each_group_of_keys() -> None:
-    tasks = Tasks()
-    remarks = [tasks.add(run(1, key)) for key in ("a:1", "a:2", "b", "b")]
+    tasks = TaskQueues()
+    remarks = [tasks.add(attempt(1, key)) for key in ("a:1", "a:2", "b", "b")]
     assert [bool(remark) for remark in remarks] == [True, False, True, False]
     assert remarks[0] is not None
     assert "'a:1' has fired, and there is no task for it" in remarks[0]
-    said = [tasks.add(run(1, f"{n}:")) for n in range(2 * MOST_GROUPS)]
-    assert len(list(filter(None, said))) == MOST_GROUPS - 2
+    said = [tasks.add(attempt(1, f"{n}:")) for n in range(2 * MAX_LOGGED_GROUPS)]
+    assert len(list(filter(None, said))) == MAX_LOGGED_GROUPS - 2
 
 
 def test_there_is_no_remark_if_a_reader_or_a_task_takes_the_timer() -> None:
-    tasks = Tasks()
-    assert not tasks.are_used
-    tasks.open("a", 1)
-    assert tasks.are_used
-    assert tasks.add(run(1, "a")) is None
-    tasks.is_read = True
-    assert tasks.add(run(2, "b")) is None
+    tasks = TaskQueues()
+    assert not tasks.has_consumers
+    tasks.add_task("a", 1)
+    assert tasks.has_consumers
+    assert tasks.add(attempt(1, "a")) is None
+    tasks.has_reader = True
+    assert tasks.add(attempt(2, "b")) is None

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liveness.client.timer_requests import (
-    AGAIN_S,
     MAX_AFTER_S,
     MAX_CONTENT_BYTES,
+    MAX_REQUESTS_PER_WRITE,
     MIN_AFTER_S,
-    WORDS_AT_ONCE,
+    POSTPONED_S,
     TimerRequests,
 )
 from liveness.core.framing import decode
@@ -29,13 +29,13 @@ NO_SECONDS: Final = [
 ]  # fmt: skip
 
 
-def after(schedule: TimerRequests, key: Any, seconds: Any = 1, **options: Any) -> None:
+def after(requests: TimerRequests, key: Any, seconds: Any = 1, **options: Any) -> None:
     known = {"payload": None, "ext": None, "now": 0.0} | options
-    schedule.after(key, seconds, **known)
+    requests.after(key, seconds, **known)
 
 
-def told(schedule: TimerRequests, now: float = 0.0) -> list[Any]:
-    return [decode(frame) for frame in schedule.frames(now)]
+def told(requests: TimerRequests, now: float = 0.0) -> list[Any]:
+    return [decode(frame) for frame in requests.frames(now)]
 
 
 def keys(frames: list[Any]) -> list[str]:
@@ -48,33 +48,33 @@ def keys(frames: list[Any]) -> list[str]:
     return found
 
 
-def take(schedule: TimerRequests, steps: str) -> None:
+def take(requests: TimerRequests, steps: str) -> None:
     """Take steps like "after a/e, write, cancel /e, no room a"; "/e" is an ext."""
     for step in steps.split(", "):
         match step.split():
             case ["after", name]:
                 key, _, ext = name.partition("/")
-                after(schedule, key, ext=ext or None)
+                after(requests, key, ext=ext or None)
             case ["cancel", name]:
                 key, _, ext = name.partition("/")
-                schedule.cancel(key or None, ext or None)
+                requests.cancel(key or None, ext or None)
             case ["no", "room", key]:
-                schedule.no_room(key)
+                requests.postpone(key)
             case ["write"]:
-                told(schedule)
+                told(requests)
             case ["ping"]:
-                schedule.pinged()
+                requests.ping_sent()
             case ["pong"]:
-                schedule.confirmed()
+                requests.pong_received()
             case _:
                 assert step == "lose"
-                schedule.lost()
+                requests.link_lost()
 
 
-def settle(schedule: TimerRequests) -> None:
+def settle(requests: TimerRequests) -> None:
     """Answer a ping behind all that was told."""
-    schedule.pinged()
-    schedule.confirmed()
+    requests.ping_sent()
+    requests.pong_received()
 
 
 # --- what may be said ----------------------------------------------------------------
@@ -83,10 +83,10 @@ def settle(schedule: TimerRequests) -> None:
 @pytest.mark.parametrize("key", NAMES)
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_timer_is_sent_as_it_was_asked_for(key: str, text: str) -> None:
-    schedule = TimerRequests()
-    after(schedule, key, 5, payload=text, ext=key)
-    after(schedule, "plain", MIN_AFTER_S)
-    assert told(schedule) == [
+    requests = TimerRequests()
+    after(requests, key, 5, payload=text, ext=key)
+    after(requests, "plain", MIN_AFTER_S)
+    assert told(requests) == [
         ("after", key, 5.0, {"payload": text, "ext": key}),
         ("after", "plain", MIN_AFTER_S),
     ]
@@ -94,23 +94,23 @@ def test_a_timer_is_sent_as_it_was_asked_for(key: str, text: str) -> None:
 
 @pytest.mark.parametrize("seconds", NO_SECONDS)
 def test_seconds_that_cannot_be_are_refused(seconds: object) -> None:
-    schedule = TimerRequests()
+    requests = TimerRequests()
     with pytest.raises(ReportError, match="seconds for 'a'; it must be"):
-        after(schedule, "a", seconds)
-    assert (schedule.pending, schedule.has_spoken) == (0, False)
+        after(requests, "a", seconds)
+    assert (requests.pending, requests.was_used) == (0, False)
 
 
 @pytest.mark.parametrize("name", NO_NAMES)
 def test_a_name_that_cannot_be_is_refused_and_the_error_says_which(name: Any) -> None:
-    schedule = TimerRequests()
+    requests = TimerRequests()
     for key, ext in ((name, None), ("a", name)):
         with pytest.raises(ReportError, match="key is" if ext is None else "ext is"):
-            after(schedule, key, ext=ext)
+            after(requests, key, ext=ext)
     with pytest.raises(ReportError, match="key is"):
-        schedule.cancel(name, None)
+        requests.cancel(name, None)
     with pytest.raises(ReportError, match="ext is"):
-        schedule.cancel(None, name)
-    assert schedule.pending == 0
+        requests.cancel(None, name)
+    assert requests.pending == 0
 
 
 @pytest.mark.parametrize("payload", NO_TEXTS)
@@ -129,12 +129,12 @@ def test_a_cancel_takes_exactly_one_of_both(names: tuple[Any, Any]) -> None:
 
 
 def test_an_answer_names_its_record() -> None:
-    schedule = TimerRequests()
-    schedule.done("a", 1, None)
-    schedule.done("a", 2, "sent")
-    schedule.fail("a", 3, "broken", final=False)
-    schedule.fail("a", 4, "", final=True)
-    assert told(schedule) == [
+    requests = TimerRequests()
+    requests.done("a", 1, None)
+    requests.done("a", 2, "sent")
+    requests.fail("a", 3, "broken", final=False)
+    requests.fail("a", 4, "", final=True)
+    assert told(requests) == [
         ("done", "a", None, {"seq": 1}),
         ("done", "a", "sent", {"seq": 2}),
         ("fail", "a", "broken", {"seq": 3}),
@@ -153,33 +153,33 @@ def test_an_answer_names_its_record() -> None:
     ],
 )
 def test_a_message_is_cut_to_the_longest_allowed(message: str, kept: str) -> None:
-    schedule = TimerRequests()
-    schedule.done("a", 1, message)
-    schedule.fail("a", 2, message, final=False)
-    assert [frame[2] for frame in told(schedule)] == [kept, kept]
+    requests = TimerRequests()
+    requests.done("a", 1, message)
+    requests.fail("a", 2, message, final=False)
+    assert [frame[2] for frame in told(requests)] == [kept, kept]
 
 
 @pytest.mark.parametrize("message", [7, b"a", True, ["a"]])
 def test_a_message_that_is_no_string_is_refused(message: Any) -> None:
-    schedule = TimerRequests()
+    requests = TimerRequests()
     with pytest.raises(ReportError, match="it must be a string"):
-        schedule.done("a", 1, message)
+        requests.done("a", 1, message)
     with pytest.raises(ReportError, match="it must be a string"):
-        schedule.fail("a", 1, message, final=False)
-    assert schedule.pending == 0
+        requests.fail("a", 1, message, final=False)
+    assert requests.pending == 0
 
 
 def test_answers_about_an_old_log_are_let_go_wherever_they_are() -> None:
-    schedule = TimerRequests()
+    requests = TimerRequests()
     for seq in (1, 2, 3):
-        schedule.done("a", seq, None)
-        after(schedule, f"k{seq}")
+        requests.done("a", seq, None)
+        after(requests, f"k{seq}")
         if seq < 3:
-            told(schedule)
-            schedule.pinged()
-    schedule.forget_answers()
-    schedule.lost()
-    assert keys(told(schedule)) == ["after k2", "after k3"]
+            told(requests)
+            requests.ping_sent()
+    requests.forget_answers()
+    requests.link_lost()
+    assert keys(told(requests)) == ["after k2", "after k3"]
 
 
 # --- the newest word, until a pong -----------------------------------------------------
@@ -207,35 +207,39 @@ cancel b, write, no room a, no room b -> nothing
 @pytest.mark.parametrize("line", SENT_AFTER_STEPS.splitlines())
 def test_what_is_sent_after_these_steps(line: str) -> None:
     steps, _, expected = line.partition(" -> ")
-    schedule = TimerRequests()
-    take(schedule, steps)
-    refused = schedule.refused
-    sent = ", ".join(keys(told(schedule))) or "nothing"
+    requests = TimerRequests()
+    take(requests, steps)
+    refused = requests.postponed
+    sent = ", ".join(keys(told(requests))) or "nothing"
     assert sent + f"; {refused} wait for room" * bool(refused) == expected
 
 
 def test_pending_and_unconfirmed_count_what_was_sent_and_what_was_not() -> None:
-    schedule = TimerRequests()
-    assert not schedule.has_words
-    after(schedule, "a")
-    assert (schedule.pending, schedule.unconfirmed, schedule.has_words) == (1, 0, True)
-    take(schedule, "write, ping, after b, write")
-    assert (schedule.pending, schedule.unconfirmed, schedule.has_words) == (0, 2, False)
-    schedule.confirmed()
-    assert (schedule.pending, schedule.unconfirmed) == (0, 1)
-    take(schedule, "no room a, cancel c")  # which is confirmed
-    assert (schedule.pending, schedule.unconfirmed) == (1, 1)
+    requests = TimerRequests()
+    assert not requests.has_unsent
+    after(requests, "a")
+    assert (requests.pending, requests.unconfirmed, requests.has_unsent) == (1, 0, True)
+    take(requests, "write, ping, after b, write")
+    assert (requests.pending, requests.unconfirmed, requests.has_unsent) == (
+        0,
+        2,
+        False,
+    )
+    requests.pong_received()
+    assert (requests.pending, requests.unconfirmed) == (0, 1)
+    take(requests, "no room a, cancel c")  # which is confirmed
+    assert (requests.pending, requests.unconfirmed) == (1, 1)
 
 
 def test_only_the_newest_command_about_a_key_is_sent() -> None:
-    schedule = TimerRequests()
-    after(schedule, "a", 1)
-    after(schedule, "a", 2, payload="new")
-    after(schedule, "b")
-    schedule.cancel("b", None)
-    schedule.cancel("c", None)
-    after(schedule, "c", 3)
-    assert told(schedule) == [
+    requests = TimerRequests()
+    after(requests, "a", 1)
+    after(requests, "a", 2, payload="new")
+    after(requests, "b")
+    requests.cancel("b", None)
+    requests.cancel("c", None)
+    after(requests, "c", 3)
+    assert told(requests) == [
         ("after", "a", 2.0, {"payload": "new"}),
         ("cancel", {"key": "b"}),
         ("after", "c", 3.0),
@@ -243,18 +247,18 @@ def test_only_the_newest_command_about_a_key_is_sent() -> None:
 
 
 def test_a_timer_is_sent_with_the_seconds_that_are_left() -> None:
-    schedule = TimerRequests()
-    after(schedule, "a", 60, now=100.0)
-    after(schedule, "b", 10, now=100.0)
-    assert [frame[2] for frame in told(schedule, now=101.0)] == [59.0, 9.0]
-    schedule.lost()
-    assert [frame[2] for frame in told(schedule, now=130.0)] == [30.0, MIN_AFTER_S]
+    requests = TimerRequests()
+    after(requests, "a", 60, now=100.0)
+    after(requests, "b", 10, now=100.0)
+    assert [frame[2] for frame in told(requests, now=101.0)] == [59.0, 9.0]
+    requests.link_lost()
+    assert [frame[2] for frame in told(requests, now=130.0)] == [30.0, MIN_AFTER_S]
 
 
 def test_no_timer_is_sent_with_more_seconds_than_allowed() -> None:
-    schedule = TimerRequests()
-    after(schedule, "a", MAX_AFTER_S, now=100.0)
-    assert [frame[2] for frame in told(schedule, now=99.9)] == [MAX_AFTER_S]
+    requests = TimerRequests()
+    after(requests, "a", MAX_AFTER_S, now=100.0)
+    assert [frame[2] for frame in told(requests, now=99.9)] == [MAX_AFTER_S]
 
 
 OPS: Final = st.lists(
@@ -301,48 +305,48 @@ class Timers:
 def test_the_sidecar_ends_up_with_the_timers_asked_for_whatever_is_lost(
     ops: list[tuple[str, Any, Any]],
 ) -> None:
-    schedule, sidecar, meant = TimerRequests(), Timers(), Timers()
+    requests, sidecar, meant = TimerRequests(), Timers(), Timers()
     on_the_way, pinged = list[Any](), 0  # so many of them are before the ping
     now = 0.0
 
     def arrive(frames: list[Any]) -> None:
         for frame in frames:
             if (key := sidecar.apply(frame)) is not None:
-                schedule.no_room(key)
+                requests.postpone(key)
 
     for number, (what, one, other) in enumerate(ops):
         if what == "after":
             payload = str(number)
-            after(schedule, one, payload=payload, ext=other)
+            after(requests, one, payload=payload, ext=other)
             options = {"payload": payload} | ({"ext": other} if other else {})
             meant.apply(("after", one, 1, options))
         elif what == "cancel":
-            schedule.cancel(one, other)
+            requests.cancel(one, other)
             meant.apply(("cancel", {"key": one} if one else {"ext": other}))
         elif what == "lose":  # of what is on the way, only the first few arrive
             for frame in on_the_way[:one]:
                 sidecar.apply(frame)
             on_the_way, pinged = [], 0
-            schedule.lost()
+            requests.link_lost()
         elif what == "tell":
-            on_the_way += told(schedule, now)
+            on_the_way += told(requests, now)
         elif what == "ping" and not pinged:
             pinged = len(on_the_way)
-            schedule.pinged()
+            requests.ping_sent()
         elif what == "pong":
             arrive(on_the_way[:pinged])
             on_the_way, pinged = on_the_way[pinged:], 0
-            schedule.confirmed()
+            requests.pong_received()
         elif what == "room":
             sidecar.room = one
         elif what == "wait":
-            now += AGAIN_S
+            now += POSTPONED_S
     sidecar.room = 9
     arrive(on_the_way)
     for _ in range(3):
-        arrive(told(schedule, now))
-        now += AGAIN_S
-    assert (schedule.pending, schedule.refused) == (0, 0)
+        arrive(told(requests, now))
+        now += POSTPONED_S
+    assert (requests.pending, requests.postponed) == (0, 0)
     assert sidecar.live == meant.live
 
 
@@ -350,72 +354,72 @@ def test_the_sidecar_ends_up_with_the_timers_asked_for_whatever_is_lost(
 
 
 def test_a_timer_without_room_is_sent_again_with_the_seconds_that_are_left() -> None:
-    schedule = TimerRequests()
-    after(schedule, "a", 60, payload="p")
-    after(schedule, "b", 60)
-    assert len(told(schedule)) == 2
-    schedule.no_room("a")
-    settle(schedule)
-    assert (schedule.pending, schedule.refused, schedule.unconfirmed) == (1, 1, 0)
-    assert not schedule.has_words  # it is in no hurry
-    assert told(schedule, 1.0) == []
-    assert told(schedule, 1.0 + AGAIN_S - 0.01) == []
-    assert told(schedule, 1.0 + AGAIN_S) == [
-        ("after", "a", 59.0 - AGAIN_S, {"payload": "p"})
+    requests = TimerRequests()
+    after(requests, "a", 60, payload="p")
+    after(requests, "b", 60)
+    assert len(told(requests)) == 2
+    requests.postpone("a")
+    settle(requests)
+    assert (requests.pending, requests.postponed, requests.unconfirmed) == (1, 1, 0)
+    assert not requests.has_unsent  # it is in no hurry
+    assert told(requests, 1.0) == []
+    assert told(requests, 1.0 + POSTPONED_S - 0.01) == []
+    assert told(requests, 1.0 + POSTPONED_S) == [
+        ("after", "a", 59.0 - POSTPONED_S, {"payload": "p"})
     ]
-    schedule.no_room("a")  # as often as need be
-    assert told(schedule, 20.0) == []
-    assert keys(told(schedule, 20.0 + AGAIN_S)) == ["after a"]
-    settle(schedule)
-    assert (schedule.pending, schedule.unconfirmed) == (0, 0)
+    requests.postpone("a")  # as often as need be
+    assert told(requests, 20.0) == []
+    assert keys(told(requests, 20.0 + POSTPONED_S)) == ["after a"]
+    settle(requests)
+    assert (requests.pending, requests.unconfirmed) == (0, 0)
 
 
 # --- bounds --------------------------------------------------------------------------
 
 
 def test_many_timer_commands_are_sent_in_batches() -> None:
-    schedule = TimerRequests()
-    for n in range(WORDS_AT_ONCE + 1):
-        after(schedule, str(n))
-    assert len(told(schedule)) == WORDS_AT_ONCE
-    assert schedule.has_words
-    assert keys(told(schedule)) == [f"after {WORDS_AT_ONCE}"]
-    assert schedule.unconfirmed == WORDS_AT_ONCE + 1
+    requests = TimerRequests()
+    for n in range(MAX_REQUESTS_PER_WRITE + 1):
+        after(requests, str(n))
+    assert len(told(requests)) == MAX_REQUESTS_PER_WRITE
+    assert requests.has_unsent
+    assert keys(told(requests)) == [f"after {MAX_REQUESTS_PER_WRITE}"]
+    assert requests.unconfirmed == MAX_REQUESTS_PER_WRITE + 1
 
 
 def test_waiting_commands_are_bounded_and_may_always_be_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("liveness.client.timer_requests.MOST_WORDS", 100)
-    schedule = TimerRequests()
+    monkeypatch.setattr("liveness.client.timer_requests.MAX_REQUESTS", 100)
+    requests = TimerRequests()
     for n in range(100):
-        schedule.cancel(str(n), None)
-    with pytest.raises(ReportError, match="words about timers wait"):
-        after(schedule, "one more")
-    schedule.done("a", 1, None)
-    assert (schedule.pending, schedule.unkept) == (100, 1)
-    after(schedule, "0")
-    told(schedule)
-    with pytest.raises(ReportError, match="words about timers wait"):
-        schedule.cancel("told is not confirmed", None)
-    settle(schedule)
-    after(schedule, "one more")
-    schedule.done("a", 1, None)
-    assert schedule.unkept == 1
+        requests.cancel(str(n), None)
+    with pytest.raises(ReportError, match="timer requests wait"):
+        after(requests, "one more")
+    requests.done("a", 1, None)
+    assert (requests.pending, requests.dropped) == (100, 1)
+    after(requests, "0")
+    told(requests)
+    with pytest.raises(ReportError, match="timer requests wait"):
+        requests.cancel("told is not confirmed", None)
+    settle(requests)
+    after(requests, "one more")
+    requests.done("a", 1, None)
+    assert requests.dropped == 1
 
 
 # --- a sidecar without timers ---------------------------------------------------------
 
 
 def test_nothing_is_sent_to_a_sidecar_without_timers_and_no_more_is_accepted() -> None:
-    schedule = TimerRequests()
-    after(schedule, "a", 60)
-    schedule.is_understood = False
-    assert not schedule.has_words
-    assert told(schedule) == []
+    requests = TimerRequests()
+    after(requests, "a", 60)
+    requests.is_supported = False
+    assert not requests.has_unsent
+    assert told(requests) == []
     with pytest.raises(ReportError, match="the sidecar has no timers"):
-        after(schedule, "b")
+        after(requests, "b")
     with pytest.raises(ReportError, match="the sidecar has no timers"):
-        schedule.cancel("a", None)
-    schedule.is_understood = True
-    assert keys(told(schedule, now=5.0)) == ["after a"]
+        requests.cancel("a", None)
+    requests.is_supported = True
+    assert keys(told(requests, now=5.0)) == ["after a"]

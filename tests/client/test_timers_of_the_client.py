@@ -97,7 +97,7 @@ async def test_timers_are_asked_for_and_flush_waits_until_they_are_on_disk(
 async def test_flush_raises_while_the_sidecar_has_no_room_for_a_timer(
     linked: Linked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(timer_requests, "AGAIN_S", SHORT_S)
+    monkeypatch.setattr(timer_requests, "POSTPONED_S", SHORT_S)
     no_room = {"code": "too-many-timers", "message": "full", "fatal": False, "n": 2}
 
     sidecar, link = linked

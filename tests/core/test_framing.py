@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from liveness.client.sidecar import MAX_BATCH, MAX_FRAME_BYTES
+from liveness.client.reconnecting_link import MAX_BATCH, MAX_FRAME_BYTES
 from liveness.core.framing import (
     BATCHES_OF_VALUES,
     LEAST_VALUES,

@@ -1,0 +1,67 @@
+"""A timer that has fired, as a gateway gets it from `Sidecar.timers` or in a task."""
+
+from liveness.client.reconnecting_link import ReconnectingLink
+from liveness.client.tasks import Attempt
+
+
+class Timer:
+    """A timer that has fired and needs an answer; from a task or `Sidecar.timers`.
+
+    The first answer counts. Its message is for people who look at the timer; 4,096 bytes
+    of it are kept.
+
+    Attributes:
+        key: As it was asked for; so are `payload` and `ext`, None if there was none.
+        due: When this attempt was due, in Unix milliseconds.
+        attempt: The number of this attempt, from 1.
+        seq: The number of its record.
+    """
+
+    def __init__(self, link: ReconnectingLink, attempt: Attempt) -> None:
+        self.key = attempt.key
+        self.payload = attempt.payload
+        self.ext = attempt.ext
+        self.due = attempt.due
+        self.attempt = attempt.attempt
+        self.seq = attempt.seq
+        self._link = link
+        self._fired = attempt
+        self._is_answered = False
+
+    def __repr__(self) -> str:
+        return f"<Timer {self.key!r}, attempt {self.attempt}, seq {self.seq}>"
+
+    def done(self, message: str | None = None) -> None:
+        """Answer that the work is done; from any thread.
+
+        Raises:
+            ReportError: The message is no string.
+        """
+        self._answer(message=message)
+
+    def fail(self, message: str, *, final: bool = False) -> None:
+        """Answer that the work failed: the timer fires again later, unless *final*.
+
+        Raises:
+            ReportError: The message is no string.
+        """
+        self._answer(failure=message, final=final)
+
+    def _answer(
+        self,
+        *,
+        message: str | None = None,
+        failure: str | None = None,
+        final: bool = False,
+        is_last: bool = True,
+    ) -> None:
+        client = self._link.client
+        with self._link.lock:
+            if self._is_answered:
+                return
+            if failure is None:
+                client.done(self._fired, message)
+            else:
+                client.fail(self._fired, failure, final=final)
+            self._is_answered = is_last
+        self._link.write_soon()

@@ -1,0 +1,174 @@
+"""Calls a gateway's task functions for the timers that fire, and answers the timers."""
+
+from collections.abc import Callable
+from inspect import isawaitable, iscoroutinefunction
+from traceback import format_exception_only
+from typing import Any, NamedTuple, TypeVar
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+from anyio.lowlevel import checkpoint
+
+from liveness.client.fired_timer import Timer
+from liveness.client.reconnecting_link import ReconnectingLink, logger
+from liveness.client.tasks import Attempt, TaskQueue
+from liveness.errors import ReportError, TaskFailed
+
+F = TypeVar("F", bound=Callable[[Timer], object])
+
+
+class _Task(NamedTuple):
+    function: Callable[[Timer], Any]
+    queue: TaskQueue
+    is_async: bool
+
+
+class TaskRunner:
+    """The tasks of one gateway, and the workers that run them.
+
+    A worker is a trio or asyncio task. It runs one attempt after the other until the
+    queue is empty.
+
+    Attributes:
+        workers: Where workers run; none is started before this is set.
+        is_stopping: Whether to start no more attempts.
+    """
+
+    def __init__(self, link: ReconnectingLink) -> None:
+        self._link = link
+        self._client = link.client
+        self._tasks = list[_Task]()
+        self.workers: anyio.abc.TaskGroup | None = None
+        self.is_stopping = False
+        self._busy = 0  # the number of workers
+
+    def add(self, function: F, prefix: str, at_once: int) -> F:
+        """Have a function called for timers; see `Sidecar.task`."""
+        if not callable(function):
+            raise ReportError(f"{function!r:.80} is no function that a timer can call")
+        with self._link.lock:
+            queue = self._client.tasks.add_task(prefix, at_once)
+            self._tasks.append(_Task(function, queue, is_async(function)))
+        self._link.call_soon(self.start_workers)
+        return function
+
+    async def wait_idle(self) -> None:
+        """Wait until no task runs."""
+        await self._link.wait_until(lambda: not self._busy)
+
+    def start_workers(self) -> None:
+        """Start a worker for each attempt that may run now."""
+        if self.workers is None:
+            return
+        for task in self._tasks:
+            while (attempt := self._next_attempt(task)) is not None:
+                self._busy += 1
+                self.workers.start_soon(self._work, task, attempt)
+
+    def _next_attempt(self, task: _Task) -> Attempt | None:
+        with self._link.lock:
+            return None if self.is_stopping else task.queue.take()
+
+    async def _work(self, task: _Task, attempt: Attempt | None) -> None:
+        try:
+            while attempt is not None:
+                try:
+                    await self._call(task, Timer(self._link, attempt))
+                finally:
+                    with self._link.lock:
+                        task.queue.ended(attempt)
+                await checkpoint()  # the task may have had none
+                attempt = self._next_attempt(task)
+        finally:
+            self._busy -= 1
+            if not self._busy:
+                self._link.notify_waiters()  # `wait_idle`
+
+    async def _call(self, task: _Task, timer: Timer) -> None:
+        """Call the task, and answer the timer by what it returns or raises."""
+        try:
+            if task.is_async:
+                returned = await self._call_async(task, timer)
+            else:
+                returned = await self._call_in_thread(task, timer)
+            timer._answer(message=self._message_of(timer, returned))
+        except TaskFailed as failure:
+            self._log(timer, f"failed: {failure}")
+            timer._answer(failure=str(failure), final=failure.final)
+        except Exception as error:
+            self._log(timer, "failed", error)
+            timer._answer(failure="".join(format_exception_only(error)).strip())
+        except BaseException:  # cancelled, or the program ends
+            self._log(timer, "was cut short: its gateway stops")
+            timer._answer(failure="its gateway stopped meanwhile")
+            raise
+
+    async def _call_async(self, task: _Task, timer: Timer) -> object:
+        limit_s = self._run_timeout_s
+        with anyio.move_on_after(limit_s) as scope:
+            returned: object = await task.function(timer)
+        if scope.cancelled_caught:
+            raise TaskFailed(_too_late(limit_s), final=False)
+        return returned
+
+    async def _call_in_thread(self, task: _Task, timer: Timer) -> object:
+        """Call a plain function. Its result counts even after the run timeout."""
+        assert self.workers is not None
+        scope = anyio.CancelScope()
+        self.workers.start_soon(self._fail_when_late, timer, scope)
+        try:
+            returned: object = await anyio.to_thread.run_sync(
+                _call_plain,
+                task.function,
+                timer,
+                abandon_on_cancel=True,  # when the gateway stops; nothing else cancels
+                limiter=anyio.CapacityLimiter(1),  # the task's queue is the limit
+            )
+        finally:
+            scope.cancel()
+        return returned
+
+    async def _fail_when_late(self, timer: Timer, scope: anyio.CancelScope) -> None:
+        limit_s = self._run_timeout_s
+        with scope:
+            await anyio.sleep(limit_s)
+            self._log(timer, f"failed so far: {_too_late(limit_s)}")
+            timer._answer(failure=_too_late(limit_s), is_last=False)
+
+    def _message_of(self, timer: Timer, returned: object) -> str | None:
+        if returned is None or isinstance(returned, str):
+            return returned
+        self._log(
+            timer, f"returned {returned!r:.80}, which is no message and is dropped"
+        )
+        return None
+
+    @property
+    def _run_timeout_s(self) -> float:
+        assert self._client.welcome is not None  # no timer fires before it
+        return self._client.welcome.run_timeout
+
+    def _log(self, timer: Timer, what: str, error: Exception | None = None) -> None:
+        line = "%s: the task of timer %r (attempt %d) %s"
+        name = self._client.name
+        logger.warning(line, name, timer.key, timer.attempt, what, exc_info=error)
+
+
+def is_async(function: Callable[..., object]) -> bool:
+    """Whether *function* is async; or is an object whose call is."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - it is looked at, not called
+    return iscoroutinefunction(function) or iscoroutinefunction(call)
+
+
+def _call_plain(function: Callable[[Timer], object], timer: Timer) -> object:
+    returned = function(timer)
+    if isawaitable(returned):  # nothing has run yet
+        raise TypeError(
+            f"{returned!r:.80} was returned and is never awaited; make the task async"
+        )
+    return returned
+
+
+def _too_late(limit_s: float) -> str:
+    return f"no answer within {limit_s:g} s"
