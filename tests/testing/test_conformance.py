@@ -45,7 +45,7 @@ from tests.system.test_main_job import (  # noqa: F401
     test_broken_bytes_close_their_link_only_and_end_nobody,
 )
 from tests.system.test_refusals import (  # noqa: F401
-    FEW_REFUSED,
+    MOST_REFUSED,
     offender,
     online,
     test_a_bad_frame_is_refused_and_the_link_goes_on,
@@ -162,8 +162,8 @@ def name() -> str:
 
 @pytest.fixture
 def tight(sidecar: Scripted) -> Scripted:
-    """One with little patience."""
-    sidecar.script._limits = ConversationLimits(max_refused=FEW_REFUSED)
+    """One with few timers."""
+    sidecar.script._limits = ConversationLimits(max_refused=MOST_REFUSED)
     return sidecar
 
 
