@@ -597,8 +597,8 @@ EXCUSED: Final = {
     "service/links/sockets.py:_open_up": "takes another between: tests/service/links/test_sockets.py",
     "service/links/sockets.py:make_anew": "while it runs: tests/system/test_lost_files.py",
     "service/systemd.py:socket": "takes other sockets: tests/service/test_systemd.py",
-    "service/storage/log_reader.py:file_state": "who may not read it: tests/system/test_explain.py",
-    "service/storage/log_reader.py:read_again": "takes starts amid reads: tests/service/storage/test_log_reader.py",
+    "service/storage/read_only_access.py:file_state": "who may not read it: tests/system/test_explain.py",
+    "service/storage/read_only_access.py:read_again": "takes starts amid reads: tests/service/storage/test_log_reader.py",
     "config/sources.py:_bytes": "at SIGHUP: tests/system/test_rereading.py",
     "config/sources.py:value": "the rows of bad values: its text is the setting's",
 }

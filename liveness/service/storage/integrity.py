@@ -21,13 +21,15 @@ from liveness.service.storage.database import (
     check_wal,
     size_of,
 )
-from liveness.service.storage.log_reader import (
+from liveness.service.storage.log_schema import BESIDE, unsound
+from liveness.service.storage.log_store import DATABASE
+from liveness.service.storage.read_only_access import (
     any_schema,
     file_state,
     looking_at,
     read_again,
 )
-from liveness.service.storage.log_store import BESIDE, DATABASE, unsound
+from liveness.service.storage.state_lock import is_in_use
 
 # So many records are looked for in one transaction.
 CHUNK_RECORDS: Final = 50_000
@@ -72,8 +74,8 @@ def check(folder: Path) -> Iterator[Found]:
     except sqlite3.DatabaseError as error:
         yield Found(DATABASE, "structure", False, str(error))
         return
-    is_in_use = log_store.is_in_use(folder)  # then the WALs have been looked at
-    if not is_in_use:
+    in_use = is_in_use(folder)  # then the WALs have been looked at
+    if not in_use:
         yield from _wal(path)
     read = partial(read_again, partial(looking_at, path))
     yield from parts(DATABASE, read)
@@ -88,7 +90,7 @@ def check(folder: Path) -> Iterator[Found]:
     except sqlite3.DatabaseError as error:
         yield Found(path.name, "structure", False, str(error))
     if size_of(path):
-        if not is_in_use:
+        if not in_use:
             yield from _wal(path)
         table = partial(looking_at, path, check=any_schema)
         yield from parts(path.name, partial(read_again, table))

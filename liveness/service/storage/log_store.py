@@ -22,14 +22,13 @@ Timers are in a file of their own (`timer_store`), which follows the log: they m
 million, and a commit of the log is not to wait for them.
 """
 
-import fcntl
 import json
 import os
 import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -38,7 +37,6 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from liveness.core.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
 from liveness.core.framing import encode
 from liveness.core.records import (
     TIMER,
@@ -48,7 +46,7 @@ from liveness.core.records import (
     Subscription,
 )
 from liveness.core.timer_states import Fire
-from liveness.core.uids import MAX_UID_BYTES, is_natural
+from liveness.core.uids import is_natural
 from liveness.errors import StartError
 from liveness.service.storage import log_pages, migrations, timer_store
 from liveness.service.storage.database import (
@@ -68,18 +66,14 @@ from liveness.service.storage.database import (
 )
 from liveness.service.storage.disk_reserve import WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.log_pages import END, PAGE_RECORDS, records_in, rows_of
+from liveness.service.storage.log_schema import _TABLES, BESIDE, SCHEMA, unsound
 from liveness.service.storage.private_folders import identity, make_own_folder, open_own
+from liveness.service.storage.state_lock import _FOLDER_FLAGS, LOCK, _locked
 from liveness.text import EXACT_IN_JSON, json_line, uid_text, utc_time
 
-SCHEMA: Final = 3
 DATABASE: Final = "liveness.db"
-# A sidecar locks two: the state directory, which cannot go without the state, and in it
-# a file, which goes along where only what is in the directory is moved.
-LOCK: Final = "lock"
-_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Of `meta`: when a copy was made, in Unix milliseconds, until it is first opened.
 COPIED: Final = "copied"
-
 # A reader of the log is given pages; a page looks at no more rows than this, so that
 # one who is concerned by few does not hold the file for long.
 SCAN_RECORDS: Final = 50_000
@@ -90,65 +84,7 @@ TRIM_RECORDS: Final = 2_000
 MOST_PARTED: Final = 100
 # Pages of the file that are given back in one step.
 TRIM_PAGES: Final = 2_000
-
 _log = structlog.get_logger("start")
-
-_TABLES: Final = f"""
-create table meta (key text primary key, value any) strict, without rowid;
-create table log (
-    last integer primary key, first integer not null, newest integer not null,
-    records blob not null, crc integer, check (first <= last)) strict;
-create trigger log_goes_on before insert on log
-    when new.first <= (select max(last) from log)
-    begin select raise(abort, 'a seq is given twice'); end;
-create table online (
-    session integer primary key, uid any not null, start integer not null,
-    conn integer, gateway text not null, timeout real) strict;
-create table cursors (
-    role text not null, name text not null, seq integer not null,
-    used integer not null, timeout real, in_force real, primary key (role, name)
-    ) strict, without rowid;
-create table trimmed (name text primary key, seq integer not null) strict,
-    without rowid;
-insert into meta values ('schema', {SCHEMA});
-"""
-
-
-def _text(column: str, longest: int) -> str:
-    """In SQL: what `uids.is_text` says, but of what is no UTF-8, which cannot be read."""
-    return (
-        f"typeof({column}) = 'text' "
-        f"and length(cast({column} as blob)) between 1 and {longest} "
-        # Of the zero by itself: for SQLite's patterns a text ends there.
-        f"and {column} not glob '*[\x01-\x1f\x7f]*' and not instr({column}, char(0))"
-    )
-
-
-def _natural(column: str) -> str:
-    return f"typeof({column}) = 'integer' and {column} >= 0"
-
-
-def _timeout(column: str) -> str:
-    return f"({column} is null or {column} > 0 and {column} <= {MAX_TIMEOUT_S})"
-
-
-# What is true of each row that is whole; a table at a time, a million rows take a second.
-_SOUND: Final = {
-    "online": (
-        "session between 1 and :next - 1 "
-        f"and ({_text('uid', MAX_UID_BYTES)} or {_natural('uid')}) "
-        f"and typeof(start) = 'integer' and (conn is null or {_natural('conn')}) "
-        f"and {_text('gateway', MAX_NAME_BYTES)} and {_timeout('timeout')}"
-    ),
-    "cursors": (
-        f"role in ('gateway', 'watcher') and {_text('name', MAX_NAME_BYTES)} "
-        "and seq between 0 and :next - 1 and typeof(used) = 'integer' "
-        f"and {_timeout('timeout')} and {_timeout('in_force')}"
-    ),
-    "trimmed": f"{_text('name', MAX_NAME_BYTES)} and seq between 0 and :next - 1",
-}
-# The tables beside the log: without them there is no start.
-BESIDE: Final = ("meta", *_SOUND)
 
 
 def _from_json(columns: int) -> str:
@@ -167,7 +103,6 @@ _PUT_CURSORS: Final = (
     f"insert or replace into cursors select {_from_json(6)} from json_each(?)"
 )
 _FORGET_CURSORS: Final = f"delete from cursors where (role, name) in (select {_from_json(2)} from json_each(?))"
-
 # Of each user a line, as `text.json_ready` has it; SQLite makes them without the
 # interpreter, but for the few whose names need a look.
 _USER_LINES: Final = f"""
@@ -180,7 +115,6 @@ select group_concat(line, char(10)), count(*), max(session) from (
         'gateway', gateway, 'session', session, 'conn', conn, 'since', start) as line
     from online where session > :after order by session limit :most)
 """
-
 # A name that is new here had read everything that was trimmed before, or all of it counts
 # as lost to it: nobody knows which of it concerned that name.
 _TRIMMED_NAMES: Final = """
@@ -645,39 +579,6 @@ def check_not_emptied(folder: Path) -> None:
     """
     if size_of(folder / DATABASE) == 0 and size_of(folder / timer_store.DATABASE):
         raise damage(f"it is empty, and {timer_store.DATABASE} is not")
-
-
-def is_in_use(folder: Path) -> bool:
-    """Whether a sidecar has a state directory open, as far as this user may see."""
-    lock_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    for path, flags in ((folder, _FOLDER_FLAGS), (folder / LOCK, lock_flags)):
-        try:
-            with _locked(os.open(path, flags), fcntl.LOCK_SH):
-                pass
-        except (BlockingIOError, PermissionError):
-            return True
-        except OSError:
-            pass  # there is none that a sidecar could have locked
-    return False
-
-
-@contextmanager
-def _locked(descriptor: int, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Lock a file, or raise BlockingIOError; it is closed in the end."""
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def unsound(db: sqlite3.Connection, following: int) -> dict[str, int]:
-    """By table beside the log, how many rows make no sense where that seq comes next."""
-    query = "select count(*) from {} where ({}) is not true"
-    return {
-        table: db.execute(query.format(table, rule), {"next": following}).fetchone()[0]
-        for table, rule in _SOUND.items()
-    }
 
 
 def _lost(db: sqlite3.Connection, gateway: str | None, first: int) -> int:

@@ -27,6 +27,7 @@ from liveness.errors import LivenessError, StateError
 from liveness.service.storage import (
     clocks_file,
     disk_reserve,
+    log_schema,
     log_store,
     migrations,
     timer_store,
@@ -43,6 +44,7 @@ from liveness.service.storage.database import (
 )
 from liveness.service.storage.integrity import parts, structure
 from liveness.service.storage.private_folders import identities, identity
+from liveness.service.storage.state_lock import LOCK, is_in_use
 
 # What is written before it is synced.
 STEP_BYTES: Final = 2**20
@@ -53,13 +55,13 @@ MOST_WAL_BYTES: Final = 2 * 2**30
 TRIES: Final = 1_000
 
 _FILES: Final[Mapping[str, tuple[int, migrations.Steps]]] = {
-    log_store.DATABASE: (log_store.SCHEMA, migrations.LOG),
+    log_store.DATABASE: (log_schema.SCHEMA, migrations.LOG),
     timer_store.DATABASE: (timer_store.SCHEMA, migrations.TIMERS),
 }
 
 # All that there may be in a state folder.
 _NAMES: Final = frozenset(
-    {*_FILES, log_store.LOCK, clocks_file.NAME, clocks_file.NEW, disk_reserve.NAME}
+    {*_FILES, LOCK, clocks_file.NAME, clocks_file.NEW, disk_reserve.NAME}
     | {its.name for name in _FILES for its in beside(Path(name))}
 )
 
@@ -186,7 +188,7 @@ def opened(folder: Path) -> Iterator[StateCopy]:
     for path in paths:
         check_not_lost(path)
     paths = [path for path in paths if _size(path)]
-    if not log_store.is_in_use(folder):  # whose start has looked at them
+    if not is_in_use(folder):  # whose start has looked at them
         for path in paths:
             check_wal(path)
     with ExitStack() as stack:
@@ -223,7 +225,7 @@ def is_of_a_state(file: Path, folder: Path) -> bool:
     real = Path(os.path.realpath(file))
     for path in (file, real):
         if path.name in _NAMES and any(
-            os.path.lexists(path.with_name(name)) for name in (*_FILES, log_store.LOCK)
+            os.path.lexists(path.with_name(name)) for name in (*_FILES, LOCK)
         ):
             return True
     there = identities(folder.iterdir() if folder.is_dir() else ())

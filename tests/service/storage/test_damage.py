@@ -19,13 +19,8 @@ from liveness.service.storage.database import (
     only_reading,
 )
 from liveness.service.storage.log_pages import PAGE_RECORDS
-from liveness.service.storage.log_store import (
-    DATABASE,
-    Batch,
-    CursorRow,
-    LogStore,
-    unsound,
-)
+from liveness.service.storage.log_schema import unsound
+from liveness.service.storage.log_store import DATABASE, Batch, CursorRow, LogStore
 from tests.helpers import disk
 from tests.service.storage.journals import (
     ALL,

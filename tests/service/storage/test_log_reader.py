@@ -20,7 +20,7 @@ from liveness.core.records import (
     Uid,
 )
 from liveness.errors import StateError
-from liveness.service.storage import log_reader
+from liveness.service.storage import log_reader, read_only_access
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_pages import PAGE_RECORDS, joined
 from liveness.service.storage.log_reader import (
@@ -28,9 +28,10 @@ from liveness.service.storage.log_reader import (
     RecordFilter,
     SearchResult,
     log_in,
-    looking_at,
 )
-from liveness.service.storage.log_store import DATABASE, SCHEMA, Batch, LogStore
+from liveness.service.storage.log_schema import SCHEMA
+from liveness.service.storage.log_store import DATABASE, Batch, LogStore
+from liveness.service.storage.read_only_access import looking_at
 from tests.helpers.disk import tear_a_leaf
 from tests.service.storage.journals import online
 
@@ -366,7 +367,7 @@ def test_what_is_read_while_a_sidecar_starts_is_read_again(tmp_path: Path) -> No
 
     live(RECORDS[0])
     path = tmp_path / DATABASE
-    with pytest.raises(log_reader._Changed), looking_at(path):
+    with pytest.raises(read_only_access._Changed), looking_at(path):
         live(RECORDS[1])  # and stops: what was in its WAL is in the file now
 
     def tear() -> None:
@@ -374,7 +375,7 @@ def test_what_is_read_while_a_sidecar_starts_is_read_again(tmp_path: Path) -> No
             live(RECORDS[2])
             db.execute("torn")  # as SQLite then takes it for
 
-    with pytest.raises(log_reader._Changed):
+    with pytest.raises(read_only_access._Changed):
         tear()
     # Once there is a WAL the file is read with it.
     with closing(LogStore(tmp_path)) as store, looking_at(path) as db:
@@ -391,7 +392,7 @@ def test_what_is_read_while_a_sidecar_starts_is_read_again(tmp_path: Path) -> No
                 live(disturbances.pop(0))
 
     assert LogReader(disturbed, clock=still).newest() == LogPosition(6, RECORDS[5].at)
-    disturbances = RECORDS[6 : 6 + log_reader.TRIES]
+    disturbances = RECORDS[6 : 6 + read_only_access.TRIES]
     with pytest.raises(StateError, match=f"^{path} changes .* ask again"):
         LogReader(disturbed, clock=still).newest()
 

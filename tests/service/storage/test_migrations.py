@@ -21,9 +21,11 @@ from liveness.errors import StateError
 from liveness.service.storage import (
     database,
     integrity,
+    log_schema,
     log_store,
     migrations,
     snapshots,
+    state_lock,
     timer_store,
 )
 from liveness.service.storage.log_reader import log_in
@@ -97,7 +99,7 @@ def test_all_records_sessions_and_cursors_are_migrated(tmp_path: Path) -> None:
         "log_level": "info",
         "path": str(path),
         "was": 1,
-        "schema": log_store.SCHEMA,
+        "schema": log_schema.SCHEMA,
     }
     assert said == [
         {"event": "an older file is migrated", **about},
@@ -169,7 +171,7 @@ def test_a_crash_before_the_commit_leaves_the_old_file(tmp_path: Path) -> None:
     assert path.with_name(f"{path.name}-wal").stat().st_size > 1_000_000
     assert is_whole(path, 30_000) == 1
     with closing(LogStore(tmp_path)):
-        assert is_whole(path, 30_000) == log_store.SCHEMA
+        assert is_whole(path, 30_000) == log_schema.SCHEMA
 
 
 # --- how much memory it takes -------------------------------------------------------------
@@ -343,7 +345,7 @@ def test_commits_behind_damage_in_the_wal_are_refused(path: Path, at: int) -> No
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """As by a sidecar that runs, which has looked at its files when it started."""
-    with (folder / log_store.LOCK).open() as lock:
+    with (folder / state_lock.LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

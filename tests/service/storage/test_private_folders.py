@@ -15,14 +15,15 @@ import pytest
 
 from liveness.errors import StartError, StateError
 from liveness.service.storage import private_folders
-from liveness.service.storage.log_reader import file_state
-from liveness.service.storage.log_store import DATABASE, LOCK, LogStore, is_in_use
+from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.private_folders import (
     check_own,
     identities,
     make_own_folder,
     open_own,
 )
+from liveness.service.storage.read_only_access import file_state
+from liveness.service.storage.state_lock import LOCK, is_in_use
 from liveness.service.storage.timer_store import DATABASE as TIMERS
 from liveness.service.storage.timer_store import TimerStore
 from tests.helpers.needs import as_root
