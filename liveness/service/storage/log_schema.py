@@ -1,4 +1,16 @@
-"""The tables of `liveness.db`, and what is true of each row that makes sense."""
+"""The tables of `liveness.db`, and the rules that every sound row meets.
+
+    log       every record, in order: one row is one page of records of one commit
+    online    the open sessions; changed in the same transaction as the log
+    cursors   how far each gateway and watcher has acknowledged; the gateways' timeouts
+    trimmed   for each name the newest record that concerned it and was trimmed
+    meta      the log's id; the schema's version; the ids of the logs that this one was
+              copied from, with the seq up to which they are the same
+
+`uid` columns are ANY in STRICT tables: with any other type `7` and `"7"` would be one
+user. Sessions are keyed by their number, not by their user: every insert then goes to the
+end of the tree, and a login costs 3 µs of writing, not 18.
+"""
 
 import sqlite3
 from typing import Final
@@ -7,7 +19,7 @@ from liveness.core.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
 from liveness.core.uids import MAX_UID_BYTES
 
 SCHEMA: Final = 3
-_TABLES: Final = f"""
+TABLES: Final = f"""
 create table meta (key text primary key, value any) strict, without rowid;
 create table log (
     last integer primary key, first integer not null, newest integer not null,
@@ -29,11 +41,11 @@ insert into meta values ('schema', {SCHEMA});
 
 
 def _text(column: str, longest: int) -> str:
-    """In SQL: what `uids.is_text` says, but of what is no UTF-8, which cannot be read."""
+    """The rule of `uids.is_text`, in SQL. Invalid UTF-8 is found by reading the row."""
     return (
         f"typeof({column}) = 'text' "
         f"and length(cast({column} as blob)) between 1 and {longest} "
-        # Of the zero by itself: for SQLite's patterns a text ends there.
+        # NUL needs a test of its own: SQLite's patterns end a text there.
         f"and {column} not glob '*[\x01-\x1f\x7f]*' and not instr({column}, char(0))"
     )
 
@@ -46,7 +58,7 @@ def _timeout(column: str) -> str:
     return f"({column} is null or {column} > 0 and {column} <= {MAX_TIMEOUT_S})"
 
 
-# What is true of each row that is whole; a table at a time, a million rows take a second.
+# One query a table; a million rows take a second.
 _SOUND: Final = {
     "online": (
         "session between 1 and :next - 1 "
@@ -61,14 +73,19 @@ _SOUND: Final = {
     ),
     "trimmed": f"{_text('name', MAX_NAME_BYTES)} and seq between 0 and :next - 1",
 }
-# The tables beside the log: without them there is no start.
-BESIDE: Final = ("meta", *_SOUND)
+# The tables other than the log. The sidecar cannot start if one of them is damaged.
+TABLES_BESIDE_LOG: Final = ("meta", *_SOUND)
 
 
-def unsound(db: sqlite3.Connection, following: int) -> dict[str, int]:
-    """By table beside the log, how many rows make no sense where that seq comes next."""
+def unsound_rows(db: sqlite3.Connection, next_seq: int) -> dict[str, int]:
+    """Count the rows that break a rule, by table.
+
+    Args:
+        db: The log's database.
+        next_seq: The seq that the log gives next. No row may refer to it or a later one.
+    """
     query = "select count(*) from {} where ({}) is not true"
     return {
-        table: db.execute(query.format(table, rule), {"next": following}).fetchone()[0]
+        table: db.execute(query.format(table, rule), {"next": next_seq}).fetchone()[0]
         for table, rule in _SOUND.items()
     }

@@ -1,4 +1,14 @@
-"""Reading a database without changing it, whether a sidecar has it open or not."""
+"""Reads a database without changing it, whether a sidecar has it open or not.
+
+If there is a WAL, a sidecar has the file open, or was killed. SQLite then reads both,
+beside a writer. (A user that may not write to the folder can do so only after one that
+may has read there since the start.)
+
+If there is no WAL, all is in the file. To read it, SQLite would make a WAL, as a file of
+this user; if the sidecar runs as another user, it could not write to that. So the file is
+opened as one that does not change. If it did change, the read is repeated
+(`read_unchanged`).
+"""
 
 import os
 import sqlite3
@@ -8,90 +18,87 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from liveness.errors import StateError
-from liveness.service.storage.database import (
-    check_regular_files,
-    meta,
-    opened,
-)
+from liveness.service.storage.database import check_regular_files, meta, opened
 from liveness.service.storage.log_schema import SCHEMA
 
-# So often in a row a file is read that changed as it was read.
+# A file that changes in so many reads, one after the other, is given up.
 TRIES: Final = 5
+
 T = TypeVar("T")
-Opened = Callable[[], AbstractContextManager[sqlite3.Connection]]
+Connect = Callable[[], AbstractContextManager[sqlite3.Connection]]
 
 
-# --- without a sidecar ----------------------------------------------------------------
+class FileChanged(Exception):
+    """A file without a WAL was changed during a read, whose result may be torn.
 
-
-class _Changed(Exception):
-    """A file that nobody had open was written meanwhile: what was read may be torn.
-
-    It is told by its path.
+    Its only argument is the path.
     """
 
 
-def read_again(opened: Opened, look: Callable[[sqlite3.Connection], T]) -> T:
-    """Read until nobody has changed what was read meanwhile.
+def read_unchanged(connect: Connect, read: Callable[[sqlite3.Connection], T]) -> T:
+    """Read, and repeat that if the file changed meanwhile.
 
     Raises:
-        StateError: That never was so.
+        StateError: The file changed during each of `TRIES` reads.
     """
     changed: Exception | None = None
     for _ in range(TRIES):
         try:
-            with opened() as db:
-                return look(db)
-        except _Changed as error:
-            changed = error  # a sidecar has just been started, or stopped
+            with connect() as db:
+                return read(db)
+        except FileChanged as error:
+            changed = error  # a sidecar was just started or stopped
     raise StateError(
         f"{changed} changes whenever it is read: a sidecar is started there again "
         "and again; see its log, and ask again"
     )
 
 
-def any_schema(_db: sqlite3.Connection, _path: Path) -> None:
-    """For `looking_at`: whatever is there is read."""
+def check_no_schema(_db: sqlite3.Connection, _path: Path) -> None:
+    """For `opened_unchanged`: accept any file."""
 
 
-def this_schema(db: sqlite3.Connection, path: Path) -> None:
-    """For `looking_at`: raise what keeps this version from reading a log."""
+def check_log_schema(db: sqlite3.Connection, path: Path) -> None:
+    """For `opened_unchanged`: refuse a file that is no log of this version.
+
+    Raises:
+        StateError: It is none.
+    """
     (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
-    has = meta(db, "schema") if tables else None
-    if has == SCHEMA:
+    stored = meta(db, "schema") if tables else None
+    if stored == SCHEMA:
         return
     if not tables:
         raise StateError(
             f"{path} is empty, no sidecar has written there yet: start one, or name its "
             "state directory with --state"
         )
-    if not isinstance(has, int):
+    if not isinstance(stored, int):
         raise StateError(
-            f"{path} says {has!r:.40} for its schema, which is none of ours: name the "
+            f"{path} says {stored!r:.40} for its schema, which is none of ours: name the "
             "sidecar's state directory with --state"
         )
     todo = "use the version that wrote it"
-    if has < SCHEMA:
+    if stored < SCHEMA:
         todo += ", or start this version's sidecar there, which brings it up to date"
-    raise StateError(f"{path} has schema {has}, this version reads {SCHEMA}; {todo}")
+    raise StateError(f"{path} has schema {stored}, this version reads {SCHEMA}; {todo}")
 
 
 @contextmanager
-def looking_at(
-    path: Path, *, check: Callable[[sqlite3.Connection, Path], None] = this_schema
+def opened_unchanged(
+    path: Path,
+    *,
+    check: Callable[[sqlite3.Connection, Path], None] = check_log_schema,
 ) -> Iterator[sqlite3.Connection]:
-    """Open a log that may be another process's, for one read; nothing is written.
+    """Open a database that may be another process's, for one read.
 
-    Where there is a WAL, a sidecar has the file open or was killed. SQLite then reads
-    both, beside whoever writes; for who may not write to the folder it does so only once
-    somebody who may has read there since the start. Where there is none the file is all
-    there is, and to read it SQLite would make a WAL: a file that the sidecar, if it is
-    another user's, could not write to. So it is opened as one that does not change; and
-    if it did, the read counts for nothing.
-
+    Args:
+        path: The database.
+        check: Refuses a file of a wrong schema.
     Raises:
-        StateError: There is no log, or none that this version reads.
-        sqlite3.Error: It cannot be read.
+        StateError: There is no file, it may not be read, or *check* refuses it.
+        FileChanged: The file changed meanwhile; see `read_unchanged`.
+        sqlite3.Error: The file cannot be read.
     """
     before = file_state(path)
     how = "immutable=1" if before.wal is None else "mode=ro"
@@ -102,29 +109,29 @@ def looking_at(
             yield db
     finally:
         if before.wal is None and file_state(path) != before:
-            raise _Changed(path)
+            raise FileChanged(path)
 
 
 class FileState(NamedTuple):
-    """What tells one state of a file from the next."""
+    """Inode, size and time of change of a file and its WAL: a change shows in them."""
 
     file: tuple[int, int, int]
     wal: tuple[int, int, int] | None
 
 
 def file_state(path: Path) -> FileState:
-    """What a file and its WAL are now.
+    """The present state of a database and its WAL.
 
     Raises:
-        StateError: There is none, it is a link or no file, or it may not be read.
+        StateError: The file is missing, no regular file, or may not be read.
     """
     check_regular_files(path)
     wal = path.with_name(path.name + "-wal")
     try:
-        # A folder that may not be looked into has a file as if it had none.
+        # `access` is false for a missing file too; `stat` raises the actual cause.
         if not os.access(path, os.R_OK, effective_ids=True) and path.stat():
             raise PermissionError
-        return FileState(_facts(path), _facts(wal) if wal.exists() else None)
+        return FileState(_stat(path), _stat(wal) if wal.exists() else None)
     except (FileNotFoundError, NotADirectoryError):
         raise StateError(
             f"there is no log in {path.parent}: name the sidecar's state directory with "
@@ -141,20 +148,23 @@ def file_state(path: Path) -> FileState:
         ) from None
 
 
-def _facts(path: Path) -> tuple[int, int, int]:
+def _stat(path: Path) -> tuple[int, int, int]:
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _remedy(path: Path, error: sqlite3.Error) -> str:
-    """What SQLite says, and what to do about it."""
+def read_error(path: Path, error: sqlite3.Error) -> StateError:
+    """The error for a user whose command could not read a database."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
-        told = "beside a sidecar that runs or was killed, only who may write to"
-        todo = "be the user that the sidecar runs as"
-        return f"{error}; {told} {path.parent} can always read it: {todo}"
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return f"{error}; ask again"
-    if code == sqlite3.SQLITE_IOERR:
-        return f"{error}; mend the disk"
-    return f"{error}; it is damaged: see `liveness check-state`, restore a backup"
+        todo = (
+            "beside a sidecar that runs or was killed, only a user that may write to "
+            f"{path.parent} can always read it: be the user that the sidecar runs as"
+        )
+    elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        todo = "ask again"
+    elif code == sqlite3.SQLITE_IOERR:
+        todo = "mend the disk"
+    else:
+        todo = "it is damaged: see `liveness check-state`, restore a backup"
+    return StateError(f"{path} cannot be read: {error}; {todo}")

@@ -1,17 +1,16 @@
-"""Copies of the state's databases, as of one moment, while the sidecar writes them.
+"""Copies both databases of a state as of one moment, while the sidecar writes to them.
 
-Each is read as of one transaction that began while the other was not written: so the two
-are what a crash at that moment would have left. A run of a timer that the log has and the
-table does not is found by the start, as ever; nothing that the table has is missing from
-the log.
+Both are read in transactions that began while the timers' table was not written: so the
+two copies are what a crash at that moment would have left. The next start finds the runs
+that the log has and the table lacks, as after any crash; the log lacks nothing that the
+table has.
 
-SQLite's backup begins again whenever somebody else writes, unless its connection is
-reading already: so it is. What is written meanwhile stays in the WAL until the copy is
-over, and that has a bound.
+SQLite's backup begins again whenever another connection writes, unless it reads in a
+transaction already; so it does. What is written meanwhile stays in the WAL until the copy
+is made, and the growth of the WALs is bounded.
 
-The copy is synced in steps. Written at one go, a gigabyte would lie in the kernel's
-memory, and a commit of the sidecar's, on the same disk, would wait until all of it is
-written.
+The copy is synced in steps. Without that, a gigabyte would collect in the kernel's memory,
+and a commit of the sidecar on the same disk would wait until all of it is written.
 """
 
 import errno
@@ -46,12 +45,13 @@ from liveness.service.storage.integrity import parts, structure
 from liveness.service.storage.private_folders import identities, identity
 from liveness.service.storage.state_lock import LOCK, is_in_use
 
-# What is written before it is synced.
+# Bytes between two syncs.
 STEP_BYTES: Final = 2**20
-# A copy that is so slow that the WALs grow by this is given up, before they fill the
-# sidecar's disk. At 10,000 offlines a second that takes minutes.
+# A slow copy is given up once the WALs have grown by this, before they fill the sidecar's
+# disk. At 10,000 offlines a second that takes minutes.
 MOST_WAL_BYTES: Final = 2 * 2**30
-# Between two commits of the timers' table there is room for two statements, nearly always.
+# Attempts to begin both transactions between two commits of the timers' table. Nearly
+# always the first one succeeds.
 TRIES: Final = 1_000
 
 _FILES: Final[Mapping[str, tuple[int, migrations.Steps]]] = {
@@ -59,22 +59,22 @@ _FILES: Final[Mapping[str, tuple[int, migrations.Steps]]] = {
     timer_store.DATABASE: (timer_store.SCHEMA, migrations.TIMERS),
 }
 
-# All that there may be in a state folder.
+# Names of files that a state folder may have.
 _NAMES: Final = frozenset(
     {*_FILES, LOCK, clocks_file.NAME, clocks_file.NEW, disk_reserve.NAME}
-    | {its.name for name in _FILES for its in beside(Path(name))}
+    | {companion.name for name in _FILES for companion in beside(Path(name))}
 )
 
-# Told how many bytes were written.
+# Called with the number of bytes written in each step.
 Wrote = Callable[[int], None]
 
 
 class BackupError(LivenessError):
-    """No backup was made. The person's to mend; the state is as it was."""
+    """No backup was made. The user can remedy that; the state is unchanged."""
 
 
 class Counted(NamedTuple):
-    """What is in a backup."""
+    """The content of a backup."""
 
     records: int
     users: int
@@ -85,21 +85,21 @@ class StateCopy:
     """A state directory as of one moment.
 
     Args:
-        databases: By path, each in a transaction that reads.
+        databases: By path, the log's first; each in a read transaction.
     """
 
     def __init__(self, databases: Mapping[Path, sqlite3.Connection]) -> None:
         self._databases = databases
-        self.bytes = sum(map(_bytes, databases.values()))  # that the copies will have
+        self.bytes = sum(map(_bytes, databases.values()))  # size of the copies
         self._wal_bytes = self._wals()
 
     @property
     def paths(self) -> list[Path]:
-        """The databases there are, the log's first."""
+        """The databases that exist, the log's first."""
         return [*self._databases]
 
     def counted(self) -> Counted:
-        """What is in it."""
+        """Count its records, users and live timers."""
         log, *rest = self._databases.values()
         (records,) = log.execute("select coalesce(max(last), 0) from log").fetchone()
         (users,) = log.execute("select count(*) from online").fetchone()
@@ -108,19 +108,19 @@ class StateCopy:
         return Counted(records, users, timers)
 
     def copy(self, path: Path, target: Path, *, made_ms: int, wrote: Wrote) -> str:
-        """Copy a database, let go of it, and see that the copy can be read.
+        """Copy a database, end its transaction, and check the copy.
 
         Args:
-            path: Which one.
-            target: A file that is not there yet.
-            made_ms: For the log: what its first start will say of its age.
-            wrote: Is told of every step.
+            path: The database.
+            target: A file that does not exist yet.
+            made_ms: The time now; the first start from a copy of the log reports it.
+            wrote: Called after every step.
         Raises:
-            BackupError: It takes too long.
-            StateError: What lies there is damaged.
-            sqlite3.Error: It cannot be read, or not be written.
+            BackupError: The copy is too slow.
+            StateError: The database is damaged.
+            sqlite3.Error: It cannot be read, or the copy cannot be written.
         Returns:
-            What is damaged, in words; the rest of the copy is whole.
+            A description of damage that leaves the rest of the copy whole, or "".
         """
         source = self._databases[path]
         step = max(1, STEP_BYTES // _page_bytes(source))
@@ -138,7 +138,7 @@ class StateCopy:
                 copied = pages - remaining
                 self._check_wals()
 
-            # Nobody needs half of it.
+            # No journal: an incomplete copy is of no use.
             copy.execute("pragma journal_mode = off")
             source.backup(copy, pages=step, progress=progress)
             source.execute("rollback")
@@ -148,7 +148,7 @@ class StateCopy:
                     "insert or replace into meta values (?, ?)",
                     [log_store.COPIED, made_ms],
                 )
-            # One file, until somebody writes to it.
+            # Without a WAL the copy is one file.
             copy.execute("pragma journal_mode = delete")
             os.fsync(opened.fileno())
         return damaged
@@ -168,13 +168,13 @@ class StateCopy:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[StateCopy]:
-    """Open a state directory, whether a sidecar uses it or not, as of one moment.
+    """Open a state directory as of one moment, whether a sidecar uses it or not.
 
     Raises:
-        StateError: What lies there is of a newer version, none of ours, or no file.
-        BackupError: There is nothing; or it was written whenever it was looked at.
-        OSError: This user may not use it.
-        sqlite3.Error: It cannot be read.
+        StateError: A file is of a newer version, of another program, or no regular file.
+        BackupError: There is no state, or the timers' table is written without a pause.
+        OSError: This user may not read or write there.
+        sqlite3.Error: A file cannot be read.
     """
     paths = [folder / name for name in _FILES]
     for path in paths:
@@ -188,7 +188,7 @@ def opened(folder: Path) -> Iterator[StateCopy]:
     for path in paths:
         check_not_lost(path)
     paths = [path for path in paths if _size(path)]
-    if not is_in_use(folder):  # whose start has looked at them
+    if not is_in_use(folder):  # a running sidecar checked them when it started
         for path in paths:
             check_wal(path)
     with ExitStack() as stack:
@@ -214,13 +214,14 @@ def opened(folder: Path) -> Iterator[StateCopy]:
 
 
 def is_of_a_state(file: Path, folder: Path) -> bool:
-    """Whether a file is one of a sidecar's state, or would be taken for one.
+    """Whether a file is part of a sidecar's state, or would become part of one.
 
-    A folder is known by what is in it, wherever it was mounted and whoever uses it now.
+    It is if it lies in *folder* under any name, or in any folder that has a state's files
+    and under the name of one.
 
     Args:
-        file: Any path.
-        folder: A state folder, in which it may be under any name.
+        file: Any path; there need be no file.
+        folder: A state folder.
     """
     real = Path(os.path.realpath(file))
     for path in (file, real):
@@ -228,19 +229,25 @@ def is_of_a_state(file: Path, folder: Path) -> bool:
             os.path.lexists(path.with_name(name)) for name in (*_FILES, LOCK)
         ):
             return True
-    there = identities(folder.iterdir() if folder.is_dir() else ())
-    return identity(real) in there.values()
+    own = identities(folder.iterdir() if folder.is_dir() else ())
+    return identity(real) in own.values()
 
 
 def sync(descriptor: int) -> None:
-    """Have a step on disk, and then leave the disk to others for as long as that took."""
+    """Sync a step, then leave the disk to other processes for as long as that took."""
     began = time.perf_counter()
     os.fsync(descriptor)
     time.sleep(time.perf_counter() - began)
 
 
 def _damage_of(path: Path, copy: sqlite3.Connection) -> str:
-    """Refuse a copy that is damaged otherwise than in its log or in single timers."""
+    """Check a copy; accept damage only in records of the log and in single timers.
+
+    Returns:
+        A description of that damage, or "".
+    Raises:
+        StateError: Anything else is damaged.
+    """
 
     def read(look: Callable[[sqlite3.Connection], Any]) -> Any:
         return look(copy)
@@ -248,7 +255,7 @@ def _damage_of(path: Path, copy: sqlite3.Connection) -> str:
     schema, _ = _FILES[path.name]
     if meta(copy, "schema") == schema:
         found = parts(path.name, read)
-    else:  # an older one: the structure is all that is known
+    else:  # an older schema: only the structure can be checked
         found = iter([structure(path.name, read)])
     missing = ""
     for part in found:
@@ -263,12 +270,15 @@ def _damage_of(path: Path, copy: sqlite3.Connection) -> str:
 
 def _check(path: Path, db: sqlite3.Connection) -> None:
     schema, steps = _FILES[path.name]
-    has = meta(db, "schema")
-    migrations.check(path, has if isinstance(has, int) else 0, schema, steps)
+    stored = meta(db, "schema")
+    migrations.check(path, stored if isinstance(stored, int) else 0, schema, steps)
 
 
 def _size(path: Path) -> int:
-    """How large a file is that can be read; never once SQLite has it open."""
+    """The size of a file; OSError if it may not be read.
+
+    Call it before SQLite opens the file: closing it drops this process's locks on it.
+    """
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size
@@ -277,7 +287,7 @@ def _size(path: Path) -> int:
 
 
 def _version(db: sqlite3.Connection) -> int:
-    """Another one after each commit of others."""
+    """A number that changes with each commit of another connection."""
     return int(db.execute("pragma data_version").fetchone()[0])
 
 

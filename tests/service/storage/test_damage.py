@@ -19,7 +19,7 @@ from liveness.service.storage.database import (
     only_reading,
 )
 from liveness.service.storage.log_pages import PAGE_RECORDS
-from liveness.service.storage.log_schema import unsound
+from liveness.service.storage.log_schema import unsound_rows
 from liveness.service.storage.log_store import DATABASE, Batch, CursorRow, LogStore
 from tests.helpers import disk
 from tests.service.storage.journals import (
@@ -191,7 +191,7 @@ def test_a_uid_makes_sense_if_a_login_may_name_it(store: LogStore) -> None:
         store._db.execute(
             "insert or replace into online values (1, ?, 1, 1, 'g', null)", [uid]
         )
-        assert unsound(store._db, 2)["online"] == (not is_uid(uid)), repr(uid)
+        assert unsound_rows(store._db, 2)["online"] == (not is_uid(uid)), repr(uid)
 
 
 def test_an_end_of_the_log_that_makes_no_sense_is_refused(store: LogStore) -> None:

@@ -21,8 +21,9 @@ from liveness.core.records import (
 )
 from liveness.errors import StateError
 from liveness.service.storage import log_reader, read_only_access
+from liveness.service.storage.damaged_records import merged
 from liveness.service.storage.database import reading
-from liveness.service.storage.log_pages import PAGE_RECORDS, joined
+from liveness.service.storage.log_pages import PAGE_RECORDS
 from liveness.service.storage.log_reader import (
     LogReader,
     RecordFilter,
@@ -31,7 +32,7 @@ from liveness.service.storage.log_reader import (
 )
 from liveness.service.storage.log_schema import SCHEMA
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
-from liveness.service.storage.read_only_access import looking_at
+from liveness.service.storage.read_only_access import opened_unchanged
 from tests.helpers.disk import tear_a_leaf
 from tests.service.storage.journals import online
 
@@ -252,7 +253,7 @@ def delivered(folder: Path) -> tuple[list[Logged], list[tuple[int, int]]]:
         while reached < end:
             page = store.read(after=reached, until=end, wanted=ALL, limit=5_000)
             if page.first > reached + 1:
-                gaps = joined(gaps, (reached + 1, page.first - 1))
+                gaps = merged(gaps, (reached + 1, page.first - 1))
             records += page.records
             reached = page.reached
     return records, gaps
@@ -367,18 +368,18 @@ def test_what_is_read_while_a_sidecar_starts_is_read_again(tmp_path: Path) -> No
 
     live(RECORDS[0])
     path = tmp_path / DATABASE
-    with pytest.raises(read_only_access._Changed), looking_at(path):
+    with pytest.raises(read_only_access.FileChanged), opened_unchanged(path):
         live(RECORDS[1])  # and stops: what was in its WAL is in the file now
 
     def tear() -> None:
-        with looking_at(path) as db:
+        with opened_unchanged(path) as db:
             live(RECORDS[2])
             db.execute("torn")  # as SQLite then takes it for
 
-    with pytest.raises(read_only_access._Changed):
+    with pytest.raises(read_only_access.FileChanged):
         tear()
     # Once there is a WAL the file is read with it.
-    with closing(LogStore(tmp_path)) as store, looking_at(path) as db:
+    with closing(LogStore(tmp_path)) as store, opened_unchanged(path) as db:
         store.write(Batch(records=[RECORDS[3]]))
         assert db.execute("select max(last) from log").fetchone() == (4,)
 
@@ -386,7 +387,7 @@ def test_what_is_read_while_a_sidecar_starts_is_read_again(tmp_path: Path) -> No
 
     @contextmanager
     def disturbed() -> Iterator[sqlite3.Connection]:
-        with looking_at(path) as db:
+        with opened_unchanged(path) as db:
             yield db
             if disturbances:
                 live(disturbances.pop(0))

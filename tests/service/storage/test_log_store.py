@@ -27,7 +27,6 @@ from liveness.core.records import (
 )
 from liveness.service.storage.log_pages import END, PAGE_BYTES, PAGE_RECORDS
 from liveness.service.storage.log_store import (
-    LIST_ROWS,
     SCAN_RECORDS,
     TRIM_RECORDS,
     Batch,
@@ -35,6 +34,7 @@ from liveness.service.storage.log_store import (
     LogRows,
     LogStore,
 )
+from liveness.service.storage.online_list import LIST_ROWS
 from tests.helpers import disk
 from tests.helpers.strategies import BOUNDED, conns, uids
 from tests.helpers.wire import unpacked
