@@ -38,11 +38,8 @@ class Clocks:
     """
 
     def __init__(self, packs: Sequence[bytes] = (), *, away: float = 0.0) -> None:
-        """Unpack the columns.
+        """Unpack the columns; *away*, the seconds since the stop, adds to each silence.
 
-        Args:
-            packs: One for each column, or none at all.
-            away: Seconds since the stop, which are added to everyone's silence.
         Raises:
             ValueError: The columns are of different lengths.
         """
@@ -184,11 +181,7 @@ def _open_no_link(path: Path, flags: int) -> int:
 
 
 def _unpack_for(packed: bytes, log: str, seq: int) -> tuple[int, bytes]:
-    """When the file was written, and the columns, still packed.
-
-    Raises:
-        ValueError, TypeError: It is damaged, or of another end of the log.
-    """
+    """When the file was written, and its columns; ValueError if of another log or seq."""
     its_log, its_seq, stopped_ms, body = _unpack(packed)
     if (its_log, its_seq) != (log, seq):
         raise ValueError("it belongs to another end of the log")

@@ -25,11 +25,7 @@ def merged(ranges: Iterable[SeqRange], added: SeqRange) -> list[SeqRange]:
 
 
 class DamagedRecords:
-    """The damaged records that the log still has. Any thread may use it.
-
-    Args:
-        path: The log's database, named in the report.
-    """
+    """The damaged records that the log at a path still has. Any thread may use it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -72,13 +72,7 @@ def frames_read(index: bytes) -> int | None:
 
 
 def hides_commits(path: Path, *, read: int, page_bytes: int) -> bool:
-    """Whether a WAL has commits behind the frames that SQLite reads.
-
-    Args:
-        path: The WAL.
-        read: How many frames SQLite reads.
-        page_bytes: The size of a page.
-    """
+    """Whether a WAL has commits behind the *read* frames that SQLite reads."""
     with path.open("rb", buffering=0) as wal:
         header = wal.read(_HEADER.size)
         if len(header) < _HEADER.size:
@@ -125,9 +119,8 @@ def _sums(data: bytes, before: Sums) -> Sums:
 def expecting_damage(path: Path, remedy: str) -> Iterator[None]:
     """At the start: turn errors of a database into ones that say what to do.
 
-    Args:
-        path: The database.
-        remedy: What the user achieves by moving it away, as "start without timers".
+    *remedy* is what the user gets by moving the file away, as "start without timers".
+
     Raises:
         StateError: The file is damaged. It was left as it is.
         StartError: The file is whole, but cannot be used now.
@@ -188,25 +181,19 @@ def made_private(path: Path) -> Iterator[None]:
 
 
 def check_regular_files(path: Path) -> None:
-    """Check that a database, and SQLite's files beside it, are regular files or missing.
+    """Raise StateError if a database, or a file of SQLite's beside it, is no regular file.
 
     SQLite would follow a link, and look for the WAL beside its target; it would wait at a
     pipe.
-
-    Raises:
-        StateError: One is a link, or no regular file.
     """
     for file in (path, *beside(path)):
         check_regular(file)
 
 
 def check_not_lost(path: Path) -> None:
-    """Check that a database is not missing or empty while its WAL has content.
+    """Raise DatabaseError if a database is missing or empty, and its WAL is not.
 
     SQLite takes an empty file for a new database, and deletes the WAL beside it.
-
-    Raises:
-        sqlite3.DatabaseError: It is.
     """
     wal, *_ = beside(path)
     if not size_of(path) and size_of(wal):
@@ -280,12 +267,9 @@ def schema_of(path: Path) -> int | None:
 
 
 def check_wal(path: Path) -> None:
-    """Check that no commits lie behind damage in a database's WAL (`hides_commits`).
+    """Raise DatabaseError if a database's WAL `hides_commits`.
 
-    Call it while nobody writes to the database, and this process does not have it open.
-
-    Raises:
-        sqlite3.DatabaseError: There are some.
+    Call it while no process writes to the database, and this one does not have it open.
     """
     wal, index, _ = beside(path)
     if not size_of(wal):
@@ -314,14 +298,10 @@ def _check_wal(wal: Path, index: Path, page_bytes: int) -> None:
 def check_structure(
     db: sqlite3.Connection, tables: Sequence[str] = ("",), *, most: int = 1
 ) -> None:
-    """Have SQLite check its trees and rows. It reads each of their pages.
+    """Have SQLite read and check the trees and rows of some tables, or of the whole file.
 
-    Args:
-        db: The database.
-        tables: The tables to check, with their indexes; without names, the whole file.
-        most: The error names at most this many faults.
     Raises:
-        sqlite3.DatabaseError: Something is damaged.
+        sqlite3.DatabaseError: Something is damaged. It names at most *most* faults.
     """
     for table in tables:
         check = f"pragma quick_check({table or most})"
@@ -366,11 +346,8 @@ def meta(db: sqlite3.Connection, key: str) -> object:
 
 
 def opened(path: Path, how: str) -> sqlite3.Connection:
-    """Open an existing database.
+    """Open an existing database; *how* is a parameter of SQLite's URI, as `mode=ro`.
 
-    Args:
-        path: The database.
-        how: Parameters of SQLite's URI, as `mode=ro` or `immutable=1`.
     Raises:
         sqlite3.Error: It cannot be opened; or it is empty, and its WAL is not.
     """

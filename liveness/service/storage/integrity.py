@@ -172,18 +172,12 @@ class CheckedChunk(NamedTuple):
 def _check_chunk(db: sqlite3.Connection, after: int) -> CheckedChunk:
     db.execute("begin")
     (end,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
-    after = reached = max(after, log_pages.oldest(db) - 1)
+    after = max(after, log_pages.oldest(db) - 1)
     until = min(after + CHUNK_RECORDS, end)
-    damaged = list[SeqRange]()
-    for page in log_pages.pages(db, after=after, until=until):
-        if page.first > reached + 1:
-            damaged.append((reached + 1, page.first - 1))
-        reached = page.last
-    if reached < until:
-        damaged.append((reached + 1, until))
-        reached = until
+    whole = log_pages.pages(db, after=after, until=until)
+    damaged = log_pages.damaged_ranges(whole, after=after, until=until)
     db.execute("rollback")
-    return CheckedChunk(damaged, reached - after, reached, reached >= end)
+    return CheckedChunk(damaged, until - after, until, until >= end)
 
 
 def _checked(file: str, part: str, look: Callable[[], str]) -> PartResult:

@@ -16,12 +16,13 @@ lock for each row, and beside a busy main thread that costs more than reading a 
 import json
 import sqlite3
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from liveness.core.framing import decode, encode
 from liveness.core.records import TIMER, Logged, Record, TimerRecord, logged
+from liveness.service.storage.damaged_records import SeqRange
 
 # The most records of a page. They are encoded in one step, which holds the interpreter
 # lock, and a reader of one record decodes all of them.
@@ -120,7 +121,7 @@ def newest_by_name(page: LogPage) -> dict[str, int]:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether SQLite found the file damaged; if not, it only cannot be read now."""
+    """Whether SQLite found the file damaged. If not, it only cannot be read now."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     return code & 0xFF == sqlite3.SQLITE_CORRUPT
 
@@ -152,6 +153,20 @@ def pages(db: sqlite3.Connection, *, after: int, until: int) -> Iterator[LogPage
                 if page.first > reached:
                     yield page
                     reached = page.last
+
+
+def damaged_ranges(
+    whole: Iterable[LogPage], *, after: int, until: int
+) -> list[SeqRange]:
+    """The seqs above *after*, up to *until*, that are in none of these pages."""
+    ranges = list[SeqRange]()
+    for page in whole:
+        if page.first > after + 1:
+            ranges.append((after + 1, page.first - 1))
+        after = page.last
+    if after < until:
+        ranges.append((after + 1, until))
+    return ranges
 
 
 def oldest(db: sqlite3.Connection) -> int:

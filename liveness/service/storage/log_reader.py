@@ -351,20 +351,13 @@ def _read_past_damage(
         after = max(after, until - PAGE_RECORDS)
     else:
         until = min(until, after + PAGE_RECORDS)
-    reached = after
-    pages, damaged = list[LogPage](), list[SeqRange]()
-    for page in log_pages.pages(db, after=after, until=until):
-        if page.first > reached + 1:
-            damaged.append((reached + 1, page.first - 1))
-        pages.append(page)
-        after, reached = min(after, page.first - 1), page.last
-    if reached < until:
-        damaged.append((reached + 1, until))
+    pages = [*log_pages.pages(db, after=after, until=until)]
+    damaged = log_pages.damaged_ranges(pages, after=after, until=until)
+    place = max([until, *(page.last for page in pages)])
     if is_back:
+        place = min([after, *(page.first - 1 for page in pages)])
         pages.reverse()
-    return _SearchChunk(
-        pages, after if is_back else max(until, reached), None, damaged=damaged
-    )
+    return _SearchChunk(pages, place, None, damaged=damaged)
 
 
 def _page(

@@ -78,12 +78,7 @@ TABLES_BESIDE_LOG: Final = ("meta", *_SOUND)
 
 
 def unsound_rows(db: sqlite3.Connection, next_seq: int) -> dict[str, int]:
-    """Count the rows that break a rule, by table.
-
-    Args:
-        db: The log's database.
-        next_seq: The seq that the log gives next. No row may refer to it or a later one.
-    """
+    """Count the rows that break a rule, by table. No row may refer to *next_seq* yet."""
     query = "select count(*) from {} where ({}) is not true"
     return {
         table: db.execute(query.format(table, rule), {"next": next_seq}).fetchone()[0]

@@ -274,14 +274,10 @@ class LogStore:
         limit: int,
         most_bytes: float = inf,
     ) -> LogRows:
-        """Read the next records that concern a reader. Any thread may call it.
+        """Read records above *after*, up to *until*, that concern a subscription.
 
-        Args:
-            after: Only records above this seq.
-            until: Only records up to this seq.
-            wanted: Only records that this subscription asks for.
-            limit: At most this many.
-            most_bytes: Stop after the page with which the pages read have this many bytes.
+        It reads at most *limit* records, and stops after the page with which the pages
+        read have *most_bytes*. Any thread may call it.
         """
         records: list[Logged] = []
         size = 0
@@ -378,13 +374,10 @@ class LogStore:
     def trim(
         self, *, oldest_ms: int, most_bytes: int, idle_ms: int, until: int = END
     ) -> bool:
-        """Take one small step towards the retention.
+        """Take one small step towards the retention; return whether there is more to do.
 
         Forgets names not used since *idle_ms*, deletes old pages as `shed` does, and
         gives free pages of the file back to the disk. No cursor moves.
-
-        Returns:
-            Whether there is more to trim.
         """
         with transaction(self._db):
             self._db.execute("delete from cursors where used < ?", [idle_ms])
@@ -394,12 +387,9 @@ class LogStore:
         return is_behind
 
     def keep_bound(self, *, most_bytes: int, before: int, until: int) -> None:
-        """After a commit to a full log: delete twice as much as the commit added.
+        """After a commit to a log of *before* bytes: delete twice what the commit added.
 
-        Args:
-            most_bytes: Above this many bytes the log is full.
-            before: Bytes before the commit.
-            until: Nothing above this seq is deleted.
+        Nothing is deleted above *until*, or while the log has at most *most_bytes*.
         """
         bound = max(most_bytes, 2 * before - self.log_bytes())
         while self.log_bytes() > bound and self.shed(
@@ -408,19 +398,15 @@ class LogStore:
             pass
 
     def shed(self, *, oldest_ms: int, most_bytes: int, until: int = END) -> bool:
-        """Delete some of the oldest pages that are past the retention.
+        """Delete some of the oldest pages; return whether there may be more to delete.
+
+        Pages go if their newest record is older than *oldest_ms*, or while the log has
+        more than *most_bytes*; never above the seq *until*.
 
         For each name, the newest deleted record that concerned it is noted: only a reader
         that had not read that record gets a gap. The newest page is never deleted: it
         says which seq comes next. The age of a damaged page cannot be trusted; it is
         deleted with the next whole page, and counts as lost for every name.
-
-        Args:
-            oldest_ms: Pages whose newest record is older than this are deleted.
-            most_bytes: While the log is larger than this, pages of any age are deleted.
-            until: Nothing above this seq is deleted.
-        Returns:
-            Whether there may be more to delete.
         """
         db = self._db
         is_above = self.log_bytes() > most_bytes
@@ -479,11 +465,7 @@ class LogStore:
 
 
 def check_not_emptied(folder: Path) -> None:
-    """Check that the log's file is not empty beside timers, which are made after it.
-
-    Raises:
-        sqlite3.DatabaseError: It is.
-    """
+    """Raise DatabaseError if the log's file is empty beside timers, which are made later."""
     if size_of(folder / DATABASE) == 0 and size_of(folder / timer_store.DATABASE):
         raise damage(f"it is empty, and {timer_store.DATABASE} is not")
 

@@ -154,7 +154,8 @@ class LogWriter:
             self._waiting.append((self.ticket, changes))
             self.records_pending += changes.weight
             self.pending_ends += changes.ends
-            self._hurry()
+            self._is_urgent = True
+            self._wake.notify()
 
     def move_cursor(self, role: str, name: str, seq: int) -> None:
         """Store that a name has acknowledged up to *seq*. A cursor never moves back."""
@@ -358,10 +359,6 @@ class LogWriter:
             self.cursors[key] = cursor._replace(used_ms=now_ms)
             self._dirty.add(key)
             self._wake.notify()
-
-    def _hurry(self) -> None:
-        self._is_urgent = True
-        self._wake.notify()
 
     def _gather(self) -> Batch:
         batch = Batch()

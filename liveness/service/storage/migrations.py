@@ -20,6 +20,7 @@ from liveness.core.framing import encode
 from liveness.errors import StateError
 from liveness.service.storage.database import schema_of, transaction
 
+# By schema: the migration to the next one.
 Steps = Mapping[int, Callable[[sqlite3.Connection], object]]
 
 _log = structlog.get_logger("start")
@@ -28,12 +29,8 @@ _log = structlog.get_logger("start")
 def found(path: Path, schema: int, steps: Steps) -> int | None:
     """Read which schema a file has, and change nothing; None: the file is empty.
 
-    Args:
-        path: The file.
-        schema: The schema of this version.
-        steps: The migrations, by the schema that each begins with.
     Raises:
-        StateError: It cannot be migrated to *schema*.
+        StateError: There are no steps from there to *schema*.
     """
     stored = schema_of(path)
     if stored is not None:
@@ -42,11 +39,7 @@ def found(path: Path, schema: int, steps: Steps) -> int | None:
 
 
 def check(path: Path, stored: int, schema: int, steps: Steps) -> None:
-    """Check that there are steps from the schema *stored* to *schema*.
-
-    Raises:
-        StateError: There are not, or it is newer.
-    """
+    """Raise StateError if no steps lead from the schema *stored* to *schema*."""
     if stored > schema or not {*range(stored, schema)} <= steps.keys():
         raise StateError(
             f"{path} has schema {stored}, this version reads {schema}; use the version "

@@ -33,12 +33,9 @@ _NEWEST: Final = "select coalesce(max(last), 0) from log"
 def write_frames(
     path: Path, gateway: str | None, write: Callable[[bytes], object]
 ) -> None:
-    """Write the answer to `list`, one frame at a time. The last frame has the seq.
+    """Write the answer to `list`, frame by frame, for one gateway or with None for all.
 
-    Args:
-        path: The log's database.
-        gateway: Only the users of this gateway; None: all users.
-        write: Takes each frame.
+    The last frame has the seq at which the list is true.
     """
     query = "select uid, gateway, session, conn from online"
     values = []
@@ -58,13 +55,7 @@ def write_frames(
 
 
 def write_lines(path: Path, log: str, write: Callable[[bytes], object]) -> None:
-    """Write one line of JSON for each user, and a last one with log, seq and count.
-
-    Args:
-        path: The log's database.
-        log: The log's id.
-        write: Takes whole lines, many at a time.
-    """
+    """Write one line of JSON for each user, and a last one with log, seq and count."""
     users, session = 0, 0
     with reading(path) as db:
         db.create_function("uid_text", 1, uid_text, deterministic=True)

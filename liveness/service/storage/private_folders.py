@@ -52,11 +52,7 @@ def make_own_folder(folder: Path) -> None:
 
 
 def check_own(path: Path) -> None:
-    """Check that *path* is a file of this user or root, or that nothing is there.
-
-    Raises:
-        StartError: It is a link, no regular file, or another user's.
-    """
+    """Raise StartError if a file is a link, not regular, or another user's."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -65,11 +61,7 @@ def check_own(path: Path) -> None:
 
 
 def check_regular(path: Path) -> None:
-    """Check that *path* is a regular file, of any user, or that nothing is there.
-
-    Raises:
-        StateError: It is a link, or no regular file.
-    """
+    """Raise StateError if a file, of any user, is a link or not regular."""
     try:
         found = path.lstat()
     except OSError:
@@ -100,11 +92,7 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def bytes_left(folder: Path) -> int:
-    """How many bytes this user may still write to the disk of a folder.
-
-    Raises:
-        OSError: The disk cannot be asked.
-    """
+    """How many bytes this user may still write to the disk of a folder."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
 

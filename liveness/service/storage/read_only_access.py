@@ -29,18 +29,11 @@ Connect = Callable[[], AbstractContextManager[sqlite3.Connection]]
 
 
 class FileChanged(Exception):
-    """A file without a WAL was changed during a read, whose result may be torn.
-
-    Its only argument is the path.
-    """
+    """The file at this path changed during a read, whose result may be torn."""
 
 
 def read_unchanged(connect: Connect, read: Callable[[sqlite3.Connection], T]) -> T:
-    """Read, and repeat that if the file changed meanwhile.
-
-    Raises:
-        StateError: The file changed during each of `TRIES` reads.
-    """
+    """Read; repeat it if the file changed meanwhile, or raise StateError at last."""
     changed: Exception | None = None
     for _ in range(TRIES):
         try:
@@ -59,11 +52,7 @@ def check_no_schema(_db: sqlite3.Connection, _path: Path) -> None:
 
 
 def check_log_schema(db: sqlite3.Connection, path: Path) -> None:
-    """For `opened_unchanged`: refuse a file that is no log of this version.
-
-    Raises:
-        StateError: It is none.
-    """
+    """For `opened_unchanged`: raise StateError for a file that is no log of this version."""
     (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
     stored = meta(db, "schema") if tables else None
     if stored == SCHEMA:
@@ -92,12 +81,9 @@ def opened_unchanged(
 ) -> Iterator[sqlite3.Connection]:
     """Open a database that may be another process's, for one read.
 
-    Args:
-        path: The database.
-        check: Refuses a file of a wrong schema.
     Raises:
-        StateError: There is no file, it may not be read, or *check* refuses it.
-        FileChanged: The file changed meanwhile; see `read_unchanged`.
+        StateError: There is no file, it may not be read, or *check* refuses its schema.
+        FileChanged: The file changed meanwhile: use `read_unchanged`.
         sqlite3.Error: The file cannot be read.
     """
     before = file_state(path)

@@ -57,10 +57,7 @@ class SkippedRuns:
     def add(self, gateway: str, *, after: int | None, until: int) -> None:
         """Note that a gateway skips the records above *after*, up to *until*.
 
-        Args:
-            gateway: Its name.
-            after: The last seq that it got; None: that is not known.
-            until: The seq after which it reads on.
+        With None for *after* it is not known which was the last record that it got.
         """
         if (after or 0) >= until:
             return

@@ -108,13 +108,10 @@ class StateCopy:
         return Counted(records, users, timers)
 
     def copy(self, path: Path, target: Path, *, made_ms: int, wrote: Wrote) -> str:
-        """Copy a database, end its transaction, and check the copy.
+        """Copy a database to a new file, end its transaction, and check the copy.
 
-        Args:
-            path: The database.
-            target: A file that does not exist yet.
-            made_ms: The time now; the first start from a copy of the log reports it.
-            wrote: Called after every step.
+        The first start from a copy of the log reports *made_ms*.
+
         Raises:
             BackupError: The copy is too slow.
             StateError: The database is damaged.
@@ -216,12 +213,8 @@ def opened(folder: Path) -> Iterator[StateCopy]:
 def is_of_a_state(file: Path, folder: Path) -> bool:
     """Whether a file is part of a sidecar's state, or would become part of one.
 
-    It is if it lies in *folder* under any name, or in any folder that has a state's files
-    and under the name of one.
-
-    Args:
-        file: Any path; there need be no file.
-        folder: A state folder.
+    It is if it lies in the state folder *folder* under any name, or beside a state's
+    files under the name of one. There need be no file yet.
     """
     real = Path(os.path.realpath(file))
     for path in (file, real):
@@ -241,10 +234,8 @@ def sync(descriptor: int) -> None:
 
 
 def _damage_of(path: Path, copy: sqlite3.Connection) -> str:
-    """Check a copy; accept damage only in records of the log and in single timers.
+    """Describe damage to records of the log or single timers, or give "".
 
-    Returns:
-        A description of that damage, or "".
     Raises:
         StateError: Anything else is damaged.
     """
@@ -275,10 +266,7 @@ def _check(path: Path, db: sqlite3.Connection) -> None:
 
 
 def _size(path: Path) -> int:
-    """The size of a file; OSError if it may not be read.
-
-    Call it before SQLite opens the file: closing it drops this process's locks on it.
-    """
+    """The size of a readable file. Not for one that is open: it drops SQLite's locks."""
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size

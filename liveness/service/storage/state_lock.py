@@ -24,9 +24,7 @@ _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[Identity]:
-    """Own a state directory until left; give the identity of the lock file.
-
-    The directory is made, private, if it is missing.
+    """Make a state directory if it is missing, and own it; gives the lock's identity.
 
     Raises:
         StartError: It cannot be used, or another sidecar uses it.
@@ -54,10 +52,7 @@ def locked_folder(folder: Path) -> Iterator[Identity]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a sidecar has a state directory open.
-
-    A lock that this user may not open counts as held.
-    """
+    """Whether a sidecar has a state directory open. A lock that may not be read counts."""
     lock_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     for path, flags in ((folder, _FOLDER_FLAGS), (folder / LOCK, lock_flags)):
         try:

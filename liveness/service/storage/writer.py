@@ -41,11 +41,7 @@ class Writer:
         self._limiter = trio.CapacityLimiter(1)
 
     async def once(self, call: Callable[[], T]) -> T:
-        """Call in the writer's thread, once.
-
-        Raises:
-            sqlite3.Error: The call failed.
-        """
+        """Call in the writer's thread; a failure is raised, not repeated."""
         return await in_thread(call, limiter=self._limiter)
 
     async def write(
