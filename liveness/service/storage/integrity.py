@@ -117,8 +117,8 @@ def parts(name: str, read: Read) -> Iterator[PartResult]:
 
 def structure(name: str, read: Read, tables: Sequence[str] = ("",)) -> PartResult:
     """Check the structure of a database, or of some of its tables."""
-    look = partial(check_structure, tables=tables, most=MOST_NAMED)
-    return _checked(name, "structure", lambda: read(look) or "")
+    examine = partial(check_structure, tables=tables, most=MOST_NAMED)
+    return _checked(name, "structure", lambda: read(examine) or "")
 
 
 def places(ranges: Sequence[SeqRange]) -> str:
@@ -180,9 +180,9 @@ def _check_chunk(db: sqlite3.Connection, after: int) -> CheckedChunk:
     return CheckedChunk(damaged, until - after, until, until >= end)
 
 
-def _checked(file: str, part: str, look: Callable[[], str]) -> PartResult:
+def _checked(file: str, part: str, examine: Callable[[], str]) -> PartResult:
     try:
-        return PartResult(file, part, True, look())
+        return PartResult(file, part, True, examine())
     except Damaged as error:
         return PartResult(file, part, False, str(error), error.missing)
     except MemoryError:

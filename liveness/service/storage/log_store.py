@@ -376,13 +376,15 @@ class LogStore:
     ) -> bool:
         """Take one small step towards the retention; return whether there is more to do.
 
-        Forgets names not used since *idle_ms*, deletes old pages as `shed` does, and
-        gives free pages of the file back to the disk. No cursor moves.
+        Forgets names not used since *idle_ms*, calls `delete_oldest`, and gives free
+        pages of the file back to the disk. No cursor moves.
         """
         with transaction(self._db):
             self._db.execute("delete from cursors where used < ?", [idle_ms])
             self._db.execute(_FORGET_TRIMMED)
-        is_behind = self.shed(oldest_ms=oldest_ms, most_bytes=most_bytes, until=until)
+        is_behind = self.delete_oldest(
+            oldest_ms=oldest_ms, most_bytes=most_bytes, until=until
+        )
         self.reserve.lend(self._db, self._give_back, room=WAL_ROOM_BYTES)
         return is_behind
 
@@ -392,12 +394,14 @@ class LogStore:
         Nothing is deleted above *until*, or while the log has at most *most_bytes*.
         """
         bound = max(most_bytes, 2 * before - self.log_bytes())
-        while self.log_bytes() > bound and self.shed(
+        while self.log_bytes() > bound and self.delete_oldest(
             oldest_ms=0, most_bytes=bound, until=until
         ):
             pass
 
-    def shed(self, *, oldest_ms: int, most_bytes: int, until: int = END) -> bool:
+    def delete_oldest(
+        self, *, oldest_ms: int, most_bytes: int, until: int = END
+    ) -> bool:
         """Delete some of the oldest pages; return whether there may be more to delete.
 
         Pages go if their newest record is older than *oldest_ms*, or while the log has

@@ -75,8 +75,8 @@ class LogWriter:
     ) -> None:
         self.store = store
         self.timers = timers
-        self.first, following = store.bounds()
-        self.durable_seq = following - 1
+        self.first, next_seq = store.bounds()
+        self.durable_seq = next_seq - 1
         self.cursors = store.cursors()
         # By gateway: the newest seq written to a closed link of it, acknowledged or not.
         self.written_to: dict[str, int] = {}
@@ -88,7 +88,7 @@ class LogWriter:
         self._counts = counts
         self._published = published
         # Each with its ticket. The batch that is being written is at the front.
-        self._waiting: deque[tuple[int, Changes]] = deque()
+        self._queue: deque[tuple[int, Changes]] = deque()
         self._dirty: set[tuple[str, str]] = set()
         self._every = Every(SAY_AGAIN_S, clock=clock.mono)
         self._wake = Notifier()
@@ -130,7 +130,7 @@ class LogWriter:
     @property
     def log_ticket(self) -> int:
         """All changes up to this ticket are on disk, but for commands about timers."""
-        return self._waiting[0][0] - 1 if self._waiting else self.ticket
+        return self._queue[0][0] - 1 if self._queue else self.ticket
 
     # --- queueing changes -----------------------------------------------------
 
@@ -151,7 +151,7 @@ class LogWriter:
         if commands:
             self.timers.append(commands, ticket=self.ticket)
         if changes.records or changes.online or not commands:
-            self._waiting.append((self.ticket, changes))
+            self._queue.append((self.ticket, changes))
             self.records_pending += changes.weight
             self.pending_ends += changes.ends
             self._is_urgent = True
@@ -235,7 +235,7 @@ class LogWriter:
                     while not self._is_urgent:
                         await self._wake.wait()
             self._is_urgent = False
-            while self._waiting or self._dirty:
+            while self._queue or self._dirty:
                 await self._commit()
 
     async def trim(
@@ -283,7 +283,7 @@ class LogWriter:
 
     async def _trim_log(self, *, oldest_ms: int, idle_ms: int) -> bool:
         """Trim the log by one step; return whether there is more to trim."""
-        until = self._shed_until
+        until = self._trim_until
         is_behind = False
         step = partial(
             self.store.trim,
@@ -330,7 +330,7 @@ class LogWriter:
         self._every(_log.warning, message, key=message, error=str(error))
 
     @property
-    def _shed_until(self) -> int:
+    def _trim_until(self) -> int:
         """The last seq that may be trimmed.
 
         Runs that the timers' table lacks after a crash are read from the log.
@@ -362,7 +362,7 @@ class LogWriter:
 
     def _gather(self) -> Batch:
         batch = Batch()
-        for _, changes in self._waiting:
+        for _, changes in self._queue:
             if batch.records and (
                 len(batch.records) + len(changes.records) > COMMIT_RECORDS
             ):
@@ -389,7 +389,7 @@ class LogWriter:
 
         self.log_bytes = await self._writer.write(write, pending=lambda: self.pending)
         self._counts.commits.observe(self._clock.mono() - began)
-        self._is_written(batch)
+        self._publish(batch)
         if self.log_bytes > self._most_bytes:
             await self._keep_bound(before)
 
@@ -406,7 +406,7 @@ class LogWriter:
             )
             return self.store.bounds()[0], self.store.log_bytes()
 
-        until = self._shed_until
+        until = self._trim_until
         try:
             self.first, self.log_bytes = await self._writer.once(keep)
         except sqlite3.Error as error:
@@ -419,9 +419,9 @@ class LogWriter:
             if moment:
                 lateness.observe(now - moment)
 
-    def _is_written(self, batch: Batch) -> None:
+    def _publish(self, batch: Batch) -> None:
         for _ in range(batch.changes):
-            self._waiting.popleft()
+            self._queue.popleft()
         if batch.records:
             # Before the run is published, so that its answer is queued behind it.
             self.timers.begun(batch.runs, until=batch.records[-1].seq)

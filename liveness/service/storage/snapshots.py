@@ -240,8 +240,8 @@ def _damage_of(path: Path, copy: sqlite3.Connection) -> str:
         StateError: Anything else is damaged.
     """
 
-    def read(look: Callable[[sqlite3.Connection], Any]) -> Any:
-        return look(copy)
+    def read(examine: Callable[[sqlite3.Connection], Any]) -> Any:
+        return examine(copy)
 
     schema, _ = _FILES[path.name]
     if meta(copy, "schema") == schema:
