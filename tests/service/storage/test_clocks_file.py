@@ -1,4 +1,4 @@
-"""Everyone's clock over a planned stop: kept exactly, used once, or not at all."""
+"""The clocks file: clocks are kept exactly, and used once or not at all."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ STOPPED_MS = 1_000_000
 
 
 def snapshot(sessions: Sequence[int]) -> Snapshot:
-    """Sessions of which every number differs, heard at 100, 101, … monotonic seconds."""
+    """Sessions whose numbers all differ, last heard at 100, 101, … monotonic seconds."""
     n = range(len(sessions))
     return Snapshot(
         sessions=array("q", sessions),
@@ -45,7 +45,7 @@ def write(folder: Path, sessions: Sequence[int]) -> Path:
 def take(
     folder: Path, *, log: str = "abc", seq: int = 7, wall_ms: int = STOPPED_MS
 ) -> list[Stopped]:
-    """All that the file knows."""
+    """The whole content of the file."""
     clocks = clocks_file.take(folder, log=log, seq=seq, wall_ms=wall_ms)
     known = list(clocks)
     assert len(clocks) == len(known)
@@ -126,7 +126,7 @@ def test_a_file_with_a_wrong_bit_gives_fresh_timeouts(tmp_path: Path) -> None:
         assert not path.exists()
 
 
-# --- what was planted in its place ------------------------------------------------------
+# --- links and pipes in its place --------------------------------------------------------
 
 
 def test_clocks_are_not_written_through_a_link(tmp_path: Path) -> None:

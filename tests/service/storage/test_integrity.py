@@ -1,4 +1,4 @@
-"""Whether a state is whole is said of each part of it, and nothing is changed by it."""
+"""`check-state` reports of each part whether it is whole, and changes nothing."""
 
 import io
 import json
@@ -191,6 +191,8 @@ def test_json_is_an_object_a_line(folder: Path) -> None:
 def test_a_state_that_is_locked_is_neither_whole_nor_damaged(folder: Path) -> None:
     with closing(sqlite3.connect(folder / DATABASE, isolation_level=None)) as db:
         db.execute("pragma locking_mode = exclusive")
-        db.execute("update meta set value = value")  # from here on it keeps its lock
+        db.execute(
+            "update meta set value = value"
+        )  # takes the exclusive lock, and keeps it
         with pytest.raises(CommandError, match=f"{folder} cannot be read now"):
             ran(folder)

@@ -1,4 +1,4 @@
-"""A state folder is ours alone, and so is what is in it; nothing planted is followed."""
+"""Only the sidecar's user can write to a state folder; planted files are not followed."""
 
 import os
 import socket
@@ -46,7 +46,7 @@ def made(folder: Path) -> Path:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Iterator[Path]:
-    """A file that is not to be written to."""
+    """A file that nothing may write to."""
     path = tmp_path / "precious"
     path.write_text("precious")
     yield path
@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         LogStore(tmp_path / "file" / "state")
 
 
-# --- what is in it --------------------------------------------------------------------
+# --- files in the folder --------------------------------------------------------------
 
 
 def link(path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_planted_file_is_refused_and_left_alone(
     made: Path, precious: Path, name: str, plant: Plant, why: str
 ) -> None:
     plant(made / name)
-    # Not when it was last read.
+    # All but the time of the last read.
     state = attrgetter("st_mode", "st_ino", "st_uid", "st_size", "st_ctime_ns")
     before = state((made / name).lstat())
     start = partial(TimerStore, log="log") if name.startswith(TIMERS) else LogStore
