@@ -52,7 +52,7 @@ def take(
     return known
 
 
-def test_everybody_comes_back_in_order_with_the_clock_they_had(tmp_path: Path) -> None:
+def test_every_user_is_restored_in_order_with_the_same_clock(tmp_path: Path) -> None:
     write(tmp_path, range(2**62 + 50, 2**62, -1))
     assert take(tmp_path) == [
         (2**62 + 50 - i, 1.5 + i, 0.25 * i, 100.0 - i, i % 4) for i in range(49, -1, -1)

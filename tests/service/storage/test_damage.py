@@ -165,9 +165,7 @@ def test_a_row_larger_than_memory_is_damage(tmp_path: Path) -> None:
         ("insert into trimmed values ('g' || char(7), 1)", "trimmed"),
     ],
 )
-def test_rows_that_make_no_sense_are_refused(
-    store: LogStore, sql: str, table: str
-) -> None:
+def test_unsound_rows_are_refused(store: LogStore, sql: str, table: str) -> None:
     fill(store, 3)
     keep(store, row(2))
     store.write(Batch(cursors={("gateway", "g"): CursorRow(3, 1, 7.5, 9.0)}))
@@ -177,7 +175,7 @@ def test_rows_that_make_no_sense_are_refused(
         store.check()
 
 
-def test_a_uid_makes_sense_if_a_login_may_name_it(store: LogStore) -> None:
+def test_a_uid_is_sound_if_a_login_may_have_it(store: LogStore) -> None:
     characters = [chr(code) for code in (*range(0x21), *range(0x7E, 0xA2), 0x10FFFF)]
     texts = [
         f"{before}{it}{after}"

@@ -108,7 +108,7 @@ def test_damaged_records_are_named_however_the_log_is_cut(
     ],
     ids=["session", "user", "cursor", "ended", "counted", "state"],
 )
-def test_what_makes_no_sense_is_reported(folder: Path, sql: str, damaged: str) -> None:
+def test_unsound_rows_are_reported(folder: Path, sql: str, damaged: str) -> None:
     is_of_timers = sql.startswith(("timers", "states"))
     change(folder, f"update {sql}", TIMERS if is_of_timers else DATABASE)
     code, text = ran(folder)
@@ -167,7 +167,7 @@ def test_an_emptied_log_beside_its_timers_is_no_new_one(folder: Path) -> None:
         (lambda data: data[:-1] + b"?", "damaged: the next"),
     ],
 )
-def test_the_clocks_of_a_stop_are_looked_at_and_stay(
+def test_the_clocks_file_is_checked_and_left(
     folder: Path, damage: Callable[[bytes], bytes], told: str
 ) -> None:
     path = folder / clocks_file.NAME

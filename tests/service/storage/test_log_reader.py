@@ -146,7 +146,9 @@ def test_exactly_the_records_of_a_user_are_found(folder: Path) -> None:
         RecordFilter(since=2**60),
     ],
 )
-def test_what_is_sought_is_found_in_order(folder: Path, sought: RecordFilter) -> None:
+def test_matching_records_are_found_in_order(
+    folder: Path, sought: RecordFilter
+) -> None:
     with log_in(folder, clock=still) as book:
         found = [*book.records(sought)]
     assert found == [record for record in RECORDS if is_wanted(sought, record)]
@@ -182,7 +184,7 @@ def test_records_after_the_clock_was_set_back_are_found(
         assert [record.seq for record in found] == [1, 3]
 
 
-def test_a_look_ends_in_time_and_says_how_far_back_it_was(
+def test_a_search_ends_in_time_and_says_how_far_back_it_went(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_reader, "FIRST_PAGES", 1)
@@ -361,7 +363,7 @@ def test_a_killed_sidecars_log_and_wal_are_read_and_left(
         assert store.bounds() == (1, len(RECORDS) + 1)
 
 
-def test_what_is_read_while_a_sidecar_starts_is_read_again(tmp_path: Path) -> None:
+def test_a_read_while_a_sidecar_starts_is_repeated(tmp_path: Path) -> None:
     def live(*records: Logged) -> None:
         with closing(LogStore(tmp_path)) as store:
             store.write(Batch(records=[*records]))

@@ -359,7 +359,7 @@ def test_a_step_of_a_trim_takes_bounded_records(
     assert sizes(store) == [size]
 
 
-def test_a_commit_to_a_full_log_sheds_twice_what_it_added(store: LogStore) -> None:
+def test_a_commit_to_a_full_log_deletes_twice_what_it_added(store: LogStore) -> None:
     fill(store, *[TRIM_RECORDS] * 8)
     most = store.log_bytes() // 2
     for _ in range(4):

@@ -182,7 +182,7 @@ async def test_an_entry_is_encoded_once_for_all_readers(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 10_000], ids=["disk", "memory"])
-async def test_records_with_much_to_carry_are_given_in_bounded_parts(
+async def test_records_with_large_payloads_are_taken_in_bounded_parts(
     folder: Path, keep: int
 ) -> None:
     payload = "p" * MAX_TEXT_BYTES
@@ -220,7 +220,7 @@ def test_the_tail_is_bounded_and_lets_whole_commits_but_the_newest_go(
     assert len(list(feed.since(0, EVERYTHING))) == kept
 
 
-def test_what_timers_carry_counts_for_the_memory_it_takes() -> None:
+def test_payloads_of_timers_count_by_their_memory() -> None:
     feed = LogTail(keep=100)
     for seq, payload in enumerate(["", "p" * 4_096, "p" * 4_092 + "\N{BUG}"] * 9, 1):
         timer = TimerRecord(seq, TIMER, "g", "k", payload, None, 0, 1, 0)
@@ -230,7 +230,7 @@ def test_what_timers_carry_counts_for_the_memory_it_takes() -> None:
     assert kept == [*range(28 - len(kept), 28)]
 
 
-def test_a_feed_of_nothing_reaches_nowhere() -> None:
+def test_an_empty_tail_reaches_no_record() -> None:
     feed = LogTail(keep=10)
     feed.publish(Batch())
     assert not feed.reaches(0)

@@ -94,7 +94,7 @@ def changes(
 # --- commits -----------------------------------------------------------------------
 
 
-async def test_what_gathers_during_a_commit_goes_into_the_next(rig: Rig) -> None:
+async def test_changes_queued_during_a_commit_go_into_the_next(rig: Rig) -> None:
     log_writer = rig.log_writer
     with disk.locked(rig.store.path):
         log_writer.append(changes(1, 2))
@@ -245,7 +245,7 @@ async def test_a_retry_after_a_full_disk_moves_no_cursor_back(rig: Rig) -> None:
 
 
 @pytest.mark.usefixtures("jumping")
-async def test_a_seq_given_twice_ends_the_journal(store: LogStore) -> None:
+async def test_a_seq_given_twice_ends_the_writer(store: LogStore) -> None:
     store.write(Batch(records=changes(1).records))
     rig = Rig(store)
     with journal_of(store, published=rig.published) as log_writer:
@@ -269,7 +269,7 @@ async def test_all_that_is_past_the_retention_is_trimmed(rig: Rig) -> None:
         assert rig.log_writer.log_bytes == rig.store.log_bytes()
 
 
-async def test_that_nothing_can_be_trimmed_is_said_once_a_minute(rig: Rig) -> None:
+async def test_a_failing_trim_is_logged_once_a_minute(rig: Rig) -> None:
     await rig.write(1, 9_000)
     await rig.write(9_001, 2)
     rig.store._db.execute(

@@ -225,7 +225,7 @@ def test_a_link_made_after_the_check_is_not_followed(
         open_own(made / LOCK, os.O_RDWR | os.O_CREAT)
 
 
-def test_a_file_of_ours_is_fine_and_so_is_none(made: Path) -> None:
+def test_an_own_file_and_a_missing_file_are_accepted(made: Path) -> None:
     check_own(made / "none")
     with os.fdopen(open_own(made / "ours", os.O_WRONLY | os.O_CREAT), "w") as file:
         file.write("ours")

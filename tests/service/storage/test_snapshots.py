@@ -79,7 +79,9 @@ def opened(folder: Path) -> Iterator[tuple[LogStore, TimerStore]]:
 # --- the content --------------------------------------------------------------------------
 
 
-def test_what_is_restored_is_what_was_there(folder: Path, tmp_path: Path) -> None:
+def test_a_restored_state_has_what_the_original_had(
+    folder: Path, tmp_path: Path
+) -> None:
     before = disk.log(folder / log_file.DATABASE)
     timers = disk.rows(folder / timer_store.DATABASE, "select * from timers")
     assert len(before) == 10
@@ -194,7 +196,7 @@ def test_the_log_and_the_timers_are_as_of_one_moment(
     assert found == [(10,), (10,)]
 
 
-def test_what_is_written_meanwhile_is_not_in_it(folder: Path, tmp_path: Path) -> None:
+def test_a_backup_lacks_records_written_meanwhile(folder: Path, tmp_path: Path) -> None:
     """Nor does it make the copy begin again."""
     copied = list[int]()
     with files.opened(folder) as state, opened(folder) as (store, _):
@@ -280,7 +282,9 @@ def test_no_file_of_a_state_is_replaced_through_a_link(
     assert state_files(folder) == before
 
 
-def test_any_name_is_good_where_there_is_no_state(folder: Path, tmp_path: Path) -> None:
+def test_a_backup_may_have_any_name_outside_a_state(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "backups").mkdir()
     back_up(folder, tmp_path / "backups/liveness.db")
 
@@ -305,7 +309,7 @@ def test_no_backup_is_made_of_a_damaged_page(folder: Path, tmp_path: Path) -> No
     ids=["text", "cursor", "session", "states"],
 )
 @pytest.mark.parametrize("damaged", [False, True])
-def test_no_backup_is_made_of_what_is_said_to_be_damaged(
+def test_no_backup_is_made_of_a_state_that_is_reported_as_damaged(
     folder: Path, tmp_path: Path, name: str, sql: str, damaged: bool
 ) -> None:
     change(folder / name, sql)
