@@ -334,7 +334,7 @@ STATES: Final = [
     Mistake("timers damaged", SERVE, 1, "{here}/state/timers.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away to start without timers", damaged("timers.db")),
     Mistake("state of a newer version", SERVE, 1, "{here}/state/liveness.db has schema 99, this version reads 3; use the version that wrote it, or another --state", sql("liveness.db", "update meta set value = 99 where key = 'schema'")),
     Mistake("timers of a newer version", SERVE, 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", sql("timers.db", "update meta set value = 99 where key = 'schema'")),
-    Mistake("state of another program", SERVE, 1, "{here}/state/liveness.db says None for its schema, which is none of ours; it was left as it is: name another --state", sql("liveness.db", "delete from meta where key = 'schema'")),
+    Mistake("state of another program", SERVE, 1, "{here}/state/liveness.db has the schema None, which no version has; it was left as it is: name another --state", sql("liveness.db", "delete from meta where key = 'schema'")),
     Mistake("no room at the start", SERVE, 1, "{here}/state/liveness.db: disk I/O error; make room or mend the disk, nothing of it is lost", before="ulimit -f 4"),
     Mistake("stop file unreadable", SERVE, 1, "{here}/state/stopped cannot be read (Is a directory); make it readable, or remove it to give everyone a fresh timeout", both(state, folder("state/stopped"))),
 ]  # fmt: skip
@@ -380,7 +380,7 @@ LOGS: Final = [
     Mistake("log that leads nowhere", "log --state {here}/state", 1, _UNREAD + "Too many levels of symbolic links; mend that, or name the sidecar's state directory with --state", lambda here, _: (here / "state").symlink_to("state")),
     Mistake("log of a killed sidecar of another user's", "log --state {here}/state", 1, _UNREAD + "…; beside a sidecar that runs or was killed, only a user that may write to {here}/state can always read it: be the user that the sidecar runs as", killed, person=STRANGER),
     Mistake("log without a word in it", "log --state {here}/state", 1, "{here}/state/liveness.db is empty, no sidecar has written there yet: start one, or name its state directory with --state", both(folder("state"), text("state/liveness.db"))),
-    Mistake("log of another program", "log --state {here}/state", 1, "{here}/state/liveness.db says None for its schema, which is none of ours: name the sidecar's state directory with --state", sql(DATABASE, "delete from meta where key = 'schema'")),
+    Mistake("log of another program", "log --state {here}/state", 1, "{here}/state/liveness.db has the schema None, which no version has: name the sidecar's state directory with --state", sql(DATABASE, "delete from meta where key = 'schema'")),
     Mistake("log of an older version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 1, this version reads 3; use the version that wrote it, or start this version's sidecar there, which brings it up to date", sql(DATABASE, "update meta set value = 1 where key = 'schema'")),
     Mistake("log of a newer version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 99, this version reads 3; use the version that wrote it", sql(DATABASE, "update meta set value = 99 where key = 'schema'")),
     *(

@@ -260,7 +260,7 @@ def schema_of(path: Path) -> int | None:
         return None
     if not isinstance(found, int) or found < 1:
         raise StateError(
-            f"{path} says {found!r} for its schema, which is none of ours; it was left "
+            f"{path} has the schema {found!r}, which no version has; it was left "
             "as it is: name another --state"
         )
     return found

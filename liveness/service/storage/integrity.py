@@ -242,7 +242,7 @@ def _timers(db: sqlite3.Connection) -> str:
     # An unsound timer was counted in some state, but it is not known in which.
     if min(surplus.values()) < 0 or sum(counted.values()) != count:
         actual = {state: number - surplus[state] for state, number in counted.items()}
-        raise Damaged(f"it has {_some(actual)} and says that it has {_some(counted)}")
+        raise Damaged(f"it has {_some(actual)}, but counts {_some(counted)}")
     if damaged := timer_store.damaged(db):
         message = f"{damaged:,} of {count:,} make no sense"
         raise Damaged(message, f"timers: {damaged:,}")

@@ -64,7 +64,7 @@ def check_log_schema(db: sqlite3.Connection, path: Path) -> None:
         )
     if not isinstance(stored, int):
         raise StateError(
-            f"{path} says {stored!r:.40} for its schema, which is none of ours: name the "
+            f"{path} has the schema {stored!r:.40}, which no version has: name the "
             "sidecar's state directory with --state"
         )
     todo = "use the version that wrote it"

@@ -153,9 +153,9 @@ class StateCopy:
     def _check_wals(self) -> None:
         if self._wals() - self._wal_bytes > MOST_WAL_BYTES:
             raise BackupError(
-                "the copy is too slow: what is written meanwhile has come to "
-                f"{MOST_WAL_BYTES >> 30} GiB in {self.paths[0].parent}; name a FILE on "
-                "a faster disk"
+                "the copy is too slow: the sidecar wrote "
+                f"{MOST_WAL_BYTES >> 30} GiB to {self.paths[0].parent} meanwhile; name a "
+                "FILE on a faster disk"
             )
 
     def _wals(self) -> int:

@@ -69,9 +69,8 @@ class Writer:
                 # delivered, and the next start goes on from what is on disk.
                 self.failure = f"{self._what} cannot be written: {error}"
                 raise StateError(
-                    f"{self._path}: it has what this sidecar has not written ({error}), "
-                    "so another process writes there too: stop that one (fuser -v names "
-                    "it), then start this one again"
+                    f"{self._path}: another process writes there too ({error}): stop that "
+                    "one (fuser -v names it), then start this one again"
                 ) from error
             except sqlite3.Error as error:
                 self._failed(error, pending())

@@ -95,11 +95,11 @@ def test_damaged_records_are_named_however_the_log_is_cut(
         ),
         (
             "timers set state = 'done', next = null",
-            "timers          damaged: it has {'done': 1} and says that it has {'pending': 1}",
+            "timers          damaged: it has {'done': 1}, but counts {'pending': 1}",
         ),
         (
             "states set timers = 2 where state = 'done'",
-            "timers          damaged: it has {'pending': 1} and says that it has {'done': 2, 'pending': 1}",
+            "timers          damaged: it has {'pending': 1}, but counts {'done': 2, 'pending': 1}",
         ),
         (
             "timers set state = 'qending'",

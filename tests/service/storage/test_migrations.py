@@ -276,7 +276,7 @@ def test_a_newer_file_that_keeps_no_wal_is_not_given_one(path: Path) -> None:
 )
 def test_a_file_of_no_known_schema_is_refused_and_left(path: Path, change: str) -> None:
     crashed_with(path, f"{change} where key = 'schema'")
-    is_refused_and_left(path, f"{path} says .* for its schema, which is none of ours")
+    is_refused_and_left(path, f"{path} has the schema .*, which no version has")
 
 
 def test_an_older_file_without_a_step_is_refused_and_left(path: Path) -> None:
