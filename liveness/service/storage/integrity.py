@@ -82,7 +82,7 @@ def check(folder: Path) -> Iterator[PartResult]:
     yield from parts(DATABASE, read)
     path = folder / timer_store.DATABASE
     try:
-        next_seq = read(_next_seq)
+        next_seq = read(log_pages.newest) + 1
     except sqlite3.DatabaseError:
         next_seq = 1  # unknown; `parts` reported the damage
     try:
@@ -154,12 +154,6 @@ def _wal(path: Path) -> Iterator[PartResult]:
         yield PartResult(path.name, "WAL", False, str(error))
 
 
-def _next_seq(db: sqlite3.Connection) -> int:
-    """The seq of the next record, as far as the log can be read."""
-    (newest,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
-    return int(newest) + 1
-
-
 class CheckedChunk(NamedTuple):
     """The part of the log that one transaction checked."""
 
@@ -171,7 +165,7 @@ class CheckedChunk(NamedTuple):
 
 def _check_chunk(db: sqlite3.Connection, after: int) -> CheckedChunk:
     db.execute("begin")
-    (end,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+    end = log_pages.newest(db)
     after = max(after, log_pages.oldest(db) - 1)
     until = min(after + CHUNK_RECORDS, end)
     whole = log_pages.pages(db, after=after, until=until)

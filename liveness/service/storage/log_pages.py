@@ -177,6 +177,11 @@ def oldest(db: sqlite3.Connection) -> int:
     return 1
 
 
+def newest(db: sqlite3.Connection) -> int:
+    """The newest seq, even if its page is damaged; 0 if the log is empty."""
+    return int(db.execute("select coalesce(max(last), 0) from log").fetchone()[0])
+
+
 def trimmed(db: sqlite3.Connection) -> int:
     """The last seq of the trimmed pages that could not be deleted; 0: there are none."""
     query = "select cast(value as integer) from meta where key = ?"

@@ -259,8 +259,8 @@ class _SearchChunk(NamedTuple):
     """The pages that one transaction found, and how far it searched."""
 
     pages: list[LogPage]
-    place: int  # the log was searched up to this seq
-    edge: LogPosition | None  # the same place with its stamp, if a page ends there
+    place: int  # the next chunk begins above this seq; going back, it ends with it
+    edge: LogPosition | None  # the last page searched, by its outer seq and stamp
     is_last: bool = False
     size: int = 1  # how many pages were searched
     damaged: Sequence[SeqRange] = ()
@@ -277,7 +277,7 @@ def _search(
     """Search the next *size* pages from a place on, or fewer if there is damage."""
     db.execute("begin")
     begin = log_pages.oldest(db) - 1
-    (end,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+    end = log_pages.newest(db)
     after, until = (begin, min(place, end)) if is_back else (max(place, begin), end)
     if after >= until:
         return _SearchChunk([], place, None, is_last=True)

@@ -86,15 +86,16 @@ def _from_json(columns: int) -> str:
     return ", ".join(f"json_extract(value, '$[{n}]')" for n in range(columns))
 
 
-_PUT_ONLINE: Final = (
-    f"insert or replace into online select {_from_json(6)} from json_each(?)"
-)
+def _put(table: str, columns: int) -> str:
+    values = _from_json(columns)
+    return f"insert or replace into {table} select {values} from json_each(?)"
+
+
+_PUT_ONLINE: Final = _put("online", 6)
 _FORGET_ONLINE: Final = (
     "delete from online where session in (select value from json_each(?))"
 )
-_PUT_CURSORS: Final = (
-    f"insert or replace into cursors select {_from_json(6)} from json_each(?)"
-)
+_PUT_CURSORS: Final = _put("cursors", 6)
 _FORGET_CURSORS: Final = f"delete from cursors where (role, name) in (select {_from_json(2)} from json_each(?))"
 _PUT_META: Final = "insert or replace into meta values (?, ?)"
 
@@ -103,8 +104,7 @@ _PUT_META: Final = "insert or replace into meta values (?, ?)"
 _TRIMMED_NAMES: Final = """
 insert or ignore into trimmed select distinct name, ? from cursors
 """
-_TRIMMED: Final = f"""
-insert or replace into trimmed select {_from_json(2)} from json_each(?)
+_TRIMMED: Final = f"""{_put("trimmed", 2)}
 where json_extract(value, '$[0]') in (select name from cursors)
 """
 _TRIMMED_UNKNOWN: Final = "update trimmed set seq = :seq where seq < :seq"
@@ -285,7 +285,7 @@ class LogStore:
             db.execute("begin")
             first = log_pages.oldest(db)
             lost = _newest_lost(db, wanted.gateway, first)
-            (newest,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+            newest = log_pages.newest(db)
             after = reached = max(after, first - 1)
             until = min(until, after + SCAN_RECORDS)
             # A page without the bytes of a name has no record of it, and is not decoded.
@@ -416,7 +416,7 @@ class LogStore:
         is_above = self.log_bytes() > most_bytes
         last, count, newest, unknown = 0, 0, dict[str, int](), 0
         reached = log_pages.oldest(db) - 1
-        (end,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+        end = log_pages.newest(db)
         for page in log_pages.pages(db, after=reached, until=min(until, end - 1)):
             is_due = is_above or page.newest < oldest_ms
             if count >= TRIM_RECORDS or not is_due or page.last >= min(end, until + 1):

@@ -162,9 +162,8 @@ class LogWriter:
         key = (role, name)
         known = self.cursors.get(key)
         if known is not None and known.seq < seq:  # None: the name was forgotten
-            self.cursors[key] = known._replace(seq=seq, used_ms=self._clock.wall_ms())
-            self._dirty.add(key)
-            self._wake.notify()
+            moved = known._replace(seq=seq, used_ms=self._clock.wall_ms())
+            self._put_cursor(key, moved)
 
     def introduce(
         self,
@@ -189,9 +188,7 @@ class LogWriter:
         """Store the longest timeout that a session of a gateway may still have."""
         known = self.cursors.get((GATEWAY, gateway))
         if known is not None and known.in_force != timeout:
-            self.cursors[GATEWAY, gateway] = known._replace(in_force=timeout)
-            self._dirty.add((GATEWAY, gateway))
-            self._wake.notify()
+            self._put_cursor((GATEWAY, gateway), known._replace(in_force=timeout))
 
     def note_written(self, gateway: str, position: int | None) -> None:
         """Note the last seq written to a closed link; None: it had no welcome."""
@@ -356,9 +353,12 @@ class LogWriter:
         """Note that a name has a link, users, or a new record to read."""
         cursor = self.cursors.get(key)
         if cursor is not None and now_ms - cursor.used_ms > self._note_use_after_ms:
-            self.cursors[key] = cursor._replace(used_ms=now_ms)
-            self._dirty.add(key)
-            self._wake.notify()
+            self._put_cursor(key, cursor._replace(used_ms=now_ms))
+
+    def _put_cursor(self, key: tuple[str, str], cursor: CursorRow) -> None:
+        self.cursors[key] = cursor
+        self._dirty.add(key)
+        self._wake.notify()
 
     def _gather(self) -> Batch:
         batch = Batch()

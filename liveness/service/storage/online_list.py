@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from liveness.core.framing import encode
+from liveness.service.storage import log_pages
 from liveness.service.storage.database import reading
 from liveness.text import EXACT_IN_JSON, json_line, uid_text
 
@@ -27,7 +28,6 @@ select group_concat(line, char(10)), count(*), max(session) from (
         'gateway', gateway, 'session', session, 'conn', conn, 'since', start) as line
     from online where session > :after order by session limit :most)
 """
-_NEWEST: Final = "select coalesce(max(last), 0) from log"
 
 
 def write_frames(
@@ -44,7 +44,7 @@ def write_frames(
         values = [gateway]
     with reading(path) as db:
         db.execute("begin")
-        (seq,) = db.execute(_NEWEST).fetchone()
+        seq = log_pages.newest(db)
         rows = db.execute(query, values)
         page = rows.fetchmany(LIST_ROWS)
         while len(page) == LIST_ROWS and (next_page := rows.fetchmany(LIST_ROWS)):
@@ -60,7 +60,7 @@ def write_lines(path: Path, log: str, write: Callable[[bytes], object]) -> None:
     with reading(path) as db:
         db.create_function("uid_text", 1, uid_text, deterministic=True)
         db.execute("begin")
-        (seq,) = db.execute(_NEWEST).fetchone()
+        seq = log_pages.newest(db)
         while True:
             lines, count, last = db.execute(
                 _USER_LINES, {"after": session, "most": LIST_ROWS}

@@ -26,6 +26,7 @@ from liveness.errors import LivenessError, StateError
 from liveness.service.storage import (
     clocks_file,
     disk_reserve,
+    log_pages,
     log_schema,
     log_store,
     migrations,
@@ -74,7 +75,7 @@ class BackupError(LivenessError):
 
 
 class Counted(NamedTuple):
-    """The content of a backup."""
+    """How much a backup has."""
 
     records: int
     users: int
@@ -101,11 +102,10 @@ class StateCopy:
     def counted(self) -> Counted:
         """Count its records, users and live timers."""
         log, *rest = self._databases.values()
-        (records,) = log.execute("select coalesce(max(last), 0) from log").fetchone()
         (users,) = log.execute("select count(*) from online").fetchone()
         query = "select sum(timers) from states where state in ('pending', 'fired')"
         timers = sum(timers.execute(query).fetchone()[0] for timers in rest)
-        return Counted(records, users, timers)
+        return Counted(log_pages.newest(log), users, timers)
 
     def copy(self, path: Path, target: Path, *, made_ms: int, wrote: Wrote) -> str:
         """Copy a database to a new file, end its transaction, and check the copy.
@@ -180,7 +180,9 @@ def opened(folder: Path) -> Iterator[StateCopy]:
         raise BackupError(
             f"{paths[0]}: there is no state to back up; name its folder with --state"
         )
-    if not os.access(folder, os.W_OK, effective_ids=True):  # SQLite has files beside it
+    if not os.access(
+        folder, os.W_OK, effective_ids=True
+    ):  # SQLite makes files beside it
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     for path in paths:
         check_not_lost(path)
@@ -204,8 +206,7 @@ def opened(folder: Path) -> Iterator[StateCopy]:
             raise BackupError(f"{paths[-1]} is written without a pause; try again")
         for path, db in databases.items():
             _check(path, db)
-        query = "select coalesce(max(last), 0) + 1 from log"
-        (next_seq,) = databases[paths[0]].execute(query).fetchone()
+        next_seq = log_pages.newest(databases[paths[0]]) + 1
         timer_store.check_not_emptied(folder / timer_store.DATABASE, next_seq=next_seq)
         yield StateCopy(databases)
 
