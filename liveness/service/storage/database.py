@@ -251,7 +251,7 @@ def schema_of(path: Path) -> int | None:
     # A sidecar that was killed while it made the file left a journal to roll back.
     with closing(opened(path, "mode=rw" if journal.exists() else "mode=ro")) as db:
         (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
-        (page_bytes,) = db.execute("pragma page_size").fetchone()
+        page_bytes = pragma(db, "page_size")
         found = meta(db, "schema") if tables else None
         # Last: it closes the index, and that drops this process's locks on it.
         if size_of(wal):
@@ -276,8 +276,7 @@ def check_wal(path: Path) -> None:
         return
     with closing(opened(path, "mode=ro")) as db:
         db.execute("select count(*) from sqlite_schema").fetchone()
-        (page_bytes,) = db.execute("pragma page_size").fetchone()
-        _check_wal(wal, index, page_bytes)
+        _check_wal(wal, index, pragma(db, "page_size"))
 
 
 def _check_wal(wal: Path, index: Path, page_bytes: int) -> None:
@@ -343,6 +342,11 @@ def meta(db: sqlite3.Connection, key: str) -> object:
     """A value of the table `meta`; None if it has none of that key."""
     row = db.execute("select value from meta where key = ?", [key]).fetchone()
     return row[0] if row else None
+
+
+def pragma(db: sqlite3.Connection, name: str) -> int:
+    """The value of a pragma that is a number."""
+    return int(db.execute(f"pragma {name}").fetchone()[0])
 
 
 def opened(path: Path, how: str) -> sqlite3.Connection:

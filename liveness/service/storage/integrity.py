@@ -25,7 +25,6 @@ from liveness.service.storage.database import (
 from liveness.service.storage.log_schema import TABLES_BESIDE_LOG, unsound_rows
 from liveness.service.storage.log_store import DATABASE
 from liveness.service.storage.read_only_access import (
-    check_no_schema,
     file_state,
     opened_unchanged,
     read_unchanged,
@@ -93,7 +92,7 @@ def check(folder: Path) -> Iterator[PartResult]:
     if size_of(path):
         if not in_use:
             yield from _wal(path)
-        connect = partial(opened_unchanged, path, check=check_no_schema)
+        connect = partial(opened_unchanged, path, is_log=False)
         yield from parts(path.name, partial(read_unchanged, connect))
     yield _checked(clocks_file.NAME, "clocks", partial(_clocks, folder))
 

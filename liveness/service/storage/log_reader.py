@@ -303,11 +303,7 @@ def _search_whole(
     size: int,
     is_back: bool,
 ) -> _SearchChunk:
-    """Search the first *size* pages of a range of seqs, or the last.
-
-    Raises:
-        sqlite3.DatabaseError: One of them is damaged or missing.
-    """
+    """Search the first *size* pages of a range, or the last; raise if one is damaged."""
     order = "desc" if is_back else "asc"
     row = db.execute(
         f"select {PAGE} from log where last > ? and last <= ? "
@@ -363,11 +359,7 @@ def _read_past_damage(
 def _page(
     last: int, first: int, newest: int, records: bytes, crc: int | None
 ) -> LogPage:
-    """A page from its row.
-
-    Raises:
-        sqlite3.DatabaseError: The page is damaged.
-    """
+    """A page from its row; raise DatabaseError if it is damaged."""
     page = LogPage(last, first, newest, records)
     if not is_whole(page, crc):
         raise damage("a page is not what was written")

@@ -47,6 +47,7 @@ from liveness.service.storage.database import (
     made_private,
     meta,
     open_files,
+    pragma,
     reading,
     size_of,
     transaction,
@@ -243,12 +244,9 @@ class LogStore:
         return log_pages.oldest(self._db), log_pages.next_seq(self._db)
 
     def check(self) -> None:
-        """At the start: check the tables beside the log.
+        """At the start: raise DatabaseError if a table beside the log is damaged.
 
         The log itself is not read: it may have gigabytes, and damage in it is a gap.
-
-        Raises:
-            sqlite3.DatabaseError: Their structure is damaged, or a row breaks a rule.
         """
         check_structure(self._db, TABLES_BESIDE_LOG)
         _, next_seq = self.bounds()
@@ -365,11 +363,9 @@ class LogStore:
 
     def log_bytes(self) -> int:
         """Bytes of the file in use, for all tables."""
-        pages, free, size = (
-            self._db.execute(f"pragma {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return int((pages - free) * size)
+        db = self._db
+        pages = pragma(db, "page_count") - pragma(db, "freelist_count")
+        return pages * pragma(db, "page_size")
 
     def trim(
         self, *, oldest_ms: int, most_bytes: int, idle_ms: int, until: int = END

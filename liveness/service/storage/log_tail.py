@@ -221,8 +221,6 @@ class Cursor:
             wall_ms: The time now, as the stamp of a gap.
             most_bytes: Stop after the entry with which they have this many bytes, encoded;
                 from disk, after the page of the log that has this entry.
-        Raises:
-            sqlite3.Error: The log cannot be read from disk.
         """
         if self._feed.reaches(self.position):
             return self._from_memory(limit, most_bytes)

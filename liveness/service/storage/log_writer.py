@@ -12,7 +12,7 @@ the log first; the timers' table follows.
 import math
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import Final
 
@@ -280,10 +280,10 @@ class LogWriter:
 
     async def _trim_log(self, *, oldest_ms: int, idle_ms: int) -> bool:
         """Trim the log by one step; return whether there is more to trim."""
-        until = self._trim_until
+        store, until = self.store, self._trim_until
         is_behind = False
         step = partial(
-            self.store.trim,
+            store.trim,
             oldest_ms=oldest_ms,
             most_bytes=self._most_bytes,
             idle_ms=idle_ms,
@@ -291,14 +291,16 @@ class LogWriter:
         )
         try:
             is_behind = await self._writer.once(step)
-            await self._after_trim(idle_ms=idle_ms)
+            (self.first, _), stored, self.log_bytes = await self._writer.once(
+                lambda: (store.bounds(), store.cursors(), store.log_bytes())
+            )
+            self._forget_idle(stored, idle_ms)
             is_behind |= self.log_bytes > self._most_bytes and until < self.durable_seq
             if self.failure is None:
                 room = max(0, self._most_bytes - self.log_bytes)
-                make = partial(self.store.reserve.make, log_bytes=room)
-                await self._writer.once(make)
+                await self._writer.once(partial(store.reserve.make, log_bytes=room))
             else:
-                await self._writer.once(self.store.write_back)
+                await self._writer.once(store.write_back)
         except sqlite3.Error as error:
             self._warn("the log was not trimmed", error)
         return is_behind
@@ -336,10 +338,8 @@ class LogWriter:
         followed = max(self._flushed_seq, self.timers.table.seq)
         return self.durable_seq if is_followed else followed
 
-    async def _after_trim(self, *, idle_ms: int) -> None:
-        (self.first, _), stored, self.log_bytes = await self._writer.once(
-            lambda: (self.store.bounds(), self.store.cursors(), self.store.log_bytes())
-        )
+    def _forget_idle(self, stored: Container[tuple[str, str]], idle_ms: int) -> None:
+        """Forget the names that a trim forgot, if they were not used meanwhile."""
         for key in list(self.cursors):
             if key not in stored and self.cursors[key].used_ms < idle_ms:
                 del self.cursors[key]

@@ -47,12 +47,8 @@ def read_unchanged(connect: Connect, read: Callable[[sqlite3.Connection], T]) ->
     )
 
 
-def check_no_schema(_db: sqlite3.Connection, _path: Path) -> None:
-    """For `opened_unchanged`: accept any file."""
-
-
-def check_log_schema(db: sqlite3.Connection, path: Path) -> None:
-    """For `opened_unchanged`: raise StateError for a file that is no log of this version."""
+def _check_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Raise StateError if a database is no log of this version."""
     (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
     stored = meta(db, "schema") if tables else None
     if stored == SCHEMA:
@@ -75,14 +71,12 @@ def check_log_schema(db: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def opened_unchanged(
-    path: Path,
-    *,
-    check: Callable[[sqlite3.Connection, Path], None] = check_log_schema,
+    path: Path, *, is_log: bool = True
 ) -> Iterator[sqlite3.Connection]:
-    """Open a database that may be another process's, for one read.
+    """Open a log, or any database, that may be another process's, for one read.
 
     Raises:
-        StateError: There is no file, it may not be read, or *check* refuses its schema.
+        StateError: There is no file, it may not be read, or it is no log of this version.
         FileChanged: The file changed meanwhile: use `read_unchanged`.
         sqlite3.Error: The file cannot be read.
     """
@@ -91,7 +85,8 @@ def opened_unchanged(
     try:
         with closing(opened(path, how)) as db:
             db.execute("pragma busy_timeout = 1000")
-            check(db, path)
+            if is_log:
+                _check_schema(db, path)
             yield db
     finally:
         if before.wal is None and file_state(path) != before:

@@ -41,6 +41,7 @@ from liveness.service.storage.database import (
     made_private,
     meta,
     only_reading,
+    pragma,
 )
 from liveness.service.storage.integrity import parts, structure
 from liveness.service.storage.private_folders import identities, identity
@@ -120,7 +121,7 @@ class StateCopy:
             A description of damage that leaves the rest of the copy whole, or "".
         """
         source = self._databases[path]
-        step = max(1, STEP_BYTES // _page_bytes(source))
+        page_bytes = pragma(source, "page_size")
         with (
             made_private(target),
             target.open("rb") as opened,
@@ -131,12 +132,13 @@ class StateCopy:
             def progress(_status: int, remaining: int, pages: int) -> None:
                 nonlocal copied
                 sync(opened.fileno())
-                wrote((pages - remaining - copied) * _page_bytes(source))
+                wrote((pages - remaining - copied) * page_bytes)
                 copied = pages - remaining
                 self._check_wals()
 
             # No journal: an incomplete copy is of no use.
             copy.execute("pragma journal_mode = off")
+            step = max(1, STEP_BYTES // page_bytes)
             source.backup(copy, pages=step, progress=progress)
             source.execute("rollback")
             damaged = _damage_of(path, copy)
@@ -194,11 +196,13 @@ def opened(folder: Path) -> Iterator[StateCopy]:
         databases = {path: stack.enter_context(only_reading(path)) for path in paths}
         timers = stack.enter_context(only_reading(paths[-1]))
         for _ in range(TRIES):
-            before = _version(timers)
+            before = pragma(
+                timers, "data_version"
+            )  # changes with each commit of others
             for db in reversed(databases.values()):
                 db.execute("begin")
                 db.execute("select count(*) from sqlite_schema").fetchone()
-            if _version(timers) == before:
+            if pragma(timers, "data_version") == before:
                 break
             for db in databases.values():
                 db.execute("rollback")
@@ -275,15 +279,5 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _version(db: sqlite3.Connection) -> int:
-    """A number that changes with each commit of another connection."""
-    return int(db.execute("pragma data_version").fetchone()[0])
-
-
-def _page_bytes(db: sqlite3.Connection) -> int:
-    return int(db.execute("pragma page_size").fetchone()[0])
-
-
 def _bytes(db: sqlite3.Connection) -> int:
-    (pages,) = db.execute("pragma page_count").fetchone()
-    return int(pages) * _page_bytes(db)
+    return pragma(db, "page_count") * pragma(db, "page_size")
