@@ -95,7 +95,7 @@ class RecordFilter(NamedTuple):
     since: int | None = None
     until: int | None = None
 
-    def wants(self, record: Logged) -> bool:
+    def matches(self, record: Logged) -> bool:
         """Whether a record matches."""
         return (
             record.kind in self.kinds
@@ -157,7 +157,7 @@ class LogReader:
             edge = chunk.edge or edge
             for page in chunk.pages:
                 for record in reversed(records_in(page)):
-                    if isinstance(record, Record) and query.wants(record):
+                    if isinstance(record, Record) and query.matches(record):
                         found.append(record)
                         if len(found) == limit:
                             here = LogPosition(record.seq, record.at)
@@ -171,7 +171,7 @@ class LogReader:
         end_ms = END if query.until is None else query.until + SET_BACK_MS
         for chunk in self._chunks(query, is_back=False):
             for page in chunk.pages:
-                yield from filter(query.wants, records_in(page))
+                yield from filter(query.matches, records_in(page))
             if chunk.edge is not None and chunk.edge.at >= end_ms:
                 return
 
