@@ -137,14 +137,14 @@ class LogRows(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """The content of one transaction."""
+    """The content of one transaction: queued `Changes`, put together."""
 
     records: list[Logged] = field(default_factory=list)
     due: list[float] = field(default_factory=list)
     online: dict[int, OnlineRow | None] = field(default_factory=dict)
     cursors: Mapping[tuple[str, str], CursorRow | None] = field(default_factory=dict)
     runs: list[Fire] = field(default_factory=list)  # for the timers' table, afterwards
-    changes: int = 0
+    changes: int = 0  # how many of them
     weight: int = 0
     ends: int = 0
 

@@ -81,7 +81,7 @@ class LogWriter:
         # By gateway: the newest seq written to a closed link of it, acknowledged or not.
         self.written_to: dict[str, int] = {}
         self.records_pending = 0  # that wait for the disk
-        self.pending_ends = 0  # the same, of records that end a session
+        self.pending_ends = 0  # of these, that end a session or begin a run
         self.log_bytes = store.log_bytes()
         self.ticket = 0
         self._clock = clock
