@@ -70,8 +70,8 @@ DATABASE: Final = "liveness.db"
 # A key of `meta`: when the copy was made, in Unix milliseconds. Deleted at first opening.
 COPIED: Final = "copied"
 
-# One read looks at no more records than this, so that a reader to whom few of them are of
-# concern does not keep the file open for long.
+# One read looks at no more records than this, so that a reader that few records concern
+# does not keep the file open for long.
 SCAN_RECORDS: Final = 50_000
 # One trimming transaction deletes no more records than these and a page: about 10 ms.
 TRIM_RECORDS: Final = 2_000

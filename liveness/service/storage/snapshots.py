@@ -1,9 +1,9 @@
 """Copies both databases of a state as of one moment, while the sidecar writes to them.
 
-Both are read in transactions that began while the timers' table was not written: so the
-two copies are what a crash at that moment would have left. The next start finds the runs
-that the log has and the table lacks, as after any crash; the log lacks nothing that the
-table has.
+Both are read in transactions that began while the timers' table was not written, so the
+two copies equal the files after a crash at that moment. The next start finds the runs that
+the log has and the table lacks, as after any crash; the log lacks nothing that the table
+has.
 
 SQLite's backup begins again whenever another connection writes, unless it reads in a
 transaction already; so it does. What is written meanwhile stays in the WAL until the copy
