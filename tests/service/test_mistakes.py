@@ -333,7 +333,7 @@ STATES: Final = [
     Mistake("timers damaged", SERVE, 1, "{here}/state/timers.db cannot be read (file is not a database); it was left as it is: restore a backup, or move it away to start without timers", damaged("timers.db")),
     Mistake("state of a newer version", SERVE, 1, "{here}/state/liveness.db has schema 99, this version reads 3; use the version that wrote it, or another --state", sql("liveness.db", "update meta set value = 99 where key = 'schema'")),
     Mistake("timers of a newer version", SERVE, 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", sql("timers.db", "update meta set value = 99 where key = 'schema'")),
-    Mistake("state of another program", SERVE, 1, "{here}/state/liveness.db says None for its schema, which is none of ours; it was left as it is: name another --state", sql("liveness.db", "delete from meta where key = 'schema'")),
+    Mistake("state of another program", SERVE, 1, "{here}/state/liveness.db has the schema None, which no version has; it was left as it is: name another --state", sql("liveness.db", "delete from meta where key = 'schema'")),
     Mistake("no room at the start", SERVE, 1, "{here}/state/liveness.db: disk I/O error; make room or mend the disk, nothing of it is lost", before="ulimit -f 4"),
     Mistake("stop file unreadable", SERVE, 1, "{here}/state/stopped cannot be read (Is a directory); make it readable, or remove it to give everyone a fresh timeout", both(state, folder("state/stopped"))),
 ]  # fmt: skip
@@ -377,9 +377,9 @@ LOGS: Final = [
     Mistake("state to check with a link in the place of timers", "check-state --state {here}/state", 1, "{here}/state/timers.db is a link; " + _UNLIKE, replaced("timers.db", lambda path: path.symlink_to("../moved"))),
     Mistake("state to check of a killed sidecar of another user's", "check-state --state {here}/state", 1, "{here}/state cannot be read now (…); ask again, as the sidecar's user", killed, person=STRANGER),
     Mistake("log that leads nowhere", "log --state {here}/state", 1, _UNREAD + "Too many levels of symbolic links; mend that, or name the sidecar's state directory with --state", lambda here, _: (here / "state").symlink_to("state")),
-    Mistake("log of a killed sidecar of another user's", "log --state {here}/state", 1, _UNREAD + "…; beside a sidecar that runs or was killed, only who may write to {here}/state can always read it: be the user that the sidecar runs as", killed, person=STRANGER),
+    Mistake("log of a killed sidecar of another user's", "log --state {here}/state", 1, _UNREAD + "…; beside a sidecar that runs or was killed, only a user that may write to {here}/state can always read it: be the user that the sidecar runs as", killed, person=STRANGER),
     Mistake("log without a word in it", "log --state {here}/state", 1, "{here}/state/liveness.db is empty, no sidecar has written there yet: start one, or name its state directory with --state", both(folder("state"), text("state/liveness.db"))),
-    Mistake("log of another program", "log --state {here}/state", 1, "{here}/state/liveness.db says None for its schema, which is none of ours: name the sidecar's state directory with --state", sql(DATABASE, "delete from meta where key = 'schema'")),
+    Mistake("log of another program", "log --state {here}/state", 1, "{here}/state/liveness.db has the schema None, which no version has: name the sidecar's state directory with --state", sql(DATABASE, "delete from meta where key = 'schema'")),
     Mistake("log of an older version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 1, this version reads 3; use the version that wrote it, or start this version's sidecar there, which brings it up to date", sql(DATABASE, "update meta set value = 1 where key = 'schema'")),
     Mistake("log of a newer version", "log --state {here}/state", 1, "{here}/state/liveness.db has schema 99, this version reads 3; use the version that wrote it", sql(DATABASE, "update meta set value = 99 where key = 'schema'")),
     *(
@@ -595,8 +595,8 @@ EXCUSED: Final = {
     "service/links/sockets.py:_open_up": "takes another between: tests/service/links/test_sockets.py",
     "service/links/sockets.py:make_anew": "while it runs: tests/system/test_lost_files.py",
     "service/systemd.py:socket": "takes other sockets: tests/service/test_systemd.py",
-    "service/storage/log_reader.py:file_state": "who may not read it: tests/system/test_explain.py",
-    "service/storage/log_reader.py:read_again": "takes starts amid reads: tests/service/storage/test_log_reader.py",
+    "service/storage/read_only_access.py:file_state": "who may not read it: tests/system/test_explain.py",
+    "service/storage/read_only_access.py:read_unchanged": "takes starts amid reads: tests/service/storage/test_log_reader.py",
     "config/sources.py:_bytes": "at SIGHUP: tests/system/test_rereading.py",
     "config/sources.py:value": "the rows of bad values: its text is the setting's",
 }

@@ -269,5 +269,5 @@ def test_a_user_who_may_only_read_reads_any_sidecars_log_and_leaves_nothing(
         sidecar.database.with_name("liveness.db-shm").unlink()
         done = read()
         assert (done.returncode, done.stdout) == (1, "")
-        assert "only who may write to" in done.stderr
+        assert "only a user that may write to" in done.stderr
         sidecar.start()  # as what was read is as it was

@@ -1,4 +1,4 @@
-"""The files: log, timers and clocks; their writers, readers, snapshots and checks."""
+"""The state directory: log, timers and clocks; writing, reading, copying, checking."""
 
 # Imports: core, errors, metrics, service.common, text.
 # Never: starlette, hypercorn, cyclopts.

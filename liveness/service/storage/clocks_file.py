@@ -1,12 +1,12 @@
-"""Everyone's clock over a planned stop: one packed file, used once.
+"""The clocks file, `stopped`: each user's remaining time over a planned stop.
 
-After a crash all that is known is who was online, so everyone gets a fresh timeout.
-A planned stop knows more: how long each user has been silent, since when, and what
-was heard last. It is written beside the database, named after the log's end, and
-taken away by the next start, whether that could use it or not.
+After a crash only the users that were online are known, and each gets a fresh timeout. A
+planned stop also writes how much of its timeout each user has left, how long it has been
+silent, and its last event. The file names the end of the log that it belongs to. The next
+start deletes it, whether it could use it or not.
 """
 
-# array.array cannot be subscripted when it runs, before Python 3.12.
+# array.array cannot be subscripted at run time before Python 3.12.
 from __future__ import annotations
 
 import os
@@ -24,24 +24,24 @@ from liveness.core.wheel import Snapshot
 from liveness.errors import StateError
 
 NAME: Final = "stopped"
-NEW: Final = f"{NAME}.new"  # until it is whole
+NEW: Final = f"{NAME}.new"  # while it is written
 _VERSION: Final = 3
 
 _log = structlog.get_logger("start")
 
 
 class Clocks:
-    """Everyone's clock at a stop, in order of their sessions.
+    """Each user's clock at a stop, in the order of their sessions.
 
-    In columns, as there may be a million: session, whole timeout, seconds left of it,
-    seconds of silence, index of the last event.
+    Stored in columns, as there may be a million: session, timeout in seconds, seconds
+    left of it, seconds of silence, index of the last event.
     """
 
     def __init__(self, packs: Sequence[bytes] = (), *, away: float = 0.0) -> None:
-        """Read the columns; *away* is the seconds since the stop, a silence of all.
+        """Unpack the columns; *away*, the seconds since the stop, adds to each silence.
 
         Raises:
-            ValueError: They are of different lengths.
+            ValueError: The columns are of different lengths.
         """
         columns: list[array[Any]] = [array(code) for code in "qdddb"]
         for column, pack in zip(columns, packs, strict=bool(packs)):
@@ -69,7 +69,7 @@ def write(
     Args:
         folder: The state directory.
         log: The log's id.
-        seq: Its newest record; the file is good for exactly this end of it.
+        seq: Its newest record. A start can use the file only if the log ends there.
         mono: Monotonic seconds now.
         wall_ms: Unix milliseconds now.
         everyone: The wheel's snapshot.
@@ -79,7 +79,7 @@ def write(
         everyone.sessions, everyone.timeouts, everyone.remaining, silences,
         everyone.events,
     )  # fmt: skip
-    # Nearly in order already: the wheel keeps users much as they came.
+    # Nearly sorted already, as the wheel's order is close to that of the logins.
     order = sorted(range(len(silences)), key=everyone.sessions.__getitem__)
     body = encode(
         [
@@ -90,10 +90,10 @@ def write(
     head = encode([_VERSION, log, seq, wall_ms])
     path = folder / NEW
     try:
-        # Left by a write that was interrupted, or a link that somebody put there.
+        # It may be left by an interrupted write, or be a link that another user planted.
         path.unlink(missing_ok=True)
-        made = _open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with os.fdopen(made, "wb") as out:
+        created = _open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with os.fdopen(created, "wb") as out:
             out.write(encode([head, body, zlib.crc32(head + body)]))
             out.flush()
             os.fsync(out.fileno())
@@ -105,21 +105,23 @@ def write(
 
 
 def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
-    """Read the file and remove it.
+    """Read the file and delete it.
 
     Returns:
-        What was known at the stop; nothing if there is no file, or none for this end
-        of this log.
+        The clocks; empty if there is no file, or none for this end of this log.
+    Raises:
+        StateError: The file cannot be read.
     """
     path = folder / NAME
-    packed = _packed(path)
+    packed = _read(path)
     if packed is None:
         return Clocks()
     path.unlink()
-    # Used twice, after a loss of power, it would take users back to an earlier clock.
+    # Without a sync the file may be back after a power failure, and be used again with
+    # clocks that are out of date.
     _sync(folder)
     try:
-        stopped_ms, body = _opened(packed, log, seq)
+        stopped_ms, body = _unpack_for(packed, log, seq)
         clocks = Clocks(decode(body), away=max(0.0, (wall_ms - stopped_ms) / 1000))
     except (ValueError, TypeError) as error:
         _log.warning(
@@ -132,35 +134,35 @@ def take(folder: Path, *, log: str, seq: int, wall_ms: int) -> Clocks:
 
 
 def stopped_at(folder: Path, *, log: str, seq: int) -> int | None:
-    """When the sidecar was stopped that wrote this end of this log; the file stays.
+    """When the sidecar that wrote this end of this log was stopped. The file stays.
 
     Returns:
-        Unix milliseconds; None if it runs, or ended without being able to say so.
+        Unix milliseconds; None if the sidecar runs or crashed, or the file is damaged.
     Raises:
         StateError: The file cannot be read.
     """
-    packed = _packed(folder / NAME)
+    packed = _read(folder / NAME)
     if packed is None:
         return None
     try:
-        return _opened(packed, log, seq)[0]
+        return _unpack_for(packed, log, seq)[0]
     except (ValueError, TypeError):
-        return None  # the next start says why it is of no use
+        return None  # the next start logs why it cannot use the file
 
 
 def is_whole(folder: Path) -> bool | None:
     """Whether the file is as it was written; None if there is none."""
-    packed = _packed(folder / NAME)
+    packed = _read(folder / NAME)
     if packed is None:
         return None
     try:
-        _parts(packed)
+        _unpack(packed)
     except (ValueError, TypeError):
         return False
     return True
 
 
-def _packed(path: Path) -> bytes | None:
+def _read(path: Path) -> bytes | None:
     try:
         with os.fdopen(_open_no_link(path, os.O_RDONLY), "rb") as file:
             return file.read()
@@ -174,27 +176,23 @@ def _packed(path: Path) -> bytes | None:
 
 
 def _open_no_link(path: Path, flags: int) -> int:
-    """Open a file, a new one for us alone; wait for nobody at the other end of a pipe."""
+    """Open a file, or make it private. Do not follow a link, or wait at a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 
-def _opened(packed: bytes, log: str, seq: int) -> tuple[int, bytes]:
-    """When it was written, and the clocks, still packed.
-
-    Raises:
-        ValueError: It is of no use for this end of this log.
-    """
-    of_log, of_seq, stopped_ms, body = _parts(packed)
-    if (of_log, of_seq) != (log, seq):
+def _unpack_for(packed: bytes, log: str, seq: int) -> tuple[int, bytes]:
+    """When the file was written, and its columns; ValueError if of another log or seq."""
+    its_log, its_seq, stopped_ms, body = _unpack(packed)
+    if (its_log, its_seq) != (log, seq):
         raise ValueError("it belongs to another end of the log")
     return stopped_ms, body
 
 
-def _parts(packed: bytes) -> tuple[str, int, int, bytes]:
-    """The log, its newest record, when it was written, and the clocks, still packed.
+def _unpack(packed: bytes) -> tuple[str, int, int, bytes]:
+    """The log's id, its newest seq, the time of writing, and the columns, still packed.
 
     Raises:
-        ValueError, TypeError: It is not as it was written.
+        ValueError, TypeError: The file is damaged, or of another version.
     """
     head, body, crc = decode(packed)
     if zlib.crc32(head + body) != crc:
@@ -206,9 +204,9 @@ def _parts(packed: bytes) -> tuple[str, int, int, bytes]:
 
 
 def _sync(folder: Path) -> None:
-    """Have what was renamed or removed in *folder* on disk."""
-    opened = os.open(folder, os.O_RDONLY)
+    """Sync the names in a folder, after a rename or a deletion."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)

@@ -1,15 +1,14 @@
-"""SQLite as we use it: private files, WAL, every commit synced, damage told.
+"""SQLite as used here: private files, a WAL, every commit synced, damage detected.
 
-Everything here blocks, so it is called in threads; a writing connection has one user at
-a time, readers open their own.
+Every function here blocks: call it in a thread. A connection that writes has one user at a
+time; each reader opens its own.
 
-SQLite reads a WAL up to the first frame whose checksum is wrong, and takes that for the
-end: after a crash it is where the last transaction was torn. A frame that was damaged
-later looks the same, and all commits behind it would be dropped without a word, and soon
-overwritten. The two can be told apart. A frame's checksum goes on from that of the frame
-before it, and a transaction begins only once the one before it is synced. So where a frame
-goes on from a commit, that commit was on disk, and whatever lies before it too
-(`hides_commits`).
+SQLite reads a WAL up to the first frame with a wrong checksum and takes that for the end,
+since a crash leaves a torn transaction there. A frame that was damaged later looks the
+same: SQLite would silently drop all commits behind it, and soon overwrite them.
+`hides_commits` tells the two apart. The checksum of a frame continues that of the frame
+before it, and a transaction begins only after the one before it was synced. So if a frame
+continues from a commit, that commit was on disk, with all frames before it.
 
 Source: https://sqlite.org/walformat.html
 """
@@ -35,11 +34,11 @@ from liveness.service.storage.private_folders import (
 _T = TypeVar("_T")
 # The WAL is cut back to this after a burst.
 WAL_BYTES: Final = 64 * 2**20
-# What a file is read by, to have it in memory.
+# Bytes of one read in `read_through`.
 READ_BYTES: Final = 2**20
 LARGER_THAN_MEMORY: Final = "a row seems to be larger than memory"
 _SUFFIXES: Final = ("-wal", "-shm", "-journal")
-# The file is whole, but it cannot be used now.
+# Errors of a file that is whole, but cannot be used now.
 DISK_TROUBLE: Final = frozenset(
     {
         sqlite3.SQLITE_IOERR,
@@ -49,21 +48,22 @@ DISK_TROUBLE: Final = frozenset(
         sqlite3.SQLITE_BUSY,
     }
 )
-# Magic number, version, page size, checkpoint; then the salts, and a checksum.
+# A WAL's header: magic number, version, page size, checkpoint; salts; checksum.
 _HEADER: Final = struct.Struct(">16x8s8s")
-# Page number, pages after a commit (0: it is none); then the same.
+# A frame's header: page number; pages after the commit, 0 if it is none; salts; checksum.
 _FRAME: Final = struct.Struct(">4xI8s8s")
 _SUMS: Final = struct.Struct(">2I")
-_SUMMED_BYTES: Final = 8  # of a frame's head
-# Whether it was made, and how many frames it has.
+_SUMMED_BYTES: Final = 8  # of a frame's header
+# Of the index (the `-shm` file): whether it was made, and how many frames it has.
 _INDEX: Final = struct.Struct("=12x?3xI")
 Sums = tuple[int, int]
 
 
 def frames_read(index: bytes) -> int | None:
-    """How many frames SQLite takes, by the file that it makes beside the WAL.
+    """How many frames of a WAL SQLite reads, by the content of its index (`-shm`).
 
-    None: that is not made yet, or was cut short. Who may not write to it reads without.
+    None: the index is not made yet, or was cut short. SQLite reads without one if it may
+    not write to it.
     """
     if len(index) < _INDEX.size:
         return None
@@ -72,21 +72,15 @@ def frames_read(index: bytes) -> int | None:
 
 
 def hides_commits(path: Path, *, read: int, page_bytes: int) -> bool:
-    """Whether there are commits in a WAL behind the frames that SQLite takes.
-
-    Args:
-        path: The WAL.
-        read: How many frames it takes.
-        page_bytes: The size of a page.
-    """
+    """Whether a WAL has commits behind the *read* frames that SQLite reads."""
     with path.open("rb", buffering=0) as wal:
         header = wal.read(_HEADER.size)
         if len(header) < _HEADER.size:
             return False
         salts, sums = _HEADER.unpack(header)
         if _sums(header[: -_SUMS.size], (0, 0)) != _SUMS.unpack(sums):
-            # Frames of an earlier use have other salts; without a header the first
-            # frame says which are of the last.
+            # Salts tell the frames of the WAL's last use from older ones. The header is
+            # damaged, so take those of the first frame.
             salts = wal.read(_FRAME.size)[8:16]
         commit: Sums | None = None
         frame_bytes = _FRAME.size + page_bytes
@@ -109,9 +103,9 @@ def hides_commits(path: Path, *, read: int, page_bytes: int) -> bool:
 
 
 def _sums(data: bytes, before: Sums) -> Sums:
-    """The checksum of whole words, going on from another.
+    """The checksum of whole words, continued from another.
 
-    In this machine's order; of a WAL that one of another order wrote nothing is found.
+    It uses this machine's byte order: in a WAL of the other order no commits are found.
     """
     words = array("I", data[: len(data) // 8 * 8])
     first, second = before
@@ -123,18 +117,17 @@ def _sums(data: bytes, before: Sums) -> Sums:
 
 @contextmanager
 def expecting_damage(path: Path, remedy: str) -> Iterator[None]:
-    """At the start: what cannot be read is told, and left as it is.
+    """At the start: turn errors of a database into ones that say what to do.
 
-    Args:
-        path: The file that is used within.
-        remedy: What moving it away leads to.
+    *remedy* is what the user gets by moving the file away, as "start without timers".
+
     Raises:
-        StateError: Something within met a damaged file.
+        StateError: The file is damaged. It was left as it is.
         StartError: The file is whole, but cannot be used now.
     """
     try:
         yield
-    # What SQLite says may have damaged text in it, which Python cannot decode.
+    # SQLite's message may quote damaged text, which Python cannot decode.
     except (sqlite3.Error, UnicodeDecodeError) as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         if code & 0xFF in DISK_TROUBLE:
@@ -153,29 +146,29 @@ def expecting_damage(path: Path, remedy: str) -> Iterator[None]:
 
 
 def is_full(error: sqlite3.Error) -> bool:
-    """Whether the disk has no room, for a file or for the index of its WAL."""
+    """Whether an error says that the disk is full, for a file or the index of its WAL."""
     code = getattr(error, "sqlite_errorcode", 0)
     return code == sqlite3.SQLITE_IOERR_SHMSIZE or code & 0xFF == sqlite3.SQLITE_FULL
 
 
 @contextmanager
 def made_private(path: Path) -> Iterator[None]:
-    """Make the file, if it is missing; to be entered before anyone has it open.
+    """Make a private database file, if it is missing. Open the database within.
 
-    SQLite gives its other files the mode that this one has. Never later: whoever closes
-    a file lets go of all the process's locks on it. Another process that opened the
-    database then took itself for the last one, and at its end deleted the WAL that
-    commits were written to.
+    SQLite makes its other files with the mode of this one. Do not enter this while the
+    process has the database open: closing any descriptor of a file drops all locks of the
+    process on it. Another process that then opened the database took itself for its last
+    user, and when it closed deleted the WAL that commits were being written to.
 
-    If what is done within fails before anything is written, the new file is removed: an
-    empty one in the place of one that was moved away would look like damage.
+    If the body fails before it writes, the new file is removed: an empty file in the
+    place of one that was moved away would look like damage.
 
     Raises:
-        StartError: It, or one of SQLite's beside it, is a link or another user's.
-        sqlite3.DatabaseError: It was lost, and its WAL was not.
+        StartError: The file, or one of SQLite's beside it, is a link or another user's.
+        sqlite3.DatabaseError: The file is missing or empty, and its WAL is not.
     """
-    for its in beside(path):
-        check_own(its)
+    for companion in beside(path):
+        check_own(companion)
     check_not_lost(path)
     is_new = size_of(path) is None
     os.close(open_own(path, os.O_RDWR | os.O_CREAT))
@@ -188,41 +181,35 @@ def made_private(path: Path) -> Iterator[None]:
 
 
 def check_regular_files(path: Path) -> None:
-    """See that a database, and what SQLite may have beside it, are files by themselves.
+    """Raise StateError if a database, or a file of SQLite's beside it, is no regular file.
 
-    SQLite follows a link, and looks for the WAL where that leads to; a pipe it would
-    wait for.
-
-    Raises:
-        StateError: One is a link, or no regular file.
+    SQLite would follow a link, and look for the WAL beside its target; it would wait at a
+    pipe.
     """
-    for its in (path, *beside(path)):
-        check_regular(its)
+    for file in (path, *beside(path)):
+        check_regular(file)
 
 
 def check_not_lost(path: Path) -> None:
-    """See that a database is neither missing nor empty beside what its WAL has.
+    """Raise DatabaseError if a database is missing or empty, and its WAL is not.
 
-    SQLite takes an empty file for a new one, and deletes the WAL beside it.
-
-    Raises:
-        sqlite3.DatabaseError: It is.
+    SQLite takes an empty file for a new database, and deletes the WAL beside it.
     """
-    log, *_ = beside(path)
-    if not size_of(path) and size_of(log):
+    wal, *_ = beside(path)
+    if not size_of(path) and size_of(wal):
         what = "missing" if size_of(path) is None else "empty"
-        raise damage(f"it is {what}, and {log.name} is not")
+        raise damage(f"it is {what}, and {wal.name} is not")
 
 
-def damage(told: str) -> sqlite3.DatabaseError:
-    """An error that says of a file what SQLite does not notice."""
-    error = sqlite3.DatabaseError(told)
+def damage(message: str) -> sqlite3.DatabaseError:
+    """An error for damage that SQLite itself does not notice."""
+    error = sqlite3.DatabaseError(message)
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     return error
 
 
 def size_of(path: Path) -> int | None:
-    """How large a file is; None if there is none, or none can be reached."""
+    """The size of a file in bytes; None if it is missing or cannot be reached."""
     try:
         return path.stat().st_size
     except OSError:
@@ -230,20 +217,20 @@ def size_of(path: Path) -> int | None:
 
 
 def open_files(path: Path) -> dict[Path, Identity]:
-    """Which files SQLite has open of a database that was read and written."""
+    """The files that SQLite has open for a database, and their identities."""
     return identities([path, *beside(path)])
 
 
 def beside(path: Path) -> list[Path]:
-    """What SQLite may have beside a database: WAL, index and rollback journal."""
+    """The files that SQLite may make for a database: WAL, index, rollback journal."""
     return [path.with_name(path.name + suffix) for suffix in _SUFFIXES]
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a file that is there, for any thread.
+    """Open an existing database to read and write, from any thread.
 
-    None is made: an empty one in the place of one that was removed while it is written
-    to would look like a state in which nobody is online.
+    A missing file is not made: if the file was deleted while the sidecar runs, an empty
+    one in its place would look like a state in which nobody is online.
     """
     db = opened(path, "mode=rw")
     db.execute("pragma busy_timeout = 1000")
@@ -251,84 +238,76 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def schema_of(path: Path) -> int | None:
-    """Which schema a file says it has; None if there is nothing in it yet.
+    """The schema that a database names in its meta; None if the database is empty.
 
-    It is only read, and closed as one who only reads does: what is not for us, or
-    damaged, stays as it is, with its WAL.
+    The file is opened read-only, so that SQLite does not write the WAL back when it is
+    closed: a file of another program, or a damaged one, stays as it is, with its WAL.
 
     Raises:
-        StateError: It says none.
+        StateError: Its meta names no schema.
         sqlite3.Error: It cannot be read.
     """
-    log, index, journal = beside(path)
-    # A start that was killed as it made the file has left a journal to roll back.
+    wal, index, journal = beside(path)
+    # A sidecar that was killed while it made the file left a journal to roll back.
     with closing(opened(path, "mode=rw" if journal.exists() else "mode=ro")) as db:
         (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
-        (page_bytes,) = db.execute("pragma page_size").fetchone()
+        page_bytes = pragma(db, "page_size")
         found = meta(db, "schema") if tables else None
-        # Last: whoever closes the index takes this process's locks on it along.
-        if size_of(log):
-            _check_wal(log, index, page_bytes)
+        # Last: it closes the index, and that drops this process's locks on it.
+        if size_of(wal):
+            _check_wal(wal, index, page_bytes)
     if not tables:
         return None
     if not isinstance(found, int) or found < 1:
         raise StateError(
-            f"{path} says {found!r} for its schema, which is none of ours; it was left "
+            f"{path} has the schema {found!r}, which no version has; it was left "
             "as it is: name another --state"
         )
     return found
 
 
 def check_wal(path: Path) -> None:
-    """See that the WAL of a file that nobody writes to hides no commits.
+    """Raise DatabaseError if a database's WAL `hides_commits`.
 
-    To be called while this process does not have the file open.
-
-    Raises:
-        sqlite3.DatabaseError: It does.
+    Call it while no process writes to the database, and this one does not have it open.
     """
-    log, index, _ = beside(path)
-    if not size_of(log):
+    wal, index, _ = beside(path)
+    if not size_of(wal):
         return
     with closing(opened(path, "mode=ro")) as db:
         db.execute("select count(*) from sqlite_schema").fetchone()
-        (page_bytes,) = db.execute("pragma page_size").fetchone()
-        _check_wal(log, index, page_bytes)
+        _check_wal(wal, index, pragma(db, "page_size"))
 
 
-def _check_wal(log: Path, index: Path, page_bytes: int) -> None:
+def _check_wal(wal: Path, index: Path, page_bytes: int) -> None:
     try:
         read = frames_read(index.read_bytes())
     except OSError as error:
-        unread = sqlite3.OperationalError(f"{index.name}: {error.strerror}")
-        unread.sqlite_errorcode = sqlite3.SQLITE_IOERR
-        raise unread from error
+        unreadable = sqlite3.OperationalError(f"{index.name}: {error.strerror}")
+        unreadable.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        raise unreadable from error
     if read is None:
-        unmade = sqlite3.OperationalError(f"{index.name} is not whole")
-        unmade.sqlite_errorcode = sqlite3.SQLITE_READONLY
-        raise unmade
-    if hides_commits(log, read=read, page_bytes=page_bytes):
-        raise damage(f"commits lie behind damage in {log.name}")
+        incomplete = sqlite3.OperationalError(f"{index.name} is not whole")
+        incomplete.sqlite_errorcode = sqlite3.SQLITE_READONLY
+        raise incomplete
+    if hides_commits(wal, read=read, page_bytes=page_bytes):
+        raise damage(f"commits lie behind damage in {wal.name}")
 
 
 def check_structure(
     db: sqlite3.Connection, tables: Sequence[str] = ("",), *, most: int = 1
 ) -> None:
-    """See that trees and rows are as SQLite leaves them; each page of them is read.
+    """Have SQLite read and check the trees and rows of some tables, or of the whole file.
 
-    Args:
-        db: The file.
-        tables: Those that are looked at, with their indexes; as a rule all of the file.
-        most: Of so many faults it is told.
     Raises:
-        sqlite3.DatabaseError: They are not.
+        sqlite3.DatabaseError: Something is damaged. It names at most *most* faults.
     """
     for table in tables:
-        found = f"pragma quick_check({table or most})"
+        check = f"pragma quick_check({table or most})"
         try:
             lines = [
                 " ".join(line.removeprefix("*** in database main ***").split())
-                for (line,) in db.execute(found)
+                for (line,) in db.execute(check)
             ]
         except MemoryError as error:
             raise damage(LARGER_THAN_MEMORY) from error
@@ -337,9 +316,10 @@ def check_structure(
 
 
 def read_through(path: Path) -> None:
-    """Have the kernel read a file in its order; never once SQLite has it open.
+    """Read a file in its order, so that the kernel has it in memory.
 
-    SQLite goes by its trees: from a disk that takes ten times as long.
+    SQLite would read it in the order of its trees, which takes ten times as long from a
+    disk. Do not call it while this process has the database open: it drops its locks.
     """
     with path.open("rb", buffering=0) as file:
         while file.read(READ_BYTES):
@@ -347,30 +327,35 @@ def read_through(path: Path) -> None:
 
 
 def write_ahead(db: sqlite3.Connection) -> None:
-    """Have every commit synced before it counts."""
+    """Use a WAL, and sync every commit before it returns."""
     db.execute("pragma journal_mode = wal")
     db.execute("pragma synchronous = full")
     db.execute(f"pragma journal_size_limit = {WAL_BYTES}")
 
 
 def write_back(db: sqlite3.Connection) -> None:
-    """Write the WAL back to the file, and give its room back where nobody reads."""
+    """Write the WAL back to the file, and cut the WAL if nobody reads from it."""
     db.execute("pragma wal_checkpoint(truncate)").fetchone()
 
 
 def meta(db: sqlite3.Connection, key: str) -> object:
-    """What a file says of itself."""
+    """A value of the table `meta`; None if it has none of that key."""
     row = db.execute("select value from meta where key = ?", [key]).fetchone()
     return row[0] if row else None
 
 
+def pragma(db: sqlite3.Connection, name: str) -> int:
+    """The value of a pragma that is a number."""
+    return int(db.execute(f"pragma {name}").fetchone()[0])
+
+
 def opened(path: Path, how: str) -> sqlite3.Connection:
-    """Open a file that is there; *how* is SQLite's, as `mode=ro` or `immutable=1`.
+    """Open an existing database; *how* is a parameter of SQLite's URI, as `mode=ro`.
 
     Raises:
         sqlite3.Error: It cannot be opened; or it is empty, and its WAL is not.
     """
-    if size_of(path) is not None:  # of one that is missing SQLite makes none
+    if size_of(path) is not None:  # SQLite itself refuses a missing one
         check_not_lost(path)
     uri = f"{path.absolute().as_uri()}?{how}"
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
@@ -378,7 +363,7 @@ def opened(path: Path, how: str) -> sqlite3.Connection:
 
 @contextmanager
 def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a file that may be another process's, and leave it and its WAL as they are."""
+    """Open a database read-only; it may be another process's, and stays as it is."""
     with closing(opened(path, "mode=ro")) as db:
         db.execute("pragma busy_timeout = 1000")
         yield db
@@ -386,7 +371,7 @@ def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a connection that only reads, until left."""
+    """Open one of our own databases, for a reader."""
     with closing(connect(path)) as db:
         db.execute("pragma query_only = on")
         yield db
@@ -394,7 +379,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Write all of what is done within, or on an error none."""
+    """Commit when left; on an error roll back."""
     db.execute("begin immediate")
     try:
         yield
@@ -405,5 +390,5 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def cut(rows: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
-    """Rows in parts of at most *size*."""
+    """Split rows into parts of at most *size*."""
     return (rows[at : at + size] for at in range(0, len(rows), size))

@@ -1,8 +1,8 @@
-"""Room on the disk that is kept for the day on which there is none.
+"""Disk space held in reserve, so that a full disk can be made emptier.
 
-SQLite needs room to delete: what a deletion changes goes to the WAL, and before the WAL can
-be used again it is written to the database, which may have to grow for it. On a disk that
-is full to the last byte nothing could ever be made smaller.
+SQLite needs space to delete: the pages that a deletion changes go to the WAL, and before
+the WAL can be used again it is written to the database, which may have to grow for it. On
+a disk without a free byte nothing could be deleted.
 """
 
 import os
@@ -20,15 +20,15 @@ from liveness.service.storage.private_folders import bytes_left, open_own
 T = TypeVar("T")
 
 NAME: Final = "reserve"
-# What a database may have to grow by when its WAL is written back: 4 MB, at which that is
-# done, and a transaction; and then what a deletion writes.
+# A database may grow by this when its WAL is written back: 4 MB, at which SQLite does
+# that, and a transaction. The rest is for the deletion itself.
 RESERVE_BYTES: Final = 16 * 2**20
-# What commits need for a WAL, whatever room there is in a database.
+# Commits need this for a WAL, even if a database has free pages.
 WAL_ROOM_BYTES: Final = 4 * 2**20
 
 
 class Reserve:
-    """A file without content, that takes room.
+    """A file without content that takes space on the disk.
 
     Args:
         folder: The state directory.
@@ -37,32 +37,32 @@ class Reserve:
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
         self._released = 0  # bytes that `restore` takes again
-        self._taking = threading.RLock()  # each database has a thread
+        self._lock = threading.RLock()  # each database is written by its own thread
 
     def make(self, *, log_bytes: int = 0) -> None:
-        """Take the room, or half of what there is: commits have as much.
+        """Reserve space: at most half of what is free, so that commits have as much.
 
         Args:
-            log_bytes: What the log may still grow by, which is not taken; unless the disk
-                has less anyway: then the log is what will fill it.
+            log_bytes: The log may still grow by this many bytes, which are left for it.
+                If the disk has fewer they are ignored: the log will fill it anyway.
         """
-        with self._taking, suppress(OSError, StartError):
+        with self._lock, suppress(OSError, StartError):
             left = bytes_left(self.path.parent) + self._bytes
             if log_bytes <= left:
                 left -= log_bytes
             self._take(min(RESERVE_BYTES, left // 2))
 
     def release(self) -> None:
-        """Give the room up, if there is some."""
+        """Free the reserved space, if there is any."""
         with suppress(OSError):
             self._released = self._bytes
             self.path.unlink()
 
     def restore(self, room: int = 0) -> None:
-        """Take again what was released, as far as it is left.
+        """Reserve again as much as was released, if the disk still has it.
 
         Args:
-            room: Bytes that stay for others; or half, if there is not as much.
+            room: Bytes to leave free; half of the free space, if there is less than twice.
         """
         with suppress(OSError, StartError):
             left = bytes_left(self.path.parent) + self._bytes
@@ -71,21 +71,21 @@ class Reserve:
     def lend(
         self, db: sqlite3.Connection, call: Callable[[], T], *, room: int = 0
     ) -> T:
-        """Do something that makes room; on a full disk, in that of the reserve.
+        """Make a call that frees space. On a full disk, let it use the reserve.
 
         Args:
-            db: The database, whose WAL is written back then, so that it begins anew.
-            call: What is done; again, if there was no room.
-            room: Bytes that stay for others, who use what was made free in the file.
+            db: The database. If the disk is full its WAL is written back, and begins anew.
+            call: Is repeated once, if there was no space for it.
+            room: Bytes to leave free afterwards, for commits that fill freed pages.
         Raises:
-            sqlite3.Error: It failed all the same.
+            sqlite3.Error: It failed with the reserve too.
         """
         try:
             return call()
         except sqlite3.OperationalError as error:
             if not is_full(error):
                 raise
-        with self._taking:
+        with self._lock:
             self.release()
             try:
                 write_back(db)

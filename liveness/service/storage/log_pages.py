@@ -1,16 +1,16 @@
-"""The pages of the log: how one is written, and which of them are whole.
+"""The pages of the log: how they are written, and how they are read around damage.
 
-SQLite notices damage in the structure of its file, and not in what a row says. So each page
-has a checksum, and only pages that match theirs are read. What is missing between them is
-known by the seqs, which have no gaps: whatever became of a page, and whatever SQLite says of
-it, records that are in no whole page are damaged, and all others can be read.
+SQLite notices damage to the structure of its file, but not to the content of a row. So
+each page has a checksum, and only whole pages, which match theirs, are read. The numbers
+of records have no gaps: a record that is in no whole page is damaged, whatever the cause,
+and every other record can be read.
 
-A file that is damaged is read in smaller steps: one page by itself, where some cannot be
-read together; and where SQLite cannot find the next one, as a page of its tree is damaged,
-the nearest place beyond from which it can.
+A damaged file is read in smaller steps. If several pages cannot be read together, each is
+read by itself. If SQLite cannot find the next page, since its own tree is damaged there,
+reading goes on at the nearest seq beyond from which it can.
 
-Many small pages are read by one statement, as one value: a row is given to the interpreter
-by taking its lock, and beside a busy main thread that costs more than a page does.
+Many small pages are read by one statement, as one value. SQLite takes the interpreter
+lock for each row, and beside a busy main thread that costs more than reading a page.
 """
 
 import json
@@ -22,18 +22,20 @@ from zlib import crc32
 
 from liveness.core.framing import decode, encode
 from liveness.core.records import TIMER, Logged, Record, TimerRecord, logged
+from liveness.service.storage.damaged_records import SeqRange
 
-# A page of the log has no more records than this: what is encoded at once, while nobody
-# else has the interpreter, and what a reader of one record decodes.
+# The most records of a page. They are encoded in one step, which holds the interpreter
+# lock, and a reader of one record decodes all of them.
 PAGE_RECORDS: Final = 1_000
-# Nor more bytes, unless it is one record: what a reader of few is to read and hold.
+# The most bytes of a page, unless it is one record: a reader of few records has to read
+# and hold all of it.
 PAGE_BYTES: Final = 2**17
-# So many pages are listed at once, and of these so many bytes are read at once, or one page.
+# Pages listed by one statement, and bytes of them read by one statement, or one page.
 LISTED_PAGES: Final = 256
 READ_BYTES: Final = 2**18
 
 END: Final = 2**63 - 1
-# Of `meta`: pages up to this seq are damaged such that SQLite cannot delete them.
+# A key of `meta`: pages up to this seq are trimmed, but SQLite could not delete them.
 TRIMMED: Final = "trimmed"
 
 _KIND: Final = Record._fields.index("kind")
@@ -43,11 +45,11 @@ _TIMER_GATEWAY: Final = TimerRecord._fields.index("gateway")
 
 _BOUNDS: Final = struct.Struct("<3q")
 
-# Of a damaged page a column may be anything, and JSON has no blobs.
+# A column of a damaged page may have any type, and JSON has no blobs.
 _COLUMNS: Final = (
     "last, cast(first as integer) as first, cast(newest as integer) as newest"
 )
-# What a `LogPage` is made of, and its checksum.
+# The columns of a `LogPage`, and its checksum.
 PAGE: Final = f"{_COLUMNS}, cast(records as blob), cast(crc as integer)"
 _LIST: Final = f"""
 select json_group_array(json_array(last, first, size)) from (
@@ -65,16 +67,16 @@ from (
 
 
 class LogPage(NamedTuple):
-    """A page that is whole."""
+    """A whole page."""
 
     last: int
     first: int
-    newest: int  # stamp
+    newest: int  # the latest stamp, in Unix milliseconds
     records: bytes
 
 
-class _Listed(NamedTuple):
-    """What the file says of a page that was not read."""
+class _ListedPage(NamedTuple):
+    """A page that was not read yet, as the file describes it."""
 
     last: int
     first: int
@@ -82,9 +84,9 @@ class _Listed(NamedTuple):
 
 
 def rows_of(records: Sequence[Logged]) -> Iterator[tuple[int, int, int, bytes, int]]:
-    """Rows of the log: last and first seq, newest stamp, the records, the checksum.
+    """Encode records as rows of the log: last, first, newest stamp, records, checksum.
 
-    One row as a rule: only timers may carry so much that it takes more.
+    It is one row, unless the payloads of timers make it larger than a page.
     """
     encoded = encode(records)
     if len(encoded) > PAGE_BYTES and len(records) > 1:
@@ -103,9 +105,9 @@ def records_in(page: LogPage) -> list[Logged]:
 
 
 def newest_by_name(page: LogPage) -> dict[str, int]:
-    """Of each gateway that a record of a page concerns, the newest such record.
+    """For each gateway that a page concerns, the seq of its newest record there.
 
-    Made without the records: making them takes most of the time of a trim.
+    It makes no record objects: they would take most of the time of a trim.
     """
     newest = dict[str, int]()
     for fields in decode(page.records):
@@ -119,32 +121,18 @@ def newest_by_name(page: LogPage) -> dict[str, int]:
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether SQLite says of a file that it is damaged; else it could not read it now."""
+    """Whether SQLite found the file damaged. If not, it only cannot be read now."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     return code & 0xFF == sqlite3.SQLITE_CORRUPT
 
 
-def joined(
-    ranges: Iterable[tuple[int, int]], added: tuple[int, int]
-) -> list[tuple[int, int]]:
-    """Ranges of seqs and one more, the last; those that it touches are part of it."""
-    apart = list[tuple[int, int]]()
-    first, last = added
-    for one in ranges:
-        if one[1] + 1 < first or last + 1 < one[0]:
-            apart.append(one)
-        else:
-            first, last = min(one[0], first), max(one[1], last)
-    return [*apart, (first, last)]
-
-
 def is_whole(page: LogPage, crc: int | None) -> bool:
-    """Whether a page is what was written, by its checksum."""
+    """Whether a page is as it was written, by its checksum."""
     if not _is_plausible(page.last, page.first):
         return False
     if crc is not None:
         return page.newest is not None and crc == _checksum(*page)
-    # Of a version before checksums: it is whole if it makes sense.
+    # Written by a version without checksums: it is whole if its seqs are right.
     try:
         seqs = [record.seq for record in records_in(page)]
     except (ValueError, TypeError):
@@ -153,40 +141,59 @@ def is_whole(page: LogPage, crc: int | None) -> bool:
 
 
 def pages(db: sqlite3.Connection, *, after: int, until: int) -> Iterator[LogPage]:
-    """The whole pages that have seqs above *after* and up to *until*, in order.
+    """The whole pages with seqs above *after* and up to *until*, in order.
 
     Raises:
-        sqlite3.Error: The file cannot be read now; damage is passed over.
+        sqlite3.Error: The file cannot be read now. Damage is skipped, and does not raise.
     """
     reached = 0
-    for listed in _listed(db, after, until):
+    for listed in _list(db, after, until):
         for group in _groups(listed):
-            for page in _whole(db, group):
+            for page in _read_whole(db, group):
                 if page.first > reached:
                     yield page
                     reached = page.last
 
 
+def damaged_ranges(
+    whole: Iterable[LogPage], *, after: int, until: int
+) -> list[SeqRange]:
+    """The seqs above *after*, up to *until*, that are in none of these pages."""
+    ranges = list[SeqRange]()
+    for page in whole:
+        if page.first > after + 1:
+            ranges.append((after + 1, page.first - 1))
+        after = page.last
+    if after < until:
+        ranges.append((after + 1, until))
+    return ranges
+
+
 def oldest(db: sqlite3.Connection) -> int:
-    """The oldest seq kept, as its page has it; 1 of an empty log."""
-    for listed in _listed(db, trimmed(db), END, at_once=1):
+    """The oldest seq kept; 1 if the log is empty."""
+    for listed in _list(db, trimmed(db), END, at_once=1):
         for row in listed:
             return row.first
     return 1
 
 
+def newest(db: sqlite3.Connection) -> int:
+    """The newest seq, even if its page is damaged; 0 if the log is empty."""
+    return int(db.execute("select coalesce(max(last), 0) from log").fetchone()[0])
+
+
 def trimmed(db: sqlite3.Connection) -> int:
-    """Up to which seq pages are no longer kept that could not be deleted; 0: none is."""
+    """The last seq of the trimmed pages that could not be deleted; 0: there are none."""
     query = "select cast(value as integer) from meta where key = ?"
     row = db.execute(query, [TRIMMED]).fetchone()
     return row[0] if row and row[0] else 0
 
 
-def following(db: sqlite3.Connection) -> int:
-    """The seq that is to be given next.
+def next_seq(db: sqlite3.Connection) -> int:
+    """The seq of the next record.
 
     Raises:
-        sqlite3.DatabaseError: Nobody can say, as the end of the log is damaged.
+        sqlite3.DatabaseError: The end of the log is damaged such that it is unknown.
     """
     query = "select last, first from log order by last desc limit 1"
     row = db.execute(query).fetchone()
@@ -199,7 +206,7 @@ def following(db: sqlite3.Connection) -> int:
         raise sqlite3.DatabaseError(
             f"the newest page of the log says that it has the records {first} to {last}"
         )
-    # It may have had more than it says, and no seq is given twice.
+    # Records of a damaged page may be unknown, and no seq is ever given twice.
     return int(first) + PAGE_RECORDS
 
 
@@ -215,10 +222,10 @@ def _is_plausible(last: object, first: object) -> bool:
     )
 
 
-def _listed(
+def _list(
     db: sqlite3.Connection, after: int, until: int, *, at_once: int = LISTED_PAGES
-) -> Iterator[list[_Listed]]:
-    """What the file says of its pages, as far as it can be."""
+) -> Iterator[list[_ListedPage]]:
+    """List pages without reading them, as far as that is possible."""
     while after < until:
         try:
             (found,) = db.execute(_LIST, [after, at_once]).fetchone()
@@ -228,9 +235,9 @@ def _listed(
             if at_once > 1:
                 at_once = 1
             else:
-                after = _beyond(db, after, until)
+                after = _next_listable(db, after, until)
             continue
-        rows = [_Listed._make(row) for row in json.loads(found)]
+        rows = [_ListedPage._make(row) for row in json.loads(found)]
         if not rows:
             return
         plausible = [row for row in rows if _is_plausible(row.last, row.first)]
@@ -241,22 +248,22 @@ def _listed(
         at_once = min(2 * at_once, LISTED_PAGES)
 
 
-def _beyond(db: sqlite3.Connection, after: int, until: int) -> int:
+def _next_listable(db: sqlite3.Connection, after: int, until: int) -> int:
     """The nearest seq from which pages can be listed; *until* if there is none before."""
     step = 1
-    while after + step < until and not _is_readable(db, after + step):
+    while after + step < until and not _is_listable(db, after + step):
         step *= 2
     low, high = after + step // 2, min(after + step, until)
     while high - low > 1:
         middle = (low + high) // 2
-        if _is_readable(db, middle):
+        if _is_listable(db, middle):
             high = middle
         else:
             low = middle
     return high
 
 
-def _is_readable(db: sqlite3.Connection, after: int) -> bool:
+def _is_listable(db: sqlite3.Connection, after: int) -> bool:
     try:
         db.execute(_LIST, [after, 1]).fetchone()
     except sqlite3.DatabaseError as error:
@@ -266,9 +273,9 @@ def _is_readable(db: sqlite3.Connection, after: int) -> bool:
     return True
 
 
-def _groups(rows: Sequence[_Listed]) -> Iterator[list[_Listed]]:
-    """What is read at once."""
-    group, size = list[_Listed](), 0
+def _groups(rows: Sequence[_ListedPage]) -> Iterator[list[_ListedPage]]:
+    """Pages in groups that one statement reads."""
+    group, size = list[_ListedPage](), 0
     for row in rows:
         if group and size + row.size > READ_BYTES:
             yield group
@@ -279,7 +286,8 @@ def _groups(rows: Sequence[_Listed]) -> Iterator[list[_Listed]]:
         yield group
 
 
-def _whole(db: sqlite3.Connection, group: Sequence[_Listed]) -> list[LogPage]:
+def _read_whole(db: sqlite3.Connection, group: Sequence[_ListedPage]) -> list[LogPage]:
+    """Read a group of pages; those that are damaged are left out."""
     try:
         found, data = db.execute(_READ, [group[0].last, group[-1].last]).fetchone()
     except sqlite3.DatabaseError as error:
@@ -287,7 +295,7 @@ def _whole(db: sqlite3.Connection, group: Sequence[_Listed]) -> list[LogPage]:
             raise
         if len(group) == 1:
             return []
-        return [page for row in group for page in _whole(db, [row])]
+        return [page for row in group for page in _read_whole(db, [row])]
     whole, at = list[LogPage](), 0
     for last, first, newest, crc, size in json.loads(found):
         page = LogPage(last, first, newest, data[at : at + size])

@@ -1,30 +1,29 @@
-"""Reading the log back: by user, by time, by whatever a record says.
+"""Searches the log: by user, kind, gateway and time.
 
-    newest_of   the newest records of a user, until there are enough of them, the log ends,
-                or the time is up; then it says how far back it looked
-    records     all that meet a query, oldest first, however many
+    newest_of   the newest records of a user, up to a limit of records or of time. The
+                result says how far back the log was searched
+    records     all records that match a filter, oldest first
 
-There is no index by user: it would cost each login a place in a random page of a tree.
-Instead a page of records is searched for the bytes that a record sought has in it, by
-SQLite's `instr`, which runs in C and without the interpreter's lock; only pages that have
-them are decoded. A page whose newest stamp is too old is not even looked into.
+There is no index by user: for each login it would change a random page of a tree. Instead
+the encoded pages are searched for the bytes that a matching record contains, by SQLite's
+`instr`, which runs in C without the interpreter lock. Only pages that contain them are
+decoded. A page whose newest stamp is too old is not searched at all.
 
-A look is made in chunks, each a transaction of some hundredths of a second, however slow
-the reader is: a long one would keep the WAL growing. Between two chunks the log may go on
-and be trimmed, and nothing is missed or given twice.
+A search runs in chunks. Each is a transaction of some hundredths of a second, however slow
+the caller is: a long transaction would keep the WAL growing. Between two chunks the log
+may grow and be trimmed; no record is missed or found twice.
 
-Where a chunk is damaged, in a page or in the file's tree, smaller ones are tried, and in the
-end that place is read as the sidecar reads it (`logpages`): what it could not deliver is
-left out, and noted.
+If a chunk is damaged, in a page or in the file's tree, smaller ones are tried. In the end
+the damaged place is read page by page (`log_pages`): records that a link would not get
+either are left out, and listed in `LogReader.damaged`.
 
-The sidecar reads its own file. A command reads the file of a sidecar that runs, was
-stopped or was killed, as anyone who may read it, and changes nothing: see `looking_at`.
+The sidecar searches its own file. Commands search the file of a sidecar that runs, was
+stopped or was killed, and change nothing (`read_only_access`).
 """
 
-import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -40,48 +39,46 @@ from liveness.core.records import (
     Record,
     Uid,
 )
-from liveness.errors import StateError
 from liveness.service.storage import log_pages
-from liveness.service.storage.database import (
-    check_regular_files,
-    check_wal,
-    damage,
-    meta,
-    opened,
-)
+from liveness.service.storage.damaged_records import SeqRange, merged
+from liveness.service.storage.database import check_wal, damage, meta
 from liveness.service.storage.log_pages import (
+    END,
     PAGE,
     PAGE_RECORDS,
     LogPage,
     is_whole,
     records_in,
 )
-from liveness.service.storage.log_store import DATABASE, SCHEMA, is_in_use
+from liveness.service.storage.log_store import DATABASE
+from liveness.service.storage.read_only_access import (
+    Connect,
+    file_state,
+    opened_unchanged,
+    read_error,
+    read_unchanged,
+)
+from liveness.service.storage.state_lock import is_in_use
 
-# How long a chunk is to take. By how long one took the next has more pages, or fewer: a
-# page is of one record or of a thousand.
+# The time that a chunk should take. The number of pages of the next chunk follows from it:
+# a page may have one record or a thousand.
 CHUNK_S: Final = 0.05
 FIRST_PAGES: Final = 64
 MOST_PAGES: Final = 16_384
-# Pages found are in memory up to this many bytes, and one page more.
+# Matching pages of a chunk are in memory up to this many bytes, and one page more.
 CHUNK_BYTES: Final = 8 * 2**20
-# The wall clock may have been set back while the log was written, so what is older may
-# come behind: the look ends only with what is so much younger than is wanted.
+# The wall clock may have been set back while the log was written, so older stamps may
+# come later: a search ends only at stamps that are this much later than asked for.
 SET_BACK_MS: Final = 3_600_000
-# So often in a row a file is read that changed as it was read.
-TRIES: Final = 5
-
-_END: Final = 2**63 - 1
 
 T = TypeVar("T")
-Opened = Callable[[], AbstractContextManager[sqlite3.Connection]]
 
 
 class SearchResult(NamedTuple):
-    """What was found of a user, the newest first, and how far back was looked.
+    """Records of a user, newest first, and how far back the log was searched.
 
-    `back_to` None: as far as the log is kept, which is from `oldest` on (None: it is
-    empty).
+    `back_to` is None if all of the log was searched. It then begins at `oldest`, which is
+    None if it is empty.
     """
 
     records: list[Record]
@@ -90,7 +87,7 @@ class SearchResult(NamedTuple):
 
 
 class RecordFilter(NamedTuple):
-    """Which records are sought: those that meet all of it. Stamps are milliseconds."""
+    """The conditions that a record has to meet, all of them. Stamps are milliseconds."""
 
     uid: Uid | None = None
     kinds: frozenset[str] = frozenset(KINDS)
@@ -98,8 +95,8 @@ class RecordFilter(NamedTuple):
     since: int | None = None
     until: int | None = None
 
-    def wants(self, record: Logged) -> bool:
-        """Whether this is one of them."""
+    def matches(self, record: Logged) -> bool:
+        """Whether a record matches."""
         return (
             record.kind in self.kinds
             and (self.uid is None or self._is_of_user(record))
@@ -112,12 +109,12 @@ class RecordFilter(NamedTuple):
         return isinstance(record, Record) and record.uid == self.uid
 
     def condition(self) -> tuple[str, list[Any]]:
-        """What a page meets that has one of them, in SQL."""
+        """An SQL condition that every page with a matching record meets, and its values."""
         groups: list[list[bytes]] = []
         if self.uid is not None:
             uid = encode(self.uid)
-            # First by itself, as a long one is in few pages. A short one is in all, but
-            # not behind a kind.
+            # First the uid by itself: a long one is in few pages. The bytes of a short one
+            # are in all pages, but rarely behind a kind.
             groups.append([uid])
             groups.append(
                 [encode(kind) + uid for kind in SESSION_KINDS if kind in self.kinds]
@@ -127,7 +124,7 @@ class RecordFilter(NamedTuple):
         if self.gateway is not None:
             groups.append([encode(self.gateway)])
         clauses = ["newest >= ?"]
-        values: list[Any] = [-_END if self.since is None else self.since]
+        values: list[Any] = [-END if self.since is None else self.since]
         for group in groups:
             any_of = " or ".join(["instr(records, ?)"] * len(group))
             clauses.append(f"({any_of or 0})")
@@ -136,75 +133,73 @@ class RecordFilter(NamedTuple):
 
 
 class LogReader:
-    """A log, to be read.
+    """Searches a log.
 
     Args:
-        opened: Opens its file for one read.
-        clock: Seconds that go on.
+        connect: Opens the log's database for one read.
+        clock: Monotonic seconds.
     Raises:
-        sqlite3.Error: From each of its methods: the file cannot be read.
+        sqlite3.Error: From each method: the file cannot be read.
     """
 
-    def __init__(self, opened: Opened, *, clock: Callable[[], float]) -> None:
-        self._opened = opened
+    def __init__(self, connect: Connect, *, clock: Callable[[], float]) -> None:
+        self._connect = connect
         self._clock = clock
-        self.damaged: list[
-            tuple[int, int]
-        ] = []  # first and last seq of what is left out
+        self.damaged: list[SeqRange] = []  # the records that were left out
 
     def newest_of(self, uid: Uid, *, limit: int, within_s: float = inf) -> SearchResult:
-        """The newest records of a user, at most *limit*, found in about this time."""
-        until = self._clock() + within_s
-        sought = RecordFilter(uid)
+        """The newest records of a user: at most *limit*, found in about *within_s*."""
+        deadline = self._clock() + within_s
+        query = RecordFilter(uid)
         found: list[Record] = []
         edge: LogPosition | None = None
-        for chunk in self._chunks(sought, is_back=True):
+        for chunk in self._chunks(query, is_back=True):
             edge = chunk.edge or edge
             for page in chunk.pages:
                 for record in reversed(records_in(page)):
-                    if isinstance(record, Record) and sought.wants(record):
+                    if isinstance(record, Record) and query.matches(record):
                         found.append(record)
                         if len(found) == limit:
                             here = LogPosition(record.seq, record.at)
                             return SearchResult(found, here, None)
-            if edge is not None and not chunk.is_last and self._clock() >= until:
+            if edge is not None and not chunk.is_last and self._clock() >= deadline:
                 return SearchResult(found, edge, None)
         return SearchResult(found, None, self.oldest())
 
-    def records(self, sought: RecordFilter) -> Iterator[Logged]:
-        """Every record that is sought, oldest first."""
-        end = _END if sought.until is None else sought.until + SET_BACK_MS
-        for chunk in self._chunks(sought, is_back=False):
+    def records(self, query: RecordFilter) -> Iterator[Logged]:
+        """Every matching record, oldest first."""
+        end_ms = END if query.until is None else query.until + SET_BACK_MS
+        for chunk in self._chunks(query, is_back=False):
             for page in chunk.pages:
-                yield from filter(sought.wants, records_in(page))
-            if chunk.edge is not None and chunk.edge.at >= end:
+                yield from filter(query.matches, records_in(page))
+            if chunk.edge is not None and chunk.edge.at >= end_ms:
                 return
 
     def record(self, seq: int) -> Logged | None:
-        """One record; None if it is no longer kept, damaged, or not yet there."""
+        """One record; None if it was trimmed, is damaged, or is not there yet."""
         pages = self._read(lambda db: [*log_pages.pages(db, after=seq - 1, until=seq)])
-        records = (one for page in pages for one in records_in(page))
-        return next((one for one in records if one.seq == seq), None)
+        records = (record for page in pages for record in records_in(page))
+        return next((record for record in records if record.seq == seq), None)
 
     def opening(self, session: int) -> Record | None:
-        """The record that a session began with; None if it is no longer kept."""
+        """The first record of a session; None if it is no longer kept."""
         record = self.record(session)
         return record if isinstance(record, Record) else None
 
     def newest_with_opening(
         self, uid: Uid, session: int | None, *, limit: int, within_s: float = inf
     ) -> tuple[SearchResult, Record | None]:
-        """As `newest_of`, and what its session began with.
+        """The result of `newest_of`, and the first record of a session.
 
-        That is the one given, or without any that of its newest record.
+        Without *session*, it is the session of the newest record.
         """
-        look = self.newest_of(uid, limit=limit, within_s=within_s)
-        if session is None and look.records:
-            session = look.records[0].session
-        return look, None if session is None else self.opening(session)
+        result = self.newest_of(uid, limit=limit, within_s=within_s)
+        if session is None and result.records:
+            session = result.records[0].session
+        return result, None if session is None else self.opening(session)
 
     def online(self, uid: Uid) -> OnlineRow | None:
-        """The session of a user that was open when the file was last written."""
+        """The open session of a user, as of the last commit."""
         query = "select * from online where uid = ?"
         row = self._read(lambda db: db.execute(query, [uid]).fetchone())
         return None if row is None else OnlineRow._make(row)
@@ -214,7 +209,7 @@ class LogReader:
         return str(self._read(lambda db: meta(db, "log")))
 
     def oldest(self) -> LogPosition | None:
-        """Where the log begins by now, as far as it is whole; None if it is empty."""
+        """The oldest record that is not damaged; None if there is none."""
         page = self._outermost(is_back=False)
         if page is None:
             return None
@@ -222,32 +217,31 @@ class LogReader:
         return LogPosition(first.seq, first.at)
 
     def newest(self) -> LogPosition | None:
-        """Where the log ends by now; None if it is empty."""
+        """The newest seq, and its page's stamp; None if the log has no whole page."""
         (last,) = self._read(
             lambda db: db.execute("select max(last) from log").fetchone()
         )
         page = self._outermost(is_back=True)
         return None if page is None else LogPosition(last, page.newest)
 
-    # --- within ---------------------------------------------------------------
-
     def _outermost(self, *, is_back: bool) -> LogPage | None:
-        """The oldest page that is whole, or the newest."""
+        """The newest whole page, or the oldest."""
         chunks = self._chunks(RecordFilter(), is_back=is_back, size=1)
         return next((page for chunk in chunks for page in chunk.pages), None)
 
     def _chunks(
-        self, sought: RecordFilter, *, is_back: bool, size: int | None = None
-    ) -> Iterator["_Chunk"]:
-        size, place = size or FIRST_PAGES, _END if is_back else 0
+        self, query: RecordFilter, *, is_back: bool, size: int | None = None
+    ) -> Iterator["_SearchChunk"]:
+        """Search the whole log, from its beginning, or back from its end."""
+        size, place = size or FIRST_PAGES, END if is_back else 0
         while True:
             began = self._clock()
             chunk = self._read(
-                partial(_chunk, sought=sought, place=place, size=size, is_back=is_back)
+                partial(_search, query=query, place=place, size=size, is_back=is_back)
             )
             took = self._clock() - began
             for damaged in chunk.damaged:
-                self.damaged = log_pages.joined(self.damaged, damaged)
+                self.damaged = merged(self.damaged, damaged)
             yield chunk
             if chunk.is_last:
                 return
@@ -257,40 +251,40 @@ class LogReader:
             elif took > 2 * CHUNK_S:
                 size = max(1, size // 2)
 
-    def _read(self, look: Callable[[sqlite3.Connection], T]) -> T:
-        return read_again(self._opened, look)
+    def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
+        return read_unchanged(self._connect, read)
 
 
-class _Chunk(NamedTuple):
-    """Pages that have what is sought, and up to where was looked."""
+class _SearchChunk(NamedTuple):
+    """The pages that one transaction found, and how far it searched."""
 
     pages: list[LogPage]
-    place: int  # of the seqs beyond it none was looked at
-    edge: LogPosition | None  # the same, where that is the end of a page
+    place: int  # the next chunk begins above this seq; going back, it ends with it
+    edge: LogPosition | None  # the last page searched, by its outer seq and stamp
     is_last: bool = False
-    size: int = 1  # of so many pages it was made
-    damaged: Sequence[tuple[int, int]] = ()  # first and last seq of what is in no page
+    size: int = 1  # how many pages were searched
+    damaged: Sequence[SeqRange] = ()
 
 
-def _chunk(
+def _search(
     db: sqlite3.Connection,
     *,
-    sought: RecordFilter,
+    query: RecordFilter,
     place: int,
     size: int,
     is_back: bool,
-) -> _Chunk:
-    """Look at up to *size* pages beyond a place, from there on."""
+) -> _SearchChunk:
+    """Search the next *size* pages from a place on, or fewer if there is damage."""
     db.execute("begin")
     begin = log_pages.oldest(db) - 1
-    (end,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+    end = log_pages.newest(db)
     after, until = (begin, min(place, end)) if is_back else (max(place, begin), end)
     if after >= until:
-        return _Chunk([], place, None, is_last=True)
+        return _SearchChunk([], place, None, is_last=True)
     chunk = None
     while chunk is None:
         try:
-            chunk = _searched(db, sought, after, until, size=size, is_back=is_back)
+            chunk = _search_whole(db, query, after, until, size=size, is_back=is_back)
         except sqlite3.DatabaseError as error:
             if not log_pages.is_damage(error):
                 raise
@@ -300,20 +294,16 @@ def _chunk(
     return chunk._replace(is_last=chunk.place == (after if is_back else until))
 
 
-def _searched(
+def _search_whole(
     db: sqlite3.Connection,
-    sought: RecordFilter,
+    query: RecordFilter,
     after: int,
     until: int,
     *,
     size: int,
     is_back: bool,
-) -> _Chunk:
-    """Look at the first pages of a range of seqs, or the last.
-
-    Raises:
-        sqlite3.DatabaseError: Of that something is damaged.
-    """
+) -> _SearchChunk:
+    """Search the first *size* pages of a range, or the last; raise if one is damaged."""
     order = "desc" if is_back else "asc"
     row = db.execute(
         f"select {PAGE} from log where last > ? and last <= ? "
@@ -325,219 +315,69 @@ def _searched(
         page = _page(*row)
         edge = LogPosition(page.first if is_back else page.last, page.newest)
         after, until = (page.first - 1, until) if is_back else (after, page.last)
-    there = "from log where last > ? and last <= ?"
-    query = f"select total(last - first + 1) {there}"
-    if db.execute(query, [after, until]).fetchone() != (until - after,):
+    searched = "from log where last > ? and last <= ?"
+    count = f"select total(last - first + 1) {searched}"
+    if db.execute(count, [after, until]).fetchone() != (until - after,):
         raise damage("records are missing")
-    condition, values = sought.condition()
+    condition, values = query.condition()
     rows = db.execute(
-        f"select {PAGE} {there} and {condition} order by last {order}",
+        f"select {PAGE} {searched} and {condition} order by last {order}",
         [after, until, *values],
     )
-    pages, taken = list[LogPage](), 0
+    pages, found_bytes = list[LogPage](), 0
     for row in rows:
         page = _page(*row)
         if pages and (page.first > pages[-1].last) == is_back:
             raise damage("pages are out of order")
         pages.append(page)
-        taken += len(page.records)
-        if taken > CHUNK_BYTES:
+        found_bytes += len(page.records)
+        if found_bytes > CHUNK_BYTES:
             edge = LogPosition(page.first if is_back else page.last, page.newest)
             after, until = (page.first - 1, until) if is_back else (after, page.last)
             break
     rows.close()
-    return _Chunk(pages, after if is_back else until, edge, size=size)
+    return _SearchChunk(pages, after if is_back else until, edge, size=size)
 
 
 def _read_past_damage(
     db: sqlite3.Connection, after: int, until: int, *, is_back: bool
-) -> _Chunk:
-    """Read the first records of a range of seqs, or the last, as far as they are whole."""
+) -> _SearchChunk:
+    """Read the whole pages at the beginning of a range of seqs, or at its end."""
     if is_back:
         after = max(after, until - PAGE_RECORDS)
     else:
         until = min(until, after + PAGE_RECORDS)
-    reached = after
-    pages, damaged = list[LogPage](), list[tuple[int, int]]()
-    for page in log_pages.pages(db, after=after, until=until):
-        if page.first > reached + 1:
-            damaged.append((reached + 1, page.first - 1))
-        pages.append(page)
-        after, reached = min(after, page.first - 1), page.last
-    if reached < until:
-        damaged.append((reached + 1, until))
+    pages = [*log_pages.pages(db, after=after, until=until)]
+    damaged = log_pages.damaged_ranges(pages, after=after, until=until)
+    place = max([until, *(page.last for page in pages)])
     if is_back:
+        place = min([after, *(page.first - 1 for page in pages)])
         pages.reverse()
-    return _Chunk(
-        pages, after if is_back else max(until, reached), None, damaged=damaged
-    )
+    return _SearchChunk(pages, place, None, damaged=damaged)
 
 
 def _page(
     last: int, first: int, newest: int, records: bytes, crc: int | None
 ) -> LogPage:
-    """A page of the log.
-
-    Raises:
-        sqlite3.DatabaseError: It is damaged.
-    """
+    """A page from its row; raise DatabaseError if it is damaged."""
     page = LogPage(last, first, newest, records)
     if not is_whole(page, crc):
         raise damage("a page is not what was written")
     return page
 
 
-# --- without a sidecar ----------------------------------------------------------------
-
-
-class _Changed(Exception):
-    """A file that nobody had open was written meanwhile: what was read may be torn.
-
-    It is told by its path.
-    """
-
-
 @contextmanager
 def log_in(folder: Path, *, clock: Callable[[], float]) -> Iterator[LogReader]:
-    """Read the log in a state directory, whether a sidecar has it open or not.
+    """Search the log in a state directory, whether a sidecar has it open or not.
 
     Raises:
-        StateError: There is none, or it cannot be read.
+        StateError: There is no log, or it cannot be read.
     """
     path = folder / DATABASE
     try:
-        # Beside a sidecar, whose start has looked at it, the WAL grows.
+        # A running sidecar checked the WAL when it started, and writes to it now.
         if file_state(path).wal is not None and not is_in_use(folder):
             check_wal(path)
-        yield LogReader(partial(looking_at, path), clock=clock)
+        yield LogReader(partial(opened_unchanged, path), clock=clock)
     except sqlite3.Error as error:
-        raise StateError(f"{path} cannot be read: {_remedy(path, error)}") from error
-
-
-def read_again(opened: Opened, look: Callable[[sqlite3.Connection], T]) -> T:
-    """Read until nobody has changed what was read meanwhile.
-
-    Raises:
-        StateError: That never was so.
-    """
-    changed: Exception | None = None
-    for _ in range(TRIES):
-        try:
-            with opened() as db:
-                return look(db)
-        except _Changed as error:
-            changed = error  # a sidecar has just been started, or stopped
-    raise StateError(
-        f"{changed} changes whenever it is read: a sidecar is started there again "
-        "and again; see its log, and ask again"
-    )
-
-
-def any_schema(_db: sqlite3.Connection, _path: Path) -> None:
-    """For `looking_at`: whatever is there is read."""
-
-
-def this_schema(db: sqlite3.Connection, path: Path) -> None:
-    """For `looking_at`: raise what keeps this version from reading a log."""
-    (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
-    has = meta(db, "schema") if tables else None
-    if has == SCHEMA:
-        return
-    if not tables:
-        raise StateError(
-            f"{path} is empty, no sidecar has written there yet: start one, or name its "
-            "state directory with --state"
-        )
-    if not isinstance(has, int):
-        raise StateError(
-            f"{path} says {has!r:.40} for its schema, which is none of ours: name the "
-            "sidecar's state directory with --state"
-        )
-    todo = "use the version that wrote it"
-    if has < SCHEMA:
-        todo += ", or start this version's sidecar there, which brings it up to date"
-    raise StateError(f"{path} has schema {has}, this version reads {SCHEMA}; {todo}")
-
-
-@contextmanager
-def looking_at(
-    path: Path, *, check: Callable[[sqlite3.Connection, Path], None] = this_schema
-) -> Iterator[sqlite3.Connection]:
-    """Open a log that may be another process's, for one read; nothing is written.
-
-    Where there is a WAL, a sidecar has the file open or was killed. SQLite then reads
-    both, beside whoever writes; for who may not write to the folder it does so only once
-    somebody who may has read there since the start. Where there is none the file is all
-    there is, and to read it SQLite would make a WAL: a file that the sidecar, if it is
-    another user's, could not write to. So it is opened as one that does not change; and
-    if it did, the read counts for nothing.
-
-    Raises:
-        StateError: There is no log, or none that this version reads.
-        sqlite3.Error: It cannot be read.
-    """
-    before = file_state(path)
-    how = "immutable=1" if before.wal is None else "mode=ro"
-    try:
-        with closing(opened(path, how)) as db:
-            db.execute("pragma busy_timeout = 1000")
-            check(db, path)
-            yield db
-    finally:
-        if before.wal is None and file_state(path) != before:
-            raise _Changed(path)
-
-
-class FileState(NamedTuple):
-    """What tells one state of a file from the next."""
-
-    file: tuple[int, int, int]
-    wal: tuple[int, int, int] | None
-
-
-def file_state(path: Path) -> FileState:
-    """What a file and its WAL are now.
-
-    Raises:
-        StateError: There is none, it is a link or no file, or it may not be read.
-    """
-    check_regular_files(path)
-    wal = path.with_name(path.name + "-wal")
-    try:
-        # A folder that may not be looked into has a file as if it had none.
-        if not os.access(path, os.R_OK, effective_ids=True) and path.stat():
-            raise PermissionError
-        return FileState(_facts(path), _facts(wal) if wal.exists() else None)
-    except (FileNotFoundError, NotADirectoryError):
-        raise StateError(
-            f"there is no log in {path.parent}: name the sidecar's state directory with "
-            "--state"
-        ) from None
-    except PermissionError:
-        raise StateError(
-            f"not allowed to read {path}: be the user that the sidecar runs as"
-        ) from None
-    except OSError as error:
-        raise StateError(
-            f"{path} cannot be read: {error.strerror}; mend that, or name the sidecar's "
-            "state directory with --state"
-        ) from None
-
-
-def _facts(path: Path) -> tuple[int, int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _remedy(path: Path, error: sqlite3.Error) -> str:
-    """What SQLite says, and what to do about it."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
-        told = "beside a sidecar that runs or was killed, only who may write to"
-        todo = "be the user that the sidecar runs as"
-        return f"{error}; {told} {path.parent} can always read it: {todo}"
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return f"{error}; ask again"
-    if code == sqlite3.SQLITE_IOERR:
-        return f"{error}; mend the disk"
-    return f"{error}; it is damaged: see `liveness check-state`, restore a backup"
+        raise read_error(path, error) from error

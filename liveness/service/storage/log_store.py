@@ -1,35 +1,23 @@
-"""The journal's file: the log, and what follows from it.
+"""The log's database, `liveness.db`: written, trimmed, and read for links.
 
-    log       what was decided, in order: a row a page of records of one commit
-    online    whose session is open: the log's effect, changed with it
-    cursors   how far each gateway and watcher has acknowledged, and a gateway's timeouts
-    trimmed   for each name the newest record that concerned it and is no longer kept
-    meta      the log's id, the schema's version; the logs that it was a copy of, and
-              up to which seq it is the same as each
+A copy of it, as a backup has, must not go on with the same log: copy and original would
+give the same numbers to different records. So a copy begins a log of its own when it is
+first opened.
 
-A copy, as a backup has it, is no second holder of the same log: both would give the same
-numbers to different records. So it begins a log of its own when it is first opened.
+Rows are written by few statements with many rows each, through `json_each`. `executemany`
+takes and releases the interpreter lock for each row; beside a busy main thread that is
+the difference between 9,000 rows a second and 100,000. Only the pages of the log are
+written by `executemany`: a commit has few of them.
 
-`uid` columns are ANY in STRICT tables: any other type would make one user of `7` and
-`"7"`. Up to `PAGE_RECORDS` rows are one statement through `json_each`, not
-`executemany`, which takes and gives the interpreter lock once a row: beside a busy main
-thread that is the difference between 100,000 rows a second and 9,000. Only the log's
-rows go that way: they are few, as it has pages, not rows of fifteen columns. Sessions are
-keyed by their number, not their user: a login costs 3 µs of writing, not 18, since
-nothing is inserted but at the end.
-
-Timers are in a file of their own (`timer_store`), which follows the log: they may be ten
-million, and a commit of the log is not to wait for them.
+Timers have a file of their own (`timer_store`), which follows the log: there may be ten
+million, and no commit of the log should wait for them.
 """
 
-import fcntl
 import json
-import os
 import secrets
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -38,7 +26,6 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from liveness.core.frames import MAX_NAME_BYTES, MAX_TIMEOUT_S
 from liveness.core.framing import encode
 from liveness.core.records import (
     TIMER,
@@ -48,9 +35,9 @@ from liveness.core.records import (
     Subscription,
 )
 from liveness.core.timer_states import Fire
-from liveness.core.uids import MAX_UID_BYTES, is_natural
-from liveness.errors import StartError
-from liveness.service.storage import log_pages, migrations, timer_store
+from liveness.core.uids import is_natural
+from liveness.service.storage import log_pages, migrations, online_list, timer_store
+from liveness.service.storage.damaged_records import DamagedRecords
 from liveness.service.storage.database import (
     check_structure,
     connect,
@@ -60,6 +47,7 @@ from liveness.service.storage.database import (
     made_private,
     meta,
     open_files,
+    pragma,
     reading,
     size_of,
     transaction,
@@ -68,129 +56,58 @@ from liveness.service.storage.database import (
 )
 from liveness.service.storage.disk_reserve import WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.log_pages import END, PAGE_RECORDS, records_in, rows_of
-from liveness.service.storage.private_folders import identity, make_own_folder, open_own
-from liveness.text import EXACT_IN_JSON, json_line, uid_text, utc_time
+from liveness.service.storage.log_schema import (
+    SCHEMA,
+    TABLES,
+    TABLES_BESIDE_LOG,
+    unsound_rows,
+)
+from liveness.service.storage.private_folders import identity
+from liveness.service.storage.state_lock import LOCK, locked_folder
+from liveness.text import utc_time
 
-SCHEMA: Final = 3
 DATABASE: Final = "liveness.db"
-# A sidecar locks two: the state directory, which cannot go without the state, and in it
-# a file, which goes along where only what is in the directory is moved.
-LOCK: Final = "lock"
-_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Of `meta`: when a copy was made, in Unix milliseconds, until it is first opened.
+# A key of `meta`: when the copy was made, in Unix milliseconds. Deleted at first opening.
 COPIED: Final = "copied"
 
-# A reader of the log is given pages; a page looks at no more rows than this, so that
-# one who is concerned by few does not hold the file for long.
+# One read looks at no more records than this, so that a reader that few records concern
+# does not keep the file open for long.
 SCAN_RECORDS: Final = 50_000
-LIST_ROWS: Final = 1_000
-# A trim deletes no more records than these and a page in one transaction: about 10 ms.
+# One trimming transaction deletes no more records than these and a page: about 10 ms.
 TRIM_RECORDS: Final = 2_000
-# Of so many logs that this one was a copy of, one after the other, the newest are known.
+# Logs that this one was copied from, one from the other; only the newest are remembered.
 MOST_PARTED: Final = 100
-# Pages of the file that are given back in one step.
+# Pages of the file that are given back to the disk in one step.
 TRIM_PAGES: Final = 2_000
 
 _log = structlog.get_logger("start")
-
-_TABLES: Final = f"""
-create table meta (key text primary key, value any) strict, without rowid;
-create table log (
-    last integer primary key, first integer not null, newest integer not null,
-    records blob not null, crc integer, check (first <= last)) strict;
-create trigger log_goes_on before insert on log
-    when new.first <= (select max(last) from log)
-    begin select raise(abort, 'a seq is given twice'); end;
-create table online (
-    session integer primary key, uid any not null, start integer not null,
-    conn integer, gateway text not null, timeout real) strict;
-create table cursors (
-    role text not null, name text not null, seq integer not null,
-    used integer not null, timeout real, in_force real, primary key (role, name)
-    ) strict, without rowid;
-create table trimmed (name text primary key, seq integer not null) strict,
-    without rowid;
-insert into meta values ('schema', {SCHEMA});
-"""
-
-
-def _text(column: str, longest: int) -> str:
-    """In SQL: what `uids.is_text` says, but of what is no UTF-8, which cannot be read."""
-    return (
-        f"typeof({column}) = 'text' "
-        f"and length(cast({column} as blob)) between 1 and {longest} "
-        # Of the zero by itself: for SQLite's patterns a text ends there.
-        f"and {column} not glob '*[\x01-\x1f\x7f]*' and not instr({column}, char(0))"
-    )
-
-
-def _natural(column: str) -> str:
-    return f"typeof({column}) = 'integer' and {column} >= 0"
-
-
-def _timeout(column: str) -> str:
-    return f"({column} is null or {column} > 0 and {column} <= {MAX_TIMEOUT_S})"
-
-
-# What is true of each row that is whole; a table at a time, a million rows take a second.
-_SOUND: Final = {
-    "online": (
-        "session between 1 and :next - 1 "
-        f"and ({_text('uid', MAX_UID_BYTES)} or {_natural('uid')}) "
-        f"and typeof(start) = 'integer' and (conn is null or {_natural('conn')}) "
-        f"and {_text('gateway', MAX_NAME_BYTES)} and {_timeout('timeout')}"
-    ),
-    "cursors": (
-        f"role in ('gateway', 'watcher') and {_text('name', MAX_NAME_BYTES)} "
-        "and seq between 0 and :next - 1 and typeof(used) = 'integer' "
-        f"and {_timeout('timeout')} and {_timeout('in_force')}"
-    ),
-    "trimmed": f"{_text('name', MAX_NAME_BYTES)} and seq between 0 and :next - 1",
-}
-# The tables beside the log: without them there is no start.
-BESIDE: Final = ("meta", *_SOUND)
 
 
 def _from_json(columns: int) -> str:
     return ", ".join(f"json_extract(value, '$[{n}]')" for n in range(columns))
 
 
-_PUT_ONLINE: Final = (
-    f"insert or replace into online select {_from_json(6)} from json_each(?)"
-)
-# As `Presence.restore` wants them; it is the order in which they lie.
-_ONLINE: Final = "select * from online order by session"
+def _put(table: str, columns: int) -> str:
+    values = _from_json(columns)
+    return f"insert or replace into {table} select {values} from json_each(?)"
+
+
+_PUT_ONLINE: Final = _put("online", 6)
 _FORGET_ONLINE: Final = (
     "delete from online where session in (select value from json_each(?))"
 )
-_PUT_CURSORS: Final = (
-    f"insert or replace into cursors select {_from_json(6)} from json_each(?)"
-)
+_PUT_CURSORS: Final = _put("cursors", 6)
 _FORGET_CURSORS: Final = f"delete from cursors where (role, name) in (select {_from_json(2)} from json_each(?))"
+_PUT_META: Final = "insert or replace into meta values (?, ?)"
 
-# Of each user a line, as `text.json_ready` has it; SQLite makes them without the
-# interpreter, but for the few whose names need a look.
-_USER_LINES: Final = f"""
-select group_concat(line, char(10)), count(*), max(session) from (
-    select session, json_object(
-        'uid', case
-            when typeof(uid) = 'integer' and uid > {EXACT_IN_JSON} then 'int:' || uid
-            when typeof(uid) = 'text' and instr(uid, 'int:') then uid_text(uid)
-            else uid end,
-        'gateway', gateway, 'session', session, 'conn', conn, 'since', start) as line
-    from online where session > :after order by session limit :most)
-"""
-
-# A name that is new here had read everything that was trimmed before, or all of it counts
-# as lost to it: nobody knows which of it concerned that name.
+# A new name either had read everything that was trimmed before, or counts all of it as
+# lost: which of those records concerned it is not known.
 _TRIMMED_NAMES: Final = """
 insert or ignore into trimmed select distinct name, ? from cursors
 """
-_TRIMMED: Final = f"""
-insert or replace into trimmed select {_from_json(2)} from json_each(?)
+_TRIMMED: Final = f"""{_put("trimmed", 2)}
 where json_extract(value, '$[0]') in (select name from cursors)
 """
-_PUT_META: Final = "insert or replace into meta values (?, ?)"
 _TRIMMED_UNKNOWN: Final = "update trimmed set seq = :seq where seq < :seq"
 _FORGET_TRIMMED: Final = (
     "delete from trimmed where name not in (select name from cursors)"
@@ -202,32 +119,32 @@ class CursorRow(NamedTuple):
 
     seq: int
     used_ms: int
-    timeout: float | None  # a gateway's, as its last hello gave it
-    # The longest timeout that a session of that gateway may still be under, in seconds.
+    timeout: float | None  # a gateway's, from its last hello
+    # The longest timeout, in seconds, that a session of this gateway may still have.
     in_force: float | None = None
 
 
 class LogRows(NamedTuple):
-    """What a read of the log found, all of it as of one snapshot."""
+    """The result of one read of the log, from one snapshot."""
 
     records: list[Logged]
-    reached: int  # the seq up to which the log was looked at
-    first: int  # the oldest seq kept; where those read for are damaged, the next that is not
-    # The newest seq that is no longer kept and concerned this reader, as far as that is
-    # known; else the newest that is no longer kept. Of what is damaged it is not known.
+    reached: int  # the log was searched up to this seq
+    first: int  # the oldest seq kept; after damage, the next seq that is not damaged
+    # The newest seq that was trimmed and concerned this reader. Where that is not known,
+    # the newest that was trimmed; after damage, the newest that is damaged.
     lost: int
 
 
 @dataclass(slots=True)
 class Batch:
-    """What one transaction writes."""
+    """The content of one transaction: queued `Changes`, put together."""
 
     records: list[Logged] = field(default_factory=list)
     due: list[float] = field(default_factory=list)
     online: dict[int, OnlineRow | None] = field(default_factory=dict)
     cursors: Mapping[tuple[str, str], CursorRow | None] = field(default_factory=dict)
-    runs: list[Fire] = field(default_factory=list)  # for the timers' table, after it
-    changes: int = 0
+    runs: list[Fire] = field(default_factory=list)  # for the timers' table, afterwards
+    changes: int = 0  # how many of them
     weight: int = 0
     ends: int = 0
 
@@ -239,64 +156,44 @@ class LogStore:
         folder: The state directory; made, private, if it is missing.
     Raises:
         StartError: It cannot be used, or another sidecar uses it.
-        StateError: What lies in it is damaged, or of a newer version.
+        StateError: Its content is damaged, or of a newer version.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / DATABASE
-        # Readers have threads of their own.
-        self._noting = threading.Lock()
-        self._damaged: list[tuple[int, int]] = []
-        with ExitStack() as held:
-            try:
-                make_own_folder(folder)
-                held.enter_context(_locked(os.open(folder, _FOLDER_FLAGS)))
-                lock = open_own(folder / LOCK, os.O_RDWR | os.O_CREAT)
-                held.enter_context(_locked(lock))
-            except BlockingIOError as error:
-                raise StartError(
-                    f"state directory {folder} is in use by another sidecar; stop that "
-                    "one or name another with --state"
-                ) from error
-            except OSError as error:
-                is_file = isinstance(error, FileExistsError | NotADirectoryError)
-                why = "it is no folder" if is_file else error.strerror
-                raise StartError(
-                    f"state directory {folder}: {why}; make it a folder that this user "
-                    "may write to, or name another with --state"
-                ) from error
+        self._damaged = DamagedRecords(self.path)
+        with ExitStack() as resources:
+            lock = resources.enter_context(locked_folder(folder))
             self.reserve = Reserve(folder)
-            # A start writes too, on a disk however full; `load` restores it, or the end.
+            # A start must be able to write on a full disk. `load` takes the reserve
+            # again, or else `close`.
             self.reserve.release()
-            held.callback(self.reserve.restore)
+            resources.callback(self.reserve.restore)
             with self.expecting_damage():
                 check_not_emptied(folder)
                 with made_private(self.path):
-                    has = migrations.found(self.path, SCHEMA, migrations.LOG)
+                    stored = migrations.found(self.path, SCHEMA, migrations.LOG)
                     self._db = connect(self.path)
-                    self._prepare(has)
-            locked = os.fstat(lock)
-            # By where each was opened.
-            self.files = open_files(self.path)
-            self.files[folder / LOCK] = locked.st_dev, locked.st_ino
-            self._held = held.pop_all()
+                    self._prepare(stored)
+            self.files = {**open_files(self.path), folder / LOCK: lock}
+            self._resources = resources.pop_all()
 
     def expecting_damage(self) -> AbstractContextManager[None]:
-        """At the start: what cannot be read is told, and left as it is."""
+        """At the start: raise for an unreadable file, and leave it as it is."""
         return expecting_damage(self.path, "start with an empty log")
 
-    def _prepare(self, has: int | None) -> None:
+    def _prepare(self, stored: int | None) -> None:
         db = self._db
-        if has is None:
+        if stored is None:
             db.execute("pragma auto_vacuum = incremental")
         write_ahead(db)
-        if has is None:
-            db.executescript(f"begin immediate; {_TABLES}")
+        if stored is None:
+            db.executescript(f"begin immediate; {TABLES}")
             db.execute("insert into meta values ('log', ?)", [secrets.token_hex(8)])
             db.execute("commit")
         else:
-            migrations.migrate(db, self.path, has, SCHEMA, migrations.LOG)
+            migrations.migrate(db, self.path, stored, SCHEMA, migrations.LOG)
         log = meta(db, "log")
         try:
             parted = json.loads(str(meta(db, "parted") or "{}"))
@@ -306,14 +203,14 @@ class LogStore:
         if not isinstance(log, str) or not is_sound:
             raise damage("its meta makes no sense")
         self.log = log
-        # By the id of a log: up to which seq this one is the same.
+        # By the id of a log that this one was copied from: the last seq they share.
         self.parted: dict[str, int] = parted
         copied_ms = meta(db, COPIED)
         if isinstance(copied_ms, int):
-            self._part(copied_ms)
+            self._begin_own_log(copied_ms)
 
-    def _part(self, copied_ms: int) -> None:
-        """Begin a log of its own: what follows here, the original has numbered too."""
+    def _begin_own_log(self, copied_ms: int) -> None:
+        """Take a new id: the original gives the next numbers to other records."""
         db, was, seq = self._db, self.log, self.bounds()[1] - 1
         parted = {**self.parted, was: seq}
         self.parted = dict([*parted.items()][-MOST_PARTED:])
@@ -332,31 +229,28 @@ class LogStore:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the log at its path is the one that is open."""
+        """Whether the file at the log's path is still the one that is open."""
         return identity(self.path) == self.files.get(self.path)
 
     def close(self) -> None:
-        """Close the file and let the directory go."""
+        """Close the file and unlock the directory."""
         self._db.close()
-        self._held.close()
+        self._resources.close()
 
     # --- reading --------------------------------------------------------------
 
     def bounds(self) -> tuple[int, int]:
         """The oldest seq kept, and the next one to be given."""
-        return log_pages.oldest(self._db), log_pages.following(self._db)
+        return log_pages.oldest(self._db), log_pages.next_seq(self._db)
 
     def check(self) -> None:
-        """At the start: see whether what is kept beside the log is whole and makes sense.
+        """At the start: raise DatabaseError if a table beside the log is damaged.
 
         The log itself is not read: it may have gigabytes, and damage in it is a gap.
-
-        Raises:
-            sqlite3.DatabaseError: It is not; SQLite sees only damage to its structure.
         """
-        check_structure(self._db, BESIDE)
-        _, following = self.bounds()
-        for table, count in unsound(self._db, following).items():
+        check_structure(self._db, TABLES_BESIDE_LOG)
+        _, next_seq = self.bounds()
+        for table, count in unsound_rows(self._db, next_seq).items():
             if count:
                 raise sqlite3.DatabaseError(f"{count} rows of {table} make no sense")
 
@@ -367,7 +261,7 @@ class LogStore:
 
     def online(self) -> Iterator[OnlineFields]:
         """Every open session, in the order in which they began."""
-        return self._db.execute(_ONLINE)
+        return self._db.execute("select * from online order by session")
 
     def read(
         self,
@@ -378,27 +272,22 @@ class LogStore:
         limit: int,
         most_bytes: float = inf,
     ) -> LogRows:
-        """Read on in the log.
+        """Read records above *after*, up to *until*, that concern a subscription.
 
-        Args:
-            after: Records above this seq.
-            until: None above this seq.
-            wanted: Only records that concern this reader.
-            limit: At most this many.
-            most_bytes: No further than the page of the log with which those read have so
-                many bytes.
+        It reads at most *limit* records, and stops after the page with which the pages
+        read have *most_bytes*. Any thread may call it.
         """
         records: list[Logged] = []
         size = 0
         with reading(self.path) as db:
             db.execute("begin")
             first = log_pages.oldest(db)
-            lost = _lost(db, wanted.gateway, first)
-            (newest,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+            lost = _newest_lost(db, wanted.gateway, first)
+            newest = log_pages.newest(db)
             after = reached = max(after, first - 1)
             until = min(until, after + SCAN_RECORDS)
-            # A page that lacks the bytes of a name has no record of it.
-            names = [it for it in (wanted.uid, wanted.gateway) if it is not None]
+            # A page without the bytes of a name has no record of it, and is not decoded.
+            names = [name for name in (wanted.uid, wanted.gateway) if name is not None]
             if wanted.kinds <= {TIMER}:
                 names.append(TIMER)
             needed = [*map(encode, names)]
@@ -421,107 +310,37 @@ class LogStore:
                 damaged = min(until, newest)
         if reached >= damaged:
             return LogRows(records, until, first, lost)
-        self._note_damage(reached + 1, damaged)
-        if reached > after:  # and what is damaged is met by the next read
+        self._damaged.add(reached + 1, damaged)
+        if reached > after:  # the next read begins at the damage
             return LogRows(records, reached, first, lost)
         return LogRows([], damaged, damaged + 1, damaged)
 
     @property
     def damaged_records(self) -> int:
-        """How many records were found to be damaged, and are still in the log's range."""
-        return sum(last - first + 1 for first, last in self._damaged)
-
-    def _take(
-        self, how: tuple[str, list[Any]], newest: dict[str, int], unknown: int
-    ) -> None:
-        """Have pages gone, and by name what that takes."""
-        db = self._db
-        with transaction(db):
-            db.execute(_TRIMMED_NAMES, [log_pages.oldest(db) - 1])
-            db.execute(_TRIMMED, [json.dumps([*newest.items()], ensure_ascii=False)])
-            db.execute(_TRIMMED_UNKNOWN, {"seq": unknown})
-            db.execute(*how)
-
-    def _note_damage(self, first: int, last: int) -> None:
-        """Say once of each damaged record that it is one."""
-        with self._noting:
-            known = self._damaged
-            self._damaged = log_pages.joined(known, (first, last))
-            is_known = self._damaged[-1] in known
-        if not is_known:
-            _log.error(
-                "records are damaged on disk; who had not read them is told of a gap, and "
-                "gets everything else: see what `liveness check-state` says, look at the "
-                "disk, and restore a backup only if these records are worth it",
-                path=str(self.path),
-                first=first,
-                last=last,
-            )
-
-    def _forget_damage(self, first: int) -> None:
-        """Damage below the oldest record kept is history."""
-        with self._noting:
-            self._damaged = [
-                (max(one, first), last) for one, last in self._damaged if last >= first
-            ]
+        """How many damaged records were found that the log has not trimmed yet."""
+        return len(self._damaged)
 
     def spool_online(
         self, gateway: str | None, write: Callable[[bytes], object]
     ) -> None:
-        """Write the answer to `list`, whole, a frame at a time, from one snapshot.
-
-        The snapshot is let go when this returns, however slowly the answer is read
-        afterwards; an open one would keep the WAL growing.
-        """
-        query = "select uid, gateway, session, conn from online"
-        values = []
-        if gateway is not None:
-            query += " where gateway = ?"
-            values = [gateway]
-        with reading(self.path) as db:
-            db.execute("begin")
-            (seq,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
-            rows = db.execute(query, values)
-            page = rows.fetchmany(LIST_ROWS)
-            while len(page) == LIST_ROWS and (following := rows.fetchmany(LIST_ROWS)):
-                write(encode(["list", page]))
-                page = following
-            write(encode(["list", page, seq]))
-            db.execute("rollback")
+        """Write the answer to `list`: the users of a gateway, or with None all users."""
+        online_list.write_frames(self.path, gateway, write)
 
     def spool_users(self, write: Callable[[bytes], object]) -> None:
-        """Write everyone online, a line of JSON each, from one snapshot.
-
-        The last line has the log, and the `seq` at which the whole is true.
-        """
-        users, session = 0, 0
-        with reading(self.path) as db:
-            db.create_function("uid_text", 1, uid_text, deterministic=True)
-            db.execute("begin")
-            (seq,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
-            while True:
-                lines, found, last = db.execute(
-                    _USER_LINES, {"after": session, "most": LIST_ROWS}
-                ).fetchone()
-                if not found:
-                    break
-                write(f"{lines}\n".encode())
-                users, session = users + found, last
-            db.execute("rollback")
-        last_line = {"log": self.log, "seq": seq, "users": users}
-        write(f"{json_line(last_line)}\n".encode())
+        """Write everyone online as lines of JSON; the last one has log, seq and count."""
+        online_list.write_lines(self.path, self.log, write)
 
     # --- writing --------------------------------------------------------------
 
     def write(self, batch: Batch) -> None:
-        """Write a batch in one transaction; all of it, or on an error none.
+        """Write a batch in one transaction: all of it, or on an error none.
 
         Raises:
             sqlite3.Error: It cannot be written; an `IntegrityError` if another process
                 has written to the log.
         """
-        kept = [row for row in batch.online.values() if row is not None]
-        gone = [session for session, row in batch.online.items() if row is None]
+        opened = [row for row in batch.online.values() if row is not None]
+        closed = [session for session, row in batch.online.items() if row is None]
         cursors = [
             (*key, *row) for key, row in batch.cursors.items() if row is not None
         ]
@@ -533,8 +352,8 @@ class LogStore:
         with transaction(db):
             db.executemany("insert into log values (?, ?, ?, ?, ?)", pages)
             changes: tuple[tuple[str, list[Any]], ...] = (
-                (_FORGET_ONLINE, gone),
-                (_PUT_ONLINE, kept),
+                (_FORGET_ONLINE, closed),
+                (_PUT_ONLINE, opened),
                 (_PUT_CURSORS, cursors),
                 (_FORGET_CURSORS, forgotten),
             )
@@ -543,66 +362,64 @@ class LogStore:
                     db.execute(statement, [json.dumps(part, ensure_ascii=False)])
 
     def log_bytes(self) -> int:
-        """Bytes of the file in use, whatever for."""
-        pages, free, size = (
-            self._db.execute(f"pragma {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return int((pages - free) * size)
+        """Bytes of the file in use, for all tables."""
+        db = self._db
+        pages = pragma(db, "page_count") - pragma(db, "freelist_count")
+        return pages * pragma(db, "page_size")
 
     def trim(
         self, *, oldest_ms: int, most_bytes: int, idle_ms: int, until: int = END
     ) -> bool:
-        """Take one small step towards the retention; return whether more is to do.
+        """Take one small step towards the retention; return whether there is more to do.
 
-        Cursors stay where they are. Names not used since *idle_ms* are forgotten. Of the
-        log nothing above *until* goes; what is free is given back to the disk.
+        Forgets names not used since *idle_ms*, calls `delete_oldest`, and gives free
+        pages of the file back to the disk. No cursor moves.
         """
         with transaction(self._db):
             self._db.execute("delete from cursors where used < ?", [idle_ms])
             self._db.execute(_FORGET_TRIMMED)
-        is_behind = self.shed(oldest_ms=oldest_ms, most_bytes=most_bytes, until=until)
+        is_behind = self.delete_oldest(
+            oldest_ms=oldest_ms, most_bytes=most_bytes, until=until
+        )
         self.reserve.lend(self._db, self._give_back, room=WAL_ROOM_BYTES)
         return is_behind
 
     def keep_bound(self, *, most_bytes: int, before: int, until: int) -> None:
-        """After a commit: shed twice what it added, so that a full log does not grow.
+        """After a commit to a log of *before* bytes: delete twice what the commit added.
 
-        Args:
-            most_bytes: Bytes above which the log is full.
-            before: Bytes that it had before the commit.
-            until: Nothing above this seq goes.
+        Nothing is deleted above *until*, or while the log has at most *most_bytes*.
         """
         bound = max(most_bytes, 2 * before - self.log_bytes())
-        while self.log_bytes() > bound and self.shed(
+        while self.log_bytes() > bound and self.delete_oldest(
             oldest_ms=0, most_bytes=bound, until=until
         ):
             pass
 
-    def shed(self, *, oldest_ms: int, most_bytes: int, until: int = END) -> bool:
-        """Delete some of the oldest pages that are past the retention.
+    def delete_oldest(
+        self, *, oldest_ms: int, most_bytes: int, until: int = END
+    ) -> bool:
+        """Delete some of the oldest pages; return whether there may be more to delete.
 
-        Of each name it is kept which record that concerned it was the newest to go: a
-        reader that had not read that one is told of a gap, and no other. The newest page is
-        always kept: it says which seq comes next. A damaged page has no age that could be
-        trusted, and goes with the next whole one; whom it concerned nobody knows, so it
-        counts for all.
+        Pages go if their newest record is older than *oldest_ms*, or while the log has
+        more than *most_bytes*; never above the seq *until*.
 
-        Returns:
-            Whether there may be more of them.
+        For each name, the newest deleted record that concerned it is noted: only a reader
+        that had not read that record gets a gap. The newest page is never deleted: it
+        says which seq comes next. The age of a damaged page cannot be trusted; it is
+        deleted with the next whole page, and counts as lost for every name.
         """
         db = self._db
         is_above = self.log_bytes() > most_bytes
         last, count, newest, unknown = 0, 0, dict[str, int](), 0
         reached = log_pages.oldest(db) - 1
-        (end,) = db.execute("select coalesce(max(last), 0) from log").fetchone()
+        end = log_pages.newest(db)
         for page in log_pages.pages(db, after=reached, until=min(until, end - 1)):
             is_due = is_above or page.newest < oldest_ms
             if count >= TRIM_RECORDS or not is_due or page.last >= min(end, until + 1):
                 break
             if page.first > reached + 1:
                 unknown = page.first - 1
-                self._note_damage(reached + 1, unknown)
+                self._damaged.add(reached + 1, unknown)
             newest |= log_pages.newest_by_name(page)
             count += page.last - reached
             last = reached = page.last
@@ -610,77 +427,50 @@ class LogStore:
             return False
         past = log_pages.trimmed(db)
         delete = "delete from log where last > ? and last <= ?", [past, last]
-        # What SQLite cannot delete, as it is damaged, stays in the file.
+        # Pages that SQLite cannot delete, as they are damaged, stay in the file.
         leave = _PUT_META, [log_pages.TRIMMED, last]
         try:
-            take = partial(self._take, delete, newest, unknown)
-            self.reserve.lend(self._db, take, room=WAL_ROOM_BYTES)
+            remove = partial(self._remove, delete, newest, unknown)
+            self.reserve.lend(self._db, remove, room=WAL_ROOM_BYTES)
         except sqlite3.DatabaseError as error:
             if not log_pages.is_damage(error):
                 raise
-            self._take(leave, newest, unknown)
-        self._forget_damage(last + 1)
+            self._remove(leave, newest, unknown)
+        self._damaged.forget_below(last + 1)
         return count >= TRIM_RECORDS
 
+    def _remove(
+        self, statement: tuple[str, list[Any]], newest: dict[str, int], unknown: int
+    ) -> None:
+        """Remove pages from the log, and note what is thereby lost to which name."""
+        db = self._db
+        with transaction(db):
+            db.execute(_TRIMMED_NAMES, [log_pages.oldest(db) - 1])
+            db.execute(_TRIMMED, [json.dumps([*newest.items()], ensure_ascii=False)])
+            db.execute(_TRIMMED_UNKNOWN, {"seq": unknown})
+            db.execute(*statement)
+
     def _give_back(self) -> None:
-        """Give some of the free pages of the file back to the disk."""
         try:
-            # As a script: `execute` stops after the first page that was given back.
+            # As a script: `execute` would stop after the first page.
             self._db.executescript(f"pragma incremental_vacuum({TRIM_PAGES})")
         except sqlite3.DatabaseError as error:
             if not log_pages.is_damage(error):
                 raise
-            # What is free stays in the file, and is used again.
+            # The free pages stay in the file, and are used again.
 
     def write_back(self) -> None:
-        """Write the WAL back to the file, and give its room back where nobody reads."""
+        """Write the WAL back to the file, and cut the WAL if nobody reads from it."""
         self.reserve.lend(self._db, partial(write_back, self._db))
 
 
 def check_not_emptied(folder: Path) -> None:
-    """See that the log was not emptied: its timers are made after it.
-
-    Raises:
-        sqlite3.DatabaseError: It was.
-    """
+    """Raise DatabaseError if the log's file is empty beside timers, which are made later."""
     if size_of(folder / DATABASE) == 0 and size_of(folder / timer_store.DATABASE):
         raise damage(f"it is empty, and {timer_store.DATABASE} is not")
 
 
-def is_in_use(folder: Path) -> bool:
-    """Whether a sidecar has a state directory open, as far as this user may see."""
-    lock_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    for path, flags in ((folder, _FOLDER_FLAGS), (folder / LOCK, lock_flags)):
-        try:
-            with _locked(os.open(path, flags), fcntl.LOCK_SH):
-                pass
-        except (BlockingIOError, PermissionError):
-            return True
-        except OSError:
-            pass  # there is none that a sidecar could have locked
-    return False
-
-
-@contextmanager
-def _locked(descriptor: int, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Lock a file, or raise BlockingIOError; it is closed in the end."""
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def unsound(db: sqlite3.Connection, following: int) -> dict[str, int]:
-    """By table beside the log, how many rows make no sense where that seq comes next."""
-    query = "select count(*) from {} where ({}) is not true"
-    return {
-        table: db.execute(query.format(table, rule), {"next": following}).fetchone()[0]
-        for table, rule in _SOUND.items()
-    }
-
-
-def _lost(db: sqlite3.Connection, gateway: str | None, first: int) -> int:
-    """The newest record that is gone and may have concerned a reader of *gateway*."""
+def _newest_lost(db: sqlite3.Connection, gateway: str | None, first: int) -> int:
+    """The newest trimmed seq that may have concerned a reader of *gateway*."""
     row = db.execute("select seq from trimmed where name = ?", [gateway]).fetchone()
     return first - 1 if row is None else int(row[0])

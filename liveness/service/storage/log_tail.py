@@ -1,8 +1,8 @@
-"""Who reads the log: a bounded tail in memory, and a cursor for each reader.
+"""The tail of the log in memory, and a cursor for each reader.
 
-The newest records stay in memory, so that live readers cost no read of the disk; a
-reader further back is served from there. There is no queue per reader: a slow one
-holds a position, not memory, until the log's retention passes it by and a gap says so.
+The newest records stay in memory, so that live readers need no disk. A reader that is
+further behind reads from disk. There is no queue for each reader: a slow reader holds a
+position, not memory. If the retention trims records that it has not read, it gets a gap.
 """
 
 from collections import deque
@@ -21,17 +21,17 @@ from liveness.service.storage.log_store import Batch
 from liveness.service.storage.log_writer import LogWriter
 from liveness.text import json_line, json_ready
 
-# What a record takes in memory without a payload, about.
+# About the memory of a record without a payload.
 RECORD_BYTES: Final = 512
 
-# At most this many readers of the disk at a time; each holds a thread and a file.
+# At most this many links read from disk at a time; each uses a thread and an open file.
 DISK_READERS: Final = 4
-# And so many of those for whom no user waits.
+# The same for HTTP readers, which must not delay links.
 GUESTS: Final = 2
 
 
 class TailEntry:
-    """A record in the tail, encoded when the first reader wants it, then for all."""
+    """A record in the tail. It is encoded once, when the first reader needs it."""
 
     __slots__ = ("_encoded", "_event", "_json", "due", "record")
 
@@ -58,7 +58,7 @@ class TailEntry:
 
     @property
     def event(self) -> bytes:
-        """The record as a server-sent event, but for the log in front of its id's seq."""
+        """The record as a server-sent event, without its beginning: `id: ` and the log."""
         if self._event is None:
             record = self.record
             head = f":{record.seq}\nevent: {record.kind}\n"
@@ -67,14 +67,14 @@ class TailEntry:
 
 
 def _weight(record: Logged) -> int:
-    """How many records without a payload take as much memory, about."""
+    """The memory that a record takes, in records without a payload."""
     if type(record) is not TimerRecord or record.payload is None:
         return 1
     return 1 + getsizeof(record.payload) // RECORD_BYTES
 
 
 class Commit:
-    """The records of one commit, and which gateways they concern."""
+    """The records of one commit, and the same by gateway."""
 
     __slots__ = ("by_gateway", "entries", "first", "last", "weight")
 
@@ -93,16 +93,16 @@ class Commit:
 
 
 class LogTail:
-    """The tail of the log, and those who wait for more of it.
+    """The newest commits, and the readers that wait for the next one.
 
     Args:
-        keep: Records kept in memory, where what a timer carries counts as well; whole
-            commits beyond that are let go.
+        keep: Records kept in memory. A timer's payload counts as further records. The
+            oldest commits are dropped whole, but never the newest.
     """
 
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
-        self._kept = 0
+        self._weight = 0
         self._tail: deque[Commit] = deque()
         self._readers: dict[Cursor, Callable[[], None]] = {}
         self._awaiting: dict[Callable[[], None], None] = {}
@@ -110,30 +110,30 @@ class LogTail:
         self.guests = trio.CapacityLimiter(GUESTS)
 
     def publish(self, batch: Batch) -> None:
-        """Take a batch that is on disk, and wake whom it concerns."""
+        """Add a batch that is on disk, and wake the readers that it concerns."""
         if batch.records:
             commit = Commit(batch)
             self._tail.append(commit)
-            self._kept += commit.weight
-            while self._kept > self._keep and len(self._tail) > 1:
-                self._kept -= self._tail.popleft().weight
+            self._weight += commit.weight
+            while self._weight > self._keep and len(self._tail) > 1:
+                self._weight -= self._tail.popleft().weight
             for cursor, notify in self._readers.items():
                 if not cursor.passes(commit):
                     notify()
         self.notify_waiting()
 
     def notify_waiting(self) -> None:
-        """Wake those who wait for a commit, of whatever."""
+        """Wake those that wait for any commit (`notify_at_commit`)."""
         awaiting, self._awaiting = self._awaiting, {}
         for notify in awaiting:
             notify()
 
     def follow(self, cursor: "Cursor", notify: Callable[[], None]) -> None:
-        """Call *notify* whenever records that concern *cursor* have come to disk."""
+        """Call *notify* after each commit with records that concern *cursor*."""
         self._readers[cursor] = notify
 
     def unfollow(self, cursor: "Cursor") -> None:
-        """Stop calling for *cursor*."""
+        """Undo `follow`."""
         self._readers.pop(cursor, None)
 
     def notify_at_commit(self, notify: Callable[[], None]) -> None:
@@ -146,7 +146,7 @@ class LogTail:
 
     def since(self, after: int, wanted: Subscription) -> Iterator[TailEntry]:
         """The entries above *after* that concern a reader, from memory."""
-        # From the newest back: a live reader lacks the last commit or two.
+        # Search from the newest back: a live reader needs only the last one or two.
         commits: list[Commit] = []
         for commit in reversed(self._tail):
             if commit.last <= after:
@@ -158,7 +158,7 @@ class LogTail:
                 entries = commit.by_gateway.get(wanted.gateway, [])
             for entry in entries:
                 record = entry.record
-                assert not isinstance(record, Gap)  # they are made for one reader
+                assert not isinstance(record, Gap)  # a gap is made for one reader only
                 if record.seq > after and wanted.wants(record):
                     yield entry
 
@@ -169,9 +169,9 @@ class Cursor:
     Args:
         log_writer: The log.
         feed: Its tail.
-        wanted: Which records concern it.
-        position: Everything up to here was given out, or did not concern it.
-        is_guest: No gateway waits for it, and it waits for none at the disk.
+        wanted: Which records concern this reader.
+        position: All records up to this seq were taken, or do not concern it.
+        is_guest: It is an HTTP reader: its reads from disk do not delay those of links.
     """
 
     def __init__(
@@ -190,10 +190,14 @@ class Cursor:
         self._disk = feed.guests if is_guest else feed.disk
 
     def passes(self, commit: Commit) -> bool:
-        """Go past a commit that does not concern this reader, if it is that far.
+        """Skip a commit that does not concern this reader, so that it need not wake.
 
-        Waking a thousand idle links for the records of one costs more than the
+        Waking a thousand idle links for the records of another costs more than the
         records do.
+
+        Returns:
+            Whether the commit does not concern it. Its position moves on only if it had
+            read everything before the commit.
         """
         gateway = self.wanted.gateway
         if gateway is None or gateway in commit.by_gateway:
@@ -204,19 +208,19 @@ class Cursor:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is something on disk that was not looked at."""
+        """Whether there are records on disk that it has not looked at."""
         return self.position < self._log_writer.durable_seq
 
     async def take(
         self, limit: int, *, wall_ms: int, most_bytes: float = inf
     ) -> list[TailEntry]:
-        """Give the next entries that concern this reader, in order, and move on.
+        """Take the next entries that concern this reader, in order.
 
         Args:
             limit: At most this many.
-            wall_ms: Now, as the stamp of a gap.
-            most_bytes: No more behind the one with which they have so many, encoded; or,
-                from disk, behind its page of the log.
+            wall_ms: The time now, as the stamp of a gap.
+            most_bytes: Stop after the entry with which they have this many bytes, encoded;
+                from disk, after the page of the log that has this entry.
         """
         if self._feed.reaches(self.position):
             return self._from_memory(limit, most_bytes)

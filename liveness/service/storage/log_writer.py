@@ -1,19 +1,18 @@
-"""Decisions on their way to disk: one writer, group commit, and everyone's cursor.
+"""Writes the log: one writer with group commit, and the cursor of every name.
 
-Whatever gathers while a commit runs goes into the next one. Nothing is told to
-anybody before its commit: readers are published to from here, after it. A commit
-that fails is tried again, whole, until it succeeds; meanwhile the pending records
-grow to the bounds at which the engine stops firing and then reading, and the sidecar
-says it is not ready.
+All changes that are queued while a commit runs go into the next one. No record is
+delivered before its commit: each batch is published here, once it is on disk. A commit
+that fails is repeated, whole, until it succeeds. Meanwhile the pending records grow up to
+the bounds at which the engine stops firing and then reading, and the sidecar is not ready.
 
-What is asked of timers goes to a journal of its own (`timer_writer`). A run is recorded
-in the log first; the timers' table follows.
+Commands about timers go to a writer of their own (`timer_writer`). A run is recorded in
+the log first; the timers' table follows.
 """
 
 import math
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 from typing import Final
 
@@ -33,20 +32,21 @@ from liveness.service.storage.log_store import Batch, CursorRow, LogStore
 from liveness.service.storage.timer_writer import TimerWriter
 from liveness.service.storage.writer import Writer
 
-# So many records go into one transaction: some fortieth of a second of writing, the
-# most that a new record should wait for the ones before it.
+# The most records of one transaction. They take about 25 ms to write, the longest that a
+# new record should wait for those before it.
 COMMIT_RECORDS: Final = 4_000
-# Cursors alone are not worth a commit each; a crash repeats what they would have saved.
+# Moved cursors alone wait this long for a commit; after a crash their records are
+# delivered again.
 CURSOR_DELAY_S: Final = 1.0
-# Retention is looked at this often; a backlog is worked off in steps in between.
+# How often the log is trimmed, and the pause between two steps if there is more to trim.
 TRIM_EVERY_S: Final = 10.0
 TRIM_PAUSE_S: Final = 0.05
-# A step waits no longer than this for what is on its way to disk. On a full disk that
-# would be for ever, and the step is what makes room.
-SETTLE_S: Final = 1.0
-# That a name is in use is noted no more often than each fourth of the retention, which
-# leaves an idle disk alone. It is forgotten so much later, and by the time that a crash
-# between two looks costs: never before the last record that it was to get.
+# A step of trimming waits this long for pending writes. On a full disk they would never
+# end, and the step is what frees space.
+FLUSH_S: Final = 1.0
+# The use of a name is written at most once in this share of the retention, so that an
+# idle disk stays idle. A name is forgotten later by this time, plus a slack for a crash
+# between two writes: so never before the last record that it should get.
 USE_NOTED: Final = 1 / 4
 USE_SLACK_S: Final = 2 * TRIM_EVERY_S
 
@@ -54,13 +54,13 @@ _log = structlog.get_logger("journal")
 
 
 class LogWriter:
-    """Appends changes in order; tells when they are on disk.
+    """Queues changes, writes them in order, and publishes each batch once it is on disk.
 
     Args:
         store: The open state directory.
-        timers: Where what is asked of timers goes.
+        timers: Takes the commands about timers.
         clock: For durations and stamps.
-        counts: Where commits and lateness are counted.
+        counts: Counts commits and lateness.
         published: Called with each batch once it is on disk.
     """
 
@@ -75,30 +75,29 @@ class LogWriter:
     ) -> None:
         self.store = store
         self.timers = timers
-        self.first, following = store.bounds()
-        self.durable_seq = following - 1
+        self.first, next_seq = store.bounds()
+        self.durable_seq = next_seq - 1
         self.cursors = store.cursors()
-        # By gateway, of its links that are closed: up to which seq records were written
-        # to one of them, whether it acknowledged them or not.
+        # By gateway: the newest seq written to a closed link of it, acknowledged or not.
         self.written_to: dict[str, int] = {}
-        self.records_pending = 0  # what waits for the disk
-        self.pending_ends = 0  # and of that the records that end a session
+        self.records_pending = 0  # that wait for the disk
+        self.pending_ends = 0  # of these, that end a session or begin a run
         self.log_bytes = store.log_bytes()
         self.ticket = 0
         self._clock = clock
         self._counts = counts
         self._published = published
-        # With the ticket of each; those of the batch that is being written in front.
-        self._waiting: deque[tuple[int, Changes]] = deque()
+        # Each with its ticket. The batch that is being written is at the front.
+        self._queue: deque[tuple[int, Changes]] = deque()
         self._dirty: set[tuple[str, str]] = set()
         self._every = Every(SAY_AGAIN_S, clock=clock.mono)
         self._wake = Notifier()
         self._is_urgent = False
-        # Until `trim` knows the retention.
+        # `trim` sets these two; until then nothing is noted, and no log is full.
         self._note_use_after_ms = math.inf
         self._most_bytes = END
-        self._flushed_seq = 0  # up to here the timers' table lacks nothing
-        self._settled = trio.Event()
+        self._flushed_seq = 0  # the timers' table has all runs up to this seq
+        self._flush_progress = trio.Event()
         self._writer = Writer("the log", store.path, clock=clock)
 
     @property
@@ -113,30 +112,30 @@ class LogWriter:
 
     @property
     def write_failures(self) -> dict[str, int]:
-        """How often writing failed, by what was to be written."""
+        """How many attempts to write failed, by file."""
         return {"log": self._writer.failures, "timers": self.timers.writer.failures}
 
     @property
     def pending(self) -> int:
-        """How much waits for the disk, in records and orders."""
+        """How many records and commands about timers wait for the disk."""
         return self.records_pending + self.timers.pending
 
     @property
     def durable_ticket(self) -> int:
-        """Everything up to this ticket is on disk, but for timers without room there."""
+        """All changes up to this ticket are on disk, but for timers that found no space."""
         oldest = self.timers.oldest
         reached = self.log_ticket
         return reached if oldest is None else min(reached, oldest - 1)
 
     @property
     def log_ticket(self) -> int:
-        """Everything up to this ticket is on disk, but for what is asked of timers."""
-        return self._waiting[0][0] - 1 if self._waiting else self.ticket
+        """All changes up to this ticket are on disk, but for commands about timers."""
+        return self._queue[0][0] - 1 if self._queue else self.ticket
 
-    # --- what the engine says -------------------------------------------------
+    # --- queueing changes -----------------------------------------------------
 
     def take_over(self, decided: Decisions) -> None:
-        """Queue what was decided since the last time, if anything was."""
+        """Queue the decisions made since the last call, if there are any."""
         changes = decided.take()
         if not changes:
             return
@@ -144,27 +143,27 @@ class LogWriter:
         self.append(changes)
 
     def append(self, changes: Changes) -> None:
-        """Queue what was decided. On disk once `durable_ticket` reaches `ticket`."""
+        """Queue changes. They are on disk once `durable_ticket` reaches `ticket`."""
         self.ticket += 1
-        orders: list[TimerCommand] = [
-            it for it in changes.orders if not isinstance(it, Fire)
+        commands: list[TimerCommand] = [
+            command for command in changes.orders if not isinstance(command, Fire)
         ]
-        if orders:
-            self.timers.append(orders, ticket=self.ticket)
-        if changes.records or changes.online or not orders:
-            self._waiting.append((self.ticket, changes))
+        if commands:
+            self.timers.append(commands, ticket=self.ticket)
+        if changes.records or changes.online or not commands:
+            self._queue.append((self.ticket, changes))
             self.records_pending += changes.weight
             self.pending_ends += changes.ends
-            self._hurry()
+            self._is_urgent = True
+            self._wake.notify()
 
     def move_cursor(self, role: str, name: str, seq: int) -> None:
-        """Store that this name has everything up to *seq*; never back."""
+        """Store that a name has acknowledged up to *seq*. A cursor never moves back."""
         key = (role, name)
         known = self.cursors.get(key)
-        if known is not None and known.seq < seq:  # or it was forgotten meanwhile
-            self.cursors[key] = known._replace(seq=seq, used_ms=self._clock.wall_ms())
-            self._dirty.add(key)
-            self._wake.notify()
+        if known is not None and known.seq < seq:  # None: the name was forgotten
+            moved = known._replace(seq=seq, used_ms=self._clock.wall_ms())
+            self._put_cursor(key, moved)
 
     def introduce(
         self,
@@ -186,15 +185,13 @@ class LogWriter:
         return self.flush()
 
     def keep_in_force(self, gateway: str, timeout: float) -> None:
-        """Store the longest timeout that a session of a gateway may still be under."""
+        """Store the longest timeout that a session of a gateway may still have."""
         known = self.cursors.get((GATEWAY, gateway))
         if known is not None and known.in_force != timeout:
-            self.cursors[GATEWAY, gateway] = known._replace(in_force=timeout)
-            self._dirty.add((GATEWAY, gateway))
-            self._wake.notify()
+            self._put_cursor((GATEWAY, gateway), known._replace(in_force=timeout))
 
     def note_written(self, gateway: str, position: int | None) -> None:
-        """Note up to where records were written to a link; None: it had no welcome."""
+        """Note the last seq written to a closed link; None: it had no welcome."""
         if position is not None and (GATEWAY, gateway) in self.cursors:
             position = max(position, self.written_to.get(gateway, 0))
             self.written_to[gateway] = position
@@ -202,27 +199,27 @@ class LogWriter:
     def forget(self, role: str, name: str) -> None:
         """Forget a name and its place in the log."""
         if self.cursors.pop((role, name), None) is not None:
-            self._let_go(role, name)
+            self._drop_written(role, name)
             self._dirty.add((role, name))
             self.flush()
 
     def flush(self) -> int:
-        """Have everything so far written soon; return the ticket to wait for."""
+        """Queue all moved cursors for the next commit; return the ticket to wait for."""
         if self._dirty:
             self.append(Changes())
         return self.ticket
 
     async def flushed(self) -> None:
-        """Wait until everything so far is on disk that has room there."""
+        """Wait until all changes so far are on disk, except timers without space there."""
         ticket = self.flush()
         while self.durable_ticket < ticket:
-            await self._settled.wait()
+            await self._flush_progress.wait()
 
     async def flushed_for(self, gateway: str | None) -> None:
-        """The same of the log, and of what a gateway asked of timers; None: of none."""
+        """Wait for the log, and for the timer commands of one gateway; None: of none."""
         ticket = self.flush()
         while self.log_ticket < ticket or self.timers.writes(gateway, ticket):
-            await self._settled.wait()
+            await self._flush_progress.wait()
 
     # --- the writer -----------------------------------------------------------
 
@@ -235,7 +232,7 @@ class LogWriter:
                     while not self._is_urgent:
                         await self._wake.wait()
             self._is_urgent = False
-            while self._waiting or self._dirty:
+            while self._queue or self._dirty:
                 await self._commit()
 
     async def trim(
@@ -249,14 +246,14 @@ class LogWriter:
     ) -> None:
         """Keep the log and ended timers within the retention, in steps, for ever.
 
-        Between two steps each commit sheds twice what it added to a log that is full.
+        Between two steps, each commit to a full log deletes twice what it added.
 
         Args:
-            retention_s: Seconds.
-            most_bytes: Bytes of the log above which its oldest records go before that.
-            most_ended: Ended timers above which the oldest go.
-            in_use: The names, with their roles, that have a link or users.
-            forgot: Told how many timers of each state went.
+            retention_s: Seconds for which records are kept.
+            most_bytes: If the log has more bytes its oldest records are deleted earlier.
+            most_ended: If there are more ended timers the oldest are deleted earlier.
+            in_use: Gives the roles and names that have a link or users.
+            forgot: Called with the number of timers of each state that were deleted.
         """
         self._note_use_after_ms = retention_s * USE_NOTED * 1000
         self._most_bytes = most_bytes
@@ -267,97 +264,112 @@ class LogWriter:
             for key in in_use():
                 self._note_use(key, now_ms)
             seq = self.durable_seq
-            with trio.move_on_after(SETTLE_S) as waiting:
+            with trio.move_on_after(FLUSH_S) as waiting:
                 await self.flushed()
-                # Runs wait behind no ticket: those of a table that fails are in the log only.
+                # A run has no ticket: if its table cannot be written it is in the log only.
                 if self.timers.writer.failure is None:
                     self._flushed_seq = seq
             if waiting.cancelled_caught:
-                idle_ms = 0  # that a name is in use may not be on disk
-            until = self._shed_until
-            is_behind = False
-            # Of one that fails the writer meets the same fault at its next commit, and
-            # reports it; here only the step is put off, and not the other's.
-            try:
-                is_behind = await self._writer.once(
-                    partial(
-                        self.store.trim,
-                        oldest_ms=oldest_ms,
-                        most_bytes=most_bytes,
-                        idle_ms=idle_ms,
-                        until=until,
-                    )
-                )
-                await self._after_trim(idle_ms=idle_ms)
-                is_behind |= self.log_bytes > most_bytes and until < self.durable_seq
-                if self.failure is None:
-                    room = max(0, most_bytes - self.log_bytes)
-                    make = partial(self.store.reserve.make, log_bytes=room)
-                    await self._writer.once(make)
-                else:
-                    await self._writer.once(self.store.write_back)
-            except sqlite3.Error as error:
-                say = "the log was not trimmed"
-                self._every(_log.warning, say, key=say, error=str(error))
-            try:
-                gone = await self.timers.writer.once(
-                    partial(
-                        self.timers.table.trim, oldest_ms=oldest_ms, most=most_ended
-                    )
-                )
-                forgot(gone)
-                is_behind |= bool(gone)
-                await self.timers.follow(self.durable_seq)
-            except sqlite3.Error as error:
-                say = "ended timers were not trimmed"
-                self._every(_log.warning, say, key=say, error=str(error))
+                idle_ms = 0  # the use of a name may not be on disk: forget none
+            # A failing file must not keep the other one from being trimmed.
+            is_behind = await self._trim_log(oldest_ms=oldest_ms, idle_ms=idle_ms)
+            is_behind |= await self._trim_timers(
+                oldest_ms=oldest_ms, most_ended=most_ended, forgot=forgot
+            )
             await trio.sleep(TRIM_PAUSE_S if is_behind else TRIM_EVERY_S)
 
-    @property
-    def _shed_until(self) -> int:
-        """The seq above which the log is to stay as it is.
+    async def _trim_log(self, *, oldest_ms: int, idle_ms: int) -> bool:
+        """Trim the log by one step; return whether there is more to trim."""
+        store, until = self.store, self._trim_until
+        is_behind = False
+        step = partial(
+            store.trim,
+            oldest_ms=oldest_ms,
+            most_bytes=self._most_bytes,
+            idle_ms=idle_ms,
+            until=until,
+        )
+        try:
+            is_behind = await self._writer.once(step)
+            (self.first, _), stored, self.log_bytes = await self._writer.once(
+                lambda: (store.bounds(), store.cursors(), store.log_bytes())
+            )
+            self._forget_idle(stored, idle_ms)
+            is_behind |= self.log_bytes > self._most_bytes and until < self.durable_seq
+            if self.failure is None:
+                room = max(0, self._most_bytes - self.log_bytes)
+                await self._writer.once(partial(store.reserve.make, log_bytes=room))
+            else:
+                await self._writer.once(store.write_back)
+        except sqlite3.Error as error:
+            self._warn("the log was not trimmed", error)
+        return is_behind
 
-        What the timers' table lacks after a crash is read from the log.
+    async def _trim_timers(
+        self,
+        *,
+        oldest_ms: int,
+        most_ended: int,
+        forgot: Callable[[dict[str, int]], None],
+    ) -> bool:
+        """Trim ended timers by one step; return whether there is more to trim."""
+        is_behind = False
+        step = partial(self.timers.table.trim, oldest_ms=oldest_ms, most=most_ended)
+        try:
+            deleted = await self.timers.writer.once(step)
+            forgot(deleted)
+            is_behind = bool(deleted)
+            await self.timers.follow(self.durable_seq)
+        except sqlite3.Error as error:
+            self._warn("ended timers were not trimmed", error)
+        return is_behind
+
+    def _warn(self, message: str, error: sqlite3.Error) -> None:
+        # The next commit meets the same fault, and reports it too.
+        self._every(_log.warning, message, key=message, error=str(error))
+
+    @property
+    def _trim_until(self) -> int:
+        """The last seq that may be trimmed.
+
+        Runs that the timers' table lacks after a crash are read from the log.
         """
         is_followed = not (self.timers.pending or self.timers.runs)
         followed = max(self._flushed_seq, self.timers.table.seq)
         return self.durable_seq if is_followed else followed
 
-    async def _after_trim(self, *, idle_ms: int) -> None:
-        (self.first, _), stored, self.log_bytes = await self._writer.once(
-            lambda: (self.store.bounds(), self.store.cursors(), self.store.log_bytes())
-        )
+    def _forget_idle(self, stored: Container[tuple[str, str]], idle_ms: int) -> None:
+        """Forget the names that a trim forgot, if they were not used meanwhile."""
         for key in list(self.cursors):
             if key not in stored and self.cursors[key].used_ms < idle_ms:
                 del self.cursors[key]
-                self._let_go(*key)
+                self._drop_written(*key)
 
-    def _let_go(self, role: str, name: str) -> None:
+    def _drop_written(self, role: str, name: str) -> None:
         if role == GATEWAY:
             self.written_to.pop(name, None)
 
     def _note_use(self, key: tuple[str, str], now_ms: int) -> None:
-        """Note that a name is in use, or will have something to read."""
+        """Note that a name has a link, users, or a new record to read."""
         cursor = self.cursors.get(key)
         if cursor is not None and now_ms - cursor.used_ms > self._note_use_after_ms:
-            self.cursors[key] = cursor._replace(used_ms=now_ms)
-            self._dirty.add(key)
-            self._wake.notify()
+            self._put_cursor(key, cursor._replace(used_ms=now_ms))
 
-    def _hurry(self) -> None:
-        self._is_urgent = True
+    def _put_cursor(self, key: tuple[str, str], cursor: CursorRow) -> None:
+        self.cursors[key] = cursor
+        self._dirty.add(key)
         self._wake.notify()
 
     def _gather(self) -> Batch:
         batch = Batch()
-        for _, changes in self._waiting:
+        for _, changes in self._queue:
             if batch.records and (
                 len(batch.records) + len(changes.records) > COMMIT_RECORDS
             ):
                 break
             batch.changes += 1
             batch.records += changes.records
-            batch.runs += [it for it in changes.orders if isinstance(it, Fire)]
+            batch.runs += [run for run in changes.orders if isinstance(run, Fire)]
             batch.due += changes.due
             batch.weight += changes.weight
             batch.ends += changes.ends
@@ -377,15 +389,15 @@ class LogWriter:
 
         self.log_bytes = await self._writer.write(write, pending=lambda: self.pending)
         self._counts.commits.observe(self._clock.mono() - began)
-        self._is_written(batch)
+        self._publish(batch)
         if self.log_bytes > self._most_bytes:
             await self._keep_bound(before)
 
     async def _keep_bound(self, before: int) -> None:
-        """Have a log that is full not grow by what was just written.
+        """Keep a full log from growing by the last commit.
 
-        Whoever writes makes room, before the next commit: however much there is to write,
-        it waits for the disk as always, and `pause_reading` bounds how much of it.
+        It runs before the next commit, so the log stays bounded at any rate of records:
+        those that wait for the disk meanwhile are bounded by `pause_reading`.
         """
 
         def keep() -> tuple[int, int]:
@@ -394,25 +406,24 @@ class LogWriter:
             )
             return self.store.bounds()[0], self.store.log_bytes()
 
-        until = self._shed_until
+        until = self._trim_until
         try:
             self.first, self.log_bytes = await self._writer.once(keep)
         except sqlite3.Error as error:
-            say = "the log was not trimmed"
-            self._every(_log.warning, say, key=say, error=str(error))
+            self._warn("the log was not trimmed", error)
 
     def _observe(self, stage: str, due: list[float]) -> None:
-        """Count how late a stage is for those who had a deadline."""
+        """Count how late a stage is for each record that has a deadline."""
         now, lateness = self._clock.mono(), self._counts.lateness[stage]
         for moment in due:
             if moment:
                 lateness.observe(now - moment)
 
-    def _is_written(self, batch: Batch) -> None:
+    def _publish(self, batch: Batch) -> None:
         for _ in range(batch.changes):
-            self._waiting.popleft()
+            self._queue.popleft()
         if batch.records:
-            # Before anyone is told of a run, so that its answer comes behind it.
+            # Before the run is published, so that its answer is queued behind it.
             self.timers.begun(batch.runs, until=batch.records[-1].seq)
         self.records_pending -= batch.weight
         self.pending_ends -= batch.ends
@@ -429,6 +440,6 @@ class LogWriter:
         self.is_flushed()
 
     def is_flushed(self) -> None:
-        """Have those who wait in `settled` look again."""
-        self._settled.set()
-        self._settled = trio.Event()
+        """Wake those that wait in `flushed` or `flushed_for`: more is on disk."""
+        self._flush_progress.set()
+        self._flush_progress = trio.Event()

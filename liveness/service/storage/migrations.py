@@ -1,11 +1,11 @@
-"""Brings a file of an older schema to that of this version, when it is opened.
+"""Migrates a database of an older schema to this version's when it is opened.
 
-A table of steps, each from one schema to the next, all of them in one transaction: a
-crash or a full disk in between leaves the file as it was. Rows are taken one at a time,
-as there may be millions.
+Each step leads from one schema to the next. All steps run in one transaction, so a crash
+or a full disk leaves the file as it was. Rows are read one at a time: there may be
+millions.
 
-Steps are history. What they say of tables and of records is what was so then, and does
-not change with what is so now.
+A step never changes. It describes tables and records as they were in its version, and so
+uses no constant or type that a later version may change.
 """
 
 import sqlite3
@@ -20,52 +20,45 @@ from liveness.core.framing import encode
 from liveness.errors import StateError
 from liveness.service.storage.database import schema_of, transaction
 
+# By schema: the migration to the next one.
 Steps = Mapping[int, Callable[[sqlite3.Connection], object]]
 
 _log = structlog.get_logger("start")
 
 
 def found(path: Path, schema: int, steps: Steps) -> int | None:
-    """Which schema a file has, before anything is done to it; None: it is empty.
-
-    Args:
-        path: The file.
-        schema: The one that this version reads.
-        steps: What leads from each older one to the next.
-    Raises:
-        StateError: It cannot be brought to *schema*.
-    """
-    has = schema_of(path)
-    if has is not None:
-        check(path, has, schema, steps)
-    return has
-
-
-def check(path: Path, has: int, schema: int, steps: Steps) -> None:
-    """See whether a file of schema *has* can be brought to *schema*.
+    """Read which schema a file has, and change nothing; None: the file is empty.
 
     Raises:
-        StateError: It cannot.
+        StateError: There are no steps from there to *schema*.
     """
-    if has > schema or not {*range(has, schema)} <= steps.keys():
+    stored = schema_of(path)
+    if stored is not None:
+        check(path, stored, schema, steps)
+    return stored
+
+
+def check(path: Path, stored: int, schema: int, steps: Steps) -> None:
+    """Raise StateError if no steps lead from the schema *stored* to *schema*."""
+    if stored > schema or not {*range(stored, schema)} <= steps.keys():
         raise StateError(
-            f"{path} has schema {has}, this version reads {schema}; use the version "
+            f"{path} has schema {stored}, this version reads {schema}; use the version "
             "that wrote it, or another --state"
         )
 
 
 def migrate(
-    db: sqlite3.Connection, path: Path, has: int, schema: int, steps: Steps
+    db: sqlite3.Connection, path: Path, stored: int, schema: int, steps: Steps
 ) -> None:
-    """Bring a file to *schema* from what was `found`."""
-    if has == schema:
+    """Migrate a file from the schema *stored*, as `found` gave it, to *schema*."""
+    if stored == schema:
         return
-    _log.info("an older file is migrated", path=str(path), was=has, schema=schema)
+    _log.info("an older file is migrated", path=str(path), was=stored, schema=schema)
     with transaction(db):
-        for older in range(has, schema):
+        for older in range(stored, schema):
             steps[older](db)
         db.execute("update meta set value = ? where key = 'schema'", [schema])
-    _log.info("an older file was migrated", path=str(path), was=has, schema=schema)
+    _log.info("an older file was migrated", path=str(path), was=stored, schema=schema)
 
 
 # --- the log ------------------------------------------------------------------
@@ -97,7 +90,7 @@ _SESSIONS: Final = (
 
 
 def _to_pages(db: sqlite3.Connection) -> None:
-    """The log in pages, where a record had a row; sessions by their number."""
+    """Log: pages of records, not one row a record. Sessions: keyed by their number."""
     for statement in _PAGES:
         db.execute(statement)
     rows = db.execute(
@@ -117,9 +110,9 @@ def _pages(rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[int, int, int, byt
 
 
 def _to_checksums(db: sqlite3.Connection) -> None:
-    """Pages with a checksum; what was trimmed by name; timeouts in force.
+    """Add checksums of pages, the table of trimmed records, and timeouts in force.
 
-    Pages of before have none: to read gigabytes would keep the sidecar from starting.
+    Existing pages get no checksum: reading gigabytes would delay the start.
     """
     for statement in (
         "alter table log add column crc integer",

@@ -1,15 +1,15 @@
-"""Folders and files that nobody but root and this user can have put there.
+"""Checks that only root and this user can have put a file or folder in place.
 
-The sidecar may be root. In a folder that another user may write to, a link under a name
-that we write would have it write elsewhere, and a file that was put in the place of one
-that is open would take its place at the next start. So the state folder has to be ours
-alone, and what is in it is opened without following links.
+The sidecar may run as root. If another user could write to the state folder, a link there
+under the name of one of our files would make the sidecar write elsewhere, and a planted
+file would be used at the next start. So the state folder must be writable by its owner
+alone, and files in it are opened without following links.
 
-What is looked at are owners and permission bits. Every folder on the way there is looked
-at too, though only for being open to all without a sticky bit: group-writable homes are
-usual (a umask of 002), and so are volumes of pods that belong to a group. A volume's own
-root is passed over: a container gets it as its orchestrator made it, often mode 0777, and
-it decides who else has it.
+The checks look at owners and permission bits. The folders above the state folder are only
+checked for being writable by everyone without a sticky bit: group-writable homes are
+common (a umask of 002), and so are volumes that belong to a pod's group. The root of a
+mounted volume is not checked: the orchestrator of a container creates it, often with mode
+0777, and decides who else can reach it.
 """
 
 import os
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from liveness.errors import StartError, StateError
 
-# Which file it is: its device and inode.
+# The device and inode of a file.
 Identity = tuple[int, int]
 
 
@@ -27,7 +27,7 @@ def make_own_folder(folder: Path) -> None:
     """Make the state folder, private, if it is missing.
 
     Raises:
-        StartError: Others could change what is in it, or put another in its place.
+        StartError: Other users could change its content, or replace it.
         OSError: It cannot be made, or is no folder.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -52,11 +52,7 @@ def make_own_folder(folder: Path) -> None:
 
 
 def check_own(path: Path) -> None:
-    """Refuse what is at *path* if it is no file of ours; nothing there is fine.
-
-    Raises:
-        StartError: It is a link, no regular file, or another user's.
-    """
+    """Raise StartError if a file is a link, not regular, or another user's."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -65,30 +61,26 @@ def check_own(path: Path) -> None:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is at *path* if it is no file by itself, whoever it belongs to.
-
-    Raises:
-        StateError: It is a link, or no regular file.
-    """
+    """Raise StateError if a file, of any user, is a link or not regular."""
     try:
         found = path.lstat()
     except OSError:
-        return  # whoever opens it says why
-    if wrong := _wrong_form(found):
+        return  # opening the file will fail, with the reason
+    if fault := _wrong_type(found):
         raise StateError(
-            f"{path} {wrong}; it was not read: find out who put it there, then put the "
+            f"{path} {fault}; it was not read: find out who put it there, then put the "
             "sidecar's own file in its place, or name another --state"
         )
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a file of ours, or make it, private, where *flags* say so; never a link.
+    """Open a file of this user or root, or with O_CREAT in *flags* make it, private.
 
     Raises:
         StartError: It is a link, no regular file, or another user's.
     """
     check_own(path)
-    # Should somebody put a link or a pipe there in between, neither is followed.
+    # A link or a pipe may be put there after the check: do not follow it, or wait for it.
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:
@@ -100,17 +92,13 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def bytes_left(folder: Path) -> int:
-    """What the disk of a folder has left for this user.
-
-    Raises:
-        OSError: It cannot be asked.
-    """
+    """How many bytes this user may still write to the disk of a folder."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
 
 
 def identity(path: Path) -> Identity | None:
-    """Which file is at *path*; None if there is none, or none can be reached."""
+    """Device and inode of the file at *path*; None if none is there or can be reached."""
     try:
         found = path.lstat()
     except OSError:
@@ -119,23 +107,23 @@ def identity(path: Path) -> Identity | None:
 
 
 def identities(paths: Iterable[Path]) -> dict[Path, Identity]:
-    """Which files these are, of those that there are."""
+    """The identities of those files that exist."""
     found = {path: identity(path) for path in paths}
-    return {path: it for path, it in found.items() if it is not None}
+    return {path: known for path, known in found.items() if known is not None}
 
 
 def _check(path: Path, found: os.stat_result) -> None:
-    wrong = _wrong_form(found)
-    if wrong is None and not _is_ours(found):
-        wrong = f"belongs to user {found.st_uid}"
-    if wrong is not None:
+    fault = _wrong_type(found)
+    if fault is None and not _is_ours(found):
+        fault = f"belongs to user {found.st_uid}"
+    if fault is not None:
         raise StartError(
-            f"{path} {wrong}; it was left alone: find out who put it there, then put the "
+            f"{path} {fault}; it was left alone: find out who put it there, then put the "
             "sidecar's own file in its place, or name another --state"
         )
 
 
-def _wrong_form(found: os.stat_result) -> str | None:
+def _wrong_type(found: os.stat_result) -> str | None:
     if stat.S_ISLNK(found.st_mode):
         return "is a link"
     return None if stat.S_ISREG(found.st_mode) else "is no regular file"

@@ -1,9 +1,10 @@
-"""Has timers fire again whose runs their gateway passed over.
+"""Fires timers again if their gateway skipped the records of their runs.
 
-A gateway that says `fresh`, or whose name is not known any more, begins to read at the end
-of the log. What it was not told of sessions does not concern it; but timers outlive the
-process that asked for them. So the records that it passed over are read for runs, which
-take no attempt. If the sidecar ends meanwhile they are over without an answer.
+A gateway that says `fresh`, or whose name was forgotten, begins to read at the end of the
+log. It does not need the older records of sessions; but timers outlive the process that
+scheduled them. So the records that it skipped are searched for runs of its timers, and
+these fire again, which uses up no attempt. If the sidecar ends before that, such a run
+ends by its timeout, as one without an answer.
 """
 
 import sqlite3
@@ -23,23 +24,23 @@ from liveness.service.storage import timer_store
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_writer import LogWriter
 
-# Runs told of at once, each of which is an order to the timers' table.
+# Runs reported at once. Each is one command to the timers' table.
 RUNS_AT_ONCE: Final = 1_000
-# Parts of the log that one gateway passed over and that are not read yet; of more the last
-# two are one, and so what it was told in between counts as passed over.
-MOST_PARTS: Final = 100
+# Unread ranges of one gateway. With more, the last two are joined: records between them
+# that the gateway did get then count as skipped.
+MOST_RANGES: Final = 100
 RETRY_S: Final = 1.0
 
 _log = structlog.get_logger("timers")
 
 
 class SkippedRuns:
-    """The parts of the log that gateways passed over, and that are not read yet.
+    """The ranges of the log that gateways skipped and that were not searched yet.
 
     Args:
         log_writer: The log.
-        limiter: Of those who read it from disk.
-        clock: For what is said of failures.
+        limiter: Bounds the threads that read the log from disk.
+        clock: Limits how often a lasting failure is logged.
     """
 
     def __init__(
@@ -48,48 +49,49 @@ class SkippedRuns:
         self._log_writer = log_writer
         self._limiter = limiter
         self._every = Every(SAY_AGAIN_S, clock=clock.mono)
-        # By name: above which seq, and up to which; the first is being read.
-        self._waiting: dict[str, list[tuple[int | None, int]]] = {}
+        # By gateway: the seqs above which a range begins and with which it ends. The
+        # first range of a gateway is being read.
+        self._ranges: dict[str, list[tuple[int | None, int]]] = {}
         self._wake = Notifier()
 
     def add(self, gateway: str, *, after: int | None, until: int) -> None:
-        """Note that a gateway passes over the records above *after*, up to *until*.
+        """Note that a gateway skips the records above *after*, up to *until*.
 
-        None: nobody knows what it was told.
+        With None for *after* it is not known which was the last record that it got.
         """
         if (after or 0) >= until:
             return
-        parts = self._waiting.setdefault(gateway, [])
-        if len(parts) == MOST_PARTS:
-            after, _ = parts.pop()
-        parts.append((after, until))
+        ranges = self._ranges.setdefault(gateway, [])
+        if len(ranges) == MOST_RANGES:
+            after, _ = ranges.pop()
+        ranges.append((after, until))
         self._wake.notify()
 
     def delivered(self, gateway: str, position: int) -> int:
-        """Up to which seq a gateway was told its records, that is at a position."""
-        parts = self._waiting.get(gateway)
-        return min(position, parts[0][0] or 0) if parts else position
+        """The seq up to which a gateway whose cursor is at *position* skipped nothing."""
+        ranges = self._ranges.get(gateway)
+        return min(position, ranges[0][0] or 0) if ranges else position
 
     async def run(self, undelivered: Callable[[list[TimerRecord]], object]) -> None:
-        """Read for ever what was passed over; *undelivered* is told of the runs in it."""
+        """Search skipped ranges for ever; call *undelivered* with the runs found."""
         while True:
             await self._wake.wait()
-            while self._waiting:
-                # All that was decided before is on disk then, so that it can be read.
+            while self._ranges:
+                # A skipped record may not be on disk yet, and is read from there.
                 await self._log_writer.flushed_for(None)
-                for gateway in [*self._waiting]:
+                for gateway in [*self._ranges]:
                     await self._read_on(gateway, undelivered)
 
     async def _read_on(
         self, gateway: str, undelivered: Callable[[list[TimerRecord]], object]
     ) -> None:
-        parts = self._waiting[gateway]
-        after, until = parts[0]
-        # Not what was decided meanwhile, and is not on disk yet.
+        ranges = self._ranges[gateway]
+        after, until = ranges[0]
+        # Records after this may not be on disk yet.
         until = min(until, self._log_writer.durable_seq)
         try:
             if after is None:
-                after = await self._beginning(gateway, until)
+                after = await self._before_first_run(gateway, until)
             read = partial(
                 self._log_writer.store.read,
                 after=after,
@@ -99,34 +101,35 @@ class SkippedRuns:
             )
             page = await in_thread(read, limiter=self._limiter)
         except (sqlite3.Error, OSError) as error:
-            say = "the log cannot be read for timers; it is tried again"
-            self._every(_log.warning, say, key=say, error=str(error))
+            message = "the log cannot be read for timers; it is tried again"
+            self._every(_log.warning, message, key=message, error=str(error))
             await trio.sleep(RETRY_S)
             return
-        if runs := [it for it in page.records if isinstance(it, TimerRecord)]:
+        if runs := [run for run in page.records if isinstance(run, TimerRecord)]:
             undelivered(runs)
-            # No more is asked of the timers' table at once.
+            # Wait, so that the timers' table never has more than these commands to do.
             await self._log_writer.flushed_for(gateway)
-        _, until = parts[0]  # the last of many parts may have become longer
+        _, until = ranges[0]  # `add` may have made it longer
         if page.reached < until:
-            parts[0] = page.reached, until
-        elif parts[1:]:
-            del parts[0]
+            ranges[0] = page.reached, until
+        elif ranges[1:]:
+            del ranges[0]
         else:
-            del self._waiting[gateway]
+            del self._ranges[gateway]
 
-    async def _beginning(self, gateway: str, until: int) -> int:
-        """The seq above which the runs of a gateway are, up to *until*.
+    async def _before_first_run(self, gateway: str, until: int) -> int:
+        """The seq above which a gateway may have runs; *until* if it has none.
 
-        Of a name that is new there are none, and the log may have gigabytes.
+        A new name has none. It must not cause a search of the whole log, which may have
+        gigabytes.
         """
         timers = self._log_writer.timers
 
-        def first_of_table() -> int | None:
+        def first_in_table() -> int | None:
             with reading(timers.table.path) as db:
                 return timer_store.first_run(db, gateway)
 
-        # Before the look at the table, as they go there.
+        # In this order: runs move from memory to the table.
         firsts = [timers.first_run(gateway)]
-        firsts.append(await in_thread(first_of_table, limiter=self._limiter))
-        return min((it - 1 for it in firsts if it is not None), default=until)
+        firsts.append(await in_thread(first_in_table, limiter=self._limiter))
+        return min((seq - 1 for seq in firsts if seq is not None), default=until)

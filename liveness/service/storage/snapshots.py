@@ -1,17 +1,16 @@
-"""Copies of the state's databases, as of one moment, while the sidecar writes them.
+"""Copies both databases of a state as of one moment, while the sidecar writes to them.
 
-Each is read as of one transaction that began while the other was not written: so the two
-are what a crash at that moment would have left. A run of a timer that the log has and the
-table does not is found by the start, as ever; nothing that the table has is missing from
-the log.
+Both are read in transactions that began while the timers' table was not written, so the
+two copies equal the files after a crash at that moment. The next start finds the runs that
+the log has and the table lacks, as after any crash; the log lacks nothing that the table
+has.
 
-SQLite's backup begins again whenever somebody else writes, unless its connection is
-reading already: so it is. What is written meanwhile stays in the WAL until the copy is
-over, and that has a bound.
+SQLite's backup begins again whenever another connection writes, unless it reads in a
+transaction already; so it does. What is written meanwhile stays in the WAL until the copy
+is made, and the growth of the WALs is bounded.
 
-The copy is synced in steps. Written at one go, a gigabyte would lie in the kernel's
-memory, and a commit of the sidecar's, on the same disk, would wait until all of it is
-written.
+The copy is synced in steps. Without that, a gigabyte would collect in the kernel's memory,
+and a commit of the sidecar on the same disk would wait until all of it is written.
 """
 
 import errno
@@ -27,6 +26,8 @@ from liveness.errors import LivenessError, StateError
 from liveness.service.storage import (
     clocks_file,
     disk_reserve,
+    log_pages,
+    log_schema,
     log_store,
     migrations,
     timer_store,
@@ -40,39 +41,42 @@ from liveness.service.storage.database import (
     made_private,
     meta,
     only_reading,
+    pragma,
 )
 from liveness.service.storage.integrity import parts, structure
 from liveness.service.storage.private_folders import identities, identity
+from liveness.service.storage.state_lock import LOCK, is_in_use
 
-# What is written before it is synced.
+# Bytes between two syncs.
 STEP_BYTES: Final = 2**20
-# A copy that is so slow that the WALs grow by this is given up, before they fill the
-# sidecar's disk. At 10,000 offlines a second that takes minutes.
+# A slow copy is given up once the WALs have grown by this, before they fill the sidecar's
+# disk. At 10,000 offlines a second that takes minutes.
 MOST_WAL_BYTES: Final = 2 * 2**30
-# Between two commits of the timers' table there is room for two statements, nearly always.
+# Attempts to begin both transactions between two commits of the timers' table. Nearly
+# always the first one succeeds.
 TRIES: Final = 1_000
 
 _FILES: Final[Mapping[str, tuple[int, migrations.Steps]]] = {
-    log_store.DATABASE: (log_store.SCHEMA, migrations.LOG),
+    log_store.DATABASE: (log_schema.SCHEMA, migrations.LOG),
     timer_store.DATABASE: (timer_store.SCHEMA, migrations.TIMERS),
 }
 
-# All that there may be in a state folder.
+# Names of files that a state folder may have.
 _NAMES: Final = frozenset(
-    {*_FILES, log_store.LOCK, clocks_file.NAME, clocks_file.NEW, disk_reserve.NAME}
-    | {its.name for name in _FILES for its in beside(Path(name))}
+    {*_FILES, LOCK, clocks_file.NAME, clocks_file.NEW, disk_reserve.NAME}
+    | {companion.name for name in _FILES for companion in beside(Path(name))}
 )
 
-# Told how many bytes were written.
+# Called with the number of bytes written in each step.
 Wrote = Callable[[int], None]
 
 
 class BackupError(LivenessError):
-    """No backup was made. The person's to mend; the state is as it was."""
+    """No backup was made. The user can remedy that; the state is unchanged."""
 
 
 class Counted(NamedTuple):
-    """What is in a backup."""
+    """How much a backup has."""
 
     records: int
     users: int
@@ -83,45 +87,41 @@ class StateCopy:
     """A state directory as of one moment.
 
     Args:
-        databases: By path, each in a transaction that reads.
+        databases: By path, the log's first; each in a read transaction.
     """
 
     def __init__(self, databases: Mapping[Path, sqlite3.Connection]) -> None:
         self._databases = databases
-        self.bytes = sum(map(_bytes, databases.values()))  # that the copies will have
+        self.bytes = sum(map(_bytes, databases.values()))  # size of the copies
         self._wal_bytes = self._wals()
 
     @property
     def paths(self) -> list[Path]:
-        """The databases there are, the log's first."""
+        """The databases that exist, the log's first."""
         return [*self._databases]
 
     def counted(self) -> Counted:
-        """What is in it."""
+        """Count its records, users and live timers."""
         log, *rest = self._databases.values()
-        (records,) = log.execute("select coalesce(max(last), 0) from log").fetchone()
         (users,) = log.execute("select count(*) from online").fetchone()
         query = "select sum(timers) from states where state in ('pending', 'fired')"
         timers = sum(timers.execute(query).fetchone()[0] for timers in rest)
-        return Counted(records, users, timers)
+        return Counted(log_pages.newest(log), users, timers)
 
     def copy(self, path: Path, target: Path, *, made_ms: int, wrote: Wrote) -> str:
-        """Copy a database, let go of it, and see that the copy can be read.
+        """Copy a database to a new file, end its transaction, and check the copy.
 
-        Args:
-            path: Which one.
-            target: A file that is not there yet.
-            made_ms: For the log: what its first start will say of its age.
-            wrote: Is told of every step.
+        The first start from a copy of the log reports *made_ms*.
+
         Raises:
-            BackupError: It takes too long.
-            StateError: What lies there is damaged.
-            sqlite3.Error: It cannot be read, or not be written.
+            BackupError: The copy is too slow.
+            StateError: The database is damaged.
+            sqlite3.Error: It cannot be read, or the copy cannot be written.
         Returns:
-            What is damaged, in words; the rest of the copy is whole.
+            A description of damage that leaves the rest of the copy whole, or "".
         """
         source = self._databases[path]
-        step = max(1, STEP_BYTES // _page_bytes(source))
+        page_bytes = pragma(source, "page_size")
         with (
             made_private(target),
             target.open("rb") as opened,
@@ -132,12 +132,13 @@ class StateCopy:
             def progress(_status: int, remaining: int, pages: int) -> None:
                 nonlocal copied
                 sync(opened.fileno())
-                wrote((pages - remaining - copied) * _page_bytes(source))
+                wrote((pages - remaining - copied) * page_bytes)
                 copied = pages - remaining
                 self._check_wals()
 
-            # Nobody needs half of it.
+            # No journal: an incomplete copy is of no use.
             copy.execute("pragma journal_mode = off")
+            step = max(1, STEP_BYTES // page_bytes)
             source.backup(copy, pages=step, progress=progress)
             source.execute("rollback")
             damaged = _damage_of(path, copy)
@@ -146,7 +147,7 @@ class StateCopy:
                     "insert or replace into meta values (?, ?)",
                     [log_store.COPIED, made_ms],
                 )
-            # One file, until somebody writes to it.
+            # Without a WAL the copy is one file.
             copy.execute("pragma journal_mode = delete")
             os.fsync(opened.fileno())
         return damaged
@@ -154,9 +155,9 @@ class StateCopy:
     def _check_wals(self) -> None:
         if self._wals() - self._wal_bytes > MOST_WAL_BYTES:
             raise BackupError(
-                "the copy is too slow: what is written meanwhile has come to "
-                f"{MOST_WAL_BYTES >> 30} GiB in {self.paths[0].parent}; name a FILE on "
-                "a faster disk"
+                "the copy is too slow: the sidecar wrote "
+                f"{MOST_WAL_BYTES >> 30} GiB to {self.paths[0].parent} meanwhile; name a "
+                "FILE on a faster disk"
             )
 
     def _wals(self) -> int:
@@ -166,13 +167,13 @@ class StateCopy:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[StateCopy]:
-    """Open a state directory, whether a sidecar uses it or not, as of one moment.
+    """Open a state directory as of one moment, whether a sidecar uses it or not.
 
     Raises:
-        StateError: What lies there is of a newer version, none of ours, or no file.
-        BackupError: There is nothing; or it was written whenever it was looked at.
-        OSError: This user may not use it.
-        sqlite3.Error: It cannot be read.
+        StateError: A file is of a newer version, of another program, or no regular file.
+        BackupError: There is no state, or the timers' table is written without a pause.
+        OSError: This user may not read or write there.
+        sqlite3.Error: A file cannot be read.
     """
     paths = [folder / name for name in _FILES]
     for path in paths:
@@ -181,23 +182,27 @@ def opened(folder: Path) -> Iterator[StateCopy]:
         raise BackupError(
             f"{paths[0]}: there is no state to back up; name its folder with --state"
         )
-    if not os.access(folder, os.W_OK, effective_ids=True):  # SQLite has files beside it
+    if not os.access(
+        folder, os.W_OK, effective_ids=True
+    ):  # SQLite makes files beside it
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     for path in paths:
         check_not_lost(path)
     paths = [path for path in paths if _size(path)]
-    if not log_store.is_in_use(folder):  # whose start has looked at them
+    if not is_in_use(folder):  # a running sidecar checked them when it started
         for path in paths:
             check_wal(path)
     with ExitStack() as stack:
         databases = {path: stack.enter_context(only_reading(path)) for path in paths}
         timers = stack.enter_context(only_reading(paths[-1]))
         for _ in range(TRIES):
-            before = _version(timers)
+            before = pragma(
+                timers, "data_version"
+            )  # changes with each commit of others
             for db in reversed(databases.values()):
                 db.execute("begin")
                 db.execute("select count(*) from sqlite_schema").fetchone()
-            if _version(timers) == before:
+            if pragma(timers, "data_version") == before:
                 break
             for db in databases.values():
                 db.execute("rollback")
@@ -205,48 +210,48 @@ def opened(folder: Path) -> Iterator[StateCopy]:
             raise BackupError(f"{paths[-1]} is written without a pause; try again")
         for path, db in databases.items():
             _check(path, db)
-        query = "select coalesce(max(last), 0) + 1 from log"
-        (next_seq,) = databases[paths[0]].execute(query).fetchone()
+        next_seq = log_pages.newest(databases[paths[0]]) + 1
         timer_store.check_not_emptied(folder / timer_store.DATABASE, next_seq=next_seq)
         yield StateCopy(databases)
 
 
 def is_of_a_state(file: Path, folder: Path) -> bool:
-    """Whether a file is one of a sidecar's state, or would be taken for one.
+    """Whether a file is part of a sidecar's state, or would become part of one.
 
-    A folder is known by what is in it, wherever it was mounted and whoever uses it now.
-
-    Args:
-        file: Any path.
-        folder: A state folder, in which it may be under any name.
+    It is if it lies in the state folder *folder* under any name, or beside a state's
+    files under the name of one. There need be no file yet.
     """
     real = Path(os.path.realpath(file))
     for path in (file, real):
         if path.name in _NAMES and any(
-            os.path.lexists(path.with_name(name)) for name in (*_FILES, log_store.LOCK)
+            os.path.lexists(path.with_name(name)) for name in (*_FILES, LOCK)
         ):
             return True
-    there = identities(folder.iterdir() if folder.is_dir() else ())
-    return identity(real) in there.values()
+    own = identities(folder.iterdir() if folder.is_dir() else ())
+    return identity(real) in own.values()
 
 
 def sync(descriptor: int) -> None:
-    """Have a step on disk, and then leave the disk to others for as long as that took."""
+    """Sync a step, then leave the disk to other processes for as long as that took."""
     began = time.perf_counter()
     os.fsync(descriptor)
     time.sleep(time.perf_counter() - began)
 
 
 def _damage_of(path: Path, copy: sqlite3.Connection) -> str:
-    """Refuse a copy that is damaged otherwise than in its log or in single timers."""
+    """Describe damage to records of the log or single timers, or give "".
 
-    def read(look: Callable[[sqlite3.Connection], Any]) -> Any:
-        return look(copy)
+    Raises:
+        StateError: Anything else is damaged.
+    """
+
+    def read(examine: Callable[[sqlite3.Connection], Any]) -> Any:
+        return examine(copy)
 
     schema, _ = _FILES[path.name]
     if meta(copy, "schema") == schema:
         found = parts(path.name, read)
-    else:  # an older one: the structure is all that is known
+    else:  # an older schema: only the structure can be checked
         found = iter([structure(path.name, read)])
     missing = ""
     for part in found:
@@ -261,12 +266,12 @@ def _damage_of(path: Path, copy: sqlite3.Connection) -> str:
 
 def _check(path: Path, db: sqlite3.Connection) -> None:
     schema, steps = _FILES[path.name]
-    has = meta(db, "schema")
-    migrations.check(path, has if isinstance(has, int) else 0, schema, steps)
+    stored = meta(db, "schema")
+    migrations.check(path, stored if isinstance(stored, int) else 0, schema, steps)
 
 
 def _size(path: Path) -> int:
-    """How large a file is that can be read; never once SQLite has it open."""
+    """The size of a readable file. Not for one that is open: it drops SQLite's locks."""
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size
@@ -274,15 +279,5 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _version(db: sqlite3.Connection) -> int:
-    """Another one after each commit of others."""
-    return int(db.execute("pragma data_version").fetchone()[0])
-
-
-def _page_bytes(db: sqlite3.Connection) -> int:
-    return int(db.execute("pragma page_size").fetchone()[0])
-
-
 def _bytes(db: sqlite3.Connection) -> int:
-    (pages,) = db.execute("pragma page_count").fetchone()
-    return int(pages) * _page_bytes(db)
+    return pragma(db, "page_count") * pragma(db, "page_size")

@@ -1,4 +1,4 @@
-"""One file's only writer: a transaction is tried again, whole, until it succeeds."""
+"""The only writer of a database: repeats a whole transaction until it succeeds."""
 
 import math
 import sqlite3
@@ -25,27 +25,23 @@ class Writer:
     """Writes in a thread, one transaction at a time.
 
     Args:
-        what: Is written, in words.
+        what: Names what is written, in messages.
         path: The file.
-        clock: When to say a failure again.
+        clock: Limits how often a lasting failure is logged.
     """
 
     def __init__(self, what: str, path: Path, *, clock: Clock) -> None:
-        self.failure: str | None = None  # why it cannot be written, in words
-        self.failures = 0  # how often it could not
+        self.failure: str | None = None  # why the file cannot be written at present
+        self.failures = 0  # attempts that failed
         self._what = what
         self._path = path
         self._clock = clock
-        self._said_at = -math.inf
-        # One writer: the connection has one user at a time.
+        self._logged_at = -math.inf
+        # The connection may have one user at a time.
         self._limiter = trio.CapacityLimiter(1)
 
     async def once(self, call: Callable[[], T]) -> T:
-        """Make one try.
-
-        Raises:
-            sqlite3.Error: It failed.
-        """
+        """Call in the writer's thread; a failure is raised, not repeated."""
         return await in_thread(call, limiter=self._limiter)
 
     async def write(
@@ -55,43 +51,44 @@ class Writer:
         pending: Callable[[], int],
         left: Callable[[T], sqlite3.Error | None] = lambda _: None,
     ) -> T:
-        """Try again every second until it succeeds; say so, with what is *pending*.
+        """Repeat a call every second until it succeeds, and log that it fails.
 
         Args:
             call: Writes one transaction.
-            pending: How much waits.
-            left: Told what was written, gives the error for which something still waits.
+            pending: How much waits to be written, for the log lines.
+            left: Gets the result; returns the error due to which some of it still waits.
+        Raises:
+            StateError: Another process writes to the file.
         """
         while True:
             try:
                 written = await self.once(call)
                 break
             except sqlite3.IntegrityError as error:
-                # No disk mends this. Ending is safe: nobody was told, and the next start
-                # goes on from what is on disk.
+                # Repeating cannot help. Ending is safe: nothing of this transaction was
+                # delivered, and the next start goes on from what is on disk.
                 self.failure = f"{self._what} cannot be written: {error}"
                 raise StateError(
-                    f"{self._path}: it has what this sidecar has not written ({error}), "
-                    "so another process writes there too: stop that one (fuser -v names "
-                    "it), then start this one again"
+                    f"{self._path}: another process writes there too ({error}): stop that "
+                    "one (fuser -v names it), then start this one again"
                 ) from error
             except sqlite3.Error as error:
                 self._failed(error, pending())
                 await trio.sleep(RETRY_S)
-        if (why := left(written)) is not None:
-            self._failed(why, pending())
+        if (unwritten := left(written)) is not None:
+            self._failed(unwritten, pending())
         elif self.failure is not None:
             _log.warning(f"{self._what} is written again", pending=pending())
             self.failure = None
-            self._said_at = -math.inf
+            self._logged_at = -math.inf
         return written
 
     def _failed(self, error: sqlite3.Error, pending: int) -> None:
         self.failures += 1
         self.failure = f"{self._what} cannot be written: {error}"
         now = self._clock.mono()
-        if now - self._said_at >= SAY_AGAIN_S:
-            self._said_at = now
+        if now - self._logged_at >= SAY_AGAIN_S:
+            self._logged_at = now
             _log.error(
                 f"{self._what} cannot be written; nothing is dropped, it is "
                 "tried again every second: make room or mend the disk",

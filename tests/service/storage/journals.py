@@ -1,4 +1,4 @@
-"""What fills a store and the timers' table; and a journal over both."""
+"""Rows and records for a store and a timers' table, and a log writer over both."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -23,7 +23,7 @@ ALL: Final = Subscription(None, frozenset(KINDS))
 def online(
     seq: int, uid: Uid | None = None, *, gateway: str = "g", at: int = 1_000
 ) -> Record:
-    """A login, of a user of its own unless one is named."""
+    """The record of a login, of a new user unless one is named."""
     user = f"u{seq}" if uid is None else uid
     return Record(seq, "online", user, gateway, seq, None, "login", at)
 
@@ -47,7 +47,7 @@ def write(store: LogStore, *records: Logged) -> None:
 
 
 def fill(store: LogStore, *counts: int, at: int = 1_000, gateway: str = "g") -> None:
-    """Write so many records, a commit each."""
+    """For each count, write one commit of that many records."""
     for count in counts:
         _, following = store.bounds()
         seqs = range(following, following + count)
@@ -91,7 +91,7 @@ def pending(
     since: int = 1,
     at: int = 1,
 ) -> TimerState:
-    """A timer as it is when it was just asked for, with a key of its own unless named."""
+    """A timer that was just scheduled, with a key of its own unless one is named."""
     return TimerState(
         number, gateway, key or f"k{number}", ext, "pending", due, due, 0, None, since,
         None, at, None, at,
@@ -99,13 +99,13 @@ def pending(
 
 
 def counted(table: TimerStore) -> dict[str, int]:
-    """How many timers there are in each state, counted one by one on disk."""
+    """How many timers are in each state, counted from their rows on disk."""
     query = "select state, count(*) from timers group by state"
     return dict(disk.rows(table.path, query))
 
 
 def _ignored(*_: object) -> None:
-    """What becomes of timers is no business of a test that has none."""
+    """For tests that do not look at the results of timers."""
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def journal_of(
     settled: Callable[[list[TimerCommand], TimerTransaction], None] = _ignored,
     clock: Clock | None = None,
 ) -> Iterator[LogWriter]:
-    """The journal of a store, and of timers in the same folder."""
+    """A log writer over a store, and over timers in the same folder."""
     clock = clock or Clock()
     with closing(TimerStore(store.folder, log=store.log)) as table:
         yield LogWriter(
@@ -131,7 +131,7 @@ def journal_of(
 
 @asynccontextmanager
 async def writing(log_writer: LogWriter) -> AsyncIterator[None]:
-    """Has a journal write its two files meanwhile."""
+    """Runs the writers of the log and the timers meanwhile."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(log_writer.run)
         nursery.start_soon(log_writer.timers.run)
@@ -146,7 +146,7 @@ async def trimming(
     most_bytes: int = 2**40,
     forgot: Callable[[dict[str, int]], None] = _ignored,
 ) -> AsyncIterator[None]:
-    """Has a journal trim both meanwhile, with a retention of a minute."""
+    """Trims the log and the timers meanwhile, with a retention of a minute."""
 
     async def trim() -> None:
         await log_writer.trim(

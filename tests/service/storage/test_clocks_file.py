@@ -1,4 +1,4 @@
-"""Everyone's clock over a planned stop: kept exactly, used once, or not at all."""
+"""The clocks file: clocks are kept exactly, and used once or not at all."""
 
 import os
 import stat
@@ -19,7 +19,7 @@ STOPPED_MS = 1_000_000
 
 
 def snapshot(sessions: Sequence[int]) -> Snapshot:
-    """Sessions of which every number differs, heard at 100, 101, … monotonic seconds."""
+    """Sessions whose numbers all differ, last heard at 100, 101, … monotonic seconds."""
     n = range(len(sessions))
     return Snapshot(
         sessions=array("q", sessions),
@@ -45,14 +45,14 @@ def write(folder: Path, sessions: Sequence[int]) -> Path:
 def take(
     folder: Path, *, log: str = "abc", seq: int = 7, wall_ms: int = STOPPED_MS
 ) -> list[Stopped]:
-    """All that the file knows."""
+    """The whole content of the file."""
     clocks = clocks_file.take(folder, log=log, seq=seq, wall_ms=wall_ms)
     known = list(clocks)
     assert len(clocks) == len(known)
     return known
 
 
-def test_everybody_comes_back_in_order_with_the_clock_they_had(tmp_path: Path) -> None:
+def test_every_user_is_restored_in_order_with_the_same_clock(tmp_path: Path) -> None:
     write(tmp_path, range(2**62 + 50, 2**62, -1))
     assert take(tmp_path) == [
         (2**62 + 50 - i, 1.5 + i, 0.25 * i, 100.0 - i, i % 4) for i in range(49, -1, -1)
@@ -126,7 +126,7 @@ def test_a_file_with_a_wrong_bit_gives_fresh_timeouts(tmp_path: Path) -> None:
         assert not path.exists()
 
 
-# --- what was planted in its place ------------------------------------------------------
+# --- links and pipes in its place --------------------------------------------------------
 
 
 def test_clocks_are_not_written_through_a_link(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a bad disk leaves of the log: a gap, or a start that is refused, and no more."""
+"""Damage on disk causes a gap in the log, or a start is refused; nothing else is lost."""
 
 import os
 import sqlite3
@@ -19,13 +19,8 @@ from liveness.service.storage.database import (
     only_reading,
 )
 from liveness.service.storage.log_pages import PAGE_RECORDS
-from liveness.service.storage.log_store import (
-    DATABASE,
-    Batch,
-    CursorRow,
-    LogStore,
-    unsound,
-)
+from liveness.service.storage.log_schema import unsound_rows
+from liveness.service.storage.log_store import DATABASE, Batch, CursorRow, LogStore
 from tests.helpers import disk
 from tests.service.storage.journals import (
     ALL,
@@ -41,7 +36,7 @@ from tests.service.storage.journals import (
 
 
 def overwrite(store: LogStore, sql: str, *values: object) -> None:
-    """Change a page as a disk might, which does not change its checksum."""
+    """Change a page as a bad disk would, without its checksum."""
     assert store._db.execute(f"update log set {sql}", values).rowcount == 1
 
 
@@ -50,7 +45,7 @@ def flipped(blob: bytes, at: int) -> bytes:
 
 
 def seqs_of(store: LogStore, wanted: Subscription = ALL) -> list[int | tuple[int, int]]:
-    """All that a reader is given, as its cursor goes on; a gap as its first and last."""
+    """All that a reader gets, record by record; a gap as its first and last seq."""
     given, at, end = list[int | tuple[int, int]](), 0, store.bounds()[1] - 1
     while at < end:
         records, reached, first, lost = store.read(
@@ -67,7 +62,7 @@ def seqs_of(store: LogStore, wanted: Subscription = ALL) -> list[int | tuple[int
 
 @contextmanager
 def refused(store: LogStore, match: str) -> Iterator[None]:
-    """What is read meanwhile is found to be damaged, as at a start."""
+    """Expect that the reads within find damage, as a start would."""
     with pytest.raises(StateError, match=match), store.expecting_damage():
         yield
 
@@ -92,7 +87,7 @@ def test_a_page_with_any_bit_changed_is_damaged(store: LogStore) -> None:
 
 
 def test_damage_is_a_gap_to_all_readers(store: LogStore) -> None:
-    """The bytes of its name may be the ones that are damaged."""
+    """Also to a reader whose name is not in the page: its bytes may be the damaged ones."""
     for gateway in ("other", "other", "g"):
         fill(store, 2, gateway=gateway)
     ((blob,),) = disk.rows(store.path, "select records from log where last = 4")
@@ -112,7 +107,7 @@ def test_the_oldest_page_and_the_newest_may_be_damaged(store: LogStore) -> None:
     overwrite(store, "records = x'00' where last = 5")
     overwrite(store, "records = x'00' where last = 15")
     assert seqs_of(store) == [(1, 5), *range(6, 11), (11, 15)]
-    # The newest may have had more records than it says, and no seq is given twice.
+    # The damaged newest page may have had more records, and no seq is given twice.
     assert store.bounds() == (1, 11 + PAGE_RECORDS)
     fill(store, 1)
     end = 11 + PAGE_RECORDS
@@ -120,7 +115,7 @@ def test_the_oldest_page_and_the_newest_may_be_damaged(store: LogStore) -> None:
 
 
 def test_users_out_of_order_are_refused_at_the_start(tmp_path: Path) -> None:
-    """Each row can be read and makes sense; it is only in another's place."""
+    """Each row can be read and is sound, but two are in the wrong order."""
     with closing(LogStore(tmp_path)) as store:
         keep(store, *(row(n) for n in range(1, 1_001)))
         fill(store, 1_000)
@@ -170,9 +165,7 @@ def test_a_row_larger_than_memory_is_damage(tmp_path: Path) -> None:
         ("insert into trimmed values ('g' || char(7), 1)", "trimmed"),
     ],
 )
-def test_rows_that_make_no_sense_are_refused(
-    store: LogStore, sql: str, table: str
-) -> None:
+def test_unsound_rows_are_refused(store: LogStore, sql: str, table: str) -> None:
     fill(store, 3)
     keep(store, row(2))
     store.write(Batch(cursors={("gateway", "g"): CursorRow(3, 1, 7.5, 9.0)}))
@@ -182,7 +175,7 @@ def test_rows_that_make_no_sense_are_refused(
         store.check()
 
 
-def test_a_uid_makes_sense_if_a_login_may_name_it(store: LogStore) -> None:
+def test_a_uid_is_sound_if_a_login_may_have_it(store: LogStore) -> None:
     characters = [chr(code) for code in (*range(0x21), *range(0x7E, 0xA2), 0x10FFFF)]
     texts = [
         f"{before}{it}{after}"
@@ -196,7 +189,7 @@ def test_a_uid_makes_sense_if_a_login_may_name_it(store: LogStore) -> None:
         store._db.execute(
             "insert or replace into online values (1, ?, 1, 1, 'g', null)", [uid]
         )
-        assert unsound(store._db, 2)["online"] == (not is_uid(uid)), repr(uid)
+        assert unsound_rows(store._db, 2)["online"] == (not is_uid(uid)), repr(uid)
 
 
 def test_an_end_of_the_log_that_makes_no_sense_is_refused(store: LogStore) -> None:
@@ -216,7 +209,7 @@ def test_a_trim_takes_a_damaged_page_with_the_next_whole_one(store: LogStore) ->
     trim(store, oldest_ms=2)
     assert store.bounds()[0] == 6
     trim(store, oldest_ms=3)
-    assert store.bounds()[0] == 6  # how old it is nobody knows
+    assert store.bounds()[0] == 6  # the age of a damaged page is unknown
     trim(store, oldest_ms=4)
     assert store.bounds()[0] == 16
     assert {name: lost(store, name) for name in names} == {"g": 15, "idle": 10}
@@ -253,7 +246,7 @@ def test_no_damage_to_the_file_loses_records_in_silence(
     try:
         store = LogStore(tmp_path)
     except StateError:
-        return  # it is refused, by one line
+        return  # refused with an error: nothing is lost in silence
     with closing(store):
         try:
             with store.expecting_damage():
@@ -280,7 +273,7 @@ def test_no_damage_to_the_file_loses_records_in_silence(
 
 
 def left_as_it_was(path: Path, match: str) -> None:
-    """Check that a start refuses this file, touches nothing, and lets the lock go."""
+    """Check that a start refuses this file, changes nothing, and releases the lock."""
     before = path.read_bytes()
     for _ in range(2):
         with pytest.raises(StateError, match=match):

@@ -1,4 +1,4 @@
-"""Whether a state is whole is said of each part of it, and nothing is changed by it."""
+"""`check-state` reports of each part whether it is whole, and changes nothing."""
 
 import io
 import json
@@ -95,11 +95,11 @@ def test_damaged_records_are_named_however_the_log_is_cut(
         ),
         (
             "timers set state = 'done', next = null",
-            "timers          damaged: it has {'done': 1} and says that it has {'pending': 1}",
+            "timers          damaged: it has {'done': 1}, but counts {'pending': 1}",
         ),
         (
             "states set timers = 2 where state = 'done'",
-            "timers          damaged: it has {'pending': 1} and says that it has {'done': 2, 'pending': 1}",
+            "timers          damaged: it has {'pending': 1}, but counts {'done': 2, 'pending': 1}",
         ),
         (
             "timers set state = 'qending'",
@@ -108,7 +108,7 @@ def test_damaged_records_are_named_however_the_log_is_cut(
     ],
     ids=["session", "user", "cursor", "ended", "counted", "state"],
 )
-def test_what_makes_no_sense_is_reported(folder: Path, sql: str, damaged: str) -> None:
+def test_unsound_rows_are_reported(folder: Path, sql: str, damaged: str) -> None:
     is_of_timers = sql.startswith(("timers", "states"))
     change(folder, f"update {sql}", TIMERS if is_of_timers else DATABASE)
     code, text = ran(folder)
@@ -167,7 +167,7 @@ def test_an_emptied_log_beside_its_timers_is_no_new_one(folder: Path) -> None:
         (lambda data: data[:-1] + b"?", "damaged: the next"),
     ],
 )
-def test_the_clocks_of_a_stop_are_looked_at_and_stay(
+def test_the_clocks_file_is_checked_and_left(
     folder: Path, damage: Callable[[bytes], bytes], told: str
 ) -> None:
     path = folder / clocks_file.NAME
@@ -191,6 +191,8 @@ def test_json_is_an_object_a_line(folder: Path) -> None:
 def test_a_state_that_is_locked_is_neither_whole_nor_damaged(folder: Path) -> None:
     with closing(sqlite3.connect(folder / DATABASE, isolation_level=None)) as db:
         db.execute("pragma locking_mode = exclusive")
-        db.execute("update meta set value = value")  # from here on it keeps its lock
+        db.execute(
+            "update meta set value = value"
+        )  # takes the exclusive lock, and keeps it
         with pytest.raises(CommandError, match=f"{folder} cannot be read now"):
             ran(folder)

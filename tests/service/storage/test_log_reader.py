@@ -1,4 +1,4 @@
-"""The log read back: what is found is what was written, whoever has the file open."""
+"""Searching the log finds exactly what was written, whichever process has it open."""
 
 import shutil
 import sqlite3
@@ -20,21 +20,23 @@ from liveness.core.records import (
     Uid,
 )
 from liveness.errors import StateError
-from liveness.service.storage import log_reader
+from liveness.service.storage import log_reader, read_only_access
+from liveness.service.storage.damaged_records import merged
 from liveness.service.storage.database import reading
-from liveness.service.storage.log_pages import PAGE_RECORDS, joined
+from liveness.service.storage.log_pages import PAGE_RECORDS
 from liveness.service.storage.log_reader import (
     LogReader,
     RecordFilter,
     SearchResult,
     log_in,
-    looking_at,
 )
-from liveness.service.storage.log_store import DATABASE, SCHEMA, Batch, LogStore
+from liveness.service.storage.log_schema import SCHEMA
+from liveness.service.storage.log_store import DATABASE, Batch, LogStore
+from liveness.service.storage.read_only_access import opened_unchanged
 from tests.helpers.disk import tear_a_leaf
 from tests.service.storage.journals import online
 
-# Each is within another's bytes, looks like one, or is like a kind, a gateway or a number.
+# The bytes of each occur in another uid, a kind, a gateway or a number.
 UIDS: list[Uid] = [
     "7", 7, "77", 77, "int:7", "a7", 0, 127, 128, 2**63 - 1, "g", "gw", "online", "é",
     "eline", "x" * 31, "x" * 32, "x" * 255, "line\x81", "moved",
@@ -45,7 +47,7 @@ ALL = Subscription(None, frozenset(KINDS))
 
 
 def written() -> list[Logged]:
-    """Records of all kinds, of which each user has some, and some are rare."""
+    """Records of all kinds, for every user; some users have few."""
     records: list[Logged] = []
     for seq in range(1, 2_600):
         uid, at = UIDS[seq * 7 % (len(UIDS) - 1)], seq * EVERY_MS
@@ -79,7 +81,7 @@ def write(store: LogStore, records: list[Logged], sizes: Iterator[int]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log in pages of 1 to 1,000 records, of a sidecar that was stopped."""
+    """The log of a stopped sidecar, in pages of 1 to 1,000 records."""
     folder = tmp_path_factory.mktemp("state")
     with closing(LogStore(folder)) as store:
         write(store, RECORDS, iter([1, 1, 500, PAGE_RECORDS, 3, 1, *[60] * 30]))
@@ -88,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=[(64, 2**23), (1, 2**23), (3, 2**23), (64, 1)], ids=str)
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of many pages, and of few."""
+    """Search in chunks of many pages, and of few."""
     pages, most = request.param
     chunks_of(pages, monkeypatch)
     monkeypatch.setattr(log_reader, "CHUNK_BYTES", most)
@@ -144,14 +146,16 @@ def test_exactly_the_records_of_a_user_are_found(folder: Path) -> None:
         RecordFilter(since=2**60),
     ],
 )
-def test_what_is_sought_is_found_in_order(folder: Path, sought: RecordFilter) -> None:
+def test_matching_records_are_found_in_order(
+    folder: Path, sought: RecordFilter
+) -> None:
     with log_in(folder, clock=still) as book:
         found = [*book.records(sought)]
     assert found == [record for record in RECORDS if is_wanted(sought, record)]
 
 
 def is_wanted(sought: RecordFilter, record: Logged) -> bool:
-    """The same, by what everybody is shown of a record."""
+    """Filter by the public fields of a record, as a model of `RecordFilter`."""
     shown = record.as_map()
     since, until = sought.since or 0, sought.until or 2**63
     return (
@@ -180,11 +184,11 @@ def test_records_after_the_clock_was_set_back_are_found(
         assert [record.seq for record in found] == [1, 3]
 
 
-def test_a_look_ends_in_time_and_says_how_far_back_it_was(
+def test_a_search_ends_in_time_and_says_how_far_back_it_went(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_reader, "FIRST_PAGES", 1)
-    seconds = count()  # each look at it takes one
+    seconds = count()  # each call of the clock takes one
     with log_in(folder, clock=lambda: next(seconds)) as book:
         look = book.newest_of("moved", limit=9, within_s=60)
     assert look.oldest is None
@@ -215,7 +219,7 @@ def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
         assert (book.newest(), book.record(1)) == (None, None)
 
 
-# --- of a log that is damaged -------------------------------------------------------------
+# --- a damaged log ------------------------------------------------------------------------
 
 
 def small_pages(folder: Path) -> None:
@@ -226,7 +230,7 @@ def small_pages(folder: Path) -> None:
 
 
 def change(database: Path, sql: str) -> None:
-    """Changes pages of the log past what the file allows, as a disk does."""
+    """Changes pages of the log without SQLite's checks, as a bad disk does."""
 
     def replace(old: str, new: str) -> None:
         with closing(sqlite3.connect(database)) as db, db:
@@ -244,14 +248,14 @@ def change(database: Path, sql: str) -> None:
 
 
 def delivered(folder: Path) -> tuple[list[Logged], list[tuple[int, int]]]:
-    """What a sidecar gives somebody who reads all of it, and the gaps."""
+    """The records that a link would get from the whole log, and the gaps."""
     records, gaps, reached = list[Logged](), list[tuple[int, int]](), 0
     with closing(LogStore(folder)) as store:
         end = store.bounds()[1] - 1
         while reached < end:
             page = store.read(after=reached, until=end, wanted=ALL, limit=5_000)
             if page.first > reached + 1:
-                gaps = joined(gaps, (reached + 1, page.first - 1))
+                gaps = merged(gaps, (reached + 1, page.first - 1))
             records += page.records
             reached = page.reached
     return records, gaps
@@ -301,7 +305,7 @@ def test_a_reader_that_pauses_does_not_keep_the_wal_growing(
     first = [next(found).seq for _ in range(150)]  # within the second chunk
     (busy, *_) = store._db.execute("pragma wal_checkpoint(truncate)").fetchone()
     assert not busy
-    # It goes on behind what is trimmed meanwhile, and finds what is written meanwhile.
+    # It goes on after the records trimmed meanwhile, and finds those written meanwhile.
     while store.trim(oldest_ms=1_000 * EVERY_MS, most_bytes=2**40, idle_ms=0):
         pass
     write(store, RECORDS[2_000:], iter([100] * 7))
@@ -323,7 +327,7 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {
         path.name: (path.read_bytes(), path.stat().st_mtime_ns)
         for path in folder.iterdir()
-        if not path.name.endswith("-shm")  # locks, which are SQLite's own
+        if not path.name.endswith("-shm")  # SQLite's own locks
     }
 
 
@@ -349,7 +353,7 @@ def test_a_killed_sidecars_log_and_wal_are_read_and_left(
         write(store, RECORDS, iter([300] * 10))
         shutil.copytree(tmp_path / "live", tmp_path / "killed")
     killed = tmp_path / "killed"
-    if not has_index:  # as after a restore of the two files that matter
+    if not has_index:  # as after a restore of the database and its WAL only
         (killed / f"{DATABASE}-shm").unlink()
     before = contents(killed)
     assert before[f"{DATABASE}-wal"][0]
@@ -359,25 +363,25 @@ def test_a_killed_sidecars_log_and_wal_are_read_and_left(
         assert store.bounds() == (1, len(RECORDS) + 1)
 
 
-def test_what_is_read_while_a_sidecar_starts_is_read_again(tmp_path: Path) -> None:
+def test_a_read_while_a_sidecar_starts_is_repeated(tmp_path: Path) -> None:
     def live(*records: Logged) -> None:
         with closing(LogStore(tmp_path)) as store:
             store.write(Batch(records=[*records]))
 
     live(RECORDS[0])
     path = tmp_path / DATABASE
-    with pytest.raises(log_reader._Changed), looking_at(path):
-        live(RECORDS[1])  # and stops: what was in its WAL is in the file now
+    with pytest.raises(read_only_access.FileChanged), opened_unchanged(path):
+        live(RECORDS[1])  # and stops: the content of its WAL is now in the file
 
     def tear() -> None:
-        with looking_at(path) as db:
+        with opened_unchanged(path) as db:
             live(RECORDS[2])
-            db.execute("torn")  # as SQLite then takes it for
+            db.execute("torn")  # an error, as a torn file may cause
 
-    with pytest.raises(log_reader._Changed):
+    with pytest.raises(read_only_access.FileChanged):
         tear()
     # Once there is a WAL the file is read with it.
-    with closing(LogStore(tmp_path)) as store, looking_at(path) as db:
+    with closing(LogStore(tmp_path)) as store, opened_unchanged(path) as db:
         store.write(Batch(records=[RECORDS[3]]))
         assert db.execute("select max(last) from log").fetchone() == (4,)
 
@@ -385,13 +389,13 @@ def test_what_is_read_while_a_sidecar_starts_is_read_again(tmp_path: Path) -> No
 
     @contextmanager
     def disturbed() -> Iterator[sqlite3.Connection]:
-        with looking_at(path) as db:
+        with opened_unchanged(path) as db:
             yield db
             if disturbances:
                 live(disturbances.pop(0))
 
     assert LogReader(disturbed, clock=still).newest() == LogPosition(6, RECORDS[5].at)
-    disturbances = RECORDS[6 : 6 + log_reader.TRIES]
+    disturbances = RECORDS[6 : 6 + read_only_access.TRIES]
     with pytest.raises(StateError, match=f"^{path} changes .* ask again"):
         LogReader(disturbed, clock=still).newest()
 

@@ -1,4 +1,4 @@
-"""The journal's file, on real SQLite: what is written is what is read, or nothing is."""
+"""The log's database on real SQLite: a batch is read as it was written, or not at all."""
 
 import io
 import sqlite3
@@ -27,7 +27,6 @@ from liveness.core.records import (
 )
 from liveness.service.storage.log_pages import END, PAGE_BYTES, PAGE_RECORDS
 from liveness.service.storage.log_store import (
-    LIST_ROWS,
     SCAN_RECORDS,
     TRIM_RECORDS,
     Batch,
@@ -35,6 +34,7 @@ from liveness.service.storage.log_store import (
     LogRows,
     LogStore,
 )
+from liveness.service.storage.online_list import LIST_ROWS
 from tests.helpers import disk
 from tests.helpers.strategies import BOUNDED, conns, uids
 from tests.helpers.wire import unpacked
@@ -67,12 +67,12 @@ def moved(seq: int, *, gateway: str, origin: str) -> Record:
 
 @contextmanager
 def made(folders: pytest.TempPathFactory) -> Iterator[LogStore]:
-    """A store of its own, for each example of a property."""
+    """A new store for each example of a property."""
     with closing(LogStore(folders.mktemp("state"))) as store:
         yield store
 
 
-# --- what is written ---------------------------------------------------------------
+# --- writing -----------------------------------------------------------------------
 
 
 def test_every_kind_of_record_is_read_as_it_was_written(store: LogStore) -> None:
@@ -109,7 +109,7 @@ def test_one_batch_forgets_sessions_keeps_others_and_changes_them(
 ) -> None:
     keep(store, row(1, "a"), row(2, "b"), row(4, "d"))
     changed = row(2, "b", conn=5)
-    # The user of session 1 went, and came back with session 3.
+    # The user of session 1 logged out, and logged in again with session 3.
     store.write(Batch(online={1: None, 3: row(3, "a"), 99: None, 2: changed}))
     assert list(store.online()) == [changed, row(3, "a"), row(4, "d")]
 
@@ -143,7 +143,7 @@ def test_a_batch_that_fails_leaves_nothing_of_itself(store: LogStore) -> None:
     assert store.bounds() == (1, 3)
     assert list(store.online()) == []
     assert store.cursors() == {}
-    fill(store, 1)  # and it can still be written
+    fill(store, 1)  # the store can still be written
 
 
 def test_cursors_are_kept_by_role_and_name(store: LogStore) -> None:
@@ -163,7 +163,7 @@ def test_cursors_are_kept_by_role_and_name(store: LogStore) -> None:
 
 
 def sizes(store: LogStore) -> list[int]:
-    """Records by page of the log, as its columns tell it."""
+    """The records of each page of the log, by its columns."""
     pages = disk.rows(store.path, "select first, last, newest from log order by last")
     records = disk.log(store.path)
     for first, last, newest in pages:
@@ -359,7 +359,7 @@ def test_a_step_of_a_trim_takes_bounded_records(
     assert sizes(store) == [size]
 
 
-def test_a_commit_to_a_full_log_sheds_twice_what_it_added(store: LogStore) -> None:
+def test_a_commit_to_a_full_log_deletes_twice_what_it_added(store: LogStore) -> None:
     fill(store, *[TRIM_RECORDS] * 8)
     most = store.log_bytes() // 2
     for _ in range(4):
@@ -419,7 +419,7 @@ def test_the_newest_trimmed_record_is_known_for_each_name(store: LogStore) -> No
     newest = {"g": 5, "done": 4, "h": 6, "loser": 6, "timers": 8}
     newest |= dict.fromkeys(("kept", "idle", "of nobody"), 0)
     assert {name: lost(store, name) for name in newest} == newest
-    # Nobody keeps account for a name without a cursor, or for those who read everything.
+    # Nothing is noted for a name without a cursor, or for readers of all records.
     assert lost(store, "other") == lost(store, None) == 8
     assert store.cursors() == cursors
 

@@ -1,4 +1,4 @@
-"""Who reads the log: the same from memory as from disk, in order, without a hole."""
+"""A cursor gives the same records from memory as from disk, in order, without a gap."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -46,7 +46,7 @@ def record(
 
 
 def batches(sizes: Sequence[int]) -> list[Batch]:
-    """Commits of so many records of g."""
+    """For each count, a commit of that many records of gateway g."""
     numbers = count(1)
     return [
         Batch([record(next(numbers)) for _ in range(size)], [0.0] * size)
@@ -74,7 +74,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def log_of(written: Sequence[Batch], folder: Path, *, keep: int) -> Iterator[Log]:
     feed = LogTail(keep=keep)
     with closing(LogStore(folder)) as store:
-        store._db.execute("pragma synchronous = off")  # a page a commit, and no waiting
+        store._db.execute(
+            "pragma synchronous = off"
+        )  # one page a commit, without the wait for a sync
         for batch in written:
             store.write(batch)
             feed.publish(batch)
@@ -94,7 +96,7 @@ async def all_of(cursor: Cursor, limit: int = 1_000) -> list[Logged | Gap]:
 
 
 def trim(log: Log, *, below: int) -> None:
-    """Let the retention take the pages below *below*, as the journal's task does."""
+    """Trim the pages below *below*, as `LogWriter.trim` does."""
     store = log.log_writer.store
     store._db.execute("update log set newest = 0, crc = null where last < ?", [below])
     store.trim(oldest_ms=1, most_bytes=2**40, idle_ms=0)
@@ -154,7 +156,7 @@ def test_a_reader_is_given_the_same_from_memory_and_from_disk(
     ]
     folder = tmp_path_factory.mktemp("state")
     with log_of(written, folder, keep=10**6) as log:
-        # All in memory, none, and with the border within the log.
+        # All in memory, none in memory, and some of each.
         mixed = LogTail(keep=5)
         for batch in written:
             mixed.publish(batch)
@@ -180,7 +182,7 @@ async def test_an_entry_is_encoded_once_for_all_readers(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 10_000], ids=["disk", "memory"])
-async def test_records_with_much_to_carry_are_given_in_bounded_parts(
+async def test_records_with_large_payloads_are_taken_in_bounded_parts(
     folder: Path, keep: int
 ) -> None:
     payload = "p" * MAX_TEXT_BYTES
@@ -218,7 +220,7 @@ def test_the_tail_is_bounded_and_lets_whole_commits_but_the_newest_go(
     assert len(list(feed.since(0, EVERYTHING))) == kept
 
 
-def test_what_timers_carry_counts_for_the_memory_it_takes() -> None:
+def test_payloads_of_timers_count_by_their_memory() -> None:
     feed = LogTail(keep=100)
     for seq, payload in enumerate(["", "p" * 4_096, "p" * 4_092 + "\N{BUG}"] * 9, 1):
         timer = TimerRecord(seq, TIMER, "g", "k", payload, None, 0, 1, 0)
@@ -228,7 +230,7 @@ def test_what_timers_carry_counts_for_the_memory_it_takes() -> None:
     assert kept == [*range(28 - len(kept), 28)]
 
 
-def test_a_feed_of_nothing_reaches_nowhere() -> None:
+def test_an_empty_tail_reaches_no_record() -> None:
     feed = LogTail(keep=10)
     feed.publish(Batch())
     assert not feed.reaches(0)
@@ -240,7 +242,7 @@ def test_a_commit_notifies_each_caller_that_asked_once() -> None:
     notify = partial(notified.append, "caller")
     feed.notify_at_commit(notify)
     feed.notify_at_commit(notify)
-    feed.publish(Batch())  # of marks only: a pong may be waiting for it
+    feed.publish(Batch())  # without records: a pong may wait for this commit
     feed.publish(batches([1])[0])
     assert notified == ["caller"]
 
@@ -284,7 +286,7 @@ async def test_past_the_retention_a_gap_comes_first_whatever_the_kinds(
         assert gap == Gap(3, 7, WALL_MS)
         assert gap.seq == 6
         assert seqs(rest) == ([7, 8, 9, 10] if "online" in kinds else [])
-        # To a reader that lost nothing there is no gap.
+        # A reader that lost nothing gets no gap.
         assert await all_of(log.cursor(wanted, position=6)) == rest
 
 

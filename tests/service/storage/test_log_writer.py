@@ -1,4 +1,4 @@
-"""The log on its way to disk: what gathers, what waits, and what a bad disk does."""
+"""The log's writer: group commit, cursors, a failing disk, and the retention."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,14 +28,14 @@ RETENTION_S = 60  # of `trimming`
 
 
 class VirtualClock(Clock):
-    """The wall clock goes with the loop's."""
+    """A wall clock that follows the loop's virtual time."""
 
     def wall_ms(self) -> int:
         return LONG_AGO_MS + int(trio.current_time() * 1000)
 
 
 class Rig:
-    """A running log_writer, and each batch that it published, with when."""
+    """A running log writer, and each batch that it published, with the time."""
 
     def __init__(self, store: LogStore) -> None:
         self.store = store
@@ -49,7 +49,7 @@ class Rig:
         query = "select coalesce(max(last), 0) from log"
         ((last,),) = disk.rows(self.store.path, query)
         stored = disk.rows(self.store.path, "select role, name, seq from cursors")
-        # What is published is on disk.
+        # A published batch is on disk.
         assert all(record.seq <= last for record in batch.records)
         kept = {(*key, row.seq) for key, row in batch.cursors.items() if row}
         assert kept <= set(stored)
@@ -94,7 +94,7 @@ def changes(
 # --- commits -----------------------------------------------------------------------
 
 
-async def test_what_gathers_during_a_commit_goes_into_the_next(rig: Rig) -> None:
+async def test_changes_queued_during_a_commit_go_into_the_next(rig: Rig) -> None:
     log_writer = rig.log_writer
     with disk.locked(rig.store.path):
         log_writer.append(changes(1, 2))
@@ -154,7 +154,7 @@ async def test_lateness_is_counted_once_a_record_is_on_disk(rig: Rig) -> None:
 async def test_cursors_alone_wait_a_second_and_go_together(rig: Rig) -> None:
     rig.log_writer.cursors[KEY] = CursorRow(0, 0, None)
     began = trio.current_time()
-    await rig.log_writer.flushed()  # at once: nothing waits
+    await rig.log_writer.flushed()  # returns at once: nothing waits
     for seq in (1, 2, 3):
         rig.log_writer.move_cursor(*KEY, seq)
         await trio.sleep(CURSOR_DELAY_S / 4)
@@ -216,7 +216,7 @@ async def test_a_full_disk_is_reported_and_drops_nothing(rig: Rig) -> None:
             assert "full" in (log_writer.failure or "")
             assert (log_writer.pending, log_writer.durable_seq) == (6_000, 0)
             assert rig.batches == []
-            # One try a second; the timers' table was not troubled.
+            # One attempt a second; the timers' table did not fail.
             assert 64 <= log_writer.write_failures["log"] <= 66
             assert log_writer.write_failures["timers"] == 0
         began = trio.current_time()
@@ -245,7 +245,7 @@ async def test_a_retry_after_a_full_disk_moves_no_cursor_back(rig: Rig) -> None:
 
 
 @pytest.mark.usefixtures("jumping")
-async def test_a_seq_given_twice_ends_the_journal(store: LogStore) -> None:
+async def test_a_seq_given_twice_ends_the_writer(store: LogStore) -> None:
     store.write(Batch(records=changes(1).records))
     rig = Rig(store)
     with journal_of(store, published=rig.published) as log_writer:
@@ -269,7 +269,7 @@ async def test_all_that_is_past_the_retention_is_trimmed(rig: Rig) -> None:
         assert rig.log_writer.log_bytes == rig.store.log_bytes()
 
 
-async def test_that_nothing_can_be_trimmed_is_said_once_a_minute(rig: Rig) -> None:
+async def test_a_failing_trim_is_logged_once_a_minute(rig: Rig) -> None:
     await rig.write(1, 9_000)
     await rig.write(9_001, 2)
     rig.store._db.execute(
@@ -303,7 +303,7 @@ async def test_a_name_is_kept_as_long_as_its_last_record(store: LogStore) -> Non
             log_writer.introduce("gateway", name, seq=0, timeout=None)
         await log_writer.flushed()
         async with trimming(log_writer):
-            # They have gone, and their users' sessions end one by one.
+            # Their links are closed, and their users' sessions end one by one.
             for seq in (1, 2, 3):
                 await trio.sleep(RETENTION_S * 0.9)
                 log_writer.append(changes(seq, 1))
@@ -337,7 +337,7 @@ async def test_on_a_full_disk_a_log_above_its_bound_makes_room(rig: Rig) -> None
         log_writer.append(changes(20_001, COMMIT_RECORDS, has_online=False))
         await trio.sleep(3)
         assert log_writer.failure is not None
-        assert rig.store.bounds() == (1, 20_001)  # nothing goes before its time
+        assert rig.store.bounds() == (1, 20_001)  # no record is deleted early
         async with trimming(log_writer, most_bytes=1):
             with trio.fail_after(60):
                 await log_writer.flushed()

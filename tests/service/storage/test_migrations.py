@@ -1,4 +1,4 @@
-"""What an older version left is taken over whole, or left whole; a newer one's is left."""
+"""An older file is migrated whole or left as it was; a newer one is left as it is."""
 
 import fcntl
 import os
@@ -21,9 +21,11 @@ from liveness.errors import StateError
 from liveness.service.storage import (
     database,
     integrity,
+    log_schema,
     log_store,
     migrations,
     snapshots,
+    state_lock,
     timer_store,
 )
 from liveness.service.storage.log_reader import log_in
@@ -34,7 +36,7 @@ from tests.helpers.strategies import HARD_UIDS
 from tests.service.storage.journals import online
 
 MIGRATED: Final = "an older file was migrated"
-# Far less than what is copied, were it ever in memory at once.
+# Far less than all copied rows would take in memory.
 MOST_MEMORY_BYTES: Final = 24 * 2**20
 
 
@@ -43,13 +45,13 @@ def log_ins(count: int) -> Iterator[Record]:
 
 
 def sessions(count: int) -> Iterator[OnlineRow]:
-    # From the last: they did not lie in the order of their sessions.
+    # In reverse: the older schema did not store them in the order of their sessions.
     for seq in range(count, 0, -1):
         yield OnlineRow(seq, f"u{seq}", 1_000 + seq, seq, "g", None)
 
 
 def tables(path: Path) -> list[tuple[Any, ...]]:
-    """What a file is made of, however its statements are laid out."""
+    """The statements of a file's schema, without their layout."""
     rows = disk.rows(path, "select type, name, sql from sqlite_schema order by name")
     return [
         (kind, name, sql and sql.replace('"', "").split()) for kind, name, sql in rows
@@ -58,7 +60,7 @@ def tables(path: Path) -> list[tuple[Any, ...]]:
 
 def test_all_records_sessions_and_cursors_are_migrated(tmp_path: Path) -> None:
     path = tmp_path / log_store.DATABASE
-    seqs = count(7)  # what was before is past the retention
+    seqs = count(7)  # the records below were trimmed
     records = [online(next(seqs), uid)._replace(conn=7) for uid in HARD_UIDS]
     first = records[0]
     silent = Record(
@@ -97,7 +99,7 @@ def test_all_records_sessions_and_cursors_are_migrated(tmp_path: Path) -> None:
         "log_level": "info",
         "path": str(path),
         "was": 1,
-        "schema": log_store.SCHEMA,
+        "schema": log_schema.SCHEMA,
     }
     assert said == [
         {"event": "an older file is migrated", **about},
@@ -148,7 +150,7 @@ log_store.LogStore(Path(sys.argv[1]))
 
 
 def is_whole(path: Path, size: int) -> int:
-    """Checks that all is there, in whichever schema; which it is."""
+    """Check that the file has all rows in its schema; return which schema that is."""
     ((schema,),) = disk.rows(path, "select value from meta where key = 'schema'")
     if schema == 1:
         found = disk.rows(path, "select seq, uid from log order by seq")
@@ -162,17 +164,17 @@ def is_whole(path: Path, size: int) -> int:
 
 def test_a_crash_before_the_commit_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / log_store.DATABASE
-    # More than the cache holds: most of what is new is in the WAL by then.
+    # More than the cache holds, so that most of the new pages are in the WAL by then.
     previous_release.schema_1(path, log_ins(30_000), sessions(30_000))
     with child(KILLED_BEFORE_THE_COMMIT, tmp_path) as killed:
         assert killed.wait(60) == -signal.SIGKILL
     assert path.with_name(f"{path.name}-wal").stat().st_size > 1_000_000
     assert is_whole(path, 30_000) == 1
     with closing(LogStore(tmp_path)):
-        assert is_whole(path, 30_000) == log_store.SCHEMA
+        assert is_whole(path, 30_000) == log_schema.SCHEMA
 
 
-# --- how much memory it takes -------------------------------------------------------------
+# --- memory -------------------------------------------------------------------------------
 
 MEASURED: Final = """
 import sys
@@ -201,7 +203,7 @@ def test_a_migration_takes_bounded_memory(tmp_path: Path, size: int) -> None:
         assert migrated.bounds() == (1, size + 1)
 
 
-# --- what is not for us -------------------------------------------------------------------
+# --- files of other versions and programs -------------------------------------------------
 
 
 def opened(path: Path) -> None:
@@ -220,7 +222,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """A database and its WAL, byte for byte; the index of that is nobody's data."""
+    """The bytes of a database and its WAL. The WAL's index has no data of its own."""
     return {
         one.name: one.read_bytes()
         for one in sorted(folder.glob("*.db*"))
@@ -229,7 +231,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def crashed_with(path: Path, *statements: str) -> None:
-    """Leaves what a process does that ends without closing: files as they are by then."""
+    """Leave the files of a process that ends without closing them."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         for statement in statements:
             db.execute(statement)
@@ -274,7 +276,7 @@ def test_a_newer_file_that_keeps_no_wal_is_not_given_one(path: Path) -> None:
 )
 def test_a_file_of_no_known_schema_is_refused_and_left(path: Path, change: str) -> None:
     crashed_with(path, f"{change} where key = 'schema'")
-    is_refused_and_left(path, f"{path} says .* for its schema, which is none of ours")
+    is_refused_and_left(path, f"{path} has the schema .*, which no version has")
 
 
 def test_an_older_file_without_a_step_is_refused_and_left(path: Path) -> None:
@@ -309,7 +311,7 @@ _FRAME_BYTES: Final = 24
 
 
 def frames_of(path: Path) -> tuple[Path, int, int]:
-    """The WAL of a file that crashed; the size of a frame, and how many there are."""
+    """The WAL of a process that crashed, the size of a frame, and the number of frames."""
     log = path.with_name(f"{path.name}-wal")
     frame = _FRAME_BYTES + int.from_bytes(log.read_bytes()[8:12], "big")
     return log, frame, (log.stat().st_size - _HEADER_BYTES) // frame
@@ -331,7 +333,7 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-# In the page, its number, the checksum; and in the header the salt and its checksum.
+# The damaged byte: in the page, its number, the checksum; in the header's salt, checksum.
 @pytest.mark.parametrize("at", [_FRAME_BYTES + 100, 3, 17, -_HEADER_BYTES + 17, -1])
 def test_commits_behind_damage_in_the_wal_are_refused(path: Path, at: int) -> None:
     with_commits(path, 20)
@@ -342,14 +344,14 @@ def test_commits_behind_damage_in_the_wal_are_refused(path: Path, at: int) -> No
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """As by a sidecar that runs, which has looked at its files when it started."""
-    with (folder / log_store.LOCK).open() as lock:
+    """Hold the lock, as a running sidecar does. It checked the WAL when it started."""
+    with (folder / state_lock.LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def with_hidden_commits(folder: Path) -> tuple[Path, Path]:
-    """A log, and its WAL that hides commits."""
+    """A log whose WAL hides commits."""
     LogStore(folder).close()
     path = folder / log_store.DATABASE
     with_commits(path, 20)
@@ -387,7 +389,7 @@ def test_commits_behind_damage_are_neither_whole_nor_backed_up(tmp_path: Path) -
 
 @pytest.mark.parametrize("index", [b"", bytes(3), bytes(2**15)], ids=len)
 def test_an_index_that_is_not_whole_is_no_damage(path: Path, index: bytes) -> None:
-    """Who may not write to it cannot have SQLite make it anew."""
+    """For a user that may not write to it, SQLite does not make a new one."""
     with_commits(path, 20)
     log, made, _ = database.beside(path)
     made.write_bytes(index)
@@ -401,7 +403,7 @@ def test_the_end_of_a_wal_that_was_torn_is_no_damage(path: Path) -> None:
     log, frame, count = frames_of(path)
     whole = files(path.parent)
     last = _HEADER_BYTES + (count - 1) * frame
-    # By a crash: the last transaction is there in part, or was not written in order.
+    # A crash left the last transaction in part, or its pages out of order.
     for torn in (
         partial(os.truncate, log, last + frame // 2),
         partial(flip, log, last + _FRAME_BYTES + 9),
@@ -427,7 +429,7 @@ def test_frames_of_an_earlier_use_of_the_wal_are_no_damage(path: Path) -> None:
     assert disk.rows(path, "select count(*) from meta where key like 'k%'") == [(50,)]
 
 
-# --- what an interrupted beginning leaves -------------------------------------------------
+# --- interrupted starts -------------------------------------------------------------------
 
 
 def test_a_start_after_one_killed_as_it_made_the_file_succeeds(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A state folder is ours alone, and so is what is in it; nothing planted is followed."""
+"""Only the sidecar's user can write to a state folder; planted files are not followed."""
 
 import os
 import socket
@@ -15,14 +15,15 @@ import pytest
 
 from liveness.errors import StartError, StateError
 from liveness.service.storage import private_folders
-from liveness.service.storage.log_reader import file_state
-from liveness.service.storage.log_store import DATABASE, LOCK, LogStore, is_in_use
+from liveness.service.storage.log_store import DATABASE, LogStore
 from liveness.service.storage.private_folders import (
     check_own,
     identities,
     make_own_folder,
     open_own,
 )
+from liveness.service.storage.read_only_access import file_state
+from liveness.service.storage.state_lock import LOCK, is_in_use
 from liveness.service.storage.timer_store import DATABASE as TIMERS
 from liveness.service.storage.timer_store import TimerStore
 from tests.helpers.needs import as_root
@@ -45,7 +46,7 @@ def made(folder: Path) -> Path:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Iterator[Path]:
-    """A file that is not to be written to."""
+    """A file that nothing may write to."""
     path = tmp_path / "precious"
     path.write_text("precious")
     yield path
@@ -145,7 +146,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         LogStore(tmp_path / "file" / "state")
 
 
-# --- what is in it --------------------------------------------------------------------
+# --- files in the folder --------------------------------------------------------------
 
 
 def link(path: Path) -> None:
@@ -193,7 +194,7 @@ def test_a_planted_file_is_refused_and_left_alone(
     made: Path, precious: Path, name: str, plant: Plant, why: str
 ) -> None:
     plant(made / name)
-    # Not when it was last read.
+    # All but the time of the last read.
     state = attrgetter("st_mode", "st_ino", "st_uid", "st_size", "st_ctime_ns")
     before = state((made / name).lstat())
     start = partial(TimerStore, log="log") if name.startswith(TIMERS) else LogStore
@@ -224,7 +225,7 @@ def test_a_link_made_after_the_check_is_not_followed(
         open_own(made / LOCK, os.O_RDWR | os.O_CREAT)
 
 
-def test_a_file_of_ours_is_fine_and_so_is_none(made: Path) -> None:
+def test_an_own_file_and_a_missing_file_are_accepted(made: Path) -> None:
     check_own(made / "none")
     with os.fdopen(open_own(made / "ours", os.O_WRONLY | os.O_CREAT), "w") as file:
         file.write("ours")

@@ -1,4 +1,4 @@
-"""A copy of the state: as of one moment, and with a log of its own once it is opened."""
+"""A backup is a copy as of one moment; once opened it has a log of its own."""
 
 import os
 import re
@@ -30,7 +30,7 @@ from tests.service.storage.journals import fill, pending
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A state: ten records, three timers, of which two were fired by records 8 and 9."""
+    """A state with ten records and three timers; two fired, as records 8 and 9."""
     folder = tmp_path / "state"
     with closing(LogStore(folder)) as store:
         fill(store, 10)
@@ -48,13 +48,13 @@ def back_up(
 
 
 def unpack(file: Path, to: Path) -> None:
-    """As the manual has it."""
+    """Unpack a backup with the manual's command."""
     to.mkdir(exist_ok=True)
     subprocess.run(["tar", "-xf", file, "-C", to], check=True)
 
 
 def restored(folder: Path, to: Path) -> Path:
-    """Backs up *folder*, and unpacks that."""
+    """Back up *folder*, and unpack the backup."""
     file = to.with_suffix(".tar")
     back_up(folder, file, force=True)
     unpack(file, to)
@@ -76,10 +76,12 @@ def opened(folder: Path) -> Iterator[tuple[LogStore, TimerStore]]:
         yield store, table
 
 
-# --- what is in it ------------------------------------------------------------------------
+# --- the content --------------------------------------------------------------------------
 
 
-def test_what_is_restored_is_what_was_there(folder: Path, tmp_path: Path) -> None:
+def test_a_restored_state_has_what_the_original_had(
+    folder: Path, tmp_path: Path
+) -> None:
     before = disk.log(folder / log_file.DATABASE)
     timers = disk.rows(folder / timer_store.DATABASE, "select * from timers")
     assert len(before) == 10
@@ -128,7 +130,7 @@ def test_only_the_newest_earlier_logs_are_known(
 def test_a_table_restored_late_expects_no_record_of_the_other_log(
     folder: Path, tmp_path: Path
 ) -> None:
-    """Between the log's start and the table's there may be a crash, or a person."""
+    """The first start from a copied log may crash before it opens the table."""
     there = restored(folder, tmp_path / "a")
     with opened(folder) as (store, table):
         fill(store, 2)
@@ -147,7 +149,7 @@ def test_a_table_restored_late_expects_no_record_of_the_other_log(
 
 
 def test_no_commit_of_an_older_state_comes_back(folder: Path, tmp_path: Path) -> None:
-    """SQLite would take a WAL that was left for that of the file beside it."""
+    """SQLite would read a WAL left in the folder as that of the restored file."""
     older = tmp_path / "older"
     wal = older / "liveness.db-wal"
     with closing(LogStore(older)) as store:
@@ -161,8 +163,8 @@ def test_no_commit_of_an_older_state_comes_back(folder: Path, tmp_path: Path) ->
 def test_the_log_and_the_timers_are_as_of_one_moment(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A number before each statement, in the timers' table first, then in the log."""
-    numbers = list(range(10, 0, -1))  # amid the second try still
+    """A commit to both databases before each statement, the timers' table first."""
+    numbers = list(range(10, 0, -1))  # enough to disturb the second attempt too
 
     def disturb(_statement: str) -> None:
         if not numbers:
@@ -194,8 +196,8 @@ def test_the_log_and_the_timers_are_as_of_one_moment(
     assert found == [(10,), (10,)]
 
 
-def test_what_is_written_meanwhile_is_not_in_it(folder: Path, tmp_path: Path) -> None:
-    """And does not have it begin again."""
+def test_a_backup_lacks_records_written_meanwhile(folder: Path, tmp_path: Path) -> None:
+    """Nor does it make the copy begin again."""
     copied = list[int]()
     with files.opened(folder) as state, opened(folder) as (store, _):
         (path, _) = state.paths
@@ -211,7 +213,7 @@ def test_what_is_written_meanwhile_is_not_in_it(folder: Path, tmp_path: Path) ->
     assert [record.seq for record in disk.log(tmp_path / "copy")] == [*range(1, 11)]
 
 
-# --- what is none -------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------
 
 
 def test_a_file_is_replaced_only_if_asked_for(folder: Path, tmp_path: Path) -> None:
@@ -280,13 +282,15 @@ def test_no_file_of_a_state_is_replaced_through_a_link(
     assert state_files(folder) == before
 
 
-def test_any_name_is_good_where_there_is_no_state(folder: Path, tmp_path: Path) -> None:
+def test_a_backup_may_have_any_name_outside_a_state(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "backups").mkdir()
     back_up(folder, tmp_path / "backups/liveness.db")
 
 
 def test_no_backup_is_made_of_a_damaged_page(folder: Path, tmp_path: Path) -> None:
-    """Within a page that a copy goes past without reading it."""
+    """The damage is within a page that is copied without being parsed."""
     disk.overwrite_root(folder / log_file.DATABASE, "cursors", 64)
     why = r"is damaged .* no backup was made: keep the one before"
     with pytest.raises(StateError, match=why):
@@ -305,7 +309,7 @@ def test_no_backup_is_made_of_a_damaged_page(folder: Path, tmp_path: Path) -> No
     ids=["text", "cursor", "session", "states"],
 )
 @pytest.mark.parametrize("damaged", [False, True])
-def test_no_backup_is_made_of_what_is_said_to_be_damaged(
+def test_no_backup_is_made_of_a_state_that_is_reported_as_damaged(
     folder: Path, tmp_path: Path, name: str, sql: str, damaged: bool
 ) -> None:
     change(folder / name, sql)
@@ -341,7 +345,7 @@ def test_no_backup_is_made_without_timers_that_there_were(
 def backed_up_as_damaged(
     folder: Path, tmp_path: Path, why: str, capsys: pytest.CaptureFixture[str]
 ) -> Path:
-    """Have a backup made that is made only if it may be damaged; where it is unpacked."""
+    """Back up a damaged state, which must be asked for, and unpack it; its folder."""
     file, there = tmp_path / "b.tar", tmp_path / "to"
     with pytest.raises(StateError, match=rf"damaged \({why}\); no backup was made"):
         back_up(folder, file, force=True)
@@ -417,7 +421,7 @@ def test_damaged_timers_are_backed_up_if_asked_for(
 def test_a_copy_that_is_too_slow_is_given_up(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it reads nothing of the WALs can be given back."""
+    """As long as it reads, the WALs only grow."""
     monkeypatch.setattr(files, "MOST_WAL_BYTES", 4_096)
     with files.opened(folder) as state, opened(folder) as (store, _):
         (path, _) = state.paths

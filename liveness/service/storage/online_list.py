@@ -1,0 +1,73 @@
+"""Everyone online, as the two answers that list them all: frames, and lines of JSON.
+
+Each is one snapshot, and is written out at once: the transaction ends before anyone reads
+the answer, however slowly, since a long one would keep the WAL growing.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from liveness.core.framing import encode
+from liveness.service.storage import log_pages
+from liveness.service.storage.database import reading
+from liveness.text import EXACT_IN_JSON, json_line, uid_text
+
+# Rows of one frame, and lines of one statement.
+LIST_ROWS: Final = 1_000
+
+# One line a user, in the form of `text.json_ready`. SQLite makes them without Python's
+# interpreter lock, but for the few uids that need `uid_text`.
+_USER_LINES: Final = f"""
+select group_concat(line, char(10)), count(*), max(session) from (
+    select session, json_object(
+        'uid', case
+            when typeof(uid) = 'integer' and uid > {EXACT_IN_JSON} then 'int:' || uid
+            when typeof(uid) = 'text' and instr(uid, 'int:') then uid_text(uid)
+            else uid end,
+        'gateway', gateway, 'session', session, 'conn', conn, 'since', start) as line
+    from online where session > :after order by session limit :most)
+"""
+
+
+def write_frames(
+    path: Path, gateway: str | None, write: Callable[[bytes], object]
+) -> None:
+    """Write the answer to `list`, frame by frame, for one gateway or with None for all.
+
+    The last frame has the seq at which the list is true.
+    """
+    query = "select uid, gateway, session, conn from online"
+    values = []
+    if gateway is not None:
+        query += " where gateway = ?"
+        values = [gateway]
+    with reading(path) as db:
+        db.execute("begin")
+        seq = log_pages.newest(db)
+        rows = db.execute(query, values)
+        page = rows.fetchmany(LIST_ROWS)
+        while len(page) == LIST_ROWS and (next_page := rows.fetchmany(LIST_ROWS)):
+            write(encode(["list", page]))
+            page = next_page
+        write(encode(["list", page, seq]))
+        db.execute("rollback")
+
+
+def write_lines(path: Path, log: str, write: Callable[[bytes], object]) -> None:
+    """Write one line of JSON for each user, and a last one with log, seq and count."""
+    users, session = 0, 0
+    with reading(path) as db:
+        db.create_function("uid_text", 1, uid_text, deterministic=True)
+        db.execute("begin")
+        seq = log_pages.newest(db)
+        while True:
+            lines, count, last = db.execute(
+                _USER_LINES, {"after": session, "most": LIST_ROWS}
+            ).fetchone()
+            if not count:
+                break
+            write(f"{lines}\n".encode())
+            users, session = users + count, last
+        db.execute("rollback")
+    write(f"{json_line({'log': log, 'seq': seq, 'users': users})}\n".encode())

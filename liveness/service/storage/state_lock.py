@@ -1,0 +1,75 @@
+"""The locks by which one sidecar owns a state directory.
+
+A sidecar locks two things: the directory itself, whose lock cannot be deleted without the
+state, and the file `lock` in it, which is moved along if only the content is moved.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+from liveness.errors import StartError
+from liveness.service.storage.private_folders import (
+    Identity,
+    make_own_folder,
+    open_own,
+)
+
+LOCK: Final = "lock"
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[Identity]:
+    """Make a state directory if it is missing, and own it; gives the lock's identity.
+
+    Raises:
+        StartError: It cannot be used, or another sidecar uses it.
+    """
+    with ExitStack() as locks:
+        try:
+            make_own_folder(folder)
+            locks.enter_context(_locked(os.open(folder, _FOLDER_FLAGS)))
+            lock = open_own(folder / LOCK, os.O_RDWR | os.O_CREAT)
+            locks.enter_context(_locked(lock))
+        except BlockingIOError as error:
+            raise StartError(
+                f"state directory {folder} is in use by another sidecar; stop that "
+                "one or name another with --state"
+            ) from error
+        except OSError as error:
+            is_file = isinstance(error, FileExistsError | NotADirectoryError)
+            reason = "it is no folder" if is_file else error.strerror
+            raise StartError(
+                f"state directory {folder}: {reason}; make it a folder that this user "
+                "may write to, or name another with --state"
+            ) from error
+        found = os.fstat(lock)
+        yield found.st_dev, found.st_ino
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a sidecar has a state directory open. A lock that may not be read counts."""
+    lock_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    for path, flags in ((folder, _FOLDER_FLAGS), (folder / LOCK, lock_flags)):
+        try:
+            with _locked(os.open(path, flags), fcntl.LOCK_SH):
+                pass
+        except (BlockingIOError, PermissionError):
+            return True
+        except OSError:
+            pass  # no folder or no lock file: no sidecar has locked it
+    return False
+
+
+@contextmanager
+def _locked(descriptor: int, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Lock an open file, or raise BlockingIOError. Closes the file when left."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
