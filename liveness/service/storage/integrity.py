@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from liveness.core.timer_states import LIVE
-from liveness.service.storage import clocks_file, log_pages, log_store, timer_store
+from liveness.service.storage import (
+    clocks_file,
+    log_pages,
+    log_store,
+    timer_damage,
+    timer_store,
+)
 from liveness.service.storage.database import (
     DISK_TROUBLE,
     LARGER_THAN_MEMORY,
@@ -239,7 +245,7 @@ def _sound(db: sqlite3.Connection, table: str) -> None:
 def _timers(db: sqlite3.Connection) -> str:
     db.execute("begin")  # a sidecar may write in between
     counted = dict(db.execute("select state, timers from states"))
-    surplus = timer_store.miscounted(db)
+    surplus = timer_damage.miscounted(db)
     query = "select count(*) from timers not indexed"  # may have an entry too many
     (count,) = db.execute(query).fetchone()
     db.execute("rollback")
@@ -247,7 +253,7 @@ def _timers(db: sqlite3.Connection) -> str:
     if min(surplus.values()) < 0 or sum(counted.values()) != count:
         there = {state: number - surplus[state] for state, number in counted.items()}
         raise Damaged(f"it has {_some(there)} and says that it has {_some(counted)}")
-    if damaged := timer_store.damaged(db):
+    if damaged := timer_damage.damaged(db):
         told = f"{damaged:,} of {count:,} make no sense"
         raise Damaged(told, f"timers: {damaged:,}")
     return f"{sum(counted[state] for state in LIVE):,} live"

@@ -19,7 +19,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import SAY_AGAIN_S, Every
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
-from liveness.service.storage import timer_store
+from liveness.service.storage import timer_reader
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_writer import LogWriter
 
@@ -124,7 +124,7 @@ class SkippedRuns:
 
         def first_of_table() -> int | None:
             with reading(timers.table.path) as db:
-                return timer_store.first_run(db, gateway)
+                return timer_reader.first_run(db, gateway)
 
         # Before the look at the table, as they go there.
         firsts = [timers.first_run(gateway)]
