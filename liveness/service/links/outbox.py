@@ -76,14 +76,14 @@ class _BrokenLink(Exception):
 class _Reply:
     ticket: int
     frame: bytes
-    is_of_log: bool  # it depends on the log alone, not on the timers' table
+    is_log_only: bool  # it depends on the log alone, not on the timers' table
 
 
 @dataclass(slots=True)
 class _ListReply:
     ticket: int
     gateway: str | None
-    least: int = 0  # bytes that it takes on disk, as far as that is known
+    needed_bytes: int = 0  # bytes that it takes on disk, as far as that is known
 
 
 class LimitMet(NamedTuple):
@@ -218,19 +218,21 @@ class Outbox:
 
     # --- queueing -------------------------------------------------------------
 
-    def reply(self, frame: object, *, ticket: int = 0, is_of_log: bool = False) -> None:
+    def reply(
+        self, frame: object, *, ticket: int = 0, is_log_only: bool = False
+    ) -> None:
         """Queue a frame, to be sent once the disk has everything up to *ticket*.
 
         Args:
             frame: The frame.
             ticket: `LogWriter.ticket` at the time that the frame describes.
-            is_of_log: It says nothing of timers, so it does not wait for their table.
+            is_log_only: It says nothing of timers, so it does not wait for their table.
         """
         if self._is_broken:
             return
         encoded = encode(frame)
         self._count_bytes(len(encoded))
-        self._replies.append(_Reply(ticket, encoded, is_of_log))
+        self._replies.append(_Reply(ticket, encoded, is_log_only))
         self.wake.notify()
 
     def reply_list(self, gateway: str | None, *, ticket: int) -> None:
@@ -244,7 +246,7 @@ class Outbox:
         self, frame: object, *, hello: Hello, cursor: Cursor, ticket: int
     ) -> None:
         """Queue `welcome`; the records behind *cursor* follow it."""
-        self.reply(frame, ticket=ticket, is_of_log=True)
+        self.reply(frame, ticket=ticket, is_log_only=True)
         self._hello, self._cursor, self._welcome_ticket = hello, cursor, ticket
         self._delivery.feed.follow(cursor, self.wake.notify)
 
@@ -262,7 +264,7 @@ class Outbox:
         if self._cursor is not None and not self._unacked:
             self._store_cursor(self._cursor.position)
 
-    def give_up(self) -> None:
+    def drop_replies(self) -> None:
         """Drop the replies; a frame that is being written is completed."""
         self._replies.clear()
         self._lists.clear()
@@ -274,7 +276,7 @@ class Outbox:
         if self.is_unread or self._delivery.log_writer.failure is not None:
             # A link that does not read, or waits for a disk that fails, is only sent why
             # it ends. The client repeats what no pong has confirmed.
-            self.give_up()
+            self.drop_replies()
         if frame is not None:
             self._last_frame = encode(frame)
         self._is_ending = True
@@ -285,7 +287,7 @@ class Outbox:
 
     def close(self) -> None:
         """Stop following the log, and drop what was not sent."""
-        self.give_up()
+        self.drop_replies()
         if self._cursor is not None:
             self._delivery.feed.unfollow(self._cursor)
 
@@ -334,10 +336,10 @@ class Outbox:
 
     def _may_send(self, reply: _Reply | _ListReply) -> bool:
         log_writer = self._delivery.log_writer
-        is_of_log = isinstance(reply, _Reply) and reply.is_of_log
+        is_log_only = isinstance(reply, _Reply) and reply.is_log_only
         durable = log_writer.log_ticket
         hello = self._hello
-        if not is_of_log and hello is not None and hello.role == GATEWAY:
+        if not is_log_only and hello is not None and hello.role == GATEWAY:
             # A gateway waits for commands about its own timers; a watcher sends none.
             oldest = log_writer.timers.oldest_of(hello.name)
             durable = durable if oldest is None else min(durable, oldest - 1)
@@ -389,7 +391,7 @@ class Outbox:
         fill = partial(delivery.log_writer.store.spool_online, reply.gateway)
         try:
             spool = await delivery.unread.spools.make(
-                fill, limiter=delivery.feed.disk, least=reply.least
+                fill, limiter=delivery.feed.disk, needed_bytes=reply.needed_bytes
             )
         except (sqlite3.Error, OSError, SpoolFull, TooLarge) as error:
             message = "a list is put off"
@@ -397,7 +399,7 @@ class Outbox:
             self._list_retry_at = trio.current_time() + RETRY_S
             limit, what_to_do = "limits.max_spool_bytes", ""  # the error has it
             if isinstance(error, SpoolFull):
-                reply.least = error.least
+                reply.needed_bytes = error.needed_bytes
             elif isinstance(error, TooLarge):
                 self._list_waited_s = inf
             else:
@@ -407,7 +409,7 @@ class Outbox:
             return False
         self._list_limit, self._list_waited_s = None, 0.0
         with spool:
-            if self._lists:  # `give_up` may have dropped it meanwhile
+            if self._lists:  # `drop_replies` may have dropped it meanwhile
                 self._lists.popleft()
             self._sending, self._spooled = 1, spool.size
             while not self._is_given_up and (piece := await spool.read()):
@@ -478,7 +480,7 @@ class Outbox:
                 # they counted as waiting, the end of its stream would not be read.
                 self._is_broken = True
                 self._sending = self._spooled = 0
-                self.give_up()
+                self.drop_replies()
                 raise _BrokenLink from error
 
 

@@ -95,48 +95,42 @@ class LinkRegistry:
         # Read it after all links that have waited longer: an endless stream of new links
         # would otherwise take up the time of the others.
         link.read_at = self._clock.mono()
-        close = link.conversation.close
         if (why := self.access.why_no_link(link.peer)) is not None:
-            self.refuse(link, close(Code.NOT_ALLOWED, why))
+            self.refuse(link, link.conversation.close(Code.NOT_ALLOWED, why))
         elif is_full:
-            self.refuse(
-                link,
-                close(
-                    Code.OVERLOADED,
-                    f"there are {self._limits.max_links} links already; connect later, "
-                    "or raise limits.max_links",
-                    limit="limits.max_links",
-                ),
+            message = (
+                f"there are {self._limits.max_links} links already; connect later, or "
+                "raise limits.max_links"
             )
+            self.refuse(link, _overloaded(link, "limits.max_links", message))
         else:
             self._pending_handshakes[link.number] = link
 
     def objection(self, link: SocketLink, hello: Hello) -> Refusal | None:
         """Why a hello is refused: the reason that must be mended first."""
-        close = link.conversation.close
         if (why := self.access.why_not(link.peer, hello)) is not None:
-            return close(Code.NOT_ALLOWED, why)
+            return link.conversation.close(Code.NOT_ALLOWED, why)
         key, limits = (hello.role, hello.name), self._limits
         if (
             hello.role == GATEWAY
             and key not in self.named
             and self.linked(GATEWAY) >= limits.max_gateways
         ):
-            return close(
-                Code.OVERLOADED,
+            return _overloaded(
+                link,
+                "limits.max_gateways",
                 f"there are {limits.max_gateways} gateways already; connect later, or "
                 "raise limits.max_gateways",
-                limit="limits.max_gateways",
             )
         cursors = self._log_writer.cursors
         has_cursor = hello.role == GATEWAY or hello.ack
         if has_cursor and key not in cursors and len(cursors) >= limits.max_names:
-            return close(
-                Code.OVERLOADED,
+            return _overloaded(
+                link,
+                "limits.max_names",
                 f"{len(cursors)} names are known and kept for the retention; use one of "
                 "them, forget one with `liveness gateways forget`, or raise "
                 "limits.max_names",
-                limit="limits.max_names",
             )
         return None
 
@@ -175,20 +169,19 @@ class LinkRegistry:
         """End one of the `slow` links, unless it has said hello since."""
         if not link.is_open or link.hello is not None:
             return
-        close = link.conversation.close
         if self._is_late(link, now):
-            refusal = close(
+            refusal = link.conversation.close(
                 Code.TOO_SLOW,
                 f"no hello within {self._limits.hello_s:g} s (limits.hello_s); it comes "
                 "first",
                 limit="limits.hello_s",
             )
         else:
-            refusal = close(
-                Code.OVERLOADED,
+            refusal = _overloaded(
+                link,
+                "limits.max_handshakes",
                 f"more than {self._limits.max_handshakes} links have not said hello "
                 "(limits.max_handshakes); say it as soon as you are connected",
-                limit="limits.max_handshakes",
             )
         self.refuse(link, refusal)
 
@@ -265,9 +258,8 @@ class LinkRegistry:
 
     def overload(self, link: SocketLink, excess: LimitMet) -> None:
         """End a link that leaves too much unread; its replies are dropped."""
-        link.outbox.give_up()
-        close = link.conversation.close
-        self.refuse(link, close(Code.OVERLOADED, excess.why, limit=excess.limit))
+        link.outbox.drop_replies()
+        self.refuse(link, _overloaded(link, *excess))
 
     def end_unread(self, now: float) -> None:
         """End links that have read nothing for too long, or while others need the room.
@@ -329,14 +321,17 @@ class LinkRegistry:
         """Count a link's incomplete frame; end the oldest ones if they are too large."""
         self.unfinished.update(link)
         while (oldest := self.unfinished.excess()) is not None:
-            refusal = oldest.conversation.close(
-                Code.OVERLOADED,
+            excess = LimitMet(
+                "limits.max_unfinished_bytes",
                 f"all links together have sent more than {self.unfinished.most_bytes} "
                 "bytes of incomplete frames (limits.max_unfinished_bytes), and this "
                 "link's frame is the oldest; send each frame at once",
-                limit="limits.max_unfinished_bytes",
             )
-            self.refuse(oldest, refusal)
+            self.refuse(oldest, _overloaded(oldest, *excess))
 
     def _open_links(self) -> list[SocketLink]:
         return [link for link in self.links.values() if link.is_open]
+
+
+def _overloaded(link: SocketLink, limit: str, why: str) -> Refusal:
+    return link.conversation.close(Code.OVERLOADED, why, limit=limit)

@@ -30,11 +30,11 @@ Fill = Callable[[Callable[[bytes], None]], None]
 
 
 class SpoolFull(Exception):
-    """There is no room now for a spool that needs at least *least* bytes."""
+    """There is no room now for a spool that needs at least *needed_bytes*."""
 
-    def __init__(self, why: str, least: int) -> None:
+    def __init__(self, why: str, needed_bytes: int) -> None:
         super().__init__(why)
-        self.least = least
+        self.needed_bytes = needed_bytes
 
 
 class TooLarge(Exception):
@@ -50,9 +50,9 @@ class Spool:
         self._pieces: deque[int] = deque()
         self._stack = ExitStack()
 
-    def fill(self, fill: Fill, least: int) -> None:
-        """Have *fill* write it, in a thread, if there is room for *least* bytes."""
-        self._spools.check(self, least)
+    def fill(self, fill: Fill, needed_bytes: int) -> None:
+        """Have *fill* write it, in a thread, if there is room for *needed_bytes*."""
+        self._spools.check(self, needed_bytes)
         with ExitStack() as stack:
             file = stack.enter_context(
                 TemporaryFile(dir=self._spools.folder, buffering=0)
@@ -117,14 +117,14 @@ class Spools:
         return False
 
     async def make(
-        self, fill: Fill, *, limiter: trio.CapacityLimiter, least: int = 0
+        self, fill: Fill, *, limiter: trio.CapacityLimiter, needed_bytes: int = 0
     ) -> Spool:
         """Fill a spool in a thread; the caller closes it.
 
         Args:
             fill: Writes the reply, by the function that it is given.
             limiter: Limits the threads.
-            least: Bytes that the reply needs, as far as that is known.
+            needed_bytes: Bytes that the reply needs, as far as that is known.
         Raises:
             SpoolFull: There is no room at present.
             TooLarge: There will never be room.
@@ -134,7 +134,7 @@ class Spools:
         self._open.add(spool)
         self._filling += 1
         try:
-            await in_thread(partial(spool.fill, fill, least), limiter=limiter)
+            await in_thread(partial(spool.fill, fill, needed_bytes), limiter=limiter)
         except BaseException as error:
             if isinstance(error, SpoolFull):
                 self.is_short = True

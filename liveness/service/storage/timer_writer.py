@@ -336,7 +336,7 @@ class TimerWriter:
         )
         self._is_written_back = False
         without_room = [*result.without_room, *waiting]
-        self._keep_without_room(retried, without_room, is_full=bool(result.error))
+        self._set_aside(retried, without_room, is_full=bool(result.error))
         # A cancel that also waits for room is queued again with what it waits for.
         not_applied = set(map(id, without_room))
         for cancel in reversed(result.unfinished):
@@ -365,14 +365,10 @@ class TimerWriter:
             for _, command in islice(queue, ROOM_TRIES)
         ]
 
-    def _keep_without_room(
-        self,
-        retried: list[TimerCommand],
-        without_room: list[TimerCommand],
-        *,
-        is_full: bool,
+    def _set_aside(
+        self, retried: list[TimerCommand], more: list[TimerCommand], *, is_full: bool
     ) -> None:
-        """Keep commands that had no room, behind those that wait for room already."""
+        """Have commands wait for room, behind those that wait for it already."""
         if retried and not is_full:
             for command in retried:
                 gateway, key = gateway_of(command), key_of(command)
@@ -385,7 +381,7 @@ class TimerWriter:
             }
             self._keys_without_room = +self._keys_without_room
         known = set(map(id, retried))
-        for command in without_room:
+        for command in more:
             if id(command) in known:
                 continue
             gateway, key = gateway_of(command), key_of(command)
