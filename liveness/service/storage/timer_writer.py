@@ -104,11 +104,9 @@ class TimerWriter:
         self.pending_of: dict[str, int] = {}  # the same by gateway, if it has any
         self._queues: dict[str, deque[_Queued]] = {}  # by gateway, if it has any
         self._first = ""  # the gateway whose turn was first in the last transaction
-        self._writing: dict[
-            str, int
-        ] = {}  # by gateway, the lowest ticket being written
-        # By gateway, commands that the disk has no room for, with their tickets; how many
-        # there are of each key; when they are tried again; and the disk's error.
+        self._writing: dict[str, int] = {}  # by gateway, the lowest ticket in the write
+        # Commands that the disk has no room for: by gateway, each with its ticket; how
+        # many there are of each key; when they are tried again; and the disk's error.
         self._without_room: dict[str, deque[tuple[int, TimerCommand]]] = {}
         self._keys_without_room = Counter[tuple[str, str]]()
         self._room_retry_at = inf
@@ -196,7 +194,8 @@ class TimerWriter:
         while True:
             await trio.sleep(WAL_CHECK_S)
             waited_s += WAL_CHECK_S
-            # On a full disk, no commit succeeds before the WAL is restarted in its room.
+            # On a full disk no commit succeeds until the WAL is restarted and its space used
+            # again: so this goes on while the writer fails.
             if self._is_written_back and self.writer.failure is None:
                 waited_s = 0.0
                 continue
