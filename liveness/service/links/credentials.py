@@ -1,7 +1,7 @@
-"""The user and groups of the process at the other end of a Unix socket; names in settings.
+"""Users and groups: those of a Unix socket's peer, and those named in the settings.
 
-The kernel notes user, group and process when a socket connects (unix(7), SO_PEERCRED), and
-since Linux 4.13 the supplementary groups as well (SO_PEERGROUPS).
+The kernel notes user, group and process when a socket connects (unix(7), SO_PEERCRED),
+and since Linux 4.13 the supplementary groups as well (SO_PEERGROUPS).
 """
 
 import ctypes

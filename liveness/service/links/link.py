@@ -16,8 +16,8 @@ from liveness.errors import Code
 from liveness.service.common.notifier import Notifier
 from liveness.service.links.outbox import Outbox
 
-# How much is read at once: what takes about `PIECE_S` to process, from some hundred logins
-# to some two thousand keepalives.
+# How much is read at once: what takes about `PIECE_S` to process, from some hundred
+# logins to some two thousand keepalives.
 PIECE_BYTES: Final = 4_096
 MOST_PIECE_BYTES: Final = 65_536
 PIECE_S: Final = 0.002
@@ -88,7 +88,7 @@ class SocketLink:
             self.piece_bytes = min(MOST_PIECE_BYTES, self.piece_bytes * 2)
 
     def tell_of_a_fault(self) -> None:
-        """Send a refusal past the outbox, which may be at fault, if it fits the socket."""
+        """Send a refusal past the outbox, which may be at fault, if the socket has room."""
         message = "a fault of the sidecar, see its log; connect anew"
         refusal = Refusal(Code.INTERNAL, message, self.conversation.n, fatal=True)
         with suppress(OSError):

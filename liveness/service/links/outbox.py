@@ -29,7 +29,8 @@ from liveness.service.storage.log_tail import Cursor, LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 
 NOTICES_PER_FRAME: Final = 1_000
-# And about as many bytes: a frame is in memory until it is read, and a timer may have 4 KB.
+# And about this many bytes: a frame is in memory until it is read, and a timer may have
+# 4 KB.
 NOTICES_BYTES: Final = 2**17
 # Replies are joined up to this size; they are in memory twice while they are joined.
 JOINED_BYTES: Final = 65_536
@@ -49,7 +50,7 @@ class OutboxLimits:
     max_replies: int
     max_reply_bytes: int
     unread_s: float
-    gateway_unread_s: float  # at least gateway_hold_s, which its users are held for
+    gateway_unread_s: float  # at least gateway_hold_s: its users are held that long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +202,7 @@ class Outbox:
 
     @property
     def burden(self) -> float:
-        """Unread bytes in memory, times how long they have waited; 0 if it reads."""
+        """Unread bytes in memory, weighted by how long they wait; 0 if it reads."""
         if not self._is_blocked:
             return 0.0
         return self._reply_bytes * (1 + self._stalled_s)

@@ -1,4 +1,4 @@
-"""All links and their names: whom the sidecar takes on, and when it ends a link."""
+"""All links and their names: which are accepted, and when one ends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -154,8 +154,8 @@ class Spools:
         """
         if spool.size + more > self.most_bytes:
             raise TooLarge(
-                f"one answer takes more than the {self.most_bytes} bytes that all answers "
-                "on disk together may take; raise limits.max_spool_bytes"
+                f"one answer takes more than the {self.most_bytes} bytes that all "
+                "answers on disk together may take; raise limits.max_spool_bytes"
             )
         after = self.bytes + more
         if after > self.most_bytes:

@@ -55,7 +55,7 @@ select cast(json_group_array(json_array(id, gateway, next)) as blob) from (
 
 
 class DamagedTimer(NamedTuple):
-    """A timer with a text that is not UTF-8, or with values that contradict each other."""
+    """A timer whose text is not UTF-8, or whose values contradict each other."""
 
     id: int
     gateway: str
@@ -246,7 +246,7 @@ def _few_ids(db: sqlite3.Connection, wanted: Mapping[str, Any]) -> str | None:
 
 
 def _index_queries(wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Each query by an index that finds all timers that may match, the narrowest first."""
+    """Each query by an index for all timers that may match, the narrowest first."""
     is_of = _OF_ONE_GATEWAY if "gateway" in wanted else _OF_ANY_GATEWAY
     state = wanted.get("state")
     if "id" in wanted:

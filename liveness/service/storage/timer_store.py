@@ -6,7 +6,7 @@
              newest record that it knows of; the schema's version
 
 It is a file of its own because ten million timers are written at random places: with
-many of them a commit takes some hundred milliseconds, and no offline should wait for that.
+many of them a commit takes some hundred milliseconds, and no offline should wait for it.
 
 A timer that fires is recorded in the log first. The table notes up to which record it has
 everything; after a crash, what it lacks is read from the log.
@@ -56,11 +56,7 @@ from liveness.service.storage.database import (
 )
 from liveness.service.storage.disk_reserve import RESERVE_BYTES, WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.private_folders import bytes_left
-from liveness.service.storage.timer_sql import (
-    ENDED_STATES,
-    STATEMENT_ROWS,
-    single_value,
-)
+from liveness.service.storage.timer_sql import single_value
 
 SCHEMA: Final = 1
 DATABASE: Final = "timers.db"
@@ -347,7 +343,7 @@ class TimerStore:
             (timer_sql.NEWEST_OF_KEYS, [*keys]),
             (timer_sql.TIMERS_BY_ID, ids),
         ):
-            for part in cut(values_of_query, STATEMENT_ROWS):
+            for part in cut(values_of_query, timer_sql.STATEMENT_ROWS):
                 rows, _ = timer_sql.read_json(self._db, query, part)
                 found += map(TimerState._make, rows)
         return found, unfinished
@@ -375,7 +371,7 @@ class TimerStore:
             (timer_sql.UPDATE_TIMERS, changed),
             (timer_sql.END_TIMERS, ended),
         ):
-            for part in cut(rows, STATEMENT_ROWS):
+            for part in cut(rows, timer_sql.STATEMENT_ROWS):
                 self._db.execute(statement, [json.dumps(part, ensure_ascii=False)])
         if states := {state: count for state, count in outcome.states.items() if count}:
             timer_sql.add_to_states(self._db, states)
@@ -398,7 +394,7 @@ class TimerStore:
     def _trim(self, oldest_ms: int, most: int, rows: int) -> dict[str, int]:
         with transaction(self._db):
             states = self.states()
-            surplus = sum(states[state] for state in ENDED_STATES) - most
+            surplus = sum(states[state] for state in timer_sql.ENDED_STATES) - most
             limits = {"before": oldest_ms, "limit": rows}
             if surplus > 0:
                 limits = {"before": 2**62, "limit": min(surplus, rows)}

@@ -122,7 +122,7 @@ class TimerWriter:
 
     @property
     def oldest(self) -> int | None:
-        """The lowest ticket of a command to be written, but for those without room."""
+        """The lowest ticket of a command to be written, except those without room."""
         tickets = [*self._writing.values()]
         tickets += [queue[0].ticket for queue in self._queues.values()]
         return min(tickets, default=None)
@@ -139,7 +139,7 @@ class TimerWriter:
         return min(tickets, default=None)
 
     def writes(self, gateway: str | None, ticket: int) -> bool:
-        """Whether commands up to *ticket* are to be written, but for those without room."""
+        """Whether commands up to *ticket* are to be written, except those without room."""
         if gateway is None:
             return False
         queue = self._queues.get(gateway)
@@ -194,8 +194,8 @@ class TimerWriter:
         while True:
             await trio.sleep(WAL_CHECK_S)
             waited_s += WAL_CHECK_S
-            # On a full disk no commit succeeds until the WAL is restarted and its space used
-            # again: so this goes on while the writer fails.
+            # On a full disk no commit succeeds until the WAL is restarted and its space
+            # used again: so this goes on while the writer fails.
             if self._is_written_back and self.writer.failure is None:
                 waited_s = 0.0
                 continue
