@@ -122,7 +122,7 @@ class TimerWriter:
 
     @property
     def oldest(self) -> int | None:
-        """The lowest ticket of a command to be written, except those without room."""
+        """The lowest ticket of a command to be written, except of those without room."""
         tickets = [*self._writing.values()]
         tickets += [queue[0].ticket for queue in self._queues.values()]
         return min(tickets, default=None)
@@ -139,7 +139,7 @@ class TimerWriter:
         return min(tickets, default=None)
 
     def writes(self, gateway: str | None, ticket: int) -> bool:
-        """Whether commands up to *ticket* are to be written, except those without room."""
+        """Whether commands up to *ticket* must be written, except those without room."""
         if gateway is None:
             return False
         queue = self._queues.get(gateway)
