@@ -19,8 +19,8 @@ from tests.system.conftest import Start
 from tests.system.sidecar import SOON_S, Sidecar, eventually
 
 REFUSED = (
-    "no connection can be accepted now; those that are there go on, the others wait: "
-    "raise the limit of open files, or end some"
+    "no connection can be accepted now; open ones go on, new ones wait: "
+    "raise the limit of open files, or end some connections"
 )
 SOCKETS = ("gateway", "admin", "http")
 CROWD = 30

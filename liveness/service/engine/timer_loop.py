@@ -16,7 +16,7 @@ from liveness.core.timer_scheduler import TimerScheduler
 from liveness.service.common.logs import SAY_AGAIN_S, Every
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine
-from liveness.service.storage import timer_store
+from liveness.service.storage import timer_reader
 from liveness.service.storage.database import reading
 from liveness.service.storage.timer_store import TimerStore
 
@@ -57,7 +57,7 @@ async def _read_due(engine: Engine, db: sqlite3.Connection) -> bool:
     numbers = engine.take_timers(JUDGED_AT_ONCE)
     if not numbers:
         return False
-    rows, unreadable = await in_thread(partial(timer_store.due, db, numbers))
+    rows, unreadable = await in_thread(partial(timer_reader.due, db, numbers))
     for timer in unreadable:
         _log.error(
             "a timer is damaged on disk: it does not fire, and stays there until it is "
@@ -76,6 +76,6 @@ async def _fill(engine: Engine, db: sqlite3.Connection) -> bool:
     window = timetable.window()
     if window is None:
         return False
-    timetable.fill(window, await in_thread(partial(timer_store.coming, db, window)))
+    timetable.fill(window, await in_thread(partial(timer_reader.coming, db, window)))
     engine.loaded_timers()
     return True

@@ -1,8 +1,8 @@
-"""Accepts connections, whatever the process is short of.
+"""Accepts connections, also while the process has no room for more.
 
-Where there is no descriptor or no memory for another connection, those who wait stay in
-the backlog, and those who are there go on. It is tried again ten times a second, as
-nothing tells when there is room, and said once a minute.
+Without a file descriptor or memory for another connection, new ones wait in the backlog,
+and open ones go on. Nothing reports when there is room again, so accepting is tried ten
+times a second; the log has it once a minute.
 """
 
 import errno
@@ -17,34 +17,29 @@ import trio
 from liveness.service.common.logs import SAY_AGAIN_S, Every
 
 PAUSE_S: Final = 0.1
-# Linux passes on what befell the new connection meanwhile; the next one is taken. The list
-# is that of accept(2), and what a firewall says.
-_OVER: Final = frozenset(
+# Errors of a connection that died before accept(2) returned it, and of one that a
+# firewall refuses: skip it.
+RETRYABLE_ACCEPT_ERRNOS: Final = frozenset(
     {
-        errno.ECONNABORTED,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
-        errno.ENONET,
-        errno.ENOPROTOOPT,
-        errno.EOPNOTSUPP,
-        errno.EPERM,
-        errno.EPROTO,
+        errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN,
+        errno.ENETUNREACH, errno.ENONET, errno.ENOPROTOOPT, errno.EOPNOTSUPP,
+        errno.EPERM, errno.EPROTO,
     }
+)  # fmt: skip
+NO_ROOM_ERRNOS: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 )
-_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 _log = structlog.get_logger("socket")
 
 
 class Acceptor:
-    """Accepts what comes at one socket.
+    """Accepts the connections of one listening socket.
 
     Args:
-        listener: Listening; it is made non-blocking, and stays open.
-        name: What it is called in the log and in the metrics.
-        put_off: Counts by that name how often there was no room.
+        listener: It is made non-blocking, and stays open.
+        name: The socket's name in the log and in the metrics.
+        put_off: Counts, by that name, how often there was no room.
     """
 
     def __init__(
@@ -57,10 +52,10 @@ class Acceptor:
         self._every = Every(SAY_AGAIN_S, clock=trio.current_time)
 
     def has_waiting(self) -> bool:
-        """Whether somebody waits in the backlog at this moment."""
-        looked = select.poll()  # of any number, which select() has not
-        looked.register(self._listener, select.POLLIN)
-        return bool(looked.poll(0))
+        """Whether a connection waits in the backlog now."""
+        poll = select.poll()  # select() does not take descriptors above 1,023
+        poll.register(self._listener, select.POLLIN)
+        return bool(poll.poll(0))
 
     async def accept(self) -> socket.socket:
         """Wait for the next connection; it is non-blocking."""
@@ -68,23 +63,23 @@ class Acceptor:
             try:
                 await trio.lowlevel.wait_readable(self._listener)
             except trio.ClosedResourceError:
-                continue  # its socket was made anew, and has the same descriptor
-            # Whoever was not taken when that ended waits for the next process.
+                continue  # the socket was made anew under the same descriptor
+            # At a stop, leave the connection in the backlog for the next process.
             await trio.lowlevel.checkpoint_if_cancelled()
             try:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 continue
             except OSError as error:
-                if error.errno in _OVER:
+                if error.errno in RETRYABLE_ACCEPT_ERRNOS:
                     continue
-                if error.errno not in _EXHAUSTED:
+                if error.errno not in NO_ROOM_ERRNOS:
                     raise
                 self._put_off[self._name] += 1
                 self._every(
                     _log.warning,
-                    "no connection can be accepted now; those that are there go on, the "
-                    "others wait: raise the limit of open files, or end some",
+                    "no connection can be accepted now; open ones go on, new ones "
+                    "wait: raise the limit of open files, or end some connections",
                     key=error.errno,
                     socket=self._name,
                     error=error.strerror,

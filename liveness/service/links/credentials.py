@@ -1,7 +1,7 @@
-"""Who is at the other end of a Unix socket, and whom a name in the settings means.
+"""Users and groups: those of a Unix socket's peer, and those named in the settings.
 
-The kernel tells user, group and process of whoever connected (unix(7), SO_PEERCRED), and
-since Linux 4.13 its supplementary groups too (SO_PEERGROUPS), as they were at that moment.
+The kernel notes user, group and process when a socket connects (unix(7), SO_PEERCRED),
+and since Linux 4.13 the supplementary groups as well (SO_PEERGROUPS).
 """
 
 import ctypes
@@ -21,22 +21,22 @@ from liveness.errors import StartError
 # asm-generic/socket.h; Python has no name for it.
 _SO_PEERGROUPS: Final = 59
 _CREDENTIALS: Final = struct.Struct("3i")
-# Python's own takes 256 groups at most; Linux allows 65,536.
+# Python's getsockopt() takes 256 groups at most; Linux allows 65,536.
 _getsockopt: Final = ctypes.CDLL(None, use_errno=True).getsockopt
-# Room for those of most peers; of one that has more, the kernel says how much it takes.
+# Enough for most peers. For more groups, the kernel says how many bytes they take.
 _GROUPS_BYTES: Final = 256
-# Of a user or group. The number after it means none to chown(2), which would do nothing.
+# The highest id of a user or group: to chown(2), the number after it means no change.
 MOST_ID: Final = 2**32 - 2
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """Who connected to a Unix socket.
+    """The process that connected to a Unix socket, with its user and groups.
 
     Raises:
         OSError: The kernel does not say.
     """
-    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(told)
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(data)
     return Peer(pid, uid, frozenset({gid, *_supplementary(sock, uid, gid)}))
 
 
@@ -48,7 +48,7 @@ def _supplementary(sock: socket.socket, uid: int, gid: int) -> list[int]:
         if not _getsockopt(sock.fileno(), *option, groups, ctypes.byref(size)):
             return groups[: size.value // ctypes.sizeof(ctypes.c_uint)]
         failed = ctypes.get_errno()
-        if failed == errno.ENOPROTOOPT:  # an older kernel, or one that is no Linux
+        if failed == errno.ENOPROTOOPT:  # an older kernel, or not Linux
             return _groups_by_name(uid, gid)
         if failed != errno.ERANGE:
             raise OSError(failed, os.strerror(failed))
@@ -62,13 +62,13 @@ def _groups_by_name(uid: int, gid: int) -> list[int]:
 
 
 def access_to(settings: AccessSettings, *, group: int) -> Access:
-    """The rights at a socket, with every name looked up.
+    """Look up every user and group in the access settings.
 
     Args:
-        settings: Who is allowed what.
-        group: That of the gateways' socket.
+        settings: Which users and groups are allowed what.
+        group: The group of the gateways' socket, which `@own` stands for.
     Raises:
-        StartError: A user or group is not known on this host.
+        StartError: A user or group does not exist on this host.
     """
 
     def allowed(key: str) -> Allowed:
@@ -83,24 +83,24 @@ def access_to(settings: AccessSettings, *, group: int) -> Access:
                 users.add(_uid_of(item, f"access.{key}"))
         return Allowed(frozenset(users), frozenset(groups), anyone)
 
-    ties = (item.rpartition("=") for item in as_list(settings.names))
+    names = (item.rpartition("=") for item in as_list(settings.names))
     return Access(
         gateways=allowed("gateways"),
         watchers=allowed("watchers"),
         everyone=allowed("everyone"),
         admin=allowed("admin"),
-        names={name: _uid_of(user, "access.names") for name, _, user in ties},
+        names={name: _uid_of(user, "access.names") for name, _, user in names},
     )
 
 
 def gid_of(name: str, setting: str) -> int:
-    """The number of a group, by its name or number.
+    """The id of a group, given by name or by number.
 
     Raises:
-        StartError: *setting* names one that this host does not know.
+        StartError: There is no such group on this host; *setting* is named in the error.
     """
     if name.isdecimal():
-        return _number(name, setting, "group")
+        return _parse_id(name, setting, "group")
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
@@ -111,31 +111,31 @@ def _uid_of(name: str, setting: str) -> int:
     if name == "own":
         return os.geteuid()
     if name.isdecimal():
-        return _number(name, setting, "user")
+        return _parse_id(name, setting, "user")
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
         raise _unknown(setting, "user", name) from None
 
 
-def _number(name: str, setting: str, what: str) -> int:
-    if len(name) > len(str(MOST_ID)) or int(name) > MOST_ID:
+def _parse_id(text: str, setting: str, what: str) -> int:
+    if len(text) > len(str(MOST_ID)) or int(text) > MOST_ID:
         raise StartError(
-            f"{setting} names the {what} {name:.40}, and the numbers of such end at "
+            f"{setting} names the {what} {text:.40}, and the highest id of a {what} is "
             f"{MOST_ID}; correct it"
         )
-    return int(name)
+    return int(text)
 
 
 def _unknown(setting: str, what: str, name: str) -> StartError:
     return _out_of_files(setting, what, name) or StartError(
-        f"{setting} names the {what} {name!r}, which this host does not know; create it, "
-        "or give its number"
+        f"{setting} names the {what} {name!r}, which does not exist on this host; "
+        "create it, or give its number"
     )
 
 
 def _out_of_files(setting: str, what: str, name: str) -> StartError | None:
-    """Why a name could not be looked up; who may open no file is told it is unknown."""
+    """An error if no file can be opened: getpwnam() then finds no name at all."""
     try:
         os.close(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:

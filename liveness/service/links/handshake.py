@@ -1,4 +1,4 @@
-"""Says welcome: where a name's reading of the log begins, and what it is told."""
+"""Answers a hello: where reading of the log begins, and what `welcome` says."""
 
 from liveness import __version__
 from liveness.core.conversation import ConversationLimits
@@ -11,16 +11,16 @@ from liveness.service.storage.skipped_runs import SkippedRuns
 
 
 class Handshake:
-    """Gives each link its cursor, and tells it the terms.
+    """Gives each link its cursor, and sends it `welcome`.
 
     Args:
         log_writer: The log.
-        feed: Its tail.
-        passed_over: Is told what a gateway passes over.
-        timeout: The server's silence timeout, in seconds.
-        flush: How long a gateway may collect signs of life, in seconds.
-        window: Records that may be in flight on a link.
-        run_timeout: How long a timer's run may take, in seconds.
+        feed: The end of the log, in memory.
+        passed_over: Takes the part of the log that a gateway skips.
+        timeout: The default silence timeout, in seconds.
+        flush: How long a gateway may collect keepalives, in seconds.
+        window: Records that may be unacknowledged on a link.
+        run_timeout: How long a gateway has to answer an attempt of a timer, in seconds.
         limits: What a link may send.
     """
 
@@ -46,25 +46,25 @@ class Handshake:
         self._run_timeout = run_timeout
 
     def greet(self, link: SocketLink, hello: Hello, *, newest: int) -> None:
-        """Say welcome, once the name's position is stored.
+        """Queue `welcome`, to be sent once the name's position is stored.
 
         Args:
-            link: Who said hello.
+            link: The link that said hello.
             hello: What it said.
-            newest: The newest record decided, and given to the journal.
+            newest: The newest record given to the log's writer.
         """
         log_writer = self._log_writer
-        position = self._asked_for(hello, newest)
-        known = {}
+        position = self._start_position(hello, newest)
+        terms = self._terms(link, hello, newest + 1)
         if hello.role == GATEWAY or hello.ack:
             stored = log_writer.cursors.get((hello.role, hello.name))
-            known = {"known": stored is not None}
+            terms["known"] = stored is not None
             seq = position if stored is None else stored.seq
             if hello.role == GATEWAY and (hello.fresh or stored is None):
-                told = None
+                after = None
                 if stored is not None:
-                    told = max(seq, log_writer.written_to.get(hello.name, 0))
-                self._passed_over.add(hello.name, after=told, until=position)
+                    after = max(seq, log_writer.written_to.get(hello.name, 0))
+                self._passed_over.add(hello.name, after=after, until=position)
             if hello.fresh:
                 seq = position
             log_writer.introduce(
@@ -75,31 +75,27 @@ class Handshake:
             )
             if hello.after is None:
                 position = seq
-        is_all = hello.scope == "all"
         cursor = Cursor(
             log_writer,
             self._feed,
             wanted=Subscription(
-                None if is_all else hello.name,
+                None if hello.scope == "all" else hello.name,
                 hello.kinds,
                 runs=hello.name if hello.role == GATEWAY else None,
             ),
             position=position,
         )
-        # `next` is a seq: it is shown once everything before it is on disk.
+        # `next` is a seq, and a seq is shown only once all records before it are durable.
         link.outbox.welcome(
-            ["welcome", self._terms(link, hello, newest + 1) | known],
-            hello=hello,
-            cursor=cursor,
-            ticket=log_writer.flush(),
+            ["welcome", terms], hello=hello, cursor=cursor, ticket=log_writer.flush()
         )
 
-    def _asked_for(self, hello: Hello, newest: int) -> int:
-        """The position a hello names; now, if it names none."""
+    def _start_position(self, hello: Hello, newest: int) -> int:
+        """The position that a hello asks for; the newest, if it asks for none."""
         if hello.after is None:
             return newest
         store = self._log_writer.store
-        # A log that ends below `after` has lost its end: it is another one by now.
+        # A log that ends before `after` has lost records since: it counts as another log.
         if hello.after == 0 or (hello.log == store.log and hello.after <= newest):
             return hello.after
         if hello.log in store.parted:
@@ -109,10 +105,7 @@ class Handshake:
     def _terms(
         self, link: SocketLink, hello: Hello, following: int
     ) -> dict[str, object]:
-        gateway = link.gateway
-        offset = None if gateway is None else gateway.clock_offset
-        began = {} if hello.clock is None else {"began": offset is not None}
-        return {
+        terms: dict[str, object] = {
             "protocol": PROTOCOL,
             "server": f"liveness/{__version__}",
             "features": FEATURES,
@@ -124,5 +117,8 @@ class Handshake:
             "max_frame": self.limits.max_frame_bytes,
             "window": self._window,
             "run_timeout": self._run_timeout,
-            **began,
         }
+        if hello.clock is not None:
+            gateway = link.gateway
+            terms["began"] = gateway is not None and gateway.clock_offset is not None
+        return terms

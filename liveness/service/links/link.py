@@ -16,23 +16,23 @@ from liveness.errors import Code
 from liveness.service.common.notifier import Notifier
 from liveness.service.links.outbox import Outbox
 
-# What is taken at once: as much as is worked through in so long, from some hundred logins
-# to some two thousand signs of life.
+# How much is read at once: what takes about `PIECE_S` to process, from some hundred
+# logins to some two thousand keepalives.
 PIECE_BYTES: Final = 4_096
 MOST_PIECE_BYTES: Final = 65_536
 PIECE_S: Final = 0.002
 
 
 class SocketLink:
-    """One connected socket.
+    """One connected socket, with all that belongs to it.
 
     Args:
-        sock: Non-blocking; owned from now on.
-        conversation: The state machine that its bytes go through.
-        outbox: What is to be written to it.
+        sock: Non-blocking; the link owns it.
+        conversation: Parses what is read, and checks the order of frames.
+        outbox: Writes.
         peer: The process that connected.
-        number: Tells it from others in logs.
-        opened_at: Attended seconds.
+        number: Identifies the link in logs.
+        opened_at: In attended seconds.
     """
 
     def __init__(
@@ -52,22 +52,21 @@ class SocketLink:
         self.number = number
         self.opened_at = opened_at
         self.gateway: GatewayState | None = None
-        self.is_open = True  # bytes are taken from it
+        self.is_open = True  # bytes are read from it
         self.piece_bytes = PIECE_BYTES
-        self.must_read_bytes = (
-            0  # bytes that lay there after an absence and were not read yet
-        )
-        self.read_at = 0.0  # when it last gave something, in monotonic seconds
+        # Bytes that arrived while the sidecar was absent, and were not read yet.
+        self.must_read_bytes = 0
+        self.read_at = 0.0  # when bytes were last read from it, in monotonic seconds
         self.why_closed = "closed by the other side"
         self.drained = Notifier()
 
     @property
     def hello(self) -> Hello | None:
-        """How it introduced itself, if it has."""
+        """Its hello, if it has said one."""
         return self.conversation.hello
 
     def receive(self, most: int) -> bytes | None:
-        """Take at most so many bytes: None if the socket is empty, b"" at its end."""
+        """Read at most *most* bytes; None if there are none, b"" at the end."""
         try:
             return self.sock.recv(most)
         except BlockingIOError:
@@ -76,27 +75,27 @@ class SocketLink:
             return b""
 
     def unread(self) -> int:
-        """Bytes that have come and were not taken yet."""
+        """How many bytes have arrived and were not read yet."""
         count = array("i", [0])
         ioctl(self.sock, FIONREAD, count)
         return count[0]
 
     def measure(self, took_s: float) -> None:
-        """Choose the size of the next piece by how long the last one took."""
+        """Choose how much to read at once, by how long the last piece took."""
         if took_s > PIECE_S:
             self.piece_bytes = max(PIECE_BYTES, self.piece_bytes // 2)
         else:
             self.piece_bytes = min(MOST_PIECE_BYTES, self.piece_bytes * 2)
 
     def tell_of_a_fault(self) -> None:
-        """Past the outbox, which may be what is at fault: say so, if there is room."""
+        """Send a refusal past the outbox, which may be at fault, if there is room."""
         message = "a fault of the sidecar, see its log; connect anew"
         refusal = Refusal(Code.INTERNAL, message, self.conversation.n, fatal=True)
         with suppress(OSError):
             self.sock.send(encode(refusal.as_frame()))
 
     def end(self, frame: object | None = None, *, why: str) -> None:
-        """Take no more bytes; write what is queued, then *frame*, then close."""
+        """Read no more; write what is queued, then *frame*, then close."""
         if self.is_open:
             self.is_open = False
             self.why_closed = why

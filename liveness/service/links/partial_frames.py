@@ -1,35 +1,35 @@
-"""Frames that links have begun and not finished: bounded in all, the oldest end first.
+"""Frames that links have begun to send: bounded in all, and the oldest end first.
 
-An honest sender's frame is whole within milliseconds; one that drips its frame soon has the
-oldest.
+An honest link completes its frame within milliseconds, so the oldest frame is soon that
+of a link that sends it byte by byte.
 """
 
 from liveness.service.links.link import SocketLink
 
 
-class Unfinished:
-    """What all links together have sent of frames that are not whole yet.
+class PartialFrames:
+    """The bytes of incomplete frames that all links together have sent.
 
     Args:
-        most_bytes: The most bytes of them, at least those of one frame.
+        most_bytes: How many there may be; at least those of one frame.
     """
 
     def __init__(self, *, most_bytes: int) -> None:
         self.bytes = 0
         self.most_bytes = most_bytes
-        # By link, oldest first: how many frames came before it, and its bytes.
+        # By link, oldest first: how many frames it had sent before, and the bytes.
         self._frames: dict[SocketLink, tuple[int, int]] = {}
 
-    def note(self, link: SocketLink) -> None:
-        """Note how much of a frame a link has sent by now."""
-        n, size = link.conversation.n, link.conversation.unfinished_bytes
-        before, counted = self._frames.get(link, (n, 0))
+    def update(self, link: SocketLink) -> None:
+        """Count what a link has sent of a frame by now."""
+        frames, size = link.conversation.n, link.conversation.unfinished_bytes
+        frames_before, counted = self._frames.get(link, (frames, 0))
         self.bytes += size - counted
-        if not size or n != before:
+        if not size or frames != frames_before:
             self._frames.pop(link, None)
         if size:
-            self._frames[link] = n, size
+            self._frames[link] = frames, size
 
     def excess(self) -> SocketLink | None:
-        """The link whose frame is the oldest, if there is more than may be."""
+        """The link with the oldest frame, if there are too many bytes."""
         return next(iter(self._frames)) if self.bytes > self.most_bytes else None

@@ -1,8 +1,8 @@
-"""Unix sockets that we listen on: made strictly, found stale or live, taken away.
+"""Listening Unix sockets: made with strict permissions, checked, and removed at a stop.
 
-One function makes them all. A file that we made is removed when we stop, if it is
-still ours; that of a socket which a service manager handed over is the manager's. While
-we run each knows whether its path still leads to it, and can be made anew there.
+A socket file that we made is removed when we stop, if it is still ours. A socket that the
+service manager passed to us is the manager's. While we run, each socket knows whether its
+path still leads to it, and can be bound there again.
 """
 
 import errno
@@ -21,16 +21,16 @@ from liveness.errors import StartError
 from liveness.service.storage.private_folders import Identity, identity
 
 SOCKET_MODE: Final = 0o660
-# Gateways reconnect all at once after a restart.
+# All gateways reconnect at once after a restart.
 BACKLOG: Final = 512
 
 
 class UnixListener(socket.socket):
-    """A Unix socket that listens, and the file that leads to it.
+    """A listening Unix socket, and its file.
 
     Args:
         path: Where clients look for it.
-        fileno: One that a service manager handed over, to be made anew by that alone.
+        fileno: The descriptor of a socket that the service manager made.
     """
 
     def __init__(self, path: Path, *, fileno: int | None = None) -> None:
@@ -39,7 +39,7 @@ class UnixListener(socket.socket):
         else:
             super().__init__(fileno=fileno)
         self.path = path
-        self._is_handed_over = fileno is not None
+        self._is_inherited = fileno is not None
         self._mode = SOCKET_MODE
         self._group: int | None = None
         self._file: Identity | None = None
@@ -48,13 +48,13 @@ class UnixListener(socket.socket):
         """Make its file, and listen.
 
         Raises:
-            StartError: Somebody else serves there, or the file cannot be made.
+            StartError: Another process serves there, or the file cannot be made.
         """
         self._mode, self._group = mode, group
         self._file = _bind(self, self.path, mode, group)
 
     def found(self) -> None:
-        """Take the file that is at its path now for its own."""
+        """Take the file that is at its path now as its own."""
         self._file = identity(self.path)
 
     def is_reachable(self) -> bool:
@@ -62,28 +62,28 @@ class UnixListener(socket.socket):
         return self._file is not None and identity(self.path) == self._file
 
     def make_anew(self) -> None:
-        """Have its path lead to it again, as at the start; links that there are go on.
+        """Bind to its path again, as at the start; open links go on.
 
-        This stays the same object, with the same descriptor. Who waits to accept waits on.
+        The object and its descriptor stay the same, so an `accept` that waits goes on.
 
         Raises:
-            StartError: Somebody else serves there, or the file cannot be made; or it is
-                not ours to make.
+            StartError: Another process serves there, the file cannot be made, or the
+                socket is the service manager's.
         """
-        if self._is_handed_over:
+        if self._is_inherited:
             raise StartError(
                 f"socket {self.path}: its file was removed or replaced, so nobody can "
                 "connect; restart its unit: systemctl restart liveness.socket"
             )
         make_socket_folder(self.path)
-        with UnixListener(self.path) as other:
-            other.make(self._mode, self._group)
+        with UnixListener(self.path) as successor:
+            successor.make(self._mode, self._group)
             trio.lowlevel.notify_closing(self)
-            os.dup2(other.fileno(), self.fileno(), inheritable=False)
-            self._file = other._file
+            os.dup2(successor.fileno(), self.fileno(), inheritable=False)
+            self._file = successor._file
 
     def remove(self) -> None:
-        """Remove its file, unless a successor has replaced it."""
+        """Remove its file, unless another process has replaced it."""
         if self.is_reachable():
             self.path.unlink(missing_ok=True)
 
@@ -92,14 +92,14 @@ class UnixListener(socket.socket):
 def listening(
     path: Path, *, mode: int = SOCKET_MODE, group: int | None = None
 ) -> Iterator[UnixListener]:
-    """Listen on *path* until left.
+    """Listen on *path* until the block is left.
 
     Args:
         path: Where the file is made.
         mode: The file's permissions.
-        group: The file's group; None: the one that it gets by itself.
+        group: The file's group; None: the default of its folder.
     Raises:
-        StartError: Somebody else serves there, or the file cannot be made.
+        StartError: Another process serves there, or the file cannot be made.
     """
     with UnixListener(path) as listener:
         listener.make(mode, group)
@@ -110,16 +110,16 @@ def listening(
 
 
 def _bind(sock: socket.socket, path: Path, mode: int, group: int | None) -> Identity:
-    """Bind and listen; return the identity of the file that this made."""
+    """Bind and listen; return the identity of the new file."""
     try:
         _clear_stale(path)
-        # Strict before the file exists: there is no moment at which others may
-        # connect. The group is let in afterwards.
-        before = os.umask(0o177)
+        # The file is made without access for others: there is no moment in which anybody
+        # else may connect. The group is given access afterwards.
+        previous = os.umask(0o177)
         try:
             sock.bind(str(path))
         finally:
-            os.umask(before)
+            os.umask(previous)
         made = _open_up(path, mode, group)
         sock.listen(BACKLOG)
         sock.setblocking(False)
@@ -132,11 +132,11 @@ def _bind(sock: socket.socket, path: Path, mode: int, group: int | None) -> Iden
 
 
 def _open_up(path: Path, mode: int, group: int | None) -> Identity:
-    """Let others in at the socket that was just made at *path*; return which it is.
+    """Give group and mode to the socket file just made; return its identity.
 
-    By a descriptor of its file: in a folder that others may write to, whatever has taken
-    its place by now, or a link to a file of root's, must not be given away. The socket's
-    own descriptor is of no use, as it is none of the file.
+    This goes by a descriptor of the file. In a folder where others may write, another
+    file or a link to one of root's may lie at the path by now, and must not be given
+    away. The socket's own descriptor does not refer to the file.
     """
     file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -146,41 +146,42 @@ def _open_up(path: Path, mode: int, group: int | None) -> Identity:
                 f"socket {path}: another file took its place as it was made; make its "
                 "folder one that only this user may write to"
             )
-        it = f"/proc/self/fd/{file}"  # chmod(2) and chown(2) take no such descriptor
+        by_descriptor = f"/proc/self/fd/{file}"  # fchmod(2) and fchown(2) refuse O_PATH
         if group is not None:
-            _give(it, path, group)
-        os.chmod(it, mode)  # noqa: PTH101 - it is no path of a file
+            _set_group(by_descriptor, path, group)
+        os.chmod(by_descriptor, mode)  # noqa: PTH101 - a descriptor, no path
     finally:
         os.close(file)
     return made.st_dev, made.st_ino
 
 
-def _give(file: str, path: Path, group: int) -> None:
+def _set_group(file: str, path: Path, group: int) -> None:
     try:
         os.chown(file, -1, group)
     except PermissionError:
         path.unlink(missing_ok=True)
         raise StartError(
-            f"socket {path}: it cannot be given to group {group}, of which this process "
-            "is no member; make it one, or correct socket.group"
+            f"socket {path}: it cannot be given to group {group}, as this process is not "
+            "a member; make it one, or correct socket.group"
         ) from None
 
 
 def _clear_stale(path: Path) -> None:
+    """Remove the socket file of a process that no longer runs."""
     try:
         found = path.lstat()
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise StartError(
-            f"socket {path}: there is a file that is no socket; it was left alone, "
+            f"socket {path}: there is a file that is not a socket; it was left alone, "
             "name another with --socket"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
-        answer = probe.connect_ex(str(path))
-    # A full backlog (EAGAIN) is somebody alive, and so is one who may not be asked.
-    if answer not in (errno.ECONNREFUSED, errno.ENOENT):
+        result = probe.connect_ex(str(path))
+    # A full backlog (EAGAIN), or a socket closed to us (EACCES), is that of a process.
+    if result not in (errno.ECONNREFUSED, errno.ENOENT):
         raise StartError(
             f"socket {path}: another process serves there; stop it or name another "
             "with --socket"

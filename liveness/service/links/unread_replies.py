@@ -1,12 +1,12 @@
-"""Answers that peers have not read yet: in memory, and spooled to files, bounded in all.
+"""Replies that peers have not read yet, in memory and in spool files: bounded in all.
 
-An answer to `list`, and everyone online over HTTP, may be far larger than memory should
-hold for a peer that reads slowly, and has to be true at one `seq`: it is written to a
-file while one snapshot of the database is open, and sent from there. The file has no
-name, so that it is gone with the process or the link.
+The answer to `list`, and everyone online over HTTP, may be far larger than memory should
+hold for a slow reader, and must be true at one `seq`. So it is written to a file within
+one snapshot of the database, and sent from there. The file has no name, so it goes with
+the process or the link.
 
-The log shares the disk, and comes first: spools take no more than a setting says, and no
-more than they leave free.
+The log is on the same disk, and comes first: spools take no more than a setting allows,
+and no more than they leave free.
 """
 
 from collections import deque
@@ -30,16 +30,11 @@ Fill = Callable[[Callable[[bytes], None]], None]
 
 
 class SpoolFull(Exception):
-    """There is no room for a spool at present.
+    """There is no room now for a spool that needs at least *needed_bytes*."""
 
-    Args:
-        why: What takes it, and what to do.
-        least: Bytes that the spool needs, as far as it was written.
-    """
-
-    def __init__(self, why: str, least: int) -> None:
+    def __init__(self, why: str, needed_bytes: int) -> None:
         super().__init__(why)
-        self.least = least
+        self.needed_bytes = needed_bytes
 
 
 class TooLarge(Exception):
@@ -47,11 +42,7 @@ class TooLarge(Exception):
 
 
 class Spool:
-    """One answer on disk, in pieces as they were written.
-
-    Args:
-        spools: All of them.
-    """
+    """One reply on disk, read in the pieces in which it was written."""
 
     def __init__(self, spools: "Spools") -> None:
         self.size = 0
@@ -59,9 +50,9 @@ class Spool:
         self._pieces: deque[int] = deque()
         self._stack = ExitStack()
 
-    def fill(self, fill: Fill, least: int) -> None:
-        """Have *fill* write it, in a thread; *least* bytes are needed as far as known."""
-        self._spools.check(self, least)
+    def fill(self, fill: Fill, needed_bytes: int) -> None:
+        """Have *fill* write it, in a thread, if there is room for *needed_bytes*."""
+        self._spools.check(self, needed_bytes)
         with ExitStack() as stack:
             file = stack.enter_context(
                 TemporaryFile(dir=self._spools.folder, buffering=0)
@@ -85,7 +76,7 @@ class Spool:
         return await in_thread(partial(self._file.read, self._pieces.popleft()))
 
     def close(self) -> None:
-        """Give the room back."""
+        """Remove the file."""
         self._stack.close()
         self._spools.closed(self)
 
@@ -97,17 +88,17 @@ class Spool:
 
 
 class Spools:
-    """All spools, and the room that there is for them.
+    """All spools, and the room for them.
 
     Args:
         folder: Where the files are.
-        most_bytes: All together have at most so many.
+        most_bytes: How much all of them together may take.
     """
 
     def __init__(self, folder: Path, *, most_bytes: int) -> None:
         self.folder = folder
         self.most_bytes = most_bytes
-        self.is_short = False  # one found no room since this was last looked at
+        self.is_short = False  # one found no room since this was reset
         self._open: set[Spool] = set()
         self._filling = 0
         self._waiting: dict[Notifier, None] = {}
@@ -115,35 +106,35 @@ class Spools:
     @property
     def bytes(self) -> int:
         """Bytes on disk."""
-        # Threads ask, too: a copy is made without letting another thread in.
+        # Threads ask as well: tuple() copies the set without a switch of threads.
         return sum(spool.size for spool in tuple(self._open))
 
     def may_fill(self, wake: Notifier) -> bool:
-        """Whether another may be filled now; if not *wake* is rung when to ask again."""
+        """Whether another may be filled now; if not, *wake* is notified when to retry."""
         if self._filling < AT_ONCE:
             return True
         self._waiting[wake] = None
         return False
 
     async def make(
-        self, fill: Fill, *, limiter: trio.CapacityLimiter, least: int = 0
+        self, fill: Fill, *, limiter: trio.CapacityLimiter, needed_bytes: int = 0
     ) -> Spool:
-        """Fill a spool, in a thread; to be closed.
+        """Fill a spool in a thread; the caller closes it.
 
         Args:
-            fill: Writes it.
-            limiter: Of threads.
-            least: Bytes that it needs, as far as that is known.
+            fill: Writes the reply, by the function that it is given.
+            limiter: Limits the threads.
+            needed_bytes: Bytes that the reply needs, as far as that is known.
         Raises:
-            SpoolFull: There is none at present.
-            TooLarge: There never will be.
-            OSError, sqlite3.Error: The disk, or what *fill* met.
+            SpoolFull: There is no room at present.
+            TooLarge: There will never be room.
+            OSError, sqlite3.Error: The disk failed, or *fill* did.
         """
         spool = Spool(self)
         self._open.add(spool)
         self._filling += 1
         try:
-            await in_thread(partial(spool.fill, fill, least), limiter=limiter)
+            await in_thread(partial(spool.fill, fill, needed_bytes), limiter=limiter)
         except BaseException as error:
             if isinstance(error, SpoolFull):
                 self.is_short = True
@@ -155,34 +146,35 @@ class Spools:
         return spool
 
     def check(self, spool: Spool, more: int) -> None:
-        """Whether so many bytes more may be written to a spool, by its thread.
+        """Check that *more* bytes may be written to a spool; called in its thread.
 
         Raises:
-            SpoolFull: Not now.
+            SpoolFull: Not at present.
             TooLarge: Never.
         """
         if spool.size + more > self.most_bytes:
             raise TooLarge(
-                f"one answer takes more than the {self.most_bytes} bytes that all of them "
-                "on disk may; raise limits.max_spool_bytes"
+                f"one answer takes more than the {self.most_bytes} bytes that all "
+                "answers on disk together may take; raise limits.max_spool_bytes"
             )
         after = self.bytes + more
         if after > self.most_bytes:
             raise SpoolFull(
-                f"other answers take up the {self.most_bytes} bytes that all of them on "
-                "disk may; ask again later, or raise limits.max_spool_bytes",
+                f"other answers take up the {self.most_bytes} bytes that all answers on "
+                "disk together may take; ask again later, or raise "
+                "limits.max_spool_bytes",
                 spool.size + more,
             )
         free = bytes_left(self.folder)
         if free - more < after:
             raise SpoolFull(
-                f"{free} bytes are free on the disk of state.dir, and answers may take "
-                "half of them, the rest is the log's; make room there, and ask again",
+                f"{free} bytes are free on the disk of state.dir: answers may take half "
+                "of them, and the rest is the log's; make room there, and ask again",
                 spool.size + more,
             )
 
     def closed(self, spool: Spool) -> None:
-        """Note that one is gone."""
+        """Count a spool no longer."""
         self._open.discard(spool)
         self._notify()
 
@@ -196,9 +188,10 @@ class Unread:
     """What all peers together leave unread.
 
     Args:
-        spools: That on disk.
-        most_bytes: In memory: at more who has left some is not read, and who reads
-            nothing ends; at twice as much the one that has most.
+        spools: Replies on disk.
+        most_bytes: Bound on the bytes in memory. Above it, links with unread replies are
+            not read, and those that read nothing end; above twice as much, the link with
+            the most ends at once.
     """
 
     def __init__(self, spools: Spools, *, most_bytes: int) -> None:

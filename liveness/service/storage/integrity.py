@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from liveness.core.timer_states import LIVE
-from liveness.service.storage import clocks_file, log_pages, log_store, timer_store
+from liveness.service.storage import (
+    clocks_file,
+    log_pages,
+    log_store,
+    timer_damage,
+    timer_store,
+)
 from liveness.service.storage.damaged_records import SeqRange, merged
 from liveness.service.storage.database import (
     DISK_TROUBLE,
@@ -228,7 +234,7 @@ def _check_rows(db: sqlite3.Connection, table: str) -> None:
 def _timers(db: sqlite3.Connection) -> str:
     db.execute("begin")  # one snapshot: a sidecar may be writing
     counted = dict(db.execute("select state, timers from states"))
-    surplus = timer_store.miscounted(db)
+    surplus = timer_damage.miscounted(db)
     query = "select count(*) from timers not indexed"  # an index may have stray entries
     (count,) = db.execute(query).fetchone()
     db.execute("rollback")
@@ -236,7 +242,7 @@ def _timers(db: sqlite3.Connection) -> str:
     if min(surplus.values()) < 0 or sum(counted.values()) != count:
         actual = {state: number - surplus[state] for state, number in counted.items()}
         raise Damaged(f"it has {_some(actual)}, but counts {_some(counted)}")
-    if damaged := timer_store.damaged(db):
+    if damaged := timer_damage.damaged(db):
         message = f"{damaged:,} of {count:,} make no sense"
         raise Damaged(message, f"timers: {damaged:,}")
     return f"{sum(counted[state] for state in LIVE):,} live"

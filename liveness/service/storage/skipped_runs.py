@@ -20,7 +20,7 @@ from liveness.service.common.clock import Clock
 from liveness.service.common.logs import SAY_AGAIN_S, Every
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
-from liveness.service.storage import timer_store
+from liveness.service.storage import timer_reader
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_writer import LogWriter
 
@@ -127,7 +127,7 @@ class SkippedRuns:
 
         def first_in_table() -> int | None:
             with reading(timers.table.path) as db:
-                return timer_store.first_run(db, gateway)
+                return timer_reader.first_run(db, gateway)
 
         # In this order: runs move from memory to the table.
         firsts = [timers.first_run(gateway)]

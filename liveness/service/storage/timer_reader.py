@@ -1,36 +1,109 @@
-"""What is kept of timers, for a person: a page at a time, as JSON.
+"""Reads timers: those that come due, and pages of timers as JSON for HTTP.
 
-SQLite makes the JSON, so that a page of megabytes holds up nobody who wants the
-interpreter. Each page looks at a bounded number of rows, however many timers there are
-and whatever is asked for, and the newest come first, that is: by falling id. Only the
-table itself lies in that order, so there are two ways:
+Readers use connections of their own. SQLite makes the JSON of a page, so that megabytes
+of it do not hold the interpreter lock.
 
-    few     an index finds all timers that may be meant, and they are less than
-            `FEW_ROWS`: these are looked at, each in its place, and nothing is left
-    many    no index does: the table is looked at in its order, `SCAN_ROWS` timers a
-            page. What holds of many is found soon; but a page may be empty and not be
-            the last.
+A page looks at a bounded number of rows, however many timers there are and whatever the
+filter is. The newest timers come first, by falling id. Only the table itself is in that
+order, so there are two ways to make a page:
+
+    few     an index finds less than `FEW_ROWS` timers that may match: all of them are
+            looked at
+    many    no index finds so few: `SCAN_ROWS` timers of the table are looked at, in its
+            order. Filters that match many timers fill a page soon; others may give an
+            empty page that is not the last
 """
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from liveness.core.timer_states import FIRED, LIVE, PENDING
-from liveness.service.storage.timer_store import SOUND
+from liveness.core.timer_scheduler import Coming, Due, LoadedWindow
+from liveness.core.timer_states import FIRED, LIVE, PENDING, TimerState
+from liveness.service.storage.timer_sql import (
+    IS_VALID,
+    TIMER_COLUMNS,
+    read_json,
+    single_value,
+)
 
-# Timers that a page looks at in their order: some 20 ms where they are in memory.
+# Rows of the table that a page looks at: some 20 ms if they are in memory.
 SCAN_ROWS: Final = 20_000
-# And one after the other, wherever they lie.
+# Rows that a page looks up one by one.
 FEW_ROWS: Final = 2_000
-
-# What the payloads of a page may have together, and one more: in JSON it may be six times
-# as much, and several pages are made at once.
+# A page ends with the timer whose payload exceeds this. In JSON that may be six times as
+# long, and several pages are made at once.
 PAYLOAD_CHARACTERS: Final = 2**20
 
-# A damaged value may be of any type, of which JSON does not have all. What is not there
-# is left out: so a patch does with what is null.
+# --- timers that come due -----------------------------------------------------
+
+_DUE: Final = f"""
+select json_group_array(json_array({TIMER_COLUMNS}, timers.payload)) from timers
+where id in (select value from json_each(?)) and next is not null
+"""
+# As bytes, since a text may be damaged.
+_NAMES: Final = """
+select cast(json_array(id, gateway, key) as blob) from timers where id = ?
+"""
+_COMING: Final = """
+select cast(json_group_array(json_array(id, gateway, next)) as blob) from (
+    select id, gateway, next from timers
+    where next >= :next and next <= :until and (next > :next or id > :id)
+    order by next, id limit :limit)
+"""
+
+
+class DamagedTimer(NamedTuple):
+    """A timer whose text is not UTF-8, or whose values contradict each other."""
+
+    id: int
+    gateway: str
+    key: str
+
+
+def due(
+    db: sqlite3.Connection, ids: Sequence[int]
+) -> tuple[list[Due], list[DamagedTimer]]:
+    """Read timers that came due: those that are still live, and the damaged ones."""
+    rows, damaged = read_json(db, _DUE, ids)
+    found = list[Due]()
+    for row in rows:
+        timer = TimerState._make(row[:-1])
+        is_fired = timer.state == FIRED and None not in (timer.seq, timer.fired)
+        if is_fired or timer.state == PENDING:
+            found.append(Due(timer, row[-1]))
+        else:
+            damaged.append(timer.id)
+    names = (_loads(single_value(db, _NAMES, [timer_id])) for timer_id in damaged)
+    return found, [DamagedTimer._make(name) for name in names]
+
+
+def coming(db: sqlite3.Connection, window: LoadedWindow) -> list[Coming]:
+    """Read the timers of a window, earliest first.
+
+    A timer whose gateway is damaged is among them; `due` reports it when it is due.
+    """
+    rows = _loads(single_value(db, _COMING, window._asdict()))
+    return [Coming._make(row) for row in rows]
+
+
+def first_run(db: sqlite3.Connection, gateway: str) -> int | None:
+    """The seq of a gateway's oldest attempt that is under way; None: there is none."""
+    query = "select min(seq) from timers where gateway = ? and state = 'fired'"
+    first: int | None = single_value(db, query, [gateway])
+    return first
+
+
+def _loads(data: bytes) -> Any:
+    """Parse JSON in which a text may be damaged."""
+    return json.loads(data.decode(errors="replace"))
+
+
+# --- pages --------------------------------------------------------------------
+
+# A damaged value may be of any type, and JSON does not have all of them: hence the casts.
+# `json_patch` leaves out what is null.
 _TEXTS: Final = ("gateway", "key", "ext", "payload", "state", "message")
 _NUMBERS: Final = ("due", "attempts", "created", "changed")
 _AS_JSON: Final = f"""json_patch('{{}}', json_object({
@@ -44,13 +117,13 @@ _AS_JSON: Final = f"""json_patch('{{}}', json_object({
             *(f"'{column}', cast({column} as integer)" for column in ("seq", "fired")),
         ]
     )
-}, 'damaged', iif({SOUND}, null, id)))"""
+}, 'damaged', iif({IS_VALID}, null, id)))"""
 
-# All in one, and so that one of which a text is no UTF-8 can be told from the others.
-_TOGETHER: Final = f"cast(json_group_array({_AS_JSON}) as blob)"
-_APART: Final = f"json_group_array(json_array(id, hex({_AS_JSON})))"
+_AS_ONE_ARRAY: Final = f"cast(json_group_array({_AS_JSON}) as blob)"
+# In hex, timers whose texts are not UTF-8 can be told from the others.
+_AS_HEX: Final = f"json_group_array(json_array(id, hex({_AS_JSON})))"
 
-# Each gateway by one step along the index, however many timers it has.
+# One step along the index for each gateway, however many timers it has.
 _GATEWAYS: Final = """
 with recursive names (name) as (
     select min(gateway) from timers
@@ -61,7 +134,8 @@ select name from names where name is not null
 _OF_ANY_GATEWAY: Final = f"gateway in ({_GATEWAYS})"
 _OF_ONE_GATEWAY: Final = "gateway = :gateway"
 
-# A run ends soon, so these are among the next to be looked at, however many wait.
+# A fired timer is looked at again soon, so it is near the beginning of this index,
+# however many timers are pending.
 _ALL_FIRED: Final = f"""
 select id from (
     select id, state from timers indexed by timers_next where next is not null
@@ -69,8 +143,6 @@ select id from (
 where state = 'fired' limit {FEW_ROWS}
 """
 
-
-# As far as the payloads of those before leave room.
 _PAGE: Final = """
 with found as (
     select *, sum(ifnull(length(payload), 0)) over (
@@ -82,14 +154,14 @@ select {0}, count(*), min(id), (select count(*) from found)
 from (select * from found where ifnull(carried, 0) < :most order by id desc)
 """
 
-_AMONG: Final = "id in (select value from json_each(:few))"
+_IS_ONE_OF_FEW: Final = "id in (select value from json_each(:few))"
 
 
 class TimerPage(NamedTuple):
     """Part of a listing."""
 
-    timers: str  # a JSON array; of a damaged timer it has the id, as `damaged`
-    next: int | None  # the id to go on below; None: there are no more
+    timers: str  # a JSON array; a damaged timer has its id as `damaged`
+    next: int | None  # the next page has ids below this; None: this page is the last
 
 
 def listed(
@@ -99,14 +171,14 @@ def listed(
 
     Args:
         db: A reader's connection.
-        wanted: Of `gateway`, `state`, `ext`, `key` and `id` those that must be so.
-        before: Only ids below this, as the page before gave it.
-        limit: At most this many, or as many as have `PAYLOAD_CHARACTERS`.
+        wanted: The filter: values of `gateway`, `state`, `ext`, `key` and `id`.
+        before: Only ids below this; the `next` of the page before.
+        limit: The most timers; fewer if their payloads exceed `PAYLOAD_CHARACTERS`.
     """
-    db.execute("begin")  # one snapshot for all that follows
-    few = _few(db, wanted)
+    db.execute("begin")  # one snapshot for all queries
+    few = _few_ids(db, wanted)
     floor = _floor(db, before) if few is None else 0
-    where = ["id >= :floor" if few is None else _AMONG]
+    where = ["id >= :floor" if few is None else _IS_ONE_OF_FEW]
     where += [f"{column} = :{column}" for column in wanted]
     values = {
         "before": before,
@@ -116,7 +188,7 @@ def listed(
         "most": PAYLOAD_CHARACTERS,
         **wanted,
     }
-    timers, count, last, found = _made(
+    timers, count, last, found = _query_page(
         db, lambda array: _PAGE.format(array, " and ".join(where)), values
     )
     db.execute("rollback")
@@ -126,12 +198,12 @@ def listed(
 
 def newest(db: sqlite3.Connection, key: str, gateway: str | None, *, limit: int) -> str:
     """Give the newest timer with a key, of one gateway or of each, as a JSON array."""
-    of = _OF_ANY_GATEWAY if gateway is None else _OF_ONE_GATEWAY
-    (timers,) = _made(
+    is_of = _OF_ANY_GATEWAY if gateway is None else _OF_ONE_GATEWAY
+    (timers,) = _query_page(
         db,
         lambda array: (
-            f"select {array} from timers where id in ("
-            f"select max(id) from timers indexed by timers_key where {of} and key = :key "
+            f"select {array} from timers where id in (select max(id) from timers "
+            f"indexed by timers_key where {is_of} and key = :key "
             "group by gateway limit :limit)"
         ),
         {"gateway": gateway, "key": key, "limit": limit},
@@ -139,49 +211,50 @@ def newest(db: sqlite3.Connection, key: str, gateway: str | None, *, limit: int)
     return str(timers)
 
 
-def _made(
+def _query_page(
     db: sqlite3.Connection, query: Callable[[str], str], values: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """The row that a query gives; its first column, told to it, is a JSON array."""
-    data, *others = db.execute(query(_TOGETHER), values).fetchone()
+    """The row of a query, given the SQL of its first column: a JSON array of timers."""
+    data, *others = db.execute(query(_AS_ONE_ARRAY), values).fetchone()
     try:
         return data.decode(), *others
     except UnicodeDecodeError:
-        found, *others = db.execute(query(_APART), values).fetchone()
-    timers = [_shown(number, bytes.fromhex(text)) for number, text in json.loads(found)]
+        found, *others = db.execute(query(_AS_HEX), values).fetchone()
+    timers = [
+        _readable(timer_id, bytes.fromhex(text)) for timer_id, text in json.loads(found)
+    ]
     return f"[{','.join(timers)}]", *others
 
 
-def _shown(number: int, data: bytes) -> str:
-    """A timer as JSON, as far as its texts can be read."""
+def _readable(timer_id: int, data: bytes) -> str:
+    """A timer as JSON; one with a damaged text is marked."""
     try:
         return data.decode()
     except UnicodeDecodeError:
-        timer = json.loads(data.decode(errors="replace"))
-        return json.dumps({**timer, "damaged": number})
+        return json.dumps({**_loads(data), "damaged": timer_id})
 
 
-def _few(db: sqlite3.Connection, wanted: Mapping[str, Any]) -> str | None:
-    """The ids of all timers that may be meant, as JSON; None: no index finds so few."""
-    for query in _queries(wanted):
+def _few_ids(db: sqlite3.Connection, wanted: Mapping[str, Any]) -> str | None:
+    """The ids of all timers that may match, as JSON; None: no index finds so few."""
+    for query in _index_queries(wanted):
         ids, count = db.execute(
             f"select json_group_array(id), count(*) from ({query})", wanted
         ).fetchone()
-        if count < FEW_ROWS and (query is not _ALL_FIRED or count == _fired(db)):
+        if count < FEW_ROWS and (query is not _ALL_FIRED or count == _fired_count(db)):
             return str(ids)
     return None
 
 
-def _queries(wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Each way to find by an index what may be meant, the narrowest first."""
-    of = _OF_ONE_GATEWAY if "gateway" in wanted else _OF_ANY_GATEWAY
+def _index_queries(wanted: Mapping[str, Any]) -> Iterator[str]:
+    """Each query by an index for all timers that may match, the narrowest first."""
+    is_of = _OF_ONE_GATEWAY if "gateway" in wanted else _OF_ANY_GATEWAY
     state = wanted.get("state")
     if "id" in wanted:
         yield "select id from timers where id = :id"
     if "key" in wanted:
-        yield _ids("timers_key", f"{of} and key = :key")
+        yield _ids("timers_key", f"{is_of} and key = :key")
     if "ext" in wanted and state in LIVE:
-        yield _ids("timers_ext", f"{of} and ext = :ext and next is not null")
+        yield _ids("timers_ext", f"{is_of} and ext = :ext and next is not null")
     if state == FIRED:
         yield _ALL_FIRED
     elif state == PENDING:
@@ -196,14 +269,13 @@ def _ids(index: str, where: str) -> str:
     return f"select id from timers indexed by {index} where {where} limit {FEW_ROWS}"
 
 
-def _fired(db: sqlite3.Connection) -> int:
+def _fired_count(db: sqlite3.Connection) -> int:
     query = "select timers from states where state = ?"
-    (count,) = db.execute(query, [FIRED]).fetchone()
-    return int(count)
+    return int(single_value(db, query, [FIRED]))
 
 
 def _floor(db: sqlite3.Connection, before: int) -> int:
-    """The lowest id that a page below *before* looks at; 0 if it looks at all."""
+    """The lowest id that a page below *before* looks at; 0: it looks at all of them."""
     floor, count = db.execute(
         "select min(id), count(*) from ("
         "select id from timers where id < ? order by id desc limit ?)",

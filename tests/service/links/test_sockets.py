@@ -155,7 +155,7 @@ def is_refused(path: Path, why: str) -> None:
 
 def test_a_file_that_is_no_socket_is_left_alone(path: Path) -> None:
     path.write_text("precious")
-    is_refused(path, "a file that is no socket; it was left alone")
+    is_refused(path, "a file that is not a socket; it was left alone")
     assert path.read_text() == "precious"
 
 
@@ -163,7 +163,7 @@ def test_a_link_to_a_stale_socket_is_not_followed(path: Path, tmp_path: Path) ->
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as crashed:
         crashed.bind(str(tmp_path / "target"))
     path.symlink_to(tmp_path / "target")
-    is_refused(path, "no socket")
+    is_refused(path, "not a socket")
     assert path.is_symlink()
     assert (tmp_path / "target").is_socket()
 

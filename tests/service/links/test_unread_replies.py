@@ -332,9 +332,9 @@ async def test_spools_leave_the_log_half_of_the_free_disk(tmp_path: Path) -> Non
     free = disk.f_bavail * disk.f_frsize
     make = partial(spools.make, limiter=trio.CapacityLimiter(1))
     with pytest.raises(SpoolFull, match="free on the disk"):
-        await make(lambda write: write(b""), least=free // 2 + free // 4)
+        await make(lambda write: write(b""), needed_bytes=free // 2 + free // 4)
     assert spools.is_short
-    with await make(lambda write: write(b"much"), least=free // 4) as spool:
+    with await make(lambda write: write(b"much"), needed_bytes=free // 4) as spool:
         assert await spool.read() == b"much"
         assert await spool.read() == b""
         assert spools.bytes == 4
@@ -352,9 +352,9 @@ async def test_a_spool_that_cannot_be_filled_leaves_nothing(tmp_path: Path) -> N
     with await make(partial(fill, 1)):
         with pytest.raises(SpoolFull) as refused:
             await make(partial(fill, 5))
-        assert refused.value.least == 5
+        assert refused.value.needed_bytes == 5
         with pytest.raises(TooLarge):
-            await make(partial(fill, 6), least=11)
+            await make(partial(fill, 6), needed_bytes=11)
         assert spools.bytes == 6
     with await make(partial(fill, 5)) as spool:
         assert [await spool.read() for _ in range(3)] == [b"x" * 5, b"x" * 5, b""]

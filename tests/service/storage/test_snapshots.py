@@ -17,7 +17,7 @@ from liveness.cli.backup import backup
 from liveness.console.admin_client import CommandError
 from liveness.core.timer_states import CreateTimer, Fire
 from liveness.errors import StateError
-from liveness.service.storage import integrity, timer_store
+from liveness.service.storage import integrity, timer_damage, timer_store
 from liveness.service.storage import log_store as log_file
 from liveness.service.storage import snapshots as files
 from liveness.service.storage.database import only_reading
@@ -415,7 +415,7 @@ def test_damaged_timers_are_backed_up_if_asked_for(
     change(folder / timer_store.DATABASE, f"update timers set {sql} where id > 1")
     there = backed_up_as_damaged(folder, tmp_path, "timers: 2", capsys)
     with opened(there) as (_, table), only_reading(table.path) as db:
-        assert timer_store.damaged(db) == 2
+        assert timer_damage.damaged(db) == 2
 
 
 def test_a_copy_that_is_too_slow_is_given_up(

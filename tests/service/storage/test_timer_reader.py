@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from liveness.core.timer_states import LIVE, STATES
 from liveness.core.uids import MAX_INTEGER
-from liveness.service.storage import timer_reader, timer_store
+from liveness.service.storage import timer_reader, timer_sql
 
 Row = dict[str, str | None]
 
@@ -46,13 +46,11 @@ def _small_bounds() -> Iterator[None]:
 
 # What a damaged file has, and no statement could write.
 ANY_TYPE: Final = re.sub(
-    r"(?<=text|eger) not null|\s+strict(, without rowid)?", "", timer_store._TABLES
+    r"(?<=text|eger) not null|\s+strict(, without rowid)?", "", timer_sql.TABLES
 )
 
 
-def table(
-    timers: list[Row], *, tables: str = timer_store._TABLES
-) -> sqlite3.Connection:
+def table(timers: list[Row], *, tables: str = timer_sql.TABLES) -> sqlite3.Connection:
     db = sqlite3.connect(":memory:", isolation_level=None)
     db.executescript(tables)
     for number, timer in enumerate(timers, 1):
@@ -174,7 +172,7 @@ def test_timers_beside_a_damaged_row_are_shown(change: str) -> None:
 def test_timers_are_listed_through_an_index(
     wanted: dict[str, str], indexes: list[str]
 ) -> None:
-    queries = [*timer_reader._queries(wanted)]
+    queries = [*timer_reader._index_queries(wanted)]
     with closing(table([])) as db:
         for query, index in zip(queries, indexes, strict=True):
             plan = db.execute(f"explain query plan {query}", wanted).fetchall()

@@ -36,15 +36,11 @@ from liveness.core.timer_states import (
     TimerTransaction,
 )
 from liveness.errors import StateError
-from liveness.service.storage import integrity, timer_store
+from liveness.service.storage import integrity, timer_damage, timer_reader
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_store import LogStore
-from liveness.service.storage.timer_store import (
-    DATABASE,
-    EXT_STEP,
-    STATEMENT_ROWS,
-    TimerStore,
-)
+from liveness.service.storage.timer_sql import STATEMENT_ROWS
+from liveness.service.storage.timer_store import DATABASE, EXT_STEP, TimerStore
 from tests.core.timers_rig import Rig
 from tests.helpers import disk
 from tests.helpers.strategies import BOUNDED, calls
@@ -154,9 +150,9 @@ class OnDisk(Rig):
     def compare(self) -> None:
         """What the file has is what the dictionary has, and is found as there."""
         with reading(self.file.path) as db:
-            live, _ = timer_store.due(db, [*self.table, 10**6])
+            live, _ = timer_reader.due(db, [*self.table, 10**6])
             window = LoadedWindow(-1, 0, int(self.ms) + 50_000, 3)
-            coming = timer_store.coming(db, window)
+            coming = timer_reader.coming(db, window)
         assert rows(self.file) == self.table
         assert {row.timer.id: row for row in live} == {
             number: row for number, row in self.table.items() if row.timer.is_live
@@ -381,12 +377,12 @@ def test_due_and_coming_timers_are_found_through_an_index(table: TimerStore) -> 
     fill(table, 1_000)
     with reading(table.path) as db:
         with steps(db) as found:
-            timer_store.due(db, [1, 2, 3])
+            timer_reader.due(db, [1, 2, 3])
         assert [step.split(" USING ")[1] for step in found if " timers" in step] == [
             "INTEGER PRIMARY KEY (rowid=?)"
         ]
         with steps(db) as found:
-            timer_store.coming(db, LoadedWindow(3, 3, 500, 10))
+            timer_reader.coming(db, LoadedWindow(3, 3, 500, 10))
         (step,) = (step for step in found if " timers" in step)
         assert "INDEX timers_next (next>? AND next<?)" in step
         assert not any("TEMP B-TREE" in step for step in found), "nothing is sorted"
@@ -401,8 +397,8 @@ def test_timers_beside_a_damaged_one_are_read(table: TimerStore, column: str) ->
     fill(table, 7)
     change(table, f"update timers set {column} = {NO_TEXT} where id in (2, 7)")
     with reading(table.path) as db:
-        coming = timer_store.coming(db, LoadedWindow(0, 0, 10, 10))
-        rows, unreadable = timer_store.due(db, [it.id for it in coming])
+        coming = timer_reader.coming(db, LoadedWindow(0, 0, 10, 10))
+        rows, unreadable = timer_reader.due(db, [it.id for it in coming])
     assert [it.id for it in coming] == [*range(1, 8)]
     assert [row.timer.id for row in rows] == [1, 3, 4, 5, 6]
     gateway, key = (
@@ -456,7 +452,7 @@ def test_a_damaged_timer_is_ended_and_its_text_kept(
     end(table, "k3", at=5)
     change(table, f"update timers set {damage} where id = 2")
     with reading(table.path) as db:
-        assert timer_store.damaged(db) == 1
+        assert timer_damage.damaged(db) == 1
     assert table.end_damaged(2, at=7) == {"pending": 1, "cancelled": -1}
     ended, payload = rows(table)[2]
     assert (ended.state, ended.next, ended.changed) == ("cancelled", None, 7)
@@ -467,7 +463,7 @@ def test_a_damaged_timer_is_ended_and_its_text_kept(
     assert kept + texts.count("\ufffda") == 5
     assert states(table) == {"pending": 1, "cancelled": 2} == counted(table)
     with reading(table.path) as db:
-        assert timer_store.damaged(db) == 0
+        assert timer_damage.damaged(db) == 0
     assert [table.end_damaged(n, at=9) for n in (1, 2, 3, 4)] == [None] * 4
 
 
@@ -522,7 +518,7 @@ def test_coming_timers_are_read_in_pages(table: TimerStore, limit: int) -> None:
     add(table, *(pending(n, due=at) for n, at in enumerate(due, 1)))
     window, read = LoadedWindow(-1, 0, 8, limit), list[Coming]()
     with reading(table.path) as db:
-        while page := timer_store.coming(db, window):
+        while page := timer_reader.coming(db, window):
             assert len(page) <= limit
             read += page
             window = window._replace(next=page[-1].next, id=page[-1].id)

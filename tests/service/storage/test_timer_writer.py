@@ -36,11 +36,11 @@ from liveness.service.common.clock import Clock
 from liveness.service.storage import log_writer, timer_store, timer_writer
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import TRIM_EVERY_S, LogWriter
-from liveness.service.storage.timer_store import TimerStore, Written
+from liveness.service.storage.timer_store import TimerStore, WriteResult
 from liveness.service.storage.timer_writer import (
-    COMMIT_ORDERS,
+    COMMIT_COMMANDS,
+    FIRE_WAIT_S,
     FOLLOW_RECORDS,
-    RUN_WAIT_S,
     TimerWriter,
 )
 from tests.helpers import disk
@@ -123,8 +123,8 @@ async def rig(
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three orders fill a transaction, and one late run goes with each."""
-    monkeypatch.setattr(timer_writer, "COMMIT_ORDERS", 3)
-    monkeypatch.setattr(timer_writer, "LATE_RUNS", 1)
+    monkeypatch.setattr(timer_writer, "COMMIT_COMMANDS", 3)
+    monkeypatch.setattr(timer_writer, "LATE_FIRES", 1)
 
 
 def after(number: int, *, ext: str | None = None) -> CreateTimer:
@@ -167,19 +167,19 @@ def cancel_ext(below: int, gateway: str = "g") -> TimerCommand:
 
 
 async def test_orders_are_committed_together_up_to_a_number(rig: Rig) -> None:
-    part = COMMIT_ORDERS * 2 // 5
+    part = COMMIT_COMMANDS * 2 // 5
     with disk.locked(rig.table.path):
         rig.give(after(1))
         await wait_all_tasks_blocked()
         for n in range(4):
             rig.give(*asked(2 + n * part, part))
-        rig.give(*asked(2 + 4 * part, COMMIT_ORDERS + 1))
-        assert rig.log_writer.pending == 4 * part + COMMIT_ORDERS + 2
+        rig.give(*asked(2 + 4 * part, COMMIT_COMMANDS + 1))
+        assert rig.log_writer.pending == 4 * part + COMMIT_COMMANDS + 2
     await rig.log_writer.flushed()
-    rest = 4 * part + 1 - COMMIT_ORDERS
-    assert rig.sizes == [1, COMMIT_ORDERS, COMMIT_ORDERS, rest]
+    rest = 4 * part + 1 - COMMIT_COMMANDS
+    assert rig.sizes == [1, COMMIT_COMMANDS, COMMIT_COMMANDS, rest]
     assert (rig.timers.pending_of, rig.log_writer.pending) == ({}, 0)
-    assert rig.states() == {"pending": 4 * part + COMMIT_ORDERS + 2}
+    assert rig.states() == {"pending": 4 * part + COMMIT_COMMANDS + 2}
 
 
 async def test_large_orders_are_committed_together_up_to_4_mb(rig: Rig) -> None:
@@ -212,7 +212,7 @@ async def test_an_order_takes_no_run_along_before_its_record_is_on_disk(
             await rig.wrote_table.wait()
         assert disk.rows(rig.table.path, "select seq from timers") == [(None,)]
     await rig.log_writer.flushed()
-    await trio.sleep(RUN_WAIT_S + 1)
+    await trio.sleep(FIRE_WAIT_S + 1)
     found = disk.rows(rig.table.path, "select state, seq from timers")
     assert found == [("cancelled", 1)]
 
@@ -231,7 +231,7 @@ async def test_a_run_waits_for_its_answer_and_delays_no_other_order(rig: Rig) ->
     assert (rig.table.seq, rig.table.newest) == (0, 2)
     await rig.write(done(1))
     assert (rig.table.seq, rig.table.newest) == (2, 2)
-    await trio.sleep(RUN_WAIT_S + 1)
+    await trio.sleep(FIRE_WAIT_S + 1)
     assert rig.settled[3:] == [[fire(3, 3)]]
     assert rig.states() == {"fired": 1, "done": 2}
     assert (rig.table.seq, rig.timers.runs) == (3, 0)
@@ -260,7 +260,7 @@ async def test_a_run_that_somebody_asks_about_is_written_at_once(rig: Rig) -> No
 async def test_unanswered_runs_are_written_among_endless_orders(rig: Rig) -> None:
     await rig.runs(1)
     for number in range(2, 100):
-        await trio.sleep(RUN_WAIT_S / 20)
+        await trio.sleep(FIRE_WAIT_S / 20)
         rig.give(after(number))
     assert rig.states()["fired"] == 1
 
@@ -268,7 +268,7 @@ async def test_unanswered_runs_are_written_among_endless_orders(rig: Rig) -> Non
 async def test_no_more_runs_wait_than_may(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timer_writer, "MOST_RUNS", 5)
+    monkeypatch.setattr(timer_writer, "MOST_WAITING_FIRES", 5)
     await rig.runs(8)
     began = trio.current_time()
     while len(rig.settled) < 2:
@@ -280,7 +280,7 @@ async def test_no_more_runs_wait_than_may(
 @pytest.mark.usefixtures("few")
 async def test_late_runs_are_committed_in_pieces_as_other_orders_are(rig: Rig) -> None:
     await rig.runs(8)
-    await trio.sleep(RUN_WAIT_S + 1)
+    await trio.sleep(FIRE_WAIT_S + 1)
     assert rig.sizes == [3, 3, 2, 3, 3, 2]
     assert rig.states() == {"fired": 8}
 
@@ -291,7 +291,7 @@ async def test_late_runs_are_committed_with_orders_that_leave_no_room(rig: Rig) 
     with disk.locked(rig.table.path):
         for lot in range(4):
             rig.give(*asked(3 + 3 * lot, 3))
-        await trio.sleep(RUN_WAIT_S + 1)
+        await trio.sleep(FIRE_WAIT_S + 1)
     await rig.log_writer.flushed()
     assert rig.sizes == [2, 3, 4, 4, 3]
 
@@ -316,7 +316,7 @@ async def test_a_cancel_by_ext_takes_along_its_gateways_runs(rig: Rig) -> None:
 async def test_gateways_have_equal_shares_of_a_transaction(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timer_writer, "COMMIT_ORDERS", 4)
+    monkeypatch.setattr(timer_writer, "COMMIT_COMMANDS", 4)
     timers = rig.timers
     with disk.locked(rig.table.path):
         rig.give(*asked(1, 12))
@@ -390,7 +390,7 @@ class HeldTable(TimerStore):
 
     def write_what_fits(
         self, orders: Sequence[TimerCommand], *, seq: int = 0
-    ) -> Written:
+    ) -> WriteResult:
         self.gate.acquire()
         return super().write_what_fits(orders, seq=seq)
 
@@ -421,7 +421,7 @@ class Engine:
                 timers = self.log_writer.timers
                 if timers.pending or timers.runs:
                     if timers.oldest is None:  # all that is left are runs
-                        self.clock.jump(RUN_WAIT_S)
+                        self.clock.jump(FIRE_WAIT_S)
                     self.table.gate.release()
                     await self.rig.wrote_table.wait()
             case _:
@@ -515,9 +515,9 @@ def test_marks_are_reached_in_time_and_runs_not_known_too_soon(
 
     with pytest.MonkeyPatch.context() as few:
         few.setattr(timer_store, "EXT_STEP", 2)
-        few.setattr(timer_writer, "COMMIT_ORDERS", 3)
-        few.setattr(timer_writer, "LATE_RUNS", 1)
-        few.setattr(timer_writer, "MOST_RUNS", 4)
+        few.setattr(timer_writer, "COMMIT_COMMANDS", 3)
+        few.setattr(timer_writer, "LATE_FIRES", 1)
+        few.setattr(timer_writer, "MOST_WAITING_FIRES", 4)
         few.setattr(log_writer, "COMMIT_RECORDS", 2)
         trio.run(live, clock=clock)
 
@@ -589,7 +589,7 @@ async def test_the_table_follows_the_log_in_large_steps(rig: Rig) -> None:
 async def test_the_log_is_not_trimmed_past_the_timers_table(rig: Rig) -> None:
     log_writer = rig.log_writer
     await rig.runs(100)
-    await trio.sleep(RUN_WAIT_S + 1)
+    await trio.sleep(FIRE_WAIT_S + 1)
     # It is no new timer that finds no room.
     long = [
         CompleteTimer("g", f"k{n}", None, False, "x" * 4_096, True, AT_MS)

@@ -1,0 +1,96 @@
+"""Timers damaged on disk: how to count them, and how to end one.
+
+A timer is damaged if one of its texts is not UTF-8, or if its values contradict each
+other (`IS_VALID`). It does not fire, and stays until an operator ends it.
+"""
+
+import sqlite3
+from collections import Counter
+from typing import Final
+
+from liveness.core.timer_states import CANCELLED
+from liveness.service.storage.timer_sql import ENDED_STATES, IS_VALID, add_to_states
+
+_TEXT_COLUMNS: Final = ("gateway", "key", "ext", "payload", "message", "state")
+_ALL_TEXTS: Final = f"""
+select cast({
+    " || char(10) || ".join(f"ifnull({column}, '')" for column in _TEXT_COLUMNS)
+} as blob), ({IS_VALID}) is true from timers
+"""
+_TEXTS_OF: Final = f"""
+select {", ".join(f"cast({column} as blob)" for column in _TEXT_COLUMNS)},
+    ({IS_VALID}) is true from timers where id = ?
+"""
+_END_DAMAGED: Final = f"""
+update timers set {
+    ", ".join(f"{column} = ?" for column in _TEXT_COLUMNS)
+}, next = null, changed = ? where id = ?
+"""
+
+
+def damaged(db: sqlite3.Connection) -> int:
+    """Count the damaged timers; it reads every row."""
+    return sum(
+        not (is_valid and _is_utf8(texts)) for texts, is_valid in db.execute(_ALL_TEXTS)
+    )
+
+
+def miscounted(db: sqlite3.Connection) -> dict[str, int]:
+    """For each state: the timers counted in it, less the valid rows that are in it."""
+    query = f"select state, count(*) from timers where {IS_VALID} group by state"
+    valid = dict(db.execute(query))
+    counted = db.execute("select state, timers from states")
+    return {state: count - valid.get(state, 0) for state, count in counted}
+
+
+def end_damaged(
+    db: sqlite3.Connection, timer_id: int, *, at: int
+) -> dict[str, int] | None:
+    """End a damaged timer, in a transaction that is open.
+
+    In its texts, bytes that are not UTF-8 are replaced. If its values contradict each
+    other, every row is read: about a second for a million.
+
+    Args:
+        db: The writer's connection.
+        timer_id: The timer.
+        at: Now, on the timers' clock.
+    Returns:
+        How many fewer timers there are in each state; None if it is not damaged or does
+        not exist.
+    """
+    row = db.execute(_TEXTS_OF, [timer_id]).fetchone()
+    if row is None:
+        return None
+    *data, is_valid = row
+    if is_valid and all(_is_utf8(text) for text in data if text):
+        return None
+    *texts, state = (
+        None if text is None else text.decode(errors="replace") for text in data
+    )
+    if is_valid:
+        before = str(state)
+    else:  # its state is not to be trusted: take the one that is counted once too often
+        surplus = miscounted(db)
+        before = max(surplus, key=surplus.__getitem__)
+    after = before if is_valid and before in ENDED_STATES else CANCELLED
+    # An index may still have an entry for what the row was before the damage. Only with
+    # this pragma does SQLite accept that it finds no entry to delete; the stale one
+    # stays, and leads to a row with another key.
+    db.execute("pragma writable_schema = on")
+    try:
+        db.execute(_END_DAMAGED, [*texts, after, at, timer_id])
+    finally:
+        db.execute("pragma writable_schema = off")
+    fewer = Counter({before: 1})
+    fewer.subtract({after: 1})
+    add_to_states(db, {state: -count for state, count in fewer.items() if count})
+    return fewer
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

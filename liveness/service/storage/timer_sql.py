@@ -1,0 +1,216 @@
+"""timers.db in SQL: its tables, and the statements that find and change its rows.
+
+Many rows go in and out of one statement as JSON. For every row that a statement takes or
+gives, sqlite3 releases the interpreter lock; beside a busy main thread, getting the lock
+back costs more than the row.
+
+Ids only grow. So the newest timer of a key is the last one in the index of keys, and new
+rows lie together at the end of the table.
+"""
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+from liveness.core.timer_states import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    REPLACED,
+    STATES,
+    TimerState,
+)
+from liveness.service.storage.database import cut
+
+# Rows in one statement: their JSON is made and parsed with the interpreter lock held.
+STATEMENT_ROWS: Final = 1_000
+
+ENDED_STATES: Final = (DONE, FAILED, CANCELLED, REPLACED)
+
+# True for every row that the product may have written.
+IS_VALID: Final = f"""
+    state in ({", ".join(f"'{state}'" for state in STATES)})
+    and (next is not null) = (state in ('pending', 'fired'))
+    and (state <> 'fired' or (seq is not null and fired is not null))
+"""
+
+TABLES: Final = f"""
+create table meta (key text primary key, value any) strict, without rowid;
+create table timers (
+    id integer primary key, gateway text not null, key text not null, ext text,
+    payload text, state text not null, due integer not null, next integer,
+    attempts integer not null, seq integer, since integer not null, message text,
+    created integer not null, fired integer, changed integer not null) strict;
+create index timers_key on timers (gateway, key);
+create index timers_next on timers (next) where next is not null;
+create index timers_ext on timers (gateway, ext)
+    where ext is not null and next is not null;
+create index timers_ended on timers (state, changed) where next is null;
+create table states (state text primary key, timers integer not null)
+    strict, without rowid;
+insert into states values {", ".join(f"('{state}', 0)" for state in STATES)};
+insert into meta values ('seq', 0), ('newest', 0);
+"""
+
+NEXT_ID: Final = "select coalesce(max(id), 0) + 1 from timers"
+
+HIGHEST_SEQ: Final = "select max(value) from meta where key in ('seq', 'newest')"
+
+LOWER_SEQS: Final = """
+update meta set value = min(value, ?) where key in ('seq', 'newest')
+"""
+
+RAISE_META: Final = """
+insert into meta select key, value from json_each(:values) where true
+on conflict do update set value = max(meta.value, excluded.value)
+"""
+
+# The seqs of another log mean nothing here: every attempt counts as made by record 0.
+FORGET_SEQS: Final = """
+update timers set since = 0, seq = iif(seq is null, null, 0)
+where next is not null or state = 'failed'
+"""
+
+# A log restored from a backup has lost its end, and gives those seqs to other records.
+FORGET_LATER_SEQS: Final = """
+update timers set seq = 0 where seq > :newest and (next is not null or state = 'failed')
+"""
+
+# A crash may leave the table ahead of the log, by the timers of one pass of the engine.
+# `since` grows with the id.
+LOWER_SINCE: Final = """
+update timers set since = :next where id > coalesce(
+    (select id from timers where since <= :next order by id desc limit 1), 0)
+"""
+
+# The wall clock was set back while the sidecar was down. An attempt that seems to begin
+# in the future would wait for its answer until then. This reads every live timer.
+RESTART_FUTURE_ATTEMPTS: Final = """
+update timers set fired = :now, next = :now + :run_ms
+where next > :now and state = 'fired' and fired > :now
+"""
+
+TIMER_COLUMNS: Final = ", ".join(f"timers.{column}" for column in TimerState._fields)
+
+NEWEST_OF_KEYS: Final = f"""
+select json_group_array(json_array({TIMER_COLUMNS})) from timers where id in (
+    select (select max(id) from timers where gateway = json_extract(value, '$[0]')
+        and key = json_extract(value, '$[1]'))
+    from json_each(?))
+"""
+
+TIMERS_BY_ID: Final = f"""
+select json_group_array(json_array({TIMER_COLUMNS})) from timers
+where id in (select value from json_each(?))
+"""
+
+# Live timers of one ext after the other, and the index of the last ext that was reached.
+LIVE_IDS_OF_EXTS: Final = """
+select json_array(json_group_array(id), max(place)) from (
+    select timers.id, asked.key as place from json_each(:exts) as asked cross join timers
+        on timers.gateway = json_extract(value, '$[0]')
+        and timers.ext = json_extract(value, '$[1]')
+    where timers.next is not null and timers.id < json_extract(value, '$[2]')
+    limit :most)
+"""
+
+_ADDED: Final = ("id", "gateway", "key", "ext", "payload", "due", "since", "created")
+INSERT_TIMERS: Final = f"""
+insert into timers (state, next, attempts, changed, {", ".join(_ADDED)})
+select 'pending', json_extract(value, '$[5]'), 0, json_extract(value, '$[7]'),
+    {", ".join(f"json_extract(value, '$[{at}]')" for at in range(len(_ADDED)))}
+from json_each(?)
+"""
+
+_CHANGING: Final = (
+    "id", "state", "due", "next", "attempts", "seq", "message", "fired", "changed",
+)  # fmt: skip
+# Nearly all timers just end: writing only these columns takes half the work.
+_CHANGING_AT_END: Final = ("id", "state", "message", "changed")
+_CHANGING_BY_ATTEMPT: Final = ("due", "attempts", "seq", "fired")
+
+
+def _values_of(columns: tuple[str, ...]) -> "itemgetter[Any]":
+    return itemgetter(*map(TimerState._fields.index, columns))
+
+
+changed_values, end_values, attempt_values = map(
+    _values_of, (_CHANGING, _CHANGING_AT_END, _CHANGING_BY_ATTEMPT)
+)
+
+
+def _update(columns: tuple[str, ...], also: str = "") -> str:
+    """An update of these columns, from a JSON array of rows that begin with the id."""
+    sets = ", ".join(f"{column} = given.{column}" for column in columns[1:])
+    given = ", ".join(
+        f"json_extract(value, '$[{at}]') as {column}"
+        for at, column in enumerate(columns)
+    )
+    return (
+        f"update timers set {sets}{also} from (select {given} from json_each(?)) "
+        "as given where timers.id = given.id"
+    )
+
+
+UPDATE_TIMERS: Final = _update(_CHANGING)
+END_TIMERS: Final = _update(_CHANGING_AT_END, ", next = null")
+
+ADD_TO_STATES: Final = """
+update states set timers = timers + json_extract(:added, '$.' || state)
+where json_extract(:added, '$.' || state) is not null
+"""
+
+# The oldest of each state by its index, and the oldest of those: a state with few timers
+# is not emptied on account of one with many.
+OLDEST_ENDED: Final = f"""
+select state, count(*), json_group_array(id) from (
+    select * from ({
+    " union all ".join(
+        "select * from (select id, state, changed from timers where next is null "
+        f"and state = '{state}' and changed < :before order by changed limit :limit)"
+        for state in ENDED_STATES
+    )
+}) order by changed limit :limit) group by state
+"""
+
+DELETE_TIMERS: Final = "delete from timers where id in (select value from json_each(?))"
+
+
+def single_value(db: sqlite3.Connection, query: str, values: Any = ()) -> Any:
+    """The first column of the only row that a query gives."""
+    return db.execute(query, values).fetchone()[0]
+
+
+def add_to_states(db: sqlite3.Connection, added: dict[str, int]) -> None:
+    """Change how many timers are counted in each state."""
+    db.execute(ADD_TO_STATES, {"added": json.dumps(added)})
+
+
+def read_json(
+    db: sqlite3.Connection, query: str, values: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Read the rows for some values; the values whose rows have a damaged text apart.
+
+    Args:
+        db: Any connection.
+        query: It takes a JSON array of values, and gives a JSON array of rows.
+        values: What to look up.
+    """
+    try:
+        found = single_value(db, query, [json.dumps(values, ensure_ascii=False)])
+    except sqlite3.OperationalError as error:
+        # SQLite does not check UTF-8. Python does, and then gives no SQLite error code.
+        if hasattr(error, "sqlite_errorcode"):
+            raise
+    else:
+        return json.loads(found), []
+    if len(values) == 1:
+        return [], [*values]
+    rows, damaged = list[Any](), list[Any]()
+    for half in cut(values, (len(values) + 1) // 2):
+        more_rows, more_damaged = read_json(db, query, half)
+        rows += more_rows
+        damaged += more_damaged
+    return rows, damaged
