@@ -69,9 +69,7 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
     """
     _log_start(config)
     token = read_token(config.http.token_file)
-    _raise_file_limit(
-        config.limits.max_links, config.http.max_connections, config.http.streams
-    )
+    _raise_file_limit(config)
     manager, clock = ServiceManager(os.environ, os.getpid()), Clock()
     stop_signals = {signal.SIGTERM, signal.SIGINT}
     if _is_stopped_by_sighup():
@@ -318,13 +316,14 @@ async def _ignore_signals(signals: AsyncIterator[int]) -> None:
         _log.info("stopping already")
 
 
-def _raise_file_limit(links: int, connections: int, streams: int) -> None:
+def _raise_file_limit(config: Config) -> None:
     """Raise the limit on open files to what links and HTTP may need.
 
     Raises:
         StartError: The hard limit is lower than that.
     """
-    files = 2 * links + len(DOORS) * connections + streams + OTHER_FILES
+    links, connections = config.limits.max_links, config.http.max_connections
+    files = 2 * links + len(DOORS) * connections + config.http.streams + OTHER_FILES
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < files:
         raise StartError(
