@@ -333,9 +333,9 @@ class SidecarService:
         self.engine.written()
 
     def _settled(
-        self, orders: list[TimerCommand], settlement: TimerTransaction
+        self, commands: list[TimerCommand], transaction: TimerTransaction
     ) -> None:
-        self.timetable.settled(orders, settlement)
+        self.timetable.settled(commands, transaction)
         self.engine.timers_changed()
         self.engine.written()
         self.feed.notify_waiting()
@@ -354,7 +354,7 @@ class SidecarService:
         checked = partial(
             Middleware, refused=refused, max_body_bytes=http.max_body_bytes
         )
-        throttle = Every(REFUSALS_LOG_S, clock=self._clock.mono)
+        log_throttled = Every(REFUSALS_LOG_S, clock=self._clock.mono)
 
         def is_stranger(connection: socket.socket) -> bool:
             admin = self.engine.book.access.admin
@@ -365,7 +365,7 @@ class SidecarService:
                 return app
             peer = peer_of(connection)
             why = self.engine.book.access.why_no_admin(peer)
-            throttle(
+            log_throttled(
                 _log.warning, "admin refused", key=peer.uid, pid=peer.pid, uid=peer.uid,
                 detail=why,
             )  # fmt: skip

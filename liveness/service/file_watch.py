@@ -45,7 +45,7 @@ class FileWatch:
         self._files = files
         self._listeners: Mapping[str, UnixListener] = {}
         self._counts = counts
-        self._every = Every(SAY_AGAIN_S, clock=trio.current_time)
+        self._log_throttled = Every(SAY_AGAIN_S, clock=trio.current_time)
         self._failures: dict[str, str] = {}  # by socket name, or `_STATE`
 
     @property
@@ -93,7 +93,7 @@ class FileWatch:
             return
         if self._failures.pop(name, None) is None:
             self._counts.files_lost[name] += 1
-        self._every(
+        self._log_throttled(
             _log.error,
             "the file of a socket was removed or replaced, and nobody could connect; it "
             "was created again: find out what removes it",
@@ -106,7 +106,9 @@ class FileWatch:
         if what not in self._failures:
             self._counts.files_lost[what] += 1
         self._failures[what] = why
-        self._every(_log.error, "what is in use is not where it was", key=what, why=why)
+        self._log_throttled(
+            _log.error, "what is in use is not where it was", key=what, why=why
+        )
 
     def _report_return(self, what: str) -> None:
         if self._failures.pop(what, None) is not None:

@@ -50,7 +50,7 @@ class ServiceManager:
         self._sockets = passed_sockets(environ, pid)
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
         self.watchdog_s = _watchdog_s(environ, pid)
-        self._every = Every(LOG_S, clock=trio.current_time)
+        self._log_throttled = Every(LOG_S, clock=trio.current_time)
 
     def socket(self, name: str, path: Path) -> UnixListener | None:
         """The listening socket of this name; None if the manager passed none.
@@ -102,7 +102,7 @@ class ServiceManager:
                     await sock.connect(self._address)
                     await sock.send("\n".join(lines).encode())
         except (OSError, trio.TooSlowError) as error:
-            self._every(
+            self._log_throttled(
                 _log.warning,
                 "the service manager cannot be notified",
                 key="notify",
@@ -117,7 +117,7 @@ class ServiceManager:
             why = sidecar.why_ill()
             watchdog = ["WATCHDOG=1"] if self.watchdog_s and not why else []
             if why and self.watchdog_s:
-                self._every(
+                self._log_throttled(
                     _log.error,
                     "the watchdog of the service manager is not fed",
                     key="ill",

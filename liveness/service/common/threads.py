@@ -24,7 +24,7 @@ class _WaitingCalls(set[object]):
     """All calls of this process that wait for a thread."""
 
     def __init__(self) -> None:
-        self.every = Every(SAY_AGAIN_S, clock=trio.current_time)
+        self.log_throttled = Every(SAY_AGAIN_S, clock=trio.current_time)
 
 
 _waiting_calls: Final = trio.lowlevel.RunVar[_WaitingCalls]("waiting for a thread")
@@ -79,7 +79,9 @@ async def in_thread(
                     "the host refuses to start a thread: raise its limit on processes; "
                     "disk I/O waits, and is tried again every second"
                 )
-                waiting.every(_log.error, message, key=message, error=str(error))
+                waiting.log_throttled(
+                    _log.error, message, key=message, error=str(error)
+                )
             await trio.sleep(TRY_AGAIN_S)
     finally:
         waiting.discard(this)

@@ -326,12 +326,29 @@ class Engine:
         ):
             self.turn_wanted.notify()
 
+    def drain(self) -> bool:
+        """At a stop: read every link once; return whether all were read empty."""
+        now = self._attended.now
+        self._reset_sessions()
+        is_empty = self._reader.read_all(now)
+        self.commit()
+        return is_empty and not self._dispatcher.has_resets
+
+    def instant(self) -> Instant:
+        """This moment, at the attended second of the turn."""
+        return self._clock.instant(self._attended.now, self._clock.mono())
+
     # --- timers ---------------------------------------------------------------
 
     def timers_changed(self) -> None:
         """Note that timers were loaded or changed: one may be due before the next turn."""
         if self.timetable.next_due() < self._turns_at:
             self.turn_wanted.notify()
+
+    @property
+    def commands_per_gateway(self) -> int:
+        """How many timer commands of one gateway may wait for the disk now."""
+        return self._reader.commands_per_gateway
 
     def cancel_timer(self, gateway: str, key: str) -> None:
         """Cancel the live timer of a key, for an operator."""
@@ -355,11 +372,6 @@ class Engine:
         if status.slot is None and self.is_firing_throttled:
             return replace(status, held=DISK)
         return status
-
-    @property
-    def commands_per_gateway(self) -> int:
-        """How many timer commands of one gateway may wait for the disk now."""
-        return self._reader.commands_per_gateway
 
     # --- names ----------------------------------------------------------------
 
@@ -394,14 +406,6 @@ class Engine:
                 gateway.users or gateway.is_linked
             ):
                 self.presence.forget(gateway.name, now)
-
-    def drain(self) -> bool:
-        """At a stop: read every link once; return whether all were read empty."""
-        now = self._attended.now
-        self._reset_sessions()
-        is_empty = self._reader.read_all(now)
-        self.commit()
-        return is_empty and not self._dispatcher.has_resets
 
     # --- storms ---------------------------------------------------------------
 
@@ -474,10 +478,6 @@ class Engine:
     def _reset_sessions(self) -> None:
         for link in self._dispatcher.reset_sessions(self.instant()):
             self._reader.add(link)
-
-    def instant(self) -> Instant:
-        """This moment, at the attended second of the turn."""
-        return self._clock.instant(self._attended.now, self._clock.mono())
 
 
 async def turn_for_ever(engine: Engine) -> NoReturn:

@@ -65,7 +65,7 @@ class LinkReader:
         self._log_writer = log_writer
         self._counts = counts
         self._max_pending_commands = max_pending_commands
-        self._throttle = Every(SAY_AGAIN_S, clock=clock.mono)
+        self._log_throttled = Every(SAY_AGAIN_S, clock=clock.mono)
         self._ready: dict[int, SocketLink] = {}
         # Links that gave something in the last turn: the next one reads them again,
         # without waiting for their sockets to become readable.
@@ -244,7 +244,7 @@ class LinkReader:
             if gateway.held_back_at is None:
                 gateway.hold_back(now)
                 self._counts.limits_met["timers.max_pending"] += 1
-                self._throttle(
+                self._log_throttled(
                     _log.warning,
                     "a gateway is not read while its timer commands wait for the disk: "
                     "have it send fewer, or raise timers.max_pending",

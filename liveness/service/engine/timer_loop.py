@@ -60,7 +60,7 @@ class TimerLoop:
 
     async def run(self) -> NoReturn:
         """Read and fire timers forever; after a failure try again each `RETRY_S`."""
-        throttle = Every(SAY_AGAIN_S, clock=trio.current_time)
+        log_throttled = Every(SAY_AGAIN_S, clock=trio.current_time)
         while True:
             try:
                 with ExitStack() as stack:
@@ -73,7 +73,7 @@ class TimerLoop:
                 self._scheduler.leave()
                 self.failure = f"the timers' table cannot be read: {error}"
                 message = "timers cannot be read; it is tried again"
-                throttle(_log.warning, message, key=message, error=str(error))
+                log_throttled(_log.warning, message, key=message, error=str(error))
                 await trio.sleep(RETRY_S)
                 self._engine.timers_wanted.notify()
 

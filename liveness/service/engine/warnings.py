@@ -31,7 +31,7 @@ class Warnings:
 
     def __init__(self, presence: Presence, clock: Clock) -> None:
         self._presence = presence
-        self._throttle = Every(ADVICE_EVERY_S, clock=clock.mono)
+        self._log_throttled = Every(ADVICE_EVERY_S, clock=clock.mono)
         self._check_at = 0.0  # monotonic
 
     def log_storms(self, now: float) -> None:
@@ -67,7 +67,7 @@ class Warnings:
         """
         within = gateway.missed(now)
         if within is not None:
-            self._throttle(
+            self._log_throttled(
                 _gateway_log.warning,
                 "the gateway keeps missing its promise to ping",
                 key=("ping", gateway.name),
@@ -95,7 +95,7 @@ class Warnings:
             timeout = gateway.timeout or self._presence.timeout
             interval = self._presence.interval(gateway)
             assert interval is not None
-            self._throttle(
+            self._log_throttled(
                 _cadence_log.warning,
                 "the timeout is under twice the usual interval of its users",
                 key=gateway.name,
