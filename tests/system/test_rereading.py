@@ -17,7 +17,9 @@ from tests.system.tty import Tty
 MEMBER = Person(SOMEBODY, SOMEBODY, (CREW,))
 WORDS = "correct-horse/battery+staple=="
 READ = "settings read anew"
-WRONG = "the settings are wrong, and nothing was changed; correct them, and reload again"
+WRONG = (
+    "the settings are wrong, and nothing was changed; correct them, and reload again"
+)
 PLAIN = "# the defaults"
 NAME = "liveness.toml"
 
