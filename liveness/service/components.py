@@ -50,6 +50,7 @@ from liveness.service.http.timers_api import TimersApi
 from liveness.service.http.users_api import OnlineUsersApi, UsersApi
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
+from liveness.service.links.outbox import Delivery
 from liveness.service.links.registry import REFUSALS_LOG_S
 from liveness.service.links.sockets import UnixListener
 from liveness.service.storage import clocks_file
@@ -66,8 +67,7 @@ STOP_READING_S: Final = 0.5
 STOP_WRITING_S: Final = 1.5
 STOP_LINKS_S: Final = 1.5
 STOP_HTTP_S: Final = 0.5
-# The engine turns at least ten times a second. After this long without a turn the process
-# counts as unhealthy.
+# The engine turns ten times a second; after this long without a turn it is unhealthy.
 HAND_DEAD_S: Final = 5.0
 
 _log = structlog.get_logger("sidecar")
@@ -210,17 +210,16 @@ class SidecarService:
             stop.set()
             await trio.lowlevel.checkpoint()
             nursery.cancel_scope.deadline = trio.current_time() + STOP_HTTP_S
-        _log.info(
-            "stopped", users=len(self.presence), log_seq=self.log_writer.durable_seq
-        )
+        seq = self.log_writer.durable_seq
+        _log.info("stopped", users=len(self.presence), log_seq=seq)
 
     async def _accept_links(self, listener: socket.socket) -> None:
-        delivery = wiring.make_delivery(
-            self.config,
+        delivery = Delivery(
             log_writer=self.log_writer,
             feed=self.feed,
             clock=self._clock,
             counts=self.counts,
+            limits=wiring.outbox_limits(self.config),
             unread=self._unread,
         )
         await accept_links(listener, self.engine, delivery)

@@ -54,11 +54,7 @@ class FileWatch:
         return [*self._failures.values()]
 
     async def run(self, listeners: Mapping[str, UnixListener]) -> None:
-        """Check every `CHECK_EVERY_S`, forever.
-
-        Args:
-            listeners: The Unix sockets, by name in the metrics.
-        """
+        """Check every `CHECK_EVERY_S`, forever; *listeners* by their names in the metrics."""
         self._listeners = listeners
         while True:
             self.check()

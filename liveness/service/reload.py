@@ -40,11 +40,7 @@ _log = structlog.get_logger("settings")
 class Reloader:
     """Applies changed settings to a running sidecar.
 
-    Args:
-        config: The settings in effect.
-        read: Reads the settings again.
-        sidecar: The sidecar that they are applied to.
-        group: The group number of the gateways' socket.
+    *group* is the group number of the gateways' socket.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.engine.engine import Engine, EngineLimits
 from liveness.service.links.handshake import Handshake
-from liveness.service.links.outbox import Delivery, OutboxLimits
+from liveness.service.links.outbox import OutboxLimits
 from liveness.service.links.registry import LinkRegistry, LinkRegistryLimits
 from liveness.service.links.unread_replies import Spools, Unread
 from liveness.service.storage.log_store import LogStore
@@ -65,32 +65,15 @@ def _guard_rules(config: Config) -> GuardRules | None:
     )
 
 
-def _registry(
-    config: Config,
-    attended: AttendedClock,
-    *,
-    clock: Clock,
-    log_writer: LogWriter,
-    unread: Unread,
-    access: Access,
-    counts: Counts,
-) -> LinkRegistry:
+def _registry_limits(config: Config) -> LinkRegistryLimits:
     limits = config.limits
-    return LinkRegistry(
-        attended=attended,
-        clock=clock,
-        log_writer=log_writer,
-        counts=counts,
-        access=access,
-        unread=unread,
-        limits=LinkRegistryLimits(
-            hello_s=limits.hello_s,
-            max_links=limits.max_links,
-            max_handshakes=limits.max_handshakes,
-            max_gateways=limits.max_gateways,
-            max_names=limits.max_names,
-            max_unfinished_bytes=limits.max_unfinished_bytes,
-        ),
+    return LinkRegistryLimits(
+        hello_s=limits.hello_s,
+        max_links=limits.max_links,
+        max_handshakes=limits.max_handshakes,
+        max_gateways=limits.max_gateways,
+        max_names=limits.max_names,
+        max_unfinished_bytes=limits.max_unfinished_bytes,
     )
 
 
@@ -131,14 +114,14 @@ def make_engine(
         attended=attended,
         clock=clock,
         log_writer=log_writer,
-        registry=_registry(
-            config,
-            attended,
+        registry=LinkRegistry(
+            attended=attended,
             clock=clock,
             log_writer=log_writer,
-            unread=unread,
-            access=access,
             counts=counts,
+            access=access,
+            unread=unread,
+            limits=_registry_limits(config),
         ),
         counts=counts,
         limits=EngineLimits(
@@ -178,28 +161,13 @@ def make_unread(config: Config, store: LogStore) -> Unread:
     )
 
 
-def make_delivery(
-    config: Config,
-    *,
-    log_writer: LogWriter,
-    feed: LogTail,
-    clock: Clock,
-    counts: Counts,
-    unread: Unread,
-) -> Delivery:
-    """What the outboxes of all links share."""
+def outbox_limits(config: Config) -> OutboxLimits:
+    """How much may wait in the outbox of a link, and for how long."""
     limits = config.limits
-    return Delivery(
-        log_writer=log_writer,
-        feed=feed,
-        clock=clock,
-        counts=counts,
-        limits=OutboxLimits(
-            window=limits.window,
-            max_replies=limits.max_replies,
-            max_reply_bytes=limits.max_reply_bytes,
-            unread_s=limits.unread_s,
-            gateway_unread_s=max(limits.unread_s, limits.gateway_hold_s),
-        ),
-        unread=unread,
+    return OutboxLimits(
+        window=limits.window,
+        max_replies=limits.max_replies,
+        max_reply_bytes=limits.max_reply_bytes,
+        unread_s=limits.unread_s,
+        gateway_unread_s=max(limits.unread_s, limits.gateway_hold_s),
     )

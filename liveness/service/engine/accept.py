@@ -26,11 +26,6 @@ async def accept_links(
 
     Links that connect later wait in the socket's backlog. If systemd keeps the socket, the
     next process accepts them.
-
-    Args:
-        listener: Non-blocking, listening.
-        engine: Reads the links.
-        delivery: What the outboxes share.
     """
     number = 0
     acceptor = Acceptor(listener, "gateway", delivery.counts.accepts_put_off)

@@ -60,14 +60,7 @@ class _Reset(NamedTuple):
 class Dispatcher:
     """Applies the requests of links, each link's in order.
 
-    Args:
-        presence: The users.
-        scheduler: The timers.
-        log_writer: Takes the decisions.
-        registry: The links.
-        handshake: Welcomes links.
-        clock: Compared with the clocks of gateways.
-        read_sent: Reads what a link has sent up to now; takes attended seconds.
+    *read_sent* reads what a link has sent up to now; it takes attended seconds.
     """
 
     def __init__(

@@ -72,19 +72,7 @@ class EngineLimits:
 
 
 class Engine:
-    """Applies the requests of links, and decides who is offline and which timers fire.
-
-    Args:
-        presence: The users.
-        scheduler: The timers.
-        attended: Attended time.
-        clock: The real clocks.
-        log_writer: Takes the decisions.
-        registry: The links.
-        counts: Counts limits and lateness.
-        limits: How far the engine may be ahead of the disk.
-        handshake: Welcomes links.
-    """
+    """Applies the requests of links, and decides who is offline and which timers fire."""
 
     def __init__(
         self,

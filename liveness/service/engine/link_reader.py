@@ -34,15 +34,7 @@ _log = structlog.get_logger("link")
 class LinkReader:
     """Reads links and has their requests applied.
 
-    Args:
-        registry: The links.
-        presence: Knows the gateways with due users.
-        dispatcher: Applies requests.
-        attended: Attended time.
-        clock: The real clocks.
-        log_writer: What waits for the disk.
-        counts: Counts how often a gateway was held back.
-        max_pending_commands: Timer commands of all gateways that may wait for the disk.
+    At most *max_pending_commands* timer commands of all gateways may wait for the disk.
     """
 
     def __init__(
@@ -101,12 +93,8 @@ class LinkReader:
     def read_ready(self, now: float) -> bool:
         """Read the links that are ready, and gateways with due users.
 
-        While attended time is paused, reads every link.
-
-        Args:
-            now: Attended seconds.
-        Returns:
-            Whether to read on in another turn at once.
+        While attended time is paused, reads every link. Returns whether to read on in
+        another turn at once.
         """
         if self._attended.is_paused:
             links = dict(self._registry.links)
@@ -155,15 +143,13 @@ class LinkReader:
         until: float = 0.0,
         must_read_bytes: int = 0,
     ) -> bool:
-        """Read one link.
+        """Read one link; return whether it was read empty or ended.
 
         Args:
             link: The link.
             now: Attended seconds.
             until: When the budget ends, in monotonic seconds.
             must_read_bytes: Read so many bytes whatever the budget and the disk.
-        Returns:
-            Whether it needs no more reading: it was read empty, or ended.
         """
         taken = 0
         mono = self._clock.mono()
@@ -224,11 +210,7 @@ class LinkReader:
         return max(room, most // (self._registry.linked(GATEWAY) + 1))
 
     def hold_back(self, now: float) -> None:
-        """Choose the gateways that are not read until more of their commands are on disk.
-
-        Args:
-            now: Attended seconds.
-        """
+        """Choose the gateways that are not read until more of their commands are on disk."""
         timers = self._log_writer.timers
         held_back = dict[str, GatewayState]()
         if 2 * timers.pending > self._max_pending_commands:

@@ -31,15 +31,7 @@ _log = structlog.get_logger("timers")
 
 
 class TimerLoop:
-    """Fires timers whenever the engine finds that some are due.
-
-    Args:
-        engine: Owns the scheduler.
-        table: The timers on disk.
-        log_writer: What waits for the disk, and the cursors of gateways.
-        skipped_runs: Timer records that gateways skipped.
-        counts: Counts lateness.
-    """
+    """Fires timers whenever the engine finds that some are due."""
 
     def __init__(
         self,

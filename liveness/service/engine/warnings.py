@@ -22,12 +22,7 @@ _guard_log = structlog.get_logger("guard")
 
 
 class Warnings:
-    """Logs storms, timeouts that are too short, and broken promises to ping.
-
-    Args:
-        presence: The users and gateways that the warnings are about.
-        clock: Limits how often a warning is repeated.
-    """
+    """Logs storms, timeouts that are too short, and broken promises to ping."""
 
     def __init__(self, presence: Presence, clock: Clock) -> None:
         self._presence = presence
@@ -61,9 +56,7 @@ class Warnings:
     def count_missed_promise(self, gateway: GatewayState, now: float) -> None:
         """Count a broken promise to ping; warn if the gateway breaks it repeatedly.
 
-        Args:
-            gateway: It became mute since this was last called for it.
-            now: Attended seconds.
+        To be called once each time that the gateway becomes mute.
         """
         within = gateway.missed(now)
         if within is not None:
@@ -83,10 +76,6 @@ class Warnings:
         """Warn of timeouts that are too short for how often users are active.
 
         Does nothing within `CHECK_EVERY_S` of the last check.
-
-        Args:
-            mono: Monotonic seconds.
-            now: Attended seconds.
         """
         if mono < self._check_at:
             return
