@@ -1,4 +1,4 @@
-"""The process around a sidecar: its state, its sockets, its limits, its signals."""
+"""The process of a sidecar: opens state and sockets, and reacts to signals."""
 
 import errno
 import gc
@@ -40,16 +40,16 @@ from liveness.service.storage.log_store import LogStore
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.systemd import ADMIN_SOCKET, GATEWAY_SOCKET, ServiceManager
 
-# Records that the timers' table is told of at once.
-REPLAYED_AT_ONCE: Final = 1_000
-RUNS: Final = Subscription(None, frozenset({TIMER}))
+# Timer records that are read from the log and applied to the table at a time.
+REPLAY_RECORDS: Final = 1_000
+TIMER_RECORDS: Final = Subscription(None, frozenset({TIMER}))
 
-# Open files besides those of links, of which each has its socket and at most one that
-# reads from disk, and besides HTTP connections.
+# Open files beside those of HTTP connections and links. A link has two at most: its
+# socket, and one to read the log.
 OTHER_FILES: Final = 100
 
-# Nearly all that a storm makes is let go by counting. Walked as often as by default, it
-# would cost a sixth of the CPU, and pauses of 20 ms.
+# Thresholds of the garbage collector. Reference counting frees nearly all objects; with
+# the default thresholds a storm costs a sixth of the CPU, and pauses of 20 ms.
 COLLECT_EVERY: Final = (10_000, 20, 50)
 
 _log = structlog.get_logger("sidecar")
@@ -58,15 +58,65 @@ _log = structlog.get_logger("sidecar")
 async def serve(config: Config, read: Callable[[], Config]) -> None:
     """Run a sidecar until SIGTERM or SIGINT, or until its terminal is closed.
 
-    Without a terminal SIGHUP has the settings read anew.
+    Without a terminal, SIGHUP reloads the settings.
 
     Args:
         config: The settings.
-        read: Reads them anew.
+        read: Reads the settings again.
     Raises:
-        StartError: A socket, port or folder is not to be had, or there is no token.
-        StateError: What lies in the state directory cannot be used.
+        StartError: A socket, port or folder cannot be used, or the token file is missing.
+        StateError: The content of the state directory cannot be used.
     """
+    _log_start(config)
+    token = read_token(config.http.token_file)
+    _raise_file_limit(config)
+    manager, clock = ServiceManager(os.environ, os.getpid()), Clock()
+    stop_signals = {signal.SIGTERM, signal.SIGINT}
+    if _is_stopped_by_sighup():
+        stop_signals.add(signal.SIGHUP)
+    with ExitStack() as stack:
+        # First, so that a signal during the start leads to an orderly stop.
+        signals = stack.enter_context(
+            trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        )
+        # `liveness serve` blocked it, as by default it would end the process.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        # The lock of the state directory comes before the sockets: of two sidecars that
+        # start together only one may remove stale sockets.
+        store, table = _open_state(config, stack)
+        listens = partial(_unix_listener, config=config, manager=manager)
+        listener = stack.enter_context(listens(config.socket.path, GATEWAY_SOCKET))
+        admin = stack.enter_context(listens(config.socket.admin_path, ADMIN_SOCKET))
+        group = _group_of(listener)
+        access = access_to(config.access, group=group)
+        http = stack.enter_context(_tcp_listener(config.http.host, config.http.port))
+        with _paused_collector():
+            sidecar = load(config, store, table, clock, access, token)
+        reloader = Reloader(config, read, sidecar, group=group)
+
+        async def reload() -> None:
+            at_us = clock.system_us()
+            await manager.notify("RELOADING=1", f"MONOTONIC_USEC={at_us}")
+            await reloader.reload()
+            await manager.notify("READY=1")
+
+        stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            async with trio.open_nursery() as running:
+                doors = {"http": http, "admin": admin}
+                await running.start(sidecar.run, stop.wait, listener, doors)
+                _log_ready(http, users=len(sidecar.presence))
+                await manager.notify("READY=1", f"STATUS={sidecar.status}")
+                nursery.start_soon(manager.report_status, sidecar)
+                number = await wait_for_stop(signals, stop_signals, reload)
+                _log.info("stopping", reason=signal.Signals(number).name)
+                nursery.start_soon(_ignore_signals, signals)
+                nursery.start_soon(manager.notify, "STOPPING=1", "STATUS=stopping")
+                stop.set()
+            nursery.cancel_scope.cancel()
+
+
+def _log_start(config: Config) -> None:
     settings = {setting.name: setting.value_in(config) for setting in SETTINGS}
     _log.info(
         "starting",
@@ -81,76 +131,43 @@ async def serve(config: Config, read: Callable[[], Config]) -> None:
     )
     if WHY_REFERENCE:
         _log.info("the wheel is the reference", why=WHY_REFERENCE)
-    token = read_token(config.http.token_file)
-    _allow_files(
-        config.limits.max_links, config.http.max_connections, config.http.streams
+
+
+def _log_ready(http: socket.socket, *, users: int) -> None:
+    address, port = http.getsockname()[:2]
+    address = f"[{address}]" if ":" in address else address
+    _log.info("ready", http=f"{address}:{port}", users=users)
+
+
+def _open_state(config: Config, stack: ExitStack) -> tuple[LogStore, TimerStore]:
+    """Lock and open the state directory, until the stack is closed."""
+    store = LogStore(config.state.dir)
+    stack.callback(store.close)
+    with store.expecting_damage():
+        _, next_seq = store.bounds()
+    table = TimerStore(
+        config.state.dir,
+        log=store.log,
+        next_seq=next_seq,
+        parted=store.parted,
+        reserve=store.reserve,
+        ladder=config.timers.ladder,
     )
-    manager, clock = ServiceManager(os.environ, os.getpid()), Clock()
-    hangs_up = _is_ended_by_sighup()
-    with ExitStack() as stack:
-        # Before there is anything to clean up: a stop that comes early is a stop.
-        signals = stack.enter_context(
-            trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        )
-        # Blocked since the command began, so that it ended nobody.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-        # The state's lock comes first: of two that start at once only one gets to
-        # look for stale sockets.
-        store = LogStore(config.state.dir)
-        stack.callback(store.close)
-        with store.expecting_damage():
-            _, next_seq = store.bounds()
-        table = TimerStore(
-            config.state.dir,
-            log=store.log,
-            next_seq=next_seq,
-            parted=store.parted,
-            reserve=store.reserve,
-            ladder=config.timers.ladder,
-        )
-        stack.callback(table.close)
-        listens = partial(_listening_at, config=config, manager=manager)
-        listener = stack.enter_context(listens(config.socket.path, GATEWAY_SOCKET))
-        admin = stack.enter_context(listens(config.socket.admin_path, ADMIN_SOCKET))
-        group = _group_of(listener)
-        access = access_to(config.access, group=group)
-        http = stack.enter_context(_listening_on(config.http.host, config.http.port))
-        # Nothing of what is loaded is garbage; looking for some takes half the time.
-        gc.disable()
-        sidecar = load(config, store, table, clock, access, token)
-        # What was loaded stays: the collector need not walk it ever again.
-        gc.freeze()
-        gc.set_threshold(*COLLECT_EVERY)
-        gc.enable()
-        stop = trio.Event()
-        doors = {"http": http, "admin": admin}
-        run = partial(sidecar.run, stop.wait, listener, doors)
-        reloader = Reloader(config, read, sidecar, group=group)
+    stack.callback(table.close)
+    return store, table
 
-        async def reload() -> None:
-            at_us = clock.system_us()
-            await manager.tell("RELOADING=1", f"MONOTONIC_USEC={at_us}")
-            await reloader.reload()
-            await manager.tell("READY=1")
 
-        async with trio.open_nursery() as nursery:
-            async with trio.open_nursery() as running:
-                await running.start(run)
-                address, port = http.getsockname()[:2]
-                address = f"[{address}]" if ":" in address else address
-                users = len(sidecar.presence)
-                _log.info("ready", http=f"{address}:{port}", users=users)
-                await manager.tell("READY=1", f"STATUS={sidecar.status}")
-                nursery.start_soon(manager.keep_told, sidecar)
-                ends = {signal.SIGTERM, signal.SIGINT}
-                if hangs_up:
-                    ends.add(signal.SIGHUP)
-                number = await asked_to_stop(signals, ends, reload)
-                _log.info("stopping", reason=signal.Signals(number).name)
-                nursery.start_soon(_take_no_more, signals)
-                nursery.start_soon(manager.tell, "STOPPING=1", "STATUS=stopping")
-                stop.set()
-            nursery.cancel_scope.cancel()
+@contextmanager
+def _paused_collector() -> Iterator[None]:
+    """Load the state without garbage collection, and never examine it afterwards.
+
+    Nothing of it is garbage; looking for some would double the time that loading takes.
+    """
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.set_threshold(*COLLECT_EVERY)
+    gc.enable()
 
 
 def load(
@@ -161,10 +178,10 @@ def load(
     access: Access,
     token: Token | None = None,
 ) -> SidecarService:
-    """Make a sidecar that goes on where the last process ended.
+    """Make a sidecar with the sessions and timers of the state directory.
 
     Raises:
-        StateError: What lies in the state directory is damaged.
+        StateError: The content of the state directory is damaged.
     """
     with store.expecting_damage():
         store.check()
@@ -176,7 +193,7 @@ def load(
 
 
 def _catch_up(table: TimerStore, store: LogStore, wall_ms: int) -> None:
-    """Tell the table of the runs that it had not noted when the last process ended."""
+    """Apply the newest timer records of the log to the table, which may lack them."""
     newest = store.bounds()[1] - 1
     with table.expecting_damage():
         table.fit(newest, wall_ms=wall_ms)
@@ -187,18 +204,18 @@ def _catch_up(table: TimerStore, store: LogStore, wall_ms: int) -> None:
     damaged = store.damaged_records
     while reached < newest:
         page = store.read(
-            after=reached, until=newest, wanted=RUNS, limit=REPLAYED_AT_ONCE
+            after=reached, until=newest, wanted=TIMER_RECORDS, limit=REPLAY_RECORDS
         )
         reached = page.reached
         with table.expecting_damage():
             table.write(
                 [
-                    # Not in the future, whatever was done to the wall clock meanwhile.
+                    # The wall clock may have been set back since the record was made.
                     Fire(
-                        one.gateway, one.key, one.attempt, one.seq, min(one.at, wall_ms)
+                        run.gateway, run.key, run.attempt, run.seq, min(run.at, wall_ms)
                     )
-                    for one in page.records
-                    if isinstance(one, TimerRecord)
+                    for run in page.records
+                    if isinstance(run, TimerRecord)
                 ],
                 seq=reached,
             )
@@ -206,16 +223,16 @@ def _catch_up(table: TimerStore, store: LogStore, wall_ms: int) -> None:
         table.follow(newest)
     if store.damaged_records > damaged:
         _log.warning(
-            "runs of timers may be among the damaged records; these timers fire again",
+            "timer records may be among the damaged records; these timers fire again",
             records=store.damaged_records - damaged,
         )
 
 
 @contextmanager
-def _listening_at(
+def _unix_listener(
     path: Path, name: str, *, config: Config, manager: ServiceManager
 ) -> Iterator[socket.socket]:
-    """Listen on a socket that was handed over, or on one of our own."""
+    """Listen on the socket that the service manager passed, or on a new one."""
     sock = manager.socket(name, path)
     if sock is not None:
         with sock:
@@ -230,12 +247,12 @@ def _listening_at(
         yield sock
 
 
-def _listening_on(host: str, port: int) -> socket.socket:
+def _tcp_listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        # The library adds the address to the system's words, in its own notation.
+        # create_server adds the address to the text of its errors: build the text anew.
         number = error.errno or 0
         why = os.strerror(number) if number > 0 else error.strerror or error
         remedies = {
@@ -250,9 +267,9 @@ def _group_of(listener: socket.socket) -> int:
     return Path(os.fsdecode(listener.getsockname())).stat().st_gid
 
 
-def _is_ended_by_sighup() -> bool:
-    """Whether SIGHUP would mean that our terminal was closed, and nobody wants us to stay."""
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup has it
+def _is_stopped_by_sighup() -> bool:
+    """Whether SIGHUP means that the terminal was closed, and should stop the sidecar."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup
         return False
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
@@ -261,51 +278,52 @@ def _is_ended_by_sighup() -> bool:
     return True
 
 
-async def asked_to_stop(
+async def wait_for_stop(
     signals: AsyncIterable[int],
-    ends: Container[int],
+    stop_signals: Container[int],
     reload: Callable[[], Awaitable[None]],
 ) -> int:
-    """Wait for a signal that ends the sidecar, also while a reload waits for something.
+    """Wait for a signal that stops the sidecar, also while a reload is running.
 
     Args:
-        signals: Those that come.
-        ends: Those that end it.
-        reload: What the others ask for.
+        signals: The signals of this process, as they come.
+        stop_signals: The numbers of those that stop it.
+        reload: Called for each other signal, one call at a time.
     Returns:
-        The signal.
+        The signal that stops it.
     """
-    # One reload behind that which runs sees whatever was written before it began.
-    ask, asked = trio.open_memory_channel[None](1)
+    # One waiting reload is enough: it sees every change made before it begins.
+    send, requests = trio.open_memory_channel[None](1)
 
-    async def reload_when_asked() -> None:
-        async for _ in asked:
+    async def reload_on_request() -> None:
+        async for _ in requests:
             await reload()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(reload_when_asked)
+        nursery.start_soon(reload_on_request)
         async for number in signals:
-            if number in ends:
+            if number in stop_signals:
                 break
             with suppress(trio.WouldBlock):
-                ask.send_nowait(None)
+                send.send_nowait(None)
         nursery.cancel_scope.cancel()
     return number
 
 
-async def _take_no_more(signals: AsyncIterator[int]) -> None:
-    """Take signals that come during the stop; left over, they would end it."""
+async def _ignore_signals(signals: AsyncIterator[int]) -> None:
+    """Consume signals during the stop: trio raises those left over, which would end it."""
     async for _ in signals:
         _log.info("stopping already")
 
 
-def _allow_files(links: int, connections: int, streams: int) -> None:
-    """Have as many open files allowed as links, doors and streams may need.
+def _raise_file_limit(config: Config) -> None:
+    """Raise the limit on open files to what links and HTTP may need.
 
     Raises:
-        StartError: This process may not have so many.
+        StartError: The hard limit is lower than that.
     """
-    files = 2 * links + len(DOORS) * connections + streams + OTHER_FILES
+    links, connections = config.limits.max_links, config.http.max_connections
+    files = 2 * links + len(DOORS) * connections + config.http.streams + OTHER_FILES
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < files:
         raise StartError(

@@ -1,4 +1,4 @@
-"""One sidecar: all its parts, wired, started in order and stopped in reverse."""
+"""One sidecar: connects its parts, starts them in order, stops them in reverse."""
 
 import socket
 from collections.abc import Awaitable, Callable
@@ -12,25 +12,20 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from starlette.types import ASGIApp
 
 from liveness import __version__
-from liveness.compiled import WHEEL, Wheel
+from liveness.compiled import WHEEL
 from liveness.config.settings import Config
 from liveness.core.access import Access
-from liveness.core.attended_clock import AttendedClock
-from liveness.core.changes import Decisions
-from liveness.core.conversation import ConversationLimits
-from liveness.core.presence import Presence
 from liveness.core.records import GATEWAY, WATCHER
-from liveness.core.storm_guard import GuardRules
-from liveness.core.timer_scheduler import RING_S, RING_SLOTS, TimerScheduler
 from liveness.core.timer_states import TimerCommand, TimerTransaction
 from liveness.errors import StateError
 from liveness.metrics import Collector, Counts, GatewayNow, HttpRefusal, Now
+from liveness.service import wiring
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import Every
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.accept import accept_links
-from liveness.service.engine.engine import Engine, EngineLimits, turn_for_ever
-from liveness.service.engine.timer_loop import keep_time
+from liveness.service.engine.engine import turn_for_ever
+from liveness.service.engine.timer_loop import TimerLoop
 from liveness.service.file_watch import FileWatch
 from liveness.service.http.api import Api
 from liveness.service.http.event_stream import Streams
@@ -55,15 +50,9 @@ from liveness.service.http.timers_api import TimersApi
 from liveness.service.http.users_api import OnlineUsersApi, UsersApi
 from liveness.service.links.acceptor import Acceptor
 from liveness.service.links.credentials import peer_of
-from liveness.service.links.handshake import Handshake
-from liveness.service.links.outbox import Delivery, OutboxLimits
-from liveness.service.links.registry import (
-    REFUSALS_LOG_S,
-    LinkRegistry,
-    LinkRegistryLimits,
-)
+from liveness.service.links.outbox import Delivery
+from liveness.service.links.registry import REFUSALS_LOG_S
 from liveness.service.links.sockets import UnixListener
-from liveness.service.links.unread_replies import Spools, Unread
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_tail import LogTail
@@ -72,35 +61,30 @@ from liveness.service.storage.skipped_runs import SkippedRuns
 from liveness.service.storage.timer_store import TimerStore
 from liveness.service.storage.timer_writer import TimerWriter
 
-# After a long absence, a restart or a lost link a gateway gets time to send what it
-# collected: a second within which it reconnects, and a flush interval, itself at most
-# a second where gateways are judged.
-RECONNECT_S: Final = 1.0
-MOST_FLUSH_S: Final = 1.0
-# The whole stop takes no longer than five seconds: this for reading what has been
-# sent, this for the disk; the rest is for links and HTTP.
+# A stop takes five seconds at most: to read what links have sent, to write it to the disk
+# (and then the file of remaining times), to close links, and to end HTTP requests.
 STOP_READING_S: Final = 0.5
 STOP_WRITING_S: Final = 1.5
 STOP_LINKS_S: Final = 1.5
 STOP_HTTP_S: Final = 0.5
-# The hand moves at least ten times a second; this much later it is not alive.
+# The engine turns ten times a second; after this long without a turn it is unhealthy.
 HAND_DEAD_S: Final = 5.0
 
 _log = structlog.get_logger("sidecar")
 
 
 class SidecarService:
-    """All the parts of one sidecar, wired: first `restore`, then `run`.
+    """All parts of one sidecar; call `restore`, then `run`.
 
     Args:
         config: The settings.
-        store: The open state directory.
+        store: The log in the open state directory.
         table: The timers in it.
         clock: The clocks.
-        access: Who may do what.
-        token: What is asked for at the TCP door; None: nothing.
+        access: What each user and group may do.
+        token: Required of HTTP requests over TCP; None if nothing is required.
 
-    `token`, and `engine.book.access`, may change while it runs.
+    A reload may change `token` and `engine.book.access`.
     """
 
     def __init__(
@@ -113,145 +97,70 @@ class SidecarService:
         token: Token | None = None,
     ) -> None:
         self.config = config
-        self.counts = Counts()
-        self._store = store
-        self._table = table
-        self._clock = clock
         self.token = token
+        self.counts = counts = Counts()
+        self._store = store
+        self._clock = clock
         self._listens = False
-        limits = config.limits
-        self.feed = LogTail(keep=limits.tail)
-        self._unread = Unread(
-            Spools(store.folder, most_bytes=limits.max_spool_bytes),
-            most_bytes=limits.max_unread_bytes,
-        )
-        self.log_writer = LogWriter(
+        self.feed = LogTail(keep=config.limits.tail)
+        self._unread = wiring.make_unread(config, store)
+        self.log_writer = log_writer = LogWriter(
             store,
             TimerWriter(table, clock=clock, settled=self._settled),
             clock=clock,
-            counts=self.counts,
+            counts=counts,
             published=self._published,
         )
-        reconnect_grace = RECONNECT_S + min(config.flush, MOST_FLUSH_S)
-        decided = Decisions(self.log_writer.durable_seq + 1)
-        self.presence = Presence(
-            Wheel(timeout=config.timeout_s, slots=config.slots),
-            decided=decided,
-            timeout=config.timeout_s,
-            gateway_hold=limits.gateway_hold_s,
-            reconnect_grace=reconnect_grace,
-            max_users=limits.max_users,
-            max_gateway_users=limits.max_gateway_users,
-            guard=_guard_rules(config, reconnect_grace),
-        )
-        attended = AttendedClock(
-            mono=clock.mono(),
-            cpu=clock.cpu(),
-            reconnect_grace=reconnect_grace,
-            patience=limits.gateway_hold_s,
-        )
-        self.timetable = TimerScheduler(
-            _ring,
-            decided,
-            at=clock.instant(attended.now, clock.mono()),
-            next_id=table.next_id,
-            states=table.states(),
-            ladder=config.timers.ladder,
-            max_live=config.timers.max_live,
-            max_loaded=config.timers.max_loaded,
-        )
-        link_limits = ConversationLimits(
-            max_frame_bytes=limits.max_frame_bytes,
-            max_batch=limits.max_batch,
-            max_refused=limits.max_refused,
-        )
-        self._passed_over = SkippedRuns(self.log_writer, self.feed.disk, clock=clock)
-        self.engine = Engine(
-            self.presence,
-            self.timetable,
-            attended=attended,
+        self._skipped_runs = SkippedRuns(log_writer, self.feed.disk, clock=clock)
+        self.engine = wiring.make_engine(
+            config,
+            table,
             clock=clock,
-            log_writer=self.log_writer,
-            counts=self.counts,
-            book=LinkRegistry(
-                attended=attended,
-                clock=clock,
-                log_writer=self.log_writer,
-                counts=self.counts,
-                access=access,
-                unread=self._unread,
-                limits=LinkRegistryLimits(
-                    hello_s=limits.hello_s,
-                    max_links=limits.max_links,
-                    max_handshakes=limits.max_handshakes,
-                    max_gateways=limits.max_gateways,
-                    max_names=limits.max_names,
-                    max_unfinished_bytes=limits.max_unfinished_bytes,
-                ),
-            ),
-            limits=EngineLimits(
-                pause_firing=limits.pause_firing,
-                pause_reading=limits.pause_reading,
-                max_orders=config.timers.max_pending,
-            ),
-            passed_over=self._passed_over,
-            greeter=Handshake(
-                self.log_writer,
-                self.feed,
-                self._passed_over,
-                timeout=config.timeout_s,
-                flush=config.flush,
-                window=limits.window,
-                run_timeout=config.timers.run_timeout_s,
-                limits=link_limits,
-            ),
-        )
-        self._delivery = Delivery(
-            log_writer=self.log_writer,
+            log_writer=log_writer,
             feed=self.feed,
-            clock=clock,
-            counts=self.counts,
-            limits=OutboxLimits(
-                window=limits.window,
-                max_replies=limits.max_replies,
-                max_reply_bytes=limits.max_reply_bytes,
-                unread_s=limits.unread_s,
-                gateway_unread_s=max(limits.unread_s, limits.gateway_hold_s),
-            ),
+            skipped_runs=self._skipped_runs,
             unread=self._unread,
+            access=access,
+            counts=counts,
         )
+        self.presence, self.timetable = self.engine.presence, self.engine.timetable
+        self._timer_loop = TimerLoop(
+            self.engine,
+            table,
+            log_writer=log_writer,
+            skipped_runs=self._skipped_runs,
+            counts=counts,
+        )
+        self._file_watch = FileWatch(store.files | table.files, counts=counts)
         self._turnstile = Turnstile()
         self.streams = Streams(
-            most=config.http.streams, counts=self.counts, turnstile=self._turnstile
+            most=config.http.streams, counts=counts, turnstile=self._turnstile
         )
-        self._files = FileWatch(store.files | table.files, counts=self.counts)
         self._summaries = Summaries(
             self._now,
             engine=self.engine,
-            log_writer=self.log_writer,
+            log_writer=log_writer,
             clock=clock,
             why_not_ready=self.why_not_ready,
         )
-        self._pages: tuple[Api, ...] = (
-            LiveApi(
-                *(self._summaries, self.log_writer, self.feed, self.streams),
-                self._turnstile,
-            ),
+        self._apis = self._make_apis()
+
+    def _make_apis(self) -> tuple[Api, ...]:
+        engine, log_writer = self.engine, self.log_writer
+        readers = (log_writer, self.feed, self.streams)
+        return (
+            LiveApi(self._summaries, *readers, self._turnstile),
             FeedApi(
-                *(self.log_writer, self.feed, self.streams),
-                clock=clock,
+                *readers,
+                clock=self._clock,
                 counts=self.counts,
-                max_backlog=config.http.max_backlog,
+                max_backlog=self.config.http.max_backlog,
             ),
-            OnlineUsersApi(
-                *(self.log_writer, self.feed, self.streams),
-                self._unread.spools,
-                self.counts,
-            ),
-            TimersApi(self.engine, self.log_writer),
-            GatewaysApi(self.engine, self.log_writer),
-            GuardApi(self.engine),
-            UsersApi(self.engine, self.log_writer, wall_ms=clock.wall_ms),
+            OnlineUsersApi(*readers, self._unread.spools, self.counts),
+            TimersApi(engine, log_writer),
+            GatewaysApi(engine, log_writer),
+            GuardApi(engine),
+            UsersApi(engine, log_writer, wall_ms=self._clock.wall_ms),
         )
 
     async def run(
@@ -262,75 +171,78 @@ class SidecarService:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve until asked to stop, then stop in order; started once links are taken.
+        """Serve until asked to stop, then stop in order; started once links are accepted.
 
         Args:
-            asked_to_stop: Returns when it is to stop.
-            listener: Where gateways and watchers connect.
+            asked_to_stop: Returns when the sidecar is to stop.
+            listener: The socket of gateways and watchers.
             doors: The HTTP sockets, `http` and `admin`.
         """
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, self.log_writer.run)
-            nursery.start_soon(
-                partial(
-                    self.log_writer.trim,
-                    retention_s=self.config.state.retention_s,
-                    most_bytes=self.config.state.retention_bytes,
-                    most_ended=self.config.timers.max_ended,
-                    in_use=self.engine.names_in_use,
-                    forgot=self.timetable.forgot,
-                )
-            )
+            nursery.start_soon(self._trim)
             nursery.start_soon(self._write, self.log_writer.timers.run)
             nursery.start_soon(self.log_writer.timers.write_back)
-            nursery.start_soon(self._passed_over.run, self.engine.undelivered)
+            nursery.start_soon(self._skipped_runs.run, self._timer_loop.undelivered)
             nursery.start_soon(self._summaries.run)
-            timekeeping = trio.CancelScope()
-            keep = partial(keep_time, table=self._table)
-            nursery.start_soon(_within, timekeeping, keep, self.engine)
+            timers = trio.CancelScope()
+            nursery.start_soon(_within, timers, self._timer_loop.run)
             for door, sock in doors.items():
                 nursery.start_soon(self._serve_http, door, sock, stop.wait)
             async with trio.open_nursery() as links:
-                self.engine.begin()
-                hand = trio.CancelScope()
-                nursery.start_soon(_within, hand, turn_for_ever, self.engine)
-                links.start_soon(accept_links, listener, self.engine, self._delivery)
-                looking = trio.CancelScope()
+                self.engine.start()
+                turns, watch = trio.CancelScope(), trio.CancelScope()
+                nursery.start_soon(_within, turns, partial(turn_for_ever, self.engine))
+                links.start_soon(self._accept_links, listener)
                 sockets = {"gateway": listener, **doors}
-                nursery.start_soon(self._look_after, looking, sockets)
+                nursery.start_soon(_within, watch, partial(self._watch_files, sockets))
                 self._listens = True
                 task_status.started()
                 await asked_to_stop()
                 self._listens = False
-                looking.cancel()
-                hand.cancel()
-                timekeeping.cancel()  # or runs would come behind the clocks of the stop
+                watch.cancel()
+                turns.cancel()
+                timers.cancel()  # the log must not grow once the clocks file is written
                 await self._stop_links(links)
-            await self._write_stopfile()
+            await self._write_clocks()
             stop.set()
             await trio.lowlevel.checkpoint()
             nursery.cancel_scope.deadline = trio.current_time() + STOP_HTTP_S
-        _log.info(
-            "stopped", users=len(self.presence), log_seq=self.log_writer.durable_seq
+        seq = self.log_writer.durable_seq
+        _log.info("stopped", users=len(self.presence), log_seq=seq)
+
+    async def _accept_links(self, listener: socket.socket) -> None:
+        delivery = Delivery(
+            log_writer=self.log_writer,
+            feed=self.feed,
+            clock=self._clock,
+            counts=self.counts,
+            limits=wiring.outbox_limits(self.config),
+            unread=self._unread,
+        )
+        await accept_links(listener, self.engine, delivery)
+
+    async def _trim(self) -> None:
+        await self.log_writer.trim(
+            retention_s=self.config.state.retention_s,
+            most_bytes=self.config.state.retention_bytes,
+            most_ended=self.config.timers.max_ended,
+            in_use=self.engine.names_in_use,
+            forgot=self.timetable.forgot,
         )
 
-    async def _look_after(
-        self, scope: trio.CancelScope, sockets: dict[str, socket.socket]
-    ) -> None:
-        with scope:
-            await self._files.run(
-                {
-                    name: it
-                    for name, it in sockets.items()
-                    if isinstance(it, UnixListener)
-                }
-            )
+    async def _watch_files(self, sockets: dict[str, socket.socket]) -> None:
+        items = sockets.items()
+        listeners = {
+            name: sock for name, sock in items if isinstance(sock, UnixListener)
+        }
+        await self._file_watch.run(listeners)
 
     # --- start and stop -------------------------------------------------------
 
     def restore(self) -> None:
-        """Take up every session that was open when the last process ended."""
+        """Resume the sessions that were open when the last process ended."""
         mono, wall_ms = self._clock.mono(), self._clock.wall_ms()
         at = self._clock.instant(self.engine.attended, mono)
         stopped = clocks_file.take(
@@ -352,43 +264,43 @@ class SidecarService:
             _log.info("restored", users=len(self.presence), clocks=len(stopped))
 
     async def _stop_links(self, links: trio.Nursery) -> None:
-        """Read what has been sent, have it on disk, answer, and say bye."""
+        """Read what links have sent, wait for the disk, answer, and send `bye`."""
         with trio.move_on_after(STOP_READING_S):
             while not self.engine.drain():
                 await trio.lowlevel.checkpoint()
         with trio.move_on_after(STOP_WRITING_S) as writing:
             await self.log_writer.flushed()
         if writing.cancelled_caught:
-            log_writer = self.log_writer
-            is_log = bool(log_writer.records_pending)
+            is_log = bool(self.log_writer.records_pending)
             what = "the log" if is_log else "all that was asked of timers"
             _log.error(
                 f"stopped before {what} could be written; gateways send again what no "
                 "pong covered",
-                pending=log_writer.pending,
-                error=log_writer.failure,
+                pending=self.log_writer.pending,
+                error=self.log_writer.failure,
             )
-        await self._bid_farewell()
+        await self._close_links()
         links.cancel_scope.cancel()
 
-    async def _bid_farewell(self) -> None:
+    async def _close_links(self) -> None:
         self.engine.book.bid_farewell("the sidecar stops")
         self.streams.stop()
         with trio.move_on_after(STOP_LINKS_S):
             await self.engine.book.all_closed.wait()
 
     async def _write(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Write a file for ever; if another process does too, say bye, and end."""
+        """Write a database forever; if another process writes to it too, end the sidecar."""
         try:
             await run()
         except StateError as error:
             why = error
-        await self._bid_farewell()
+        await self._close_links()
         raise why
 
-    async def _write_stopfile(self) -> None:
+    async def _write_clocks(self) -> None:
+        """Write the remaining time of all users, for the next start."""
         if self.log_writer.log_failure is not None:
-            return  # the file would belong to an end of the log that is not there
+            return  # its seq would be one that is not in the log
         with trio.move_on_after(STOP_WRITING_S) as writing:
             await self.log_writer.flushed_for(None)
         if writing.cancelled_caught:
@@ -419,10 +331,10 @@ class SidecarService:
         self.engine.written()
 
     def _settled(
-        self, orders: list[TimerCommand], settlement: TimerTransaction
+        self, commands: list[TimerCommand], transaction: TimerTransaction
     ) -> None:
-        self.timetable.settled(orders, settlement)
-        self.engine.loaded_timers()
+        self.timetable.settled(commands, transaction)
+        self.engine.timers_changed()
         self.engine.written()
         self.feed.notify_waiting()
         self.log_writer.is_flushed()
@@ -437,7 +349,10 @@ class SidecarService:
 
         http = self.config.http
         app = self._gate(door, refused)
-        every = Every(REFUSALS_LOG_S, clock=self._clock.mono)
+        checked = partial(
+            Middleware, refused=refused, max_body_bytes=http.max_body_bytes
+        )
+        log_throttled = Every(REFUSALS_LOG_S, clock=self._clock.mono)
 
         def is_stranger(connection: socket.socket) -> bool:
             admin = self.engine.book.access.admin
@@ -448,12 +363,11 @@ class SidecarService:
                 return app
             peer = peer_of(connection)
             why = self.engine.book.access.why_no_admin(peer)
-            every(
+            log_throttled(
                 _log.warning, "admin refused", key=peer.uid, pid=peer.pid, uid=peer.uid,
                 detail=why,
             )  # fmt: skip
-            checks = [from_nobody(why)]
-            return Middleware(app, checks, refused, max_body_bytes=http.max_body_bytes)
+            return checked(app, checks=[from_nobody(why)])
 
         await serve_door(
             app_for,
@@ -466,27 +380,20 @@ class SidecarService:
             ),
             refused=refused,
             grace_s=STOP_HTTP_S,
-            only_health=partial(
-                Middleware,
-                checks=[only_health(http.max_connections)],
-                refused=refused,
-                max_body_bytes=http.max_body_bytes,
-            ),
+            only_health=partial(checked, checks=[only_health(http.max_connections)]),
             turnstile=self._turnstile,
             is_stranger=is_stranger,
         )
 
     def _gate(self, door: str, refused: Refused) -> Middleware:
-        """The pages of a door, behind what it asks of a request."""
+        """The pages of a door, behind the checks of its requests."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Collector(self._now))
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         may_change = door == "admin"
         routes = [
-            route
-            for pages in self._pages
-            for route in pages.routes(may_change=may_change)
+            route for api in self._apis for route in api.routes(may_change=may_change)
         ]
         checks: list[Check] = []
         http, token = self.config.http, self.token if door == "http" else None
@@ -510,22 +417,22 @@ class SidecarService:
         return Middleware(pages, checks, refused, max_body_bytes=http.max_body_bytes)
 
     def why_ill(self) -> list[str]:
-        """What is wrong with the process; empty if it lives."""
-        lag = self._clock.mono() - self.engine.turned_at
+        """What is wrong with the process; empty if it is healthy."""
+        lag = self._clock.mono() - self.engine.last_turn_at
         return [f"the hand stands still for {lag:.0f} s"] if lag > HAND_DEAD_S else []
 
     def why_not_ready(self) -> list[str]:
-        """Why it should not be given work; empty if it is ready."""
+        """Why the sidecar is not ready; empty if it is."""
         why = self.why_ill()
         if not self._listens:
             why.append("the socket is not listened on")
-        failures = (self.log_writer.failure, self.engine.timers_unread)
+        failures = (self.log_writer.failure, self._timer_loop.failure)
         why += [failure for failure in failures if failure is not None]
-        return why + self._files.failures
+        return why + self._file_watch.failures
 
     @property
     def status(self) -> str:
-        """How it is, in a line for a person."""
+        """The status, as one line for an operator."""
         online = f"{len(self.presence):,} users online"
         why = "; ".join(self.why_not_ready())
         return f"not ready: {why}; {online}" if why else f"ready, {online}"
@@ -579,27 +486,8 @@ class SidecarService:
         )
 
 
-def _guard_rules(config: Config, reconnect_grace: float) -> GuardRules | None:
-    """When the storm guard holds users; None if it is off."""
-    guard = config.guard
-    if not guard.enabled:
-        return None
-    return GuardRules(
-        guard.share,
-        guard.least_users,
-        guard.hold_s or config.timeout_s,
-        config.timeout_s,
-        reconnect_grace,
-    )
-
-
-def _ring(mono: float) -> Wheel:
-    """The wheel that timers are on."""
-    return Wheel(timeout=RING_S, slots=RING_SLOTS, now=mono)
-
-
 async def _within(
-    scope: trio.CancelScope, run: Callable[[Engine], Awaitable[object]], engine: Engine
+    scope: trio.CancelScope, run: Callable[[], Awaitable[object]]
 ) -> None:
     with scope:
-        await run(engine)
+        await run()

@@ -1,15 +1,15 @@
-"""Do the paths of what is open still lead to it?
+"""Notices that the file of a socket or database was removed or replaced while open.
 
-A socket whose file was removed is listened on, and nobody can connect; a database whose
-file was removed takes commits that are gone with the process. Neither gives an error. So
-the files at these paths are compared with those that were opened, once a second.
+Nobody can connect to a socket whose file was removed, and commits to a removed database
+are lost when the process ends. Neither gives an error. So once a second the files at the
+paths are compared with those that are open.
 
-A look costs no disk: what is open keeps its name in the kernel's memory. It is not done in
-a thread, which would cost more than the looks.
+A check is a few `stat` calls on names that the kernel has in memory. It needs no disk, and
+a thread would cost more.
 
-A socket is made anew. A database cannot be: what has to be kept is in files that only this
-process has open, so it goes on writing to them, says what to do, and is not ready. Should
-the files be put back, it is again.
+A lost socket is created again. A lost database cannot be: only this process has its files
+open. The sidecar goes on writing to them, logs what to do, and is not ready until the
+files are put back.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ from liveness.service.common.logs import SAY_AGAIN_S, Every
 from liveness.service.links.sockets import UnixListener
 from liveness.service.storage.private_folders import Identity, identity
 
-# Gateways that find no socket try again within a second.
-LOOK_EVERY_S: Final = 1.0
+# A gateway that finds no socket tries again within a second.
+CHECK_EVERY_S: Final = 1.0
 
 _STATE: Final = "state"
 
@@ -34,10 +34,10 @@ _log = structlog.get_logger("files")
 
 
 class FileWatch:
-    """Looks whether sockets and the state are where they were opened.
+    """Checks that sockets and state files are still at their paths.
 
     Args:
-        files: Which files of the state were opened, by their paths.
+        files: The open files of the state directory, by path.
         counts: Where losses are counted.
     """
 
@@ -45,68 +45,67 @@ class FileWatch:
         self._files = files
         self._listeners: Mapping[str, UnixListener] = {}
         self._counts = counts
-        self._every = Every(SAY_AGAIN_S, clock=trio.current_time)
-        self._lost: dict[str, str] = {}  # why, by what it is
+        self._log_throttled = Every(SAY_AGAIN_S, clock=trio.current_time)
+        self._failures: dict[str, str] = {}  # by socket name, or `_STATE`
 
     @property
     def failures(self) -> list[str]:
         """What is lost, and what to do about it."""
-        return [*self._lost.values()]
+        return [*self._failures.values()]
 
     async def run(self, listeners: Mapping[str, UnixListener]) -> None:
-        """Look for ever.
-
-        Args:
-            listeners: The Unix sockets, by their names in the metrics.
-        """
+        """Check every `CHECK_EVERY_S`, forever; *listeners* by their names in the metrics."""
         self._listeners = listeners
         while True:
-            self.look()
-            await trio.sleep(LOOK_EVERY_S)
+            self.check()
+            await trio.sleep(CHECK_EVERY_S)
 
-    def look(self) -> None:
-        """Look once; make sockets anew that are lost."""
-        lost = [path for path, was in self._files.items() if identity(path) != was]
+    def check(self) -> None:
+        """Check once; create lost sockets again."""
+        lost = [
+            path for path, opened in self._files.items() if identity(path) != opened
+        ]
         if lost:
             names = ", ".join(path.name for path in lost)
-            self._lose(
+            self._report_loss(
                 _STATE,
                 f"state directory {lost[0].parent}: {names} removed or replaced while in "
                 "use; put back what was there, or copy out what is open before this "
                 "process ends: see The state is gone, in docs/runbook.md",
             )
         else:
-            self._find(_STATE)
+            self._report_return(_STATE)
         for name, listener in self._listeners.items():
             if listener.is_reachable():
-                self._find(name)
+                self._report_return(name)
             else:
-                self._make_anew(name, listener)
+                self._create_again(name, listener)
 
-    def _make_anew(self, name: str, listener: UnixListener) -> None:
+    def _create_again(self, name: str, listener: UnixListener) -> None:
         try:
             listener.make_anew()
         except (StartError, ConfigError) as error:
-            self._lose(name, str(error))
+            self._report_loss(name, str(error))
             return
-        if name not in self._lost:
+        if self._failures.pop(name, None) is None:
             self._counts.files_lost[name] += 1
-        self._lost.pop(name, None)
-        self._every(
+        self._log_throttled(
             _log.error,
             "the file of a socket was removed or replaced, and nobody could connect; it "
-            "was made anew: find out who does that",
+            "was created again: find out what removes it",
             key=f"{name} anew",
             socket=name,
             path=str(listener.path),
         )
 
-    def _lose(self, what: str, why: str) -> None:
-        if what not in self._lost:
+    def _report_loss(self, what: str, why: str) -> None:
+        if what not in self._failures:
             self._counts.files_lost[what] += 1
-        self._lost[what] = why
-        self._every(_log.error, "what is in use is not where it was", key=what, why=why)
+        self._failures[what] = why
+        self._log_throttled(
+            _log.error, "what is in use is not where it was", key=what, why=why
+        )
 
-    def _find(self, what: str) -> None:
-        if self._lost.pop(what, None) is not None:
-            _log.warning("what was lost is back", what=what)
+    def _report_return(self, what: str) -> None:
+        if self._failures.pop(what, None) is not None:
+            _log.warning("a lost file is back", what=what)

@@ -14,11 +14,11 @@ from trio.testing import MockClock
 
 from liveness.errors import StateError
 from liveness.service.common.logs import SAY_AGAIN_S
-from liveness.service.file_watch import LOOK_EVERY_S
+from liveness.service.file_watch import CHECK_EVERY_S
 from liveness.service.links.sockets import listening
 from tests.service.rig import Rig, running
 
-SEEN_S = 2 * LOOK_EVERY_S
+SEEN_S = 2 * CHECK_EVERY_S
 
 
 def removed(path: Path) -> Callable[[], object]:

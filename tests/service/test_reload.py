@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from liveness.config.settings import Config, HttpSettings
-from liveness.service.app import asked_to_stop
+from liveness.service.app import wait_for_stop
 from liveness.service.common.clock import Clock
 from liveness.service.http.event_stream import NOT_ALLOWED
 from liveness.service.http.sign_in import read_token
@@ -165,6 +165,6 @@ async def test_a_stop_waits_for_no_reload() -> None:
 
     async with aclosing(signals()) as coming:
         with trio.fail_after(HANG_S):
-            number = await asked_to_stop(coming, {signal.SIGTERM}, reload)
+            number = await wait_for_stop(coming, {signal.SIGTERM}, reload)
     assert number == signal.SIGTERM
     assert begun == 2

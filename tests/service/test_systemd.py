@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from liveness.errors import StartError
 from liveness.service.components import HAND_DEAD_S
-from liveness.service.systemd import TELL_EVERY_S, ServiceManager, handed_over
+from liveness.service.systemd import STATUS_EVERY_S, ServiceManager, passed_sockets
 from tests.service.rig import Rig
 
 PID = 7
@@ -49,7 +49,7 @@ def unused(sock: socket.socket, number: int = 3) -> ServiceManager:
 def test_sockets_are_found_by_name_if_they_are_meant_for_us(
     given: dict[str, str], taken: dict[str, int]
 ) -> None:
-    assert handed_over(given, PID) == taken
+    assert passed_sockets(given, PID) == taken
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_sockets_are_found_by_name_if_they_are_meant_for_us(
 )
 def test_sockets_of_other_names_are_refused(names: str, count: str) -> None:
     with pytest.raises(StartError, match=r"FileDescriptorName= in the socket's unit"):
-        handed_over(environ(names, count), PID)
+        passed_sockets(environ(names, count), PID)
 
 
 @pytest.mark.parametrize("count", ["two", "", "-1", "1\n2", "9" * 5_000])
 def test_a_count_of_sockets_that_is_no_number_is_one_line(count: str) -> None:
     with pytest.raises(StartError) as caught:
-        handed_over({**environ("gateway"), "LISTEN_FDS": count}, PID)
+        passed_sockets({**environ("gateway"), "LISTEN_FDS": count}, PID)
     assert str(caught.value).startswith(f"LISTEN_FDS={count!r} is no number of sockets")
     assert len(str(caught.value).splitlines()) == 1
 
@@ -187,22 +187,22 @@ async def test_the_manager_is_sent_lines(notify: Told) -> None:
     with abstract.sock:
         for told in (notify, abstract):
             manager = ServiceManager({"NOTIFY_SOCKET": told.address}, PID)
-            await manager.tell("READY=1", "STATUS=so and so")
+            await manager.notify("READY=1", "STATUS=so and so")
             assert told() == [["READY=1", "STATUS=so and so"]]
 
 
 async def test_without_a_manager_nothing_is_sent() -> None:
-    await ServiceManager({"WATCHDOG_USEC": "1"}, PID).tell("READY=1")
+    await ServiceManager({"WATCHDOG_USEC": "1"}, PID).notify("READY=1")
 
 
 async def test_a_manager_that_is_gone_is_logged_once_a_minute(
     tmp_path: Path, autojump_clock: MockClock, said: Lines
 ) -> None:
     manager = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "gone")}, PID)
-    await manager.tell("READY=1")
-    await manager.tell("STATUS=2")
+    await manager.notify("READY=1")
+    await manager.notify("STATUS=2")
     (line,) = said
-    assert line["event"] == "the service manager cannot be told how it goes"
+    assert line["event"] == "the service manager cannot be notified"
     assert (line["lost"], line["log_level"]) == ("READY=1", "warning")
 
 
@@ -211,7 +211,7 @@ async def test_a_manager_that_reads_nothing_is_not_waited_for(
 ) -> None:
     manager = ServiceManager({"NOTIFY_SOCKET": notify.address}, PID)
     while not said:  # until its buffer is full
-        await manager.tell("STATUS=more")
+        await manager.notify("STATUS=more")
     assert said[0]["error"] == "it reads nothing"
 
 
@@ -235,7 +235,7 @@ async def test_the_sign_of_life_ends_while_the_hand_stands_still(
 ) -> None:
     given = {"NOTIFY_SOCKET": notify.address, "WATCHDOG_USEC": "4000000"}
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(ServiceManager(given, PID).keep_told, rig.sidecar)
+        nursery.start_soon(ServiceManager(given, PID).report_status, rig.sidecar)
         await trio.sleep(20.5)
         status = "STATUS=ready, 0 users online"
         assert notify() == [["WATCHDOG=1", status]] * 11
@@ -252,7 +252,7 @@ async def test_the_sign_of_life_ends_while_the_hand_stands_still(
         assert notify()[-1] == ["WATCHDOG=1", status]
         nursery.cancel_scope.cancel()
     ill = [line for line in said if line["log_level"] == "error"]
-    assert ill[0]["event"] == "the service manager gets no sign of life"
+    assert ill[0]["event"] == "the watchdog of the service manager is not fed"
 
 
 async def test_without_a_watchdog_only_the_status_is_sent(
@@ -260,8 +260,8 @@ async def test_without_a_watchdog_only_the_status_is_sent(
 ) -> None:
     async with trio.open_nursery() as nursery:
         given = {"NOTIFY_SOCKET": notify.address}
-        nursery.start_soon(ServiceManager(given, PID).keep_told, rig.sidecar)
-        await trio.sleep(TELL_EVERY_S + 1)
+        nursery.start_soon(ServiceManager(given, PID).report_status, rig.sidecar)
+        await trio.sleep(STATUS_EVERY_S + 1)
         nursery.cancel_scope.cancel()
     assert notify() == [["STATUS=ready, 0 users online"]] * 2
 

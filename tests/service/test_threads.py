@@ -59,10 +59,10 @@ def test_work_that_gets_no_thread_waits_for_one() -> None:
     """It is said once a minute, and an error of the work itself is raised."""
     command = [sys.executable, "-c", dedent(_PROGRAM)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
-    why = "the host lets no thread begin (TasksMax, or another limit of processes)"
+    why = "the host refuses to start a thread (TasksMax, or another limit on processes)"
     said = (
-        "event='the host lets no thread begin: raise its limit of processes; what needs "
-        "one waits, and is tried again every second' error=\"can't start new thread\""
+        "event='the host refuses to start a thread: raise its limit on processes; disk "
+        "I/O waits, and is tried again every second' error=\"can't start new thread\""
     )
     assert done.stdout.splitlines() == [
         "None",

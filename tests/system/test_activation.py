@@ -153,7 +153,7 @@ def test_the_sign_of_life_ends_with_the_hand_though_all_else_goes_on(
         sidecar.launch()
         manager.hears("READY=1")
         manager.hears("WATCHDOG=1")
-        sidecar.line("the service manager gets no sign of life")
+        sidecar.line("the watchdog of the service manager is not fed")
         while manager.listen() != ["STATUS"]:  # signs that were sent before that
             pass
         for _ in range(2):

@@ -18,8 +18,7 @@ MEMBER = Person(SOMEBODY, SOMEBODY, (CREW,))
 WORDS = "correct-horse/battery+staple=="
 READ = "settings read anew"
 WRONG = (
-    "the settings are wrong, and nothing was changed; correct them and have them read "
-    "again"
+    "the settings are wrong, and nothing was changed; correct them, and reload again"
 )
 PLAIN = "# the defaults"
 NAME = "liveness.toml"

@@ -1,4 +1,4 @@
-"""The only reader of clocks."""
+"""Every clock that the sidecar reads; tests replace this class."""
 
 import time
 
@@ -9,36 +9,36 @@ from liveness.host_clock import HostReading, read_host
 
 
 class Clock:
-    """Reads the loop's clock, the wall clock and the CPU clock of this process."""
+    """The event loop's clock, the wall clock, and the CPU clock of this process."""
 
-    _offset: float | None = None  # from CLOCK_MONOTONIC to `mono`
+    _offset: float | None = None  # add to CLOCK_MONOTONIC to get `mono`
 
     def mono(self) -> float:
-        """Monotonic seconds: the loop's own, so that tests can make them virtual."""
+        """Monotonic seconds of the event loop: virtual under `trio.testing.MockClock`."""
         return trio.current_time()
 
     def wall_ms(self) -> int:
-        """Unix milliseconds, for stamps in records only."""
+        """Unix milliseconds; only for the timestamps in records."""
         return time.time_ns() // 1_000_000
 
     def system_us(self) -> int:
-        """Microseconds of the clock that all processes of this host share."""
+        """Microseconds of CLOCK_MONOTONIC, as systemd wants them."""
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
 
     def host(self) -> HostReading | None:
-        """The clocks that processes of this host share, and how far `mono` is from them."""
+        """The host's clocks and their offset from `mono`; None if they cannot be read."""
         return read_host(trio.current_time)
 
     def offset_of(self, theirs: HostTime | None) -> float | None:
-        """What turns another process's CLOCK_MONOTONIC into `mono`.
+        """The seconds to add to another process's CLOCK_MONOTONIC to get `mono`.
 
-        None: that process has another clock, or did not say what it reads.
+        None if that process has another clock, or did not report its clock.
         """
         ours = self.host() if theirs is not None else None
         if theirs is None or ours is None or not ours.host.is_same_clock(theirs):
             return None
-        # It never changes. Measured for each link it would differ by what the measuring
-        # takes, and so would equal moments of two links.
+        # The offset never changes, so it is measured once. Measured for each link it would
+        # vary slightly, and the same moment would differ between two links.
         if self._offset is None:
             self._offset = -ours.offset
         return self._offset
@@ -48,5 +48,5 @@ class Clock:
         return time.process_time()
 
     def instant(self, now: float, mono: float) -> Instant:
-        """One moment on all clocks; *now* is attended seconds."""
+        """One moment on all clocks; *now* is in attended seconds."""
         return Instant(now, mono, self.wall_ms())

@@ -1,8 +1,7 @@
-"""What the sidecar says about itself, on stderr.
+"""Log lines of the sidecar, on stderr: text on a terminal, JSON otherwise.
 
-Lines for a person on a terminal, JSON otherwise; libraries that use the standard
-`logging` come out in the same form, from warning upwards. Nothing is set up at import:
-`configure` is called once, by the command that serves.
+Libraries that use the standard `logging` are logged in the same form, from level warning
+up. Nothing is set up at import: `liveness serve` calls `configure` once.
 """
 
 import logging
@@ -19,51 +18,53 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from liveness.text import escaped
 
-# How often something that lasts is said again.
+# A lasting condition is logged again this often.
 SAY_AGAIN_S: Final = 60.0
-# Far more than one sidecar's links have ways of being refused; it bounds what a
-# link that invents names can make us remember.
+# Far more keys than a sidecar uses in normal operation. It bounds the memory that a link
+# can take up by inventing names.
 MAX_KEYS: Final = 1_000
-# Lines that wait for a reader of stderr. A burst fits, as of all links coming back; at
-# some hundred bytes a line it is well below a megabyte.
+# Lines that wait to be written to stderr. The burst after a restart, when all links
+# reconnect, fits in; at some hundred bytes a line it is well below a megabyte.
 MAX_LINES: Final = 1_000
-# A reader that is there takes that many lines at once; for one that is not, as a terminal
-# stopped by Ctrl-S, a stop of the sidecar must not wait.
+# Time enough to write MAX_LINES. A stop of the sidecar waits no longer for a reader that
+# does not read, such as a terminal stopped by Ctrl-S.
 DRAIN_S: Final = 1.0
 
 
 def configure(format: str, level: str, *, stream: TextIO | None = None) -> None:
-    """Sends every log line of this process to *stream*, stderr if None.
+    """Send every log line of this process to *stream*, by default stderr.
 
     Args:
         format: `text`, `json`, or `auto`: text if the stream is a terminal.
-        level: The least urgent that is said: `debug`, `info`, `warning`, `error`.
-        stream: Should it fail, or nobody read it, lines are lost, and the sidecar goes
-            on. It has a descriptor, which stays open until exit or the next call.
+        level: The least urgent level that is logged: `debug`, `info`, `warning` or
+            `error`.
+        stream: A file with a descriptor, which stays open until exit or the next call.
+            If a write fails, or nobody reads the stream, lines are lost and the sidecar
+            goes on.
     """
     stream = stream or sys.stderr
-    outlet = _Outlet(stream)
+    writer = _LineWriter(stream)
     is_text = format == "text" or (format == "auto" and stream.isatty())
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            outlet.mention,
-            *(_for_a_person(stream) if is_text else _for_a_machine()),
+            writer.add_lost_count,
+            *(_text_processors(stream) if is_text else _json_processors()),
         ],
-        logger_factory=structlog.WriteLoggerFactory(outlet),  # type: ignore[arg-type]
-        cache_logger_on_first_use=False,  # a test may configure anew
+        logger_factory=structlog.WriteLoggerFactory(writer),  # type: ignore[arg-type]
+        cache_logger_on_first_use=False,  # tests call `configure` again
     )
     for handler in logging.root.handlers:
-        if isinstance(handler, _ToStructlog):  # configured before: its thread ends
+        if isinstance(handler, _ToStructlog):  # of an earlier call: ends its thread
             handler.close()
-    logging.root.handlers = [_ToStructlog(outlet)]
+    logging.root.handlers = [_ToStructlog(writer)]
     set_level(level)
 
 
 def set_level(level: str) -> None:
-    """From now on nothing less urgent than *level* is said, one of those of `configure`."""
+    """Log nothing below *level* from now on; the levels are those of `configure`."""
     least = urgency(level)
     structlog.configure(
         **{
@@ -80,21 +81,22 @@ def urgency(level: str) -> int:
 
 
 def drain() -> None:
-    """Waits until all lines so far are out, but not for long if nobody reads them."""
+    """Wait until all lines are written, for `DRAIN_S` at most."""
     for handler in logging.root.handlers:
         handler.flush()
 
 
 class Every:
-    """Lets a noisy message through once per interval and key, and counts the others.
+    """Logs a repeated message once per interval and key, and counts the others.
 
-    The first is said at once; the next one that is said tells how many were not.
+    The first message of a key is logged at once. The next one that is logged has the
+    number of those left out, as `suppressed`.
 
     Args:
         seconds: The interval.
         clock: Any clock in seconds that does not go back.
-        max_keys: Keys remembered at a time. Beyond that the one said longest ago is
-            forgotten, so that its next message is said too early rather than never.
+        max_keys: Keys remembered at a time. Beyond that the key logged longest ago is
+            forgotten, and its next message is logged too early.
     """
 
     def __init__(
@@ -103,97 +105,97 @@ class Every:
         self._seconds = seconds
         self._clock = clock
         self._max_keys = max_keys
-        self._said: dict[Hashable, tuple[float, int]] = {}  # when; not said since
+        self._logged: dict[Hashable, tuple[float, int]] = {}  # when; suppressed since
         self.forgotten = 0  # how often max_keys was hit
 
     def __call__(
         self,
-        say: Callable[..., object],
+        log: Callable[..., object],
         message: str,
         *,
         key: Hashable,
         **fields: object,
     ) -> None:
-        """Calls `say(message, **fields)`, unless *key* had its turn just now."""
+        """Call `log(message, **fields)`, unless *key* was logged within the interval."""
         now = self._clock()
-        at, suppressed = self._said.get(key, (-inf, 0))
+        at, suppressed = self._logged.get(key, (-inf, 0))
         if now - at < self._seconds:
-            self._said[key] = (at, suppressed + 1)
+            self._logged[key] = (at, suppressed + 1)
             return
-        self._said.pop(key, None)  # to the end: the first is always the oldest
-        if len(self._said) >= self._max_keys:
-            del self._said[next(iter(self._said))]
+        self._logged.pop(key, None)  # moves it to the end: the first key is the oldest
+        if len(self._logged) >= self._max_keys:
+            del self._logged[next(iter(self._logged))]
             self.forgotten += 1
-        self._said[key] = (now, 0)
+        self._logged[key] = (now, 0)
         if suppressed:
             fields["suppressed"] = suppressed
-        say(message, **fields)
+        log(message, **fields)
 
 
-def _for_a_person(stream: TextIO) -> list[Processor]:
+def _text_processors(stream: TextIO) -> list[Processor]:
     renderer = structlog.dev.ConsoleRenderer(
         colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
     )
     return [_escape_values, renderer]
 
 
-def _for_a_machine() -> list[Processor]:
+def _json_processors() -> list[Processor]:
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
 
 
 def _escape_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """A gateway chooses its name; it must not steer the terminal of who reads this."""
+    """Escape control characters: a gateway's name must not control the terminal."""
     return {
         key: escaped(value) if isinstance(value, str) else value
         for key, value in event.items()
     }
 
 
-class _Outlet:
-    """A stream that may break or stand still, as when its reader does, without us.
+class _LineWriter:
+    """Writes lines to a stream from a thread, so that a stuck reader blocks no one else.
 
-    A thread of its own writes, since only it may wait. While nothing gets out there is
-    nobody to tell; the first line that was said after says what is lost.
+    Lines that cannot be written are counted. The next line that is written has the
+    number, as `lines_lost`.
 
-    The thread writes to the descriptor, since a file object keeps what it failed to
-    write, and would still send the lines that were counted as lost.
+    The thread writes to the descriptor: a file object keeps data that it failed to
+    write, and would still send lines that were counted as lost.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._descriptor = stream.fileno()
-        self._changed = threading.Condition()  # guards all that follows
-        self._lines: deque[tuple[str, int]] = deque()  # a line; the losses it tells of
-        self._lost = 0  # and not told of by any line
+        self._changed = threading.Condition()  # guards the attributes below
+        self._lines: deque[tuple[str, int]] = deque()  # a line; its `lines_lost`
+        self._lost = 0  # and not yet in the `lines_lost` of any line
         self._is_closed = False
-        self._telling = threading.local()  # from `mention` to `write` of the same line
+        self._reported = threading.local()  # from `add_lost_count` to `write` of a line
         threading.Thread(target=self._run, name="log lines", daemon=True).start()
 
-    def mention(self, _: WrappedLogger, __: str, event: EventDict) -> EventDict:
-        """Adds to a line how many before it were lost."""
+    def add_lost_count(self, _: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        """Add `lines_lost` to a line if lines before it were lost."""
         with self._changed:
-            self._telling.lost, self._lost = self._lost, 0
-        if self._telling.lost:
-            event["lines_lost"] = self._telling.lost
+            self._reported.lost, self._lost = self._lost, 0
+        if self._reported.lost:
+            event["lines_lost"] = self._reported.lost
         return event
 
     def write(self, line: str) -> None:
         with self._changed:
             if self._is_closed or len(self._lines) >= MAX_LINES:
-                self._lost += 1 + self._telling.lost
+                self._lost += 1 + self._reported.lost
             else:
-                self._lines.append((line, self._telling.lost))
+                self._lines.append((line, self._reported.lost))
                 self._changed.notify_all()
 
     def flush(self) -> None:
-        """Called for each line, by the loop: it must not wait, see `drain`."""
+        """Do nothing: the event loop calls this for each line and must not wait."""
 
     def drain(self) -> None:
-        """Waits until all lines are out, but not for long if nobody reads them."""
+        """Wait until all lines are written, for `DRAIN_S` at most."""
         with self._changed:
             self._changed.wait_for(lambda: not self._lines, DRAIN_S)
 
     def close(self) -> None:
-        """Takes no more lines; the thread ends behind those it has."""
+        """Accept no more lines; the thread ends once it has written the rest."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -204,15 +206,15 @@ class _Outlet:
                 self._changed.wait_for(lambda: self._lines or self._is_closed)
                 if not self._lines:
                     return
-                line, told = self._lines[0]
-            is_out = self._is_written(line.encode(errors="backslashreplace"))
+                line, reported = self._lines[0]
+            is_written = self._try_to_write(line.encode(errors="backslashreplace"))
             with self._changed:
                 del self._lines[0]
-                if not is_out:
-                    self._lost += 1 + told
+                if not is_written:
+                    self._lost += 1 + reported
                 self._changed.notify_all()
 
-    def _is_written(self, data: bytes) -> bool:
+    def _try_to_write(self, data: bytes) -> bool:
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
@@ -222,20 +224,20 @@ class _Outlet:
 
 
 class _ToStructlog(logging.Handler):
-    """Hands a record of the standard library's logging on, its traceback included.
+    """Passes records of the standard library's `logging` to structlog.
 
-    `logging` flushes and closes its handlers at exit, and so the outlet with this one.
+    `logging` flushes and closes its handlers at exit, and this one the writer.
     """
 
-    def __init__(self, outlet: _Outlet) -> None:
+    def __init__(self, writer: _LineWriter) -> None:
         super().__init__()
-        self._outlet = outlet
+        self._writer = writer
 
     def flush(self) -> None:
-        self._outlet.drain()
+        self._writer.drain()
 
     def close(self) -> None:
-        self._outlet.close()
+        self._writer.close()
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -1,8 +1,8 @@
-"""Work in threads, on a host that has none to spare at times.
+"""Runs blocking calls in threads, also on a host that refuses new threads at times.
 
-Whatever waits for a disk is done in a thread. Idle ones are kept for 10 s, so that at any
-time a new one may be needed, which the host may refuse: a limit of processes counts threads
-(`TasksMax=`, `pids_limit`), and a container's is shared by all that runs in it.
+All disk I/O runs in trio's worker threads. trio ends a thread that was idle for 10 s, so a
+new one may be needed at any time. The host may refuse it: limits on processes
+(`TasksMax=`, `pids_limit`) count threads, and all processes of a container share one limit.
 """
 
 from collections.abc import Callable
@@ -20,29 +20,31 @@ TRY_AGAIN_S: Final = 1.0
 _log = structlog.get_logger("threads")
 
 
-class _Waiting(set[object]):
-    """The calls that wait for a thread: of the whole process, as the limit is."""
+class _WaitingCalls(set[object]):
+    """All calls of this process that wait for a thread."""
 
     def __init__(self) -> None:
-        self.every = Every(SAY_AGAIN_S, clock=trio.current_time)
+        self.log_throttled = Every(SAY_AGAIN_S, clock=trio.current_time)
 
 
-_of_this_run: Final = trio.lowlevel.RunVar[_Waiting]("waiting for a thread")
+_waiting_calls: Final = trio.lowlevel.RunVar[_WaitingCalls]("waiting for a thread")
 
 
-def _waiting() -> _Waiting:
+def _waiting() -> _WaitingCalls:
     try:
-        return _of_this_run.get()
+        return _waiting_calls.get()
     except LookupError:
-        _of_this_run.set(waiting := _Waiting())
+        _waiting_calls.set(waiting := _WaitingCalls())
         return waiting
 
 
 def failure() -> str | None:
-    """Why work waits for a thread at present, in words; None if none does."""
+    """Why calls wait for a thread now; None if no call does."""
     if not _waiting():
         return None
-    return "the host lets no thread begin (TasksMax, or another limit of processes)"
+    return (
+        "the host refuses to start a thread (TasksMax, or another limit on processes)"
+    )
 
 
 async def in_thread(
@@ -51,9 +53,9 @@ async def in_thread(
     limiter: trio.CapacityLimiter | None = None,
     abandon_on_cancel: bool = False,
 ) -> T:
-    """What *call* returns in a thread, as `trio.to_thread.run_sync` has it.
+    """Run *call* in a thread, as `trio.to_thread.run_sync` does.
 
-    Should there be no thread for it, it is tried again each second.
+    If the host refuses a new thread, tries again every second.
     """
     waiting, this, has_begun = _waiting(), object(), False
 
@@ -73,9 +75,13 @@ async def in_thread(
                 if has_begun:
                     raise
                 waiting.add(this)
-                say = "the host lets no thread begin: raise its limit of processes; "
-                say += "what needs one waits, and is tried again every second"
-                waiting.every(_log.error, say, key=say, error=str(error))
+                message = (
+                    "the host refuses to start a thread: raise its limit on processes; "
+                    "disk I/O waits, and is tried again every second"
+                )
+                waiting.log_throttled(
+                    _log.error, message, key=message, error=str(error)
+                )
             await trio.sleep(TRY_AGAIN_S)
     finally:
         waiting.discard(this)

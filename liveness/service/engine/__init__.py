@@ -1,4 +1,4 @@
-"""The one owner of the core's state: reads links, fires what is due, commits."""
+"""The engine, which owns the core's state: reads links, fires what is due, commits."""
 
 # Imports: compiled, core, errors, metrics, service.common, service.links,
 #   service.storage.

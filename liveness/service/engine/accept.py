@@ -1,8 +1,8 @@
-"""Links from accept to close.
+"""Accepts links, and runs the two tasks of each until it closes.
 
-Reading is the engine's: it receives, decodes and applies in one synchronous pass, so
-that no byte sits read and unapplied while somebody is judged. A link's own two tasks
-say when there is something to read, and write what its outbox holds.
+One task of a link notifies the engine when its socket is readable, the other writes what
+is in its outbox. Neither reads: the engine receives, decodes and applies synchronously,
+so that bytes are never read but not yet applied while users are judged.
 """
 
 import socket
@@ -22,15 +22,10 @@ _log = structlog.get_logger("link")
 async def accept_links(
     listener: socket.socket, engine: Engine, delivery: Delivery
 ) -> None:
-    """Accept links until the farewell; a link's own troubles end only that link.
+    """Accept links until the stop begins; an error of a link ends only that link.
 
-    Who connects after it waits in the backlog: for the next process, where a service
-    manager keeps the socket.
-
-    Args:
-        listener: Non-blocking, listening.
-        engine: Who reads them.
-        delivery: What their outboxes share.
+    Links that connect later wait in the socket's backlog. If systemd keeps the socket, the
+    next process accepts them.
     """
     number = 0
     acceptor = Acceptor(listener, "gateway", delivery.counts.accepts_put_off)
@@ -45,12 +40,12 @@ async def accept_links(
                     peer = peer_of(sock)
                 except OSError as error:
                     sock.close()
-                    _log.warning("nobody knows who connected", error=str(error))
+                    _log.warning("no credentials of a new link", error=str(error))
                     continue
                 number += 1
                 link = SocketLink(
                     sock,
-                    engine.converse(),
+                    engine.new_conversation(),
                     Outbox(sock, delivery),
                     peer=peer,
                     number=number,
@@ -61,22 +56,22 @@ async def accept_links(
                     link.must_read_bytes = link.unread()
                 nursery.start_soon(_serve, link, engine)
                 if engine.book.is_crowded:
-                    # Before more come the engine is to read what those have said, and
-                    # to end some of those that have said nothing.
+                    # First let the engine read the hellos of these links, and end some of
+                    # those that have sent none.
                     engine.book.thinned.clear()
-                    engine.wanted.notify()
+                    engine.turn_wanted.notify()
                     await engine.book.thinned.wait()
 
 
 async def _serve(link: SocketLink, engine: Engine) -> None:
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_watch, link, engine)
+            nursery.start_soon(_watch_readable, link, engine)
             await link.outbox.run()
             nursery.cancel_scope.cancel()
-        await _see_off(link)
+        await _close_gracefully(link)
     except Exception:
-        # Ours, whatever it is: this link ends, the others go on.
+        # A bug of the sidecar: this link ends, the others go on.
         _log.exception("a fault of the sidecar", link=link.number)
         engine.book.count_fault()
         link.tell_of_a_fault()
@@ -88,8 +83,8 @@ async def _serve(link: SocketLink, engine: Engine) -> None:
         engine.closed(link)
 
 
-async def _watch(link: SocketLink, engine: Engine) -> None:
-    """Say when there is something to read, and wait until it has been read."""
+async def _watch_readable(link: SocketLink, engine: Engine) -> None:
+    """Notify the engine when there is something to read; wait until it was read."""
     while link.is_open:
         await trio.lowlevel.wait_readable(link.sock)
         if link.is_open:
@@ -97,17 +92,17 @@ async def _watch(link: SocketLink, engine: Engine) -> None:
             await link.drained.wait()
 
 
-async def _see_off(link: SocketLink) -> None:
-    """Let the other side read the last frame before it meets a closed socket.
+async def _close_gracefully(link: SocketLink) -> None:
+    """Let the peer read the last frame before the socket is closed.
 
-    Closing with bytes unread would make its next read or write fail instead. Who never
-    said hello is not waited for, as there may be thousands of those: only what it had sent
-    by now is taken.
+    If it were closed with unread bytes, the peer's next read would fail instead. A link
+    without a hello is not waited for, since there may be thousands: only what it has sent
+    by now is read.
     """
     try:
         link.sock.shutdown(socket.SHUT_WR)
     except OSError:
-        return  # it has gone already
+        return  # the peer has closed it
     link.receive(max(1, link.unread()))
     with trio.move_on_after(0 if link.hello is None else LINGER_S):
         while link.receive(PIECE_BYTES) != b"":

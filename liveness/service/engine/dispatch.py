@@ -1,7 +1,7 @@
-"""What links ask for, applied: signs of life, timers, questions, and hello.
+"""Applies the requests of links: hello, events, timers, queries and acknowledgements.
 
-Everything here is synchronous and part of the engine's turn. What is answered waits for
-the disk if it tells of anything that was decided.
+Everything here is synchronous and part of the engine's turn. A reply that depends on a
+decision is sent once the decision is on disk.
 """
 
 from collections.abc import Callable
@@ -38,18 +38,18 @@ from liveness.service.links.link import SocketLink
 from liveness.service.links.registry import LinkRegistry
 from liveness.service.storage.log_writer import LogWriter
 
-# Places of the table looked at in one pass for gateways that came back fresh, however
-# many: some milliseconds.
+# Places of the wheel's table searched in one turn for sessions to reset, for all gateways
+# together: some milliseconds.
 LOSE_STEPS: Final = 2_000
-# So many of them are welcomed in one pass: each may have sent a piece of frames meanwhile,
-# which is worked through with its welcome.
+# Gateways welcomed in one turn after a reset. Each may have sent a piece of frames in the
+# meantime, which is applied with its welcome.
 WELCOMES: Final = 5
 
 _log = structlog.get_logger("link")
 
 
-class _Losing(NamedTuple):
-    """A gateway that came back fresh: its old sessions are being ended."""
+class _Reset(NamedTuple):
+    """A gateway whose old sessions are being ended: its hello said `fresh`."""
 
     link: SocketLink
     gateway: GatewayState
@@ -58,73 +58,69 @@ class _Losing(NamedTuple):
 
 
 class Dispatcher:
-    """Applies what links ask for, in the order in which it was asked.
+    """Applies the requests of links, each link's in order.
 
-    Args:
-        presence: The core, as far as users go.
-        timetable: The core, as far as timers go.
-        log_writer: Where decisions go.
-        book: Who is connected.
-        greeter: Says welcome.
-        clock: Compared with those of gateways.
-        read_out: Reads what a link has sent up to now, as of an attended second.
+    *read_sent* reads what a link has sent up to now; it takes attended seconds.
     """
 
     def __init__(
         self,
         presence: Presence,
-        timetable: TimerScheduler,
+        scheduler: TimerScheduler,
         *,
         log_writer: LogWriter,
-        book: LinkRegistry,
-        greeter: Handshake,
+        registry: LinkRegistry,
+        handshake: Handshake,
         clock: Clock,
-        read_out: Callable[[SocketLink, float], None],
+        read_sent: Callable[[SocketLink, float], None],
     ) -> None:
         self._presence = presence
-        self._timetable = timetable
+        self._scheduler = scheduler
         self._log_writer = log_writer
-        self._book = book
-        self._greeter = greeter
+        self._registry = registry
+        self._handshake = handshake
         self._clock = clock
-        self._read_out = read_out
-        self._losing: dict[int, _Losing] = {}
-        self._place = 0  # of the table, which is walked over for all of them together
+        self._read_sent = read_sent
+        self._resets: dict[int, _Reset] = {}  # by number of the link
+        self._place = 0  # in the wheel's table: one search serves all resets
 
-    def listen_to(self, link: SocketLink, data: bytes, at: Instant) -> None:
-        """Apply all that a link asks for with these bytes, and those before."""
+    def receive(self, link: SocketLink, data: bytes, at: Instant) -> None:
+        """Apply the requests that these bytes of a link complete."""
         try:
             for request in link.conversation.receive(data, at.now):
-                self._take(link, request, at)
+                self._apply_or_defer(link, request, at)
         except Exception:
-            # Ours, whatever it is. The link is told and ends; the others go on.
+            # A bug of the sidecar: this link is refused and ends, the others go on.
             _log.exception("a fault of the sidecar", link=link.number)
             message = "a fault of the sidecar, see its log; connect anew"
-            self._book.refuse(link, link.conversation.close(Code.INTERNAL, message))
+            self._registry.refuse(link, link.conversation.close(Code.INTERNAL, message))
 
-    def _take(self, link: SocketLink, request: Request, at: Instant) -> None:
-        losing = self._losing.get(link.number)
-        if losing is not None:
-            losing.backlog.append((request, at))
+    def _apply_or_defer(self, link: SocketLink, request: Request, at: Instant) -> None:
+        reset = self._resets.get(link.number)
+        if reset is not None:
+            reset.backlog.append((request, at))
         elif link.is_open:
             self._apply(link, request, at)
 
     def _apply(self, link: SocketLink, request: Request, at: Instant) -> None:
         gateway = link.gateway
         match request:
-            # First, as they come one by one: to ask for the abstract class is slow.
+            # First, as these come in large numbers, and the match of `SignsOfLife`, an
+            # abstract class, is slow.
             case After():
-                if not self._timetable.after(self._name(link), request, at):
-                    self._book.refuse(link, self._one_timer_too_many(link, request.key))
+                if not self._scheduler.after(self._name(link), request, at):
+                    self._registry.refuse(
+                        link, self._too_many_timers(link, request.key)
+                    )
             case Cancel():
-                self._timetable.cancel(self._name(link), request, at)
+                self._scheduler.cancel(self._name(link), request, at)
             case Answer():
-                self._timetable.answer(self._name(link), request, at)
+                self._scheduler.answer(self._name(link), request, at)
             case SignsOfLife():
                 assert gateway is not None
                 for n, position, index in self._presence.heard(gateway, request, at):
                     uid, _conn, event = request.at(position)
-                    self._book.refuse(
+                    self._registry.refuse(
                         link,
                         link.conversation.refuse(
                             Code.BAD_UID,
@@ -139,7 +135,7 @@ class Dispatcher:
                 assert gateway is not None
                 full = self._presence.login(gateway, request, at)
                 if full is not None:
-                    self._book.refuse(link, self._users_too_many(link, full))
+                    self._registry.refuse(link, self._too_many_users(link, full))
             case Logout():
                 assert gateway is not None
                 self._presence.logout(gateway, request, at)
@@ -149,7 +145,7 @@ class Dispatcher:
                 link.outbox.reply(["pong", request.payload], ticket=self._ticket())
             case Where():
                 found = self._presence.where(request.uids)
-                if not self._book.sees_everyone(link):
+                if not self._registry.sees_everyone(link):
                     assert link.hello is not None
                     found = [row for row in found if row[1] == link.hello.name]
                 link.outbox.reply(["where", found], ticket=self._ticket())
@@ -163,7 +159,7 @@ class Dispatcher:
             case Hello():
                 self._introduce(link, request, at)
             case Refusal():
-                self._book.refuse(link, request)
+                self._registry.refuse(link, request)
             case never:
                 assert_never(never)
 
@@ -173,9 +169,9 @@ class Dispatcher:
         return link.gateway.name
 
     @staticmethod
-    def _one_timer_too_many(link: SocketLink, key: str) -> Refusal:
-        # Not counted with the refusals for which a link is closed: it is no fault of the
-        # gateway, whose users need the link.
+    def _too_many_timers(link: SocketLink, key: str) -> Refusal:
+        # Made without the conversation, which closes a link after too many refusals: a
+        # full sidecar is no fault of the gateway, and its users need the link.
         return Refusal(
             Code.TOO_MANY_TIMERS,
             "there are as many timers as timers.max_live allows; ask again once some "
@@ -188,8 +184,8 @@ class Dispatcher:
         )
 
     @staticmethod
-    def _users_too_many(link: SocketLink, full: NoRoom) -> Refusal:
-        # Nor is this: it goes on for those that there is room for.
+    def _too_many_users(link: SocketLink, full: NoRoom) -> Refusal:
+        # Nor does this count: the link goes on for the users that there is room for.
         return Refusal(
             Code.TOO_MANY_USERS,
             f"there is no room for {len(full.indices)} of these users, the first at index "
@@ -204,7 +200,7 @@ class Dispatcher:
         )
 
     def _ticket(self) -> int:
-        """The ticket at which all that was decided so far will be on disk."""
+        """The commit ticket of all decisions so far."""
         self._log_writer.take_over(self._presence.decided)
         return self._log_writer.flush()
 
@@ -218,21 +214,21 @@ class Dispatcher:
                 n=ack.n,
                 frame="ack",
             )
-            self._book.refuse(link, refusal)
+            self._registry.refuse(link, refusal)
         else:
             link.outbox.acknowledge(ack.seq)
 
     # --- hello ----------------------------------------------------------------
 
     def _introduce(self, link: SocketLink, hello: Hello, at: Instant) -> None:
-        objection = self._book.objection(link, hello)
-        if objection is not None:
-            self._book.refuse(link, objection)
+        refusal = self._registry.objection(link, hello)
+        if refusal is not None:
+            self._registry.refuse(link, refusal)
             return
-        older = self._book.named.get((hello.role, hello.name))
+        older = self._registry.named.get((hello.role, hello.name))
         if older is not None:
             self._replace(older, at)
-        self._book.name(link, hello)
+        self._registry.name(link, hello)
         if hello.role == GATEWAY:
             gateway = self._presence.gateway(hello.name)
             link.gateway = gateway
@@ -244,31 +240,31 @@ class Dispatcher:
                     "another clock",
                     name=hello.name,
                     message="its CLOCK_MONOTONIC is not this process's (another time "
-                    "namespace?), or the wall clock was just set: of two logins the one "
-                    "that is read later may count as the newer, as by age",
+                    "namespace?), or the wall clock was just set: of two logins of a user, "
+                    "the one that is read later may count as the newer",
                 )
-            if self._was_losing(gateway) or hello.fresh:
-                self._losing[link.number] = _Losing(link, gateway, hello, [])
+            if self._cancel_reset(gateway) or hello.fresh:
+                self._resets[link.number] = _Reset(link, gateway, hello, [])
                 return
-        self._greet(link, hello)
+        self._welcome(link, hello)
 
-    def _was_losing(self, gateway: GatewayState) -> bool:
-        """Stop ending a gateway's sessions for an older link, if that was under way."""
-        older = [n for n, it in self._losing.items() if it.gateway is gateway]
+    def _cancel_reset(self, gateway: GatewayState) -> bool:
+        """Forget the reset that an older link began; return whether there was one."""
+        older = [n for n, reset in self._resets.items() if reset.gateway is gateway]
         for number in older:
-            del self._losing[number]
+            del self._resets[number]
         return bool(older)
 
     def _replace(self, older: SocketLink, at: Instant) -> None:
         """End the link that a newer one of the same name replaces.
 
-        What it had sent before is applied first: those signs of life were given. But
-        not what it goes on to write, which might never end.
+        Events that it has sent by now are applied first. What it sends from now on is not
+        read, as that might never end.
         """
         if older.gateway is not None:
-            self._read_out(older, at.now)
+            self._read_sent(older, at.now)
         if older.is_open:
-            self._book.refuse(
+            self._registry.refuse(
                 older,
                 older.conversation.close(
                     Code.REPLACED,
@@ -276,42 +272,45 @@ class Dispatcher:
                 ),
             )
 
-    def _greet(self, link: SocketLink, hello: Hello) -> None:
+    def _welcome(self, link: SocketLink, hello: Hello) -> None:
         self._log_writer.take_over(self._presence.decided)
-        self._greeter.greet(link, hello, newest=self._presence.decided.next_seq - 1)
+        self._handshake.greet(link, hello, newest=self._presence.decided.next_seq - 1)
 
-    # --- gateways that came back fresh ----------------------------------------
+    # --- resets: gateways that came back fresh ---------------------------------
 
     @property
-    def has_losing(self) -> bool:
-        """Whether sessions of any gateway are being ended."""
-        return bool(self._losing)
+    def has_resets(self) -> bool:
+        """Whether the sessions of any gateway are being reset."""
+        return bool(self._resets)
 
-    def is_losing(self, link: SocketLink) -> bool:
-        """Whether a link waits for its welcome, until its old sessions are ended."""
-        return link.number in self._losing
+    def is_resetting(self, link: SocketLink) -> bool:
+        """Whether a link is welcomed only once its old sessions have ended."""
+        return link.number in self._resets
 
-    def end_lost_sessions(self, at: Instant) -> list[SocketLink]:
-        """Go on ending the sessions of gateways that came back fresh.
+    def reset_sessions(self, at: Instant) -> list[SocketLink]:
+        """End some more sessions of the gateways that came back fresh.
 
         Returns:
-            The links that were welcomed, and are to be read on.
+            The links that were welcomed; they are to be read again.
         """
-        # Who joins in the middle of a walk has the next one too, if any session is left.
-        gateways = [it.gateway for it in self._losing.values() if it.gateway.users]
+        # A gateway that joins in the middle of a search takes part in the next one too, if
+        # it has any session left.
+        gateways = [
+            reset.gateway for reset in self._resets.values() if reset.gateway.users
+        ]
         if gateways:
             place = self._presence.lose(gateways, self._place, at, limit=LOSE_STEPS)
             self._place = max(0, place)
         welcomed = list[SocketLink]()
-        for number, losing in list(self._losing.items()):
-            if losing.gateway.users:
+        for number, reset in list(self._resets.items()):
+            if reset.gateway.users:
                 continue
-            del self._losing[number]
-            if losing.link.is_open:
-                self._greet(losing.link, losing.hello)
-                for request, received in losing.backlog:
-                    self._take(losing.link, request, received)
-                welcomed.append(losing.link)
+            del self._resets[number]
+            if reset.link.is_open:
+                self._welcome(reset.link, reset.hello)
+                for request, received in reset.backlog:
+                    self._apply_or_defer(reset.link, request, received)
+                welcomed.append(reset.link)
             if len(welcomed) == WELCOMES:
                 break
         return welcomed

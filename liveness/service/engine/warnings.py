@@ -1,4 +1,4 @@
-"""What an operator is told, in the log, of how users speak and come due."""
+"""Warnings to the operator: storms, short timeouts, and gateways that miss pings."""
 
 from typing import Final
 
@@ -11,9 +11,9 @@ from liveness.core.storm_guard import Begun
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import Every
 
-# How often users speak is looked at so often; it changes over minutes.
-LOOK_EVERY_S: Final = 2.0
-# Warnings on a timeout comes no more often: who is on call cannot follow it at night.
+# How often timeouts are compared with the intervals of activity, which change over minutes.
+CHECK_EVERY_S: Final = 2.0
+# Advice to change a setting is repeated no more often than this.
 ADVICE_EVERY_S: Final = 3_600.0
 
 _cadence_log = structlog.get_logger("cadence")
@@ -22,52 +22,45 @@ _guard_log = structlog.get_logger("guard")
 
 
 class Warnings:
-    """Tells of storms, of timeouts that are too short, and of promises not kept.
-
-    Args:
-        presence: What is told of.
-        clock: By which it is seldom told.
-    """
+    """Logs storms, timeouts that are too short, and broken promises to ping."""
 
     def __init__(self, presence: Presence, clock: Clock) -> None:
         self._presence = presence
-        self._advise = Every(ADVICE_EVERY_S, clock=clock.mono)
-        self._look_at = 0.0  # monotonic
+        self._log_throttled = Every(ADVICE_EVERY_S, clock=clock.mono)
+        self._check_at = 0.0  # monotonic
 
-    def of_storms(self, now: float) -> None:
-        """Tell which began and ended, as of an attended second: two lines a storm."""
+    def log_storms(self, now: float) -> None:
+        """Log the storms that began or ended by an attended second."""
         if self._presence.guard is None:
             return
-        for one in self._presence.guard.take(now):
-            if isinstance(one, Begun):
+        for change in self._presence.guard.take(now):
+            if isinstance(change, Begun):
                 _guard_log.warning(
                     "storm: too many users came due at once, and are held",
-                    gateway=one.gateway,
-                    due=one.due,
-                    users=one.users,
-                    hold_s=round(one.left, 1),
-                    likely=one.cause,
+                    gateway=change.gateway,
+                    due=change.due,
+                    users=change.users,
+                    hold_s=round(change.left, 1),
+                    likely=change.cause,
                     todo="wait, or `liveness guard release`",
                 )
             else:
                 _guard_log.warning(
                     "storm is over",
-                    gateway=one.gateway,
-                    why=one.why,
-                    saved=one.saved,
-                    others=one.others,
+                    gateway=change.gateway,
+                    why=change.why,
+                    saved=change.saved,
+                    others=change.others,
                 )
 
-    def of_promise(self, gateway: GatewayState, now: float) -> None:
-        """Count that a gateway broke its promise to ping; warn if it keeps doing so.
+    def count_missed_promise(self, gateway: GatewayState, now: float) -> None:
+        """Count a broken promise to ping; warn if the gateway breaks it repeatedly.
 
-        Args:
-            gateway: It is mute, and was not so when this was last called for it.
-            now: Attended seconds.
+        To be called once each time that the gateway becomes mute.
         """
         within = gateway.missed(now)
         if within is not None:
-            self._advise(
+            self._log_throttled(
                 _gateway_log.warning,
                 "the gateway keeps missing its promise to ping",
                 key=("ping", gateway.name),
@@ -76,24 +69,22 @@ class Warnings:
                 times=MISSES,
                 within_s=round(within, 1),
                 todo="have it send a ping at least as often as its hello promises, or "
-                "promise a longer one; where it hangs, find out on what",
+                "promise a longer interval; if it hangs, find out why",
             )
 
-    def of_timeouts(self, mono: float, now: float) -> None:
-        """Tell which timeouts are too short for how often users speak, if it is time.
+    def check_timeouts(self, mono: float, now: float) -> None:
+        """Warn of timeouts that are too short for how often users are active.
 
-        Args:
-            mono: Monotonic seconds.
-            now: Attended seconds.
+        Does nothing within `CHECK_EVERY_S` of the last check.
         """
-        if mono < self._look_at:
+        if mono < self._check_at:
             return
-        self._look_at = mono + LOOK_EVERY_S
+        self._check_at = mono + CHECK_EVERY_S
         for gateway in self._presence.look_at_cadence(now):
             timeout = gateway.timeout or self._presence.timeout
             interval = self._presence.interval(gateway)
             assert interval is not None
-            self._advise(
+            self._log_throttled(
                 _cadence_log.warning,
                 "the timeout is under twice the usual interval of its users",
                 key=gateway.name,

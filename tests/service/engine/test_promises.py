@@ -68,7 +68,7 @@ async def test_a_gateway_that_keeps_missing_its_promise_is_named(
         "times": MISSES,
         "within_s": pytest.approx(6.0, abs=0.3),
         "todo": "have it send a ping at least as often as its hello promises, or "
-        "promise a longer one; where it hangs, find out on what",
+        "promise a longer interval; if it hangs, find out why",
     }
     await ping(gateway, 3.0, 10)
     assert len(advice(said)) == 1

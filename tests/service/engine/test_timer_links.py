@@ -244,7 +244,7 @@ async def asks_without_end(rig: Rig) -> Caller:
     greedy = await rig.gateway_of("of greedy", "greedy")
     asked = [["after", f"{n}", 10_000, {"payload": PAYLOAD}] for n in range(100)]
     await greedy.send(*asked, *(["after", f"{n}", 10_000] for n in range(100, 3_100)))
-    await rig.until(lambda: rig.log_writer.failure and rig.engine._held_back)
+    await rig.until(lambda: rig.log_writer.failure and rig.engine._reader.held_back)
     return greedy
 
 

@@ -113,7 +113,7 @@ def damage(log: LogStore, *, below: int) -> None:
 def test_only_runs_that_the_table_lacks_change_it(
     log: LogStore, table: TimerStore, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(app, "REPLAYED_AT_ONCE", at_once)
+    monkeypatch.setattr(app, "REPLAY_RECORDS", at_once)
     monkeypatch.setattr(log_store, "SCAN_RECORDS", 2 * at_once)
     keys = ("known", "second", "anew", "missed", "replaced", "cancelled", "overtaken")
     known = [fire(seq, key) for seq, key in enumerate((*keys[:3], "overtaken"), 1)]
@@ -299,7 +299,7 @@ def test_runs_applied_last_have_the_effect_they_had_in_time(
         closing(LogStore(tmp_path_factory.mktemp("state"))) as log,
         closing(TimerStore(log.folder, log=log.log, ladder=SHORT)) as table,
     ):
-        few.setattr(app, "REPLAYED_AT_ONCE", 2)
+        few.setattr(app, "REPLAY_RECORDS", 2)
         table.write(in_time)
         if not table.has_live:
             late = []  # of timers that have ended nothing is looked up

@@ -18,7 +18,7 @@ from liveness.config.settings import TimerSettings
 from liveness.core.records import Record, Uid
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import SAY_AGAIN_S
-from liveness.service.engine import engine
+from liveness.service.engine import link_reader
 from liveness.service.engine.dispatch import LOSE_STEPS
 from liveness.service.links.outbox import LINGER_S, NOTICES_PER_FRAME
 from tests.helpers.tree import ROOT
@@ -249,7 +249,7 @@ async def test_a_new_link_replaces_the_one_of_its_name_and_role(
     newer = await rig.connect()
     # Both can be read when the hand turns, and for the older one there is no time any
     # more: other gateways took it. What it had sent counts all the same.
-    monkeypatch.setattr(engine, "READING_S", -1.0)
+    monkeypatch.setattr(link_reader, "READING_S", -1.0)
     await newer.send(["hello", {"protocol": 1, "name": "g"}])
     await older.send(["login", "u", {"conn": 1}], ["ping", 1])
     (welcome,) = await newer.expect("welcome")

@@ -1,0 +1,173 @@
+"""Makes the parts of a sidecar from its settings.
+
+The parts below know no settings: each is given plain numbers.
+"""
+
+from typing import Final
+
+from liveness.compiled import Wheel
+from liveness.config.settings import Config
+from liveness.core.access import Access
+from liveness.core.attended_clock import AttendedClock
+from liveness.core.changes import Decisions
+from liveness.core.conversation import ConversationLimits
+from liveness.core.presence import Presence
+from liveness.core.storm_guard import GuardRules
+from liveness.core.timer_scheduler import RING_S, RING_SLOTS, TimerScheduler
+from liveness.metrics import Counts
+from liveness.service.common.clock import Clock
+from liveness.service.engine.engine import Engine, EngineLimits
+from liveness.service.links.handshake import Handshake
+from liveness.service.links.outbox import OutboxLimits
+from liveness.service.links.registry import LinkRegistry, LinkRegistryLimits
+from liveness.service.links.unread_replies import Spools, Unread
+from liveness.service.storage.log_store import LogStore
+from liveness.service.storage.log_tail import LogTail
+from liveness.service.storage.log_writer import LogWriter
+from liveness.service.storage.skipped_runs import SkippedRuns
+from liveness.service.storage.timer_store import TimerStore
+
+# After a restart, a long absence or a lost link, a gateway gets time to send what it has
+# collected: a second to reconnect, and one flush interval. A gateway whose users are judged
+# is expected to flush at least once a second.
+RECONNECT_S: Final = 1.0
+MOST_FLUSH_S: Final = 1.0
+
+
+def _reconnect_grace(config: Config) -> float:
+    return RECONNECT_S + min(config.flush, MOST_FLUSH_S)
+
+
+def _presence(config: Config, decided: Decisions) -> Presence:
+    return Presence(
+        Wheel(timeout=config.timeout_s, slots=config.slots),
+        decided=decided,
+        timeout=config.timeout_s,
+        gateway_hold=config.limits.gateway_hold_s,
+        reconnect_grace=_reconnect_grace(config),
+        max_users=config.limits.max_users,
+        max_gateway_users=config.limits.max_gateway_users,
+        guard=_guard_rules(config),
+    )
+
+
+def _guard_rules(config: Config) -> GuardRules | None:
+    """When the storm guard holds users; None if it is off."""
+    guard = config.guard
+    if not guard.enabled:
+        return None
+    return GuardRules(
+        guard.share,
+        guard.least_users,
+        guard.hold_s or config.timeout_s,
+        config.timeout_s,
+        _reconnect_grace(config),
+    )
+
+
+def _registry_limits(config: Config) -> LinkRegistryLimits:
+    limits = config.limits
+    return LinkRegistryLimits(
+        hello_s=limits.hello_s,
+        max_links=limits.max_links,
+        max_handshakes=limits.max_handshakes,
+        max_gateways=limits.max_gateways,
+        max_names=limits.max_names,
+        max_unfinished_bytes=limits.max_unfinished_bytes,
+    )
+
+
+def make_engine(
+    config: Config,
+    table: TimerStore,
+    *,
+    clock: Clock,
+    log_writer: LogWriter,
+    feed: LogTail,
+    skipped_runs: SkippedRuns,
+    unread: Unread,
+    access: Access,
+    counts: Counts,
+) -> Engine:
+    """The engine, with its users, timers and links."""
+    limits = config.limits
+    decided = Decisions(log_writer.durable_seq + 1)
+    attended = AttendedClock(
+        mono=clock.mono(),
+        cpu=clock.cpu(),
+        reconnect_grace=_reconnect_grace(config),
+        patience=limits.gateway_hold_s,
+    )
+    scheduler = TimerScheduler(
+        lambda mono: Wheel(timeout=RING_S, slots=RING_SLOTS, now=mono),
+        decided,
+        at=clock.instant(attended.now, clock.mono()),
+        next_id=table.next_id,
+        states=table.states(),
+        ladder=config.timers.ladder,
+        max_live=config.timers.max_live,
+        max_loaded=config.timers.max_loaded,
+    )
+    return Engine(
+        _presence(config, decided),
+        scheduler,
+        attended=attended,
+        clock=clock,
+        log_writer=log_writer,
+        registry=LinkRegistry(
+            attended=attended,
+            clock=clock,
+            log_writer=log_writer,
+            counts=counts,
+            access=access,
+            unread=unread,
+            limits=_registry_limits(config),
+        ),
+        counts=counts,
+        limits=EngineLimits(
+            pause_firing=limits.pause_firing,
+            pause_reading=limits.pause_reading,
+            max_pending_commands=config.timers.max_pending,
+        ),
+        handshake=_handshake(config, log_writer, feed, skipped_runs),
+    )
+
+
+def _handshake(
+    config: Config, log_writer: LogWriter, feed: LogTail, skipped_runs: SkippedRuns
+) -> Handshake:
+    limits = config.limits
+    return Handshake(
+        log_writer,
+        feed,
+        skipped_runs,
+        timeout=config.timeout_s,
+        flush=config.flush,
+        window=limits.window,
+        run_timeout=config.timers.run_timeout_s,
+        limits=ConversationLimits(
+            max_frame_bytes=limits.max_frame_bytes,
+            max_batch=limits.max_batch,
+            max_refused=limits.max_refused,
+        ),
+    )
+
+
+def make_unread(config: Config, store: LogStore) -> Unread:
+    """The bounds on replies that links leave unread, in memory and on disk."""
+    return Unread(
+        Spools(store.folder, most_bytes=config.limits.max_spool_bytes),
+        most_bytes=config.limits.max_unread_bytes,
+    )
+
+
+def outbox_limits(config: Config) -> OutboxLimits:
+    """How much may wait in the outbox of a link, and for how long."""
+    limits = config.limits
+    return OutboxLimits(
+        window=limits.window,
+        max_replies=limits.max_replies,
+        max_reply_bytes=limits.max_reply_bytes,
+        unread_s=limits.unread_s,
+        gateway_unread_s=max(limits.unread_s, limits.gateway_hold_s),
+    )
