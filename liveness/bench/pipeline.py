@@ -1,23 +1,189 @@
-"""A link that requests are written to without waiting for their replies."""
+"""Links to other systems: requests written without waiting for replies, and offlines."""
 
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Self
 
-from liveness.bench.load import ANSWER_S, RECEIVE_BYTES, LoadError
+from liveness.bench.load import ANSWER_S, RECEIVE_BYTES, LoadError, Notices, now
 from liveness.bench.program import Program
-from liveness.bench.sidecar_process import ended
-from liveness.bench.systems import Stream
-from liveness.bench.told import OfflineStream
+from liveness.bench.systems import Stream, System
 
 
-def connected(address: Path | int) -> socket.socket:
-    """A socket to a Unix socket's path, or to a port on loopback."""
+class Pipeline:
+    """Writes requests, while a thread reads the replies and counts them.
+
+    Args:
+        address: A Unix socket's path, or a port on loopback.
+        reply: Bytes that each reply has exactly once.
+        error: Bytes that only an error reply has.
+    """
+
+    def __init__(self, address: Path | int, *, reply: bytes, error: bytes) -> None:
+        self._reply = reply
+        self._error = error
+        self._replies = 0
+        self._expected = 0
+        self._end = ""
+        self._replied = threading.Condition()
+        self._sock = _connected(address)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _shut_down(self._sock)
+        self._reader.join()
+        self._sock.close()
+
+    def post(self, stream: Stream) -> None:
+        """Write requests; do not wait for their replies."""
+        self._expected += stream.replies
+        for piece in stream.pieces():
+            self._sock.sendall(piece)
+
+    def write(self, stream: Stream) -> None:
+        """Write requests; return once all requests so far are answered."""
+        self.post(stream)
+        until = time.perf_counter() + ANSWER_S
+        with self._replied:
+            while self._replies < self._expected and not self._end:
+                if not self._replied.wait(until - time.perf_counter()):
+                    raise LoadError(f"no reply within {ANSWER_S:g} s")
+        if self._end:
+            raise LoadError(f"the server answered {self._end}")
+
+    def _read(self) -> None:
+        end, tail, overlap = "with the end of the stream", b"", len(self._reply) - 1
+        try:
+            while data := self._sock.recv(RECEIVE_BYTES):
+                if self._error in data:
+                    end = data.decode(errors="replace")[:200]
+                    break
+                # A reply may be split between two reads.
+                data = tail + data
+                tail = data[len(data) - overlap :]
+                with self._replied:
+                    self._replies += data.count(self._reply)
+                    self._replied.notify_all()
+        except OSError as error:
+            end = repr(error)
+        with self._replied:
+            self._end = end
+            self._replied.notify_all()
+
+
+class OfflineStream:
+    """Collects the users that a system reports silent; a thread reads and stamps them.
+
+    Args:
+        batches: Yields the uids that went offline, as they are reported.
+        stop: Ends the iteration of *batches*, from another thread.
+    """
+
+    def __init__(
+        self, batches: Iterable[Sequence[str]], stop: Callable[[], None]
+    ) -> None:
+        self._batches = batches
+        self._stop = stop
+        self._notices: list[Notices] = []
+        self._count = 0
+        self._end = ""
+        self._is_closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closing = True
+        self._stop()
+        self._thread.join()
+
+    def wait_for(self, count: int, *, until: float) -> Sequence[Notices]:
+        """Wait for *count* users, until a monotonic moment; return all reported ones."""
+        with self._changed:
+            while self._count < count and not self._end:
+                left_s = until - time.perf_counter()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    break
+        if self._end:
+            raise LoadError(f"no more offlines are received: {self._end}")
+        return self._notices
+
+    def _listen(self) -> None:
+        end = "the end of the stream"
+        try:
+            for uids in self._batches:
+                mono, wall_ms = now()
+                records = [
+                    {"uid": uid, "reason": "silence", "at": wall_ms} for uid in uids
+                ]
+                with self._changed:
+                    self._notices.append(Notices(mono, records))
+                    self._count += len(records)
+                    self._changed.notify_all()
+        except Exception as error:  # raised by wait_for
+            end = repr(error)
+        with self._changed:
+            self._end = "" if self._is_closing else end
+            self._changed.notify_all()
+
+
+class PipelinedSystem(System):
+    """A system with one link for requests, and one that reports silent users."""
+
+    def __init__(
+        self, program: Program, link: Pipeline, offlines: OfflineStream
+    ) -> None:
+        super().__init__(program)
+        self._link = link
+        self._offlines = offlines
+
+    def write(self, stream: Stream) -> None:
+        """Write requests; return once they are answered."""
+        self._link.write(stream)
+
+    def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
+        """As in `System`."""
+        return self._offlines.wait_for(count, until=until)
+
+
+@contextmanager
+def linked(
+    server: Program,
+    link: Callable[[], Pipeline],
+    *,
+    address: Path | int,
+    listen: Callable[[socket.socket], Iterator[Sequence[str]]],
+) -> Iterator[tuple[Pipeline, OfflineStream]]:
+    """Starts a server and opens both links of a `PipelinedSystem`.
+
+    Args:
+        server: Not started yet; it is killed at the end.
+        link: Opens the link for requests.
+        address: A Unix socket's path, or a port on loopback.
+        listen: Yields the uids that a socket reports as silent.
+    """
+    with server:
+        server.start()
+        with (
+            _connected(address) as sock,
+            link() as requests,
+            OfflineStream(listen(sock), partial(_shut_down, sock)) as offlines,
+        ):
+            yield requests, offlines
+
+
+def _connected(address: Path | int) -> socket.socket:
     if isinstance(address, int):
         return socket.create_connection(("127.0.0.1", address))
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -29,98 +195,7 @@ def connected(address: Path | int) -> socket.socket:
     return sock
 
 
-def hang_up(sock: socket.socket) -> None:
-    """End a link; a thread that reads it finds its end."""
-    with suppress(OSError):  # the server was first
+def _shut_down(sock: socket.socket) -> None:
+    """Ends a link, also for the thread that reads it."""
+    with suppress(OSError):  # the server has closed it already
         sock.shutdown(socket.SHUT_RDWR)
-
-
-class Pipeline:
-    """Writes requests; a thread reads the replies, and no more than counts them.
-
-    Args:
-        address: A Unix socket's path, or a port on loopback.
-        reply: What is in every reply once.
-        error: What is only in one that tells of a mistake.
-    """
-
-    def __init__(self, address: Path | int, *, reply: bytes, error: bytes) -> None:
-        self._reply = reply
-        self._error = error
-        self._replies = 0
-        self._awaited = 0
-        self._end = ""
-        self._replied = threading.Condition()
-        self._sock = connected(address)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        hang_up(self._sock)
-        self._reader.join()
-        self._sock.close()
-
-    def post(self, stream: Stream) -> None:
-        """Write requests."""
-        self._awaited += stream.replies
-        for piece in stream.pieces():
-            self._sock.sendall(piece)
-
-    def write(self, stream: Stream) -> None:
-        """Write requests, and wait until everything so far is answered."""
-        self.post(stream)
-        until = time.perf_counter() + ANSWER_S
-        with self._replied:
-            while self._replies < self._awaited and not self._end:
-                if not self._replied.wait(until - time.perf_counter()):
-                    raise LoadError(f"no reply within {ANSWER_S:g} s")
-        if self._end:
-            raise LoadError(f"the server answered {self._end}")
-
-    def _read(self) -> None:
-        end, tail, kept = "with the end of the stream", b"", len(self._reply) - 1
-        try:
-            while data := self._sock.recv(RECEIVE_BYTES):
-                if self._error in data:
-                    end = data.decode(errors="replace")[:200]
-                    break
-                # A reply may come in two pieces.
-                data = tail + data
-                tail = data[len(data) - kept :]
-                with self._replied:
-                    self._replies += data.count(self._reply)
-                    self._replied.notify_all()
-        except OSError as error:
-            end = repr(error)
-        with self._replied:
-            self._end = end
-            self._replied.notify_all()
-
-
-@contextmanager
-def linked(
-    server: Program,
-    link: Callable[[], Pipeline],
-    *,
-    address: Path | int,
-    listen: Callable[[socket.socket], Iterator[Sequence[str]]],
-) -> Iterator[tuple[Pipeline, OfflineStream]]:
-    """Start a server; give a link for requests, and who it tells on another.
-
-    Args:
-        server: It, not started; its process is gone at the end.
-        link: Makes a link for requests.
-        address: Where it listens: a Unix socket's path, or a port on loopback.
-        listen: How a link is told who fell silent.
-    """
-    with ended(server):
-        server.start()
-        with (
-            connected(address) as sock,
-            link() as requests,
-            OfflineStream(listen(sock), partial(hang_up, sock)) as told,
-        ):
-            yield requests, told

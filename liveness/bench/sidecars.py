@@ -1,23 +1,22 @@
-"""Systems that are driven by the wire contract: the sidecar itself, and its likes."""
+"""Systems that speak the wire protocol: the sidecar, and a server on asyncio's timers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from liveness.bench.load import BATCH, LoadGateway, LoadUsers, Notices, cut
-from liveness.bench.process import PYTHON
-from liveness.bench.program import Program
-from liveness.bench.sidecar_process import AS_INSTALLED, Server, ended
-from liveness.bench.systems import KNOWN_AT_ONCE, LONG_S, Stream, System
+from liveness.bench.program import PYTHON, Program
+from liveness.bench.sidecar_process import AS_INSTALLED, SidecarProcess
+from liveness.bench.systems import LOGINS_AT_ONCE, LONG_S, Stream, System
 
 
 class MeasuredSidecar(System):
-    """A sidecar, and a gateway with its users.
+    """A server, and a gateway with its users.
 
     Args:
         program: Its process.
         gateway: The link.
-        users: Everyone there may be.
+        users: All users there may be.
     """
 
     def __init__(
@@ -27,9 +26,9 @@ class MeasuredSidecar(System):
         self._gateway = gateway
         self._users = users
 
-    def make_known(self, numbers: range) -> None:
+    def log_in(self, numbers: range) -> None:
         """Log users in; return once that is on disk."""
-        for part in cut(numbers, KNOWN_AT_ONCE):
+        for part in cut(numbers, LOGINS_AT_ONCE):
             self._gateway.send(self._users.logins(part, timeout=LONG_S))
         self._gateway.ping()
 
@@ -44,27 +43,23 @@ class MeasuredSidecar(System):
         return Stream(b"".join(frames), 0)
 
     def write(self, stream: Stream) -> None:
-        """Write a stream, and wait until it is applied."""
+        """Write frames; return once they are applied."""
         for piece in stream.pieces():
             self._gateway.send(piece)
         self._gateway.ping()
 
-    def silence(self, number: int, timeout_s: int) -> None:
-        """Log a user in, who then says nothing more."""
+    def fall_silent(self, number: int, timeout_s: int) -> None:
+        """Log a user in who then sends nothing more."""
         self._gateway.send(self._users.single(number, "login", timeout=timeout_s))
 
-    def told(self, count: int, *, until: float) -> Sequence[Notices]:
-        """Wait for so many to be told silent; return those who were."""
+    def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
+        """As in `System`."""
         self._gateway.wait_for(count, until=until)
         return self._gateway.notices
 
 
 class AsyncioTimers(Program):
-    """`liveness.bench.asyncio_timers` as a process of its own.
-
-    Args:
-        folder: For its socket and what it says.
-    """
+    """The process of `asyncio_timers.py`; its socket and output are in *folder*."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "timers.sock"
@@ -84,33 +79,31 @@ class AsyncioTimers(Program):
 def sidecar(
     folder: Path, count: int, *, env: Mapping[str, str] = AS_INSTALLED
 ) -> Iterator[MeasuredSidecar]:
-    """A sidecar whose slots are a second each: who speaks again has to be moved.
+    """A sidecar with slots of a second, so that each activity really moves its user.
 
     Args:
         folder: For its files.
-        count: How many users there may be.
-        env: What chooses its wheel.
+        count: Users there may be.
+        env: Chooses its wheel.
     """
-    with _linked(Server(folder, timeout_s=LONG_S, slots=LONG_S, env=env), count) as it:
-        yield it
+    server = SidecarProcess(folder, timeout_s=LONG_S, slots=LONG_S, env=env)
+    with _linked(server, count) as system:
+        yield system
 
 
 @contextmanager
 def asyncio_timers(folder: Path, count: int) -> Iterator[MeasuredSidecar]:
-    """A server on asyncio's timers, of the same contract.
-
-    Args:
-        folder: For its files.
-        count: How many users there may be.
-    """
-    with _linked(AsyncioTimers(folder), count) as it:
-        yield it
+    """A server on asyncio's timers, driven by the same protocol."""
+    with _linked(AsyncioTimers(folder), count) as system:
+        yield system
 
 
 @contextmanager
-def _linked(server: Server | AsyncioTimers, count: int) -> Iterator[MeasuredSidecar]:
+def _linked(
+    server: SidecarProcess | AsyncioTimers, count: int
+) -> Iterator[MeasuredSidecar]:
     users = LoadUsers(count)
-    with ended(server):
+    with server:
         server.start()
         with LoadGateway(server.socket) as gateway:
             yield MeasuredSidecar(server, gateway, users)

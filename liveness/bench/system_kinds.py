@@ -1,4 +1,4 @@
-"""The systems by name: how each is started, and what is measured of which."""
+"""The compared systems by name: how each is started, and which runs are planned."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,12 +11,12 @@ from liveness.bench import BenchOptions
 from liveness.bench.etcd import etcd
 from liveness.bench.figures import OURS
 from liveness.bench.machine import available_bytes
-from liveness.bench.process import folder_of_its_own
+from liveness.bench.program import temporary_folder
 from liveness.bench.redis import Setex, Zset, expired, redis, swept
 from liveness.bench.sidecars import asyncio_timers, sidecar
 from liveness.bench.systems import System
 
-# Of a user, on both sides together, at the most that was seen of any system.
+# Memory per user, of system and load together: more than was measured of any system.
 USER_BYTES: Final = 1_000
 
 
@@ -25,8 +25,8 @@ class SystemKind(NamedTuple):
 
     Args:
         open: Starts it in a folder, for so many users.
-        program: What must be installed, and the Debian package that has it.
-        most: How many users it is given: more would take too long to be worth it.
+        program: The program that it needs, and the Debian package of that.
+        most: The most users it is measured with; more would take too long.
     """
 
     open: Callable[[Path, int], AbstractContextManager[System]]
@@ -36,7 +36,6 @@ class SystemKind(NamedTuple):
 
 REFERENCE: Final = "reference"
 SETEX: Final = "redis"
-# Programs beside their Debian packages.
 REDIS: Final = ("redis-server", "redis-server")
 ETCD: Final = ("etcd", "etcd-server")
 KINDS: Final[dict[str, SystemKind]] = {
@@ -52,34 +51,35 @@ KINDS: Final[dict[str, SystemKind]] = {
 
 
 class SystemPlan(NamedTuple):
-    """What is measured, in this order, and what is left out and why."""
+    """The runs, as users and system, in order; and what is left out and why."""
 
     runs: list[tuple[int, str]]
     left_out: list[str]
 
 
 def plan(options: BenchOptions) -> SystemPlan:
-    """The number of users and the system of each run that fits."""
-    asked = [f"{name}: by --without" for name in KINDS if name in options.without]
-    it, room = SystemPlan([], asked), available_bytes() // USER_BYTES
+    """The runs that fit into memory and that are not left out."""
+    runs: list[tuple[int, str]] = []
+    left_out = [f"{name}: by --without" for name in KINDS if name in options.without]
+    most_users = available_bytes() // USER_BYTES
     for users in sorted(set(options.sizes)):
-        if users > room:
-            it.left_out.append(f"{users:,} users: there is memory for {room:,}")
+        if users > most_users:
+            left_out.append(f"{users:,} users: there is memory for {most_users:,}")
             continue
-        for name in wanted(options):
+        for name in _chosen(options):
             most = KINDS[name].most
             if most is None or users <= most:
-                it.runs.append((users, name))
+                runs.append((users, name))
             else:
-                it.left_out.append(
+                left_out.append(
                     f"{name}, {users:,} users: measured with at most {most:,}"
                 )
-    return it
+    return SystemPlan(runs, left_out)
 
 
-def missing(options: BenchOptions) -> str:
-    """What is not installed, and what to do; nothing if all is there."""
-    for name in wanted(options):
+def missing_program(options: BenchOptions) -> str:
+    """Which program is not installed, and what to do; "" if none is missing."""
+    for name in _chosen(options):
         program, package = KINDS[name].program or (None, None)
         if program and not shutil.which(program):
             return (
@@ -89,13 +89,12 @@ def missing(options: BenchOptions) -> str:
     return ""
 
 
-def wanted(options: BenchOptions) -> list[str]:
-    """The systems that are not left out; ours never is."""
+def _chosen(options: BenchOptions) -> list[str]:
     return [name for name in KINDS if name not in options.without]
 
 
 @contextmanager
 def opened(name: str, folder: Path | None, users: int) -> Iterator[System]:
-    """A system that is started, and gone at the end."""
-    with folder_of_its_own(folder) as own, KINDS[name].open(own, users) as system:
+    """A running system; its process and files are removed at the end."""
+    with temporary_folder(folder) as own, KINDS[name].open(own, users) as system:
         yield system
