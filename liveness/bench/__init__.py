@@ -48,28 +48,18 @@ SIZES: Final = (10_000, 100_000, 1_000_000, 4_000_000, 10_000_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """The parameters of a run.
-
-    Args:
-        users: Simulated users.
-        rate: Frames a second in `steady`.
-        seconds: How long all users send in `steady`, and then how long users fall silent.
-            No measuring window is longer, but many are shorter.
-        timeout_s: Silence timeout of the users that fall silent.
-        sizes: Numbers of users in `cost` and `lateness`, one run each.
-        without: Systems to leave out of these two.
-        rounds: Repetitions in `cost`; the best counts.
-        folder: Where the sidecar keeps its files, which chooses the disk that is
-            measured. None: the temporary folder.
-    """
+    """The parameters of a run."""
 
     users: int = 100_000
-    rate: int = 3_000
+    rate: int = 3_000  # frames a second in `steady`
+    # How long all users send in `steady`, and then how long users fall silent. No other
+    # measuring window is longer.
     seconds: float = 30.0
-    timeout_s: float = 10.0
-    sizes: tuple[int, ...] = (10_000, 100_000)
-    without: tuple[str, ...] = ()
-    rounds: int = 3
+    timeout_s: float = 10.0  # of the users that fall silent
+    sizes: tuple[int, ...] = (10_000, 100_000)  # users in `cost` and `lateness`
+    without: tuple[str, ...] = ()  # systems to leave out of these two
+    rounds: int = 3  # in `cost`; the best counts
+    # For the sidecar's files: the disk that is measured. None: the temporary folder.
     folder: Path | None = None
 
 

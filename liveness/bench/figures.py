@@ -10,27 +10,16 @@ OURS: Final = "liveness"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number.
-
-    Args:
-        scenario: Where it was measured.
-        name: What it is.
-        value: The number; NaN if it could not be measured.
-        unit: Its unit; empty for a count.
-        most: The floor: the largest value that is promised, if there is a promise.
-        least: The floor of a figure that is better the higher it is.
-        system: The measured system.
-        users: The number of users, if it differs between the figures of a scenario.
-    """
+    """One measured number."""
 
     scenario: str
     name: str
-    value: float
-    unit: str
-    most: float | None = None
-    least: float | None = None
+    value: float  # NaN if it could not be measured
+    unit: str  # "" for a count
+    most: float | None = None  # the floor: the largest value that is promised
+    least: float | None = None  # the floor of a figure that is better the higher it is
     system: str = OURS
-    users: int | None = None
+    users: int | None = None  # if it differs between the figures of a scenario
 
     @property
     def is_met(self) -> bool | None:

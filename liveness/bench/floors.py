@@ -34,28 +34,21 @@ SAME_SECOND_S: Final = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floors:
-    """The floors that depend on the number of users.
+    """The floors that depend on the number of users."""
 
-    Args:
-        logins_s: From the first login until all are on disk.
-        speaking_cpu_percent: The server's share of a core in `steady`, while all users
-            send.
-        steady_cpu_percent: The same while users also go offline.
-        delivered_ms: The 99th percentile of the delivery to the gateway in `steady`.
-        silence_s: From the first deadline until all offlines are acknowledged.
-        silence_mb: Growth of the server's memory meanwhile.
-        ready_s: From exec to ready, with all users restored.
-        patience_s: How long after its deadline a user that is not reported counts as
-            missing: twice what is promised, or long.
-    """
-
-    logins_s: float | None = None
+    logins_s: float | None = None  # from the first login until all are on disk
+    # In `steady`: the server's share of a core while all users send, and while users also
+    # go offline; the 99th percentile of the delivery.
     speaking_cpu_percent: float | None = None
     steady_cpu_percent: float | None = None
     delivered_ms: float | None = None
+    # In `silence`: from the first deadline until all offlines are acknowledged, and the
+    # growth of the server's memory meanwhile.
     silence_s: float | None = None
     silence_mb: float | None = None
-    ready_s: float | None = None
+    ready_s: float | None = None  # from exec to ready, with all users restored
+    # A user that is not reported so long after its deadline counts as missing. Twice what
+    # is promised, or long.
     patience_s: float = 600.0
 
 

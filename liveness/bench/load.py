@@ -57,12 +57,7 @@ def uid(number: int, kind: str = "user") -> str:
 
 
 class LoadUsers:
-    """Simulated users, each on one connection, numbered from 0.
-
-    Args:
-        count: How many.
-        kind: The prefix of their uids.
-    """
+    """Simulated users, each on one connection, numbered from 0."""
 
     def __init__(self, count: int, *, kind: str = "user") -> None:
         self.uids = [uid(number, kind) for number in range(count)]
@@ -121,20 +116,48 @@ class Notices(NamedTuple):
     records: Sequence[dict[str, Any]]
 
 
+class WaitableCount:
+    """A count that one thread raises while another waits for it."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.end = ""  # why it does not go on
+        self._changed = threading.Condition()
+
+    def add(self, number: int) -> None:
+        """Raise the count."""
+        with self._changed:
+            self.value += number
+            self._changed.notify_all()
+
+    def finish(self, end: str) -> None:
+        """Let nobody wait any more."""
+        with self._changed:
+            self.end = end
+            self._changed.notify_all()
+
+    def wait_for(self, count: int, *, until: float) -> bool:
+        """Wait until a monotonic moment, or the end; whether the count was reached."""
+        with self._changed:
+            while self.value < count and not self.end:
+                left_s = until - time.perf_counter()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    break
+            return self.value >= count
+
+
 class LoadGateway:
     """One link. A thread reads it, and acknowledges every record.
 
     Args:
         path: The server's socket.
-        hello: Options of the hello; the name is `bench` unless given.
+        hello: Options of the hello; the default name is `bench`.
     """
 
     def __init__(self, path: Path, **hello: object) -> None:
         self.notices: list[Notices] = []
-        self.count = 0  # of all records
+        self._records = WaitableCount()
         self._replies: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self._counted = threading.Condition()
-        self._has_ended = False
         self._writing = threading.Lock()
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -177,13 +200,14 @@ class LoadGateway:
                 return sessions
             _, rows, *seq = self._reply("list")
 
+    @property
+    def count(self) -> int:
+        """Records received so far."""
+        return self._records.value
+
     def wait_for(self, count: int, *, until: float) -> None:
         """Wait for *count* records in all, until a monotonic moment or the link's end."""
-        with self._counted:
-            while self.count < count and not self._has_ended:
-                left_s = until - time.perf_counter()
-                if left_s <= 0 or not self._counted.wait(left_s):
-                    return
+        self._records.wait_for(count, until=until)
 
     def _request(self, reply: str, *frame: object) -> tuple[Any, ...]:
         self.send(packed(*frame))
@@ -200,7 +224,7 @@ class LoadGateway:
 
     def _read(self) -> None:
         unpacker = msgpack.Unpacker(use_list=False)
-        end = ("the end of the stream",)
+        end = "the end of the stream"
         try:
             while data := self._sock.recv(RECEIVE_BYTES):
                 received = time.perf_counter()
@@ -211,18 +235,14 @@ class LoadGateway:
                     else:
                         self._replies.put(frame)
         except Exception as error:  # raised where a reply is waited for
-            end = (repr(error),)
-        self._replies.put(end)
-        with self._counted:
-            self._has_ended = True
-            self._counted.notify_all()
+            end = repr(error)
+        self._replies.put((end,))
+        self._records.finish(end)
 
     def _take(self, notices: Notices) -> None:
         self.send(packed("ack", notices.records[-1]["seq"]))
         self.notices.append(notices)
-        with self._counted:
-            self.count += len(notices.records)
-            self._counted.notify_all()
+        self._records.add(len(notices.records))
 
     def _close(self) -> None:
         with suppress(OSError):  # the server has closed it already
@@ -234,12 +254,8 @@ class LoadGateway:
 class Pace:
     """Writes frames spread evenly over time, and notes when each was written.
 
-    Up to `GATHER_ABOVE` each frame is written alone. Above, the sleeps between two frames
-    would limit the rate, so the frames of 2 ms are stamped and written together.
-
-    Args:
-        gateway: The link to write to.
-        rate: Frames a second.
+    Up to `GATHER_ABOVE` frames a second each is written alone. Above, the sleeps between
+    two frames would limit the rate, so those of 2 ms are stamped and written together.
     """
 
     def __init__(self, gateway: LoadGateway, *, rate: float) -> None:

@@ -9,7 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from liveness.bench.load import ANSWER_S, RECEIVE_BYTES, LoadError, Notices, now
+from liveness.bench.load import (
+    ANSWER_S,
+    RECEIVE_BYTES,
+    LoadError,
+    Notices,
+    WaitableCount,
+    now,
+)
 from liveness.bench.program import Program
 from liveness.bench.systems import Stream, System
 
@@ -26,10 +33,8 @@ class Pipeline:
     def __init__(self, address: Path | int, *, reply: bytes, error: bytes) -> None:
         self._reply = reply
         self._error = error
-        self._replies = 0
+        self._replies = WaitableCount()
         self._expected = 0
-        self._end = ""
-        self._replied = threading.Condition()
         self._sock = _connected(address)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -52,12 +57,11 @@ class Pipeline:
         """Write requests; return once all requests so far are answered."""
         self.post(stream)
         until = time.perf_counter() + ANSWER_S
-        with self._replied:
-            while self._replies < self._expected and not self._end:
-                if not self._replied.wait(until - time.perf_counter()):
-                    raise LoadError(f"no reply within {ANSWER_S:g} s")
-        if self._end:
-            raise LoadError(f"the server answered {self._end}")
+        is_answered = self._replies.wait_for(self._expected, until=until)
+        if self._replies.end:
+            raise LoadError(f"the server answered {self._replies.end}")
+        if not is_answered:
+            raise LoadError(f"no reply within {ANSWER_S:g} s")
 
     def _read(self) -> None:
         end, tail, overlap = "with the end of the stream", b"", len(self._reply) - 1
@@ -69,14 +73,10 @@ class Pipeline:
                 # A reply may be split between two reads.
                 data = tail + data
                 tail = data[len(data) - overlap :]
-                with self._replied:
-                    self._replies += data.count(self._reply)
-                    self._replied.notify_all()
+                self._replies.add(data.count(self._reply))
         except OSError as error:
             end = repr(error)
-        with self._replied:
-            self._end = end
-            self._replied.notify_all()
+        self._replies.finish(end)
 
 
 class OfflineStream:
@@ -93,10 +93,8 @@ class OfflineStream:
         self._batches = batches
         self._stop = stop
         self._notices: list[Notices] = []
-        self._count = 0
-        self._end = ""
+        self._records = WaitableCount()
         self._is_closing = False
-        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -110,13 +108,9 @@ class OfflineStream:
 
     def wait_for(self, count: int, *, until: float) -> Sequence[Notices]:
         """Wait for *count* users, until a monotonic moment; return all reported ones."""
-        with self._changed:
-            while self._count < count and not self._end:
-                left_s = until - time.perf_counter()
-                if left_s <= 0 or not self._changed.wait(left_s):
-                    break
-        if self._end:
-            raise LoadError(f"no more offlines are received: {self._end}")
+        self._records.wait_for(count, until=until)
+        if self._records.end:
+            raise LoadError(f"no more offlines are received: {self._records.end}")
         return self._notices
 
     def _listen(self) -> None:
@@ -127,15 +121,11 @@ class OfflineStream:
                 records = [
                     {"uid": uid, "reason": "silence", "at": wall_ms} for uid in uids
                 ]
-                with self._changed:
-                    self._notices.append(Notices(mono, records))
-                    self._count += len(records)
-                    self._changed.notify_all()
+                self._notices.append(Notices(mono, records))
+                self._records.add(len(records))
         except Exception as error:  # raised by wait_for
             end = repr(error)
-        with self._changed:
-            self._end = "" if self._is_closing else end
-            self._changed.notify_all()
+        self._records.finish("" if self._is_closing else end)
 
 
 class PipelinedSystem(System):

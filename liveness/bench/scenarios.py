@@ -5,20 +5,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Final
 
-from liveness.bench import BenchOptions
+from liveness.bench import BenchOptions, floors
 from liveness.bench.figures import Figure
-from liveness.bench.floors import (
-    DECIDED_MS,
-    IDLE_CPU_PERCENT,
-    IDLE_MB,
-    IDLE_READY_S,
-    LISTED_MS,
-    NONE,
-    OTHERS_DECIDED_MS,
-    OTHERS_DELIVERED_MS,
-    STOP_S,
-    promised,
-)
+from liveness.bench.floors import NONE, promised
 from liveness.bench.load import LoadGateway, LoadUsers, Moment, now
 from liveness.bench.program import Window
 from liveness.bench.replacement import replacement
@@ -51,9 +40,11 @@ def idle(options: BenchOptions, stage: Stage) -> list[Figure]:
             time.sleep(window_s)
         memory_mb = sidecar.memory_mb()
     return [
-        Figure("idle", "ready after exec", ready_s, "s", IDLE_READY_S),
-        Figure("idle", "memory", memory_mb, "MB", IDLE_MB),
-        Figure("idle", "server CPU", window.server_percent, "%", IDLE_CPU_PERCENT),
+        Figure("idle", "ready after exec", ready_s, "s", floors.IDLE_READY_S),
+        Figure("idle", "memory", memory_mb, "MB", floors.IDLE_MB),
+        Figure(
+            "idle", "server CPU", window.server_percent, "%", floors.IDLE_CPU_PERCENT
+        ),
     ]
 
 
@@ -103,8 +94,8 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
             others = stragglers.figures(
                 "silence",
                 first_due,
-                decided_ms=OTHERS_DECIDED_MS,
-                delivered_ms=OTHERS_DELIVERED_MS,
+                decided_ms=floors.OTHERS_DECIDED_MS,
+                delivered_ms=floors.OTHERS_DELIVERED_MS,
             )
     verdict = judge(gateway.notices, last, timeout_s=timeout_s)
     decided_s = quantile(verdict.decided_s, 1.0)
@@ -137,7 +128,7 @@ def day(options: BenchOptions, stage: Stage) -> list[Figure]:
         gateway.ping()
         took_s = time.perf_counter() - began
         others = stragglers.figures(
-            "day", began, decided_ms=DECIDED_MS, delivered_ms=None
+            "day", began, decided_ms=floors.DECIDED_MS, delivered_ms=None
         )
         stage("everyone is listed over HTTP", None)
         began = time.perf_counter()
@@ -146,8 +137,8 @@ def day(options: BenchOptions, stage: Stage) -> list[Figure]:
         others += stragglers.figures(
             "day",
             began,
-            decided_ms=LISTED_MS,
-            delivered_ms=LISTED_MS,
+            decided_ms=floors.LISTED_MS,
+            delivered_ms=floors.LISTED_MS,
             meanwhile=" while all are listed",
         )
     missing = max(0, len(users) - listed)
@@ -194,7 +185,7 @@ def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
         sidecar.check()
     false = sum(gateway.count for gateway in (first, second, third))
     return [
-        Figure("restart", "stopped after SIGTERM", stopped_s, "s", STOP_S),
+        Figure("restart", "stopped after SIGTERM", stopped_s, "s", floors.STOP_S),
         Figure("restart", "ready after a planned stop", planned_s, "s", ready_s),
         Figure("restart", "ready after kill -9", crash_s, "s", ready_s),
         Figure("restart", "false offlines", false, "", NONE),

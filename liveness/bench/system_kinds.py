@@ -21,17 +21,13 @@ USER_BYTES: Final = 1_000
 
 
 class SystemKind(NamedTuple):
-    """One kind of system.
+    """How a system is started, and what it needs."""
 
-    Args:
-        open: Starts it in a folder, for so many users.
-        program: The program that it needs, and the Debian package of that.
-        most: The most users it is measured with; more would take too long.
-    """
-
-    open: Callable[[Path, int], AbstractContextManager[System]]
-    program: tuple[str, str] | None = None
-    most: int | None = None
+    open: Callable[
+        [Path, int], AbstractContextManager[System]
+    ]  # in a folder, for users
+    program: tuple[str, str] | None = None  # and the Debian package that has it
+    most: int | None = None  # users; more would take too long
 
 
 REFERENCE: Final = "reference"

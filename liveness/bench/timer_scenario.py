@@ -10,35 +10,20 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-from liveness.bench import BenchOptions
+from liveness.bench import BenchOptions, floors
 from liveness.bench.figures import Figure
-from liveness.bench.floors import (
-    DECIDED_MS,
-    NONE,
-    PENDING_MB,
-    PENDING_READY_S,
-    SAME_SECOND_S,
-    SUSTAINED_PER_S,
-)
-from liveness.bench.load import (
-    LoadGateway,
-    LoadUsers,
-    Moment,
-    Notices,
-    Pace,
-    now,
-    packed,
-)
+from liveness.bench.floors import NONE, SUSTAINED_PER_S
+from liveness.bench.load import LoadGateway, LoadUsers, Notices, Pace, now, packed
 from liveness.bench.program import Window
 from liveness.bench.sidecar_process import SidecarProcess, fresh_sidecar
 from liveness.bench.stragglers import Stragglers
 from liveness.bench.systems import LONG_S
-from liveness.bench.verdict import AT_MS, p99_ms, quantile
+from liveness.bench.verdict import Verdict, judge, p99_ms, quantile
 from liveness.console.progress import Stage
 from liveness.service.storage.timer_store import DATABASE
 
@@ -85,6 +70,7 @@ class TimerGateway(LoadGateway):
 def timers(options: BenchOptions, stage: Stage) -> list[Figure]:
     """Timers that are pending, that are created and cancelled, and that fire."""
     pending = PENDING_A_USER * options.users
+    ready_most_s, most_mb = floors.PENDING_READY_S, floors.PENDING_MB
     with fresh_sidecar(options.folder, timeout_s=options.timeout_s) as sidecar:
         sidecar.start()
         empty_mb = _settled_mb(sidecar)
@@ -96,8 +82,8 @@ def timers(options: BenchOptions, stage: Stage) -> list[Figure]:
         growth_mb = _settled_mb(sidecar) - empty_mb
         figures = [
             Figure("timers", "pending", pending, ""),
-            Figure("timers", "ready with them", ready_s, "s", PENDING_READY_S),
-            Figure("timers", "memory growth with them", growth_mb, "MB", PENDING_MB),
+            Figure("timers", "ready with them", ready_s, "s", ready_most_s),
+            Figure("timers", "memory growth with them", growth_mb, "MB", most_mb),
             *_fire_steadily(sidecar, options, stage),
             *_fire_at_once(sidecar, options, stage),
             *_create_and_cancel(sidecar, options, stage),
@@ -173,7 +159,7 @@ def _create_and_cancel(
                 began = time.perf_counter()
                 per_s = flow.run()
             others = stragglers.figures(
-                "timers", began, decided_ms=DECIDED_MS, delivered_ms=None
+                "timers", began, decided_ms=floors.DECIDED_MS, delivered_ms=None
             )
         flow.cancel_the_rest()
         random_flow = _Flow(gateway, _random_keys(_Flow.count(seconds / 3)))
@@ -337,14 +323,14 @@ def _fire_steadily(
         key: moment.after(FIRING_AFTER_S)
         for key, moment in zip(keys, pace.moments(), strict=True)
     }
-    which = f"of a steady flow{when}"
-    decided_s, delivered_s, errors = _judge(gateway.notices, due, which)
+    verdict = judge(gateway.notices, due, key="key")
+    decided_ms, delivered_ms = p99_ms(verdict.decided_s), p99_ms(verdict.delivered_s)
     rate = f"1,000 a second{when}"
-    most_ms = None if when else DECIDED_MS
+    most_ms = None if when else floors.DECIDED_MS
     return [
-        Figure("timers", f"fired p99, {rate}", p99_ms(decided_s), "ms", most_ms),
-        Figure("timers", f"delivered p99, {rate}", p99_ms(delivered_s), "ms"),
-        *errors,
+        Figure("timers", f"fired p99, {rate}", decided_ms, "ms", most_ms),
+        Figure("timers", f"delivered p99, {rate}", delivered_ms, "ms"),
+        *_errors(verdict, f"of a steady flow{when}"),
         Figure("timers", f"server CPU a run{when}", window.server_ns(len(keys)), "ns"),
     ]
 
@@ -365,46 +351,22 @@ def _fire_at_once(
         gateway.wait_for(len(keys), until=due.mono + PATIENCE_S)
         gateway.ping()
         done_s = time.perf_counter() - due.mono
-    _, delivered_s, errors = _judge(
-        gateway.notices, dict.fromkeys(keys, due), "due together"
-    )
-    last_s = quantile(delivered_s, 1.0)
+    verdict = judge(gateway.notices, dict.fromkeys(keys, due), key="key")
+    last_s, most_s = quantile(verdict.delivered_s, 1.0), floors.SAME_SECOND_S
     return [
-        Figure("timers", f"{len(keys):,} due together", last_s, "s", SAME_SECOND_S),
+        Figure("timers", f"{len(keys):,} due together", last_s, "s", most_s),
         Figure("timers", "until all are done, on disk", done_s, "s"),
-        *errors,
+        *_errors(verdict, "due together"),
     ]
 
 
-def _judge(
-    notices: Iterable[Notices], due: Mapping[str, Moment], which: str
-) -> tuple[list[float], list[float], list[Figure]]:
-    """Lateness in seconds, of decision and delivery, and the figures of errors.
-
-    Args:
-        notices: All that the gateway received.
-        due: When each timer was due, by key.
-        which: Added to the names of the figures.
-    """
-    expected = dict(due)
-    decided_s, delivered_s = list[float](), list[float]()
-    early = twice = 0
-    for received, records in notices:
-        for record in records:
-            moment = expected.pop(record["key"], None)
-            if moment is None:
-                twice += 1
-                continue
-            decided_s.append((record["at"] - moment.wall_ms) / 1000)
-            delivered_s.append(received - moment.mono)
-            if decided_s[-1] + AT_MS / 1000 < 0 or delivered_s[-1] < 0:
-                early += 1
-    counts = {"early": early, "twice": twice, "missing": len(expected)}
-    errors = [
-        Figure("timers", f"{name}, {which}", count, "", NONE)
-        for name, count in counts.items()
+def _errors(verdict: Verdict, which: str) -> list[Figure]:
+    """The figures of what must never happen."""
+    return [
+        Figure("timers", f"early, {which}", verdict.early, "", NONE),
+        Figure("timers", f"twice, {which}", verdict.false, "", NONE),
+        Figure("timers", f"missing, {which}", verdict.missing, "", NONE),
     ]
-    return decided_s, delivered_s, errors
 
 
 def _keys(count: int) -> list[str]:

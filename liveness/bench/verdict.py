@@ -25,25 +25,32 @@ class Verdict:
 
 
 def judge(
-    notices: Iterable[Notices], fell_silent: Mapping[str, Moment], *, timeout_s: float
+    notices: Iterable[Notices],
+    last: Mapping[str, Moment],
+    *,
+    timeout_s: float = 0.0,
+    key: str = "uid",
 ) -> Verdict:
-    """Compare the records with the users that really fell silent.
+    """Compare the records with the users that really fell silent, or with timers.
 
     Args:
         notices: All that the gateway received.
-        fell_silent: By uid, the moment before the last activity was written. The server
-            received it later, so an offline within the timeout from here is too early.
-        timeout_s: Their timeout.
+        last: By uid, the moment before the last activity was written. The server received
+            it later, so an offline within the timeout from here is too early. Of timers,
+            by key, the moment that each is due.
+        timeout_s: The users' timeout.
+        key: The field of a record that names its user ("uid") or its timer ("key").
     """
-    verdict, expected = Verdict(), dict(fell_silent)
+    verdict, expected = Verdict(), dict(last)
     for received, records in notices:
         for record in records:
-            last = expected.pop(record.get("uid", ""), None)
-            if last is None or record.get("reason") != "silence":
+            moment = expected.pop(record.get(key, ""), None)
+            is_other = key == "uid" and record.get("reason") != "silence"
+            if moment is None or is_other:
                 verdict.false += 1
                 continue
-            decided_s = (record["at"] - last.wall_ms) / 1000 - timeout_s
-            delivered_s = received - last.mono - timeout_s
+            decided_s = (record["at"] - moment.wall_ms) / 1000 - timeout_s
+            delivered_s = received - moment.mono - timeout_s
             if decided_s + AT_MS / 1000 < 0 or delivered_s < 0:
                 verdict.early += 1
             verdict.decided_s.append(decided_s)

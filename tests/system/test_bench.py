@@ -17,7 +17,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from liveness.bench import OTHERS, QUICK, SCENARIOS, scenarios
+from liveness.bench import OTHERS, QUICK, SCENARIOS, floors
 from liveness.bench.drain import Drain
 from liveness.bench.load import LoadError
 from liveness.bench.redis import RedisServer, command
@@ -189,7 +189,7 @@ def test_without_a_terminal_progress_is_lines_and_nothing_is_left_behind(
 def test_a_missed_floor_is_shown_and_ends_the_bench_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(scenarios, "IDLE_READY_S", 0.0)
+    monkeypatch.setattr(floors, "IDLE_READY_S", 0.0)
     before = datetime.now(UTC).replace(microsecond=0)
     assert main.main(["bench", "--quick", "idle", "--json", "-"]) == 1
     out, err = capsys.readouterr()
