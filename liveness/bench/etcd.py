@@ -8,13 +8,11 @@ import json
 import socket
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from liveness.bench.load import cut, uid
-from liveness.bench.pipeline import Pipeline, PipelinedSystem, linked
-from liveness.bench.program import Program
+from liveness.bench.pipeline import PipelinedServer, PipelinedSystem
 from liveness.bench.systems import LONG_S, Stream
 
 # A lease's id is its user's number plus this; etcd chooses an id if it is given 0. A user
@@ -25,41 +23,31 @@ FIRST_SHORT: Final = 1_000_000_000
 PUTS_AT_ONCE: Final = 128
 
 
-class EtcdServer(Program):
-    """An etcd on free ports of loopback.
-
-    Args:
-        folder: For its files.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.port, peer_port = _free_ports()
-        clients, peers = (f"http://127.0.0.1:{n}" for n in (self.port, peer_port))
-        words = ["etcd", "--data-dir", str(folder / "etcd")]
-        words += ["--listen-client-urls", clients, "--advertise-client-urls", clients]
-        words += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]
-        words += ["--initial-cluster", f"default={peers}"]
-        super().__init__(folder, words, env={})
-
-    def is_ready(self) -> bool:
-        """Whether it answers."""
-        try:
-            with self.link() as link:
-                link.write(Stream(request("kv/range", {"key": _base64("ready?")}), 1))
-        except ConnectionRefusedError:
-            return False
-        return True
-
-    def link(self) -> Pipeline:
-        """A link for requests."""
-        return Pipeline(self.port, reply=b"HTTP/1.1 200 OK", error=b'"error":')
-
-
 def request(path: str, content: Mapping[str, object]) -> bytes:
     """A request to etcd's JSON gateway."""
     body = json.dumps(content)
     head = f"POST /v3/{path} HTTP/1.1\r\nHost: etcd\r\nContent-Length: {len(body)}\r\n"
     return f"{head}\r\n{body}".encode()
+
+
+def _base64(text: str) -> str:
+    return b64encode(text.encode()).decode()
+
+
+class EtcdServer(PipelinedServer):
+    """An etcd on free ports of loopback."""
+
+    REPLY, ERROR = b"HTTP/1.1 200 OK", b'"error":'
+    PROBE = request("kv/range", {"key": _base64("ready?")})
+
+    def __init__(self, folder: Path) -> None:
+        port, peer_port = _free_ports()
+        clients, peers = (f"http://127.0.0.1:{n}" for n in (port, peer_port))
+        words = ["etcd", "--data-dir", str(folder / "etcd")]
+        words += ["--listen-client-urls", clients, "--advertise-client-urls", clients]
+        words += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]
+        words += ["--initial-cluster", f"default={peers}"]
+        super().__init__(folder, port, words)
 
 
 class Leases(PipelinedSystem):
@@ -87,18 +75,10 @@ class Leases(PipelinedSystem):
         lease = FIRST_SHORT + number
         put = {"success": [_put(number, lease)]}
         data = _grant(lease, timeout_s) + request("kv/txn", put)
-        self._link.post(Stream(data, 2))
+        self.link.post(Stream(data, 2))
 
 
-@contextmanager
-def etcd(folder: Path, _count: int) -> Iterator[Leases]:
-    """An etcd, with links to it."""
-    server = EtcdServer(folder)
-    with linked(server, server.link, address=server.port, listen=_deleted) as links:
-        yield Leases(server, *links)
-
-
-def _deleted(sock: socket.socket) -> Iterator[Sequence[str]]:
+def deleted(sock: socket.socket) -> Iterator[Sequence[str]]:
     """The users whose keys are deleted."""
     watched = {"key": _base64("user-"), "range_end": _base64("user.")}
     sock.sendall(
@@ -118,10 +98,6 @@ def _grant(lease: int, timeout_s: int) -> bytes:
 
 def _put(number: int, lease: int) -> dict[str, object]:
     return {"requestPut": {"key": _base64(uid(number)), "lease": str(lease)}}
-
-
-def _base64(text: str) -> str:
-    return b64encode(text.encode()).decode()
 
 
 def _free_ports() -> tuple[int, int]:

@@ -17,8 +17,7 @@ from liveness.compiled import WHEEL
 def facts(folder: Path | None) -> dict[str, Any]:
     """What a reader needs to compare figures with those of another machine.
 
-    Args:
-        folder: Where the log is written; None: the temporary folder.
+    The log is written to *folder*; None: to the temporary folder.
     """
     memory_kib = int(_first("/proc/meminfo", "MemTotal").split()[0])
     return {

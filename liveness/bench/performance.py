@@ -80,13 +80,7 @@ SIZE_IN: Final = (8.0, 4.5)
 
 
 def draw(figures: Sequence[Figure], folder: Path, digest: str) -> None:
-    """Writes the plots.
-
-    Args:
-        figures: The measured figures.
-        folder: Where the plots go.
-        digest: The digest of the reports, which is written into the plots.
-    """
+    """Writes the plots into a folder, each with the digest of the reports."""
     with mpl.rc_context(STYLE):
         cost, lateness = (Canvas(figsize=SIZE_IN, layout="constrained") for _ in PLOTS)
         axes = _axes(cost, "server CPU per event, ns (dashed: in batches of 1,000)")

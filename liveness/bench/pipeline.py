@@ -5,9 +5,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from liveness.bench.load import (
     ANSWER_S,
@@ -24,10 +25,7 @@ from liveness.bench.systems import Stream, System
 class Pipeline:
     """Writes requests, while a thread reads the replies and counts them.
 
-    Args:
-        address: A Unix socket's path, or a port on loopback.
-        reply: Bytes that each reply has exactly once.
-        error: Bytes that only an error reply has.
+    The address is a Unix socket's path, or a port on loopback.
     """
 
     def __init__(self, address: Path | int, *, reply: bytes, error: bytes) -> None:
@@ -128,49 +126,71 @@ class OfflineStream:
         self._records.finish("" if self._is_closing else end)
 
 
+class PipelinedServer(Program):
+    """A server for pipelined requests. Subclasses set these three attributes."""
+
+    REPLY: ClassVar[bytes]  # bytes that each reply has exactly once
+    ERROR: ClassVar[bytes]  # bytes that only an error reply has
+    PROBE: ClassVar[bytes]  # a request that it answers once it is ready
+
+    def __init__(self, folder: Path, address: Path | int, command: list[str]) -> None:
+        super().__init__(folder, command, env={})
+        self.address = address
+
+    def is_ready(self) -> bool:
+        """Whether it answers."""
+        try:
+            with self.link() as link:
+                link.write(Stream(self.PROBE, 1))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        return True
+
+    def link(self) -> Pipeline:
+        """A link for requests."""
+        return Pipeline(self.address, reply=self.REPLY, error=self.ERROR)
+
+
+@dataclass(eq=False)
 class PipelinedSystem(System):
     """A system with one link for requests, and one that reports silent users."""
 
-    def __init__(
-        self, program: Program, link: Pipeline, offlines: OfflineStream
-    ) -> None:
-        super().__init__(program)
-        self._link = link
-        self._offlines = offlines
+    link: Pipeline
+    offlines: OfflineStream
 
     def write(self, stream: Stream) -> None:
         """Write requests; return once they are answered."""
-        self._link.write(stream)
+        self.link.write(stream)
 
     def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
         """As in `System`."""
-        return self._offlines.wait_for(count, until=until)
+        return self.offlines.wait_for(count, until=until)
 
 
 @contextmanager
-def linked(
-    server: Program,
-    link: Callable[[], Pipeline],
-    *,
-    address: Path | int,
+def pipelined(
+    start: Callable[[Path], PipelinedServer],
+    use: Callable[[Program, Pipeline, OfflineStream], PipelinedSystem],
     listen: Callable[[socket.socket], Iterator[Sequence[str]]],
-) -> Iterator[tuple[Pipeline, OfflineStream]]:
-    """Starts a server and opens both links of a `PipelinedSystem`.
+    folder: Path,
+    _count: int,
+) -> Iterator[PipelinedSystem]:
+    """A running server with both links.
 
     Args:
-        server: Not started yet; it is killed at the end.
-        link: Opens the link for requests.
-        address: A Unix socket's path, or a port on loopback.
+        start: Makes the server; it is killed at the end.
+        use: Makes the system.
         listen: Yields the uids that a socket reports as silent.
+        folder: For the server's files.
     """
-    with server:
+    with start(folder) as server:
         server.start()
         with (
-            _connected(address) as sock,
-            link() as requests,
+            _connected(server.address) as sock,
+            server.link() as link,
             OfflineStream(listen(sock), partial(_shut_down, sock)) as offlines,
         ):
-            yield requests, offlines
+            yield use(server, link, offlines)
 
 
 def _connected(address: Path | int) -> socket.socket:

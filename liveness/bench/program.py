@@ -33,12 +33,7 @@ LAST_LINES: Final = 10
 
 
 class ProgramError(LivenessError):
-    """The program did not start, or ended by itself.
-
-    Args:
-        message: What happened.
-        last_lines: The end of its output.
-    """
+    """The program did not start, or ended by itself; with the end of its output."""
 
     def __init__(self, message: str, *, last_lines: str) -> None:
         super().__init__(message)
@@ -52,7 +47,7 @@ class Program(ABC):
     block because the process had ended by itself, a `ProgramError` is raised instead.
 
     Args:
-        folder: For its files and its output.
+        folder: For its output.
         command: The command line.
         env: Variables that are added to its environment.
         fds: Descriptors that it inherits.

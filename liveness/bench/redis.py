@@ -2,16 +2,14 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from socket import socket
 from typing import BinaryIO, Final
 
 from liveness.bench.load import BATCH, RECEIVE_BYTES, LoadError, cut, now, uid
-from liveness.bench.pipeline import Pipeline, PipelinedSystem, linked
-from liveness.bench.program import Program
+from liveness.bench.pipeline import PipelinedServer, PipelinedSystem
 from liveness.bench.systems import LOGINS_AT_ONCE, LONG_S, Stream
 
 EXPIRED: Final = "__keyevent@0__:expired"
@@ -25,40 +23,25 @@ SWEEP_AT_ONCE: Final = "1000"
 KEY: Final = re.compile(rb"\r\n(user-[0-9]{12})\r\n")
 
 
-class RedisServer(Program):
-    """A redis-server without a disk, which notifies of expired keys.
-
-    Args:
-        folder: For its socket and its output.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.socket = folder / "redis.sock"
-        words = ["redis-server", "--port", "0", "--unixsocket", str(self.socket)]
-        words += ["--dir", str(folder), "--save", "", "--appendonly", "no"]
-        words += ["--notify-keyspace-events", "Ex"]
-        super().__init__(folder, words, env={})
-
-    def is_ready(self) -> bool:
-        """Whether it answers."""
-        try:
-            with self.link() as link:
-                link.write(Stream(command("PING"), 1))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-        return True
-
-    def link(self) -> Pipeline:
-        """A link for commands whose reply is one line."""
-        return Pipeline(self.socket, reply=b"\n", error=b"-")
-
-
 def command(*words: str) -> bytes:
     """A command in Redis' protocol."""
     lines = [f"*{len(words)}"]
     for word in words:
         lines += [f"${len(word)}", word]
     return ("\r\n".join(lines) + "\r\n").encode()
+
+
+class RedisServer(PipelinedServer):
+    """A redis-server without a disk, which notifies of expired keys."""
+
+    REPLY, ERROR, PROBE = b"\n", b"-", command("PING")  # each reply is one line
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "redis.sock"
+        words = ["redis-server", "--port", "0", "--unixsocket", str(self.socket)]
+        words += ["--dir", str(folder), "--save", "", "--appendonly", "no"]
+        words += ["--notify-keyspace-events", "Ex"]
+        super().__init__(folder, self.socket, words)
 
 
 class Setex(PipelinedSystem):
@@ -76,7 +59,7 @@ class Setex(PipelinedSystem):
 
     def fall_silent(self, number: int, timeout_s: int) -> None:
         """Send a user's last activity."""
-        self._link.post(Stream(self._activity([number], timeout_s), 1))
+        self.link.post(Stream(self._activity([number], timeout_s), 1))
 
     def _activity(self, numbers: Sequence[int], timeout_s: int) -> bytes:
         (number,) = numbers  # no command sets several keys with an expiry
@@ -100,25 +83,6 @@ class Zset(Setex):
             for place, number in enumerate(numbers)
         )
         return command("ZADD", USERS, *chain.from_iterable(pairs))
-
-
-@contextmanager
-def redis(
-    kind: type[Setex],
-    listen: Callable[[socket], Iterator[Sequence[str]]],
-    folder: Path,
-    _count: int,
-) -> Iterator[Setex]:
-    """A redis-server, with links to it.
-
-    Args:
-        kind: How it is used.
-        listen: Yields the uids that a socket reports as silent.
-        folder: For its files.
-    """
-    server = RedisServer(folder)
-    with linked(server, server.link, address=server.socket, listen=listen) as links:
-        yield kind(server, *links)
 
 
 def expired(sock: socket) -> Iterator[Sequence[str]]:

@@ -82,11 +82,7 @@ class ProcessGap:
 
 
 class ReplacementLoad:
-    """Two gateways with their users, and the records that they receive.
-
-    Args:
-        options: The parameters of the run.
-    """
+    """Two gateways with their users, and the records that they receive."""
 
     def __init__(self, options: BenchOptions) -> None:
         self.visitors: dict[int, Visitor] = {}  # by conn

@@ -1,7 +1,8 @@
 """Systems that speak the wire protocol: the sidecar, and a server on asyncio's timers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from liveness.bench.load import BATCH, LoadGateway, LoadUsers, Notices, cut
@@ -10,52 +11,43 @@ from liveness.bench.sidecar_process import AS_INSTALLED, SidecarProcess
 from liveness.bench.systems import LOGINS_AT_ONCE, LONG_S, Stream, System
 
 
+@dataclass(eq=False)
 class MeasuredSidecar(System):
-    """A server, and a gateway with its users.
+    """A server, and a gateway with its users."""
 
-    Args:
-        program: Its process.
-        gateway: The link.
-        users: All users there may be.
-    """
-
-    def __init__(
-        self, program: Program, gateway: LoadGateway, users: LoadUsers
-    ) -> None:
-        super().__init__(program)
-        self._gateway = gateway
-        self._users = users
+    gateway: LoadGateway
+    users: LoadUsers
 
     def log_in(self, numbers: range) -> None:
         """Log users in; return once that is on disk."""
         for part in cut(numbers, LOGINS_AT_ONCE):
-            self._gateway.send(self._users.logins(part, timeout=LONG_S))
-        self._gateway.ping()
+            self.gateway.send(self.users.logins(part, timeout=LONG_S))
+        self.gateway.ping()
 
     def singles(self, numbers: Sequence[int]) -> Stream:
         """One-uid frames."""
-        return Stream(b"".join(map(self._users.single, numbers)), 0)
+        return Stream(b"".join(map(self.users.single, numbers)), 0)
 
     def batches(self, numbers: Sequence[int]) -> Stream:
         """Frames of 1,000 uids."""
         starts = range(0, len(numbers), BATCH)
-        frames = (self._users.batch(numbers[at : at + BATCH]) for at in starts)
+        frames = (self.users.batch(numbers[at : at + BATCH]) for at in starts)
         return Stream(b"".join(frames), 0)
 
     def write(self, stream: Stream) -> None:
         """Write frames; return once they are applied."""
         for piece in stream.pieces():
-            self._gateway.send(piece)
-        self._gateway.ping()
+            self.gateway.send(piece)
+        self.gateway.ping()
 
     def fall_silent(self, number: int, timeout_s: int) -> None:
         """Log a user in who then sends nothing more."""
-        self._gateway.send(self._users.single(number, "login", timeout=timeout_s))
+        self.gateway.send(self.users.single(number, "login", timeout=timeout_s))
 
     def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
         """As in `System`."""
-        self._gateway.wait_for(count, until=until)
-        return self._gateway.notices
+        self.gateway.wait_for(count, until=until)
+        return self.gateway.notices
 
 
 class AsyncioTimers(Program):
@@ -75,35 +67,18 @@ class AsyncioTimers(Program):
             return False
 
 
+def sidecar(folder: Path, *, env: Mapping[str, str] = AS_INSTALLED) -> SidecarProcess:
+    """A sidecar with slots of a second, so that each activity really moves its user."""
+    return SidecarProcess(folder, timeout_s=LONG_S, slots=LONG_S, env=env)
+
+
 @contextmanager
-def sidecar(
-    folder: Path, count: int, *, env: Mapping[str, str] = AS_INSTALLED
+def measured(
+    start: Callable[[Path], SidecarProcess | AsyncioTimers], folder: Path, count: int
 ) -> Iterator[MeasuredSidecar]:
-    """A sidecar with slots of a second, so that each activity really moves its user.
-
-    Args:
-        folder: For its files.
-        count: Users there may be.
-        env: Chooses its wheel.
-    """
-    server = SidecarProcess(folder, timeout_s=LONG_S, slots=LONG_S, env=env)
-    with _linked(server, count) as system:
-        yield system
-
-
-@contextmanager
-def asyncio_timers(folder: Path, count: int) -> Iterator[MeasuredSidecar]:
-    """A server on asyncio's timers, driven by the same protocol."""
-    with _linked(AsyncioTimers(folder), count) as system:
-        yield system
-
-
-@contextmanager
-def _linked(
-    server: SidecarProcess | AsyncioTimers, count: int
-) -> Iterator[MeasuredSidecar]:
+    """A running server, and a gateway with so many users."""
     users = LoadUsers(count)
-    with server:
+    with start(folder) as server:
         server.start()
         with LoadGateway(server.socket) as gateway:
             yield MeasuredSidecar(server, gateway, users)

@@ -62,12 +62,7 @@ class Stragglers:
     ) -> list[Figure]:
         """The figures of the users that came due from a monotonic moment until now.
 
-        Args:
-            scenario: The scenario of the figures.
-            began: The moment.
-            decided_ms: The floor for the decision.
-            delivered_ms: The floor for the delivery.
-            meanwhile: Added to the names of the figures.
+        Their floors are *decided_ms* and *delivered_ms*; *meanwhile* is added to their names.
         """
         until = max(time.perf_counter(), began + LEAST_S)
         time.sleep(max(0.0, until - time.perf_counter()))

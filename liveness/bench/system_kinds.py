@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from liveness.bench import BenchOptions
-from liveness.bench.etcd import etcd
+from liveness.bench.etcd import EtcdServer, Leases, deleted
 from liveness.bench.figures import OURS
 from liveness.bench.machine import available_bytes
+from liveness.bench.pipeline import pipelined
 from liveness.bench.program import temporary_folder
-from liveness.bench.redis import Setex, Zset, expired, redis, swept
-from liveness.bench.sidecars import asyncio_timers, sidecar
+from liveness.bench.redis import RedisServer, Setex, Zset, expired, swept
+from liveness.bench.sidecars import AsyncioTimers, measured, sidecar
 from liveness.bench.systems import System
 
 # Memory per user, of system and load together: more than was measured of any system.
@@ -34,15 +35,14 @@ REFERENCE: Final = "reference"
 SETEX: Final = "redis"
 REDIS: Final = ("redis-server", "redis-server")
 ETCD: Final = ("etcd", "etcd-server")
+_REFERENCE: Final = partial(sidecar, env={"LIVENESS_PURE_WHEEL": "1"})
 KINDS: Final[dict[str, SystemKind]] = {
-    OURS: SystemKind(sidecar),
-    REFERENCE: SystemKind(
-        partial(sidecar, env={"LIVENESS_PURE_WHEEL": "1"}), most=1_000_000
-    ),
-    SETEX: SystemKind(partial(redis, Setex, expired), REDIS),
-    "zset": SystemKind(partial(redis, Zset, swept), REDIS),
-    "etcd": SystemKind(etcd, ETCD, most=10_000),
-    "asyncio": SystemKind(asyncio_timers),
+    OURS: SystemKind(partial(measured, sidecar)),
+    REFERENCE: SystemKind(partial(measured, _REFERENCE), most=1_000_000),
+    SETEX: SystemKind(partial(pipelined, RedisServer, Setex, expired), REDIS),
+    "zset": SystemKind(partial(pipelined, RedisServer, Zset, swept), REDIS),
+    "etcd": SystemKind(partial(pipelined, EtcdServer, Leases, deleted), ETCD, 10_000),
+    "asyncio": SystemKind(partial(measured, AsyncioTimers)),
 }
 
 

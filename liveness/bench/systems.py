@@ -5,6 +5,7 @@ Each is a real process, driven with bytes that were encoded beforehand.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from liveness.bench.load import Notices
@@ -32,15 +33,11 @@ class Stream(NamedTuple):
         return [whole[start : start + PIECE_BYTES] for start in starts]
 
 
+@dataclass(eq=False)
 class System(ABC):
-    """A running system, and a link to it. Users are numbered from 0.
+    """A running system, and a link to it. Users are numbered from 0."""
 
-    Args:
-        program: Its process.
-    """
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    program: Program
 
     @abstractmethod
     def log_in(self, numbers: range) -> None:

@@ -186,12 +186,7 @@ def _create_and_cancel(
 
 
 class _Flow:
-    """Timers created at a steady pace, each cancelled a little later.
-
-    Args:
-        gateway: The gateway of the timers.
-        keys: Their keys; `count` says how many.
-    """
+    """Timers created at a steady pace, each cancelled a little later."""
 
     def __init__(self, gateway: LoadGateway, keys: Sequence[str]) -> None:
         self.waits_s: Sequence[float] = ()  # of the pings meanwhile, until the pong

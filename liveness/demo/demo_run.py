@@ -50,15 +50,7 @@ class Display(Protocol):
 
 
 class DemoRun:
-    """All parts of the demo.
-
-    Args:
-        folder: An empty folder for sockets, state and logs.
-        display: Shows the run.
-        users: Simulated users.
-        seconds: How long it runs.
-        timeout_s: The silence after which a user is offline.
-    """
+    """All parts of the demo, with their sockets, state and logs in an empty folder."""
 
     def __init__(
         self,
@@ -85,7 +77,7 @@ class DemoRun:
             back_s=joining_s(users),
             referee=self.referee,
         )
-        self.users = {plan.uid: user(plan) for plan in plans}
+        self.users = {plan.uid: user(plan=plan) for plan in plans}
         self.sidecar = sidecar_in(folder, timeout_s=timeout_s)
         self.gateway = gateway_in(folder, port=self.port, most=users + MOST_GUESTS)
         self.director = Director(

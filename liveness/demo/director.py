@@ -4,6 +4,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from random import sample
 from typing import Final
 
@@ -18,33 +19,21 @@ SIGNALS: Final = {"restart": signal.SIGTERM, "kill": signal.SIGKILL}
 SIGNAL_NAMES: Final = {signal.SIGTERM: "SIGTERM", signal.SIGKILL: "kill -9"}
 
 
+@dataclass(eq=False, kw_only=True)
 class Director:
-    """Performs the actions that a script or a key asks for, one at a time per process.
+    """Performs the actions that a script or a key asks for, one at a time per process."""
 
-    Args:
-        gateway: Its process.
-        sidecar: Its process.
-        users: Simulated users, by uid.
-        referee: Is notified when an action begins and ends.
-        log: Takes a line about it, for the screen.
-    """
+    gateway: Child
+    sidecar: Child
+    users: Mapping[str, User]  # by uid
+    referee: Referee  # is notified when an action begins and ends
+    log: Callable[[str], None]  # shows a line about it
 
-    def __init__(
-        self,
-        *,
-        gateway: Child,
-        sidecar: Child,
-        users: Mapping[str, User],
-        referee: Referee,
-        log: Callable[[str], None],
-    ) -> None:
+    def __post_init__(self) -> None:
         self.done = Counter[str]()
-        self._gateway = gateway
-        self._sidecar = sidecar
-        self._users = users
-        self._referee = referee
-        self._log = log
-        self._locks = {gateway.name: trio.Lock(), sidecar.name: trio.Lock()}
+        self._locks = {
+            child.name: trio.Lock() for child in (self.gateway, self.sidecar)
+        }
         self._resume = trio.Event()
         self._nursery: trio.Nursery | None = None  # while it runs
 
@@ -74,7 +63,7 @@ class Director:
                 self._resume.set()
             else:
                 hint = "; z lets it go on" if child.state == "stopped" else ""
-                self._log(f"{name}: not while the {child.name} is {child.state}{hint}")
+                self.log(f"{name}: not while the {child.name} is {child.state}{hint}")
 
     async def perform(self, name: str, number: float) -> None:
         """Performs an action; returns when it is over."""
@@ -85,45 +74,45 @@ class Director:
         async with self._exclusive(child):
             self.done[name] += 1
             if name == "gateway":
-                self._referee.gateway_killed(float("inf"))  # until it is over
+                self.referee.gateway_killed(float("inf"))  # until it is over
                 await self._restart(name, child, signal.SIGKILL)
-                self._referee.gateway_killed(trio.current_time())
+                self.referee.gateway_killed(trio.current_time())
             elif name == "stop":
                 await self._stop(number)
             else:
                 await self._restart(name, child, SIGNALS[name])
 
     def _child(self, action: str) -> Child:
-        return self._gateway if action == "gateway" else self._sidecar
+        return self.gateway if action == "gateway" else self.sidecar
 
     @asynccontextmanager
     async def _exclusive(self, child: Child) -> AsyncIterator[None]:
         async with self._locks[child.name]:
-            self._referee.disruption_begins()
+            self.referee.disruption_begins()
             yield
-            self._referee.disruption_ends(trio.current_time())
+            self.referee.disruption_ends(trio.current_time())
 
     def _silence(self, count: int) -> None:
         self.done["silence"] += 1
-        active = self._referee.active_users()
+        active = self.referee.active_users()
         chosen = sample(active, min(count, len(active)))
         for uid in chosen:
-            self._users[uid].fall_silent()
-        self._log(f"silence: {len(chosen)} active users stop writing")
+            self.users[uid].fall_silent()
+        self.log(f"silence: {len(chosen)} active users stop writing")
 
     async def _restart(self, name: str, child: Child, number: signal.Signals) -> None:
         began = trio.current_time()
-        self._log(f"{name}: {SIGNAL_NAMES[number]} to the {child.name}")
+        self.log(f"{name}: {SIGNAL_NAMES[number]} to the {child.name}")
         await child.restart(number)
         took_s = trio.current_time() - began
-        self._log(f"{name}: the {child.name} is up again, after {took_s:.1f} s")
+        self.log(f"{name}: the {child.name} is up again, after {took_s:.1f} s")
 
     async def _stop(self, most_s: float) -> None:
         self._resume = trio.Event()
         began = trio.current_time()
-        self._log("stop: SIGSTOP to the sidecar")
-        self._sidecar.stop()
+        self.log("stop: SIGSTOP to the sidecar")
+        self.sidecar.stop()
         with trio.move_on_after(most_s):
             await self._resume.wait()
-        self._sidecar.resume()
-        self._log(f"stop: SIGCONT, after {trio.current_time() - began:.1f} s")
+        self.sidecar.resume()
+        self.log(f"stop: SIGCONT, after {trio.current_time() - began:.1f} s")

@@ -119,11 +119,9 @@ def table(referee: Referee) -> Iterator[tuple[str, list[int]]]:
 
 
 def summary(referee: Referee, done: Mapping[str, int]) -> Iterator[str]:
-    """The summary: what happened to the users, how late it was reported, and the faults.
+    """What happened to the users, how late it was reported, and the faults.
 
-    Args:
-        referee: Has counted it.
-        done: How often each action was performed.
+    *done* says how often each action was performed.
     """
     yield ""
     yield _row("", COLUMNS)

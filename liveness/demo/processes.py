@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -39,27 +40,22 @@ class ChildLost(LivenessError):
     """The sidecar or the gateway did not start, or has ended by itself."""
 
 
+@dataclass(eq=False)
 class Child:
-    """A child process across its restarts; killed when `run` is cancelled.
+    """A child process across its restarts; killed when `run` is cancelled."""
 
-    Args:
-        name: For messages.
-        command: Arguments for this Python.
-        log: The file for its output.
-        ready: Matches its output once it is ready; the group is its address.
-    """
+    name: str
+    command: Sequence[str]  # arguments for this Python
+    log: Path  # for its output
+    ready: re.Pattern[
+        str
+    ]  # matches its output once it is ready; group 1 is its address
 
-    def __init__(
-        self, name: str, command: Sequence[str], *, log: Path, ready: re.Pattern[str]
-    ) -> None:
-        self.name = name
+    def __post_init__(self) -> None:
         self.state = "starting"
         self.is_lost = False
         self.address = ""
         self.up_at = 0.0
-        self._command = command
-        self._log = log
-        self._ready = ready
         self._process: subprocess.Popen[bytes] | None = None
         self._is_restarting = False
         self._up = trio.Event()
@@ -118,16 +114,16 @@ class Child:
 
     def last_lines(self) -> str:
         """The end of its output, indented."""
-        lines = self._log.read_text(errors="replace").splitlines()
+        lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(f"    {line}" for line in lines[-LAST_LINES:])
 
     @contextmanager
     def _launched(self) -> Iterator[subprocess.Popen[bytes]]:
         """Starts the process; from the main thread, as parent_death.py requires."""
         launcher = [sys.executable, "-I", "-S", str(PARENT_DEATH), str(os.getpid())]
-        with self._log.open("wb") as log:
+        with self.log.open("wb") as log:
             process = subprocess.Popen(
-                [*launcher, sys.executable, *self._command],
+                [*launcher, sys.executable, *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -144,7 +140,7 @@ class Child:
     async def _until_ready(self, process: subprocess.Popen[bytes]) -> None:
         with trio.move_on_after(START_S):
             while process.poll() is None:
-                if found := self._ready.search(self._log.read_text(errors="replace")):
+                if found := self.ready.search(self.log.read_text(errors="replace")):
                     self.address = found[1]
                     return
                 await trio.sleep(POLL_S)

@@ -79,10 +79,7 @@ class UserState:
 class Referee:
     """Checks records against what users did, and counts faults.
 
-    Args:
-        plans: The behaviour of each simulated user, by uid.
-        timeout_s: The silence after which a user is to be reported.
-        flush_s: How long the gateway may collect activities before it sends them.
+    The gateway may collect activities for `flush_s` before it sends them.
     """
 
     def __init__(
@@ -151,10 +148,7 @@ class Referee:
     def hung_up(self, uid: str, reason: str, at: float) -> None:
         """A user's connection has ended; a fault if it should have stayed.
 
-        Args:
-            uid: The user.
-            reason: The gateway's last message; may be empty.
-            at: Now.
+        The reason is the gateway's last message, or "".
         """
         self._note_standstill(at)
         user = self.users[uid]
@@ -188,13 +182,7 @@ class Referee:
     # --- records --------------------------------------------------------------------
 
     def check(self, record: Record, *, decided: float, at: float) -> None:
-        """Checks a record.
-
-        Args:
-            record: As it was received.
-            decided: When it was decided, by its stamp.
-            at: Now.
-        """
+        """Checks a record that was decided at one moment, and received at the other."""
         self._note_standstill(at)
         if record["kind"] == TIMER:
             calm_since = self._reminders_calm_since(at)

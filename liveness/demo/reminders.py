@@ -42,10 +42,7 @@ class Reminder:
 class Reminders:
     """Checks timer records against what users asked for.
 
-    Args:
-        fault: Called with each fault: kind, key, description, and when.
-        grace_s: The longest that a reminder takes from a user to the sidecar's disk, or
-            back, in calm times.
+    It calls `fault` with each fault: kind, key, description, and when.
     """
 
     def __init__(
@@ -72,14 +69,7 @@ class Reminders:
         )
 
     def asks(self, key: str, seconds: float, *, at: float, is_safe: bool) -> None:
-        """A user is about to ask for a reminder.
-
-        Args:
-            key: The key of its timer.
-            seconds: When it is to fire, from now.
-            at: Now.
-            is_safe: Whether the gateway is up to read this.
-        """
+        """A user is about to ask for a reminder; *is_safe* if the gateway is up."""
         self.by_key[key] = Reminder(at, at + seconds, may_be_lost=not is_safe)
 
     def cancels(self, key: str, *, at: float, is_safe: bool) -> None:

@@ -24,11 +24,7 @@ class Terminal:
     """Takes over a terminal while it is entered.
 
     Pictures are drawn into memory, and a thread writes them: a terminal stopped by Ctrl-S
-    delays nothing else.
-
-    Args:
-        out: Where pictures are drawn.
-        keys: Where keys are read, if it is a terminal and we are in its foreground.
+    delays nothing else. Keys are read if we are in the foreground of their terminal.
     """
 
     def __init__(self, out: TextIO, keys: TextIO) -> None:

@@ -12,7 +12,7 @@ import re
 import sys
 from argparse import ArgumentParser
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from random import choice, uniform
@@ -43,35 +43,19 @@ SAYINGS: Final = ("hello", "who is there?", "nice weather", "what a day", "so lo
 MAX_LINE: Final = 200
 
 
+@dataclass(eq=False, kw_only=True)
 class User:
-    """One simulated user.
+    """One simulated user."""
 
-    Args:
-        plan: What it does, in seconds from the call of `live`.
-        host: The gateway's address.
-        port: The gateway's port.
-        timeout_s: The silence after which a user is offline.
-        back_s: The longest pause before it reconnects.
-        referee: Is notified of what it does.
-    """
+    plan: Plan  # in seconds from the call of `live`
+    host: str = HOST
+    port: int
+    timeout_s: float  # the silence after which a user is offline
+    back_s: float  # the longest pause before it reconnects
+    referee: Referee  # is notified of what the user does
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        host: str = HOST,
-        port: int,
-        timeout_s: float,
-        back_s: float,
-        referee: Referee,
-    ) -> None:
-        self.plan = plan
+    def __post_init__(self) -> None:
         self.lines_said = 0
-        self._host = host
-        self._port = port
-        self._timeout_s = timeout_s
-        self._back_s = back_s
-        self._referee = referee
         self._moment = 0.0
         self._errands = deque[tuple[float, dict[str, object]]]()  # moments, and lines
         self._is_done = False  # has left, or will never write again
@@ -92,21 +76,21 @@ class User:
             await self._connect()
             if self._is_done:
                 return
-            await trio.sleep(uniform(LEAST_BACK_S, self._back_s))
+            await trio.sleep(uniform(LEAST_BACK_S, self.back_s))
 
     def fall_silent(self) -> None:
         """Writes nothing from now on, whatever the plan."""
         self._is_done = True
-        self._referee.silenced(self.plan.uid)
+        self.referee.silenced(self.plan.uid)
 
     async def _connect(self) -> None:
         """Uses one connection until it ends, or cannot be opened."""
         uid = self.plan.uid
         self._received = b""
-        self._referee.connects(uid, trio.current_time())
+        self.referee.connects(uid, trio.current_time())
         try:
             async with (
-                await trio.open_tcp_stream(self._host, self._port) as stream,
+                await trio.open_tcp_stream(self.host, self.port) as stream,
                 trio.open_nursery() as nursery,
             ):
                 nursery.start_soon(self._listen, stream, nursery.cancel_scope)
@@ -116,12 +100,12 @@ class User:
             pass  # the gateway is not up
         except* trio.BrokenResourceError:
             pass  # the gateway hung up first
-        self._referee.hung_up(uid, self._reason(), trio.current_time())
+        self.referee.hung_up(uid, self._reason(), trio.current_time())
 
     async def _write(self, stream: trio.SocketStream) -> None:
         """Writes lines until the moment of the plan, and then logs out or falls silent."""
         while trio.current_time() < self._moment and not self._is_done:
-            pause_s = uniform(LEAST_PAUSE, MOST_PAUSE) * self._timeout_s
+            pause_s = uniform(LEAST_PAUSE, MOST_PAUSE) * self.timeout_s
             errand_at = self._errands[0][0] if self._errands else inf
             next_at = trio.current_time() + pause_s
             await trio.sleep_until(min(next_at, errand_at, self._moment))
@@ -132,17 +116,17 @@ class User:
             return
         self._is_done = True
         if self.plan.behaviour is Behaviour.LOGOUT:
-            self._referee.leaves(self.plan.uid, trio.current_time())
+            self.referee.leaves(self.plan.uid, trio.current_time())
             await self._send(stream, logout=1)
         else:
-            self._referee.falls_silent(self.plan.uid)
+            self.referee.falls_silent(self.plan.uid)
 
     def _next_line(self) -> dict[str, object]:
         """An errand that is due, or else chat or a ping."""
         now = trio.current_time()
         if self._errands and self._errands[0][0] <= now:
             _, line = self._errands.popleft()
-            self._referee.asks(self.plan.uid, line, now)
+            self.referee.asks(self.plan.uid, line, now)
             return line
         if self.plan.behaviour is Behaviour.CHAT:
             self.lines_said += 1
@@ -156,10 +140,10 @@ class User:
             self._received = self._received[-MAX_LINE:] + data
             if not has_joined and b'{"joined"' in self._received:
                 has_joined = True
-                self._referee.joined(self.plan.uid, trio.current_time())
+                self.referee.joined(self.plan.uid, trio.current_time())
             if b'"reminder"' in self._received:
                 for uid, what in REMINDER.findall(self._received):
-                    self._referee.heard(uid.decode(), what.decode())
+                    self.referee.heard(uid.decode(), what.decode())
         scope.cancel()
 
     def _reason(self) -> str:
@@ -171,20 +155,14 @@ class User:
             return ""
 
     async def _send(self, stream: trio.SocketStream, **content: object) -> None:
-        self._referee.wrote(self.plan.uid, trio.current_time())
+        self.referee.wrote(self.plan.uid, trio.current_time())
         await stream.send_all(json.dumps(content).encode() + b"\n")
 
 
 async def crowd(host: str, port: int, *, count: int, timeout_s: float) -> None:
     """Runs users at a gateway, each with one plan after the other, until cancelled.
 
-    The records are not checked.
-
-    Args:
-        host: The gateway's address; it need not be up yet.
-        port: The gateway's port.
-        count: How many users.
-        timeout_s: The silence after which a user is offline.
+    The gateway need not be up yet. The records are not checked.
     """
     plans = planned(count, seconds=LIFE_S, timeout_s=timeout_s, flush_s=0)
     back_s = joining_s(count)
@@ -195,7 +173,7 @@ async def crowd(host: str, port: int, *, count: int, timeout_s: float) -> None:
             behaviours = {plan.uid: plan.behaviour}
             referee = Referee(behaviours, timeout_s=timeout_s, flush_s=0)
             with trio.move_on_after(uniform(1, 2) * LIFE_S):
-                await user(plan, referee=referee).live()
+                await user(plan=plan, referee=referee).live()
             plan = replace(plan, joins_s=uniform(LEAST_BACK_S, back_s))
 
     async with trio.open_nursery() as nursery:
