@@ -64,7 +64,7 @@ class BenchOptions:
 
 
 def full(users: int) -> BenchOptions:
-    """The options under which the floors for so many users are promised."""
+    """The options for which the floors of that number of users are promised."""
     is_large = users > BenchOptions().users
     sizes = tuple(size for size in SIZES if size <= 4 * users)
     return BenchOptions(users=users, rate=33_000 if is_large else 3_000, sizes=sizes)

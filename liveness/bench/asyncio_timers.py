@@ -93,7 +93,7 @@ class ConnectionTimers(asyncio.Protocol):
 
 
 async def main(path: str) -> None:
-    """Serves for ever."""
+    """Serves until it is killed."""
     loop, users = asyncio.get_running_loop(), UserTimers()
     server = await loop.create_unix_server(lambda: ConnectionTimers(users), path)
     await server.serve_forever()

@@ -17,7 +17,8 @@ from liveness.console.progress import Stage, passing
 CALL_NS: Final = 400.0
 LIBRARY_PERCENT: Final = 2.0
 
-# The floors are for so many users; a million would take minutes and show the same.
+# The users that the floors are promised for. A million would take minutes, with the same
+# result.
 MOST_USERS: Final = 100_000
 LOOPS: Final = ("asyncio", "trio")
 WINDOW_S: Final = 10.0

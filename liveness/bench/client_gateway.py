@@ -3,7 +3,7 @@
     python -m liveness.bench.client_gateway SOCKET BACKEND USERS SECONDS
 
 BACKEND is asyncio, trio, or threads for the library without an event loop. It prints lines
-of JSON: the stages as they begin, and at last the costs.
+of JSON: each stage as it begins, and finally the costs.
 """
 
 import json
@@ -92,7 +92,7 @@ def _rounds(
     The caller has to flush the reports each time that this yields.
     """
     for number in range(1, ROUNDS + 1):
-        _print(stage=f"all users log in, send and log out, {number} of {ROUNDS}")
+        _print(stage=f"everyone logs in, sends and logs out, {number} of {ROUNDS}")
         users = [(uid, sidecar.new_conn()) for uid in uids]
         for name in CALLS:
             took_ns = _timed(getattr(sidecar, name), _shuffled(users))

@@ -15,7 +15,7 @@ from liveness.bench.systems import Stream
 
 
 def main(path: str) -> None:
-    """Drains links for ever."""
+    """Drains links until it is killed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen()

@@ -47,8 +47,8 @@ class Floors:
     silence_s: float | None = None
     silence_mb: float | None = None
     ready_s: float | None = None  # from exec to ready, with all users restored
-    # A user that is not reported so long after its deadline counts as missing. Twice what
-    # is promised, or long.
+    # A user that is not reported this long after its deadline counts as missing: twice
+    # what is promised, or long.
     patience_s: float = 600.0
 
 

@@ -19,10 +19,10 @@ from liveness.bench.verdict import Verdict, judge, p99_ms, quantile
 from liveness.console.progress import Stage
 
 SILENT: Final = 10_000
-# At least so many other users are online for each that falls silent.
+# For each user that falls silent, at least this number of others are online.
 OTHERS_EACH: Final = 9
-# A user not reported so long after its deadline counts as not reported. A run shorter
-# than the full one waits for at most `WINDOWS` of its windows.
+# A user that is reported later than this after its deadline counts as not reported. A run
+# shorter than the full one waits for at most `WINDOWS` of its windows.
 PATIENCE_S: Final = 60.0
 WINDOWS: Final = 2
 TOLD: Final = "told within {:g} s"

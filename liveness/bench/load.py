@@ -23,7 +23,8 @@ from liveness.errors import LivenessError
 BATCH: Final = 1_000
 MAX_BATCH: Final = 4_000  # that every server accepts in a frame
 RECEIVE_BYTES: Final = 262_144
-# Above this rate, in frames a second, the frames of one such period are written together.
+# Above this rate, in frames a second, the frames of each period of `GATHER_S` are written
+# together.
 GATHER_ABOVE: Final = 5_000
 GATHER_S: Final = 0.002
 ANSWER_S: Final = (
@@ -42,7 +43,7 @@ class Moment(NamedTuple):
     wall_ms: float
 
     def after(self, seconds: float) -> "Moment":
-        """The moment so many seconds later."""
+        """The moment this many seconds later."""
         return Moment(self.mono + seconds, self.wall_ms + 1000 * seconds)
 
 
@@ -131,7 +132,7 @@ class WaitableCount:
             self._changed.notify_all()
 
     def finish(self, end: str) -> None:
-        """Let nobody wait any more."""
+        """Wake all that wait; the count will not rise again."""
         with self._changed:
             self.end = end
             self._changed.notify_all()

@@ -1,8 +1,8 @@
 """Replaces the sidecar under load, with its socket kept open: how much later are offlines?
 
 The gateways use the client library. Most users stay and send in turns. Others arrive all
-the time: every second one logs out after it was reported online, the rest never send
-anything again. The next process must report all of them.
+the time: every second one logs out after it was reported online; the others send nothing
+after their login. The next process must report all of them.
 """
 
 import logging
@@ -181,11 +181,11 @@ def replacement(options: BenchOptions, stage: Stage) -> list[Figure]:
     ):
         sidecar.start()
         load = ReplacementLoad(options)
-        stage("everyone logs in by the library", None)
+        stage("everyone logs in through the library", None)
         running = threads.submit(trio.run, load.run, sidecar.socket)
         try:
             _wait(load.all_online, running)
-            stage("users come, speak, leave and fall silent", passing(after_s))
+            stage("users arrive, send, log out and fall silent", passing(after_s))
             _sleep(running, after_s)
             stage("a planned replacement under load", passing(after_s))
             planned = _replaced(sidecar, sidecar.stop)

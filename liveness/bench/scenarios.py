@@ -21,11 +21,11 @@ from liveness.console.progress import Stage, passing
 
 IDLE_SETTLE_S: Final = 1.0  # until the work after a start is over
 IDLE_S: Final = 5.0
-# After a restart nobody is judged before the gateways had time to reconnect. An offline
-# of a clock that was not renewed comes at most so long after its deadline.
+# After a restart the sidecar ends no session until the gateways had time to reconnect. So
+# the offline of a clock that was not renewed may come this long after its deadline.
 RENEWED_S: Final = 2.0
 LIST_PIECE_BYTES: Final = 65_536
-# The floors of the virtual day are for at most so many users.
+# The floors of the virtual day are promised for at most this number of users.
 BORDERS_USERS: Final = 1_000_000
 
 
@@ -176,7 +176,7 @@ def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
         crash_s = sidecar.start()
         with LoadGateway(sidecar.socket) as third:
             _send_keepalives(third, users)
-            stage("everyone speaks and is watched", passing(watch_s))
+            stage("everyone sends, nobody may go offline", passing(watch_s))
             until = time.perf_counter() + watch_s
             while (left_s := until - time.perf_counter()) > 0:
                 time.sleep(min(left_s, options.timeout_s / 3))

@@ -76,7 +76,7 @@ def sidecar(folder: Path, *, env: Mapping[str, str] = AS_INSTALLED) -> SidecarPr
 def measured(
     start: Callable[[Path], SidecarProcess | AsyncioTimers], folder: Path, count: int
 ) -> Iterator[MeasuredSidecar]:
-    """A running server, and a gateway with so many users."""
+    """A running server, and a gateway with *count* users."""
     users = LoadUsers(count)
     with start(folder) as server:
         server.start()

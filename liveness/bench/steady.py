@@ -13,7 +13,7 @@ from liveness.bench.verdict import judge, mistakes, p99_ms, quantile
 from liveness.console.progress import Stage
 
 SETTLE_S: Final = 1.0  # after the logins
-# So many users a second fall silent. They have the short timeout.
+# Users that fall silent each second. They have the short timeout.
 FALLS_PER_S: Final = 50
 
 
@@ -49,8 +49,8 @@ def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
         stage("everyone logs in", None)
         _log_in(gateway, users, falling, options.timeout_s)
         pace = Pace(gateway, rate=options.rate)
-        stage("users speak, some fall silent", lambda: pace.count / len(order))
-        with Window(sidecar) as speaking:
+        stage("users send, some fall silent", lambda: pace.count / len(order))
+        with Window(sidecar) as sending:
             pace.run(frames[:silent])
         pace.run(frames[silent:due])
         with Window(sidecar) as window:
@@ -65,9 +65,9 @@ def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
     }
     verdict = judge(gateway.notices, last, timeout_s=options.timeout_s)
     decided_s, delivered_s = verdict.decided_s, verdict.delivered_s
-    speaking_cpu, cpu = speaking.server_percent, window.server_percent
-    cpu_name = f"server CPU with {FALLS_PER_S} offlines a second"
-    idle_cpu_name = "server CPU while all speak, nobody due"
+    sending_cpu, cpu = sending.server_percent, window.server_percent
+    falling_name = f"server CPU with {FALLS_PER_S} offlines a second"
+    sending_name = "server CPU while all speak, nobody due"
     count = len(order) - due
     rows: list[tuple[str, float, str, float | None]] = [
         ("decided p99", p99_ms(decided_s), "ms", DECIDED_MS),
@@ -78,8 +78,8 @@ def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
     return [
         *(Figure("steady", *row) for row in rows),
         *mistakes("steady", verdict),
-        Figure("steady", idle_cpu_name, speaking_cpu, "%", floor.speaking_cpu_percent),
-        Figure("steady", cpu_name, cpu, "%", floor.steady_cpu_percent),
+        Figure("steady", sending_name, sending_cpu, "%", floor.speaking_cpu_percent),
+        Figure("steady", falling_name, cpu, "%", floor.steady_cpu_percent),
         Figure("steady", "server CPU a frame", window.server_ns(count), "ns"),
         Figure("steady", "frames a second", count / window.took_s, ""),
         Figure("steady", "load CPU", window.load_percent, "%"),

@@ -14,7 +14,8 @@ from liveness.bench.load import LoadGateway, LoadUsers, Moment, Notices, now
 from liveness.bench.verdict import judge, p99_ms
 
 PER_S: Final = 50
-# A user not reported so long after the end counts as missing; it is far beyond any floor.
+# A user that is not reported this long after the end counts as missing. It is far beyond
+# any floor.
 PATIENCE_S: Final = 5.0
 # Logins sent at once. In a larger burst the last would be read long after it was written,
 # which would count as lateness.

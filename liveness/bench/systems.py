@@ -1,4 +1,4 @@
-"""The interface of the systems that are compared: all can tell which users fell silent.
+"""The interface of the systems that are compared: all can report silent users.
 
 Each is a real process, driven with bytes that were encoded beforehand.
 """
@@ -61,4 +61,4 @@ class System(ABC):
 
     @abstractmethod
     def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
-        """Wait for so many silent users, until a monotonic moment; return all reported."""
+        """Wait for silent users, until a monotonic moment; return all that are reported."""

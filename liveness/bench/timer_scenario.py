@@ -33,22 +33,23 @@ PENDING_A_USER: Final = 100
 # connected. So some forty a second fire during the other measurements.
 SPREAD_MS: Final = 3 * 86_400_000
 # Typical delays: an unfinished login, an unacknowledged message, a reminder, a deadline,
-# an order that nobody rated.
+# a request to rate an order.
 AFTER_S: Final = (5.0, 10.0, 86_400.0, 172_800.0, 259_200.0)
 PAYLOAD: Final = '{"room": 17}'
 # Timers created a second, and as many cancelled: the promised rate, and some more for the
 # time of the last pong.
 CREATED_PER_S: Final = 10_500
-# Each of them is cancelled so much later.
+# The time until each of them is cancelled.
 CANCELLED_AFTER_S: Final = 2.0
 PING_EVERY_S: Final = 0.2
 FIRST_STRAGGLER_S: Final = 3.0
 FIRING_PER_S: Final = 1_000
 FIRING_AFTER_S: Final = 5.0
-# Timers that come due at one moment are created in this time, plus a second for so many.
+# Timers that come due at the same moment are created in `CREATING_S`, plus a second for
+# each `CREATING_PER_S` of them.
 CREATING_S: Final = 3.0
 CREATING_PER_S: Final = 8_000
-# A timer that is not delivered so long after its time counts as missing.
+# A timer that is not delivered this long after its time counts as missing.
 PATIENCE_S: Final = 60.0
 # The longest wait after a start until the timers of the next hour are in memory.
 LOADED_S: Final = 60.0
@@ -145,7 +146,7 @@ def _create_and_cancel(
         senders.send(users.logins(range(len(users))))
         senders.ping()
         flow = _Flow(gateway, _keys(_Flow.count(seconds)))
-        stage("timers come and go", flow.share)
+        stage("timers are created and cancelled", flow.share)
         first_due = time.perf_counter() + FIRST_STRAGGLER_S
         with (
             Stragglers(
@@ -163,7 +164,7 @@ def _create_and_cancel(
             )
         flow.cancel_the_rest()
         random_flow = _Flow(gateway, _random_keys(_Flow.count(seconds / 3)))
-        stage("timers with random keys come and go", random_flow.share)
+        stage("timers with random keys are created and cancelled", random_flow.share)
         random_per_s = random_flow.run()
         random_flow.cancel_the_rest()
         # Until the last of the cancelled ones with a short delay would have fired.
@@ -208,7 +209,7 @@ class _Flow:
 
     @staticmethod
     def count(seconds: float) -> int:
-        """How many keys are needed for so many seconds."""
+        """How many keys a flow of *seconds* needs."""
         return round((seconds + CANCELLED_AFTER_S) * CREATED_PER_S)
 
     @property

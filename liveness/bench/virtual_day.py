@@ -28,13 +28,13 @@ DAY_S: Final = 86_400
 TIMEOUT_S: Final = 30.0  # of the other users
 SLOTS: Final = 30
 
-# Other users that come due each second around each border. They log in `LEAD_S` before it,
-# and come due until `BUSY_S` after it, the longest that the million keeps the wheel busy.
+# Other users that come due each second around a border. They log in `LEAD_S` before it, and
+# come due until `BUSY_S` after it, the longest that the million keeps the wheel busy.
 OTHERS_PER_S: Final = 1_000
 LEAD_S: Final = 2.0
 BUSY_S: Final = 10.0
-# Only users count that are due from so long before a border until so long after the wheel
-# is done with it. Among more of them a stall would vanish in the 99th percentile.
+# Only users count that are due from this long before a border until this long after the
+# wheel is done with it. Among more of them a stall would not show in the 99th percentile.
 MARGIN_S: Final = 0.1
 
 

@@ -124,7 +124,7 @@ def _impossible(seconds: float, users: int, timeout: float) -> str:
     most_users = int(MOST_USERS_PER_TIMEOUT_S * timeout)
     if users > most_users:
         return (
-            f"{users} users with a timeout of {timeout:g} s speak more often than one "
+            f"{users} users with a timeout of {timeout:g} s write more often than one "
             f"process can read; use --users {most_users} or less, or a longer --timeout"
         )
     least_s = joining_s(users) + timeout + LEAST_MORE_S

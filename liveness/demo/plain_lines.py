@@ -93,7 +93,7 @@ class PlainLines:
 
 
 def status(seconds: float, *, said: int, referee: Referee) -> str:
-    """The state after so many *seconds*, on one line."""
+    """The state after *seconds*, on one line."""
     counts = [f"online {referee.online}", f"said {said}"]
     counts += [f"{how} {_ended(referee, how)}" for how in ("silence", "logout")]
     counts.append(f"reminders {referee.reminders.fired}")
@@ -135,12 +135,12 @@ def summary(referee: Referee, done: Mapping[str, int]) -> Iterator[str]:
     if referee.lateness_s:
         yield (
             f"    from a user's last line + {referee.timeout_s:g} s to the record; up to "
-            f"{referee.flush_s:.3f} s are the gateway's, which collects signs of life"
+            f"{referee.flush_s:.3f} s are the gateway's, which collects activity"
         )
     if referee.not_measured:
         yield (
-            f"    {referee.not_measured} more were not measured: meanwhile something was "
-            "cut, stopped or restarted, or this process stood still"
+            f"    {referee.not_measured} more were not measured: a process was killed, "
+            "stopped or restarted meanwhile, or this one stood still"
         )
     yield reminders(referee)
     yield "faults: " + ", ".join(f"{kind} {referee.faults_of[kind]}" for kind in FAULTS)

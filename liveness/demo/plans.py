@@ -1,8 +1,8 @@
 """What each simulated user does, and when.
 
-A gateway must tell four kinds of users apart: those that chat, those that are only there,
-those that log out, and those that fall silent with the connection open, as somebody does
-who drives into a tunnel. Only the silence itself tells the last kind from the second.
+There are four kinds: users that chat, users that only send keepalives, users that log out,
+and users that fall silent with the connection open, as on a train in a tunnel. A gateway
+can tell the last kind from the second only by the silence itself.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from math import inf
 from typing import Final
 
 MOST_JOINS_PER_S: Final = 250
-# A logout comes at least so long before the end, and a silence that plus its timeout: a
+# A logout comes at least this long before the end, and a silence this plus its timeout. A
 # missed one is noticed after a second, and half a second is spare.
 LAST_S: Final = 1.5
 # A line goes to every user in the room, so in a large room only a few may chat.

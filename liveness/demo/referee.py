@@ -1,4 +1,4 @@
-"""Was every user reported who had to be, neither early nor late, and nobody else?
+"""Checks that each silent user is reported on time, and that no other user is.
 
 The referee compares two things: what each simulated user did, which the user itself
 reports, and the records, which a watcher reads. It checks gateway and sidecar, which are
@@ -23,7 +23,7 @@ from liveness.demo.reminders import Reminders, timer_key
 
 GUEST: Final = "guest"
 FAULTS: Final = ("early", "missed", "false")
-# A user counts as missed so long after its deadline, plus the time that the gateway may
+# A user counts as missed this long after its deadline, plus the time that the gateway may
 # take to pass on an activity.
 GRACE_S: Final = 1.0
 # `check_overdue` is called ten times a second. After such a pause this process stood still.
@@ -156,7 +156,7 @@ class Referee:
         user.connected_at = user.joined_at = None
         has_record = reason in ("silence", "moved")  # the record is checked instead
         if was_active and not has_record and connected_at > self._gateway_killed_at:
-            what = f"was cut off by a gateway that is there: {reason or 'no reason'}"
+            what = f"was cut off by a running gateway: {reason or 'no reason'}"
             self._fault("false", uid, what, at)
 
     def active_users(self) -> list[str]:
@@ -258,13 +258,13 @@ class Referee:
         self, uid: str, user: UserState, how: str, *, decided: float, at: float
     ) -> None:
         if how != "moved" and user.online_since is None:
-            self._fault("false", uid, "was not online and was reported offline", at)
+            self._fault("false", uid, "was reported offline and was not online", at)
         elif how == "silence":
             self._check_silence(uid, user, decided=decided, at=at)
         elif how == "gateway_lost" and user.has_this_session:
             self._fault("false", uid, "was reported lost and is connected", at)
         elif how == "logout" and user.has_this_session and user.left_at is None:
-            what = f"was to {user.behaviour} and has not logged out"
+            what = f"was reported as logged out; its plan is to {user.behaviour}"
             self._fault("false", uid, what, at)
 
     def _check_silence(
@@ -278,7 +278,7 @@ class Referee:
         elif self._disruptions or wrote < self._recovered_at:
             self.not_measured += 1
         elif not user.is_silent:
-            what = f"was to {user.behaviour} and was reported silent"
+            what = f"was reported silent; its plan is to {user.behaviour}"
             self._fault("false", uid, what, at)
         else:
             late_s = at - wrote - self.timeout_s

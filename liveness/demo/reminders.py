@@ -1,4 +1,4 @@
-"""Did each reminder fire once, not early, and never after it was cancelled?
+"""Checks that each reminder fires once, not early, and never after it was cancelled.
 
 This is the referee's part for reminders. Like the referee it has no clock. Its
 `calm_since` is the moment since which there was no disruption; inf while there is one.
@@ -49,7 +49,7 @@ class Reminders:
         self, fault: Callable[[str, str, str, float], None], *, grace_s: float
     ) -> None:
         self.by_key: dict[str, Reminder] = {}
-        self.guests = 0  # reminders fired that guests asked for
+        self.guests = 0  # fired reminders of guests
         self.lateness_s: list[float] = []
         self._fault = fault
         self._grace_s = grace_s
@@ -102,18 +102,18 @@ class Reminders:
             return
         early_s = reminder.due_at - decided
         if early_s > 0:
-            self._fault("early", key, f"came {early_s:.3f} s too early", inf)
+            self._fault("early", key, f"fired {early_s:.3f} s too early", inf)
         if reminder.is_cancel_safe:
-            self._fault("false", key, "came and was cancelled before", at)
+            self._fault("false", key, "fired although it was cancelled", at)
         was_calm = reminder.fired_at >= calm_since
         if attempt in reminder.attempts:
             # A gateway that was killed has forgotten its attempts. The sidecar delivers
             # one that it had not received again, with the same number.
             if was_calm or not self._was_gateway_killed:
-                self._fault("false", key, f"came twice as attempt {attempt}", at)
+                self._fault("false", key, f"fired twice as attempt {attempt}", at)
         elif reminder.attempts:
             if was_calm:
-                self._fault("false", key, f"came again, as attempt {attempt}", at)
+                self._fault("false", key, f"fired again, as attempt {attempt}", at)
         elif reminder.due_at >= calm_since:
             self.lateness_s.append(at - reminder.due_at)
         reminder.attempts.add(attempt)
@@ -129,13 +129,13 @@ class Reminders:
             what = ""
             if reminder.attempts:
                 if is_past(reminder.fired_at) and not reminder.is_heard:
-                    what = "came, and nobody in the room has heard it"
+                    what = "fired, and nobody in the room received it"
             elif not reminder.may_be_lost:
                 reminder.is_safe |= is_past(reminder.asked_at)
                 if reminder.cancelled_at is not None:
                     reminder.is_cancel_safe |= is_past(reminder.cancelled_at)
                 elif is_past(reminder.due_at):
-                    what = f"was due {at - reminder.due_at:.3f} s ago"
+                    what = f"was due {at - reminder.due_at:.3f} s ago and has not fired"
             if what and not reminder.is_missed:
                 reminder.is_missed = True
                 self._fault("missed", key, what, at)

@@ -114,7 +114,7 @@ class Terminal:
             self._write(data)
 
     def _write(self, data: bytes) -> None:
-        # Not through the stream: an abandoned write would hold its lock for ever.
+        # Not through the stream: an abandoned write would never release its lock.
         with self._writing:
             while data:
                 data = data[os.write(self._out.fileno(), data) :]
