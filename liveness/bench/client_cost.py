@@ -35,9 +35,7 @@ def client(options: BenchOptions, stage: Stage) -> list[Figure]:
         sidecar.start()
         for backend in (*LOOPS, "threads"):
             costs = _costs(sidecar, backend, users, window_s, stage)
-            figures += _calls(backend, costs)
-            if backend in LOOPS:
-                figures += _shares(backend, costs, window_s)
+            figures += _figures(backend, costs, window_s)
         sidecar.check()
     return figures
 
@@ -77,15 +75,18 @@ def _lines(
             sidecar.check()
 
 
-def _calls(backend: str, costs: dict[str, float]) -> Iterator[Figure]:
+def _figures(
+    backend: str, costs: dict[str, float], window_s: float
+) -> Iterator[Figure]:
+    has_loop = backend in LOOPS
     for name in CALLS:
-        most = CALL_NS if backend in LOOPS else None
+        most = CALL_NS if has_loop else None
         yield Figure("client", f"{backend}: {name}", costs[name], "ns", most)
-
-
-def _shares(backend: str, costs: dict[str, float], window_s: float) -> Iterator[Figure]:
-    with_it, without = (100 * costs[key] / window_s for key in ("with", "without"))
-    library = with_it - without
-    yield Figure("client", f"{backend}: library CPU", library, "%", LIBRARY_PERCENT)
-    yield Figure("client", f"{backend}: gateway CPU with it", with_it, "%")
-    yield Figure("client", f"{backend}: gateway CPU without", without, "%")
+    if has_loop:
+        with_it, without = (100 * costs[key] / window_s for key in ("with", "without"))
+        for name, percent, most in (
+            ("library CPU", with_it - without, LIBRARY_PERCENT),
+            ("gateway CPU with it", with_it, None),
+            ("gateway CPU without", without, None),
+        ):
+            yield Figure("client", f"{backend}: {name}", percent, "%", most)

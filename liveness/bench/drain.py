@@ -33,7 +33,7 @@ class Drain(Program):
     def __init__(self, folder: Path) -> None:
         self._socket = folder / "drain.sock"
         command = [*PYTHON, "liveness.bench.drain", str(self._socket)]
-        super().__init__(folder, command, env={})
+        super().__init__(folder, command)
 
     def is_ready(self) -> bool:
         """Whether it accepts links."""

@@ -78,11 +78,9 @@ class Pipeline:
 
 
 class OfflineStream:
-    """Collects the users that a system reports silent; a thread reads and stamps them.
+    """Collects the users that a system reports silent.
 
-    Args:
-        batches: Yields the uids that went offline, as they are reported.
-        stop: Ends the iteration of *batches*, from another thread.
+    A thread iterates over *batches* of uids and stamps them, until *stop* is called.
     """
 
     def __init__(
@@ -134,7 +132,7 @@ class PipelinedServer(Program):
     PROBE: ClassVar[bytes]  # a request that it answers once it is ready
 
     def __init__(self, folder: Path, address: Path | int, command: list[str]) -> None:
-        super().__init__(folder, command, env={})
+        super().__init__(folder, command)
         self.address = address
 
     def is_ready(self) -> bool:
@@ -175,14 +173,7 @@ def pipelined(
     folder: Path,
     _count: int,
 ) -> Iterator[PipelinedSystem]:
-    """A running server with both links.
-
-    Args:
-        start: Makes the server; it is killed at the end.
-        use: Makes the system.
-        listen: Yields the uids that a socket reports as silent.
-        folder: For the server's files.
-    """
+    """A running server with both links; *listen* yields the uids that it reports silent."""
     with start(folder) as server:
         server.start()
         with (

@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import IO, Final, NoReturn, Self, TypeAlias
@@ -40,31 +41,21 @@ class ProgramError(LivenessError):
         self.last_lines = last_lines
 
 
+@dataclass(eq=False)
 class Program(ABC):
     """A program that can be started and stopped several times on the same files.
 
     Leaving it as a context kills the process. If a `LoadError` or `OSError` leaves the
     block because the process had ended by itself, a `ProgramError` is raised instead.
-
-    Args:
-        folder: For its output.
-        command: The command line.
-        env: Variables that are added to its environment.
-        fds: Descriptors that it inherits.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        fds: Collection[int] = (),
-    ) -> None:
-        self._output = folder / "output"
-        self._command = command
-        self._env = env
-        self._fds = fds
+    folder: Path
+    command: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)  # added to its environment
+    fds: Collection[int] = ()  # that it inherits
+
+    def __post_init__(self) -> None:
+        self._output = self.folder / "output"
         self._process: subprocess.Popen[bytes] | None = None
         self._running = ExitStack()
 
@@ -94,11 +85,11 @@ class Program(ABC):
         with self._output.open("ab") as output:
             self._process = self._running.enter_context(
                 child(
-                    *self._command,
-                    env=self._env,
+                    *self.command,
+                    env=self.env,
                     stdout=output,
                     stderr=output,
-                    fds=self._fds,
+                    fds=self.fds,
                 )
             )
         while not self.is_ready():

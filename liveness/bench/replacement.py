@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 import trio.lowlevel
@@ -68,8 +68,7 @@ class Visitor:
         return self.ends[0][2] - self.arrived.mono - timeout_s
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGap:
+class ProcessGap(NamedTuple):
     """When a process was asked to end, and when its successor was ready (monotonic)."""
 
     ended: float

@@ -19,14 +19,9 @@ AS_INSTALLED: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class SidecarProcess(Program):
-    """One sidecar; it is ready once hello and `/readyz` succeed.
+    """One sidecar, with its socket, state and output in a folder.
 
-    Args:
-        folder: For its socket, its state and its output.
-        timeout_s: Its silence timeout.
-        slots: Slots of its wheel; None: the default.
-        env: Variables that are added to its environment.
-        listener: A listening socket that it inherits; None: it makes its own.
+    It inherits the socket *listener*, or makes its own.
     """
 
     def __init__(
@@ -65,14 +60,7 @@ class SidecarProcess(Program):
 
 @contextmanager
 def fresh_sidecar(folder: Path | None, *, timeout_s: float) -> Iterator[SidecarProcess]:
-    """A sidecar that is not started yet; it and its files are removed at the end.
-
-    Args:
-        folder: Where its own folder is made; None: in the temporary folder.
-        timeout_s: Its silence timeout.
-    Raises:
-        ProgramError: It ended by itself.
-    """
+    """A sidecar that is not started yet; it and its files are removed at the end."""
     with (
         temporary_folder(folder) as own,
         SidecarProcess(own, timeout_s=timeout_s) as sidecar,

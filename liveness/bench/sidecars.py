@@ -56,7 +56,7 @@ class AsyncioTimers(Program):
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "timers.sock"
         command = [*PYTHON, "liveness.bench.asyncio_timers", str(self.socket)]
-        super().__init__(folder, command, env={})
+        super().__init__(folder, command)
 
     def is_ready(self) -> bool:
         """Whether it welcomes a gateway."""

@@ -25,12 +25,9 @@ LEAST_S: Final = 2.0
 
 
 class Stragglers:
-    """Users of the gateway `stragglers`; 50 a second come due.
+    """Users of the gateway `stragglers`; 50 a second come due, for some *seconds*.
 
-    Args:
-        path: The server's socket.
-        first_s: When the first of them is due, from now; at least 3.
-        seconds: From the first to the last of them.
+    The first of them is due after *first_s*, at least 3.
     """
 
     def __init__(self, path: Path, *, first_s: float, seconds: float) -> None:

@@ -66,13 +66,17 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: str | None) -> 
         BenchError: A scenario failed, or the report cannot be written.
     """
     names = list(dict.fromkeys(chosen))
-    if problem := _problem(names, options):
+    has_comparison = bool(COMPARISONS & {*names})
+    problem = impossible_rate(options) if "steady" in names else ""
+    if not problem and has_comparison:
+        problem = system_kinds.missing_program(options)
+    if problem:
         tell(problem)
         return USAGE
     out = sys.stderr if report == "-" else sys.stdout
     began, facts = datetime.now(UTC), machine.facts(options.folder)
     print(machine.as_line(facts), file=out, flush=True)
-    left_out = system_kinds.plan(options).left_out if COMPARISONS & {*names} else []
+    left_out = system_kinds.plan(options).left_out if has_comparison else []
     for line in left_out:
         print(f"left out: {line}", file=out, flush=True)
     with _without_garbage_collection(), exit_on_signals():
@@ -91,14 +95,6 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: str | None) -> 
         }
         _write(f"{json.dumps(content, indent=2, default=str)}\n", report)
     return 0 if are_met(figures) else MISSED
-
-
-def _problem(names: Sequence[str], options: BenchOptions) -> str:
-    """Why these options cannot be measured, and what to do; "" if they can."""
-    problem = impossible_rate(options) if "steady" in names else ""
-    return problem or (
-        system_kinds.missing_program(options) if COMPARISONS & {*names} else ""
-    )
 
 
 def _measured(names: Sequence[str], options: BenchOptions, out: TextIO) -> list[Figure]:

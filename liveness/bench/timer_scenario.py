@@ -177,9 +177,11 @@ def _create_and_cancel(
         Figure("timers", "on disk p99", on_disk_ms, "ms"),
         *others,
         Figure("timers", "server CPU meanwhile", window.server_percent, "%"),
-        Figure("timers", "server CPU an order", window.server_ns(flow.orders), "ns"),
+        Figure(
+            "timers", "server CPU an order", window.server_ns(len(flow.frames)), "ns"
+        ),
         Figure("timers", "load CPU meanwhile", window.load_percent, "%"),
-        Figure("timers", "load behind its pace p99", p99_ms(flow.lags_s), "ms"),
+        Figure("timers", "load behind its pace p99", p99_ms(flow.pace.lags_s), "ms"),
         Figure("timers", "both a second, random keys", random_per_s, ""),
         Figure("timers", "on disk p99, random keys", random_on_disk_ms, "ms"),
         Figure("timers", "cancelled that fired", fired, "", NONE),
@@ -200,41 +202,31 @@ class _Flow:
         ahead = round(CANCELLED_AFTER_S * CREATED_PER_S)
         self._first = creates[:ahead]
         self._last = cancels[-ahead:]
-        self._both = [
+        self.frames = [
             frame
             for pair in zip(creates[ahead:], cancels, strict=False)
             for frame in pair
         ]
-        self._pace = Pace(gateway, rate=2 * CREATED_PER_S)
+        self.pace = Pace(gateway, rate=2 * CREATED_PER_S)
 
     @staticmethod
     def count(seconds: float) -> int:
         """How many keys a flow of *seconds* needs."""
         return round((seconds + CANCELLED_AFTER_S) * CREATED_PER_S)
 
-    @property
-    def orders(self) -> int:
-        """How many frames are written at the pace."""
-        return len(self._both)
-
-    @property
-    def lags_s(self) -> Sequence[float]:
-        """How late each frame was written."""
-        return self._pace.lags_s
-
     def share(self) -> float:
         """How much of it is done, from 0 to 1."""
-        return self._pace.count / len(self._both)
+        return self.pace.count / len(self.frames)
 
     def run(self) -> float:
         """Write all frames; return how many timers a second were created, on disk."""
         self._gateway.send(b"".join(self._first))
         self._gateway.ping()
-        self._pace.began = began = now()
+        self.pace.began = began = now()
         with _pinging(self._gateway) as self.waits_s:
-            self._pace.run(self._both)
+            self.pace.run(self.frames)
         self._gateway.ping()
-        return len(self._both) / 2 / (time.perf_counter() - began.mono)
+        return len(self.frames) / 2 / (time.perf_counter() - began.mono)
 
     def cancel_the_rest(self) -> None:
         """Cancel the timers that are left."""

@@ -15,8 +15,6 @@ import json
 import signal
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -130,17 +128,11 @@ class Gateway:
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serves one connection until either side ends it."""
-        try:
-            with self._counted():
-                await self._talk(stream)
-        except* trio.BrokenResourceError:
-            pass  # connections end that way
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
         self._open += 1
         try:
-            yield
+            await self._talk(stream)
+        except* trio.BrokenResourceError:
+            pass  # connections end that way
         finally:
             self._open -= 1
 

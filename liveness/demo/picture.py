@@ -14,7 +14,7 @@ from liveness.demo.demo_run import DemoRun, command
 from liveness.demo.gateway import HOST
 from liveness.demo.plain_lines import COLUMNS, lateness, reminders, table
 from liveness.demo.referee import FAULTS, Record
-from liveness.demo.script import keys
+from liveness.demo.script import KEYS
 from liveness.demo.tty import Terminal
 from liveness.demo.wheel_metrics import WheelMetrics, wheel_metrics
 
@@ -168,7 +168,7 @@ def _head(scene: Scene) -> Iterator[Text]:
     yield Text(scene.commands, style="dim")
     if scene.has_keys:
         line = Text()
-        for key, what in keys():
+        for key, what in KEYS.items():
             line.append(key, style="bold reverse").append(f" {what}  ")
         yield line
     else:

@@ -1,6 +1,5 @@
 """The actions of the demo, and its scripts: `--script "5 silence, 10 stop 3"`."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +31,7 @@ ACTIONS: Final = {
     "restart": Action(key="r", what="restart it"),
     "kill": Action(key="k", what="kill it"),
 }
+KEYS: Final = {**{action.key: action.what for action in ACTIONS.values()}, "q": "end"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,3 @@ def _float(text: str) -> float | None:
 
 def _error(text: str, problem: str) -> ScriptError:
     return ScriptError(f"--script: {text!r} {problem}")
-
-
-def keys() -> Iterator[tuple[str, str]]:
-    """Each key, and what it does."""
-    for action in ACTIONS.values():
-        yield action.key, action.what
-    yield "q", "end"
