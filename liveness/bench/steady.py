@@ -39,7 +39,6 @@ def steady(options: BenchOptions, stage: Stage) -> list[Figure]:
     users, falling, order = LoadUsers(options.users), _falling(options), _order(options)
     singles = [users.single(number) for number in range(len(users))]
     frames = [singles[number] for number in order]
-    frames = [singles[number] for number in order]
     silent = round(options.rate * options.seconds)
     due = silent + round(options.rate * options.timeout_s)
     floor = promised(options)
