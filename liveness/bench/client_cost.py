@@ -1,4 +1,4 @@
-"""The client library in gateways of their own: the cost of its calls, and its share."""
+"""The client library in gateway processes: what each call costs, and its share of CPU."""
 
 import json
 import select
@@ -7,66 +7,66 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any, Final
 
-from liveness.bench import BenchOptions, process
+from liveness.bench import BenchOptions
 from liveness.bench.figures import Figure
 from liveness.bench.load import LoadError
-from liveness.bench.process import PYTHON
-from liveness.bench.sidecar_process import Server, server
+from liveness.bench.program import PYTHON, child
+from liveness.bench.sidecar_process import SidecarProcess, fresh_sidecar
 from liveness.console.progress import Stage, passing
 
 CALL_NS: Final = 400.0
 LIBRARY_PERCENT: Final = 2.0
 
-# What is promised is of so many; with a million it would be minutes for the same.
+# The users that the floors are promised for. A million would take minutes, with the same
+# result.
 MOST_USERS: Final = 100_000
 LOOPS: Final = ("asyncio", "trio")
 WINDOW_S: Final = 10.0
-LOOK_S: Final = 0.5
-TIMEOUT_S: Final = 3_600.0  # nobody falls silent here
+CHECK_EVERY_S: Final = 0.5
+TIMEOUT_S: Final = 3_600.0  # no user falls silent here
 CALLS: Final = ("keepalive", "message", "login", "logout")
 
 
 def client(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """What the client library costs a gateway."""
-    window_s = min(options.seconds, WINDOW_S)
+    """Measures the client library with asyncio, with trio, and without an event loop."""
+    window_s, users = min(options.seconds, WINDOW_S), min(options.users, MOST_USERS)
     figures: list[Figure] = []
-    with server(options.folder, timeout_s=TIMEOUT_S) as sidecar:
+    with fresh_sidecar(options.folder, timeout_s=TIMEOUT_S) as sidecar:
         sidecar.start()
-        for face in (*LOOPS, "threads"):
-            users = min(options.users, MOST_USERS)
-            costs = _costs(sidecar, face, users, window_s, stage)
-            figures += _calls(face, costs)
-            if face in LOOPS:
-                figures += _shares(face, costs, window_s)
+        for backend in (*LOOPS, "threads"):
+            costs = _costs(sidecar, backend, users, window_s, stage)
+            figures += _figures(backend, costs, window_s)
         sidecar.check()
     return figures
 
 
 def _costs(
-    sidecar: Server, face: str, users: int, window_s: float, stage: Stage
+    sidecar: SidecarProcess, backend: str, users: int, window_s: float, stage: Stage
 ) -> dict[str, float]:
-    """Let a gateway measure, and tell of it while it does."""
-    arguments = [str(sidecar.socket), face, str(users), str(window_s)]
-    with process.child(
-        *PYTHON, "liveness.bench.chat", *arguments, env={}, stdout=subprocess.PIPE
-    ) as gateway:
+    """Runs a gateway that measures itself, and shows its progress."""
+    words = [*PYTHON, "liveness.bench.client_gateway", str(sidecar.socket)]
+    words += [backend, str(users), str(window_s)]
+    with child(*words, env={}, stdout=subprocess.PIPE) as gateway:
         for line in _lines(gateway, sidecar):
-            told: dict[str, Any] = json.loads(line)
-            if "costs" in told:
-                costs: dict[str, float] = told["costs"]
+            message: dict[str, Any] = json.loads(line)
+            if "costs" in message:
+                costs: dict[str, float] = message["costs"]
                 return costs
-            seconds = told.get("seconds")
-            stage(f"{face}: {told['stage']}", passing(seconds) if seconds else None)
+            seconds = message.get("seconds")
+            share = passing(seconds) if seconds else None
+            stage(f"{backend}: {message['stage']}", share)
         code = gateway.wait()
     how = "hung" if code == -signal.SIGALRM else f"ended with code {code}"
-    raise LoadError(f"a gateway process ({face}) {how}")
+    raise LoadError(f"a gateway process ({backend}) {how}")
 
 
-def _lines(gateway: subprocess.Popen[bytes], sidecar: Server) -> Iterator[bytes]:
-    """What it says; once the server has ended, waiting for more is no use."""
+def _lines(
+    gateway: subprocess.Popen[bytes], sidecar: SidecarProcess
+) -> Iterator[bytes]:
+    """The output of the gateway; raises if the sidecar ends meanwhile."""
     assert gateway.stdout is not None
     while True:
-        if select.select([gateway.stdout], [], [], LOOK_S)[0]:
+        if select.select([gateway.stdout], [], [], CHECK_EVERY_S)[0]:
             line = gateway.stdout.readline()
             if not line:
                 return
@@ -75,15 +75,18 @@ def _lines(gateway: subprocess.Popen[bytes], sidecar: Server) -> Iterator[bytes]
             sidecar.check()
 
 
-def _calls(face: str, costs: dict[str, float]) -> Iterator[Figure]:
+def _figures(
+    backend: str, costs: dict[str, float], window_s: float
+) -> Iterator[Figure]:
+    has_loop = backend in LOOPS
     for name in CALLS:
-        most = CALL_NS if face in LOOPS else None
-        yield Figure("client", f"{face}: {name}", costs[name], "ns", most)
-
-
-def _shares(face: str, costs: dict[str, float], window_s: float) -> Iterator[Figure]:
-    with_it, without = (100 * costs[one] / window_s for one in ("with", "without"))
-    library = with_it - without
-    yield Figure("client", f"{face}: library CPU", library, "%", LIBRARY_PERCENT)
-    yield Figure("client", f"{face}: gateway CPU with it", with_it, "%")
-    yield Figure("client", f"{face}: gateway CPU without", without, "%")
+        most = CALL_NS if has_loop else None
+        yield Figure("client", f"{backend}: {name}", costs[name], "ns", most)
+    if has_loop:
+        with_it, without = (100 * costs[key] / window_s for key in ("with", "without"))
+        for name, percent, most in (
+            ("library CPU", with_it - without, LIBRARY_PERCENT),
+            ("gateway CPU with it", with_it, None),
+            ("gateway CPU without", without, None),
+        ):
+            yield Figure("client", f"{backend}: {name}", percent, "%", most)

@@ -1,9 +1,9 @@
-"""What an event and a user cost, of every system and by the number of users.
+"""What an event and a user cost in each system, by the number of users.
 
-Each system gets the same: everyone is made known, then users in random order give a
-sign of life, each at most once a round, and rounds are more than a second apart: a user
-who speaks again sooner costs less than in life. CPU and memory are those of the process
-table. Of the rounds the best counts: whatever else goes on on this machine only adds.
+All systems are treated alike. All users log in; then, round by round, users in random order
+send one activity each. Rounds are more than a second apart, because a user that sends
+again sooner costs less than in practice. CPU and memory are from the process table. The
+best round counts: other load on this machine can only add to it.
 """
 
 import math
@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import Final
+from typing import Final, TypeAlias
 
 from liveness.bench import BenchOptions, full
 from liveness.bench.drain import Drain
 from liveness.bench.figures import OURS, Figure
-from liveness.bench.others import SETEX, opened, plan
-from liveness.bench.process import folder_of_its_own
-from liveness.bench.program import Window
-from liveness.bench.sidecar_process import ended
+from liveness.bench.program import Window, temporary_folder
+from liveness.bench.system_kinds import SETEX, opened, plan
 from liveness.bench.systems import Stream, System
 from liveness.console.progress import Stage
 
@@ -29,59 +27,57 @@ SINGLES_RATIO: Final = 4.0
 BATCHES_RATIO: Final = 8.0
 GROWTH: Final = 2.5
 MEMORY_RATIO: Final = 1.0
-# With how many users these are promised; the growth is from a number to another.
+# The ratios are promised for this number of users; the growth, from one number to another.
 RATIOS_USERS: Final = 1_000_000
 GROWTH_USERS: Final = (100_000, 4_000_000)
 
-EVENTS: Final = 500_000  # of a round, where there are as many users
+EVENTS: Final = 500_000  # a round, or one for each user if there are fewer
 APART_S: Final = 1.1  # a slot and a little
-SETTLE_S: Final = 2.0  # for what a start, and making known, leaves behind
+SETTLE_S: Final = 2.0  # until the work after a start, or after logins, is over
 
 CPU: Final = "server CPU an event"
 MEMORY: Final = "memory a user"
 SINGLES: Final = "one-uid frames"
 BATCHES: Final = "batches"
 
-Made = Callable[..., Figure]
-Point = tuple[str, int, str]  # system, users, name
+MakeFigure: TypeAlias = Callable[..., Figure]
+Point: TypeAlias = tuple[str, int, str]  # system, users, name of the figure
 
 
 def cost(options: BenchOptions, stage: Stage) -> list[Figure]:
     """What an event and a user cost, beside other systems."""
     figures: list[Figure] = []
-    with folder_of_its_own(options.folder) as folder:
-        drain = Drain(folder)
-        with ended(drain):
-            drain.start()
-            for users, name in plan(options).runs:
-                made = partial(Figure, "cost", system=name, users=users)
-                stage(f"{name}, {users:,} users", None)
-                with opened(name, options.folder, users) as system:
-                    figures += _measured(system, users, options.rounds, drain, made)
+    with temporary_folder(options.folder) as folder, Drain(folder) as drain:
+        drain.start()
+        for users, name in plan(options).runs:
+            figure = partial(Figure, "cost", system=name, users=users)
+            stage(f"{name}, {users:,} users", None)
+            with opened(name, options.folder, users) as system:
+                figures += _measured(system, users, options.rounds, drain, figure)
     return [*figures, *ratios(figures, options)]
 
 
 def _measured(
-    system: System, users: int, rounds: int, drain: Drain, made: Made
+    system: System, users: int, rounds: int, drain: Drain, figure: MakeFigure
 ) -> Iterator[Figure]:
     time.sleep(SETTLE_S)
     empty_mb = system.program.memory_mb()
     began = time.perf_counter()
-    system.make_known(range(users))
-    yield made("made known in", time.perf_counter() - began, "s")
+    system.log_in(range(users))
+    yield figure("made known in", time.perf_counter() - began, "s")
     orders = _orders(users, 2 * rounds)
     for how, encode in ((SINGLES, system.singles), (BATCHES, system.batches)):
         streams = [s for _ in range(rounds) if (s := encode(next(orders)))]
         if streams:
-            yield from _costs(how, system, streams, min(users, EVENTS), drain, made)
+            yield from _costs(how, system, streams, min(users, EVENTS), drain, figure)
     time.sleep(SETTLE_S)
     memory_mb = system.program.memory_mb()
-    yield made(MEMORY, (memory_mb - empty_mb) * 1e6 / users, "B")
-    yield made("memory", memory_mb, "MB")
+    yield figure(MEMORY, (memory_mb - empty_mb) * 1e6 / users, "B")
+    yield figure("memory", memory_mb, "MB")
 
 
 def _orders(users: int, count: int) -> Iterator[Sequence[int]]:
-    """Who speaks in each of *count* rounds: all in turn, shuffled once."""
+    """The senders of each of *count* rounds: consecutive parts of one random order."""
     size = min(users, EVENTS)
     everyone = random.Random(0).sample(range(users), min(users, count * size))
     starts = range(0, len(everyone) - size + 1, size)
@@ -94,9 +90,9 @@ def _costs(
     streams: Sequence[Stream],
     events: int,
     drain: Drain,
-    made: Made,
+    figure: MakeFigure,
 ) -> Iterator[Figure]:
-    """The best of some rounds, and how much faster the load could have been."""
+    """The best of the rounds, and how much faster the load could have been."""
     server_s, took_s, load_s = [], [], []
     for stream in streams:
         time.sleep(APART_S)
@@ -108,48 +104,43 @@ def _costs(
         with Window(drain) as window:
             drain.write(stream)
         load_s.append(window.took_s)
-    yield made(f"{CPU}, {how}", min(server_s) / events * 1e9, "ns")
-    yield made(f"events a second, {how}", events / min(took_s), "")
-    yield made(f"load's headroom, {how}", min(took_s) / min(load_s), "x")
+    yield figure(f"{CPU}, {how}", min(server_s) / events * 1e9, "ns")
+    yield figure(f"events a second, {how}", events / min(took_s), "")
+    yield figure(f"load's headroom, {how}", min(took_s) / min(load_s), "x")
 
 
 def ratios(figures: Sequence[Figure], options: BenchOptions) -> Iterator[Figure]:
-    """How others compare in the same run, and growth.
+    """Redis in proportion to the sidecar in the same run, and the sidecar's growth.
 
-    What is promised is there also where it was not measured, unless the other system
-    was left out on purpose.
+    A promised ratio is there even if it was not measured, unless Redis was left out on
+    purpose.
     """
-    found = {(one.system, one.users, one.name): one.value for one in figures}
+    values = {(f.system, f.users, f.name): f.value for f in figures}
     promised = {*full(options.users).sizes, *options.sizes}
 
     def ratio(name: str, over: Point, under: Point) -> Figure:
-        value = found.get(over, math.nan) / (found.get(under) or math.nan)
+        value = values.get(over, math.nan) / (values.get(under) or math.nan)
         return Figure("cost", name, value, "x", users=over[1])
 
     singles, batches = f"{CPU}, {SINGLES}", f"{CPU}, {BATCHES}"
-    measured = {one.users for one in figures if one.users}
-    beside = measured | ({RATIOS_USERS} & promised)
-    for users in sorted(beside) if SETEX not in options.without else ():
-        theirs, told = (SETEX, users, singles), f"SETEX's {CPU} / ours"
+    measured = {figure.users for figure in figures if figure.users}
+    counts = measured | ({RATIOS_USERS} & promised)
+    for users in sorted(counts) if SETEX not in options.without else ():
+        theirs, name = (SETEX, users, singles), f"SETEX's {CPU} / ours"
+        of_singles = ratio(f"{name}, {SINGLES}", theirs, (OURS, users, singles))
+        of_batches = ratio(f"{name}, {BATCHES}", theirs, (OURS, users, batches))
         memory = ((OURS, users, MEMORY), (SETEX, users, MEMORY))
-        for one, most, least in (
-            (
-                ratio(f"{told}, {SINGLES}", theirs, (OURS, users, singles)),
-                None,
-                SINGLES_RATIO,
-            ),
-            (
-                ratio(f"{told}, {BATCHES}", theirs, (OURS, users, batches)),
-                None,
-                BATCHES_RATIO,
-            ),
-            (ratio(f"{MEMORY} / redis-server's", *memory), MEMORY_RATIO, None),
+        of_memory = ratio(f"{MEMORY} / redis-server's", *memory)
+        for figure, most, least in (
+            (of_singles, None, SINGLES_RATIO),
+            (of_batches, None, BATCHES_RATIO),
+            (of_memory, MEMORY_RATIO, None),
         ):
             if users == RATIOS_USERS:
-                yield replace(one, most=most, least=least)
-            elif math.isfinite(one.value):
-                yield one
+                yield replace(figure, most=most, least=least)
+            elif math.isfinite(figure.value):
+                yield figure
     if {*GROWTH_USERS} <= promised:
         few, many = ((OURS, users, batches) for users in GROWTH_USERS)
-        told = f"{CPU} / that with {GROWTH_USERS[0]:,}, {BATCHES}"
-        yield replace(ratio(told, many, few), most=GROWTH)
+        name = f"{CPU} / that with {GROWTH_USERS[0]:,}, {BATCHES}"
+        yield replace(ratio(name, many, few), most=GROWTH)

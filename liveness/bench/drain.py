@@ -1,8 +1,8 @@
-"""A receiver that only drains, to see how fast a load can be.
+"""A receiver that only drains its socket: it shows how fast the load could be.
 
     python -m liveness.bench.drain SOCKET
 
-It takes one link after the other, reads it to its end, and answers with a byte.
+It accepts one link after the other, reads each to its end, and answers with a byte.
 """
 
 import socket
@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 
 from liveness.bench.load import RECEIVE_BYTES
-from liveness.bench.process import PYTHON
-from liveness.bench.program import Program
+from liveness.bench.program import PYTHON, Program
 from liveness.bench.systems import Stream
 
 
 def main(path: str) -> None:
-    """Drains until it is ended."""
+    """Drains links until it is killed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen()
@@ -29,19 +28,15 @@ def main(path: str) -> None:
 
 
 class Drain(Program):
-    """The receiver as a process of its own.
-
-    Args:
-        folder: For its socket.
-    """
+    """The receiver as a process; its socket and output are in *folder*."""
 
     def __init__(self, folder: Path) -> None:
         self._socket = folder / "drain.sock"
         command = [*PYTHON, "liveness.bench.drain", str(self._socket)]
-        super().__init__(folder, command, env={})
+        super().__init__(folder, command)
 
     def is_ready(self) -> bool:
-        """Whether it takes links."""
+        """Whether it accepts links."""
         try:
             self.write(Stream(b"", 0))
         except (FileNotFoundError, ConnectionRefusedError):

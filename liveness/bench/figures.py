@@ -1,4 +1,4 @@
-"""Figures, their floors, and the table and the JSON that show them."""
+"""Measured figures with their floors, as a table and as JSON."""
 
 import math
 from collections.abc import Sequence
@@ -10,63 +10,52 @@ OURS: Final = "liveness"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One thing that was measured.
-
-    Args:
-        scenario: In which scenario.
-        name: What it is.
-        value: The number.
-        unit: Its unit; empty for a count.
-        most: The promised floor, which the value may reach; None if none is promised.
-        least: The same for what is better the higher it is.
-        system: Of what, where there are several.
-        users: With how many, where that is not the same throughout.
-    """
+    """One measured number."""
 
     scenario: str
     name: str
-    value: float
-    unit: str
-    most: float | None = None
-    least: float | None = None
+    value: float  # NaN if it could not be measured
+    unit: str  # "" for a count
+    most: float | None = None  # the floor: the largest value that is promised
+    least: float | None = None  # the floor of a figure that is better the higher it is
     system: str = OURS
-    users: int | None = None
+    users: int | None = None  # if it differs between the figures of a scenario
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the floor is kept; None if there is none. NaN keeps none."""
+        """Whether the floor is met; None if there is none. NaN never meets one."""
         if self.most is not None:
             return self.value <= self.most
         return None if self.least is None else self.value >= self.least
 
     @property
     def label(self) -> str:
-        """Its name, and what and how many it is of."""
+        """Its name, with system and users if they vary."""
         if self.users is None:
             return self.name
         return f"{self.users:,} users, {self.system}: {self.name}"
 
     @property
     def amount(self) -> str:
-        """The value and its unit as a reader has them."""
+        """The value and its unit, for a reader."""
         if math.isnan(self.value):
             return "not measured"
         return f"{number(self.value)} {self.unit}".rstrip()
 
     @property
     def floor(self) -> str:
-        """The floor as a reader has it."""
+        """The floor, for a reader."""
         if self.most is not None:
             return f"≤ {self.most:,g} {self.unit}".rstrip()
         return "" if self.least is None else f"≥ {self.least:,g} {self.unit}".rstrip()
 
     @property
     def verdict(self) -> str:
-        """The floor's fate in one word."""
+        """Whether the floor is met, for a reader; "" without a floor."""
         return {None: "", True: "met", False: "MISSED"}[self.is_met]
 
     def as_map(self) -> dict[str, object]:
-        """The figure as JSON has it."""
+        """The figure in the report."""
         return {
             "scenario": self.scenario,
             "system": self.system,
@@ -95,12 +84,12 @@ def summary(figures: Sequence[Figure]) -> str:
 
 
 def as_table(figures: Sequence[Figure]) -> str:
-    """The figures as lines of text, the scenario named once."""
+    """The figures as lines of text; each scenario is named once."""
     rows, scenario = [HEAD], ""
     for figure in figures:
-        named = "" if figure.scenario == scenario else figure.scenario
+        cell = "" if figure.scenario == scenario else figure.scenario
         scenario = figure.scenario
-        rows.append((named, figure.label, figure.amount, figure.floor, figure.verdict))
+        rows.append((cell, figure.label, figure.amount, figure.floor, figure.verdict))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "".join(f"{_line(row, widths)}\n" for row in rows)
 
@@ -112,5 +101,5 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, and no more than a reader needs of large ones."""
+    """A number with three significant digits; whole from 100 on."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"

@@ -1,6 +1,6 @@
-"""What is promised, by the number of users: the documents' numbers, in one place.
+"""The floors: the values that the documents promise, by the number of users.
 
-None stands for what is measured, and not promised.
+A figure whose floor is None is measured, but not promised.
 """
 
 from dataclasses import dataclass, replace
@@ -13,19 +13,19 @@ IDLE_READY_S: Final = 1.0
 IDLE_MB: Final = 80.0
 IDLE_CPU_PERCENT: Final = 1.0
 STOP_S: Final = 5.0
-# Beyond the time that a replacement takes silence is told no later than ever: this is for
-# a machine that has just started a process.
+# A replacement delays offlines by the time it takes, and by no more than this, which
+# allows for a machine that has just started a process.
 REPLACED_S: Final = 0.1
-# But whoever is due just then waits so long for its gateway to come back.
+# But a user that is due right then waits until its gateway has reconnected.
 AWAITED_S: Final = 2.5
 DECIDED_MS: Final = 50.0
 NONE: Final = 0.0
-# Of another gateway's users, while everyone of one falls silent.
+# Users of another gateway, while all users of one fall silent.
 OTHERS_DECIDED_MS: Final = 200.0
 OTHERS_DELIVERED_MS: Final = 500.0
-# Of others' users, while everyone online is listed over HTTP.
+# Users of another gateway, while all users are listed over HTTP.
 LISTED_MS: Final = 100.0
-# Of timers: with ten million that wait, beside the load of 100,000 users.
+# Timers: ten million pending ones, beside the load of 100,000 users.
 PENDING_MB: Final = 300.0
 PENDING_READY_S: Final = 5.0
 SUSTAINED_PER_S: Final = 10_000.0
@@ -34,32 +34,25 @@ SAME_SECOND_S: Final = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floors:
-    """The floors that depend on the number of users.
+    """The floors that depend on the number of users."""
 
-    Args:
-        logins_s: From the first login to all of them on disk.
-        speaking_cpu_percent: The server's share of a core in `steady`, while everyone
-            speaks.
-        steady_cpu_percent: The same while users go offline, too.
-        delivered_ms: The 99th percentile of what a gateway saw there.
-        silence_s: From the first deadline until all are acknowledged.
-        silence_mb: What the server's memory grows by meanwhile.
-        ready_s: From exec to ready with everyone to restore.
-        patience_s: How long after their deadlines those who are not reported are
-            missing: twice what is promised, or long.
-    """
-
-    logins_s: float | None = None
+    logins_s: float | None = None  # from the first login until all are on disk
+    # In `steady`: the server's share of a core while all users send, and while users also
+    # go offline; the 99th percentile of the delivery.
     speaking_cpu_percent: float | None = None
     steady_cpu_percent: float | None = None
     delivered_ms: float | None = None
+    # In `silence`: from the first deadline until all offlines are acknowledged, and the
+    # growth of the server's memory meanwhile.
     silence_s: float | None = None
     silence_mb: float | None = None
-    ready_s: float | None = None
+    ready_s: float | None = None  # from exec to ready, with all users restored
+    # A user that is not reported this long after its deadline counts as missing: twice
+    # what is promised, or long.
     patience_s: float = 600.0
 
 
-# Up to so many users.
+# By the largest number of users that they are promised for.
 PROMISED: Final[dict[int, Floors]] = {
     100_000: Floors(
         logins_s=4.0,
@@ -82,17 +75,17 @@ PROMISED: Final[dict[int, Floors]] = {
 
 
 def promised(options: BenchOptions) -> Floors:
-    """What is promised of a run; what depends on its load only with that of `full`."""
-    it, usual = floors(options.users), full(options.users)
+    """The floors of a run; those that depend on the load only with the load of `full`."""
+    found, usual = floors(options.users), full(options.users)
     load = (options.rate, options.seconds, options.timeout_s)
     if load == (usual.rate, usual.seconds, usual.timeout_s):
-        return it
+        return found
     return replace(
-        it, speaking_cpu_percent=None, steady_cpu_percent=None, delivered_ms=None
+        found, speaking_cpu_percent=None, steady_cpu_percent=None, delivered_ms=None
     )
 
 
 def floors(users: int) -> Floors:
-    """What is promised with *users*; of more than a million nothing is."""
-    fitting = (it for most, it in PROMISED.items() if users <= most)
-    return next(fitting, Floors())
+    """The floors for *users*; none for more than a million."""
+    found = (floors for most, floors in PROMISED.items() if users <= most)
+    return next(found, Floors())

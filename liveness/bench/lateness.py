@@ -1,8 +1,8 @@
-"""When each system tells who fell silent, by how many others are online and are not.
+"""When each system reports silent users, by the number of users.
 
-Some users give their last sign of life evenly over one timeout, and fall silent; all
-others have a long one. What counts is the moment at which a client was told, on its own
-clock: from before the last sign was written, and the timeout.
+Some users send their last activity, spread evenly over one timeout, and fall silent; all
+others have a long timeout. Lateness is from the end of the timeout, counted from before
+the last activity was written, until the client receives the report.
 """
 
 import time
@@ -13,33 +13,33 @@ from liveness.bench import BenchOptions
 from liveness.bench.figures import OURS, Figure
 from liveness.bench.floors import DECIDED_MS, NONE
 from liveness.bench.load import Moment, now, uid
-from liveness.bench.others import REFERENCE, opened, plan
+from liveness.bench.system_kinds import REFERENCE, opened, plan
 from liveness.bench.systems import System
 from liveness.bench.verdict import Verdict, judge, p99_ms, quantile
 from liveness.console.progress import Stage
 
 SILENT: Final = 10_000
-# At least so many others are online for each who falls silent.
+# For each user that falls silent, at least this number of others are online.
 OTHERS_EACH: Final = 9
-# Whoever is not told within this after its deadline counts as not told: but in a run that
-# is shorter than the full one, for no more than two of its windows.
+# A user that is reported later than this after its deadline counts as not reported. A run
+# shorter than the full one waits for at most `WINDOWS` of its windows.
 PATIENCE_S: Final = 60.0
 WINDOWS: Final = 2
 TOLD: Final = "told within {:g} s"
 
 
 def lateness(options: BenchOptions, stage: Stage) -> list[Figure]:
-    """When others tell who fell silent, and of how many."""
+    """When each system reports silent users, and how many of them."""
     figures: list[Figure] = []
-    timeout_s = max(2, round(options.timeout_s))  # etcd's least; Redis counts so
+    timeout_s = max(2, round(options.timeout_s))  # etcd's minimum; Redis takes integers
     patience_s = min(PATIENCE_S, WINDOWS * options.seconds)
     for users, name in plan(options).runs:
-        if name == REFERENCE:  # no slower in this than ours
+        if name == REFERENCE:  # as late as the compiled wheel
             continue
         silent = min(SILENT, users // (1 + OTHERS_EACH))
         with opened(name, options.folder, users) as system:
             stage(f"{name}, {users:,} users", None)
-            system.make_known(range(silent, users))
+            system.log_in(range(silent, users))
             stage(f"{name}, {users:,} users, {silent:,} of them fall silent", None)
             verdict = _silenced(system, silent, timeout_s, patience_s)
         figures += _figures(name, users, silent, verdict, patience_s)
@@ -54,28 +54,29 @@ def _silenced(system: System, count: int, timeout_s: int, patience_s: float) -> 
         if ahead_s > 0:
             time.sleep(ahead_s)
         last[uid(number)] = now()
-        system.silence(number, timeout_s)
+        system.fall_silent(number, timeout_s)
     until = time.perf_counter() + timeout_s + patience_s
-    return judge(system.told(count, until=until), last, timeout_s=timeout_s)
+    notices = system.wait_for_offlines(count, until=until)
+    return judge(notices, last, timeout_s=timeout_s)
 
 
 def _figures(
     name: str, users: int, silent: int, verdict: Verdict, patience_s: float
 ) -> list[Figure]:
-    made = partial(Figure, "lateness", system=name, users=users)
-    told_s = [late_s for late_s in verdict.delivered_s if late_s <= patience_s]
+    figure = partial(Figure, "lateness", system=name, users=users)
+    late_s = [late_s for late_s in verdict.delivered_s if late_s <= patience_s]
     figures = [
-        made("fell silent", silent, ""),
-        made(TOLD.format(patience_s), len(told_s), ""),
-        made("told too early", verdict.early, "", NONE if name == OURS else None),
+        figure("fell silent", silent, ""),
+        figure(TOLD.format(patience_s), len(late_s), ""),
+        figure("told too early", verdict.early, "", NONE if name == OURS else None),
     ]
-    if told_s:
+    if late_s:
         figures += [
-            made("told p50", 1000 * quantile(told_s, 0.5), "ms"),
-            made("told p99", p99_ms(told_s), "ms"),
-            made("told last", 1000 * quantile(told_s, 1.0), "ms"),
+            figure("told p50", 1000 * quantile(late_s, 0.5), "ms"),
+            figure("told p99", p99_ms(late_s), "ms"),
+            figure("told last", 1000 * quantile(late_s, 1.0), "ms"),
         ]
     if name == OURS:
         decided = p99_ms(verdict.decided_s)
-        figures.append(made("decided p99", decided, "ms", DECIDED_MS))
+        figures.append(figure("decided p99", decided, "ms", DECIDED_MS))
     return figures

@@ -1,8 +1,8 @@
-"""The load: a gateway that knows the wire contract, and users encoded beforehand.
+"""The load: a gateway that speaks the wire protocol, and users encoded beforehand.
 
-It must not be what is measured: every byte is encoded before the clock starts, a
-thread of its own reads and stamps what arrives, and what it cost in CPU and how far
-it fell behind its own pace are figures beside the others.
+The load must not limit what is measured. So every byte is encoded before the clock starts,
+a thread reads and stamps what arrives, and the load's CPU time, and how far it fell behind
+its own pace, are reported as figures.
 """
 
 import queue
@@ -21,16 +21,19 @@ import msgpack
 from liveness.errors import LivenessError
 
 BATCH: Final = 1_000
-MAX_BATCH: Final = 4_000  # of every server
+MAX_BATCH: Final = 4_000  # that every server accepts in a frame
 RECEIVE_BYTES: Final = 262_144
-# Above so many frames a second, those of so long are written at once.
+# Above this rate, in frames a second, the frames of each period of `GATHER_S` are written
+# together.
 GATHER_ABOVE: Final = 5_000
 GATHER_S: Final = 0.002
-ANSWER_S: Final = 300.0  # long after anything that works, a million logins too
+ANSWER_S: Final = (
+    300.0  # far longer than any answer takes, that to a million logins too
+)
 
 
 class LoadError(LivenessError):
-    """The server did not do what a gateway can count on; nothing can be measured."""
+    """The server broke the protocol or went away, so nothing can be measured."""
 
 
 class Moment(NamedTuple):
@@ -39,28 +42,27 @@ class Moment(NamedTuple):
     mono: float
     wall_ms: float
 
+    def after(self, seconds: float) -> "Moment":
+        """The moment this many seconds later."""
+        return Moment(self.mono + seconds, self.wall_ms + 1000 * seconds)
+
 
 def now() -> Moment:
-    """Read both clocks: a gateway has its own, and never asks the server's."""
+    """Read both clocks."""
     return Moment(time.perf_counter(), time.time_ns() / 1e6)
 
 
 def uid(number: int, kind: str = "user") -> str:
-    """A user's uid: of 17 bytes, as a kind has four letters."""
+    """A user's uid; 17 bytes, as each kind has four letters."""
     return f"{kind}-{number:012}"
 
 
 class LoadUsers:
-    """Simulated users, each on one connection, by number from 0.
-
-    Args:
-        count: How many.
-        kind: What their uids begin with.
-    """
+    """Simulated users, each on one connection, numbered from 0."""
 
     def __init__(self, count: int, *, kind: str = "user") -> None:
         self.uids = [uid(number, kind) for number in range(count)]
-        # As the contract advises: start time in milliseconds, and a counter.
+        # As the protocol advises: start time in milliseconds, and a counter.
         first = (time.time_ns() // 1_000_000) << 20
         self._conns = range(first, first + count)
 
@@ -74,35 +76,33 @@ class LoadUsers:
         )
 
     def keepalives(self) -> list[tuple[range, bytes]]:
-        """Frames, as large as may be, that together name everyone; whom beside each."""
+        """Frames of maximum size that together name all users; each with its users."""
         return [
-            (part, self._frame("keepalive", part))
+            (part, self._frame("keepalive", part, {}))
             for part in cut(range(len(self)), MAX_BATCH)
         ]
 
     def batch(self, numbers: Sequence[int]) -> bytes:
-        """A keepalive that names these."""
-        return self._frame("keepalive", numbers)
+        """One keepalive frame for all of *numbers*."""
+        return self._frame("keepalive", numbers, {})
 
     def single(self, number: int, event: str = "keepalive", **options: object) -> bytes:
-        """A frame that names no one else."""
+        """A frame for one user."""
         options["conn"] = self._conns[number]
-        return _packed([event, self.uids[number], options])
+        return packed(event, self.uids[number], options)
 
     def _frame(
-        self,
-        event: str,
-        numbers: Sequence[int],
-        options: dict[str, object] | None = None,
+        self, event: str, numbers: Sequence[int], options: dict[str, object]
     ) -> bytes:
         uids = [self.uids[number] for number in numbers]
         conns = [self._conns[number] for number in numbers]
-        return _packed([event, uids, {**(options or {}), "conn": conns}])
+        return packed(event, uids, {**options, "conn": conns})
 
 
-def _packed(frame: object) -> bytes:
-    packed: bytes = msgpack.packb(frame)
-    return packed
+def packed(*frame: object) -> bytes:
+    """A frame in MessagePack."""
+    data: bytes = msgpack.packb(frame)
+    return data
 
 
 def cut(part: range, size: int) -> list[range]:
@@ -111,27 +111,54 @@ def cut(part: range, size: int) -> list[range]:
 
 
 class Notices(NamedTuple):
-    """One frame of records, and when it was there whole (monotonic)."""
+    """One frame of records, and when it was completely received (monotonic)."""
 
     received: float
     records: Sequence[dict[str, Any]]
 
 
+class WaitableCount:
+    """A count that one thread raises while another waits for it."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.end = ""  # why it does not go on
+        self._changed = threading.Condition()
+
+    def add(self, number: int) -> None:
+        """Raise the count."""
+        with self._changed:
+            self.value += number
+            self._changed.notify_all()
+
+    def finish(self, end: str) -> None:
+        """Wake all that wait; the count will not rise again."""
+        with self._changed:
+            self.end = end
+            self._changed.notify_all()
+
+    def wait_for(self, count: int, *, until: float) -> bool:
+        """Wait until a monotonic moment, or the end; whether the count was reached."""
+        with self._changed:
+            while self.value < count and not self.end:
+                left_s = until - time.perf_counter()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    break
+            return self.value >= count
+
+
 class LoadGateway:
-    """One link: writes what it is given, reads and acknowledges in its own thread.
+    """One link. A thread reads it, and acknowledges every record.
 
     Args:
         path: The server's socket.
-        hello: Options of the hello; the name is `bench` unless given.
+        hello: Options of the hello; the default name is `bench`.
     """
 
     def __init__(self, path: Path, **hello: object) -> None:
         self.notices: list[Notices] = []
-        self.welcome: dict[str, Any] = {}
+        self._records = WaitableCount()
         self._replies: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self._noticed = threading.Condition()
-        self.count = 0  # of all records
-        self._is_over = False
         self._writing = threading.Lock()
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -144,8 +171,7 @@ class LoadGateway:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
-            self.tell("hello", {"protocol": 1, "name": "bench", **hello})
-            self.welcome = self._reply("welcome")[1]
+            self._request("welcome", "hello", {"protocol": 1, "name": "bench", **hello})
         except BaseException:
             self._close()
             raise
@@ -156,41 +182,37 @@ class LoadGateway:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    # --- what a gateway does --------------------------------------------------
-
     def send(self, data: bytes | memoryview) -> None:
-        """Write encoded frames, waiting as long as the server does not read."""
+        """Write encoded frames; blocks while the server does not read."""
         with self._writing:
             self._sock.sendall(data)
 
-    def tell(self, *frame: object) -> None:
-        """Encode and write one frame."""
-        self.send(msgpack.packb(frame))
-
     def ping(self) -> None:
-        """Return once everything so far is applied and on disk."""
-        self.tell("ping", 1)
-        self._reply("pong")
+        """Return once everything sent so far is applied and on disk."""
+        self._request("pong", "ping", 1)
 
-    def listed(self) -> dict[str, int]:
-        """Ask for this gateway's sessions: uid to session."""
-        self.tell("list")
-        listed: dict[str, int] = {}
+    def sessions(self) -> dict[str, int]:
+        """Ask for this gateway's sessions: session number by uid."""
+        sessions: dict[str, int] = {}
+        _, rows, *seq = self._request("list", "list")
         while True:
-            _, rows, *seq = self._reply("list")
-            listed |= {uid: session for uid, _gateway, session, _conn in rows}
+            sessions |= {uid: session for uid, _gateway, session, _conn in rows}
             if seq:
-                return listed
+                return sessions
+            _, rows, *seq = self._reply("list")
+
+    @property
+    def count(self) -> int:
+        """Records received so far."""
+        return self._records.value
 
     def wait_for(self, count: int, *, until: float) -> None:
         """Wait for *count* records in all, until a monotonic moment or the link's end."""
-        with self._noticed:
-            while self.count < count and not self._is_over:
-                left_s = until - time.perf_counter()
-                if left_s <= 0 or not self._noticed.wait(left_s):
-                    return
+        self._records.wait_for(count, until=until)
 
-    # --- within ---------------------------------------------------------------
+    def _request(self, reply: str, *frame: object) -> tuple[Any, ...]:
+        self.send(packed(*frame))
+        return self._reply(reply)
 
     def _reply(self, name: str) -> tuple[Any, ...]:
         try:
@@ -203,7 +225,7 @@ class LoadGateway:
 
     def _read(self) -> None:
         unpacker = msgpack.Unpacker(use_list=False)
-        end = ("the end of the stream",)
+        end = "the end of the stream"
         try:
             while data := self._sock.recv(RECEIVE_BYTES):
                 received = time.perf_counter()
@@ -213,57 +235,49 @@ class LoadGateway:
                         self._take(Notices(received, frame[1]))
                     else:
                         self._replies.put(frame)
-        except Exception as error:  # whoever waits for a reply is told
-            end = (repr(error),)
-        self._replies.put(end)
-        with self._noticed:
-            self._is_over = True
-            self._noticed.notify_all()
+        except Exception as error:  # raised where a reply is waited for
+            end = repr(error)
+        self._replies.put((end,))
+        self._records.finish(end)
 
     def _take(self, notices: Notices) -> None:
-        self.tell("ack", notices.records[-1]["seq"])
+        self.send(packed("ack", notices.records[-1]["seq"]))
         self.notices.append(notices)
-        with self._noticed:
-            self.count += len(notices.records)
-            self._noticed.notify_all()
+        self._records.add(len(notices.records))
 
     def _close(self) -> None:
-        with suppress(OSError):  # the server was first
+        with suppress(OSError):  # the server has closed it already
             self._sock.shutdown(socket.SHUT_RDWR)
         self._reader.join()
         self._sock.close()
 
 
 class Pace:
-    """Writes frames spread evenly, and notes when it did.
+    """Writes frames spread evenly over time, and notes when each was written.
 
-    One by one, up to a rate at which the sleep between two would be what is measured;
-    above, those of two milliseconds in one write, before which all of them are stamped.
-
-    Args:
-        gateway: Where to.
-        rate: Frames a second.
+    Up to `GATHER_ABOVE` frames a second each is written alone. Above, the sleeps between
+    two frames would limit the rate, so those of 2 ms are stamped and written together.
     """
 
     def __init__(self, gateway: LoadGateway, *, rate: float) -> None:
         self.began = now()
-        self._mono = array("d")  # beside each other: when each frame was written
+        self.lags_s = array("d")  # of each frame: how late it was written
+        self._mono = array("d")  # of each frame: when it was written
         self._wall_ms = array("d")
-        self.lags_s = array("d")  # how late against its own plan
         self._gateway = gateway
         self._rate = rate
 
     @property
     def count(self) -> int:
-        """How many frames were written so far."""
+        """Frames written so far."""
         return len(self.lags_s)
 
     def moments(self) -> Iterator[Moment]:
-        """When each of them was written."""
+        """When each frame was written."""
         return map(Moment, self._mono, self._wall_ms)
 
     def run(self, frames: Sequence[bytes]) -> None:
-        """Write *frames*, each at its time; the first follows the last run's last."""
+        """Write *frames*, each at its time; the first follows the last of the last run."""
         send, rate, began, done = self._gateway.send, self._rate, self.began.mono, 0
         first, gather_s = self.count, GATHER_S if rate > GATHER_ABOVE else 0.0
         while done < len(frames):

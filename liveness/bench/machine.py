@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""The facts of the machine that the figures were measured on."""
 
 import os
 import platform
@@ -15,17 +15,16 @@ from liveness.compiled import WHEEL
 
 
 def facts(folder: Path | None) -> dict[str, Any]:
-    """Everything a reader needs to compare figures with those of another machine.
+    """What a reader needs to compare figures with those of another machine.
 
-    Args:
-        folder: Where the log is written; None: the usual temporary folder.
+    The log is written to *folder*; None: to the temporary folder.
     """
     memory_kib = int(_first("/proc/meminfo", "MemTotal").split()[0])
     return {
         "cpu": _first("/proc/cpuinfo", "model name"),
         "cores": len(os.sched_getaffinity(0)),
         "memory_mb": memory_kib * 1024 // 10**6,
-        "load_before": [round(one, 2) for one in os.getloadavg()],
+        "load_before": [round(load, 2) for load in os.getloadavg()],
         "disk": _disk(folder or Path(tempfile.gettempdir())),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -40,7 +39,7 @@ def facts(folder: Path | None) -> dict[str, Any]:
 
 
 def available_bytes() -> int:
-    """Memory that can be used without pushing anything out."""
+    """Memory that can be used without swapping."""
     return int(_first("/proc/meminfo", "MemAvailable").split()[0]) * 1024
 
 
@@ -53,16 +52,16 @@ def as_line(machine: dict[str, Any]) -> str:
 
 
 def _first(path: str, name: str) -> str:
-    """The value of the first line of a /proc file that has this name."""
+    """The first value of this name in a /proc file."""
     for line in Path(path).read_text().splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
             return value.strip()
-    return "unknown"  # not every architecture names its model
+    return "unknown"  # some architectures have no "model name"
 
 
 def _version(program: str, pattern: str) -> str | None:
-    """What a program says of itself; None if there is none."""
+    """The version that a program prints; None if it is not installed."""
     path = shutil.which(program)
     if path is None:
         return None
@@ -74,16 +73,16 @@ def _version(program: str, pattern: str) -> str | None:
 
 
 def _huge_pages() -> str:
-    """The mode of transparent huge pages, which memory depends on."""
+    """The mode of transparent huge pages, on which memory figures depend."""
     try:
         modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     except FileNotFoundError:
-        return "none"  # the kernel was built without
+        return "none"  # the kernel was built without them
     return modes.split("[")[1].split("]")[0]
 
 
 def _disk(folder: Path) -> str:
-    """Filesystem and device: on tmpfs nothing that is "on disk" is on a disk."""
+    """Filesystem and device; on tmpfs the figures "on disk" mean nothing."""
     folder, best, found = folder.resolve(), Path(), "unknown"
     for line in Path("/proc/self/mounts").read_text().splitlines():
         device, point, kind, *_ = line.split()

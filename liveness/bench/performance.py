@@ -1,10 +1,9 @@
-"""The measurements in `docs/performance.md`, and their plots, from the reports committed here.
+"""Writes the measurements in `docs/performance.md`, and the plots, from committed reports.
 
     python -m liveness.bench.performance
 
-`results/` has reports of `liveness bench --json`, as they were written. Everything that
-the section says is taken from them, so that no number in it is a memory; whatever is
-not in them is not said. `make performance` is this.
+`results/` has reports of `liveness bench --json`, unchanged. Each number in the section is
+taken from them. `make performance` runs this.
 """
 
 import json
@@ -33,7 +32,7 @@ PLOTS: Final = {
     "lateness.svg": "When a client receives a silence report, by the number of users",
 }
 SYSTEMS: Final = {OURS: "the sidecar", **OTHERS}
-# Of each system: the head of a column, and the figure in it.
+# The table of systems: the head of each column, and the name of its figure.
 COLUMNS: Final = {
     "CPU per event": f"{CPU}, {SINGLES}",
     "in batches": f"{CPU}, {BATCHES}",
@@ -51,7 +50,7 @@ from the process table; lateness is what the client saw. Users send in random or
 have 17 bytes, and the best of several rounds counts. A promise that was broken, or not
 measured, is marked MISSED.
 """
-# Our choices, which others might make differently.
+# Choices of ours that affect the figures.
 CHOSEN: Final = """\
 To measure CPU per event, the sidecar runs with slots of one second over an hour
 (`--timeout 3600 --slots 3600`), so that each event really moves its user. redis-server
@@ -69,33 +68,19 @@ COLOURS: Final = dict(
         strict=True,
     )
 )
-STYLE: Final[dict[Any, Any]] = {  # its keys have a type of 300 names
+STYLE: Final[dict[Any, Any]] = {  # the type of its keys lists 300 names
     "svg.hashsalt": "liveness",
     "svg.fonttype": "none",  # text stays text
     "font.family": "sans-serif",
     "font.size": 10.0,
-    **dict.fromkeys(
-        (
-            "text.color",
-            "axes.edgecolor",
-            "axes.labelcolor",
-            "xtick.color",
-            "ytick.color",
-        ),
-        GREY,
-    ),
+    **dict.fromkeys(("text.color", "xtick.color", "ytick.color"), GREY),
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor"), GREY),
 }
 SIZE_IN: Final = (8.0, 4.5)
 
 
 def draw(figures: Sequence[Figure], folder: Path, digest: str) -> None:
-    """Writes the plots.
-
-    Args:
-        figures: What was measured.
-        folder: Where to.
-        digest: What it was measured in, for whoever compares.
-    """
+    """Writes the plots into a folder, each with the digest of the reports."""
     with mpl.rc_context(STYLE):
         cost, lateness = (Canvas(figsize=SIZE_IN, layout="constrained") for _ in PLOTS)
         axes = _axes(cost, "server CPU per event, ns (dashed: in batches of 1,000)")
@@ -108,28 +93,22 @@ def draw(figures: Sequence[Figure], folder: Path, digest: str) -> None:
             canvas.legend(
                 loc="outside lower center", ncols=2, frameon=False, fontsize="small"
             )
-            canvas.savefig(
-                folder / name,
-                transparent=True,
-                metadata={
-                    "Date": None,
-                    "Title": PLOTS[name],
-                    "Description": f"Of the reports {digest}.",
-                },
-            )
+            about = {"Title": PLOTS[name], "Description": f"Of the reports {digest}."}
+            metadata = {"Date": None, **about}
+            canvas.savefig(folder / name, transparent=True, metadata=metadata)
 
 
-def _axes(canvas: Canvas, what: str) -> Axes:
-    axes = canvas.add_subplot(xlabel="users", ylabel=what, xscale="log", yscale="log")
+def _axes(canvas: Canvas, label: str) -> Axes:
+    axes = canvas.add_subplot(xlabel="users", ylabel=label, xscale="log", yscale="log")
     axes.grid(visible=True, color=GREY, alpha=0.25, linewidth=0.5)
     return axes
 
 
 def _points(figures: Iterable[Figure], system: str, name: str) -> dict[int, float]:
     return {
-        one.users: one.value
-        for one in figures
-        if one.users and one.system == system and one.name == name
+        figure.users: figure.value
+        for figure in figures
+        if figure.users and figure.system == system and figure.name == name
     }
 
 
@@ -139,26 +118,19 @@ def _lines(axes: Axes, figures: Sequence[Figure], name: str, dashes: str) -> Non
         if points:
             users, values = zip(*points, strict=True)
             label = SYSTEMS[system] if dashes == "-" else None
-            axes.plot(
-                users,
-                values,
-                dashes,
-                marker="o",
-                markersize=4,
-                color=colour,
-                label=label,
-            )
+            (line,) = axes.plot(users, values, dashes, marker="o", markersize=4)
+            line.set(color=colour, label=label)
 
 
 def _shares(axes: Axes, figures: Sequence[Figure]) -> None:
-    """Write beside a point how many users were reported, if not all."""
+    """Writes beside a point how many users were reported, if not all."""
     for system, colour in COLOURS.items():
         silent = _points(figures, system, "fell silent")
-        told = _points(figures, system, TOLD.format(PATIENCE_S))
+        reported = _points(figures, system, TOLD.format(PATIENCE_S))
         for users, late_ms in _points(figures, system, "told p99").items():
-            if told[users] < silent[users]:
+            if reported[users] < silent[users]:
                 axes.annotate(
-                    f"{told[users]:,.0f} of {silent[users]:,.0f}",
+                    f"{reported[users]:,.0f} of {silent[users]:,.0f}",
                     (users, late_ms),
                     xytext=(-6, -12),
                     textcoords="offset points",
@@ -176,18 +148,18 @@ class PerformanceReport(NamedTuple):
 
 
 def reports(folder: Path = RESULTS) -> list[PerformanceReport]:
-    """The runs committed, those with fewer users first."""
+    """The committed runs, those with fewer users first."""
     contents = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    contents.sort(key=lambda one: (one["parameters"]["users"], one["date"]))
-    return [PerformanceReport(one, [*_figures(one)]) for one in contents]
+    contents.sort(key=lambda content: (content["parameters"]["users"], content["date"]))
+    return [PerformanceReport(content, [*_figures(content)]) for content in contents]
 
 
 def digest(folder: Path = RESULTS) -> str:
-    """What tells these reports from any others; each plot carries it."""
-    both = sha256()
+    """A hash of the reports; each plot contains it."""
+    hashed = sha256()
     for path in sorted(folder.glob("*.json")):
-        both.update(path.read_bytes())
-    return both.hexdigest()
+        hashed.update(path.read_bytes())
+    return hashed.hexdigest()
 
 
 def section(runs: Sequence[PerformanceReport]) -> str:
@@ -203,8 +175,8 @@ def section(runs: Sequence[PerformanceReport]) -> str:
     ]
     if has_others(figures):
         links = (
-            f"![{what}](../liveness/bench/results/{name})"
-            for name, what in PLOTS.items()
+            f"![{title}](../liveness/bench/results/{name})"
+            for name, title in PLOTS.items()
         )
         parts.append("\n\n".join(links))
     parts += [_facts(run.content) for run in runs]
@@ -212,13 +184,12 @@ def section(runs: Sequence[PerformanceReport]) -> str:
 
 
 def has_others(figures: Iterable[Figure]) -> bool:
-    """Whether there is anything to draw."""
+    """Whether there are figures to draw."""
     return any(figure.users is not None for figure in figures)
 
 
 def main() -> None:
-    """Writes it all."""
-
+    """Writes the section and the plots."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     runs = reports()
@@ -228,88 +199,81 @@ def main() -> None:
         draw(figures, RESULTS, digest())
 
 
-# --- within -------------------------------------------------------------------
-
-
 def _figures(content: Mapping[str, Any]) -> Iterator[Figure]:
-    for one in content["figures"]:
-        fields = {name: one[name] for name in one if name != "met"}
-        yield Figure(
-            **fields | {"value": math.nan if one["value"] is None else one["value"]}
-        )
+    for row in content["figures"]:
+        fields = {name: value for name, value in row.items() if name != "met"}
+        value = math.nan if row["value"] is None else row["value"]
+        yield Figure(**fields | {"value": value})
 
 
 def _promises(runs: Sequence[PerformanceReport]) -> Iterator[str]:
-    """Every promise and what became of it; mistakes, of which there may be none, as one."""
+    """The table of promises; those of zero errors share a row for each run."""
     rows = []
     for run in runs:
         users = run.content["parameters"]["users"]
-        promised = [one for one in run.figures if one.is_met is not None]
+        promised = [figure for figure in run.figures if figure.is_met is not None]
         rows += [
-            _row(one.users or users, f"{one.scenario}: {one.name}", one)
-            for one in promised
-            if one.most != 0
+            _row(figure.users or users, f"{figure.scenario}: {figure.name}", figure)
+            for figure in promised
+            if figure.most != 0
         ]
-        mistakes = [one for one in promised if one.most == 0]
+        mistakes = [figure for figure in promised if figure.most == 0]
         if mistakes:
-            scenarios = dict.fromkeys(one.scenario for one in mistakes)
-            total = sum(one.value for one in mistakes)
-            told = f"{', '.join(scenarios)}: early, false or missing"
-            rows.append(_row(users, told, Figure("", "", total, "", most=0.0)))
+            scenarios = dict.fromkeys(figure.scenario for figure in mistakes)
+            total = sum(figure.value for figure in mistakes)
+            promise = f"{', '.join(scenarios)}: early, false or missing"
+            rows.append(_row(users, promise, Figure("", "", total, "", most=0.0)))
     if rows:
         yield _table(("users", "promise", "limit", "measured", ""), rows)
 
 
-def _row(users: int, told: str, figure: Figure) -> tuple[str, ...]:
-    return f"{users:,}", told, figure.floor, figure.amount, figure.verdict
+def _row(users: int, promise: str, figure: Figure) -> tuple[str, ...]:
+    return f"{users:,}", promise, figure.floor, figure.amount, figure.verdict
 
 
 def _systems(figures: Iterable[Figure]) -> Iterator[str]:
-    """What each system costs and how late it is, with as many users as were promised."""
-    found = {
-        (one.system, one.users, one.name): one.amount for one in figures if one.users
-    }
+    """The table of systems, each with the most users up to the promised number."""
+    found = {(f.system, f.users, f.name): f.amount for f in figures if f.users}
     heads = ("users", "system", *COLUMNS)
     rows = []
-    for system, what in SYSTEMS.items():
-        counts = [n for of, n, _ in found if of == system and n and n <= RATIOS_USERS]
+    for system, description in SYSTEMS.items():
+        counts = [
+            n for name, n, _ in found if name == system and n and n <= RATIOS_USERS
+        ]
         if counts:
             users = max(counts)
             cells = (found.get((system, users, name), "") for name in COLUMNS.values())
-            rows.append((f"{users:,}", what, *cells))
+            rows.append((f"{users:,}", description, *cells))
     if rows:
         yield _table(heads, rows)
 
 
 def _facts(content: Mapping[str, Any]) -> str:
-    """What it was measured on, and how to do it again."""
+    """The machine and versions of a run, and the command to repeat it."""
     machine = content["machine"]
-    beside = [f"{name} {machine[name]}" for name in ("redis", "etcd") if machine[name]]
+    others = [f"{name} {machine[name]}" for name in ("redis", "etcd") if machine[name]]
     versions = ", ".join(
-        [f"Python {machine['python']}", f"SQLite {machine['sqlite']}", *beside]
+        [f"Python {machine['python']}", f"SQLite {machine['sqlite']}", *others]
     )
-    told = (
+    facts = (
         f"{content['date'][:10]}, liveness {content['liveness']}, {machine['wheel']} wheel: "
         f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_mb']:,} MB, "
         f"{machine['disk']}, Linux {machine['kernel']}, huge pages {machine['huge_pages']}; "
         f"{versions}; load before it {machine['load_before'][0]:g}."
     )
-    left_out = "".join(f" Left out: {what}." for what in content["left_out"])
-    return f"{told}{left_out}\n\n```sh\n{command(content['parameters'])}\n```"
+    left_out = "".join(f" Left out: {line}." for line in content["left_out"])
+    return f"{facts}{left_out}\n\n```sh\n{command(content['parameters'])}\n```"
 
 
 def command(parameters: Mapping[str, Any]) -> str:
-    """The command line for the same again."""
+    """The command line that repeats a run."""
     usual = full(parameters["users"])
     words = ["liveness", "bench"]
     if parameters["scenarios"] != [*SCENARIOS]:
         words += parameters["scenarios"]
     words += ["--users", str(parameters["users"])]
-    for flag, name in (
-        ("rate", "rate"),
-        ("seconds", "seconds"),
-        ("timeout", "timeout_s"),
-    ):
+    flags = {"rate": "rate", "seconds": "seconds", "timeout": "timeout_s"}
+    for flag, name in flags.items():
         if parameters[name] != getattr(usual, name):
             words += [f"--{flag}", f"{parameters[name]:g}"]
     if tuple(parameters["sizes"]) != usual.sizes:
@@ -325,7 +289,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """One line, as all of the section's paragraphs are."""
+    """The text on one line."""
     return " ".join(text.split())
 
 

@@ -1,62 +1,73 @@
-"""A program under test: its own process, started and stopped, and what it costs."""
+"""A program under test in a process of its own: started, stopped, its CPU and memory.
 
+However the bench ends, it ends the processes that it started.
+"""
+
+import signal
 import subprocess
+import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from types import FrameType
+from typing import IO, Final, NoReturn, Self, TypeAlias
 
-from liveness.bench import process
 from liveness.bench.load import LoadError
+from liveness.compiled import environment
 from liveness.errors import LivenessError
 
-# Long after anything that works: it ends a bench that would hang.
+SignalHandler: TypeAlias = Callable[[int, FrameType | None], object]
+
+# Runs a module of this environment.
+PYTHON: Final = (sys.executable, "-m")
+INTERRUPTING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Far longer than any start or stop that works: without it the bench could hang.
 START_S: Final = 30.0
 STOP_S: Final = 30.0
 POLL_S: Final = 0.002
-KB: Final = 1024 / 1e6  # /proc counts in units of 1,024 bytes; in MB
+KIB_IN_MB: Final = 1024 / 1e6  # /proc counts in KiB
 LAST_LINES: Final = 10
 
 
 class ProgramError(LivenessError):
-    """The program did not start, or ended by itself.
+    """The program did not start, or ended by itself; with the end of its output."""
 
-    Args:
-        what: Which of them.
-        last_lines: The end of what it said.
-    """
-
-    def __init__(self, what: str, *, last_lines: str) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, *, last_lines: str) -> None:
+        super().__init__(message)
         self.last_lines = last_lines
 
 
+@dataclass(eq=False)
 class Program(ABC):
-    """One program, started and stopped any number of times on the same files.
+    """A program that can be started and stopped several times on the same files.
 
-    Args:
-        folder: For its files and what it says.
-        command: How it is called.
-        env: What it finds in its environment beside this machine's.
-        handed: Descriptors that it is given.
+    Leaving it as a context kills the process. If a `LoadError` or `OSError` leaves the
+    block because the process had ended by itself, a `ProgramError` is raised instead.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        handed: Collection[int] = (),
-    ) -> None:
-        self._said = folder / "said"
-        self._command = command
-        self._env = env
-        self._handed = handed
+    folder: Path
+    command: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)  # added to its environment
+    fds: Collection[int] = ()  # that it inherits
+
+    def __post_init__(self) -> None:
+        self._output = self.folder / "output"
         self._process: subprocess.Popen[bytes] | None = None
         self._running = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is not None and issubclass(kind, LoadError | OSError):
+                self.check()
+        finally:
+            self.kill()
 
     @property
     def pid(self) -> int:
@@ -66,19 +77,19 @@ class Program(ABC):
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether it does what it is there for."""
+        """Whether it serves requests."""
 
     def start(self) -> float:
         """Start it; return the seconds from exec until it is ready."""
         began = time.perf_counter()
-        with self._said.open("ab") as said:
+        with self._output.open("ab") as output:
             self._process = self._running.enter_context(
-                process.child(
-                    *self._command,
-                    env=self._env,
-                    stdout=said,
-                    stderr=said,
-                    handed=self._handed,
+                child(
+                    *self.command,
+                    env=self.env,
+                    stdout=output,
+                    stderr=output,
+                    fds=self.fds,
                 )
             )
         while not self.is_ready():
@@ -89,7 +100,7 @@ class Program(ABC):
         return time.perf_counter() - began
 
     def stop(self) -> float:
-        """Stop it as planned; return the seconds that took."""
+        """Stop it with SIGTERM; return the seconds that took."""
         assert self._process is not None
         began = time.perf_counter()
         self._process.terminate()
@@ -102,7 +113,7 @@ class Program(ABC):
         return time.perf_counter() - began
 
     def kill(self) -> None:
-        """End it at once, as a crash would; fine if it has ended."""
+        """Kill it with SIGKILL, as in a crash; does nothing if it has ended."""
         self._running.close()
 
     def check(self) -> None:
@@ -111,44 +122,42 @@ class Program(ABC):
         if code is not None:
             raise self._error(f"it ended with code {code}")
 
-    # --- its cost, from the process table -------------------------------------
-
     def cpu_s(self) -> float:
-        """CPU seconds used so far, user and system, all threads."""
-        return process.cpu_s(self.pid)
+        """CPU seconds used so far: user and system, all threads.
+
+        To the nanosecond, while /proc counts in hundredths: this is the clock of
+        clock_getcpuclockid(3).
+        """
+        return time.clock_gettime(~self.pid << 3 | 2)
 
     def memory_mb(self) -> float:
         """Resident memory now."""
-        return self._status("VmRSS")
+        return self._status_mb("VmRSS")
 
     def peak_memory_mb(self) -> float:
-        """Most resident memory since the start, or since `forget_peak`."""
-        return self._status("VmHWM")
+        """Most resident memory since the start, or since `reset_peak`."""
+        return self._status_mb("VmHWM")
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         """Let the peak be what is resident now (5 in clear_refs, see proc(5))."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
-    # --- within ---------------------------------------------------------------
-
-    def _status(self, name: str) -> float:
+    def _status_mb(self, name: str) -> float:
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         for line in lines:
             if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * KB
+                return int(line.split()[1]) * KIB_IN_MB
         raise LoadError("a process that has ended has no memory")
 
-    def _error(self, what: str) -> ProgramError:
-        said = self._said.read_text(errors="replace").splitlines()[-LAST_LINES:]
-        return ProgramError(what, last_lines="\n".join(f"    {line}" for line in said))
+    def _error(self, message: str) -> ProgramError:
+        lines = self._output.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return ProgramError(
+            message, last_lines="\n".join(f"    {line}" for line in lines)
+        )
 
 
 class Window:
-    """What a stretch of time costs: itself, and the CPU of both sides.
-
-    Args:
-        program: The other side.
-    """
+    """Measures a block: its duration, and the CPU time of the program and of the load."""
 
     took_s = server_s = load_s = 0.0
 
@@ -168,14 +177,101 @@ class Window:
 
     @property
     def server_percent(self) -> float:
-        """The server's share of a core."""
+        """The program's CPU time, as a share of one core."""
         return 100 * self.server_s / self.took_s
 
     @property
     def load_percent(self) -> float:
-        """The load's share of a core."""
+        """The load's CPU time, as a share of one core."""
         return 100 * self.load_s / self.took_s
 
     def server_ns(self, count: int) -> float:
-        """The server's CPU for each of *count*."""
+        """The program's CPU time for each of *count* events."""
         return self.server_s / count * 1e9
+
+
+# --- processes and signals ------------------------------------------------------
+
+
+@contextmanager
+def child(
+    *command: str,
+    env: Mapping[str, str],
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+    fds: Collection[int] = (),
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a command in a child process, which is killed when the block ends.
+
+    It does not get the settings of this machine but only *env*, no descriptors of ours
+    but *fds*, and not Ctrl-C, which is for the bench.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with _signals_deferred():
+            process = subprocess.Popen(
+                command,
+                env={**environment(), **env},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=fds,
+                bufsize=0,  # so that select() sees all that can be read
+                process_group=0,
+            )
+        yield process
+    finally:
+        if process is not None:
+            with _signals_deferred():
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def temporary_folder(parent: Path | None) -> Iterator[Path]:
+    """A new folder in *parent* (None: the temporary folder), removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="liveness-bench-", dir=parent) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGHUP end the block as Ctrl-C does, so that it cleans up.
+
+    The exit code is then the one that a shell reports: 1 would mean a missed floor.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    with _handled(
+        [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN], end
+    ):
+        yield
+
+
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Puts signals off until the end of the block.
+
+    An exception between the fork and the assignment, or during the kill, would leave the
+    process running.
+    """
+    caught: list[int] = []
+    try:
+        with _handled(INTERRUPTING, lambda number, _frame: caught.append(number)):
+            yield
+    finally:
+        for number in caught[:1]:
+            signal.raise_signal(number)
+
+
+@contextmanager
+def _handled(numbers: Iterable[int], handler: SignalHandler) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

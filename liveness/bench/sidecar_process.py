@@ -1,4 +1,4 @@
-"""The server under test: its own process, in a folder of its own, gone at the end."""
+"""The sidecar under test, as a process in a temporary folder."""
 
 import socket
 import sys
@@ -8,10 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from liveness.bench import activated
-from liveness.bench.load import LoadError, LoadGateway
-from liveness.bench.process import PYTHON, folder_of_its_own
-from liveness.bench.program import Program
+from liveness.bench import socket_activation
+from liveness.bench.load import LoadGateway
+from liveness.bench.program import PYTHON, Program, temporary_folder
 from liveness.console.admin_client import CommandError, readiness
 from liveness.service.links.sockets import BACKLOG
 
@@ -19,15 +18,10 @@ SOCKET: Final = "gateway.sock"
 AS_INSTALLED: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class Server(Program):
-    """One sidecar; it is ready once hello and `/readyz` succeed.
+class SidecarProcess(Program):
+    """One sidecar, with its socket, state and output in a folder.
 
-    Args:
-        folder: For its socket, its state and what it says.
-        timeout_s: Its silence timeout.
-        slots: Of its ring; None: the default.
-        env: What it finds in its environment beside this machine's.
-        handed: Listens at its socket, and outlives it; None: it makes one itself.
+    It inherits the socket *listener*, or makes its own.
     """
 
     def __init__(
@@ -37,24 +31,22 @@ class Server(Program):
         timeout_s: float,
         slots: int | None = None,
         env: Mapping[str, str] = AS_INSTALLED,
-        handed: socket.socket | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         self.socket = folder / SOCKET
         self.state = folder / "state"
         settings = folder / "settings.toml"
-        settings.touch()  # none but the defaults, whatever this machine has set
+        settings.touch()  # empty: the defaults, not the settings of this machine
         command = [*PYTHON, "liveness", "serve", "--config", str(settings)]
         command += ["--socket", str(self.socket), "--http", "127.0.0.1:0"]
         command += ["--state", str(self.state), "--timeout", str(timeout_s)]
         if slots is not None:
             command += ["--slots", str(slots)]
-        fds = [] if handed is None else [handed.fileno()]
+        fds = [] if listener is None else [listener.fileno()]
         for fd in fds:
-            command = [
-                *(sys.executable, "-S", activated.__file__, str(fd), "gateway"),
-                *command,
-            ]
-        super().__init__(folder, command, env=env, handed=fds)
+            script = [sys.executable, "-S", socket_activation.__file__]
+            command = [*script, str(fd), "gateway", *command]
+        super().__init__(folder, command, env=env, fds=fds)
 
     def is_ready(self) -> bool:
         """Whether hello and `/readyz` succeed."""
@@ -67,42 +59,37 @@ class Server(Program):
 
 
 @contextmanager
-def server(folder: Path | None, *, timeout_s: float) -> Iterator[Server]:
-    """Give a server, not started; its process and files are gone afterwards.
-
-    Args:
-        folder: Where its own folder is made; None: the usual temporary one.
-        timeout_s: Its silence timeout.
-    Raises:
-        ProgramError: It has ended by itself, whatever else went wrong for that.
-    """
-    with folder_of_its_own(folder) as own:
-        it = Server(own, timeout_s=timeout_s)
-        with ended(it):
-            yield it
+def fresh_sidecar(folder: Path | None, *, timeout_s: float) -> Iterator[SidecarProcess]:
+    """A sidecar that is not started yet; it and its files are removed at the end."""
+    with (
+        temporary_folder(folder) as own,
+        SidecarProcess(own, timeout_s=timeout_s) as sidecar,
+    ):
+        yield sidecar
 
 
 @contextmanager
-def replaceable(folder: Path | None, *, timeout_s: float) -> Iterator[Server]:
-    """The same, with a socket that is kept while one process replaces another."""
+def linked_sidecar(
+    folder: Path | None, *, timeout_s: float
+) -> Iterator[tuple[SidecarProcess, LoadGateway]]:
+    """A sidecar that runs, and a link to it; raises if it ended by itself."""
+    with fresh_sidecar(folder, timeout_s=timeout_s) as sidecar:
+        sidecar.start()
+        with LoadGateway(sidecar.socket) as gateway:
+            yield sidecar, gateway
+        sidecar.check()
+
+
+@contextmanager
+def replaceable_sidecar(
+    folder: Path | None, *, timeout_s: float
+) -> Iterator[SidecarProcess]:
+    """The same; its socket stays open while one process replaces another."""
     with (
-        folder_of_its_own(folder) as own,
+        temporary_folder(folder) as own,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
     ):
         listener.bind(str(own / SOCKET))
         listener.listen(BACKLOG)
-        it = Server(own, timeout_s=timeout_s, handed=listener)
-        with ended(it):
-            yield it
-
-
-@contextmanager
-def ended(program: Program) -> Iterator[None]:
-    """Kill *program* at the end; tell if it was it whose end made something fail."""
-    try:
-        yield
-    except (LoadError, OSError):
-        program.check()
-        raise
-    finally:
-        program.kill()
+        with SidecarProcess(own, timeout_s=timeout_s, listener=listener) as sidecar:
+            yield sidecar

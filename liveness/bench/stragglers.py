@@ -1,8 +1,8 @@
-"""Another gateway, whose users fall silent one by one while something larger goes on.
+"""Users of another gateway who come due one by one while the scenario does its work.
 
-What they are told, and when, is how much that delays others. Their last sign of life is
-given beforehand, each with a timeout of its own: what is measured is how late they are
-judged and told, not how their signs compete.
+Their lateness shows how much that work delays others. They send their last activity
+beforehand, each with a timeout of its own: what is measured is how late they are decided
+and delivered, not how their activities compete for the server.
 """
 
 import time
@@ -14,22 +14,20 @@ from liveness.bench.load import LoadGateway, LoadUsers, Moment, Notices, now
 from liveness.bench.verdict import judge, p99_ms
 
 PER_S: Final = 50
-# Whoever is late by so much more than any promise is missing.
+# A user that is not reported this long after the end counts as missing. It is far beyond
+# any floor.
 PATIENCE_S: Final = 5.0
-# So many signs of life at once: in one burst the last would be read long after it was
-# written, which is another lateness than the one that is asked for.
+# Logins sent at once. In a larger burst the last would be read long after it was written,
+# which would count as lateness.
 AT_ONCE: Final = 50
-# However soon it is over: as many as a quantile needs.
+# The shortest time to measure: a quantile needs some users.
 LEAST_S: Final = 2.0
 
 
 class Stragglers:
-    """Users of the gateway `stragglers`, of whom 50 a second come due.
+    """Users of the gateway `stragglers`; 50 a second come due, for some *seconds*.
 
-    Args:
-        path: The server's socket.
-        first_s: From now until the first of them is due, at least 3.
-        seconds: For how long they go on.
+    The first of them is due after *first_s*, at least 3.
     """
 
     def __init__(self, path: Path, *, first_s: float, seconds: float) -> None:
@@ -39,8 +37,7 @@ class Stragglers:
         for number, uid in enumerate(users.uids):
             timeout_s = first_s + number / PER_S
             frame = users.single(number, "login", timeout=timeout_s)
-            mono, wall_ms = now()
-            self._due[uid] = Moment(mono + timeout_s, wall_ms + timeout_s * 1000)
+            self._due[uid] = now().after(timeout_s)
             self._gateway.send(frame)
             if number % AT_ONCE == AT_ONCE - 1:
                 self._gateway.ping()
@@ -49,8 +46,8 @@ class Stragglers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *it: object) -> None:
-        self._gateway.__exit__(*it)
+    def __exit__(self, *error: object) -> None:
+        self._gateway.__exit__(*error)
 
     def figures(
         self,
@@ -61,33 +58,28 @@ class Stragglers:
         delivered_ms: float | None,
         meanwhile: str = "",
     ) -> list[Figure]:
-        """Judge those who came due from a monotonic moment on until now.
+        """The figures of the users that came due from a monotonic moment until now.
 
-        Args:
-            scenario: Whose figures they are.
-            began: The moment.
-            decided_ms: The floor of the decision.
-            delivered_ms: The floor of the delivery.
-            meanwhile: What went on, where that is told apart from something else.
+        Their floors are *decided_ms* and *delivered_ms*; *meanwhile* is added to their names.
         """
         until = max(time.perf_counter(), began + LEAST_S)
         time.sleep(max(0.0, until - time.perf_counter()))
-        before = sum(due.mono <= until for due in self._due.values())
-        self._gateway.wait_for(before, until=until + PATIENCE_S)
-        due = {uid: it for uid, it in self._due.items() if began <= it.mono <= until}
-        told = [
-            Notices(received, [one for one in records if one.get("uid") in due])
+        expected = sum(due.mono <= until for due in self._due.values())
+        self._gateway.wait_for(expected, until=until + PATIENCE_S)
+        due = {uid: at for uid, at in self._due.items() if began <= at.mono <= until}
+        notices = [
+            Notices(
+                received, [record for record in records if record.get("uid") in due]
+            )
             for received, records in self._gateway.notices
         ]
-        verdict = judge(told, due, timeout_s=0.0)
-        decided, delivered = p99_ms(verdict.decided_s), p99_ms(verdict.delivered_s)
-        found = {
-            "decided p99": (decided, "ms", decided_ms),
-            "delivered p99": (delivered, "ms", delivered_ms),
-            "early": (verdict.early, "", 0.0),
-            "missing": (verdict.missing, "", 0.0),
-        }
+        verdict = judge(notices, due, timeout_s=0.0)
         return [
-            Figure(scenario, f"others {name}{meanwhile}", *it)
-            for name, it in found.items()
+            Figure(scenario, f"others {name}{meanwhile}", value, unit, most)
+            for name, value, unit, most in (
+                ("decided p99", p99_ms(verdict.decided_s), "ms", decided_ms),
+                ("delivered p99", p99_ms(verdict.delivered_s), "ms", delivered_ms),
+                ("early", verdict.early, "", 0.0),
+                ("missing", verdict.missing, "", 0.0),
+            )
         ]

@@ -1,4 +1,4 @@
-"""The command: scenario after scenario, then the table, the report and the verdict."""
+"""Runs the chosen scenarios; prints the table and the summary, and writes the report."""
 
 import gc
 import json
@@ -7,75 +7,79 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Final, TextIO
 
 from liveness import __version__
-from liveness.bench import BenchOptions, delays, machine, others, scenarios
+from liveness.bench import BenchOptions, machine, scenarios, system_kinds
 from liveness.bench.client_cost import client
 from liveness.bench.cost import cost
 from liveness.bench.figures import Figure, are_met, as_table, summary
 from liveness.bench.lateness import lateness
-from liveness.bench.process import ended_by_signals
-from liveness.bench.program import ProgramError
+from liveness.bench.program import ProgramError, exit_on_signals
+from liveness.bench.steady import impossible_rate, steady
+from liveness.bench.timer_scenario import timers
 from liveness.console.progress import Share, Stage, shown
 from liveness.console.terminal import tell
 from liveness.errors import LivenessError
 
 MISSED: Final = 1
 USAGE: Final = 2
-# Of the report, as `report.schema.json` describes it.
+# Version of the report; `report.schema.json` describes it.
 SCHEMA: Final = 2
 
 MEASURED: Final[dict[str, Callable[[BenchOptions, Stage], list[Figure]]]] = {
-    one.__name__: one
-    for one in (
+    scenario.__name__: scenario
+    for scenario in (
         scenarios.idle,
         scenarios.logins,
-        scenarios.steady,
+        steady,
         scenarios.silence,
         scenarios.day,
         scenarios.restart,
-        delays.timers,
+        timers,
         client,
         cost,
         lateness,
     )
 }
-# Those that measure other systems too.
-BESIDE: Final = frozenset({"cost", "lateness"})
+# The scenarios that also measure other systems.
+COMPARISONS: Final = frozenset({"cost", "lateness"})
 
 
 class BenchError(LivenessError):
-    """The bench cannot go on. What was measured until then is printed."""
+    """The bench cannot go on. The figures until then are printed."""
 
 
 def run(chosen: Iterable[str], options: BenchOptions, *, report: str | None) -> int:
-    """Measures, prints, and says by the exit code whether every floor was met.
+    """Runs scenarios and prints their figures; the exit code says if a floor was missed.
 
     Args:
-        chosen: The scenarios, in this order; each once.
-        options: How much of everything.
-        report: The file for the report as JSON; `-` is stdout, and what is for a person
-            then goes to stderr. None: no report.
+        chosen: The scenarios, in this order; repetitions are ignored.
+        options: The parameters.
+        report: The file for the report as JSON. With `-` the report goes to stdout, and
+            all other output to stderr. None: no report.
     Returns:
         0 if all floors were met, 1 if one was missed, 2 if the options do not go
         together.
     Raises:
-        BenchError: Something could not be measured, or the report not be written.
+        BenchError: A scenario failed, or the report cannot be written.
     """
     names = list(dict.fromkeys(chosen))
-    if why_not := _why_not(names, options):
-        tell(why_not)
+    has_comparison = bool(COMPARISONS & {*names})
+    problem = impossible_rate(options) if "steady" in names else ""
+    if not problem and has_comparison:
+        problem = system_kinds.missing_program(options)
+    if problem:
+        tell(problem)
         return USAGE
     out = sys.stderr if report == "-" else sys.stdout
     began, facts = datetime.now(UTC), machine.facts(options.folder)
     print(machine.as_line(facts), file=out, flush=True)
-    left_out = others.plan(options).left_out if BESIDE & {*names} else []
-    for what in left_out:
-        print(f"left out: {what}", file=out, flush=True)
-    with _undisturbed(), ended_by_signals():
+    left_out = system_kinds.plan(options).left_out if has_comparison else []
+    for line in left_out:
+        print(f"left out: {line}", file=out, flush=True)
+    with _without_garbage_collection(), exit_on_signals():
         figures = _measured(names, options, out)
     print(summary(figures), file=out, flush=True)
     if report is not None:
@@ -93,20 +97,17 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: str | None) -> 
     return 0 if are_met(figures) else MISSED
 
 
-def _why_not(names: Sequence[str], options: BenchOptions) -> str:
-    """Why these cannot be measured, and what could; nothing if they can."""
-    why_not = scenarios.why_not(options) if "steady" in names else ""
-    return why_not or (others.missing(options) if BESIDE & {*names} else "")
-
-
 def _measured(names: Sequence[str], options: BenchOptions, out: TextIO) -> list[Figure]:
-    """All figures; printed on *out* also if an error or a signal ends them early."""
+    """All figures; printed on *out* even if an error or a signal ends the run early."""
     figures: list[Figure] = []
     try:
-        with shown(sys.stderr) as begin:
+        with shown(sys.stderr) as show:
             for number, name in enumerate(names, start=1):
-                place = f"{number}/{len(names)} {name}"
-                stage = partial(_begin, begin, place)
+                position = f"{number}/{len(names)} {name}"
+
+                def stage(what: str, share: Share, position: str = position) -> None:
+                    show(f"{position}: {what}", share)
+
                 figures += MEASURED[name](options, stage)
     except (LivenessError, OSError) as error:
         if isinstance(error, ProgramError):
@@ -118,10 +119,6 @@ def _measured(names: Sequence[str], options: BenchOptions, out: TextIO) -> list[
     return figures
 
 
-def _begin(begin: Stage, place: str, what: str, share: Share) -> None:
-    begin(f"{place}: {what}", share)
-
-
 def _write(text: str, place: str) -> None:
     if place == "-":
         sys.stdout.write(text)
@@ -129,13 +126,13 @@ def _write(text: str, place: str) -> None:
     try:
         Path(place).write_text(text)
     except OSError as error:
-        told = f"the report cannot be written to {place} ({error.strerror})"
-        raise BenchError(f"{told}; give it another place with --json") from error
+        message = f"the report cannot be written to {place} ({error.strerror})"
+        raise BenchError(f"{message}; give it another place with --json") from error
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Without the collector: its pauses would count as the server's lateness."""
+def _without_garbage_collection() -> Iterator[None]:
+    """A collection would pause the load, and count as lateness of the server."""
     gc.disable()
     try:
         yield

@@ -1,28 +1,27 @@
-"""What the sidecar is measured beside: others that can tell who fell silent.
+"""The interface of the systems that are compared: all can report silent users.
 
-Each is a real process of its own, driven with bytes that were encoded before. What
-they have in common is a `System`: users can be made known to it, and touched in streams
-of events.
+Each is a real process, driven with bytes that were encoded beforehand.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from liveness.bench.load import Notices
 from liveness.bench.program import Program
 
-# Of everyone who is not to fall silent. A minute of a run is no danger to them, and a
-# user whose timeout is longer costs no system less.
+# Timeout of all users that do not fall silent: no run is so long, and a longer timeout
+# costs no system less.
 LONG_S: Final = 3_600
-# A stream is written in pieces of this size, to every system alike.
+# Every system gets its streams in pieces of this size.
 PIECE_BYTES: Final = 65_536
-# So many users are made known at a time.
-KNOWN_AT_ONCE: Final = 100_000
+# Users that log in at a time.
+LOGINS_AT_ONCE: Final = 100_000
 
 
 class Stream(NamedTuple):
-    """Encoded events, and how many replies they bring."""
+    """Encoded events, and the number of replies that they cause."""
 
     data: bytes
     replies: int
@@ -34,36 +33,32 @@ class Stream(NamedTuple):
         return [whole[start : start + PIECE_BYTES] for start in starts]
 
 
+@dataclass(eq=False)
 class System(ABC):
-    """One system, started, with a link to it.
+    """A running system, and a link to it. Users are numbered from 0."""
 
-    Args:
-        program: Its process.
-    """
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    program: Program
 
     @abstractmethod
-    def make_known(self, numbers: range) -> None:
-        """Let users be online, with a long timeout; return once that is so."""
+    def log_in(self, numbers: range) -> None:
+        """Bring users online with a long timeout; return once they are."""
 
     @abstractmethod
     def singles(self, numbers: Sequence[int]) -> Stream:
-        """A sign of life of each of *numbers*, each for itself."""
+        """One activity of each user, each in a request of its own."""
 
-    @abstractmethod
-    def batches(self, numbers: Sequence[int]) -> Stream | None:
-        """The same by the thousand; None if the system knows no such thing."""
+    def batches(self, _numbers: Sequence[int]) -> Stream | None:
+        """The same in requests for 1,000 users; None if the system has none such."""
+        return None
 
     @abstractmethod
     def write(self, stream: Stream) -> None:
         """Write a stream; return once all of it is applied."""
 
     @abstractmethod
-    def silence(self, number: int, timeout_s: int) -> None:
-        """Give a user's last sign of life, with a timeout of its own; do not wait."""
+    def fall_silent(self, number: int, timeout_s: int) -> None:
+        """Send a user's last activity, with its own timeout; do not wait."""
 
     @abstractmethod
-    def told(self, count: int, *, until: float) -> Sequence[Notices]:
-        """Wait until a monotonic moment for so many to be told silent; return them."""
+    def wait_for_offlines(self, count: int, *, until: float) -> Sequence[Notices]:
+        """Wait for silent users, until a monotonic moment; return all that are reported."""

@@ -1,13 +1,16 @@
-"""The whole line at work: simulated users, a chat gateway, its sidecar, and a referee.
+"""`liveness demo`: simulated users, a chat gateway and its sidecar, checked by a referee.
 
     users ── TCP ── gateway ── Unix socket ── sidecar
       └──────────── referee ──── records ────────┘
 
-To write a gateway of your own, read `gateway.py`, and no more. The rest makes the demo,
-in one process beside the two: `plans.py` and `users.py` simulate users, `processes.py`
-runs gateway and sidecar, `director.py` cuts, stops and restarts them as `script.py` or a
-key says, `referee.py` judges what is decided and `reminders.py` what comes due, `stage.py` brings all together, `screen.py`
-or, on a terminal, `picture.py` shows it, and `run.py` is what the command line starts.
+To write a gateway of your own, read only `gateway.py`. All other files make the demo.
+`processes.py` starts the gateway and the sidecar. The rest runs in one process:
+
+- `plans.py` and `users.py` simulate the users.
+- `director.py` kills, stops and restarts the processes, by `script.py` or by a key.
+- `referee.py` checks the records, and `reminders.py` the timers.
+- `demo_run.py` connects all of these; `launcher.py` is what the command line calls.
+- `picture.py` shows it on a terminal, and `plain_lines.py` elsewhere.
 """
 
 # Imports: compiled, config, console, core, errors, service.common, text.

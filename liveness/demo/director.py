@@ -1,9 +1,10 @@
-"""Makes things happen to gateway, sidecar and users, one at a time to each process."""
+"""Kills, stops and restarts gateway and sidecar, and silences users, on request."""
 
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from random import sample
 from typing import Final
 
@@ -15,43 +16,31 @@ from liveness.demo.script import ACTIONS, Step
 from liveness.demo.users import User
 
 SIGNALS: Final = {"restart": signal.SIGTERM, "kill": signal.SIGKILL}
-MEANT: Final = {signal.SIGTERM: "SIGTERM", signal.SIGKILL: "kill -9"}
+SIGNAL_NAMES: Final = {signal.SIGTERM: "SIGTERM", signal.SIGKILL: "kill -9"}
 
 
+@dataclass(eq=False, kw_only=True)
 class Director:
-    """Does what a script or a key asks for.
+    """Performs the actions that a script or a key asks for, one at a time per process."""
 
-    Args:
-        gateway: Can be killed.
-        sidecar: Can be killed, stopped and restarted.
-        users: Can be silenced; by uid.
-        referee: Is told before, and when it is over.
-        tell: Is told the same, for a person.
-    """
+    gateway: Child
+    sidecar: Child
+    users: Mapping[str, User]  # by uid
+    referee: Referee  # is notified when an action begins and ends
+    log: Callable[[str], None]  # shows a line about it
 
-    def __init__(
-        self,
-        *,
-        gateway: Child,
-        sidecar: Child,
-        users: Mapping[str, User],
-        referee: Referee,
-        tell: Callable[[str], None],
-    ) -> None:
+    def __post_init__(self) -> None:
         self.done = Counter[str]()
-        self._gateway = gateway
-        self._sidecar = sidecar
-        self._users = users
-        self._referee = referee
-        self._tell = tell
-        self._turns = {gateway.name: trio.Lock(), sidecar.name: trio.Lock()}
-        self._go_on = trio.Event()
+        self._locks = {
+            child.name: trio.Lock() for child in (self.gateway, self.sidecar)
+        }
+        self._resume = trio.Event()
         self._nursery: trio.Nursery | None = None  # while it runs
 
     async def run(self, steps: Sequence[Step]) -> None:
-        """Does what keys ask for, and each step at its time, until cancelled.
+        """Performs each step at its time, and what keys ask for, until cancelled.
 
-        What is asked for by a step waits until what came before is over.
+        A step waits until the action before it on the same process is over.
         """
         began = trio.current_time()
         async with trio.open_nursery() as self._nursery:
@@ -61,66 +50,69 @@ class Director:
             await trio.sleep_forever()
 
     def press(self, key: str) -> None:
-        """Begins what *key* means, unless something else is going on there."""
+        """Starts the action of a key, unless another one is using its process."""
         for name, action in ACTIONS.items():
             if action.key != key or self._nursery is None:
                 continue
-            child = self._gateway if name == "gateway" else self._sidecar
-            if name == "silence" or not self._turns[child.name].locked():
-                # By key, stopped is stopped until the next one.
+            child = self._child(name)
+            if name == "silence" or not self._locks[child.name].locked():
+                # A stop by key lasts until the key is pressed again.
                 number = action.most if name == "stop" else action.number
                 self._nursery.start_soon(self.perform, name, number)
             elif name == "stop" and child.state == "stopped":
-                self._go_on.set()
+                self._resume.set()
             else:
                 hint = "; z lets it go on" if child.state == "stopped" else ""
-                self._tell(f"{name}: not while the {child.name} is {child.state}{hint}")
+                self.log(f"{name}: not while the {child.name} is {child.state}{hint}")
 
     async def perform(self, name: str, number: float) -> None:
-        """Does one thing, and returns when it is over."""
+        """Performs an action; returns when it is over."""
         if name == "silence":
             self._silence(int(number))
             return
-        child = self._gateway if name == "gateway" else self._sidecar
-        async with self._turn(child):
+        child = self._child(name)
+        async with self._exclusive(child):
             self.done[name] += 1
             if name == "gateway":
-                self._referee.cut(float("inf"))  # whoever is cut off until it is over
+                self.referee.gateway_killed(float("inf"))  # until it is over
                 await self._restart(name, child, signal.SIGKILL)
-                self._referee.cut(trio.current_time())
+                self.referee.gateway_killed(trio.current_time())
             elif name == "stop":
                 await self._stop(number)
             else:
                 await self._restart(name, child, SIGNALS[name])
 
+    def _child(self, action: str) -> Child:
+        return self.gateway if action == "gateway" else self.sidecar
+
     @asynccontextmanager
-    async def _turn(self, child: Child) -> AsyncIterator[None]:
-        async with self._turns[child.name]:
-            self._referee.disturbed()
+    async def _exclusive(self, child: Child) -> AsyncIterator[None]:
+        async with self._locks[child.name]:
+            self.referee.disruption_begins()
             yield
-            self._referee.settles(trio.current_time())
+            self.referee.disruption_ends(trio.current_time())
 
     def _silence(self, count: int) -> None:
         self.done["silence"] += 1
-        talkers = self._referee.talkers()
-        chosen = sample(talkers, min(count, len(talkers)))
+        active = self.referee.active_users()
+        chosen = sample(active, min(count, len(active)))
         for uid in chosen:
-            self._users[uid].fall_silent()
-        self._tell(f"silence: {len(chosen)} who talked write nothing any more")
+            self.users[uid].fall_silent()
+        self.log(f"silence: {len(chosen)} active users stop writing")
 
     async def _restart(self, name: str, child: Child, number: signal.Signals) -> None:
         began = trio.current_time()
-        self._tell(f"{name}: {MEANT[number]} to the {child.name}")
+        self.log(f"{name}: {SIGNAL_NAMES[number]} to the {child.name}")
         await child.restart(number)
         took_s = trio.current_time() - began
-        self._tell(f"{name}: the {child.name} is up again, after {took_s:.1f} s")
+        self.log(f"{name}: the {child.name} is up again, after {took_s:.1f} s")
 
     async def _stop(self, most_s: float) -> None:
-        self._go_on = trio.Event()
+        self._resume = trio.Event()
         began = trio.current_time()
-        self._tell("stop: SIGSTOP to the sidecar")
-        self._sidecar.stop()
+        self.log("stop: SIGSTOP to the sidecar")
+        self.sidecar.stop()
         with trio.move_on_after(most_s):
-            await self._go_on.wait()
-        self._sidecar.go_on()
-        self._tell(f"stop: SIGCONT, after {trio.current_time() - began:.1f} s")
+            await self._resume.wait()
+        self.sidecar.resume()
+        self.log(f"stop: SIGCONT, after {trio.current_time() - began:.1f} s")

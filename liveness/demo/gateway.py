@@ -1,21 +1,20 @@
-"""A chat gateway with a sidecar: one room, each of its users on a TCP connection.
+"""A chat gateway with a sidecar: one room, and a TCP connection for each user.
 
     python -m liveness.demo.gateway --port 7000      and then, as often as you like,
     nc 127.0.0.1 7000                                type {"login": "ada"}
 
-Copy this file and start from it. All that it does about silence is four calls, `login`,
-`keepalive`, `message` and `logout`, and one loop, over `ended`. It has no timer for any
-user and need not know the timeout. What somebody wants the room reminded of is a timer,
-which outlasts both processes: two calls, `after` and `cancel`, and a task. It runs whether the sidecar does or not: what it
-reports is collected until there is one, and sent again where that may have been lost.
+Copy this file and start from it. To detect silent users it makes four calls, `login`,
+`keepalive`, `message` and `logout`, and has one loop, over `ended`. It has no timer per
+user, and need not know the timeout. A reminder is a timer of the sidecar, which survives
+restarts of both processes: two calls, `after` and `cancel`, and a task. The gateway also
+works while no sidecar runs: the library collects its reports, and repeats those that may
+have been lost.
 """
 
 import json
 import signal
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -32,15 +31,16 @@ HOW_TO: Final = (
 )
 MAX_LINE_BYTES: Final = 4_096
 MAX_NAME: Final = 32
-# Lines that wait for a reader who is too slow, beyond what the kernel holds for him.
+# Lines queued for a user that reads too slowly, beyond the kernel's buffers.
 MAX_UNSENT_LINES: Final = 128
-# A connection is read at most 50 lines a second. What is more waits in its socket, and
-# so does the sender: nobody can flood the room until others look too slow.
+# A connection is read at most 50 lines a second. More lines wait in its socket, and so
+# does their sender. Without this one user could flood the room until others, who cannot
+# read as fast, are cut off.
 LINE_PAUSE_S: Final = 0.02
 LOGIN_S: Final = 60.0  # a person types it
-# Who is silent may be gone without a trace, and would never take the last line.
+# A silent user may be gone, and would never receive the last lines.
 LAST_LINES_S: Final = 1.0
-# A process may have 1,024 files open, unless somebody has raised that.
+# A process may have 1,024 open files by default.
 MOST_CONNECTIONS: Final = 1_000
 
 
@@ -49,17 +49,17 @@ async def run(
 ) -> None:
     """Runs a gateway until SIGTERM or cancelled, and prints where it listens.
 
-    Its users are logged out then: they end as `logout`, and not with their gateway.
+    At the end it logs its users out: their sessions end by `logout`, not `gateway_lost`.
 
     Args:
         sidecar_path: The sidecar's socket; None for the default one.
-        name: This gateway's, the same at every start.
-        host: The address that it listens on.
-        port: Where it listens there; 0 for any that is free.
-        most: Connections at a time; one more is refused.
+        name: The gateway's name; the same at every start.
+        host: The address to listen on.
+        port: The port; 0 for any free one.
+        most: The most connections at a time; more are refused.
     Raises:
         liveness.Replaced: Another process has taken the name.
-        liveness.Refused: The sidecar will not have this gateway.
+        liveness.Refused: The sidecar refuses this gateway.
     """
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async with liveness.connect(sidecar_path, name=name) as sidecar:
@@ -76,7 +76,7 @@ async def run(
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """One TCP connection, and whose it is."""
+    """One TCP connection, and its user."""
 
     conn: int
     outbox: trio.MemorySendChannel[bytes]
@@ -84,15 +84,15 @@ class Connection:
     uid: str = ""  # until it has logged in
 
     def send(self, line: bytes) -> None:
-        """Queues *line*; cuts the connection off if it does not read what is sent."""
+        """Queues *line*; ends the connection if too many lines are queued."""
         try:
             self.outbox.send_nowait(line)
         except trio.WouldBlock:
             self.reading.cancel()
 
-    def end(self, why: str) -> None:
-        """Says *why* it ends, and reads no more of it."""
-        self.send(_line(bye=why))
+    def end(self, reason: str) -> None:
+        """Sends the *reason*, and stops reading."""
+        self.send(_line(bye=reason))
         self.reading.cancel()
 
 
@@ -100,45 +100,39 @@ class Gateway:
     """The room, and all connections.
 
     Args:
-        sidecar: Is told what happens to them.
-        most: Connections at a time; one more is refused.
+        sidecar: Receives the reports about users.
+        most: The most connections at a time; more are refused.
     """
 
     def __init__(self, sidecar: liveness.Sidecar, *, most: int) -> None:
-        self.room: dict[int, Connection] = {}  # those that have logged in, by conn
+        self.room: dict[int, Connection] = {}  # logged in, by conn
         self._sidecar = sidecar
         self._most = most
         self._open = 0
         sidecar.task("remind:")(self.remind)
 
     async def close_ended(self) -> None:
-        """Closes the connection of whoever is silent, or has come back on another."""
+        """Closes connections of users that are silent, or that logged in on another one."""
         async for end in self._sidecar.ended():
-            assert end.conn is not None  # we name it at each login
+            assert end.conn is not None  # each login names it
             if connection := self.room.get(end.conn):
                 self._leave(connection)
                 connection.end(end.reason)
 
     async def remind(self, timer: liveness.Timer) -> None:
-        """Says what the room was to be reminded of; later, if nobody is here."""
+        """Sends a reminder to the room; the sidecar retries it if the room is empty."""
         if not self.room:
             raise liveness.TaskFailed("nobody is in the room", final=False)
-        assert timer.payload is not None  # we give each one
+        assert timer.payload is not None  # each timer has one
         self._say(timer.payload.encode())
 
     async def serve(self, stream: trio.SocketStream) -> None:
-        """Serves one connection until either side has enough."""
-        try:
-            with self._place():
-                await self._talk(stream)
-        except* trio.BrokenResourceError:
-            pass  # that is how connections end
-
-    @contextmanager
-    def _place(self) -> Iterator[None]:
+        """Serves one connection until either side ends it."""
         self._open += 1
         try:
-            yield
+            await self._talk(stream)
+        except* trio.BrokenResourceError:
+            pass  # connections end that way
         finally:
             self._open -= 1
 
@@ -156,7 +150,7 @@ class Gateway:
                     connection.send(_line(bye=f"no login within {LOGIN_S:g} s"))
             finally:
                 self._leave(connection)
-                outbox.close()  # the writer ends with the last line, or at the deadline
+                outbox.close()  # the writer ends after the last line, or at the deadline
                 nursery.cancel_scope.deadline = trio.current_time() + LAST_LINES_S
 
     async def _read(self, stream: trio.SocketStream, connection: Connection) -> None:
@@ -175,19 +169,19 @@ class Gateway:
         return None
 
     def _take(self, connection: Connection, line: bytes) -> None:
-        """Does what *line* asks for. Whatever it says, it is a sign of life."""
+        """Does what *line* asks for. Any line, even an invalid one, is an activity."""
         conn, uid = connection.conn, connection.uid
         is_in = conn in self.room
         if is_in:
             self._sidecar.keepalive(uid, conn=conn)
         try:
             self._do(connection, _parsed(line), is_in=is_in)
-        except liveness.ReportError as error:  # that cannot be a timer
+        except liveness.ReportError as error:  # no valid timer
             connection.send(_line(error=str(error)))
 
-    def _do(self, connection: Connection, asked: object, *, is_in: bool) -> None:
+    def _do(self, connection: Connection, request: object, *, is_in: bool) -> None:
         conn, uid = connection.conn, connection.uid
-        match asked:
+        match request:
             case {"login": str(name)} if not uid and _is_name(name):
                 self._join(connection, name)
             case {"say": str(text)} if is_in:
@@ -215,7 +209,7 @@ class Gateway:
         connection.send(_line(joined=name, users=len(self.room)))
 
     def _leave(self, connection: Connection) -> None:
-        """Takes the connection out of the room and reports it, if it is still there."""
+        """Removes the connection from the room, and reports a logout, if it is in it."""
         if self.room.pop(connection.conn, None):
             self._sidecar.logout(connection.uid, conn=connection.conn)
 
@@ -238,17 +232,17 @@ def _is_name(name: str) -> bool:
 def _parsed(line: bytes) -> object:
     try:
         return json.loads(line)
-    except (ValueError, RecursionError):  # the latter: 4,096 brackets
+    except (ValueError, RecursionError):  # RecursionError: 4,096 brackets
         return None
 
 
 def _line(**content: object) -> bytes:
-    """One line, all ASCII: nothing that a user says can steer another's terminal."""
+    """One line of JSON, all ASCII: no user can send control codes to a terminal."""
     return json.dumps(content).encode() + b"\n"
 
 
 def main() -> None:
-    """Runs a gateway as its command line says, until it is ended by a signal."""
+    """Runs a gateway as the command line asks, until it is ended by a signal."""
     parser = ArgumentParser(description="A chat gateway with a sidecar.")
     parser.add_argument("--sidecar", metavar="PATH", help="the sidecar's socket")
     parser.add_argument("--name", default="gw-1", help="of this gateway; default gw-1")
@@ -259,14 +253,12 @@ def main() -> None:
     parser.add_argument(
         "--most", type=int, default=MOST_CONNECTIONS, help="connections at a time"
     )
-    asked = parser.parse_args()
-
-    where = {"host": asked.host, "port": asked.port}
-    wanted = {"sidecar_path": asked.sidecar, "name": asked.name, "most": asked.most}
+    options = vars(parser.parse_args())
+    options["sidecar_path"] = options.pop("sidecar")
     try:
-        trio.run(partial(run, **wanted, **where))
+        trio.run(partial(run, **options))
     except* (liveness.Refused, liveness.Replaced, ValueError, OSError) as errors:
-        sys.exit(f"{asked.name}: {errors.exceptions[0]}")
+        sys.exit(f"{options['name']}: {errors.exceptions[0]}")
     except* KeyboardInterrupt:
         sys.exit(130)
 

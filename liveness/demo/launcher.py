@@ -1,4 +1,4 @@
-"""Runs the demo as its command line says: checks that, shows it, ends all that it began."""
+"""Runs the demo as the command line asks: checks the options, shows it, cleans up."""
 
 import os
 import resource
@@ -13,27 +13,27 @@ from typing import Final
 import trio
 
 from liveness.console.terminal import is_for_pictures, tell
+from liveness.demo.demo_run import MOST_GUESTS, DemoRun
 from liveness.demo.picture import Picture
+from liveness.demo.plain_lines import PlainLines, say, summary
 from liveness.demo.plans import joining_s
 from liveness.demo.processes import ChildLost
-from liveness.demo.screen import Plain, say, summary
 from liveness.demo.script import ScriptError, Step, parsed
-from liveness.demo.stage import MOST_GUESTS, Stage
 from liveness.demo.tty import Terminal
 from liveness.errors import LivenessError
 
 USAGE: Final = 2
-# Joining, a timeout, the flush and a second until somebody would be missed: with less
-# time than that no silence is seen for certain.
+# A silence can only be seen after joining, a timeout, the gateway's flush, and a second in
+# which a missed one would be noticed.
 LEAST_MORE_S: Final = 2.0
-# All users share this process and each speaks a few times within its timeout; the
-# connection of each is an open file here, and another in the gateway.
+# All users share this process, and each writes several times in its timeout. Each
+# connection is an open file here, and another in the gateway.
 MOST_USERS_PER_TIMEOUT_S: Final = 500
 OTHER_FILES: Final = 100
 
 
 class Stopped(LivenessError):
-    """Somebody ended the demo by a signal. Nothing of it is left behind."""
+    """The demo was ended by a signal. Everything is cleaned up."""
 
 
 async def run(
@@ -46,13 +46,13 @@ async def run(
     """Runs the demo and shows what happens.
 
     Args:
-        seconds: From the opening of the gateway to the account at the end.
-        users: How many are simulated.
+        seconds: From the opening of the gateway to the summary.
+        users: Simulated users.
         timeout: The silence after which a user is offline, in seconds.
-        script: What is made to happen, and when; see `script.py`.
+        script: The actions, and when they happen; see `script.py`.
     Returns:
-        0 if everyone was reported when due, 1 if anyone was missed or reported early or
-        falsely, 2 if these numbers do not go together or the script is none.
+        0 if every user was reported when due, 1 if one was missed or reported early or
+        falsely, 2 if the options do not go together or the script is invalid.
     Raises:
         ChildLost: Sidecar or gateway did not start, or ended; its last lines are printed.
         Stopped: By SIGTERM or SIGHUP.
@@ -60,53 +60,55 @@ async def run(
     try:
         steps = parsed(script, seconds=seconds)
     except ScriptError as error:
-        why_not = str(error)
+        problem = str(error)
     else:
-        why_not = _impossible(seconds, users, timeout)
-    if why_not:
-        tell(why_not)
+        problem = _impossible(seconds, users, timeout)
+    if problem:
+        tell(problem)
         return USAGE
     await say(
-        f"a sidecar, a chat gateway and {users} users, for {seconds:g} s: whoever is "
-        f"silent for {timeout:g} s is offline"
+        f"a sidecar, a chat gateway and {users} users, for {seconds:g} s: a user silent "
+        f"for {timeout:g} s is offline"
     )
-    is_picture = is_for_pictures(sys.stdout)
-    terminal = Terminal(sys.stdout, sys.stdin) if is_picture else None
-    show = Picture(terminal) if terminal else Plain()
+    terminal = Terminal(sys.stdout, sys.stdin) if is_for_pictures(sys.stdout) else None
+    display = Picture(terminal) if terminal else PlainLines()
     with TemporaryDirectory(prefix="liveness-demo-") as name:
-        folder = Path(name)
-        stage = Stage(folder, show, users=users, seconds=seconds, timeout_s=timeout)
+        demo = DemoRun(
+            Path(name), display, users=users, seconds=seconds, timeout_s=timeout
+        )
         try:
-            await _play(stage, steps, terminal)
+            await _until_signal(demo, steps, terminal)
         except* ChildLost:
-            for child in (stage.sidecar, stage.gateway):
+            for child in (demo.sidecar, demo.gateway):
                 if child.is_lost:
                     print(child.last_lines(), file=sys.stderr)
             raise
-    await say(*summary(stage.referee, stage.director.done))
-    return 1 if stage.referee.faults else 0
+    await say(*summary(demo.referee, demo.director.done))
+    return 1 if demo.referee.faults else 0
 
 
-async def _play(stage: Stage, steps: list[Step], terminal: Terminal | None) -> None:
-    """Lets it all happen, unless a signal comes."""
+async def _until_signal(
+    demo: DemoRun, steps: list[Step], terminal: Terminal | None
+) -> None:
+    """Runs the demo to its end, or until a signal."""
     async with trio.open_nursery() as nursery:
-        await nursery.start(_mind_signals, terminal)
+        await nursery.start(_handle_signals, terminal)
         with terminal or nullcontext():
-            await stage.play(steps)
+            await demo.run(steps)
         nursery.cancel_scope.cancel()
 
 
-async def _mind_signals(
+async def _handle_signals(
     terminal: Terminal | None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Ends the demo from here, not where the interpreter just is, as it does itself."""
-    wanted = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-        wanted.append(signal.SIGHUP)
+    """Ends the demo from this task; Python would raise KeyboardInterrupt anywhere."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
+        numbers.append(signal.SIGHUP)
     if terminal:
-        wanted.append(signal.SIGTSTP)  # Ctrl-Z
-    with trio.open_signal_receiver(*wanted) as signals:
+        numbers.append(signal.SIGTSTP)  # Ctrl-Z
+    with trio.open_signal_receiver(*numbers) as signals:
         task_status.started()
         async for number in signals:
             if number == signal.SIGINT:
@@ -118,11 +120,11 @@ async def _mind_signals(
 
 
 def _impossible(seconds: float, users: int, timeout: float) -> str:
-    """Why these numbers do not go together and what would; nothing if they do."""
+    """Why these numbers do not go together, and what to do; "" if they do."""
     most_users = int(MOST_USERS_PER_TIMEOUT_S * timeout)
     if users > most_users:
         return (
-            f"{users} users with a timeout of {timeout:g} s speak more often than one "
+            f"{users} users with a timeout of {timeout:g} s write more often than one "
             f"process can read; use --users {most_users} or less, or a longer --timeout"
         )
     least_s = joining_s(users) + timeout + LEAST_MORE_S

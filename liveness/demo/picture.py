@@ -1,4 +1,4 @@
-"""The live picture: the ring with its hand, users, records, lateness, faults, keys."""
+"""The live picture: the wheel as a ring, users, records, lateness, faults and keys."""
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -10,16 +10,16 @@ import trio
 from rich.text import Text
 
 from liveness.console.record_lines import text_line
+from liveness.demo.demo_run import DemoRun, command
 from liveness.demo.gateway import HOST
-from liveness.demo.gauges import Gauges, gauges
+from liveness.demo.plain_lines import COLUMNS, lateness, reminders, table
 from liveness.demo.referee import FAULTS, Record
-from liveness.demo.screen import COLUMNS, quantiles, reminders, table
-from liveness.demo.script import keys
-from liveness.demo.stage import Stage, command
+from liveness.demo.script import KEYS
 from liveness.demo.tty import Terminal
+from liveness.demo.wheel_metrics import WheelMetrics, wheel_metrics
 
 FRAME_S: Final = 0.3
-MOST_TOLD: Final = 4
+MOST_LOGGED: Final = 4
 MOST_RECORDS: Final = 50  # more than most terminals have room for
 BARS: Final = " ▁▂▃▄▅▆▇█"
 # Thirty slots as a ring: clockwise from the top left.
@@ -27,100 +27,101 @@ ACROSS, DOWN, CELL = 11, 4, 4
 STRIP_ROWS: Final = 4
 GAP: Final = 2
 DATE: Final = len("2026-11-20 ")
-# What fits 80 columns beside the strip.
+# Heads of the columns that fit 80 columns beside the strip.
 TITLES: Final = {
-    **{one: one for one in COLUMNS if one not in ("moved", "gateway_lost")},
+    **{name: name for name in COLUMNS if name not in ("moved", "gateway_lost")},
     "gateway_lost": "lost",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """All that is in one picture."""
+    """The contents of one picture."""
 
     elapsed_s: float
     seconds: float
     timeout_s: float
-    doors: str  # how somebody may take part or look
+    commands: str  # to join or to look
     states: tuple[tuple[str, str], ...]  # of each process
     online: int
-    events_s: float | None  # None: not known just now
+    events_s: float | None  # events a second; None: not known now
     timers: float | None
     slots: tuple[float, ...]
     hand: int
-    rows: tuple[tuple[str, list[int]], ...]  # by behaviour, as in `screen.COLUMNS`
+    rows: tuple[tuple[str, list[int]], ...]  # by behaviour, as in `plain_lines.COLUMNS`
     lateness: str
     reminders: str
     faults: Counter[str]
-    told: tuple[str, ...]
+    logged: tuple[str, ...]
     records: tuple[str, ...]  # the newest last
     has_keys: bool
 
 
 class Picture:
-    """Shows what happens on a terminal, as long as that is entered."""
+    """Draws the run on a terminal that has been entered."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        self._told: deque[str] = deque(maxlen=MOST_TOLD)
+        self._logged: deque[str] = deque(maxlen=MOST_LOGGED)
         self._records: deque[str] = deque(maxlen=MOST_RECORDS)
-        self._gauges: Gauges | None = None
+        self._metrics: WheelMetrics | None = None
         self._events_s: float | None = None
 
-    def tell(self, line: str) -> None:
-        """Shows a line from the next picture on, until newer ones take its place."""
-        self._told.append(line)
+    def log(self, line: str) -> None:
+        """Shows a line until newer ones take its place."""
+        self._logged.append(line)
 
     def add(self, record: Record) -> None:
-        """Shows a record likewise; today is today."""
+        """Shows a record likewise, without the date."""
         self._records.append(text_line(dict(record))[DATE:])
 
-    async def run(self, stage: Stage) -> None:
+    async def run(self, demo: DemoRun) -> None:
         """Draws a few pictures a second, until cancelled."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._terminal.read_keys, stage.press)
-            nursery.start_soon(self._read_gauges, stage)
+            nursery.start_soon(self._terminal.read_keys, demo.press)
+            nursery.start_soon(self._read_metrics, demo)
             while True:
-                lines = drawn(self._scene(stage), *self._terminal.size)
+                lines = drawn(self._scene(demo), *self._terminal.size)
                 await self._terminal.paint(Text("\n").join(lines))
                 await trio.sleep(FRAME_S)
 
-    async def _read_gauges(self, stage: Stage) -> None:
+    async def _read_metrics(self, demo: DemoRun) -> None:
         while True:
-            found = await gauges(stage.socket)
-            self._events_s = _rate(self._gauges, found)
-            self._gauges = found or self._gauges
+            metrics = await wheel_metrics(demo.socket)
+            self._events_s = _rate(self._metrics, metrics)
+            self._metrics = metrics or self._metrics
             await trio.sleep(FRAME_S)
 
-    def _scene(self, stage: Stage) -> Scene:
-        referee, found = stage.referee, self._gauges
-        up_at, timeout_s = stage.sidecar.up_at, stage.timeout_s
+    def _scene(self, demo: DemoRun) -> Scene:
+        referee, metrics = demo.referee, self._metrics
+        up_at, timeout_s = demo.sidecar.up_at, demo.timeout_s
+        processes = (demo.gateway, demo.sidecar)
         return Scene(
-            elapsed_s=stage.elapsed_s,
-            seconds=stage.seconds,
+            elapsed_s=demo.elapsed_s,
+            seconds=demo.seconds,
             timeout_s=timeout_s,
-            doors=(
-                f"nc {HOST} {stage.port}   {command()} watch --socket {stage.socket}   "
-                f"curl http://{stage.sidecar.said}/metrics"
+            commands=(
+                f"nc {HOST} {demo.port}   {command()} watch --socket {demo.socket}   "
+                f"curl http://{demo.sidecar.address}/metrics"
             ),
-            states=tuple((it.name, it.state) for it in (stage.gateway, stage.sidecar)),
+            states=tuple((process.name, process.state) for process in processes),
             online=referee.online,
             events_s=self._events_s,
-            timers=found.timers if found else None,
-            slots=found.slots if found else (),
-            hand=found.hand(up_at=up_at, timeout_s=timeout_s) if found else 0,
+            timers=metrics.timers if metrics else None,
+            slots=metrics.slots if metrics else (),
+            hand=metrics.hand(up_at=up_at, timeout_s=timeout_s) if metrics else 0,
             rows=tuple(table(referee)),
-            lateness=quantiles(referee),
+            lateness=lateness(referee),
             reminders=reminders(referee),
             faults=referee.faults_of,
-            told=tuple(self._told),
+            logged=tuple(self._logged),
             records=tuple(self._records),
             has_keys=self._terminal.has_keys,
         )
 
 
 def drawn(scene: Scene, width: int, height: int) -> list[Text]:
-    """The picture of *scene*: lines for a terminal of this size."""
+    """The lines of a picture, for a terminal of this size."""
     users, ring, strip = _users(scene), _ring(scene), _strip(scene)
     room = width - GAP - _width(users)
     if ring and room >= _width(ring):
@@ -135,8 +136,8 @@ def drawn(scene: Scene, width: int, height: int) -> list[Text]:
         Text(scene.lateness),
         Text(scene.reminders),
         _faults(scene.faults),
+        *(Text(line, style="bold") for line in scene.logged),
     ]
-    lines += [Text(line, style="bold") for line in scene.told]
     left = max(height - len(lines), 0)
     newest = list(scene.records)[-left:] if left else []
     lines += [Text(line, style="dim") for line in newest]
@@ -145,8 +146,8 @@ def drawn(scene: Scene, width: int, height: int) -> list[Text]:
     return lines[:height]
 
 
-def _rate(before: Gauges | None, now: Gauges | None) -> float | None:
-    """Events a second between the two; None where a start lies between them."""
+def _rate(before: WheelMetrics | None, now: WheelMetrics | None) -> float | None:
+    """Events a second; None if unknown, or if the sidecar restarted in between."""
     if before is None or now is None or now.events < before.events:
         return None
     return (now.events - before.events) / (now.at - before.at)
@@ -154,8 +155,8 @@ def _rate(before: Gauges | None, now: Gauges | None) -> float | None:
 
 def _head(scene: Scene) -> Iterator[Text]:
     time = f"{scene.elapsed_s:.0f} s of {scene.seconds:g}"
-    silent = f"whoever is silent for {scene.timeout_s:g} s is offline"
-    yield Text.assemble(("liveness demo", "bold"), f"   {time}   {silent}")
+    rule = f"a user silent for {scene.timeout_s:g} s is offline"
+    yield Text.assemble(("liveness demo", "bold"), f"   {time}   {rule}")
     states = Text()
     for name, state in scene.states:
         style = "green" if state == "up" else "bold red"
@@ -164,10 +165,10 @@ def _head(scene: Scene) -> Iterator[Text]:
     timers = "?" if scene.timers is None else f"{scene.timers:.0f}"
     counts = f"{scene.online} online   {events} events/s   {timers} timers"
     yield states.append(counts)
-    yield Text(scene.doors, style="dim")
+    yield Text(scene.commands, style="dim")
     if scene.has_keys:
         line = Text()
-        for key, what in keys():
+        for key, what in KEYS.items():
             line.append(key, style="bold reverse").append(f" {what}  ")
         yield line
     else:
@@ -195,11 +196,11 @@ def _faults(faults: Counter[str]) -> Text:
     return line
 
 
-# --- the ring -------------------------------------------------------------------------
+# --- the wheel ------------------------------------------------------------------------
 
 
 def _ring(scene: Scene) -> list[Text]:
-    """The slots around their meaning; nothing where they are not thirty."""
+    """The slots around a short explanation; [] unless there are thirty."""
     if len(scene.slots) != 2 * (ACROSS + DOWN):
         return []
     cells = [_cell(scene, slot) for slot in range(len(scene.slots))]
@@ -210,13 +211,13 @@ def _ring(scene: Scene) -> list[Text]:
     slot_s = scene.timeout_s / len(scene.slots)
     middle = (
         f"{len(scene.slots)} slots of {slot_s:.2g} s, a ring.",
-        "Who speaks is put behind the hand,",
-        "and whom the hand comes round to",
-        "has been silent for too long.",
+        "A user that sends something moves",
+        "behind the hand. A user that the",
+        "hand reaches was silent too long.",
     )
     lines = [Text.assemble(*top)]
-    for text, one, other in zip(middle, reversed(left), right, strict=True):
-        lines.append(Text.assemble(one, (f" {text:<{inside - 1}}", "dim"), other))
+    for text, west, east in zip(middle, reversed(left), right, strict=True):
+        lines.append(Text.assemble(west, (f" {text:<{inside - 1}}", "dim"), east))
     return [*lines, Text.assemble(*reversed(bottom))]
 
 
@@ -240,14 +241,14 @@ def _strip(scene: Scene) -> list[Text]:
 
 
 def _bar(users: float, most: float, rows: int) -> str:
-    """How full a slot is, from the lowest of so many *rows* up; never empty if it is not."""
+    """A bar, from its lowest row up; a slot with users always shows something."""
     steps = len(BARS) - 1
     full = max(round(users / most * steps * rows), 1) if users else 0
     return "".join(BARS[min(max(full - steps * row, 0), steps)] for row in range(rows))
 
 
 def _style(scene: Scene, slot: int) -> str:
-    """By how soon it is due: those who speak stay in the half that is due last."""
+    """Red for the half that is due first; users that keep sending stay in the other."""
     ahead = (slot - scene.hand) % len(scene.slots)
     if ahead == 0:
         return "bold reverse"
@@ -260,8 +261,8 @@ def _width(lines: Sequence[Text]) -> int:
 
 def _beside(left: Sequence[Text], right: Sequence[Text]) -> list[Text]:
     width, lines = _width(left) + GAP, []
-    for one, other in zip_longest(left, right, fillvalue=Text()):
-        line = one.copy()
-        line.append(" " * (width - one.cell_len))
-        lines.append(line.append_text(other))
+    for west, east in zip_longest(left, right, fillvalue=Text()):
+        line = west.copy()
+        line.append(" " * (width - west.cell_len))
+        lines.append(line.append_text(east))
     return lines

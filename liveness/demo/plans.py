@@ -1,8 +1,8 @@
-"""What each simulated user is going to do, and when.
+"""What each simulated user does, and when.
 
-A gateway must tell four kinds of them apart: who talks, who has nothing to say but is
-there, who leaves, and who falls silent with the connection open, as somebody does who
-drove into a tunnel. Nothing but the silence itself tells the last kind from the second.
+There are four kinds: users that chat, users that only send keepalives, users that log out,
+and users that fall silent with the connection open, as on a train in a tunnel. A gateway
+can tell the last kind from the second only by the silence itself.
 """
 
 from collections.abc import Iterator
@@ -13,31 +13,32 @@ from math import inf
 from typing import Final
 
 MOST_JOINS_PER_S: Final = 250
-# To be seen in time, a logout comes this long before the end, and silence its timeout
-# and this long: a second until it would be missed, and half of one to spare.
+# A logout comes at least this long before the end, and a silence this plus its timeout. A
+# missed one is noticed after a second, and half a second is spare.
 LAST_S: Final = 1.5
-# What the room says goes to everyone in it: with many users only a few may talk.
+# A line goes to every user in the room, so in a large room only a few may chat.
 MAX_ROOM_LINES_PER_S: Final = 2_500
-# Somebody there speaks at least every half timeout, as the protocol advises.
+# The pause between two lines, as a share of the timeout. The protocol advises to send at
+# least every half timeout.
 LEAST_PAUSE, MOST_PAUSE = 0.3, 0.5
-# Of those who talk so many want the room reminded of something; every third cancels that.
+# Users that chat and ask for a reminder; every third of them cancels it.
 MOST_REMINDERS: Final = 30
 REMINDER_S: Final = 5.0
-AT_HOME_S: Final = 0.5  # from coming to asking for one
+SETTLED_S: Final = 0.5  # from joining to asking for a reminder, at least
 REMINDERS: Final = ("tea", "lunch", "the bus", "a walk")
 
 
 class Behaviour(StrEnum):
-    """What a user does until the end, or at its moment."""
+    """What a user does, until the end or until its moment."""
 
     CHAT = "chat"
     KEEPALIVE = "keepalive"
     LOGOUT = "log out"
     SILENT = "fall silent"
-    SILENCED = "silenced"  # nobody's plan: it was made to happen
+    SILENCED = "silenced"  # by an action, against its plan
 
 
-# So many of each ten, and in this order: the first one there is falls silent.
+# Of each ten users, in this order: the first user falls silent.
 EACH_TEN: Final = (
     Behaviour.SILENT, Behaviour.CHAT, Behaviour.KEEPALIVE, Behaviour.LOGOUT,
     Behaviour.SILENT, Behaviour.KEEPALIVE, Behaviour.CHAT, Behaviour.SILENT,
@@ -47,7 +48,7 @@ EACH_TEN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedReminder:
-    """What somebody who talks wants the room reminded of, and when."""
+    """A reminder that a user asks for."""
 
     what: str
     asks_s: float
@@ -57,12 +58,12 @@ class PlannedReminder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One user's; times are seconds after the gateway opened."""
+    """One user's plan; times are seconds after the gateway opened."""
 
     uid: str
     behaviour: Behaviour
     joins_s: float
-    moment_s: float = inf  # of the logout, or of the last sign of life
+    moment_s: float = inf  # of the logout, or of the last activity
     reminder: PlannedReminder | None = None
 
 
@@ -72,29 +73,28 @@ def joining_s(count: int) -> float:
 
 
 def last_silence_s(seconds: float, timeout_s: float, flush_s: float) -> float:
-    """The last moment of falling silent at which it can still be seen."""
+    """The latest moment to fall silent such that the demo still sees the offline."""
     return seconds - timeout_s - flush_s - LAST_S
 
 
 def planned(
     count: int, *, seconds: float, timeout_s: float, flush_s: float
 ) -> Iterator[Plan]:
-    """The plans of *count* users: moments are spread evenly over the *seconds*."""
+    """The plans of *count* users; their moments are spread evenly over the *seconds*."""
     silence_s = max(last_silence_s(seconds, timeout_s, flush_s), 0)
     latest_s = {Behaviour.SILENT: silence_s, Behaviour.LOGOUT: seconds - LAST_S}
     pause_s = (LEAST_PAUSE + MOST_PAUSE) / 2 * timeout_s
-    talkers_left = max(1, int(MAX_ROOM_LINES_PER_S * pause_s / count))
+    chats_left = max(1, int(MAX_ROOM_LINES_PER_S * pause_s / count))
     reminders = 0
     for number, behaviour in zip(range(count), cycle(EACH_TEN)):
-        if behaviour is Behaviour.CHAT:
-            if not talkers_left:
-                behaviour = Behaviour.KEEPALIVE
-            else:
-                talkers_left -= 1
         joins_s, reminder = joining_s(count) * number / count, None
-        if behaviour is Behaviour.CHAT and reminders < MOST_REMINDERS:
-            reminder = _reminder(reminders, number / count, joins_s, seconds)
-            reminders += 1
+        if behaviour is Behaviour.CHAT and not chats_left:
+            behaviour = Behaviour.KEEPALIVE
+        elif behaviour is Behaviour.CHAT:
+            chats_left -= 1
+            if reminders < MOST_REMINDERS:
+                reminder = _reminder(reminders, number / count, joins_s, seconds)
+                reminders += 1
         yield Plan(
             uid=f"user-{number + 1:0{len(str(count))}}",
             behaviour=behaviour,
@@ -105,17 +105,17 @@ def planned(
 
 
 def _reminder(
-    count: int, share: float, joins_s: float, seconds: float
+    number: int, share: float, joins_s: float, seconds: float
 ) -> PlannedReminder | None:
-    """One that comes in time to be seen; None if there is no time for it."""
+    """A reminder that fires before the end; None if there is no time for it."""
     in_s = min(REMINDER_S, seconds / 5)
-    first_s, last_s = joins_s + AT_HOME_S, seconds - LAST_S - in_s
+    first_s, last_s = joins_s + SETTLED_S, seconds - LAST_S - in_s
     if last_s < first_s:
         return None
     asks_s = first_s + (last_s - first_s) * share
     return PlannedReminder(
-        what=REMINDERS[count % len(REMINDERS)],
+        what=REMINDERS[number % len(REMINDERS)],
         asks_s=asks_s,
         in_s=in_s,
-        forgets_s=asks_s + in_s / 2 if count % 3 == 2 else inf,
+        forgets_s=asks_s + in_s / 2 if number % 3 == 2 else inf,
     )

@@ -1,4 +1,4 @@
-"""The demo's own sidecar and gateway: other processes, that can be cut and stopped."""
+"""The demo's sidecar and gateway: child processes that can be killed, stopped, restarted."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,15 +19,16 @@ from liveness.config.sources import load
 from liveness.demo.gateway import HOST
 from liveness.errors import LivenessError
 
-START_S: Final = 10.0  # it takes less than one, unless the machine is very busy
-END_S: Final = 10.0  # a sidecar that is asked to stop does so within five
-LOOK_S: Final = 0.02
+START_S: Final = 10.0  # it takes less than a second, unless the machine is very busy
+END_S: Final = 10.0  # a sidecar stops within five seconds of SIGTERM
+POLL_S: Final = 0.02
 LAST_LINES: Final = 10
-LEASH: Final = Path(__file__).with_name("leash.py")
+PARENT_DEATH: Final = Path(__file__).with_name("parent_death.py")
 GATEWAY: Final = ("-m", "liveness.demo.gateway")
 SIDECAR: Final = ("-m", "liveness", "serve")
 NAME: Final = "gw-1"
-# What was under way when the gateway was killed comes again before the demo is over.
+# Short, so that an attempt that a killed gateway did not finish is retried before the demo
+# is over.
 SETTINGS: Final = f"""
 [timers]
 run_timeout_s = 2
@@ -38,37 +40,32 @@ class ChildLost(LivenessError):
     """The sidecar or the gateway did not start, or has ended by itself."""
 
 
+@dataclass(eq=False)
 class Child:
-    """One process, from its first start on; killed when `run` is cancelled.
+    """A child process across its restarts; killed when `run` is cancelled."""
 
-    Args:
-        name: For a person.
-        command: For this Python: its arguments.
-        log: What it prints goes there.
-        ready: What it prints when it is ready.
-    """
+    name: str
+    command: Sequence[str]  # arguments for this Python
+    log: Path  # for its output
+    ready: re.Pattern[
+        str
+    ]  # matches its output once it is ready; group 1 is its address
 
-    def __init__(
-        self, name: str, command: Sequence[str], *, log: Path, ready: re.Pattern[str]
-    ) -> None:
-        self.name = name
+    def __post_init__(self) -> None:
         self.state = "starting"
         self.is_lost = False
-        self.said = ""  # the match of *ready*: its group, if it has one
+        self.address = ""
         self.up_at = 0.0
-        self._command = command
-        self._log = log
-        self._ready = ready
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_meant = False  # its end
+        self._is_restarting = False
         self._up = trio.Event()
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Runs it until cancelled, and anew whenever `restart` has ended it.
+        """Runs the process until cancelled, and again after `restart` has ended it.
 
-        Started once it is ready for the first time.
+        The task counts as started when the process is ready for the first time.
 
         Raises:
             ChildLost: It did not start, or ended by itself. Its log says why.
@@ -82,71 +79,71 @@ class Child:
                 if is_first:
                     task_status.started()
                     is_first = False
-                code = await _ended(process)
-            if not self._is_meant:
+                code = await _exit_code(process)
+            if not self._is_restarting:
                 raise self._lost(f"has ended, exit code {code}")
-            self._is_meant = False
+            self._is_restarting = False
 
     async def restart(self, number: int) -> None:
-        """Ends it by a signal, and returns when it is ready again.
+        """Ends the process by a signal; returns when it is ready again.
 
         Raises:
             ChildLost: It does not end.
         """
         assert self._process is not None
-        self.state, self._is_meant, self._up = "restarting", True, trio.Event()
+        self.state, self._is_restarting, self._up = "restarting", True, trio.Event()
         process = self._process
         process.send_signal(number)
         with trio.move_on_after(END_S):
-            await _ended(process)
+            await _exit_code(process)
         if process.poll() is None:
             raise self._lost(f"did not end within {END_S:g} s")
         await self._up.wait()
 
     def stop(self) -> None:
-        """Stops it, as a frozen machine would."""
+        """Stops the process, as a frozen machine would."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         self.state = "stopped"
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Ends the `stop`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
         self.state = "up"
 
     def last_lines(self) -> str:
-        """The end of what it printed, for a person."""
-        lines = self._log.read_text(errors="replace").splitlines()
+        """The end of its output, indented."""
+        lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(f"    {line}" for line in lines[-LAST_LINES:])
 
     @contextmanager
     def _launched(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Starts it from this very thread, which its leash is bound to."""
-        leash = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
-        with self._log.open("wb") as log:
+        """Starts the process; from the main thread, as parent_death.py requires."""
+        launcher = [sys.executable, "-I", "-S", str(PARENT_DEATH), str(os.getpid())]
+        with self.log.open("wb") as log:
             process = subprocess.Popen(
-                [*leash, sys.executable, *self._command],
+                [*launcher, sys.executable, *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment(),
-                process_group=0,  # Ctrl-C is for us: we end it when it is not used
+                process_group=0,  # so that Ctrl-C reaches only the demo
             )
         self._process = process
         try:
             yield process
         finally:
-            process.kill()  # whether it is stopped or not; its state is temporary
+            process.kill()  # works while it is stopped too; its state is temporary
             process.wait()
 
     async def _until_ready(self, process: subprocess.Popen[bytes]) -> None:
         with trio.move_on_after(START_S):
             while process.poll() is None:
-                if found := self._ready.search(self._log.read_text(errors="replace")):
-                    self.said = found[1]
+                if found := self.ready.search(self.log.read_text(errors="replace")):
+                    self.address = found[1]
                     return
-                await trio.sleep(LOOK_S)
+                await trio.sleep(POLL_S)
             raise self._lost(f"did not start, exit code {process.returncode}")
         raise self._lost(f"was not ready within {START_S:g} s")
 
@@ -156,8 +153,8 @@ class Child:
 
 
 def sidecar_in(folder: Path, *, timeout_s: float) -> Child:
-    """A sidecar with its state in *folder*; what it says is its HTTP address."""
-    options = {"--config": _file(folder), **_options(folder, timeout_s)}
+    """A sidecar with its files in *folder*; its address is that of HTTP."""
+    options = {"--config": _settings_file(folder), **_options(folder, timeout_s)}
     return Child(
         "sidecar",
         [*SIDECAR, *_flags(options)],
@@ -170,14 +167,14 @@ def settings_in(folder: Path, *, timeout_s: float) -> Config:
     """The settings of the sidecar in *folder*.
 
     Raises:
-        ConfigError: It cannot be had there.
+        ConfigError: No sidecar can run there.
     """
     options = _options(folder, timeout_s)
-    return load(options, file=_file(folder), environ={}).config
+    return load(options, file=_settings_file(folder), environ={}).config
 
 
 def gateway_in(folder: Path, *, port: int, most: int) -> Child:
-    """A gateway of the sidecar in *folder*; what it says is where it listens."""
+    """A gateway of the sidecar in *folder*; its address is where it listens."""
     options = {
         "--sidecar": socket_in(folder),
         "--name": NAME,
@@ -193,7 +190,7 @@ def gateway_in(folder: Path, *, port: int, most: int) -> Child:
 
 
 def socket_in(folder: Path) -> Path:
-    """The socket of the sidecar that runs in *folder*."""
+    """The socket of the sidecar in *folder*."""
     return folder / "gateway.sock"
 
 
@@ -206,8 +203,8 @@ def _options(folder: Path, timeout_s: float) -> dict[str, str]:
     }
 
 
-def _file(folder: Path) -> Path:
-    """A file of settings, or that of this machine's own sidecar would be read."""
+def _settings_file(folder: Path) -> Path:
+    """Our settings; without the file the sidecar would read those of this machine."""
     settings = folder / "liveness.toml"
     settings.write_text(SETTINGS)
     return settings
@@ -217,8 +214,8 @@ def _flags(options: Mapping[str, object]) -> list[str]:
     return [str(word) for option in options.items() for word in option]
 
 
-async def _ended(process: subprocess.Popen[bytes]) -> int:
-    """Waits for its end, which a descriptor of it tells; its exit code."""
+async def _exit_code(process: subprocess.Popen[bytes]) -> int:
+    """Waits for the end of a process, through a pidfd."""
     descriptor = os.pidfd_open(process.pid)
     try:
         await trio.lowlevel.wait_readable(descriptor)

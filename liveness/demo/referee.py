@@ -1,45 +1,45 @@
-"""Was everyone reported who had to be, no sooner and no later, and nobody else?
+"""Checks that each silent user is reported on time, and that no other user is.
 
-The referee knows two things: what each simulated user did, told by the user itself, and
-the records, read by a watcher. Gateway and sidecar are between the two and are judged
-whole. Of a guest, who joined from outside, it knows only what the records say.
+The referee compares two things: what each simulated user did, which the user itself
+reports, and the records, which a watcher reads. It checks gateway and sidecar, which are
+in between, together. Of a guest, who joined from outside, it knows only the records.
 
-It has no clock: every moment is told to it, in seconds of any one monotonic clock. While
-something is cut, stopped or restarted on purpose, or should the calls show that this very
-process stood still, nobody can say to the second when a silence is due: lateness is not
-measured then, and whoever is silent is missed only when a whole timeout has passed since.
-That nobody is reported early or falsely holds at all times, and is judged at all times.
+It has no clock: every moment is an argument, in seconds of one monotonic clock. During a
+disruption (a process is killed, stopped or restarted on purpose) and after a standstill of
+this process, nobody can say to the second when a silence is due. Then lateness is not
+measured, and a silent user counts as missed only after another whole timeout. Early and
+false reports count at all times.
 """
 
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from liveness.core.records import TIMER
 from liveness.demo.plans import Behaviour
-from liveness.demo.reminders import Reminders, key_of
+from liveness.demo.reminders import Reminders, timer_key
 
 GUEST: Final = "guest"
 FAULTS: Final = ("early", "missed", "false")
-# Beyond its deadline, and what the gateway may take to pass a sign of life on: whoever is
-# not reported by then is missed.
+# A user counts as missed this long after its deadline, plus the time that the gateway may
+# take to pass on an activity.
 GRACE_S: Final = 1.0
-# Somebody looks ten times a second. After a pause like this the process stood still.
-STILL_S: Final = 0.5
-# The longest that a sidecar takes to be itself again after an absence: it waits for its
-# gateways to come back and to say what they have collected.
-SETTLING_S: Final = 3.0
-# A demo may go on for a day and have many guests; what is kept of it does not grow.
+# `check_overdue` is called ten times a second. After such a pause this process stood still.
+STANDSTILL_S: Final = 0.5
+# The longest that a sidecar takes to recover after an absence: it waits until its gateways
+# have reconnected and sent what they have collected.
+RECOVERY_S: Final = 3.0
+# Bounds for a demo that runs for a day with many guests.
 MAX_LATENESSES: Final = 100_000
 MAX_FAULTS: Final = 1_000
 
-Record = Mapping[str, Any]
+Record: TypeAlias = Mapping[str, Any]
 
 
 class Fault(NamedTuple):
-    """One thing that must not happen; which kind of `FAULTS`, to whom, and how."""
+    """Something that must not happen: its kind (of `FAULTS`), the user, a description."""
 
     kind: str
     uid: str
@@ -47,42 +47,39 @@ class Fault(NamedTuple):
 
 
 @dataclass(slots=True)
-class Seen:
+class UserState:
     """What is known of one simulated user."""
 
     behaviour: Behaviour
-    # The newest last. A record tells of what was before it, and may come a little later.
+    # The newest last. A record may arrive a little later than the activities after it.
     wrote: deque[float] = field(default_factory=lambda: deque(maxlen=4))
-    called_at: float | None = None  # when it opened the connection that it has
-    joined_at: float | None = None  # when it was let in on that
+    connected_at: float | None = None  # when it opened its present connection
+    joined_at: float | None = None  # when it was let in on that connection
     left_at: float | None = None
-    is_silent: bool = False  # writes nothing any more
-    online_since: float | None = None  # when its session began, by the records
+    is_silent: bool = False  # writes nothing from now on
+    online_since: float | None = None  # the start of its session, by the records
 
     def last_wrote(self, by: float) -> float:
-        """When it last wrote before *by*; long ago, if it never did."""
+        """When it last wrote, up to *by*; -inf if it did not."""
         return next((at for at in reversed(self.wrote) if at <= by), -inf)
 
     @property
-    def stays(self) -> bool:
-        """Whether it is in and goes on talking."""
+    def is_active(self) -> bool:
+        """Whether it is in the room and goes on writing."""
         is_in = self.joined_at is not None
         return is_in and self.left_at is None and not self.is_silent
 
     @property
-    def is_the_sessions(self) -> bool:
-        """Whether the session that is known is that of the connection it has."""
-        called_at, since = self.called_at, self.online_since
-        return called_at is not None and since is not None and called_at <= since
+    def has_this_session(self) -> bool:
+        """Whether its session, by the records, belongs to its present connection."""
+        connected_at, since = self.connected_at, self.online_since
+        return connected_at is not None and since is not None and connected_at <= since
 
 
 class Referee:
-    """Is told what happens, and keeps account of it.
+    """Checks records against what users did, and counts faults.
 
-    Args:
-        plans: What each simulated user is to do, by uid.
-        timeout_s: The silence after which a user is to be reported.
-        flush_s: How long the gateway may collect signs of life before it sends them.
+    The gateway may collect activities for `flush_s` before it sends them.
     """
 
     def __init__(
@@ -95,203 +92,193 @@ class Referee:
         self.not_measured = 0
         self.timeout_s = timeout_s
         self.flush_s = flush_s
-        self.users = {uid: Seen(behaviour) for uid, behaviour in plans.items()}
-        self.guests: set[str] = set()  # those online
+        self.users = {uid: UserState(behaviour) for uid, behaviour in plans.items()}
+        self.guests: set[str] = set()  # online ones
         self.reminders = Reminders(self._fault, grace_s=flush_s + GRACE_S)
-        self._named = set[tuple[str, str]]()  # faults, until a record of that user
-        self._looked_at: float | None = None
+        self._counted = set[tuple[str, str]]()  # kind and uid, until the next record
+        self._last_check: float | None = None
         self._stood_still_at = -inf
-        self._cut_at = -inf
-        self._disturbances = 0
-        self._quiet_since = -inf  # from when on silences can be measured
-        self._empty_at = -inf  # when nobody was in the room to hear a reminder
+        self._gateway_killed_at = -inf
+        self._disruptions = 0
+        self._recovered_at = -inf  # from when on lateness can be measured
+        self._empty_at = -inf  # when the room was last empty
 
     # --- what users do ------------------------------------------------------------
 
-    def calls(self, uid: str, at: float) -> None:
-        """Notes that a user is about to open a connection."""
-        self.users[uid].called_at = at
+    def connects(self, uid: str, at: float) -> None:
+        """A user is about to open a connection."""
+        self.users[uid].connected_at = at
 
     def joined(self, uid: str, at: float) -> None:
-        """Notes that it was let in."""
+        """The gateway let a user in."""
         self.users[uid].joined_at = at
 
     def wrote(self, uid: str, at: float) -> None:
-        """Notes that it is about to write a line."""
+        """A user is about to write a line."""
         self.users[uid].wrote.append(at)
 
     def asks(self, uid: str, line: Mapping[str, Any], at: float) -> None:
-        """Notes that it is about to ask for a reminder, or to cancel one."""
-        # What is said to a gateway that is being killed, nobody may have heard.
-        is_safe = (self.users[uid].called_at or -inf) > self._cut_at
+        """A user is about to ask for a reminder, or to cancel one."""
+        # A gateway that is being killed may not read the line.
+        is_safe = (self.users[uid].connected_at or -inf) > self._gateway_killed_at
         if "remind" in line:
-            key = key_of(uid, line["remind"])
+            key = timer_key(uid, line["remind"])
             self.reminders.asks(key, line["in"], at=at, is_safe=is_safe)
         else:
-            self.reminders.cancels(key_of(uid, line["forget"]), at=at, is_safe=is_safe)
+            key = timer_key(uid, line["forget"])
+            self.reminders.cancels(key, at=at, is_safe=is_safe)
 
     def heard(self, uid: str, what: str) -> None:
-        """Notes that somebody has heard a reminder, and whose it was."""
-        self.reminders.heard(key_of(uid, what))
+        """A user in the room received a reminder that *uid* had asked for."""
+        self.reminders.heard(timer_key(uid, what))
 
     def leaves(self, uid: str, at: float) -> None:
-        """Notes that it is about to log out."""
+        """A user is about to log out."""
         self.users[uid].left_at = at
 
     def falls_silent(self, uid: str) -> None:
-        """Notes that from now on it writes nothing any more."""
+        """A user writes nothing from now on."""
         self.users[uid].is_silent = True
 
     def silenced(self, uid: str) -> None:
-        """The same, and that this was not its plan."""
+        """The same, against its plan."""
         self.users[uid].behaviour = Behaviour.SILENCED
         self.falls_silent(uid)
 
-    def hung_up(self, uid: str, why: str, at: float) -> None:
-        """Notes that its connection has ended, and judges that if it meant to stay.
+    def hung_up(self, uid: str, reason: str, at: float) -> None:
+        """A user's connection has ended; a fault if it should have stayed.
 
-        Args:
-            uid: Whose.
-            why: The gateway's last word; may be empty.
-            at: Now.
+        The reason is the gateway's last message, or "".
         """
         self._note_standstill(at)
-        seen = self.users[uid]
-        was_in, called_at = seen.stays, seen.called_at or -inf
-        seen.called_at = seen.joined_at = None
-        is_told = why in ("silence", "moved")  # by a record, which is judged
-        if was_in and not is_told and called_at > self._cut_at:
-            what = f"was cut off by a gateway that is there: {why or 'no reason'}"
+        user = self.users[uid]
+        was_active, connected_at = user.is_active, user.connected_at or -inf
+        user.connected_at = user.joined_at = None
+        has_record = reason in ("silence", "moved")  # the record is checked instead
+        if was_active and not has_record and connected_at > self._gateway_killed_at:
+            what = f"was cut off by a running gateway: {reason or 'no reason'}"
             self._fault("false", uid, what, at)
 
-    def talkers(self) -> list[str]:
-        """Those who are in and go on talking."""
-        return [uid for uid, seen in self.users.items() if seen.stays]
+    def active_users(self) -> list[str]:
+        """The users that are in the room and go on writing."""
+        return [uid for uid, user in self.users.items() if user.is_active]
 
-    # --- what is done on purpose ---------------------------------------------------
+    # --- disruptions ----------------------------------------------------------------
 
-    def cut(self, at: float) -> None:
-        """Notes that the gateway is being killed, or has just been."""
-        self._cut_at = at
-        self.reminders.cut()
+    def gateway_killed(self, at: float) -> None:
+        """The gateway was killed; infinity as long as it is not up again."""
+        self._gateway_killed_at = at
+        self.reminders.gateway_killed()
 
-    def disturbed(self) -> None:
-        """Notes that something is being cut, stopped or restarted."""
-        self._disturbances += 1
+    def disruption_begins(self) -> None:
+        """A process is about to be killed, stopped or restarted."""
+        self._disruptions += 1
 
-    def settles(self, at: float) -> None:
-        """Notes that it is there again."""
-        self._disturbances -= 1
-        self._quiet_since = max(self._quiet_since, at + SETTLING_S)
+    def disruption_ends(self, at: float) -> None:
+        """That process is up again."""
+        self._disruptions -= 1
+        self._recovered_at = max(self._recovered_at, at + RECOVERY_S)
 
-    # --- what is reported ------------------------------------------------------------
+    # --- records --------------------------------------------------------------------
 
-    def told(self, record: Record, *, decided: float, at: float) -> None:
-        """Judges a record.
-
-        Args:
-            record: As it came.
-            decided: When that was so, by its stamp.
-            at: Now.
-        """
+    def check(self, record: Record, *, decided: float, at: float) -> None:
+        """Checks a record that was decided at one moment, and received at the other."""
         self._note_standstill(at)
         if record["kind"] == TIMER:
-            calm_since = self._heard_since(at)
-            self.reminders.told(record, decided=decided, at=at, calm_since=calm_since)
+            calm_since = self._reminders_calm_since(at)
+            self.reminders.check(record, decided=decided, at=at, calm_since=calm_since)
             return
         kind, uid = record["kind"], record["uid"]
-        seen = self.users.get(uid)
+        user = self.users.get(uid)
         if kind != "online":
             how = record["reason"] if kind == "offline" else kind
             self.ends[self._behaviour(uid), how] += 1
-            if seen is None:
-                self._judge_guest(record)
+            if user is None:
+                self._check_guest(record)
             else:
-                self._judge(uid, seen, how, decided=decided, at=at)
-        if seen is not None:
-            seen.online_since = None if kind == "offline" else decided
+                self._check_end(uid, user, how, decided=decided, at=at)
+        if user is not None:
+            user.online_since = None if kind == "offline" else decided
             for fault in FAULTS:
-                self._named.discard((fault, uid))
+                self._counted.discard((fault, uid))
         elif kind == "offline":
             self.guests.discard(uid)
         else:
             self.guests.add(uid)
 
-    def look(self, at: float) -> None:
-        """Looks for those who should have been reported by *at*; ten times a second."""
+    def check_overdue(self, at: float) -> None:
+        """Looks for users that should have been reported by *at*; ten times a second."""
         self._note_standstill(at)
-        self._looked_at = at
-        if self._disturbances:
+        self._last_check = at
+        if self._disruptions:
             return
-        self.reminders.look(at, calm_since=self._heard_since(at))
-        for uid, seen in self.users.items():
-            if seen.online_since is None:
-                self._look_for_online(uid, seen, at)
+        self.reminders.check_overdue(at, calm_since=self._reminders_calm_since(at))
+        for uid, user in self.users.items():
+            if user.online_since is None:
+                self._check_online(uid, user, at)
             else:
-                self._look_for_offline(uid, seen, at)
+                self._check_offline(uid, user, at)
 
     def online_of(self, behaviour: Behaviour) -> int:
-        """How many of these users are online, by the records."""
+        """How many users of this behaviour are online, by the records."""
         return sum(
-            seen.online_since is not None and seen.behaviour is behaviour
-            for seen in self.users.values()
+            user.online_since is not None and user.behaviour is behaviour
+            for user in self.users.values()
         )
 
     @property
     def online(self) -> int:
-        """How many users are online, by the records."""
+        """How many users and guests are online, by the records."""
         users = self.users.values()
-        return len(self.guests) + sum(seen.online_since is not None for seen in users)
+        return len(self.guests) + sum(user.online_since is not None for user in users)
 
-    # --- judging -----------------------------------------------------------------------
+    # --- checks ---------------------------------------------------------------------
 
-    @property
-    def _calm_since(self) -> float:
-        return inf if self._disturbances else self._quiet_since
+    def _reminders_calm_since(self, at: float) -> float:
+        """Since when there was no disruption and somebody in the room; inf if there is.
 
-    def _heard_since(self, at: float) -> float:
-        """Since when a reminder comes once and is heard: all is calm, and somebody here.
-
-        The gateway has one that comes into an empty room come again later.
+        Then a reminder fires once and is heard. In an empty room the gateway has it
+        retried later.
         """
         if not self.online:
             self._empty_at = at
-        return max(self._calm_since, self._empty_at)
+        calm_since = inf if self._disruptions else self._recovered_at
+        return max(calm_since, self._empty_at)
 
     def _behaviour(self, uid: str) -> str:
         return self.users[uid].behaviour if uid in self.users else GUEST
 
-    def _judge_guest(self, record: Record) -> None:
+    def _check_guest(self, record: Record) -> None:
         silence_s = record.get("silence", inf)
         if record["reason"] == "silence" and silence_s < self.timeout_s:
             what = f"was reported after {silence_s:.3f} s of silence"
             self._fault("early", record["uid"], what)
 
-    def _judge(
-        self, uid: str, seen: Seen, how: str, *, decided: float, at: float
+    def _check_end(
+        self, uid: str, user: UserState, how: str, *, decided: float, at: float
     ) -> None:
-        if how != "moved" and seen.online_since is None:
-            self._fault("false", uid, "was not online and was reported offline", at)
+        if how != "moved" and user.online_since is None:
+            self._fault("false", uid, "was reported offline and was not online", at)
         elif how == "silence":
-            self._judge_silence(uid, seen, decided=decided, at=at)
-        elif how == "gateway_lost" and seen.is_the_sessions:
+            self._check_silence(uid, user, decided=decided, at=at)
+        elif how == "gateway_lost" and user.has_this_session:
             self._fault("false", uid, "was reported lost and is connected", at)
-        elif how == "logout" and seen.is_the_sessions and seen.left_at is None:
-            what = f"was to {seen.behaviour} and has not logged out"
+        elif how == "logout" and user.has_this_session and user.left_at is None:
+            what = f"was reported as logged out; its plan is to {user.behaviour}"
             self._fault("false", uid, what, at)
 
-    def _judge_silence(
-        self, uid: str, seen: Seen, *, decided: float, at: float
+    def _check_silence(
+        self, uid: str, user: UserState, *, decided: float, at: float
     ) -> None:
-        wrote = seen.last_wrote(by=decided)
+        wrote = user.last_wrote(by=decided)
         silence_s = decided - wrote
         if silence_s < self.timeout_s:
-            kind = "early" if seen.is_silent else "false"
+            kind = "early" if user.is_silent else "false"
             self._fault(kind, uid, f"was reported after {silence_s:.3f} s of silence")
-        elif self._disturbances or wrote < self._quiet_since:
+        elif self._disruptions or wrote < self._recovered_at:
             self.not_measured += 1
-        elif not seen.is_silent:
-            what = f"was to {seen.behaviour} and was reported silent"
+        elif not user.is_silent:
+            what = f"was reported silent; its plan is to {user.behaviour}"
             self._fault("false", uid, what, at)
         else:
             late_s = at - wrote - self.timeout_s
@@ -299,37 +286,38 @@ class Referee:
             if late_s > self.flush_s + GRACE_S:
                 self._miss(uid, f"was reported {late_s:.3f} s after its deadline")
 
-    def _look_for_online(self, uid: str, seen: Seen, at: float) -> None:
-        is_heard = at - seen.last_wrote(by=at) < self.timeout_s
-        if seen.joined_at is None or seen.left_at is not None or not is_heard:
+    def _check_online(self, uid: str, user: UserState, at: float) -> None:
+        is_heard = at - user.last_wrote(by=at) < self.timeout_s
+        if user.joined_at is None or user.left_at is not None or not is_heard:
             return
-        if at - max(seen.joined_at, self._quiet_since) > self.flush_s + GRACE_S:
-            self._miss(uid, f"has joined {at - seen.joined_at:.3f} s ago, not online")
+        if at - max(user.joined_at, self._recovered_at) > self.flush_s + GRACE_S:
+            self._miss(uid, f"has joined {at - user.joined_at:.3f} s ago, not online")
 
-    def _look_for_offline(self, uid: str, seen: Seen, at: float) -> None:
-        if seen.left_at is not None:
-            if at - max(seen.left_at, self._quiet_since) > GRACE_S:
-                self._miss(uid, f"left {at - seen.left_at:.3f} s ago, not reported")
+    def _check_offline(self, uid: str, user: UserState, at: float) -> None:
+        if user.left_at is not None:
+            if at - max(user.left_at, self._recovered_at) > GRACE_S:
+                self._miss(uid, f"left {at - user.left_at:.3f} s ago, not reported")
             return
-        wrote = seen.last_wrote(by=at)
-        if at - max(wrote, self._quiet_since) > self.timeout_s + self.flush_s + GRACE_S:
+        wrote = user.last_wrote(by=at)
+        most_s = self.timeout_s + self.flush_s + GRACE_S
+        if at - max(wrote, self._recovered_at) > most_s:
             self._miss(uid, f"is silent for {at - wrote:.3f} s and not reported")
 
     def _note_standstill(self, at: float) -> None:
-        if self._looked_at is not None and at - self._looked_at > STILL_S:
-            self._looked_at = self._stood_still_at = at
-            self._quiet_since = max(self._quiet_since, at)
+        if self._last_check is not None and at - self._last_check > STANDSTILL_S:
+            self._last_check = self._stood_still_at = at
+            self._recovered_at = max(self._recovered_at, at)
 
     def _miss(self, uid: str, what: str) -> None:
         self._fault("missed", uid, what)
 
     def _fault(self, kind: str, uid: str, what: str, at: float = inf) -> None:
-        """Names a fault once, unless it may be one of this process that stood still."""
-        is_dazed = at - self._stood_still_at < self.flush_s + GRACE_S
-        if is_dazed or (kind, uid) in self._named:
+        """Counts a fault once, unless a standstill of this process may explain it."""
+        may_be_ours = at - self._stood_still_at < self.flush_s + GRACE_S
+        if may_be_ours or (kind, uid) in self._counted:
             return
         if uid in self.users:
-            self._named.add((kind, uid))
+            self._counted.add((kind, uid))
         self.faults_of[kind] += 1
         if len(self.faults) < MAX_FAULTS:
             self.faults.append(Fault(kind, uid, what))

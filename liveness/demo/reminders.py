@@ -1,12 +1,12 @@
-"""Did each reminder come once, no sooner than it was asked for, and none that was cancelled?
+"""Checks that each reminder fires once, not early, and never after it was cancelled.
 
-What users ask for goes to the gateway's memory, from there to the sidecar's, and to its
-disk. While all is calm that takes no time worth naming, and a reminder or a cancel that
-is a moment old is *kept*. One that was not yet kept when the gateway was killed may be
-lost with it: such a reminder may come or not, and is only judged if it does.
+This is the referee's part for reminders. Like the referee it has no clock. Its
+`calm_since` is the moment since which there was no disruption; inf while there is one.
 
-The part of the referee that is about reminders. Like it, it is told every moment, and
-here also since when all has been calm: infinity means that it is not.
+A reminder goes from the user to the gateway's memory, and from there to the sidecar and its
+disk. In calm times that takes at most `grace_s`; after that a reminder, or a cancel, is
+*safe*. If the gateway is killed before, the reminder may be lost: it may fire or not, and
+is checked only if it does.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,104 +14,87 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final
 
-# As the gateway calls them.
+# The gateway's name for these timers.
 PREFIX: Final = "remind:"
 
 
-def key_of(uid: str, what: str) -> str:
-    """What the timer of a reminder is called."""
+def timer_key(uid: str, what: str) -> str:
+    """The key of a reminder's timer."""
     return f"{PREFIX}{uid}:{what}"
 
 
 @dataclass(slots=True)
 class Reminder:
-    """What is known of one."""
+    """What is known of one reminder."""
 
     asked_at: float
     due_at: float
     may_be_lost: bool = False
-    is_kept: bool = False
+    is_safe: bool = False
     cancelled_at: float | None = None
-    is_cancel_kept: bool = False
+    is_cancel_safe: bool = False
     attempts: set[int] = field(default_factory=set)
-    came_at: float = -inf  # the last of these
+    fired_at: float = -inf  # by the last attempt
     is_heard: bool = False
     is_missed: bool = False
 
 
 class Reminders:
-    """Is told what is asked for and what comes, and keeps account of it.
+    """Checks timer records against what users asked for.
 
-    Args:
-        fault: Called with each fault: its kind, the reminder, what it is and when.
-        grace_s: How long something may take that takes no time worth naming.
+    It calls `fault` with each fault: kind, key, description, and when.
     """
 
     def __init__(
         self, fault: Callable[[str, str, str, float], None], *, grace_s: float
     ) -> None:
         self.by_key: dict[str, Reminder] = {}
-        self.guests = 0  # that came, and that no simulated user asked for
+        self.guests = 0  # fired reminders of guests
         self.lateness_s: list[float] = []
         self._fault = fault
         self._grace_s = grace_s
-        self._was_cut = False
+        self._was_gateway_killed = False
 
     @property
-    def came(self) -> int:
-        """How many of those asked for have come."""
-        return sum(bool(one.attempts) for one in self.by_key.values())
+    def fired(self) -> int:
+        """How many have fired."""
+        return sum(bool(reminder.attempts) for reminder in self.by_key.values())
 
     @property
     def cancelled(self) -> int:
-        """How many were cancelled and have not come."""
+        """How many were cancelled and have not fired."""
         return sum(
-            one.cancelled_at is not None and not one.attempts
-            for one in self.by_key.values()
+            reminder.cancelled_at is not None and not reminder.attempts
+            for reminder in self.by_key.values()
         )
 
-    # --- what users do, and hear --------------------------------------------------
-
     def asks(self, key: str, seconds: float, *, at: float, is_safe: bool) -> None:
-        """Notes that somebody is about to ask for one.
-
-        Args:
-            key: What it is called.
-            seconds: When it is to come, from now.
-            at: Now.
-            is_safe: Whether there is a gateway to take it.
-        """
+        """A user is about to ask for a reminder; *is_safe* if the gateway is up."""
         self.by_key[key] = Reminder(at, at + seconds, may_be_lost=not is_safe)
 
     def cancels(self, key: str, *, at: float, is_safe: bool) -> None:
-        """Notes that somebody is about to cancel one."""
+        """A user is about to cancel a reminder."""
         reminder = self.by_key[key]
         reminder.cancelled_at = at
         reminder.may_be_lost |= not is_safe
 
     def heard(self, key: str) -> None:
-        """Notes that somebody in the room has heard it."""
+        """A user in the room received a reminder."""
         if key in self.by_key:
             self.by_key[key].is_heard = True
 
-    def cut(self) -> None:
-        """Notes that the gateway is being killed, and what it has not passed on is lost."""
-        self._was_cut = True
-        for one in self.by_key.values():
-            is_kept = one.is_kept if one.cancelled_at is None else one.is_cancel_kept
-            one.may_be_lost |= not is_kept
+    def gateway_killed(self) -> None:
+        """The gateway is killed; what it has not passed on is lost."""
+        self._was_gateway_killed = True
+        for reminder in self.by_key.values():
+            is_cancelled = reminder.cancelled_at is not None
+            is_safe = reminder.is_cancel_safe if is_cancelled else reminder.is_safe
+            reminder.may_be_lost |= not is_safe
 
-    # --- judging ------------------------------------------------------------------
-
-    def told(
-        self,
-        record: Mapping[str, Any],
-        *,
-        decided: float,
-        at: float,
-        calm_since: float,
+    def check(
+        self, record: Mapping[str, Any], *, decided: float, at: float, calm_since: float
     ) -> None:
-        """Judges the record of one that has come; see `Referee.told`."""
+        """Checks the record of a timer that fired; see `Referee.check`."""
         key, attempt = record["key"], record["attempt"]
         reminder = self.by_key.get(key)
         if reminder is None:
@@ -119,44 +102,40 @@ class Reminders:
             return
         early_s = reminder.due_at - decided
         if early_s > 0:
-            self._fault("early", key, f"came {early_s:.3f} s too early", inf)
-        if reminder.is_cancel_kept:
-            self._fault("false", key, "came and was cancelled before", at)
-        was_calm = reminder.came_at >= calm_since
+            self._fault("early", key, f"fired {early_s:.3f} s too early", inf)
+        if reminder.is_cancel_safe:
+            self._fault("false", key, "fired although it was cancelled", at)
+        was_calm = reminder.fired_at >= calm_since
         if attempt in reminder.attempts:
-            # A gateway that was killed comes back fresh: a run that it was not told of
-            # begins anew, and takes no attempt.
-            if was_calm or not self._was_cut:
-                self._fault("false", key, f"came twice as attempt {attempt}", at)
+            # A gateway that was killed has forgotten its attempts. The sidecar delivers
+            # one that it had not received again, with the same number.
+            if was_calm or not self._was_gateway_killed:
+                self._fault("false", key, f"fired twice as attempt {attempt}", at)
         elif reminder.attempts:
             if was_calm:
-                self._fault("false", key, f"came again, as attempt {attempt}", at)
+                self._fault("false", key, f"fired again, as attempt {attempt}", at)
         elif reminder.due_at >= calm_since:
             self.lateness_s.append(at - reminder.due_at)
         reminder.attempts.add(attempt)
-        reminder.came_at = decided
+        reminder.fired_at = decided
 
-    def look(self, at: float, *, calm_since: float) -> None:
-        """Looks for those that should have come by *at*."""
-        for key, one in self.by_key.items():
-            if one.attempts:
-                is_late = at - max(one.came_at, calm_since) > self._grace_s
-                if is_late and not one.is_heard:
-                    self._miss(
-                        key, one, "came, and nobody in the room has heard it", at
-                    )
-            elif not one.may_be_lost:
-                self._look_for(key, one, at, calm_since)
+    def check_overdue(self, at: float, *, calm_since: float) -> None:
+        """Looks for reminders that should have fired, or been heard, by *at*."""
 
-    def _look_for(self, key: str, one: Reminder, at: float, calm_since: float) -> None:
-        one.is_kept |= at - max(one.asked_at, calm_since) > self._grace_s
-        if one.cancelled_at is not None:
-            calm_s = at - max(one.cancelled_at, calm_since)
-            one.is_cancel_kept |= calm_s > self._grace_s
-        elif at - max(one.due_at, calm_since) > self._grace_s:
-            self._miss(key, one, f"was due {at - one.due_at:.3f} s ago", at)
+        def is_past(moment: float) -> bool:
+            return at - max(moment, calm_since) > self._grace_s
 
-    def _miss(self, key: str, one: Reminder, what: str, at: float) -> None:
-        if not one.is_missed:
-            one.is_missed = True
-            self._fault("missed", key, what, at)
+        for key, reminder in self.by_key.items():
+            what = ""
+            if reminder.attempts:
+                if is_past(reminder.fired_at) and not reminder.is_heard:
+                    what = "fired, and nobody in the room received it"
+            elif not reminder.may_be_lost:
+                reminder.is_safe |= is_past(reminder.asked_at)
+                if reminder.cancelled_at is not None:
+                    reminder.is_cancel_safe |= is_past(reminder.cancelled_at)
+                elif is_past(reminder.due_at):
+                    what = f"was due {at - reminder.due_at:.3f} s ago and has not fired"
+            if what and not reminder.is_missed:
+                reminder.is_missed = True
+                self._fault("missed", key, what, at)

@@ -1,6 +1,5 @@
-"""What can be made to happen, by a key or by `--script "5 silence, 10 stop 3"`."""
+"""The actions of the demo, and its scripts: `--script "5 silence, 10 stop 3"`."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,21 +9,21 @@ MOST_STEPS: Final = 100
 
 
 class ScriptError(LivenessError):
-    """A script cannot be followed. The person's to mend; nothing was started."""
+    """A script is invalid. Nothing was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One thing that can be made to happen; some take a number."""
+    """Something that a script or a key can do; some actions take a number."""
 
     key: str
     what: str
-    number: float = 0.0  # if none is named
+    number: float = 0.0  # the default
     least: float = 0.0
-    most: float = 0.0  # 0: takes none
+    most: float = 0.0  # 0: takes no number
 
 
-# What they are called beside their keys fits 80 columns.
+# The texts beside the keys fit 80 columns together.
 ACTIONS: Final = {
     "silence": Action(key="s", what="silence", number=100, least=1, most=10_000),
     "gateway": Action(key="g", what="kill gateway"),
@@ -32,6 +31,7 @@ ACTIONS: Final = {
     "restart": Action(key="r", what="restart it"),
     "kill": Action(key="k", what="kill it"),
 }
+KEYS: Final = {**{action.key: action.what for action in ACTIONS.values()}, "q": "end"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Step:
 
 
 def parsed(script: str, *, seconds: float) -> list[Step]:
-    """The steps of *script*, in order of time.
+    """The steps of *script*, ordered by time.
 
     Raises:
-        ScriptError: One of them is none, or comes when the demo is over.
+        ScriptError: A step is invalid, or comes after the end of the demo.
     """
     if not script.strip():
         return []
@@ -64,44 +64,37 @@ def _step(text: str, seconds: float) -> Step:
         case [at, name, number]:
             pass
         case _:
-            raise _wrong(text, "is no step; write SECONDS ACTION, as in 5 silence")
+            raise _error(text, "is no step; write SECONDS ACTION, as in 5 silence")
     action = ACTIONS.get(name)
     if action is None:
         *some, last = ACTIONS
-        raise _wrong(text, f"has no action; use {', '.join(some)} or {last}")
-    at_s = _number(at)
-    if at_s is None or not at_s >= 0:  # as NaN is not
-        raise _wrong(text, "begins with no number of seconds")
+        raise _error(text, f"has no action; use {', '.join(some)} or {last}")
+    at_s = _float(at)
+    if at_s is None or not at_s >= 0:  # written so that NaN is refused
+        raise _error(text, "begins with no number of seconds")
     if at_s >= seconds:
-        told = f"comes when the demo is over, after {seconds:g} s"
-        raise _wrong(text, f"{told}; let it be earlier, or use a longer --seconds")
-    return Step(at_s, name, _asked(text, name, action, number))
+        message = f"comes when the demo is over, after {seconds:g} s"
+        raise _error(text, f"{message}; let it be earlier, or use a longer --seconds")
+    return Step(at_s, name, _number(text, name, action, number))
 
 
-def _asked(text: str, name: str, action: Action, number: str | None) -> float:
-    if number is None:
+def _number(text: str, name: str, action: Action, word: str | None) -> float:
+    if word is None:
         return action.number
     if not action.most:
-        raise _wrong(text, f"has one word too many; {name} takes no number")
-    asked = _number(number)
-    if asked is None or not action.least <= asked <= action.most:
-        raise _wrong(text, f"{name} takes {action.least:g} to {action.most:g}")
-    return asked
+        raise _error(text, f"has one word too many; {name} takes no number")
+    number = _float(word)
+    if number is None or not action.least <= number <= action.most:
+        raise _error(text, f"{name} takes {action.least:g} to {action.most:g}")
+    return number
 
 
-def _number(text: str) -> float | None:
+def _float(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
         return None
 
 
-def _wrong(text: str, why: str) -> ScriptError:
-    return ScriptError(f"--script: {text!r} {why}")
-
-
-def keys() -> Iterator[tuple[str, str]]:
-    """Each key, and what it does."""
-    for action in ACTIONS.values():
-        yield action.key, action.what
-    yield "q", "end"
+def _error(text: str, problem: str) -> ScriptError:
+    return ScriptError(f"--script: {text!r} {problem}")

@@ -1,10 +1,10 @@
-"""Simulated users, each on a TCP connection, as a person with `nc` would be.
+"""Simulated users, each on a TCP connection, like a person with `nc`.
 
-They know their gateway's address and nothing of what is behind it. Should their
-connection break, they come back by themselves, as real clients do: soon, at a random
-moment, so that they do not all come at once. The referee hears from them what they do.
+They know the address of their gateway, and nothing of the sidecar. If a connection breaks,
+its user reconnects soon, as real clients do; after a random pause, so that not all do at
+once. They report what they do to the referee.
 
-    python -m liveness.demo.users --port 7000        on a gateway that is there already
+    python -m liveness.demo.users --port 7000        against a gateway that runs already
 """
 
 import json
@@ -12,7 +12,7 @@ import re
 import sys
 from argparse import ArgumentParser
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from random import choice, uniform
@@ -32,99 +32,83 @@ from liveness.demo.plans import (
 from liveness.demo.referee import Referee
 
 LEAST_BACK_S: Final = 0.05
-# Of a crowd's users, who begin anew: their moments are within one such time, and after
-# one to two of them even who talks goes and comes back.
+# In `crowd`, the length of a plan. A user whose plan has no end leaves and comes back
+# after one to two of these.
 LIFE_S: Final = 60.0
 MOST_TIMEOUT_S: Final = 86_400
 REMINDER: Final = re.compile(rb'"uid": "([^"]*)", "reminder": "([^"]*)"')
 SAYINGS: Final = ("hello", "who is there?", "nice weather", "what a day", "so long")
-# A user looks for three lines in what the gateway sends: that it is in, why it ends, and
-# reminders. None is longer than this.
-MOST_OF_A_LINE: Final = 200
+# The lines of the gateway that a user looks for, "joined", "bye" and reminders, are
+# shorter than this.
+MAX_LINE: Final = 200
 
 
+@dataclass(eq=False, kw_only=True)
 class User:
-    """One of them.
+    """One simulated user."""
 
-    Args:
-        plan: What it does, from the moment `live` is called.
-        host: Where the gateway is.
-        port: Its port there.
-        timeout_s: The silence after which somebody is offline.
-        back_s: How long it takes at most to come back.
-        referee: Is told what it does.
-    """
+    plan: Plan  # in seconds from the call of `live`
+    host: str = HOST
+    port: int
+    timeout_s: float  # the silence after which a user is offline
+    back_s: float  # the longest pause before it reconnects
+    referee: Referee  # is notified of what the user does
 
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        host: str = HOST,
-        port: int,
-        timeout_s: float,
-        back_s: float,
-        referee: Referee,
-    ) -> None:
-        self.plan = plan
+    def __post_init__(self) -> None:
         self.lines_said = 0
-        self._host = host
-        self._port = port
-        self._timeout_s = timeout_s
-        self._back_s = back_s
-        self._referee = referee
         self._moment = 0.0
         self._errands = deque[tuple[float, dict[str, object]]]()  # moments, and lines
         self._is_done = False  # has left, or will never write again
-        self._heard = b""  # the end of what the gateway sent
+        self._received = b""  # the end of what the gateway sent
 
     async def live(self) -> None:
-        """Lives through the plan; ends only when it is over and the gateway hung up."""
+        """Follows the plan; returns when it is over and the gateway has hung up."""
         began = trio.current_time()
         self._moment = began + self.plan.moment_s
         if reminder := self.plan.reminder:
-            asks: dict[str, object] = {"remind": reminder.what, "in": reminder.in_s}
-            self._errands.append((began + reminder.asks_s, asks))
+            ask: dict[str, object] = {"remind": reminder.what, "in": reminder.in_s}
+            self._errands.append((began + reminder.asks_s, ask))
             if reminder.forgets_s < inf:
-                forgets: dict[str, object] = {"forget": reminder.what}
-                self._errands.append((began + reminder.forgets_s, forgets))
+                forget: dict[str, object] = {"forget": reminder.what}
+                self._errands.append((began + reminder.forgets_s, forget))
         await trio.sleep(self.plan.joins_s)
         while True:
-            await self._visit()
+            await self._connect()
             if self._is_done:
                 return
-            await trio.sleep(uniform(LEAST_BACK_S, self._back_s))
+            await trio.sleep(uniform(LEAST_BACK_S, self.back_s))
 
     def fall_silent(self) -> None:
-        """Writes nothing any more, whatever was planned."""
+        """Writes nothing from now on, whatever the plan."""
         self._is_done = True
-        self._referee.silenced(self.plan.uid)
+        self.referee.silenced(self.plan.uid)
 
-    async def _visit(self) -> None:
-        """One connection, until the gateway hangs up or is not there."""
+    async def _connect(self) -> None:
+        """Uses one connection until it ends, or cannot be opened."""
         uid = self.plan.uid
-        self._heard = b""
-        self._referee.calls(uid, trio.current_time())
+        self._received = b""
+        self.referee.connects(uid, trio.current_time())
         try:
             async with (
-                await trio.open_tcp_stream(self._host, self._port) as stream,
+                await trio.open_tcp_stream(self.host, self.port) as stream,
                 trio.open_nursery() as nursery,
             ):
                 nursery.start_soon(self._listen, stream, nursery.cancel_scope)
                 await self._send(stream, login=uid)
-                await self._speak(stream)
+                await self._write(stream)
         except* OSError:
-            pass  # it is not there just now
+            pass  # the gateway is not up
         except* trio.BrokenResourceError:
-            pass  # it hung up first
-        self._referee.hung_up(uid, self._last_word(), trio.current_time())
+            pass  # the gateway hung up first
+        self.referee.hung_up(uid, self._reason(), trio.current_time())
 
-    async def _speak(self, stream: trio.SocketStream) -> None:
-        """Writes until the moment, and does what is planned for then."""
+    async def _write(self, stream: trio.SocketStream) -> None:
+        """Writes lines until the moment of the plan, and then logs out or falls silent."""
         while trio.current_time() < self._moment and not self._is_done:
-            pause_s = uniform(LEAST_PAUSE, MOST_PAUSE) * self._timeout_s
+            pause_s = uniform(LEAST_PAUSE, MOST_PAUSE) * self.timeout_s
             errand_at = self._errands[0][0] if self._errands else inf
-            speaks_at = trio.current_time() + pause_s
-            await trio.sleep_until(min(speaks_at, errand_at, self._moment))
+            next_at = trio.current_time() + pause_s
+            await trio.sleep_until(min(next_at, errand_at, self._moment))
             if self._is_done:
                 return
             await self._send(stream, **self._next_line())
@@ -132,87 +116,73 @@ class User:
             return
         self._is_done = True
         if self.plan.behaviour is Behaviour.LOGOUT:
-            self._referee.leaves(self.plan.uid, trio.current_time())
+            self.referee.leaves(self.plan.uid, trio.current_time())
             await self._send(stream, logout=1)
         else:
-            self._referee.falls_silent(self.plan.uid)
+            self.referee.falls_silent(self.plan.uid)
 
     def _next_line(self) -> dict[str, object]:
-        """What it writes now: what it has to, or else anything."""
+        """An errand that is due, or else chat or a ping."""
         now = trio.current_time()
         if self._errands and self._errands[0][0] <= now:
             _, line = self._errands.popleft()
-            self._referee.asks(self.plan.uid, line, now)
+            self.referee.asks(self.plan.uid, line, now)
             return line
         if self.plan.behaviour is Behaviour.CHAT:
             self.lines_said += 1
             return {"say": choice(SAYINGS)}
         return {"ping": 1}
 
-    async def _listen(self, stream: trio.SocketStream, life: trio.CancelScope) -> None:
-        """Reads what the gateway sends, and ends the *life* when it hangs up."""
+    async def _listen(self, stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+        """Reads what the gateway sends; cancels *scope* when it hangs up."""
         has_joined = False
         async for data in stream:
-            self._heard = self._heard[-MOST_OF_A_LINE:] + data
-            if not has_joined and b'{"joined"' in self._heard:
+            self._received = self._received[-MAX_LINE:] + data
+            if not has_joined and b'{"joined"' in self._received:
                 has_joined = True
-                self._referee.joined(self.plan.uid, trio.current_time())
-            if b'"reminder"' in self._heard:
-                for uid, what in REMINDER.findall(self._heard):
-                    self._referee.heard(uid.decode(), what.decode())
-        life.cancel()
+                self.referee.joined(self.plan.uid, trio.current_time())
+            if b'"reminder"' in self._received:
+                for uid, what in REMINDER.findall(self._received):
+                    self.referee.heard(uid.decode(), what.decode())
+        scope.cancel()
 
-    def _last_word(self) -> str:
+    def _reason(self) -> str:
         """Why the gateway hung up, if it said so."""
-        *_, line = self._heard.rstrip(b"\n").split(b"\n")
+        *_, line = self._received.rstrip(b"\n").split(b"\n")
         try:
             return str(json.loads(line)["bye"])
         except (ValueError, KeyError, TypeError):
             return ""
 
     async def _send(self, stream: trio.SocketStream, **content: object) -> None:
-        self._referee.wrote(self.plan.uid, trio.current_time())
+        self.referee.wrote(self.plan.uid, trio.current_time())
         await stream.send_all(json.dumps(content).encode() + b"\n")
 
 
 async def crowd(host: str, port: int, *, count: int, timeout_s: float) -> None:
-    """Lets *count* users live at a gateway, and begin anew when they are through.
+    """Runs users at a gateway, each with one plan after the other, until cancelled.
 
-    Each of them at a moment of its own, until cancelled. Nobody judges what is reported.
-
-    Args:
-        host: Where the gateway is, which need not be there yet.
-        port: Its port there.
-        count: How many they are.
-        timeout_s: The silence after which somebody is offline.
+    The gateway need not be up yet. The records are not checked.
     """
     plans = planned(count, seconds=LIFE_S, timeout_s=timeout_s, flush_s=0)
     back_s = joining_s(count)
+    user = partial(User, host=host, port=port, timeout_s=timeout_s, back_s=back_s)
 
-    async def live_on(plan: Plan) -> None:
+    async def live_again(plan: Plan) -> None:
         while True:
-            referee = Referee(
-                {plan.uid: plan.behaviour}, timeout_s=timeout_s, flush_s=0
-            )
-            user = User(
-                plan,
-                host=host,
-                port=port,
-                timeout_s=timeout_s,
-                back_s=back_s,
-                referee=referee,
-            )
+            behaviours = {plan.uid: plan.behaviour}
+            referee = Referee(behaviours, timeout_s=timeout_s, flush_s=0)
             with trio.move_on_after(uniform(1, 2) * LIFE_S):
-                await user.live()
+                await user(plan=plan, referee=referee).live()
             plan = replace(plan, joins_s=uniform(LEAST_BACK_S, back_s))
 
     async with trio.open_nursery() as nursery:
         for plan in plans:
-            nursery.start_soon(live_on, plan)
+            nursery.start_soon(live_again, plan)
 
 
 def main() -> None:
-    """Runs users as the command line says, until they are ended by a signal."""
+    """Runs users as the command line asks, until they are ended by a signal."""
     parser = ArgumentParser(description="Simulated users of a chat gateway.")
     parser.add_argument("--host", default=HOST, help=f"of the gateway; default {HOST}")
     parser.add_argument("--port", type=int, required=True, help="of the gateway")
@@ -220,16 +190,16 @@ def main() -> None:
     parser.add_argument(
         "--timeout", type=float, default=30.0, help="of the sidecar; default 30 s"
     )
-    asked = parser.parse_args()
-    if not 1 <= asked.users <= MOST_CONNECTIONS:
+    options = parser.parse_args()
+    if not 1 <= options.users <= MOST_CONNECTIONS:
         parser.error(f"--users: from 1 to {MOST_CONNECTIONS}")
-    if not 1 <= asked.timeout <= MOST_TIMEOUT_S:
+    if not 1 <= options.timeout <= MOST_TIMEOUT_S:
         parser.error(f"--timeout: from 1 to {MOST_TIMEOUT_S}, in seconds")
 
-    print(f"{asked.users} users of {asked.host}:{asked.port}", flush=True)
-    live = partial(crowd, count=asked.users, timeout_s=asked.timeout)
+    print(f"{options.users} users of {options.host}:{options.port}", flush=True)
+    run = partial(crowd, count=options.users, timeout_s=options.timeout)
     try:
-        trio.run(live, asked.host, asked.port)
+        trio.run(run, options.host, options.port)
     except* KeyboardInterrupt:
         sys.exit(130)
 

@@ -17,8 +17,8 @@ from liveness.bench.cost import ratios
 from liveness.bench.figures import Figure, as_table, summary
 from liveness.bench.floors import Floors, floors, promised
 from liveness.bench.load import Moment, Notices
-from liveness.bench.others import KINDS, plan
 from liveness.bench.suite import MEASURED
+from liveness.bench.system_kinds import KINDS, plan
 from liveness.bench.verdict import judge, quantile
 from liveness.cli import main
 from liveness.console.progress import passing, shown

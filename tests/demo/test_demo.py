@@ -13,12 +13,12 @@ from typing import Any, Final
 import pytest
 
 from liveness.cli import main
-from liveness.demo.gauges import Gauges, read
 from liveness.demo.picture import Scene, drawn
+from liveness.demo.plain_lines import PlainLines, summary
 from liveness.demo.plans import MOST_REMINDERS, Behaviour, planned
 from liveness.demo.referee import FAULTS, Referee
-from liveness.demo.screen import Plain, summary
 from liveness.demo.script import ACTIONS, MOST_STEPS, ScriptError, Step, parsed
+from liveness.demo.wheel_metrics import WheelMetrics, parsed_metrics
 
 # --- what it refuses ----------------------------------------------------------------------
 
@@ -185,33 +185,33 @@ class Play:
             now = self._next_tenth / 10
             if self._talking:
                 self.referee.wrote(self._talking, at=now)
-            self.referee.look(at=now)
+            self.referee.check_overdue(at=now)
             self._next_tenth += 1
 
     def joins(self, at: float, uid: str) -> None:
-        self.referee.calls(uid, at=at)
+        self.referee.connects(uid, at=at)
         self.referee.joined(uid, at=at)
 
     def comes(self, at: float, uid: str) -> None:
         self.joins(at, uid)
         self.referee.wrote(uid, at=at)
-        self.referee.told(record("online", uid, "login"), decided=at, at=at)
+        self.referee.check(record("online", uid, "login"), decided=at, at=at)
 
     def offline(self, at: float, uid: str, reason: str, decided: str = "") -> None:
         over = record("offline", uid, reason)
-        self.referee.told(over, decided=float(decided or at), at=at)
+        self.referee.check(over, decided=float(decided or at), at=at)
 
-    def hung_up(self, at: float, uid: str, why: str = "") -> None:
-        self.referee.hung_up(uid, why, at=at)
+    def hung_up(self, at: float, uid: str, reason: str = "") -> None:
+        self.referee.hung_up(uid, reason, at=at)
 
     def killed(self, _at: float) -> None:
         """The gateway is, until `restarted`."""
-        self.referee.disturbed()
-        self.referee.cut(at=inf)
+        self.referee.disruption_begins()
+        self.referee.gateway_killed(at=inf)
 
     def restarted(self, at: float) -> None:
-        self.referee.cut(at=at)
-        self.referee.settles(at=at)
+        self.referee.gateway_killed(at=at)
+        self.referee.disruption_ends(at=at)
 
     def asks(self, at: float) -> None:
         """Ann wants to be reminded of the tea in 5 s."""
@@ -222,7 +222,7 @@ class Play:
 
     def fires(self, at: float, attempt: str = "1") -> None:
         fired = {"kind": "timer", "key": "remind:ann:tea", "attempt": int(attempt)}
-        self.referee.told(fired, decided=at, at=at)
+        self.referee.check(fired, decided=at, at=at)
 
 
 CUT: Final = (
@@ -246,7 +246,7 @@ JUDGED: Final[dict[str, tuple[str, str, list[str], list[float | None]]]] = {
     ),
     "silent, early": ("ann silent", "109.999 offline ann silence", ["early ann"], []),
     "silent, early, disturbed": (
-        "ann silent", "100 disturbed, 109.999 offline ann silence", ["early ann"], [],
+        "ann silent", "100 disruption_begins, 109.999 offline ann silence", ["early ann"], [],
     ),
     **{
         f"talks, silent at {at} s": (
@@ -298,13 +298,13 @@ JUDGED: Final[dict[str, tuple[str, str, list[str], list[float | None]]]] = {
     ),
     "silent after a disturbance": (
         "ann silent, bob silent",
-        "100 disturbed, 115 settles, 125 offline ann silence, 129.2",
+        "100 disruption_begins, 115 disruption_ends, 125 offline ann silence, 129.2",
         [],
         [None],
     ),
     "silent after a disturbance, missed": (
         "ann silent, bob silent",
-        "100 disturbed, 115 settles, 125 offline ann silence, 129.5",
+        "100 disruption_begins, 115 disruption_ends, 125 offline ann silence, 129.5",
         ["missed bob"],
         [None],
     ),
@@ -323,9 +323,9 @@ def test_the_referee_finds_these_faults_and_no_others(case: str) -> None:
 
 def test_a_user_silenced_on_purpose_is_judged_like_one_that_planned_it() -> None:
     play = Play("ann chat, bob chat")
-    assert play.referee.talkers() == ["ann", "bob"]
+    assert play.referee.active_users() == ["ann", "bob"]
     play.run("100 silenced ann, 100 silenced bob")
-    assert play.referee.talkers() == []
+    assert play.referee.active_users() == []
     assert play.run("110.1 offline ann silence, 112") == ["missed bob"]
     assert play.referee.ends["silenced", "silence"] == 1
 
@@ -333,11 +333,11 @@ def test_a_user_silenced_on_purpose_is_judged_like_one_that_planned_it() -> None
 def test_a_guest_is_judged_by_what_its_records_say() -> None:
     play = Play("")
     for uid in ("ada", "bea"):
-        play.referee.told(record("online", uid, "login"), decided=100, at=100)
+        play.referee.check(record("online", uid, "login"), decided=100, at=100)
     assert play.referee.online == 2
     for uid, silence_s in (("ada", 10.0), ("bea", 9.999)):
         over = record("offline", uid, "silence", silence=silence_s)
-        play.referee.told(over, decided=100.1, at=100.1)
+        play.referee.check(over, decided=100.1, at=100.1)
     assert play.run("100.1") == ["early bea"]
     assert play.referee.ends["guest", "silence"] == 2
     assert play.referee.online == 0
@@ -346,7 +346,7 @@ def test_a_guest_is_judged_by_what_its_records_say() -> None:
 def test_what_was_due_while_the_process_stood_still_is_not_measured() -> None:
     play = Play("ann silent, bob chat")
     play.run("100")
-    play.referee.look(at=120.0)
+    play.referee.check_overdue(at=120.0)
     play.offline(120.1, "ann", "silence")
     play.offline(120.1, "bob", "silence")
     play.hung_up(120.2, "bob")
@@ -383,7 +383,7 @@ REMINDED: Final = {
         [],
     ),
     "again after a disturbance": (
-        "105 fires, 105 disturbed, 106 settles, 108 fires 2",
+        "105 fires, 105 disruption_begins, 106 disruption_ends, 108 fires 2",
         [],
     ),
     "again after the room was empty": (
@@ -407,10 +407,10 @@ def test_the_referee_finds_these_faults_of_reminders(case: str) -> None:
 def test_reminders_are_counted_with_their_lateness() -> None:
     play = Play("ann chat", talking="ann")
     play.run("100 asks, 105.25 fires")
-    assert (play.referee.reminders.came, play.referee.reminders.cancelled) == (1, 0)
+    assert (play.referee.reminders.fired, play.referee.reminders.cancelled) == (1, 0)
     assert play.referee.reminders.lateness_s == [0.25]
     play.run("106 asks, 107 forgets")
-    assert (play.referee.reminders.came, play.referee.reminders.cancelled) == (0, 1)
+    assert (play.referee.reminders.fired, play.referee.reminders.cancelled) == (0, 1)
 
 
 # --- lines --------------------------------------------------------------------------------
@@ -418,7 +418,7 @@ def test_reminders_are_counted_with_their_lateness() -> None:
 
 def test_the_summary_names_wronged_users_and_escapes_their_names() -> None:
     play = Play("bob chat, e\x1bve silent")
-    play.referee.told(record("online", "ada", "login"), decided=100.0, at=100.0)
+    play.referee.check(record("online", "ada", "login"), decided=100.0, at=100.0)
     play.run("105 offline e\x1bve silence")
     lines = list(summary(play.referee, {"silence": 2, "kill": 1}))
     assert lines[-2] == "faults: early 1, missed 0, false 0"
@@ -430,7 +430,7 @@ def test_the_summary_names_wronged_users_and_escapes_their_names() -> None:
 
 
 def test_the_lines_show_a_few_records_and_count_the_others() -> None:
-    lines = Plain()
+    lines = PlainLines()
     for seq in range(9):
         lines.add(record("offline", "ann", "logout", gateway="gw-1", at=0, seq=seq))
     shown = [line.split()[-1] for line in lines.records()]
@@ -439,7 +439,7 @@ def test_the_lines_show_a_few_records_and_count_the_others() -> None:
 
 
 def test_the_first_silence_is_shown_before_the_records_of_its_tick() -> None:
-    lines = Plain()
+    lines = PlainLines()
     for seq in range(2):
         more = {"gateway": "gw-1", "at": 0, "seq": seq, "silence": 2, "last": "login"}
         lines.add(record("offline", "ann", "silence", **more))
@@ -452,7 +452,7 @@ SCENE: Final = Scene(
     elapsed_s=12.3,
     seconds=40,
     timeout_s=10,
-    doors="nc 127.0.0.1 7000",
+    commands="nc 127.0.0.1 7000",
     states=(("gateway", "up"), ("sidecar", "stopped")),
     online=150,
     events_s=48.4,
@@ -463,7 +463,7 @@ SCENE: Final = Scene(
     lateness="lateness: p50 0.100 s, p99 0.200 s, max 0.300 s",
     reminders="reminders: 9 asked, 6 came, 3 cancelled, 0 open",
     faults=Counter(missed=1),
-    told=("  5.0 s   silence: 100 who talked write nothing any more",),
+    logged=("  5.0 s   silence: 100 active users stop writing",),
     records=tuple(f"record {number}" for number in range(50)),
     has_keys=True,
 )
@@ -477,12 +477,12 @@ def shown(scene: Scene, width: int, height: int) -> list[str]:
 
 
 def test_a_wide_terminal_shows_the_ring_with_its_hand_beside_the_users() -> None:
-    head, states, doors, _keys, top, *sides, bottom = shown(SCENE, 110, 30)[:10]
-    assert head.startswith("liveness demo   12 s of 40   whoever is silent for 10 s")
+    head, states, commands, _keys, top, *sides, bottom = shown(SCENE, 110, 30)[:10]
+    assert head.startswith("liveness demo   12 s of 40   a user silent for 10 s")
     assert (
         states == "gateway up   sidecar stopped   150 online   48 events/s   3 timers"
     )
-    assert doors == "nc 127.0.0.1 7000"
+    assert commands == "nc 127.0.0.1 7000"
     assert top.startswith(" 0  ▁8  ▁4  ")
     assert [side[:4] for side in sides] == ["▶1k ", "▁4  ", "▁4  ", "▁4  "]
     assert bottom == "▁4  " * 10 + "▁4"
@@ -506,7 +506,7 @@ def test_a_usual_terminal_shows_the_slots_as_a_strip_with_the_hand_below() -> No
 @pytest.mark.parametrize("size", [(20, 5), (1, 1), (40, 12), (300, 100)])
 def test_a_picture_never_outgrows_its_terminal(size: tuple[int, int]) -> None:
     shown(SCENE, *size)
-    shown(replace(SCENE, slots=(), hand=0, told=(), records=()), *size)
+    shown(replace(SCENE, slots=(), hand=0, logged=(), records=()), *size)
 
 
 def test_unknown_numbers_are_question_marks() -> None:
@@ -538,11 +538,11 @@ liveness_log_seq 9.0
 
 
 def test_the_hand_is_where_attended_time_has_got_to() -> None:
-    found = read(METRICS, at=100.0)
-    assert found == Gauges(
+    found = parsed_metrics(METRICS, at=100.0)
+    assert found == WheelMetrics(
         at=100.0, events=43, slots=(5, 6, 7), unattended_s=1.5, timers=4
     )
     assert found.hand(up_at=98.0, timeout_s=3) == 0
     assert found.hand(up_at=97.4, timeout_s=3) == 1
     assert found.hand(up_at=94.5, timeout_s=3) == 1
-    assert read("", at=100.0) is None
+    assert parsed_metrics("", at=100.0) is None

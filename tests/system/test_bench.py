@@ -17,14 +17,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from liveness.bench import OTHERS, QUICK, SCENARIOS, scenarios
-from liveness.bench.borders import borders
+from liveness.bench import OTHERS, QUICK, SCENARIOS, floors
 from liveness.bench.drain import Drain
 from liveness.bench.load import LoadError
-from liveness.bench.others import KINDS, opened
 from liveness.bench.redis import RedisServer, command
-from liveness.bench.sidecar_process import ended
+from liveness.bench.system_kinds import KINDS, opened
 from liveness.bench.systems import Stream
+from liveness.bench.virtual_day import borders
 from liveness.cli import main
 from tests.helpers.tree import ROOT
 
@@ -190,7 +189,7 @@ def test_without_a_terminal_progress_is_lines_and_nothing_is_left_behind(
 def test_a_missed_floor_is_shown_and_ends_the_bench_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(scenarios, "IDLE_READY_S", 0.0)
+    monkeypatch.setattr(floors, "IDLE_READY_S", 0.0)
     before = datetime.now(UTC).replace(microsecond=0)
     assert main.main(["bench", "--quick", "idle", "--json", "-"]) == 1
     out, err = capsys.readouterr()
@@ -257,13 +256,14 @@ def test_each_system_takes_signs_of_life_and_tells_who_fell_silent(
     name: str, tmp_path: Path
 ) -> None:
     with opened(name, tmp_path, 20) as system:
-        system.make_known(range(10, 20))
+        system.log_in(range(10, 20))
         for stream in (system.singles(range(10, 20)), system.batches(range(10, 20))):
             if stream is not None:
                 system.write(stream)
-        system.silence(7, 2)
-        told = system.told(1, until=time.perf_counter() + END_S)
-        assert [one["uid"] for _, them in told for one in them] == ["user-000000000007"]
+        system.fall_silent(7, 2)
+        notices = system.wait_for_offlines(1, until=time.perf_counter() + END_S)
+        uids = [record["uid"] for _, records in notices for record in records]
+        assert uids == ["user-000000000007"]
         assert system.program.memory_mb() > 1
     assert [*tmp_path.iterdir()] == []
 
@@ -289,16 +289,14 @@ def test_of_each_system_there_is_what_it_costs_and_how_late_it_tells(
 
 
 def test_a_reply_that_is_an_error_ends_the_run(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path)
-    with ended(server):
+    with RedisServer(tmp_path) as server:
         server.start()
         with server.link() as link, pytest.raises(LoadError, match="-ERR unknown"):
             link.write(Stream(command("SETX", "ada"), 1))
 
 
 def test_a_drain_reads_all_that_is_written(tmp_path: Path) -> None:
-    drain = Drain(tmp_path)
-    with ended(drain):
+    with Drain(tmp_path) as drain:
         drain.start()
         before_s = drain.cpu_s()
         drain.write(Stream(bytes(10_000_000), 0))

@@ -1,9 +1,9 @@
-"""A gateway process with the client library in it: what that costs, from inside.
+"""A gateway process that measures what the client library costs it.
 
-    python -m liveness.bench.chat SOCKET FACE USERS SECONDS
+    python -m liveness.bench.client_gateway SOCKET BACKEND USERS SECONDS
 
-FACE is asyncio, trio, or threads for the one without an event loop. In lines of JSON on
-stdout it says what it is about to do, and at last what it found.
+BACKEND is asyncio, trio, or threads for the library without an event loop. It prints lines
+of JSON: each stage as it begins, and finally the costs.
 """
 
 import json
@@ -23,31 +23,31 @@ import liveness
 CALLS: Final = ("login", "keepalive", "message", "logout")
 ROUNDS: Final = 3
 READ_AT_ONCE: Final = 100
-SPEAKS_EVERY_S: Final = 12.5
+SENDS_EVERY_S: Final = 12.5
 TICK_S: Final = 0.01
-# What the logouts here bring about would be read amid the next measurement.
+# Without the offlines that the logouts cause: they would be read during the next window.
 KINDS: Final = ("moved",)
-# Between two lines it takes seconds, with a million users minutes.
+# Far longer than any pause between two lines, which may take minutes with a million users.
 HUNG_S: Final = 300
 
-Reports: TypeAlias = Callable[..., None]
+Call: TypeAlias = Callable[..., None]
 Connection: TypeAlias = tuple[str, int]
 Costs: TypeAlias = dict[str, float]
 
 
-def main(path: str, face: str, users: str, seconds: str) -> None:
-    """Measures with one face of the library, and prints it."""
+def main(path: str, backend: str, users: str, seconds: str) -> None:
+    """Measures the library with one backend, and prints the costs."""
     random.seed(0)
     uids, window_s = [f"user-{n:07}" for n in range(int(users))], float(seconds)
-    if face == "threads":
+    if backend == "threads":
         costs = _threads(path, uids)
     else:
-        costs = anyio.run(_loop, path, face, uids, window_s, backend=face)
-    _say(costs=costs)
+        costs = anyio.run(_loop, path, backend, uids, window_s, backend=backend)
+    _print(costs=costs)
 
 
 def _threads(path: str, uids: Sequence[str]) -> Costs:
-    """Nanoseconds that each call takes."""
+    """Nanoseconds of each call."""
     costs: Costs = {}
     with liveness.connect_sync(path, name="bench-threads", kinds=KINDS) as sidecar:
         sidecar.connected()
@@ -57,15 +57,15 @@ def _threads(path: str, uids: Sequence[str]) -> Costs:
     return costs
 
 
-async def _loop(path: str, face: str, uids: Sequence[str], window_s: float) -> Costs:
-    """The same, and the CPU seconds of a gateway without and with the library."""
+async def _loop(path: str, backend: str, uids: Sequence[str], window_s: float) -> Costs:
+    """The same, and the CPU seconds of a gateway with and without the library."""
     costs: Costs = {}
-    _say(stage="users chat, without the library", seconds=window_s)
-    nobody = _shuffled([(uid, conn) for conn, uid in enumerate(uids)])
+    _print(stage="users chat, without the library", seconds=window_s)
+    users = _shuffled([(uid, conn) for conn, uid in enumerate(uids)])
     began_s = time.process_time()
-    await _chat(nobody, [_nothing], window_s)
+    await _chat(users, [_do_nothing], window_s)
     costs["without"] = time.process_time() - began_s
-    async with liveness.connect(path, name=f"bench-{face}", kinds=KINDS) as sidecar:
+    async with liveness.connect(path, name=f"bench-{backend}", kinds=KINDS) as sidecar:
         await sidecar.connected()
         for _ in _rounds(sidecar, uids, costs):
             await sidecar.flush()
@@ -73,12 +73,12 @@ async def _loop(path: str, face: str, uids: Sequence[str], window_s: float) -> C
         for uid, conn in users:
             sidecar.login(uid, conn=conn)
         await sidecar.flush()
-        _say(stage="users chat, with the library", seconds=window_s)
+        _print(stage="users chat, with the library", seconds=window_s)
         calls = [sidecar.keepalive, sidecar.message]
         users = _shuffled(users)
         began_s = time.process_time()
         await _chat(users, calls, window_s)
-        await sidecar.flush()  # what was said last is to be paid for too
+        await sidecar.flush()  # the last reports count too
         costs["with"] = time.process_time() - began_s
         _check(sidecar.stats())
     return costs
@@ -87,12 +87,12 @@ async def _loop(path: str, face: str, uids: Sequence[str], window_s: float) -> C
 def _rounds(
     sidecar: liveness.Sidecar | liveness.SyncSidecar, uids: Sequence[str], costs: Costs
 ) -> Iterator[None]:
-    """Times each call for everyone in random order; the best of some rounds counts.
+    """Times each call for all users in random order; the best of the rounds counts.
 
-    What was reported has to be flushed whenever this yields.
+    The caller has to flush the reports each time that this yields.
     """
     for number in range(1, ROUNDS + 1):
-        _say(stage=f"everyone logs in, speaks and logs out, {number} of {ROUNDS}")
+        _print(stage=f"everyone logs in, sends and logs out, {number} of {ROUNDS}")
         users = [(uid, sidecar.new_conn()) for uid in uids]
         for name in CALLS:
             took_ns = _timed(getattr(sidecar, name), _shuffled(users))
@@ -100,17 +100,17 @@ def _rounds(
             yield
 
 
-def _timed(call: Reports, users: Sequence[Connection]) -> float:
-    """Nanoseconds of one call, its place in a loop included.
+def _timed(call: Call, users: Sequence[Connection]) -> float:
+    """Nanoseconds of one call, with its share of the loop around it.
 
-    A gateway has just read the line of the user it reports, so that uid and conn are in
-    the processor's cache; what the library knows of them is not.
+    A gateway has just read the user's line when it makes the call. So uid and conn are
+    brought into the processor's cache first; the library's data about them is not.
     """
     took_ns = 0
     for start in range(0, len(users), READ_AT_ONCE):
         batch = users[start : start + READ_AT_ONCE]
         for _uid, _conn in batch:
-            pass  # fetches them
+            pass  # loads them into the cache
         began = time.perf_counter_ns()
         for uid, conn in batch:
             call(uid, conn=conn)
@@ -119,22 +119,22 @@ def _timed(call: Reports, users: Sequence[Connection]) -> float:
 
 
 async def _chat(
-    users: Sequence[Connection], calls: Sequence[Reports], seconds: float
+    users: Sequence[Connection], calls: Sequence[Call], seconds: float
 ) -> None:
-    """Lets users speak, each every 12.5 s and by one of *calls* after the other."""
-    rate = len(users) / SPEAKS_EVERY_S
-    signs = zip(cycle(calls), cycle(users))
+    """Makes one call for each user every 12.5 s, alternating between *calls*."""
+    rate = len(users) / SENDS_EVERY_S
+    pairs = zip(cycle(calls), cycle(users))
     began, done = time.perf_counter(), 0
     while (passed_s := time.perf_counter() - began) < seconds:
         due = int(passed_s * rate)
-        for call, (uid, conn) in islice(signs, due - done):
+        for call, (uid, conn) in islice(pairs, due - done):
             call(uid, conn=conn)
         done = due
         await anyio.sleep(TICK_S)
 
 
-def _nothing(_uid: str, /, *, conn: int) -> None:
-    """What a call costs that does nothing."""
+def _do_nothing(_uid: str, /, *, conn: int) -> None:
+    """What the call itself costs, without a library."""
 
 
 def _shuffled(users: Sequence[Connection]) -> list[Connection]:
@@ -142,15 +142,15 @@ def _shuffled(users: Sequence[Connection]) -> list[Connection]:
 
 
 def _check(stats: liveness.Stats) -> None:
-    """Raise if anything was for nothing: it would have cost too little, or too much."""
+    """Raises if the link broke, or reports were ignored or refused: costs are wrong."""
     if stats.links != 1 or stats.ignored or stats.refused:
-        raise SystemExit(f"not as it should be: {stats}")
+        raise SystemExit(f"the costs are wrong: reports were lost or refused: {stats}")
 
 
-def _say(**what: object) -> None:
-    """Tell the bench; it would wait for ever for a process that hangs."""
+def _print(**message: object) -> None:
+    """Prints a line for the bench; the alarm ends this process if the next never comes."""
     signal.alarm(HUNG_S)
-    print(json.dumps(what), flush=True)
+    print(json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Brings users, gateway, sidecar and referee together, and lets it all happen."""
+"""One run of the demo: connects users, gateway, sidecar, referee and display."""
 
 import shlex
 import shutil
@@ -23,56 +23,53 @@ from liveness.demo.users import User
 from liveness.service.common.clock import Clock
 
 MOST_GUESTS: Final = 100
-LOOK_S: Final = 0.1
-# The watcher of this demo is alone, and need not leave others room.
-WATCHER_BACK_S: Final = (0.02, 0.2)
+CHECK_EVERY_S: Final = 0.1
+# Short: no other watchers compete with this one when it reconnects.
+RECONNECT_PAUSE_S: Final = (0.02, 0.2)
 
 
 def command() -> str:
-    """The command line to type: a path where the shell does not find `liveness`."""
+    """How the user calls `liveness`: by its path if it is not in the PATH."""
     called = Path(sys.argv[0])
     if called.name != "liveness" or shutil.which("liveness"):
         return "liveness"
     return shlex.quote(str(called))
 
 
-class Show(Protocol):
-    """Where what happens is seen."""
+class Display(Protocol):
+    """Shows the run to the user."""
 
-    def tell(self, line: str) -> None:
-        """Shows a line for a person."""
+    def log(self, line: str) -> None:
+        """Shows a line about an action."""
 
     def add(self, record: Record) -> None:
-        """Shows a record, if it is one that ends a session."""
+        """Shows a record that ends a session or is about a timer."""
 
-    async def run(self, stage: "Stage") -> None:
-        """Shows how things are, until cancelled."""
+    async def run(self, demo: "DemoRun") -> None:
+        """Shows the state of the run, until cancelled."""
 
 
-class Stage:
-    """All that takes part.
-
-    Args:
-        folder: An empty one, for sockets, state and logs.
-        show: Where it is seen.
-        users: How many are simulated.
-        seconds: How long it goes on.
-        timeout_s: The silence after which a user is offline.
-    """
+class DemoRun:
+    """All parts of the demo, with their sockets, state and logs in an empty folder."""
 
     def __init__(
-        self, folder: Path, show: Show, *, users: int, seconds: float, timeout_s: float
+        self,
+        folder: Path,
+        display: Display,
+        *,
+        users: int,
+        seconds: float,
+        timeout_s: float,
     ) -> None:
         self.seconds = seconds
         self.timeout_s = timeout_s
         self.socket = socket_in(folder)
-        self.is_over = trio.Event()
         flush_s = settings_in(folder, timeout_s=timeout_s).flush
         timing = {"timeout_s": timeout_s, "flush_s": flush_s}
         plans = list(planned(users, seconds=seconds, **timing))
         self.referee = Referee({p.uid: p.behaviour for p in plans}, **timing)
-        self._port = _kept_port()
-        self.port: int = self._port.getsockname()[1]
+        self._reserved = _reserved_port()
+        self.port: int = self._reserved.getsockname()[1]
         user = partial(
             User,
             port=self.port,
@@ -80,7 +77,7 @@ class Stage:
             back_s=joining_s(users),
             referee=self.referee,
         )
-        self.users = {plan.uid: user(plan) for plan in plans}
+        self.users = {plan.uid: user(plan=plan) for plan in plans}
         self.sidecar = sidecar_in(folder, timeout_s=timeout_s)
         self.gateway = gateway_in(folder, port=self.port, most=users + MOST_GUESTS)
         self.director = Director(
@@ -88,19 +85,20 @@ class Stage:
             sidecar=self.sidecar,
             users=self.users,
             referee=self.referee,
-            tell=self._tell,
+            log=lambda line: display.log(f"{self.elapsed_s:5.1f} s   {line}"),
         )
-        self._show = show
+        self._display = display
+        self._quit = trio.Event()
         self._clock = Clock()
         self._began = 0.0
 
-    async def play(self, steps: Sequence[Step]) -> None:
-        """Lets it all happen, until the time is over or `is_over` is set.
+    async def run(self, steps: Sequence[Step]) -> None:
+        """Runs until the time is over, or the user quits.
 
         Raises:
             ChildLost: The sidecar or the gateway did not start, or ended by itself.
         """
-        with self._port:
+        with self._reserved:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.sidecar.run)
                 nursery.start_soon(self._watch)
@@ -108,29 +106,29 @@ class Stage:
                 self._began = trio.current_time()
                 for user in self.users.values():
                     nursery.start_soon(user.live)
-                nursery.start_soon(self._look)
-                nursery.start_soon(self._show.run, self)
+                nursery.start_soon(self._check_overdue)
+                nursery.start_soon(self._display.run, self)
                 nursery.start_soon(self.director.run, steps)
                 with trio.move_on_after(self.seconds):
-                    await self.is_over.wait()
-                self.referee.look(trio.current_time())
+                    await self._quit.wait()
+                self.referee.check_overdue(trio.current_time())
                 nursery.cancel_scope.cancel()
 
     @property
     def elapsed_s(self) -> float:
-        """For how long the gateway has been open."""
+        """Seconds since the gateway opened."""
         return trio.current_time() - self._began
 
     @property
     def lines_said(self) -> int:
-        """What all users have said by now."""
+        """Chat lines of all users so far."""
         return sum(user.lines_said for user in self.users.values())
 
     def hints(self) -> Iterator[str]:
-        """How somebody may take part or look."""
+        """Commands with which the reader can join or look."""
         yield f'join the room:     nc {HOST} {self.port}, then type {{"login": "ada"}}'
         yield f"see every record:  {command()} watch --socket {self.socket}"
-        yield f"see its metrics:   curl http://{self.sidecar.said}/metrics"
+        yield f"see its metrics:   curl http://{self.sidecar.address}/metrics"
         flush_s = self.referee.flush_s
         last_s = last_silence_s(self.seconds, self.timeout_s, flush_s)
         if last_s < self.seconds / 2:
@@ -140,49 +138,46 @@ class Stage:
             )
 
     def press(self, key: str) -> None:
-        """Does what *key* asks for."""
+        """Does what a key asks for."""
         if key == "q":
-            self.is_over.set()
+            self._quit.set()
         else:
             self.director.press(key)
 
-    def _tell(self, line: str) -> None:
-        self._show.tell(f"{self.elapsed_s:5.1f} s   {line}")
-
     async def _watch(self) -> None:
-        """Reads every record, over restarts of the sidecar, from the first on."""
+        """Reads every record, across restarts of the sidecar."""
         feed = WatchedFeed(
             self.socket,
             after=0,
             kinds=(),
-            tell=lambda line: None,  # what happens to the sidecar is told already
-            pause_s=partial(uniform, *WATCHER_BACK_S),
+            tell=lambda line: None,  # the director's lines say enough
+            pause_s=partial(uniform, *RECONNECT_PAUSE_S),
         )
         await feed.follow(self._take)
 
     def _take(self, records: Sequence[Record]) -> bool:
         now, wall_ms = trio.current_time(), self._clock.wall_ms()
         for record in records:
-            # Stamps are whole milliseconds: a record may be one less old than it looks.
+            # Stamps are truncated to milliseconds: the record may be up to one younger.
             age_s = max(0, wall_ms - record["at"] - 1) / 1_000
-            self.referee.told(record, decided=now - age_s, at=now)
+            self.referee.check(record, decided=now - age_s, at=now)
             if record["kind"] != "online":
-                self._show.add(record)
+                self._display.add(record)
         return False
 
-    async def _look(self) -> None:
+    async def _check_overdue(self) -> None:
         while True:
-            self.referee.look(trio.current_time())
-            await trio.sleep(LOOK_S)
+            self.referee.check_overdue(trio.current_time())
+            await trio.sleep(CHECK_EVERY_S)
 
 
-def _kept_port() -> socket.socket:
-    """A free port that stays the gateway's while that is restarted.
+def _reserved_port() -> socket.socket:
+    """A socket that reserves a free port for the gateway across its restarts.
 
-    It is bound here and never listened on: so the gateway may listen on it, and no
-    connection made on this machine can happen to be given its number meanwhile.
+    It is bound and never listens. So the gateway can listen on the port, and the kernel
+    gives it to no outgoing connection while the gateway is down.
     """
-    kept = socket.socket()
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind((HOST, 0))
-    return kept
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((HOST, 0))
+    return reserved

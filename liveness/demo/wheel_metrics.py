@@ -1,4 +1,4 @@
-"""What the sidecar's own metrics say of its wheel, read as Prometheus would."""
+"""The state of the wheel, from the sidecar's metrics, read as Prometheus does."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,39 +21,39 @@ UNATTENDED: Final = "liveness_unattended_seconds_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gauges:
-    """How the wheel was at one moment."""
+class WheelMetrics:
+    """The wheel at one moment."""
 
     at: float
     events: float  # since the start of the sidecar
-    slots: tuple[float, ...]  # users due in each
+    slots: tuple[float, ...]  # users due in each slot
     unattended_s: float
-    timers: float  # that are pending
+    timers: float  # pending ones
 
     def hand(self, *, up_at: float, timeout_s: float) -> int:
-        """The slot that the hand is in.
+        """The slot of the hand.
 
-        The ring is one timeout long and starts with the process: its hand is where the
-        attended part of the time since then has got to.
+        One revolution takes one timeout. It begins when the process starts, and advances
+        with attended time.
         """
         attended_s = self.at - up_at - self.unattended_s
         return int(attended_s / timeout_s * len(self.slots)) % len(self.slots)
 
 
-async def gauges(socket_path: Path) -> Gauges | None:
+async def wheel_metrics(socket_path: Path) -> WheelMetrics | None:
     """Asks the sidecar at *socket_path*; None if it does not answer."""
     try:
         with trio.fail_after(ANSWER_S):
             body = await _body(socket_path.with_name(ADMIN_SOCKET))
     except (OSError, trio.BrokenResourceError, trio.TooSlowError):
         return None
-    return read(body, at=trio.current_time())
+    return parsed_metrics(body, at=trio.current_time())
 
 
-def read(body: str, *, at: float) -> Gauges | None:
-    """What the text of `/metrics` says; None if there is no wheel in it."""
-    wanted = (EVENTS, SLOT_USERS, UNATTENDED, TIMERS + "{")
-    lines = [line for line in body.splitlines() if line.startswith(wanted)]
+def parsed_metrics(body: str, *, at: float) -> WheelMetrics | None:
+    """What the text of `/metrics` says; None if it has no slots."""
+    prefixes = (EVENTS, SLOT_USERS, UNATTENDED, TIMERS + "{")
+    lines = [line for line in body.splitlines() if line.startswith(prefixes)]
     samples = [
         sample
         for family in text_string_to_metric_families("\n".join([*lines, ""]))
@@ -62,13 +62,12 @@ def read(body: str, *, at: float) -> Gauges | None:
     slots = {int(s.labels["slot"]): s.value for s in samples if s.name == SLOT_USERS}
     if not slots:
         return None
-    pending = (s for s in samples if s.labels.get("state") == PENDING)
-    return Gauges(
+    return WheelMetrics(
         at=at,
-        events=sum(sample.value for sample in samples if sample.name == EVENTS),
+        events=sum(s.value for s in samples if s.name == EVENTS),
         slots=tuple(slots[number] for number in sorted(slots)),
         unattended_s=sum(s.value for s in samples if s.name == UNATTENDED),
-        timers=sum(sample.value for sample in pending),
+        timers=sum(s.value for s in samples if s.labels.get("state") == PENDING),
     )
 
 

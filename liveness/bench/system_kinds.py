@@ -1,0 +1,96 @@
+"""The compared systems by name: how each is started, and which runs are planned."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from liveness.bench import BenchOptions
+from liveness.bench.etcd import EtcdServer, Leases, deleted
+from liveness.bench.figures import OURS
+from liveness.bench.machine import available_bytes
+from liveness.bench.pipeline import pipelined
+from liveness.bench.program import temporary_folder
+from liveness.bench.redis import RedisServer, Setex, Zset, expired, swept
+from liveness.bench.sidecars import AsyncioTimers, measured, sidecar
+from liveness.bench.systems import System
+
+# Memory per user, of system and load together: more than was measured of any system.
+USER_BYTES: Final = 1_000
+
+
+class SystemKind(NamedTuple):
+    """How a system is started, and what it needs."""
+
+    open: Callable[
+        [Path, int], AbstractContextManager[System]
+    ]  # in a folder, for users
+    program: tuple[str, str] | None = None  # and the Debian package that has it
+    most: int | None = None  # users; more would take too long
+
+
+REFERENCE: Final = "reference"
+SETEX: Final = "redis"
+REDIS: Final = ("redis-server", "redis-server")
+ETCD: Final = ("etcd", "etcd-server")
+_REFERENCE: Final = partial(sidecar, env={"LIVENESS_PURE_WHEEL": "1"})
+KINDS: Final[dict[str, SystemKind]] = {
+    OURS: SystemKind(partial(measured, sidecar)),
+    REFERENCE: SystemKind(partial(measured, _REFERENCE), most=1_000_000),
+    SETEX: SystemKind(partial(pipelined, RedisServer, Setex, expired), REDIS),
+    "zset": SystemKind(partial(pipelined, RedisServer, Zset, swept), REDIS),
+    "etcd": SystemKind(partial(pipelined, EtcdServer, Leases, deleted), ETCD, 10_000),
+    "asyncio": SystemKind(partial(measured, AsyncioTimers)),
+}
+
+
+class SystemPlan(NamedTuple):
+    """The runs, as users and system, in order; and what is left out and why."""
+
+    runs: list[tuple[int, str]]
+    left_out: list[str]
+
+
+def plan(options: BenchOptions) -> SystemPlan:
+    """The runs that fit into memory and that are not left out."""
+    runs: list[tuple[int, str]] = []
+    left_out = [f"{name}: by --without" for name in KINDS if name in options.without]
+    most_users = available_bytes() // USER_BYTES
+    for users in sorted(set(options.sizes)):
+        if users > most_users:
+            left_out.append(f"{users:,} users: there is memory for {most_users:,}")
+            continue
+        for name in _chosen(options):
+            most = KINDS[name].most
+            if most is None or users <= most:
+                runs.append((users, name))
+            else:
+                left_out.append(
+                    f"{name}, {users:,} users: measured with at most {most:,}"
+                )
+    return SystemPlan(runs, left_out)
+
+
+def missing_program(options: BenchOptions) -> str:
+    """Which program is not installed, and what to do; "" if none is missing."""
+    for name in _chosen(options):
+        program, package = KINDS[name].program or (None, None)
+        if program and not shutil.which(program):
+            return (
+                f"{name} is measured too, and {program} is not installed: "
+                f"apt install {package}, or leave it out with --without {name}"
+            )
+    return ""
+
+
+def _chosen(options: BenchOptions) -> list[str]:
+    return [name for name in KINDS if name not in options.without]
+
+
+@contextmanager
+def opened(name: str, folder: Path | None, users: int) -> Iterator[System]:
+    """A running system; its process and files are removed at the end."""
+    with temporary_folder(folder) as own, KINDS[name].open(own, users) as system:
+        yield system
