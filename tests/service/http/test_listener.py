@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from liveness.metrics import HttpRefusal
-from liveness.service.http.listener import HEALTH_PLACES, HttpLimits, serve_door
+from liveness.service.http.listener import HEALTH_CONNECTIONS, HttpLimits, serve_door
 from liveness.service.http.middleware import Middleware, only_health
 from liveness.service.http.pacing import Turnstile
 from liveness.service.links.acceptor import Acceptor
@@ -391,7 +391,7 @@ async def test_health_is_answered_however_many_connections_are_kept(
 ) -> None:
     await busy(door, begun)
     for _ in range(3):
-        for _ in range(2 * HEALTH_PLACES):
+        for _ in range(2 * HEALTH_CONNECTIONS):
             await (await door.connect()).send(b"GET")
         await wait_all_tasks_blocked()
         client = await door.connect()
