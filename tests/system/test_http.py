@@ -203,7 +203,7 @@ def test_one_connection_too_many_is_told_so_and_counted(small: Sidecar) -> None:
             sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET")
             assert sock.recv(65_536).startswith(b"HTTP/1.1 200")
         told = said_by_status(small)
-        assert told.startswith("liveness: there are 3 connections here")
+        assert told.startswith("liveness: all 3 connections are in use")
         # The other door has as many of its own, and health has places of its own.
         assert refusals(small, "admin", "connections") == 1
         assert answer(small, "admin", GET % b"/healthz")[0] == 200

@@ -27,7 +27,7 @@ from liveness.core.uids import MAX_INTEGER
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import SAY_AGAIN_S, Every
-from liveness.service.http.api import ApiError, answering, query_of, wanted_in
+from liveness.service.http.api import ApiError, answering, query_of, subscription_in
 from liveness.service.http.event_stream import (
     STOPPING,
     StreamEnded,
@@ -89,7 +89,7 @@ class FeedApi:
     async def _answer(self, request: Request) -> Response:
         query = query_of(request, "after", "kind", "uid", "gateway")
         after = _number(query.pop("after", None))
-        wanted = wanted_in(query)
+        wanted = subscription_in(query)
         position, is_new = self._place(after, request.headers.get("last-event-id"))
 
         async def tell(listener: StreamListener) -> None:

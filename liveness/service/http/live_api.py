@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from liveness.core.records import Subscription
-from liveness.service.http.api import answering, json_text, query_of, wanted_in
+from liveness.service.http.api import answering, json_text, query_of, subscription_in
 from liveness.service.http.event_stream import (
     StreamKind,
     StreamListener,
@@ -78,7 +78,7 @@ class LiveApi:
 
     async def _live(self, request: Request) -> Response:
         query = query_of(request, "kind", "uid", "gateway")
-        wanted = wanted_in(query)
+        wanted = subscription_in(query)
 
         async def tell(listener: StreamListener) -> None:
             await self._tell(listener, wanted)

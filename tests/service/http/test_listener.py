@@ -346,7 +346,7 @@ async def test_one_connection_too_many_is_refused_until_one_leaves(door: Door) -
     answer = await door.answer(GET % b"")
     assert status(answer) == 503
     assert b"\r\nconnection: close\r\n" in answer
-    assert b"there are 3 connections here" in answer
+    assert b"all 3 connections are in use" in answer
     assert door.refused == [HttpRefusal.CONNECTIONS]
     assert status(await clients[0].answer()) == 200  # the others go on
     await clients[1].stream.aclose()
