@@ -32,7 +32,7 @@ from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine
 from liveness.service.http.api import ApiError, answering, number_in, query_of
-from liveness.service.http.event_stream import StreamKind, StreamListener, Streams
+from liveness.service.http.event_stream import StreamKind, Streams, StreamWriter
 from liveness.service.links.unread_replies import Spool, SpoolFull, Spools, TooLarge
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_reader import LogReader
@@ -153,14 +153,14 @@ class OnlineUsersApi:
     async def _answer(self, request: Request) -> Response:
         query_of(request)
         media = "application/x-ndjson"
-        return self._streams.answer(StreamKind.USERS, self._tell, media=media)
+        return self._streams.response(StreamKind.USERS, self._send_users, media=media)
 
-    async def _tell(self, listener: StreamListener) -> None:
+    async def _send_users(self, writer: StreamWriter) -> None:
         async with self._turn:
             spool = await self._spool()
         with spool:
             while piece := await spool.read():
-                await listener.tell(piece)
+                await writer.send(piece)
 
     async def _spool(self) -> Spool:
         """Everyone, as they are to be told, in a file that has no name."""

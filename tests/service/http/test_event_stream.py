@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from liveness.config.settings import HttpSettings
 from liveness.core.records import TIMER, TimerRecord
 from liveness.service.http.event_stream import QUIET_S, STOPPING
-from liveness.service.http.feed_api import EVENTS_BYTES, _taken
+from liveness.service.http.feed_api import EVENTS_BYTES, _take_events
 from liveness.service.http.live_api import MOST_RECORDS
 from liveness.service.storage.log_tail import TailEntry
 from tests.service.http.asgi import ask
@@ -461,6 +461,6 @@ def test_what_is_sent_at_once_is_bounded_in_bytes() -> None:
     told = list[bytes]()
     left = entries[::-1]
     while left:
-        told.append(_taken(left, b"id: log"))
+        told.append(_take_events(left, b"id: log"))
     assert max(map(len, told)) <= most
     assert b"".join(told) == b"".join(b"id: log" + entry.event for entry in entries)

@@ -16,8 +16,8 @@ from liveness.service.http.event_stream import (
     NOT_ALLOWED,
     QUIET_S,
     StreamKind,
-    StreamListener,
     Streams,
+    StreamWriter,
 )
 from liveness.service.http.middleware import Middleware
 from liveness.service.http.pacing import Turnstile
@@ -52,7 +52,7 @@ class Door:
         streams = Streams(most=1, counts=Counts(), turnstile=Turnstile())
 
         async def stream(_: Request) -> Response:
-            return streams.events(StreamKind.FEED, StreamListener.wait)
+            return streams.events(StreamKind.FEED, StreamWriter.wait)
 
         pages = build_pages(
             CollectorRegistry(),
@@ -256,7 +256,7 @@ async def test_a_form_may_have_the_most_bytes_and_not_one_more(door: Door) -> No
         ("http://[", False),
     ],
 )
-async def test_forms_are_taken_from_our_own_page_only(
+async def test_forms_are_take_events_from_our_own_page_only(
     door: Door, path: str, origin: str, is_ours: bool
 ) -> None:
     form = urlencode({"token": WORDS}).encode()
