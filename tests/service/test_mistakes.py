@@ -420,8 +420,8 @@ CLIENTS: Final = [
     Mistake("timer that is over", "timers retry over-gw-a --gateway gw-a --socket {live}/gateway.sock", 1, "the timer 'over-gw-a' of 'gw-a' is cancelled; only one that is pending or failed can be tried again"),
     Mistake("gateway that is none", "gateways forget gw-9 --socket {live}/gateway.sock", 1, "no gateway 'gw-9' is known: `liveness gateways list` shows those that are"),
     Mistake("gateway that is connected", "gateways forget gw-a --socket {live}/gateway.sock", 1, "the gateway 'gw-a' is connected; …"),
-    Mistake("guard that is off", "guard release --socket {live}/gateway.sock", 1, "the storm guard is off and holds nobody; to have it set guard.enabled, and restart the sidecar"),
-    Mistake("gateway that the guard does not hold", "guard release gw-a --socket {open}/gateway.sock", 1, "no users of 'gw-a' are held by a storm; `liveness status` shows whose are"),
+    Mistake("guard that is off", "guard release --socket {live}/gateway.sock", 1, "the storm guard is off and holds nobody; to turn it on, set guard.enabled, and restart the sidecar"),
+    Mistake("gateway that the guard does not hold", "guard release gw-a --socket {open}/gateway.sock", 1, "no users of 'gw-a' are held by a storm; `liveness status` shows the storms"),
     Mistake("output full", "check-config > /dev/full", 1, "the output cannot be written (No space left on device); give it another place"),
 ]  # fmt: skip
 

@@ -29,8 +29,8 @@ from liveness.service.storage.log_tail import LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 from liveness.text import json_line
 
-# In one summary: more than a person reads in a second.
-MOST_RECORDS: Final = 50
+# In one summary: more than a person can read in a second.
+MAX_RECORDS: Final = 50
 # How many of the records since the last summary are searched, the newest: twice as many as
 # come in a second at the promised load. Older ones count as left out, matching or not.
 MAX_SEARCHED: Final = 20_000
@@ -119,7 +119,7 @@ class LiveApi:
         return f'"records":[{records}],"left_out":{left_out + skipped}'
 
     def _find(self, after: int, subscription: Subscription) -> tuple[str, int]:
-        newest = deque[TailEntry](maxlen=MOST_RECORDS)
+        newest = deque[TailEntry](maxlen=MAX_RECORDS)
         count = 0
         for entry in self._feed.since(after, subscription):
             newest.append(entry)
