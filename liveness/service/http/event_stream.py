@@ -57,14 +57,14 @@ class StreamEnded(Exception):
 
 
 class StreamWriter:
-    """Sends one stream to its reader.
+    """Sends one stream to its reader, a batch at each pass of the turnstile.
 
     Args:
         send: ASGI's send to the client.
         media: The content type.
         is_stopping: Whether the sidecar stops.
         is_allowed: Whether the reader's token or sign-in is still valid.
-        turnstile: Passed before each new batch of data.
+        turnstile: Of the listener.
     """
 
     def __init__(
@@ -77,31 +77,22 @@ class StreamWriter:
     ) -> None:
         self._turnstile = turnstile
         self.is_allowed = is_allowed
+        self.is_stopping = is_stopping
         self.wake = Notifier()  # notified when there may be new data
         self._send = send
         self._media = media
-        self._is_stopping = is_stopping
         self._has_begun = False
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the sidecar stops."""
-        return self._is_stopping()
 
     async def begin(self) -> None:
         """Send the head of the answer; after that the request cannot be refused."""
         if not self._has_begun:
             self._has_begun = True
-            # Without this header nginx buffers small pieces.
-            headers = {"content-type": self._media, "x-accel-buffering": "no"}
-            head = Response(headers=headers)
-            del head.headers["content-length"]  # it is not known yet
+            headers = [
+                (b"content-type", self._media.encode()),
+                (b"x-accel-buffering", b"no"),  # or nginx buffers small pieces
+            ]
             await self._send(
-                {
-                    "type": "http.response.start",
-                    "status": head.status_code,
-                    "headers": head.raw_headers,
-                }
+                {"type": "http.response.start", "status": 200, "headers": headers}
             )
 
     async def send(self, data: bytes) -> None:
@@ -126,7 +117,7 @@ class StreamWriter:
         Raises:
             StreamEnded: The sidecar stops and everything was sent, or as for `send`.
         """
-        if self.is_stopping and not self.wake.is_notified:
+        if self.is_stopping() and not self.wake.is_notified:
             raise StreamEnded(STOPPING)
         while True:
             with trio.move_on_after(QUIET_S) as waiting:

@@ -53,16 +53,7 @@ _log = structlog.get_logger("http")
 
 
 class FeedApi:
-    """The route of the feed.
-
-    Args:
-        log_writer: The log.
-        feed: The tail of the log, in memory.
-        streams: Has the slots for streams.
-        clock: Stamps gaps.
-        counts: Counts the readers that were too slow.
-        max_backlog: How many records a reader may fall back.
-    """
+    """The route of the feed."""
 
     def __init__(
         self,
@@ -144,7 +135,7 @@ class FeedApi:
             least = inf  # the fewest records that it has been behind
             while True:
                 while cursor.is_behind:
-                    is_last = writer.is_stopping
+                    is_last = writer.is_stopping()
                     behind = log_writer.durable_seq - cursor.position
                     least = min(least, behind)
                     if behind - least > self._max_backlog:

@@ -39,12 +39,7 @@ MAX_STORMS: Final = 1_000
 
 
 class GatewaysApi:
-    """The routes of gateways and watchers.
-
-    Args:
-        engine: Has the links, and forgets names.
-        log_writer: Has the cursors.
-    """
+    """The routes of gateways and watchers."""
 
     def __init__(self, engine: Engine, log_writer: LogWriter) -> None:
         self._engine = engine
@@ -80,12 +75,12 @@ class GatewaysApi:
         reason = self._engine.why_kept(role, name)
         if reason is not None:
             raise ApiError(409, f"{subject} {reason}")
-        described = self._describe(role, name)
+        forgotten = self._describe(role, name)
         self._engine.forget(role, name)
         await written(
             self._log_writer, f"{subject} will be forgotten once the disk writes"
         )
-        return JSONResponse(described)
+        return JSONResponse(forgotten)
 
     def _known(self, role: str) -> Iterator[str]:
         """Names that have a cursor, and linked names without one."""
@@ -120,11 +115,7 @@ class GatewaysApi:
 
 
 class GuardApi:
-    """The routes of the storm guard.
-
-    Args:
-        engine: Has the guard, and releases held users.
-    """
+    """The routes of the storm guard."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

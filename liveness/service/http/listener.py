@@ -295,36 +295,30 @@ class _ConnectionSlots:
         first.cancel()
 
 
+@dataclass(eq=False, kw_only=True)
 class _Listener:
-    """Serves each connection in a task of its own; see `serve_door`."""
+    """Serves each connection in a task of its own; `serve_door` has the fields."""
 
-    def __init__(
-        self,
-        app_for: Callable[[socket.socket], ASGIApp],
-        *,
-        limits: HttpLimits,
-        refused: Refused,
-        grace_s: float,
-        only_health: Callable[[ASGIApp], ASGIApp],
-        turnstile: Turnstile,
-    ) -> None:
-        self._app_for = app_for
-        self._limits = limits
-        self._refused = refused
-        self._only_health = only_health
-        self._turnstile = turnstile
+    app_for: Callable[[socket.socket], ASGIApp]
+    limits: HttpLimits
+    refused: Refused
+    grace_s: float
+    only_health: Callable[[ASGIApp], ASGIApp]
+    turnstile: Turnstile
+
+    def __post_init__(self) -> None:
         self._config = config = Config()
         config.accesslog = None
         config.errorlog = None  # the middleware logs what an application raises
-        config.graceful_timeout = grace_s
+        config.graceful_timeout = self.grace_s
         config.include_server_header = False
-        config.keep_alive_timeout = limits.request_s
+        config.keep_alive_timeout = self.limits.request_s
         # An incomplete head of exactly the limit is too large once its rest arrives.
-        config.h11_max_incomplete_size = limits.head_bytes - 1
+        config.h11_max_incomplete_size = self.limits.head_bytes - 1
         self.context = WorkerContext(None)
         self._every = Every(LOG_S, clock=trio.current_time)
-        self._slots = _ConnectionSlots(limits.connections)
-        self._denied = trio.Semaphore(min(DENIED_CONNECTIONS, limits.connections))
+        self._slots = _ConnectionSlots(self.limits.connections)
+        self._denied = trio.Semaphore(min(DENIED_CONNECTIONS, self.limits.connections))
 
     async def accept(
         self,
@@ -343,7 +337,7 @@ class _Listener:
                 self._denied.acquire_nowait()
                 connections.start_soon(self._serve_denied, sock)
             else:
-                self._refused(HttpRefusal.CONNECTIONS)
+                self.refused(HttpRefusal.CONNECTIONS)
                 _turn_away(sock)
 
     async def _serve_in_slot(
@@ -351,17 +345,17 @@ class _Listener:
     ) -> None:
         try:
             with slot:
-                app = self._app_for(sock)
+                app = self.app_for(sock)
                 if is_for_all:
                     await self._serve(sock, app, partial(self._slots.set_idle, slot))
                 else:
-                    await self._serve(sock, self._only_health(app), lambda _: None)
+                    await self._serve(sock, self.only_health(app), lambda _: None)
         finally:
             self._slots.release(slot, is_for_all=is_for_all)
 
     async def _serve_denied(self, sock: socket.socket) -> None:
         try:
-            await self._serve(sock, self._app_for(sock), lambda _: None)
+            await self._serve(sock, self.app_for(sock), lambda _: None)
         finally:
             self._denied.release()
 
@@ -373,9 +367,9 @@ class _Listener:
             await _Connection(
                 ASGIWrapper(app),  # type: ignore[arg-type]  # same type, other library
                 *(self._config, self.context, ConnectionState({}), stream),
-                limits=self._limits,
-                refused=self._refused,
-                turnstile=self._turnstile,
+                limits=self.limits,
+                refused=self.refused,
+                turnstile=self.turnstile,
                 set_idle=set_idle,
             )
         except* Exception as group:
@@ -409,16 +403,15 @@ async def serve_door(
         acceptor: Accepts from the listening socket, which stays open afterwards.
         stopped: Returns when no more connections are to be accepted.
         limits: The limits of this listener.
-        refused: Called with the reason for each request or connection refused.
+        refused: Counts requests and connections that are refused, by reason.
         grace_s: How long open connections may go on after *stopped* has returned.
         only_health: Wraps an application so that it answers health checks only.
         turnstile: Each received piece of a request waits at it.
-        is_stranger: Whether a connection's client may not ask at all. Its application
-            has to say so. Such connections have slots of their own, and so take none
-            from clients that may ask.
+        is_stranger: Whether a client may not ask at all; its application says so. Such
+            connections have slots of their own, and take none from others.
     """
     listener = _Listener(
-        app_for,
+        app_for=app_for,
         limits=limits,
         refused=refused,
         grace_s=grace_s,

@@ -37,15 +37,7 @@ MAX_SEARCHED: Final = 20_000
 
 
 class LiveApi:
-    """The routes of summaries.
-
-    Args:
-        summaries: Makes the summaries.
-        log_writer: The log.
-        feed: The tail of the log, in memory.
-        streams: Has the slots for streams.
-        turnstile: A request that has waited for a summary passes it.
-    """
+    """The routes of summaries."""
 
     def __init__(
         self,

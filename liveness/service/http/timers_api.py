@@ -65,12 +65,7 @@ class _Change(NamedTuple):
 
 
 class TimersApi:
-    """The routes of timers.
-
-    Args:
-        engine: Applies the changes.
-        log_writer: Has the table, and says when a change is on disk.
-    """
+    """The routes of timers."""
 
     def __init__(self, engine: Engine, log_writer: LogWriter) -> None:
         self._engine = engine

@@ -49,13 +49,7 @@ SEARCH_S: Final = 2.0
 
 
 class UsersApi:
-    """The route of one user.
-
-    Args:
-        engine: Has the sessions.
-        log_writer: Has the log.
-        wall_ms: The wall clock in Unix milliseconds, for the sentence.
-    """
+    """The route of one user."""
 
     def __init__(
         self, engine: Engine, log_writer: LogWriter, *, wall_ms: Callable[[], int]
@@ -121,15 +115,7 @@ def _uid_of_path(request: Request) -> Uid:
 
 
 class OnlineUsersApi:
-    """The route of the list of everyone online.
-
-    Args:
-        log_writer: Has the database.
-        feed: Its threads read the database, too.
-        streams: Has the slots for streams.
-        spools: The temporary files of lists.
-        counts: Counts the lists for which there was no room.
-    """
+    """The route of the list of everyone online."""
 
     def __init__(
         self,
