@@ -256,7 +256,7 @@ async def test_a_form_may_have_the_most_bytes_and_not_one_more(door: Door) -> No
         ("http://[", False),
     ],
 )
-async def test_forms_are_take_events_from_our_own_page_only(
+async def test_forms_are_taken_from_our_own_page_only(
     door: Door, path: str, origin: str, is_ours: bool
 ) -> None:
     form = urlencode({"token": WORDS}).encode()
