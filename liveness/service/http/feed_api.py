@@ -74,7 +74,7 @@ class FeedApi:
         self._every = Every(SAY_AGAIN_S, clock=clock.mono)
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The same route for every writer."""
+        """The same route for every listener."""
         return [Route("/v1/feed", answering(self._answer))]
 
     async def _answer(self, request: Request) -> Response:

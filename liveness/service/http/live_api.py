@@ -58,7 +58,7 @@ class LiveApi:
         self._found: dict[tuple[int, int, Subscription], tuple[str, int]] = {}
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The same routes for every writer."""
+        """The same routes for every listener."""
         return [
             Route("/v1/wheel", answering(self._wheel)),
             Route("/v1/live", answering(self._live)),

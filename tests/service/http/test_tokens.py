@@ -101,7 +101,9 @@ def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
     assert "cannot be read (No such file" in refused(tmp_path / "absent")
     assert "is not a regular file" in refused(tmp_path)
     os.mkfifo(tmp_path / "pipe", 0o600)
-    assert "is not a regular file" in refused(tmp_path / "pipe")  # and nobody is waited for
+    assert "is not a regular file" in refused(
+        tmp_path / "pipe"
+    )  # and nobody is waited for
 
 
 # --- who has it -----------------------------------------------------------------------
