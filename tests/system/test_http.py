@@ -178,7 +178,10 @@ def test_heads_and_bodies_are_as_large_as_the_settings_allow(
     before = refusals(small, door, "head"), refusals(small, door, "body")
     status, body = answer(small, door, head[:-4] + b"x\r\n\r\n")
     assert status == 431
-    assert "1024 bytes; send less, or raise http.max_header_bytes" in json.loads(body)["error"]
+    assert (
+        "1024 bytes; send less, or raise http.max_header_bytes"
+        in json.loads(body)["error"]
+    )
     # Where nothing is to be said, it may be said at no greater length.
     assert small.ask(door, "GET", "/healthz", b" " * BODY_BYTES)[0].status == 200
     response, body = small.ask(door, "GET", "/healthz", b" " * (BODY_BYTES + 1))

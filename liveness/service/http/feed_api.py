@@ -99,11 +99,9 @@ class FeedApi:
         found = _ID.fullmatch(last_id)
         if found is None:
             message = (
-                f"Last-Event-ID is {last_id!r:.80}; it must be the id of an event of"
+                f"Last-Event-ID is {last_id!r:.80}; it must be the id of an event, "
             )
-            raise ApiError(
-                400, f"{message} this page, LOG:SEQ; leave it out, or use after=SEQ"
-            )
+            raise ApiError(400, message + "LOG:SEQ; leave it out, or use after=SEQ")
         log, seq = found[1], int(found[2])
         # A log that ends below that seq has lost its end, and counts as another one.
         if log == log_writer.store.log and seq <= newest:
@@ -154,10 +152,9 @@ class FeedApi:
 
     async def _read(self, cursor: Cursor) -> list[TailEntry]:
         try:
+            wall_ms = self._clock.wall_ms()
             return await cursor.take(
-                EVENTS_AT_ONCE,
-                wall_ms=self._clock.wall_ms(),
-                most_bytes=EVENTS_BYTES,
+                EVENTS_AT_ONCE, wall_ms=wall_ms, most_bytes=EVENTS_BYTES
             )
         except (sqlite3.Error, OSError) as error:
             message = "the log cannot be read for a stream, which ends"
@@ -187,11 +184,9 @@ def _take_events(entries: list[TailEntry], id_: bytes) -> bytes:
 
 
 def _number(after: str | None) -> int | None:
-    if after is None or (
-        re.fullmatch("[0-9]{1,19}", after) and int(after) <= MAX_INTEGER
-    ):
-        return None if after is None else int(after)
-    message = (
-        f"after is {after!r:.80} in the query; it must be a seq, or 0 for all records"
-    )
-    raise ApiError(400, message)
+    if after is None:
+        return None
+    if re.fullmatch("[0-9]{1,19}", after) and int(after) <= MAX_INTEGER:
+        return int(after)
+    message = f"after is {after!r:.80} in the query; it must be a seq, or 0 for all"
+    raise ApiError(400, f"{message} records")
