@@ -250,10 +250,11 @@ class LimitSettings:
         "nothing end; at twice as many, the link with the most ends",
         "bytes",
     )
-    max_spool_bytes: int = fixed(
+    max_spool_bytes: int = setting(
         256 * MIB,
-        "most bytes on disk of answers to list and /v1/users, all together; never "
-        "more than they leave free",
+        "most bytes on disk of answers to list and /v1/users, all together; never more "
+        "than they leave free",
+        (64 * KIB, TIB),
         "bytes",
     )
     unread_s: float = fixed(

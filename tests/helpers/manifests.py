@@ -30,7 +30,7 @@ RESULTS: Final = ROOT / "liveness" / "bench" / "results"
 UNITS: Final = {"m": 1e-3, "Mi": 2**20, "Gi": 2**30, "": 1}
 # What docs/performance.md says of timers that are loaded, in bytes each.
 TIMER_BYTES: Final = 130
-# Lists of everyone at a time ("Limits" in docs/operations.md), and at most so much for a user.
+# Lists of everyone at a time (docs/limits.md), and at most so much for a user.
 LISTS: Final = 4
 LINE_BYTES: Final = 200
 

@@ -113,7 +113,7 @@ def take(address: str) -> Iterator[tuple[str, Page]]:
         asked = opened("light", 1200, 860, 1.0)
         silent = asked.locator("#records [data-reason=silence] a")
         silent.first.click()
-        asked.locator("#explained .told").wait_for()
+        asked.locator("#explained .sentence").wait_for()
         asked.evaluate("document.querySelector('.vitals').scrollIntoView()")
         yield "questions", asked
         browser.close()

@@ -312,10 +312,10 @@ def _token(name: str, line: str, given: Given | None) -> Mistake:
 
 TOKENS: Final = [
     _token("missing", "cannot be read (No such file or directory); correct the path or its mode", None),
-    _token("that is a folder", "is no file; name one that holds the token", folder("token")),
-    _token("open to others", "is open to others than owner and group; chmod o= it", text("token", WORDS, 0o644)),
+    _token("that is a folder", "is not a regular file; name a file with the token", folder("token")),
+    _token("open to others", "is open to others than its owner and group; run chmod o= on it", text("token", WORDS, 0o644)),
     _token("too short", "has 9 characters; a token has 16 or more (openssl rand -base64 24)", text("token", "too short")),
-    _token("of another kind", "has more than 4096 bytes; it must be the token", text("token", "x" * 5_000)),
+    _token("of another kind", "has more than 4096 bytes; put only the token there", text("token", "x" * 5_000)),
     _token("with spaces", "has characters other than printable ASCII; a token has no others", text("token", "correct horse battery")),
 ]  # fmt: skip
 
@@ -419,8 +419,8 @@ CLIENTS: Final = [
     Mistake("timer that is over", "timers retry over-gw-a --gateway gw-a --socket {live}/gateway.sock", 1, "the timer 'over-gw-a' of 'gw-a' is cancelled; only one that is pending or failed can be tried again"),
     Mistake("gateway that is none", "gateways forget gw-9 --socket {live}/gateway.sock", 1, "no gateway 'gw-9' is known: `liveness gateways list` shows those that are"),
     Mistake("gateway that is connected", "gateways forget gw-a --socket {live}/gateway.sock", 1, "the gateway 'gw-a' is connected; …"),
-    Mistake("guard that is off", "guard release --socket {live}/gateway.sock", 1, "the storm guard is off and holds nobody; to have it set guard.enabled, and restart the sidecar"),
-    Mistake("gateway that the guard does not hold", "guard release gw-a --socket {open}/gateway.sock", 1, "no users of 'gw-a' are held by a storm; `liveness status` shows whose are"),
+    Mistake("guard that is off", "guard release --socket {live}/gateway.sock", 1, "the storm guard is off and holds nobody; to turn it on, set guard.enabled, and restart the sidecar"),
+    Mistake("gateway that the guard does not hold", "guard release gw-a --socket {open}/gateway.sock", 1, "no users of 'gw-a' are held by a storm; `liveness status` shows the storms"),
     Mistake("output full", "check-config > /dev/full", 1, "the output cannot be written (No space left on device); give it another place"),
 ]  # fmt: skip
 

@@ -174,12 +174,12 @@ def test_heads_and_bodies_have_a_largest_size(small: Sidecar, door: str) -> None
     before = refusals(small, door, "head"), refusals(small, door, "body")
     status, body = answer(small, door, head[:-4] + b"x\r\n\r\n")
     assert status == 431
-    assert f"{HEAD_BYTES} bytes; http.max_header_bytes" in json.loads(body)["error"]
+    assert f"{HEAD_BYTES} bytes; send less (http.max_header_bytes)" in json.loads(body)["error"]
     # Where nothing is to be said, it may be said at no greater length.
     assert small.ask(door, "GET", "/healthz", b" " * BODY_BYTES)[0].status == 200
     response, body = small.ask(door, "GET", "/healthz", b" " * (BODY_BYTES + 1))
     assert response.status == 413
-    assert "raise http.max_body_bytes" in json.loads(body)["error"]
+    assert "http.max_body_bytes" in json.loads(body)["error"]
     after = refusals(small, door, "head"), refusals(small, door, "body")
     assert after == (before[0] + 1, before[1] + 1)
 
@@ -199,7 +199,7 @@ def test_one_connection_too_many_is_told_so_and_counted(small: Sidecar) -> None:
             sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET")
             assert sock.recv(65_536).startswith(b"HTTP/1.1 200")
         told = said_by_status(small)
-        assert told.startswith("liveness: there are 3 connections here")
+        assert told.startswith("liveness: all 3 connections are in use")
         # The other door has as many of its own, and health has places of its own.
         assert refusals(small, "admin", "connections") == 1
         assert answer(small, "admin", GET % b"/healthz")[0] == 200

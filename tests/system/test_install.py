@@ -210,7 +210,7 @@ def test_what_is_installed_serves(host: Host) -> None:
 
 
 def test_it_is_backed_up_and_restored_as_the_manual_says(host: Host) -> None:
-    text = (ROOT / "docs/operations.md").read_text().split("\n## Backups\n")[1]
+    text = (ROOT / "docs/backups.md").read_text()
     backup, restore = re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S)[:2]
     with serving(host) as gateway:
         gateway.send("login", "of then", {"conn": 1, "timeout": 3_600})

@@ -109,7 +109,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
 
 
 def is_live(page: Page) -> None:
-    expect(page.locator("#link-told")).to_have_text("live")
+    expect(page.locator("#link-state")).to_have_text("live")
 
 
 def arrive(sidecar: Sidecar, name: str, *uids: str | int) -> Client:
@@ -247,7 +247,7 @@ def test_the_feed_is_filtered_and_pauses(
     one.send("login", [f"c-{name}"])
     one.send("logout", [f"c-{name}"])
     one.sync()
-    expect(pause).to_have_text("Go on (1)")
+    expect(pause).to_have_text("Resume (1)")
     expect(page.locator("#records .record")).to_have_count(1)
     pause.click()
     expect(page.locator("#records .record")).to_have_count(2)
@@ -309,7 +309,7 @@ def test_a_list_that_is_not_whole_says_so_whatever_the_filter(
     page = open_page(sidecar)
     gateway = arrive(sidecar, name, *(f"{name}-{n}" for n in range(200)))
     rows, records = page.locator("#records li"), page.locator("#records .record")
-    changes = rows.filter(has_text="Another filter since")
+    changes = rows.filter(has_text="Filter changed at")
     missed = rows.filter(has_text=re.compile("more records? at"))
     expect(missed).not_to_have_count(0)
     page.get_by_label("online", exact=True).uncheck()
@@ -321,7 +321,7 @@ def test_a_list_that_is_not_whole_says_so_whatever_the_filter(
     gateway.sync()
     expect(records).to_have_count(1)
     page.get_by_label("online", exact=True).check()
-    expect(rows.first).to_contain_text("Another filter since")
+    expect(rows.first).to_contain_text("Filter changed at")
     expect(records).to_have_count(1)
     only = page.get_by_label("Only this gateway")
     for gateway_name in (name, ""):
@@ -332,7 +332,7 @@ def test_a_list_that_is_not_whole_says_so_whatever_the_filter(
     gateway.send("login", [f"{name}-0"])
     gateway.sync()
     expect(rows.first).to_contain_text(f"{name}-0")
-    expect(rows.nth(1)).to_contain_text("Another filter since")
+    expect(rows.nth(1)).to_contain_text("Filter changed at")
 
 
 def test_a_user_is_explained_from_the_feed_and_by_address(
@@ -342,7 +342,7 @@ def test_a_user_is_explained_from_the_feed_and_by_address(
     uid = f"who/{name}?#%"
     arrive(quick, name, uid)
     page.locator("#records [data-reason=silence] a", has_text=uid).click()
-    told = page.locator("#explained .told")
+    told = page.locator("#explained .sentence")
     expect(told).to_contain_text(name)
     expect(page.get_by_label("User", exact=True)).to_have_value(uid)
     rows = page.locator("#explained .record")
@@ -350,7 +350,7 @@ def test_a_user_is_explained_from_the_feed_and_by_address(
     assert "s of silence, last login" in rows.first.inner_text()
     # The address shows the same to another browser.
     other = open_page(quick, page.url.partition("/#")[2].join(["#", ""]))
-    expect(other.locator("#explained .told")).to_contain_text(name)
+    expect(other.locator("#explained .sentence")).to_contain_text(name)
     other.get_by_label("User", exact=True).fill(f"nobody of {name}")
     other.get_by_role("button", name="Explain").click()
     expect(other.locator("#explained")).to_contain_text(f"nobody of {name}")
@@ -368,7 +368,7 @@ def test_a_connection_is_shown_to_its_last_digit_or_not_at_all(
     gateway.sync()
     page = open_page(sidecar, f"#uid={large}")
     shown = page.locator("#explained .facts div", has_text="Connection").locator("dd")
-    told = page.locator("#explained .told")
+    told = page.locator("#explained .sentence")
     expect(told).to_contain_text(f"(connection {conn})")
     expect(shown).to_have_text(f"{conn}")
     page.evaluate(WITHOUT_SOURCES)
@@ -535,9 +535,9 @@ def test_all_is_reached_and_read_out_by_keyboard(
     ring = page.locator("#ring")
     ring.focus()
     ring.press("Home")
-    expect(page.locator("#slot-told")).to_contain_text(re.compile(r"^Slot \d+: "))
+    expect(page.locator("#slot-text")).to_contain_text(re.compile(r"^Slot \d+: "))
     ring.press("Escape")
-    expect(page.locator("#slot-told")).to_contain_text("30 slots of 2 s")
+    expect(page.locator("#slot-text")).to_contain_text("30 slots of 2 s")
 
 
 def read_back(plot: Locator, name: str) -> list[float]:

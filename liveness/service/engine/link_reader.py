@@ -229,7 +229,7 @@ class LinkReader:
                 self._log_throttled(
                     _log.warning,
                     "a gateway is not read while its timer commands wait for the disk: "
-                    "have it send fewer, or raise timers.max_pending",
+                    "have it send fewer (timers.max_pending)",
                     key=gateway.name,
                     name=gateway.name,
                     pending=timers.pending_of[gateway.name],

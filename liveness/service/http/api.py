@@ -1,7 +1,7 @@
-"""What questions over HTTP have in common: how they are asked, and how refused.
+"""What the JSON routes share: parsing of queries and bodies, and errors.
 
-A query has each of its names at most once and no others; a body is JSON with exactly
-the names that are wanted. What cannot be done is told as
+A query has each of its parameters at most once, and no unknown ones. A body is a JSON
+object with exactly the expected keys. An error is
 `{"error": "what, where, and what to do"}`.
 """
 
@@ -26,7 +26,7 @@ from liveness.text import uid_of
 
 DEFAULT_LIMIT: Final = 100
 MAX_LIMIT: Final = 1_000
-# A disk that writes at all has done so by then.
+# A disk that works has written by then.
 DISK_S: Final = 5.0
 
 _TEXTS: Final = {
@@ -42,26 +42,26 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Api(Protocol):
-    """The pages of one matter."""
+    """The routes of one topic."""
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The routes of a door; those that change something only if it may."""
+        """The routes for a listener; those that change something only if *may_change*."""
 
 
 class ApiError(LivenessError):
-    """What was asked for is not done; *status* is HTTP's word for why."""
+    """A request cannot be met; *status* is the HTTP status of the answer."""
 
-    def __init__(self, status: int, told: str) -> None:
-        super().__init__(told)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
     def answer(self) -> Response:
-        """As whoever asked is told."""
+        """The error as an HTTP answer."""
         return JSONResponse({"error": str(self)}, self.status)
 
 
 def answering(endpoint: Endpoint) -> Endpoint:
-    """The endpoint, with what it refuses told as JSON."""
+    """Wrap an endpoint: an `ApiError` that it raises becomes a JSON answer."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -75,28 +75,29 @@ def answering(endpoint: Endpoint) -> Endpoint:
 async def written(
     log_writer: LogWriter, otherwise: str, *, gateway: str | None = None
 ) -> None:
-    """Wait until the log is on disk, and what a gateway has asked of timers so far.
+    """Wait until the log, and the timer requests of a gateway so far, are on disk.
 
     Raises:
-        ApiError: That takes too long; *otherwise* is what is then to be done.
+        ApiError: It took longer than `DISK_S`. *otherwise* ends the message: what has
+            become of the request, and what to do.
     """
     with trio.move_on_after(DISK_S) as waiting:
         await log_writer.flushed_for(gateway)
     if waiting.cancelled_caught:
-        late = f"nothing was written within {DISK_S:g} s"
+        late = f"the disk did not write within {DISK_S:g} s"
         raise ApiError(503, f"{log_writer.failure or late}; {otherwise}")
 
 
 def json_text(text: str | bytes) -> Response:
-    """An answer that is JSON already."""
+    """An answer from JSON text."""
     return Response(text, media_type="application/json")
 
 
 def query_of(request: Request, *names: str) -> dict[str, str]:
-    """What the query says, each of *names* at most once and nothing else.
+    """The parameters of the query.
 
     Raises:
-        ApiError: It says anything else.
+        ApiError: A parameter is not one of *names*, is given twice, or is invalid.
     """
     text = request.scope["query_string"].decode("latin-1")
     try:
@@ -104,8 +105,8 @@ def query_of(request: Request, *names: str) -> dict[str, str]:
             text, keep_blank_values=True, strict_parsing=bool(text), errors="strict"
         )
     except ValueError:
-        told = "the query cannot be read; write name=value&name=value, UTF-8 as %XX"
-        raise ApiError(400, told) from None
+        message = "the query cannot be read; write name=value&name=value, UTF-8 as %XX"
+        raise ApiError(400, message) from None
     found: dict[str, str] = {}
     for name, value in pairs:
         if name not in names:
@@ -120,16 +121,16 @@ def query_of(request: Request, *names: str) -> dict[str, str]:
 async def body_of(
     request: Request, *names: str, or_none: bool = False
 ) -> dict[str, str]:
-    """What a body says, which must be each of *names* and nothing else.
+    """The values in a JSON body, by key.
 
     Args:
-        request: Its body was bounded before.
-        names: What there must be.
-        or_none: Whether there may be none of them as well.
+        request: Its body; the middleware has bounded it.
+        names: The keys that it must have.
+        or_none: Whether `{}` is allowed as well.
     Raises:
-        ApiError: It says anything else.
+        ApiError: The body is not such an object, or a value is invalid.
     """
-    wanted = "{" + ", ".join(f'"{name}": "…"' for name in names) + "}"
+    form = "{" + ", ".join(f'"{name}": "…"' for name in names) + "}"
     try:
         found = json.loads(await request.body())
     except (ValueError, RecursionError):
@@ -137,35 +138,34 @@ async def body_of(
     is_none = or_none and found == {}
     if not isinstance(found, dict) or not (is_none or found.keys() == {*names}):
         if or_none:
-            wanted += ", or {} for all"
-        told = f"the body must be JSON with these and no more: {wanted}"
-        raise ApiError(400, told)
+            form += ", or {} for all"
+        raise ApiError(400, f"the body must be JSON with exactly these keys: {form}")
     return {name: _checked(name, value, "body") for name, value in found.items()}
 
 
 def _checked(name: str, value: object, where: str) -> str:
-    """A value that may be what it is said to be."""
-    told = f"{name} is {value!r:.80} in the {where}; it must be"
+    """The value as text, if it is valid for this name."""
+    message = f"{name} is {value!r:.80} in the {where}; it must be"
     if name in _CHOICES and value not in _CHOICES[name]:
-        raise ApiError(400, f"{told} one of {', '.join(_CHOICES[name])}")
+        raise ApiError(400, f"{message} one of {', '.join(_CHOICES[name])}")
     if name in _TEXTS and not is_text(value, _TEXTS[name]):
-        told += f" a string of 1 to {_TEXTS[name]} bytes of UTF-8"
-        raise ApiError(400, f"{told} without control characters")
+        message += f" a string of 1 to {_TEXTS[name]} bytes of UTF-8"
+        raise ApiError(400, f"{message} without control characters")
     return str(value)
 
 
-def wanted_in(query: dict[str, str]) -> Subscription:
-    """Take out of the query which records are wanted: by `kind`, `uid` and `gateway`.
+def subscription_in(query: dict[str, str]) -> Subscription:
+    """Take `kind`, `uid` and `gateway` out of the query: which records a reader gets.
 
-    Kinds are one or several with commas between, users as on the command line.
+    Several kinds have commas between them. A uid is written as on the command line.
 
     Raises:
-        ApiError: There is no such kind or user.
+        ApiError: A kind or the uid is invalid.
     """
     kinds = frozenset(query.pop("kind", ",".join(KINDS)).split(","))
     if unknown := sorted(kinds.difference(KINDS)):
-        told = f"kind is {unknown[0]!r:.80} in the query; it must be one or more of"
-        raise ApiError(400, f"{told} {', '.join(KINDS)}, with commas between")
+        message = f"kind is {unknown[0]!r:.80} in the query; it must be one or more of"
+        raise ApiError(400, f"{message} {', '.join(KINDS)}, with commas between")
     uid = query.pop("uid", None)
     return Subscription(
         query.pop("gateway", None), kinds, uid=None if uid is None else uid_in(uid)
@@ -173,10 +173,10 @@ def wanted_in(query: dict[str, str]) -> Subscription:
 
 
 def uid_in(text: str) -> Uid:
-    """The user that is asked for, as on the command line.
+    """Parse a uid as it is written on the command line.
 
     Raises:
-        ApiError: It is nobody's name.
+        ApiError: The text is not a uid.
     """
     try:
         return uid_of(text)
@@ -187,17 +187,17 @@ def uid_in(text: str) -> Uid:
 def number_in(
     query: dict[str, str], name: str, default: int, most: int, *, where: str = "query"
 ) -> int:
-    """Take a number out of the query, or the body: from 1 to *most*.
+    """Take a number from 1 to *most* out of the query or the body.
 
     Raises:
-        ApiError: It is none.
+        ApiError: The text is not such a number.
     """
     text = query.pop(name, None)
     if text is None:
         return default
     if re.fullmatch("[0-9]{1,19}", text) and 1 <= int(text) <= most:
         return int(text)
-    told = (
-        f"{name} is {text!r:.80} in the {where}; it must be a whole number, 1 to {most}"
+    raise ApiError(
+        400,
+        f"{name} is {text!r:.80} in the {where}; it must be a whole number, 1 to {most}",
     )
-    raise ApiError(400, told)

@@ -1,12 +1,11 @@
-"""Answers that go on for as long as somebody reads them, and how events are written.
+"""Streamed answers: server-sent events, and answers that are too large for memory.
 
-They have fewer places than a door has connections, so that whoever watches leaves room
-for those who ask. They end when the sidecar stops, and when their reader would not be let
-in any more, and say so.
+Streams have fewer slots than a listener has connections, so that they leave room for
+ordinary requests. A stream ends when the sidecar stops, and when its reader's token or
+sign-in is no longer valid; a last event says why.
 
-A server-sent event is a name, a line of JSON and an id, by which a browser that connects
-anew says how far it had come. A comment now and then keeps proxies from taking a quiet
-stream for a dead one.
+An event has a name, a line of JSON, and an id, which a browser sends when it reconnects. In
+a quiet stream a comment is sent now and then: proxies close connections that look dead.
 
 Source:
     WHATWG HTML, "Server-sent events".
@@ -32,40 +31,40 @@ from liveness.text import json_line
 
 # Proxies give up on a silent upstream after 30 to 60 s.
 QUIET_S: Final = 15.0
-# A browser waits so long before it connects anew: within the second in which gateways do.
+# How long a browser waits before it reconnects. Gateways reconnect within a second too.
 RETRY_MS: Final = 1_000
-STOPPING: Final = "the sidecar stops; connect again to go on"
+STOPPING: Final = "the sidecar stops; connect again to continue"
 NOT_ALLOWED: Final = (
     "the token was replaced, or the sign-in is too old; sign in or send the new token, and "
-    "connect again to go on"
+    "connect again to continue"
 )
 
 
 class StreamKind(StrEnum):
-    """What a stream is of."""
+    """What a stream carries."""
 
     FEED = "feed"  # records
     LIVE = "live"  # summaries
-    USERS = "users"  # those online
+    USERS = "users"  # the list of everyone online
 
 
-# Of one kind. What is told of everyone online lies on the disk until it is read.
-MOST_OF: Final = {StreamKind.USERS: 4}
+# Slots for one kind. A list of everyone online takes disk space until it is read.
+MAX_OF_KIND: Final = {StreamKind.USERS: 4}
 
 
 class StreamEnded(Exception):
-    """A stream ends for a reason, which its reader is told."""
+    """A stream ends; the message is the reason for its reader."""
 
 
-class StreamListener:
-    """The one who reads a stream, as whoever tells it sees it.
+class StreamWriter:
+    """Sends one stream to its reader, a batch at each pass of the turnstile.
 
     Args:
-        send: To the client.
-        media: What is told, for its head.
+        send: ASGI's send to the client.
+        media: The content type.
         is_stopping: Whether the sidecar stops.
-        is_allowed: Whether the reader would be let in now.
-        turnstile: Passed before there is more to tell.
+        is_allowed: Whether the reader's token or sign-in is still valid.
+        turnstile: Of the listener.
     """
 
     def __init__(
@@ -78,65 +77,56 @@ class StreamListener:
     ) -> None:
         self._turnstile = turnstile
         self.is_allowed = is_allowed
-        self.wake = Notifier()  # rung when there may be something to tell
+        self.is_stopping = is_stopping
+        self.wake = Notifier()  # notified when there may be new data
         self._send = send
         self._media = media
-        self._is_stopping = is_stopping
         self._has_begun = False
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the sidecar stops."""
-        return self._is_stopping()
-
     async def begin(self) -> None:
-        """Answer that there is a stream; from then on nothing can be refused."""
+        """Send the head of the answer; after that the request cannot be refused."""
         if not self._has_begun:
             self._has_begun = True
-            # nginx would keep back what comes in small pieces.
-            headers = {"content-type": self._media, "x-accel-buffering": "no"}
-            head = Response(headers=headers)
-            del head.headers["content-length"]  # nobody knows it
+            headers = [
+                (b"content-type", self._media.encode()),
+                (b"x-accel-buffering", b"no"),  # or nginx buffers small pieces
+            ]
             await self._send(
-                {
-                    "type": "http.response.start",
-                    "status": head.status_code,
-                    "headers": head.raw_headers,
-                }
+                {"type": "http.response.start", "status": 200, "headers": headers}
             )
 
-    async def tell(self, data: bytes) -> None:
-        """Send; returns when the client has room for more.
+    async def send(self, data: bytes) -> None:
+        """Send data; returns when the client has room for more.
 
         Raises:
-            StreamEnded: The reader would not be let in any more.
+            StreamEnded: The reader's token or sign-in is no longer valid.
         """
         self._check()
         await self.write(data)
 
     async def write(self, data: bytes, *, is_last: bool = False) -> None:
-        """As `tell`, unchecked: that the stream ends is told to everyone."""
+        """Send data without that check: every reader may see why its stream ends."""
         await self.begin()
         await self._send(
             {"type": "http.response.body", "body": data, "more_body": not is_last}
         )
 
     async def wait(self) -> None:
-        """Wait until there may be something to tell.
+        """Wait until there may be new data.
 
         Raises:
-            StreamEnded: The sidecar stops, and all there was has been told; or as of `tell`.
+            StreamEnded: The sidecar stops and everything was sent, or as for `send`.
         """
-        if self.is_stopping and not self.wake.is_notified:
+        if self.is_stopping() and not self.wake.is_notified:
             raise StreamEnded(STOPPING)
         while True:
             with trio.move_on_after(QUIET_S) as waiting:
                 await self.wake.wait()
             if not waiting.cancelled_caught:
                 break
-            await self.tell(b": quiet\n\n")
+            await self.send(b": quiet\n\n")
         self._check()
-        # One reader at a time: a commit, or a new second, wakes them all.
+        # One reader at a time: a commit, or a new second, wakes all of them.
         await self._turnstile.wait()
 
     def _check(self) -> None:
@@ -144,16 +134,17 @@ class StreamListener:
             raise StreamEnded(NOT_ALLOWED)
 
 
-Tell = Callable[[StreamListener], Awaitable[None]]
+# Sends the data of a stream until it ends.
+Produce = Callable[[StreamWriter], Awaitable[None]]
 
 
 class Streams:
-    """The streams of all doors.
+    """The open streams of all listeners.
 
     Args:
-        most: So many may be open at a time.
-        counts: Where it is counted that there were as many.
-        turnstile: Passed by each of them when there is more to tell.
+        most: How many may be open at a time.
+        counts: Counts the streams that were refused.
+        turnstile: Passed by each stream before each new batch of data.
     """
 
     def __init__(self, *, most: int, counts: Counts, turnstile: Turnstile) -> None:
@@ -162,78 +153,80 @@ class Streams:
         self._most = most
         self._counts = counts
         self._is_stopping = False
-        self._listeners: set[StreamListener] = set()
+        self._writers: set[StreamWriter] = set()
 
     def stop(self) -> None:
-        """End all streams, once what there is was told."""
+        """End all streams, each after it has sent what there is."""
         self._is_stopping = True
-        for listener in self._listeners:
-            listener.wake.notify()
+        for writer in self._writers:
+            writer.wake.notify()
 
     def end_disallowed(self) -> None:
-        """End the streams of those who would not be let in any more.
+        """End the streams whose reader's token or sign-in is no longer valid.
 
-        For when that has changed: by itself a stream finds out when it tells something.
+        To be called when the token changes. Without it a stream notices at its next send.
         """
-        for listener in self._listeners:
-            if not listener.is_allowed():
-                listener.wake.notify()
+        for writer in self._writers:
+            if not writer.is_allowed():
+                writer.wake.notify()
 
-    def answer(self, kind: StreamKind, tell: Tell, *, media: str) -> Response:
-        """The answer that is told by *tell*, unless there is no place for it.
+    def response(self, kind: StreamKind, produce: Produce, *, media: str) -> Response:
+        """An answer whose data *produce* sends; 503 if there is no free slot.
 
-        Until it has told something it may still refuse, by `ApiError`.
+        Until it has sent something, *produce* may still refuse the request by `ApiError`.
         """
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            listener = StreamListener(
+            writer = StreamWriter(
                 *(send, media),
                 lambda: self._is_stopping,
                 scope.get(STILL_ALLOWED, lambda: True),
                 self._turnstile,
             )
             try:
-                if scope["method"] != "HEAD":  # who is told how an answer would begin
-                    await self._run(kind, tell, listener, receive)
+                if scope["method"] != "HEAD":  # HEAD gets the head only
+                    await self._run(kind, produce, writer, receive)
             except ApiError as refusal:
                 await refusal.answer()(scope, receive, send)
             else:
-                await listener.write(b"", is_last=True)
+                await writer.write(b"", is_last=True)
 
-        return _Stream(answer)
+        return _StreamResponse(answer)
 
-    def events(self, kind: StreamKind, tell: Tell) -> Response:
-        """As `answer`, of events; the last one says why there are no more."""
-        return self.answer(
-            kind, partial(_as_events, tell), media="text/event-stream; charset=utf-8"
+    def events(self, kind: StreamKind, produce: Produce) -> Response:
+        """As `response`, for server-sent events; the last one says why the stream ends."""
+        return self.response(
+            kind, partial(_as_events, produce), media="text/event-stream; charset=utf-8"
         )
 
     async def _run(
-        self, kind: StreamKind, tell: Tell, listener: StreamListener, receive: Receive
+        self, kind: StreamKind, produce: Produce, writer: StreamWriter, receive: Receive
     ) -> None:
-        # Not a moment between the look and the place that is taken.
+        # There is no checkpoint between these checks and taking the slot.
         if self.open.total() >= self._most:
             self._counts.limits_met["http.max_streams"] += 1
-            told = f"there are {self._most} streams, as many as there may be"
-            raise ApiError(503, f"{told}; ask again later, or raise http.max_streams")
-        if self.open[kind] >= MOST_OF.get(kind, self._most):
+            message = f"all {self._most} streams are in use"
+            raise ApiError(
+                503, f"{message}; ask again later, or raise http.max_streams"
+            )
+        if self.open[kind] >= MAX_OF_KIND.get(kind, self._most):
             self._counts.limits_met["http.max_streams"] += 1
-            told = f"{self.open[kind]} others read this by now, as many as there may be"
-            raise ApiError(503, f"{told}; ask again later")
+            message = f"{self.open[kind]} others read this now, and no more may"
+            raise ApiError(503, f"{message}; ask again later")
         self.open[kind] += 1
-        self._listeners.add(listener)
+        self._writers.add(writer)
         refusal: ApiError | None = None
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_until_gone, receive, nursery.cancel_scope)
+                nursery.start_soon(_until_disconnect, receive, nursery.cancel_scope)
                 try:
-                    with suppress(StreamEnded):  # by events, the reader was told why
-                        await tell(listener)
+                    with suppress(StreamEnded):  # `_as_events` has sent the reason
+                        await produce(writer)
                 except ApiError as error:
                     refusal = error
                 nursery.cancel_scope.cancel()
         finally:
-            self._listeners.discard(listener)
+            self._writers.discard(writer)
             self.open[kind] -= 1
         if refusal is not None:
             raise refusal
@@ -244,29 +237,28 @@ def event(name: str, data: str, *, id: str) -> bytes:
     return f"id: {id}\nevent: {name}\ndata: {data}\n\n".encode()
 
 
-async def _as_events(tell: Tell, listener: StreamListener) -> None:
+async def _as_events(produce: Produce, writer: StreamWriter) -> None:
     try:
-        await listener.tell(f"retry: {RETRY_MS}\n\n".encode())
-        await tell(listener)
-    except StreamEnded as why:
-        data = json_line({"why": str(why)})
-        # Without an id: a browser keeps the last one.
-        await listener.write(f"event: end\ndata: {data}\n\n".encode())
+        await writer.send(f"retry: {RETRY_MS}\n\n".encode())
+        await produce(writer)
+    except StreamEnded as reason:
+        data = json_line({"why": str(reason)})
+        # Without an id, so that a browser keeps the last one.
+        await writer.write(f"event: end\ndata: {data}\n\n".encode())
 
 
-class _Stream(Response):
-    """An answer that is told as there is something to tell."""
+class _StreamResponse(Response):
+    """A response that an ASGI application sends."""
 
     def __init__(self, answer: ASGIApp) -> None:
         super().__init__()
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell it."""
         await self._answer(scope, receive, send)
 
 
-async def _until_gone(receive: Receive, reading: trio.CancelScope) -> None:
+async def _until_disconnect(receive: Receive, reading: trio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     reading.cancel()

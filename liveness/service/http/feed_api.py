@@ -1,14 +1,14 @@
-"""The log as it grows, over HTTP: a server-sent event for each record.
+"""The log as server-sent events: one for each record, as it is written.
 
     GET /v1/feed   ?after=SEQ&kind=offline,moved&uid=UID&gateway=NAME
 
-Each event's id is `LOG:SEQ`. A browser that connects anew sends the last one, and goes on
-behind it; where that is of another log, from the oldest record kept, or, if this log is a
-copy of that, from where they part. The first event of every answer, `log`, says which log
-it is and from where it goes on.
+The id of an event is `LOG:SEQ`. A browser that reconnects sends its last id, and continues
+behind it. If that id is of another log, the stream begins at the oldest record kept, or, if
+this log is a copy of that one, where the two part. The first event of each stream, `log`,
+says which log this is and where the stream begins.
 
-As with every reader there is no queue: a slow one has a position, which may fall behind
-by so many records; then it is told so, and let go.
+A reader has no queue, only a position in the log, as readers on links do. A reader that
+falls too far behind gets an event that says so, and its stream ends.
 """
 
 import re
@@ -27,25 +27,25 @@ from liveness.core.uids import MAX_INTEGER
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
 from liveness.service.common.logs import SAY_AGAIN_S, Every
-from liveness.service.http.api import ApiError, answering, query_of, wanted_in
+from liveness.service.http.api import ApiError, answering, query_of, subscription_in
 from liveness.service.http.event_stream import (
     STOPPING,
     StreamEnded,
     StreamKind,
-    StreamListener,
     Streams,
+    StreamWriter,
     event,
 )
 from liveness.service.storage.log_tail import Cursor, LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 from liveness.text import json_line
 
-# StreamEnded at a time: for the first who wants them it takes two milliseconds to write them.
+# Records read at a time. To encode them takes 2 ms, once for all readers.
 EVENTS_AT_ONCE: Final = 200
-# StreamEnded at once, and one event more: some times as much is in memory for each reader.
+# A write has at most as much, and one event more. A reader takes a few times as much memory.
 EVENTS_BYTES: Final = 128 * 2**10
-# What comes soon after something was told is gathered for so long: one write for each
-# commit and each of many readers would leave no time for anything else.
+# After a write, new records are collected for so long. With many readers, a write for each
+# commit and reader would leave no time for anything else.
 GATHER_S: Final = 0.05
 _ID: Final = re.compile(r"([0-9a-f]{1,64}):([0-9]{1,19})")
 
@@ -53,16 +53,7 @@ _log = structlog.get_logger("http")
 
 
 class FeedApi:
-    """The pages.
-
-    Args:
-        log_writer: The log.
-        feed: Its tail.
-        streams: Where the answers have their places.
-        clock: For the stamp of a gap.
-        counts: Where readers that are let go are counted.
-        max_backlog: So many records a reader may fall further behind.
-    """
+    """The route of the feed."""
 
     def __init__(
         self,
@@ -83,22 +74,22 @@ class FeedApi:
         self._every = Every(SAY_AGAIN_S, clock=clock.mono)
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The routes of a door, whichever it is."""
+        """The same route for every listener."""
         return [Route("/v1/feed", answering(self._answer))]
 
     async def _answer(self, request: Request) -> Response:
         query = query_of(request, "after", "kind", "uid", "gateway")
         after = _number(query.pop("after", None))
-        wanted = wanted_in(query)
-        position, is_new = self._place(after, request.headers.get("last-event-id"))
+        subscription = subscription_in(query)
+        position, is_new = self._start(after, request.headers.get("last-event-id"))
 
-        async def tell(listener: StreamListener) -> None:
-            await self._tell(listener, wanted, position, is_new=is_new)
+        async def produce(writer: StreamWriter) -> None:
+            await self._send_records(writer, subscription, position, is_new=is_new)
 
-        return self._streams.events(StreamKind.FEED, tell)
+        return self._streams.events(StreamKind.FEED, produce)
 
-    def _place(self, after: int | None, last_id: str | None) -> tuple[int, bool]:
-        """From where to go on, and whether the reader knows another log."""
+    def _start(self, after: int | None, last_id: str | None) -> tuple[int, bool]:
+        """The seq to continue behind, and whether the reader knows another log."""
         log_writer = self._log_writer
         newest, oldest = log_writer.durable_seq, log_writer.first - 1
         if last_id is None:
@@ -107,22 +98,22 @@ class FeedApi:
             return (after, False) if after <= newest else (oldest, True)
         found = _ID.fullmatch(last_id)
         if found is None:
-            told = f"Last-Event-ID is {last_id!r:.80}; it must be the id of an event of"
-            raise ApiError(
-                400, f"{told} this page, LOG:SEQ; leave it out, or use after=SEQ"
+            message = (
+                f"Last-Event-ID is {last_id!r:.80}; it must be the id of an event, "
             )
+            raise ApiError(400, message + "LOG:SEQ; leave it out, or use after=SEQ")
         log, seq = found[1], int(found[2])
-        # A log that ends below it has lost its end: it is another one by now.
+        # A log that ends below that seq has lost its end, and counts as another one.
         if log == log_writer.store.log and seq <= newest:
             return seq, False
-        # Of a log of which this one is a copy it is the same up to where they part.
+        # If this log is a copy of that one, both are the same up to where they part.
         parted = log_writer.store.parted.get(log)
         return oldest if parted is None else min(seq, parted), True
 
-    async def _tell(
+    async def _send_records(
         self,
-        listener: StreamListener,
-        wanted: Subscription,
+        writer: StreamWriter,
+        subscription: Subscription,
         position: int,
         *,
         is_new: bool,
@@ -130,61 +121,60 @@ class FeedApi:
         log_writer, log = self._log_writer, self._log_writer.store.log
         cursor = Cursor(
             *(log_writer, self._feed),
-            wanted=wanted,
+            wanted=subscription,
             position=position,
             is_guest=True,
         )
-        begin = json_line({"log": log, "seq": position, "new": is_new})
-        await listener.tell(event("log", begin, id=f"{log}:{position}"))
+        first = json_line({"log": log, "seq": position, "new": is_new})
+        await writer.send(event("log", first, id=f"{log}:{position}"))
         id_ = f"id: {log}".encode()  # in front of each event
-        self._feed.follow(cursor, listener.wake.notify)
+        self._feed.follow(cursor, writer.wake.notify)
         try:
-            least = inf  # records it was behind, when it was nearest to the end
+            least = inf  # the fewest records that it has been behind
             while True:
                 while cursor.is_behind:
-                    is_last = listener.is_stopping
+                    is_last = writer.is_stopping()
                     behind = log_writer.durable_seq - cursor.position
                     least = min(least, behind)
                     if behind - least > self._max_backlog:
                         raise self._too_slow(behind)
-                    entries = await self._take(cursor)
+                    entries = await self._read(cursor)
                     entries.reverse()
                     while entries:
-                        await listener.tell(_taken(entries, id_))
+                        await writer.send(_take_events(entries, id_))
                     if is_last:
                         raise StreamEnded(STOPPING)
                 least = 0
                 await trio.sleep(GATHER_S)
-                await listener.wait()
+                await writer.wait()
         finally:
             self._feed.unfollow(cursor)
 
-    async def _take(self, cursor: Cursor) -> list[TailEntry]:
+    async def _read(self, cursor: Cursor) -> list[TailEntry]:
         try:
+            wall_ms = self._clock.wall_ms()
             return await cursor.take(
-                EVENTS_AT_ONCE,
-                wall_ms=self._clock.wall_ms(),
-                most_bytes=EVENTS_BYTES,
+                EVENTS_AT_ONCE, wall_ms=wall_ms, most_bytes=EVENTS_BYTES
             )
         except (sqlite3.Error, OSError) as error:
-            say = "the log cannot be read for a stream, which ends"
-            self._every(_log.warning, say, key=say, error=str(error))
-            told = f"the log cannot be read ({error}); connect again to go on"
-            raise StreamEnded(told) from error
+            message = "the log cannot be read for a stream, which ends"
+            self._every(_log.warning, message, key=message, error=str(error))
+            why = f"the log cannot be read ({error}); connect again to continue"
+            raise StreamEnded(why) from error
 
     def _too_slow(self, behind: int) -> StreamEnded:
         self._counts.limits_met["http.max_backlog"] += 1
-        say = "a reader of /v1/feed is too slow, and was let go"
-        self._every(_log.warning, say, key=say, behind=behind)
+        message = "a reader of /v1/feed is too slow, and was let go"
+        self._every(_log.warning, message, key=message, behind=behind)
         return StreamEnded(
             f"you are {behind} records behind, and have fallen back by more than "
-            f"{self._max_backlog}: read faster, ask for less, or raise http.max_backlog; "
-            "connect again to go on"
+            f"{self._max_backlog} (http.max_backlog): read faster, or ask for less, and "
+            "connect again to continue"
         )
 
 
-def _taken(entries: list[TailEntry], id_: bytes) -> bytes:
-    """Take events from the end, as many as are told together; none is kept meanwhile."""
+def _take_events(entries: list[TailEntry], id_: bytes) -> bytes:
+    """Take the events for one write from the end of *entries*, which frees their memory."""
     events, size = list[bytes](), 0
     while entries and size < EVENTS_BYTES:
         event = entries.pop().event
@@ -194,9 +184,9 @@ def _taken(entries: list[TailEntry], id_: bytes) -> bytes:
 
 
 def _number(after: str | None) -> int | None:
-    if after is None or (
-        re.fullmatch("[0-9]{1,19}", after) and int(after) <= MAX_INTEGER
-    ):
-        return None if after is None else int(after)
-    told = f"after is {after!r:.80} in the query; it must be a seq, 0 for all there are"
-    raise ApiError(400, told)
+    if after is None:
+        return None
+    if re.fullmatch("[0-9]{1,19}", after) and int(after) <= MAX_INTEGER:
+        return int(after)
+    message = f"after is {after!r:.80} in the query; it must be a seq, or 0 for all"
+    raise ApiError(400, f"{message} records")

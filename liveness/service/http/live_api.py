@@ -1,11 +1,11 @@
-"""The wheel as it turns, over HTTP.
+"""The state of the sidecar as a summary, once or every second.
 
     GET /v1/wheel   one summary
     GET /v1/live    ?kind=offline,moved&uid=UID&gateway=NAME
-                    the last minutes, and then a summary a second, with the newest records
+                    the last minutes, then every second a summary with the newest records
 
-A stream of summaries costs the same whatever the load: of the records that are wanted
-each has the newest, and how many more there were. A reader that is slow misses seconds.
+A stream of summaries costs the same whatever the load: each summary has only the newest of
+the records that match, and how many it leaves out. A slow reader misses seconds.
 """
 
 from collections import deque
@@ -16,11 +16,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from liveness.core.records import Subscription
-from liveness.service.http.api import answering, json_text, query_of, wanted_in
+from liveness.service.http.api import answering, json_text, query_of, subscription_in
 from liveness.service.http.event_stream import (
     StreamKind,
-    StreamListener,
     Streams,
+    StreamWriter,
     event,
 )
 from liveness.service.http.pacing import SharedPages, Turnstile
@@ -29,23 +29,15 @@ from liveness.service.storage.log_tail import LogTail, TailEntry
 from liveness.service.storage.log_writer import LogWriter
 from liveness.text import json_line
 
-# In one summary: more than a person reads in a second.
-MOST_RECORDS: Final = 50
-# Of what came since the last summary so many are looked at, the newest: twice what the
-# promises allow for a second. The others count as left out, wanted or not.
-LOOKED_AT: Final = 20_000
+# In one summary: more than a person can read in a second.
+MAX_RECORDS: Final = 50
+# How many of the records since the last summary are searched, the newest: twice as many as
+# come in a second at the promised load. Older ones count as left out, matching or not.
+MAX_SEARCHED: Final = 20_000
 
 
 class LiveApi:
-    """The pages.
-
-    Args:
-        summaries: What is told.
-        log_writer: The log.
-        feed: Its tail.
-        streams: Where the answers have their places.
-        turnstile: Whoever waited for a summary goes through it.
-    """
+    """The routes of summaries."""
 
     def __init__(
         self,
@@ -62,11 +54,11 @@ class LiveApi:
         self._shared = SharedPages[None](
             lambda _: json_line(summaries.summary()).encode(), turnstile
         )
-        # Of this second: by what is newest, from where on, and who wants it.
+        # Records found in this second, by newest seq, first seq and subscription.
         self._found: dict[tuple[int, int, Subscription], tuple[str, int]] = {}
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The routes of a door, whichever it is."""
+        """The same routes for every listener."""
         return [
             Route("/v1/wheel", answering(self._wheel)),
             Route("/v1/live", answering(self._live)),
@@ -78,48 +70,50 @@ class LiveApi:
 
     async def _live(self, request: Request) -> Response:
         query = query_of(request, "kind", "uid", "gateway")
-        wanted = wanted_in(query)
+        subscription = subscription_in(query)
 
-        async def tell(listener: StreamListener) -> None:
-            await self._tell(listener, wanted)
+        async def produce(writer: StreamWriter) -> None:
+            await self._send_summaries(writer, subscription)
 
-        return self._streams.events(StreamKind.LIVE, tell)
+        return self._streams.events(StreamKind.LIVE, produce)
 
-    async def _tell(self, listener: StreamListener, wanted: Subscription) -> None:
+    async def _send_summaries(
+        self, writer: StreamWriter, subscription: Subscription
+    ) -> None:
         log_writer, summaries = self._log_writer, self._summaries
-        ring = listener.wake.notify
-        summaries.follow(ring)
+        notify = writer.wake.notify
+        summaries.follow(notify)
         try:
             position = log_writer.durable_seq
             log = log_writer.store.log
             history = summaries.history_text
-            await listener.tell(event("history", history, id=f"{log}:{position}"))
+            await writer.send(event("history", history, id=f"{log}:{position}"))
             while True:
-                await listener.wait()
+                await writer.wait()
                 newest = log_writer.durable_seq
-                passed_over = max(0, newest - LOOKED_AT - position)
-                records = self._records(position + passed_over, passed_over, wanted)
+                skipped = max(0, newest - MAX_SEARCHED - position)
+                records = self._records(position + skipped, skipped, subscription)
                 position = newest
                 text = f"{summaries.text[:-1]},{records}}}"
-                await listener.tell(event("summary", text, id=f"{log}:{position}"))
+                await writer.send(event("summary", text, id=f"{log}:{position}"))
         finally:
-            summaries.unfollow(ring)
+            summaries.unfollow(notify)
 
-    def _records(self, after: int, passed_over: int, wanted: Subscription) -> str:
-        """What is told of those above *after*, found once for all who want the same."""
-        key = (self._log_writer.durable_seq, after, wanted)
+    def _records(self, after: int, skipped: int, subscription: Subscription) -> str:
+        """The matching records above *after*, as JSON; readers of the same share a search."""
+        key = (self._log_writer.durable_seq, after, subscription)
         found = self._found.get(key)
         if found is None:
             if any(newest != key[0] for newest, *_ in self._found):
                 self._found.clear()
-            found = self._found[key] = self._find(after, wanted)
+            found = self._found[key] = self._find(after, subscription)
         records, left_out = found
-        return f'"records":[{records}],"left_out":{left_out + passed_over}'
+        return f'"records":[{records}],"left_out":{left_out + skipped}'
 
-    def _find(self, after: int, wanted: Subscription) -> tuple[str, int]:
-        newest = deque[TailEntry](maxlen=MOST_RECORDS)
+    def _find(self, after: int, subscription: Subscription) -> tuple[str, int]:
+        newest = deque[TailEntry](maxlen=MAX_RECORDS)
         count = 0
-        for entry in self._feed.since(after, wanted):
+        for entry in self._feed.since(after, subscription):
             newest.append(entry)
             count += 1
         return ",".join(entry.json for entry in newest), count - len(newest)

@@ -1,12 +1,11 @@
-"""What a request has to be before a page sees it, and what every answer says.
+"""The middleware of a listener: it checks each request before any page sees it.
 
-A gate stands before the pages of a door and asks its checks in their order; the first
-that refuses answers. Then it waits for the whole body, which is small whatever is asked,
-so that no page has to bound or to await one, and a page that ends early leaves nothing
-in the way of the next request.
+Checks run in order, and the first that refuses the request answers it. Then the whole body
+is read. It is small, so a page need not bound it or wait for it, and a page that ends early
+leaves no unread body in front of the next request.
 
-What is refused is counted by door and reason, and told as
-`{"error": "what, where, and what to do"}`.
+A refusal is counted by listener and reason. Its answer is
+`{"error": "what, where, and what to do"}`. Every answer gets the security headers.
 """
 
 import re
@@ -24,14 +23,15 @@ from liveness.metrics import HttpRefusal
 from liveness.service.common.logs import Every
 
 LOG_S: Final = 10.0
-# What has places of its own; what kills or spares a process must not depend on others.
+# A supervisor kills the process by these, so other clients must not be able to block them:
+# they have connections of their own.
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
 _VERSIONS: Final = ("1.0", "1.1")
 # A name or an IPv4 address, or an IPv6 one in brackets, and perhaps a port.
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.-]+))(?::[0-9]{0,5})?")
 
-# No page of ours loads anything from elsewhere, is shown inside another, or is kept by
-# anyone. Of where one was, only we are told: by `no-referrer` a form would have no origin.
+# Our pages load nothing from other sites, are not shown in frames, and are not cached.
+# `same-origin`, since with `no-referrer` the sign-in form would send no Origin.
 _HEADERS: Final = [
     (
         b"content-security-policy",
@@ -47,34 +47,37 @@ _log = structlog.get_logger("http")
 
 
 class Rejection(NamedTuple):
-    """Why a request goes no further, and what it is answered."""
+    """Why a request is refused, and the answer to it."""
 
     why: HttpRefusal
     answer: Response
 
 
-# In the scope of a request that was let in by what it said: asks whether it still would be.
+# A key of the scope: a function that says whether the request's token or cookie is still
+# valid. Long answers call it.
 STILL_ALLOWED: Final = "liveness.still_allowed"
 
+# Returns why a request is refused, or None.
 Check = Callable[[Request], Rejection | None]
+# Counts a refusal.
 Refused = Callable[[HttpRefusal], None]
 
 
 def refusal(
-    why: HttpRefusal, status: int, told: str, headers: dict[str, str] | None = None
+    why: HttpRefusal, status: int, message: str, headers: dict[str, str] | None = None
 ) -> Rejection:
-    """A refusal that is told as JSON."""
-    return Rejection(why, JSONResponse({"error": told}, status, headers))
+    """A refusal with a JSON error."""
+    return Rejection(why, JSONResponse({"error": message}, status, headers))
 
 
 class Middleware:
-    """Stands before the pages of a door.
+    """An ASGI application that passes on requests which meet all checks.
 
     Args:
-        pages: What is behind it.
-        checks: What it asks of each request, in this order.
-        refused: Counts what is refused.
-        max_body_bytes: A body may be as large as this.
+        pages: The application behind it.
+        checks: Run in this order on each request.
+        refused: Called with the reason of each refusal.
+        max_body_bytes: The largest body.
     """
 
     def __init__(
@@ -93,20 +96,19 @@ class Middleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        request = Request(scope)
-        found = self._asked(request)
+        rejection = self._rejection(Request(scope))
         body = b""
-        if found is None:
-            taken = await self._body(receive)
-            if taken is None:
-                return  # the client has gone
-            found, body = taken
-        if found is not None:
-            self._refused(found.why)
-            await _answer_unread(found.answer, scope, receive, _with_headers(send))
+        if rejection is None:
+            read = await self._read(receive)
+            if read is None:
+                return  # the client has disconnected
+            rejection, body = read
+        if rejection is not None:
+            self._refused(rejection.why)
+            await _answer_unread(rejection.answer, scope, receive, _with_headers(send))
             return
         try:
-            await self._pages(scope, _told_once(body, receive), _with_headers(send))
+            await self._pages(scope, _replay(body, receive), _with_headers(send))
         except Exception as error:
             self._every(
                 _log.error,
@@ -115,19 +117,20 @@ class Middleware:
                 exc_info=error,
             )
 
-    def _asked(self, request: Request) -> Rejection | None:
+    def _rejection(self, request: Request) -> Rejection | None:
         if (version := request.scope["http_version"]) not in _VERSIONS:
-            told = f"HTTP/{version} is not spoken here; ask by HTTP/1.1"
-            return refusal(HttpRefusal.MALFORMED, 505, told)
+            message = f"HTTP/{version} is not supported here; use HTTP/1.1"
+            return refusal(HttpRefusal.MALFORMED, 505, message)
         for check in self._checks:
-            if found := check(request):
-                return found
+            if rejection := check(request):
+                return rejection
         if int(request.headers.get("content-length", "0")) > self._max_body_bytes:
             return self._too_large()
         return None
 
-    async def _body(self, receive: Receive) -> tuple[Rejection | None, bytes] | None:
-        body = bytearray()  # however small the pieces are
+    async def _read(self, receive: Receive) -> tuple[Rejection | None, bytes] | None:
+        """The body, or why it is refused; None if the client has disconnected."""
+        body = bytearray()  # one buffer: a list of tiny pieces could be large
         while True:
             message = await receive()
             if message["type"] != "http.request":
@@ -142,8 +145,8 @@ class Middleware:
         return refusal(
             HttpRefusal.BODY,
             413,
-            f"the body has more than {self._max_body_bytes} bytes; send less, or raise "
-            "http.max_body_bytes",
+            f"the body has more than {self._max_body_bytes} bytes; send less "
+            "(http.max_body_bytes)",
         )
 
 
@@ -151,31 +154,34 @@ class Middleware:
 
 
 def asked_by_a_name_in(names: Collection[str]) -> Check:
-    """Refuses who does not ask by one of *names*, in small letters, or an address.
+    """Refuse a request whose Host is neither an IP address nor one of *names*.
 
-    A web page that has its own name lead here, which is how it would read what is only
-    for this host, asks by that name.
+    This stops DNS rebinding: a web page that makes its own name resolve to this host, to
+    read what only this host may read, sends that name as Host.
+
+    Args:
+        names: In lower case.
     """
 
     def check(request: Request) -> Rejection | None:
         given = request.headers.getlist("host")
         found = _HOST.fullmatch(given[0].lower()) if len(given) == 1 else None
         if found is None or (found[1] and not is_address(found[1])):
-            told = "the request has no Host, or a malformed one; ask by a URL"
-            return refusal(HttpRefusal.HOST, 400, told)
-        # A name with a dot at its end is the same name.
+            message = "the request has no Host, or a malformed one; ask by a URL"
+            return refusal(HttpRefusal.HOST, 400, message)
+        # The root's dot at the end makes no difference.
         name = (found[1] or found[2]).removesuffix(".")
         if name in names or is_address(name):
             return None
-        told = f"Host is {name!r:.80}, which is no name of this sidecar"
-        told += "; ask by its address, or add the name to http.hosts"
-        return refusal(HttpRefusal.HOST, 421, told)
+        message = f"Host is {name!r:.80}, which is not a name of this sidecar"
+        message += "; use its address, or add the name to http.hosts"
+        return refusal(HttpRefusal.HOST, 421, message)
 
     return check
 
 
 def from_nobody(why: str) -> Check:
-    """Refuses every request of a connection, whose other end may not ask; *why* says so."""
+    """Refuse every request, with *why* as the error: this client may not ask at all."""
 
     def check(_: Request) -> Rejection | None:
         return refusal(HttpRefusal.ACCESS, 403, why)
@@ -184,39 +190,39 @@ def from_nobody(why: str) -> Check:
 
 
 def only_health(most: int) -> Check:
-    """Refuses all but the pages of health, where there are no places for others."""
+    """Refuse all but health checks, on the connections beyond the *most* for all pages."""
 
     def check(request: Request) -> Rejection | None:
         if request.scope["path"] in HEALTH:
             return None
-        told = (
-            f"there are {most} connections here, as many as there may be, and none is "
-        )
-        told += "idle; ask again later, or raise http.max_connections"
+        message = f"all {most} connections are in use, and none is idle; "
+        message += "ask again later, or raise http.max_connections"
         headers = {"connection": "close", "retry-after": "1"}
-        return refusal(HttpRefusal.CONNECTIONS, 503, told, headers)
+        return refusal(HttpRefusal.CONNECTIONS, 503, message, headers)
 
     return check
 
 
 def only_reads(posts: Collection[str]) -> Check:
-    """Refuses what is not GET or HEAD, but for POST to the paths of *posts*."""
+    """Refuse methods other than GET and HEAD, except POST to the paths in *posts*."""
 
     def check(request: Request) -> Rejection | None:
         may_post = request.scope["path"] in posts
         allowed = ["GET", "HEAD"] + ["POST"] * may_post
         if request.method in allowed:
             return None
-        told = f"{request.method:.20} is not for this address, where nothing is changed"
-        told += "; what changes something is on admin.sock"
+        message = (
+            f"{request.method:.20} is not allowed at this address, which only reads"
+        )
+        message += "; use admin.sock for changes"
         headers = {"allow": ", ".join(allowed)}
-        return refusal(HttpRefusal.METHOD, 405, told, headers)
+        return refusal(HttpRefusal.METHOD, 405, message, headers)
 
     return check
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is an IP address, and no name."""
+    """Whether a host is an IP address, not a name."""
     try:
         ip_address(host)
     except ValueError:
@@ -230,28 +236,28 @@ def is_address(host: str) -> bool:
 async def _answer_unread(
     answer: Response, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Answer while what is still sent is let go; it would stand in the way of the end."""
+    """Answer, and meanwhile discard the rest of the body, so that the connection can end."""
 
-    async def let_go() -> None:
+    async def discard() -> None:
         while (await receive())["type"] == "http.request":
             pass
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(let_go)
+        nursery.start_soon(discard)
         await answer(scope, receive, send)
         nursery.cancel_scope.cancel()
 
 
-def _told_once(body: bytes, receive: Receive) -> Receive:
-    """Tells the body, and after that what else there is to tell: that the client went."""
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Gives a page the body that was read, then the client's disconnect."""
     messages: list[Message] = [
         {"type": "http.request", "body": body, "more_body": False}
     ]
 
-    async def tell() -> Message:
+    async def replay() -> Message:
         return messages.pop() if messages else await receive()
 
-    return tell
+    return replay
 
 
 def _with_headers(send: Send) -> Send:

@@ -1,10 +1,10 @@
-"""How much of the event loop HTTP takes, however many ask at once.
+"""Limits the share of the event loop that HTTP takes, however many clients ask at once.
 
-trio runs all tasks that can run before it looks at the clock again: a hundred requests
-that came together would be answered before the hand moves. So one of them is worked on in
-each pass of the loop, in the order in which they came. And a page that is costly to make
-is made once for all who asked before, and no more than so often: a page is never older
-than its request, which waits for the next one to be made.
+trio runs every task that can run before it looks at the clock again. Without a limit, a
+hundred requests that arrive together would all be answered before the wheel's hand moves.
+So each pass of the loop works on one request, in the order of their arrival. A page that is
+costly to make is made once for all requests that wait for it, with a pause in between. It
+is never older than its request, which waits for the next one to be made.
 """
 
 from collections.abc import Callable
@@ -12,27 +12,27 @@ from typing import Final, Generic, TypeVar
 
 import trio
 
-# From one page to the next: with the 4 ms that the metrics of a hundred gateways take, a
-# twelfth of the processor.
+# Between two pages. The metrics of a hundred gateways take 4 ms to make: with this pause, a
+# twelfth of a processor.
 PAUSE_S: Final = 0.05
 
 K = TypeVar("K")
 
 
 class Turnstile:
-    """Lets one task through in each pass of the event loop, in the order they came."""
+    """Lets one task through in each pass of the event loop, first come, first served."""
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
 
     async def wait(self) -> None:
-        """Wait for a pass of the loop in which no other task is let through."""
+        """Wait for a pass of the loop in which this is the only task let through."""
         async with self._lock:
             await trio.lowlevel.checkpoint()
 
 
-class _Making:
-    """A page that is to be made."""
+class _PlannedPage:
+    """A page to be made at a time, for all who wait for it."""
 
     __slots__ = ("at", "page")
 
@@ -42,33 +42,33 @@ class _Making:
 
 
 class SharedPages(Generic[K]):
-    """Pages that are made once for all who asked before.
+    """Pages that are made once for all requests that wait for them.
 
     Args:
-        make: Makes the page of a key. There are few keys, whatever is asked.
-        turnstile: Whoever has waited for a page goes through it.
+        make: Makes the page of a key. Clients must not be able to add keys at will.
+        turnstile: A request that has waited for a page passes it.
     """
 
     def __init__(self, make: Callable[[K], bytes], turnstile: Turnstile) -> None:
         self._make = make
         self._turnstile = turnstile
-        self._planned: dict[K, _Making] = {}
-        self._free_at = 0.0  # when the next one may be made
+        self._planned: dict[K, _PlannedPage] = {}
+        self._free_at = 0.0  # when the next page may be made
 
     async def page(self, key: K) -> bytes:
         """The page of *key*, made after this was called."""
-        making = self._planned.get(key)
-        if making is None:
+        planned = self._planned.get(key)
+        if planned is None:
             at = max(trio.current_time(), self._free_at)
-            making = self._planned[key] = _Making(at)
+            planned = self._planned[key] = _PlannedPage(at)
             self._free_at = at + PAUSE_S
-        await trio.sleep_until(making.at)
-        # Whoever is awake first makes it: any of them may have been cancelled.
-        if making.page is None:
-            if self._planned.get(key) is making:
+        await trio.sleep_until(planned.at)
+        # The first waiter to wake up makes it. No waiter is in charge: it could be cancelled.
+        if planned.page is None:
+            if self._planned.get(key) is planned:
                 del self._planned[key]
-            making.page = self._make(key)
+            planned.page = self._make(key)
             self._free_at = max(self._free_at, trio.current_time() + PAUSE_S)
-        page = making.page
+        page = planned.page
         await self._turnstile.wait()
         return page

@@ -1,16 +1,13 @@
-"""The HTTP doors: metrics, health, timers and the guard, on TCP and on `admin.sock`.
+"""The pages that every listener has: the live page, metrics, health and the OpenAPI file.
 
-What is shown of the sidecar itself does not grow with the number of users. The TCP door
-shows and changes nothing. It answers only to an address, or to a `Host` that is its own,
-so that no web page can reach it by rebinding a name, and where there is a token only to
-who has it. On `admin.sock`, which is for owner and group, an operator can also cancel and
-retry timers, and release users whom the guard holds.
+The other routes are passed in: `liveness/service/components.py` chooses them for each
+listener, and its checks.
 
-Of files only those in the folder `page` are served, which is in the package, as they were
-at the start: after an upgrade there are another version's.
+The live page is served from the folder `page`, only the files in it, and as they were at
+the start: an upgrade may replace them by those of another version.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from mimetypes import guess_type
 from typing import Final
 
@@ -22,10 +19,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from liveness.service.http.api import Endpoint
 from liveness.service.http.pacing import SharedPages, Turnstile
 from liveness.service.http.sign_in import PAGE, SIGN_OUT
 
-# The place in the page for what only who signed in can do.
+# Where the page has its button to sign out, if there is a token.
 _SIGN_OUT: Final = "<!-- sign out -->"
 _SIGN_OUT_FORM: Final = (
     f'<form method="post" action="{SIGN_OUT}"><button>Sign out</button></form>'
@@ -43,16 +41,33 @@ def build_pages(
     has_sign_out: bool,
     turnstile: Turnstile,
 ) -> Starlette:
-    """Build the pages behind a door.
+    """Build the application of a listener.
 
     Args:
-        registry: What `/metrics` shows.
-        routes: The pages that this door has besides.
-        why_ill: What is wrong with the process; empty if it lives.
-        why_not_ready: Why it should not be given work; empty if it is ready.
-        has_sign_out: Whether one signs in at this door.
-        turnstile: Whoever waited for the metrics goes through it.
+        registry: The metrics for `/metrics`.
+        routes: The other routes of this listener.
+        why_ill: What is wrong with the process; empty if it is healthy.
+        why_not_ready: Why the sidecar is not ready; empty if it is.
+        has_sign_out: Whether browsers sign in and out at this listener.
+        turnstile: A request that has waited for the metrics passes it.
     """
+    pages = Starlette(
+        routes=[
+            *_page_routes(has_sign_out=has_sign_out),
+            Route("/metrics", _metrics(registry, turnstile)),
+            Route("/healthz", _health("healthy", why_ill)),
+            Route("/readyz", _health("ready", why_not_ready)),
+            *routes,
+        ],
+        exception_handlers={HTTPException: _no_route},
+    )
+    # A redirect would be to the host that the client named.
+    pages.router.redirect_slashes = False
+    return pages
+
+
+def _page_routes(*, has_sign_out: bool) -> list[Route]:
+    """The files of the folder `page`."""
     files = {
         path.name: (path.read_bytes(), guess_type(path)[0])
         for path in PAGE.iterdir()
@@ -74,7 +89,15 @@ def build_pages(
     async def openapi(_: Request) -> Response:
         return Response(files["openapi.json"][0], media_type="application/json")
 
-    # By what is accepted there are several formats, and few.
+    return [
+        Route("/", index),
+        Route("/page/{name}", file),
+        Route("/v1/openapi.json", openapi),
+    ]
+
+
+def _metrics(registry: CollectorRegistry, turnstile: Turnstile) -> Endpoint:
+    # By content type: `choose_encoder` knows a few, whatever a client accepts.
     encoders: dict[str, Callable[[CollectorRegistry], bytes]] = {}
     shared = SharedPages[str](lambda kind: encoders[kind](registry), turnstile)
 
@@ -83,24 +106,10 @@ def build_pages(
         encoders[kind] = encoder
         return Response(await shared.page(kind), headers={"content-type": kind})
 
-    pages = Starlette(
-        routes=[
-            Route("/", index),
-            Route("/metrics", metrics),
-            Route("/healthz", _health("healthy", why_ill)),
-            Route("/readyz", _health("ready", why_not_ready)),
-            Route("/page/{name}", file),
-            Route("/v1/openapi.json", openapi),
-            *routes,
-        ],
-        exception_handlers={HTTPException: _refused},
-    )
-    # By what a client says of the path, it would be sent elsewhere.
-    pages.router.redirect_slashes = False
-    return pages
+    return metrics
 
 
-def _health(name: str, why_not: Why) -> Callable[[Request], Awaitable[Response]]:
+def _health(name: str, why_not: Why) -> Endpoint:
     async def answer(_: Request) -> Response:
         why = why_not()
         return JSONResponse({name: not why, "why": why}, 503 if why else 200)
@@ -108,11 +117,12 @@ def _health(name: str, why_not: Why) -> Callable[[Request], Awaitable[Response]]
     return answer
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    """What the router has no page for."""
+async def _no_route(request: Request, error: Exception) -> Response:
+    """The answer where no route has the path, or none the method."""
     assert isinstance(error, HTTPException)
-    told = f"there is no page {request.scope['path']!r:.80} here; docs/http-api.md "
-    told += "lists those that there are"
+    message = f"there is no page {request.scope['path']!r:.80} here; docs/http-api.md "
+    message += "lists all pages"
     if error.status_code == 405:
-        told = f"{request.method:.20} is not for this page; it has its own"
-    return JSONResponse({"error": told}, error.status_code, error.headers)
+        message = f"{request.method:.20} is not for this page; docs/http-api.md has "
+        message += "the method of each"
+    return JSONResponse({"error": message}, error.status_code, error.headers)

@@ -1,15 +1,14 @@
-"""The token of the TCP listener: who is let in with it, and how a browser signs in.
+"""The token of the TCP listener, and how a browser signs in with it.
 
-The token is read from a file and kept nowhere else. A program sends it with each request.
-A browser that has not signed in is shown a page that asks for it, whatever it came for;
-what that page sends is answered with a cookie that no script can read and no page of
-another site can have sent. The cookie is a date and a signature of it, by a key derived
-from the token: nothing is kept of who signed in, no cookie gives the token away, and a new
-token ends them all. Secrets are compared in a time that does not depend on where they
-differ. Some pages are open to all: those that a scraper and a supervisor read, and what the
-sign-in needs.
+The token is read from a file and stored nowhere else. A program sends it with each request.
+A browser without it is shown a form that asks for it, whatever page it requested, and gets
+a cookie in return, which no script can read and no other site can send. The cookie is an
+expiry date and its signature, by a key derived from the token. So the sidecar keeps no
+sessions, a cookie does not reveal the token, and a new token ends all cookies. Secrets are
+compared in constant time. The pages for scrapers and supervisors, and those of the form,
+need no token.
 
-The right token is let in whatever others try; wrong ones may be tried only so often.
+Wrong tokens are rate-limited. The right token is always accepted, whatever others try.
 """
 
 import hmac
@@ -39,30 +38,31 @@ SIGN_IN: Final = "/sign-in"
 SIGN_OUT: Final = "/sign-out"
 OPEN: Final = frozenset({"/metrics", "/healthz", "/readyz", SIGN_IN, "/page/style.css"})
 COOKIE: Final = "liveness"
-# The largest token, with every character of it escaped, is three times as much; one that
-# anybody types or pastes is far below.
+# Enough for any token that is typed or pasted. The largest token, with every character
+# escaped, would take three times as much.
 MAX_FORM_BYTES: Final = 4096
 LOG_S: Final = 10.0
 _FORM: Final = "application/x-www-form-urlencoded"
-_TOLD: Final = "<!-- told -->"  # the place for it in the page
-_log = structlog.get_logger("http")
-# 16 characters of those that `openssl rand -base64` writes are 96 bits: none is guessed.
-LEAST_CHARACTERS: Final = 16
-MOST_BYTES: Final = 4096
-# A working day, so that one signs in once a day.
+_ERROR: Final = "<!-- error -->"  # its place in the form's page
+# 16 characters as `openssl rand -base64` writes them are 96 bits: too many to guess.
+MIN_CHARACTERS: Final = 16
+MAX_BYTES: Final = 4096
+# A working day, so that people sign in once a day.
 SIGNED_IN_S: Final = 12 * 3600
-# Who has the token is let in whatever others try: this bounds what those cost, and what
-# they have us say.
+# Wrong tokens of all clients together. The limit bounds the work and the log lines that they
+# cause; it is not what protects the token.
 TRIES_PER_S: Final = 2.0
 TRIES_AT_ONCE: Final = 5
+# Part of every cookie's signature: a change signs everyone out.
 _KEY_FOR: Final = b"liveness: the cookie of who signed in"
+_log = structlog.get_logger("http")
 
 
 class Token:
-    """The token, as it is asked about.
+    """The token, and the cookies signed by it.
 
     Args:
-        secret: ASCII that can be printed, without spaces.
+        secret: Printable ASCII without spaces.
     """
 
     def __init__(self, secret: str) -> None:
@@ -70,59 +70,55 @@ class Token:
         self._key = hmac.digest(self._secret, _KEY_FOR, "sha256")
 
     def become(self, other: "Token") -> bool:
-        """Be *other* from now on: whoever signed in with this one has to do so again.
+        """Take over the secret of *other*, which ends the cookies of a former secret.
 
         Returns:
-            Whether that is another.
+            Whether the secret has changed.
         """
         is_new = not hmac.compare_digest(self._secret, other._secret)
         self._secret, self._key = other._secret, other._key
         return is_new
 
-    def is_it(self, text: str) -> bool:
-        """Whether this is the token."""
+    def matches(self, text: str) -> bool:
+        """Whether a text is the token."""
         return hmac.compare_digest(text.encode(), self._secret)
 
-    def is_said_by(self, authorization: str) -> bool:
-        """Whether the header of this name says it: `Bearer TOKEN`."""
+    def matches_header(self, authorization: str) -> bool:
+        """Whether an Authorization header has the token: `Bearer TOKEN`."""
         scheme, _, text = authorization.partition(" ")
-        return scheme.lower() == "bearer" and self.is_it(text.strip())
+        return scheme.lower() == "bearer" and self.matches(text.strip())
 
     def sign(self, now_s: float) -> str:
-        """The cookie of one who signs in, good for `SIGNED_IN_S`.
-
-        Args:
-            now_s: Unix seconds.
-        """
+        """A cookie that is valid for `SIGNED_IN_S` from *now_s*, in Unix seconds."""
         until = str(int(now_s) + SIGNED_IN_S)
         return f"{until}.{self._signature(until)}"
 
-    def is_signed(self, cookie: str, now_s: float) -> bool:
-        """Whether a cookie is one of ours, and still good at *now_s*, Unix seconds."""
+    def is_valid_cookie(self, cookie: str, now_s: float) -> bool:
+        """Whether a cookie was signed by this token, and has not expired at *now_s*."""
         until, _, signature = cookie.partition(".")
-        ours = self._signature(until)
-        if not hmac.compare_digest(signature.encode(), ours.encode()):
+        expected = self._signature(until)
+        if not hmac.compare_digest(signature.encode(), expected.encode()):
             return False
-        return now_s < int(until)  # ours, so it is a number
+        return now_s < int(until)  # we signed it, so it is a number
 
     def _signature(self, until: str) -> str:
         return hmac.digest(self._key, until.encode(), "sha256").hex()
 
 
-class Tries:
-    """How often all together may be wrong: so often at once, and then so often a second."""
+class WrongTokenLimit:
+    """A token bucket for wrong tokens: `TRIES_AT_ONCE`, then `TRIES_PER_S`."""
 
     def __init__(self) -> None:
         self._left = float(TRIES_AT_ONCE)
         self._at = 0.0
 
     def fail(self, now: float) -> int:
-        """Take one more that was wrong.
+        """Count one wrong token.
 
         Args:
-            now: Seconds of any clock that does not go back.
+            now: Seconds of any monotonic clock.
         Returns:
-            0, or in how many whole seconds there is room for it.
+            0, or, beyond the limit, the whole seconds until it may be tried again.
         """
         self._left += (now - self._at) * TRIES_PER_S
         self._left = min(self._left, float(TRIES_AT_ONCE))
@@ -134,10 +130,10 @@ class Tries:
 
 
 def read_token(path: Path | None) -> Token | None:
-    """Read the token that a file holds; without a file there is none.
+    """Read the token from a file; None without a path.
 
     Raises:
-        StartError: The file cannot be read, others can read it, or it holds no token.
+        StartError: The file cannot be read, is open to other users, or has no valid token.
     """
     if path is None:
         return None
@@ -148,15 +144,19 @@ def read_token(path: Path | None) -> Token | None:
             path, f"cannot be read ({error.strerror}); correct the path or its mode"
         ) from None
     if not stat.S_ISREG(mode):
-        raise _refused(path, "is no file; name one that holds the token")
+        raise _refused(path, "is not a regular file; name a file with the token")
     if mode & 0o007:
-        raise _refused(path, "is open to others than owner and group; chmod o= it")
-    if len(data) > MOST_BYTES:
-        raise _refused(path, f"has more than {MOST_BYTES} bytes; it must be the token")
+        raise _refused(
+            path, "is open to others than its owner and group; run chmod o= on it"
+        )
+    if len(data) > MAX_BYTES:
+        raise _refused(
+            path, f"has more than {MAX_BYTES} bytes; put only the token there"
+        )
     secret = data.decode("latin-1").strip()
-    if len(secret) < LEAST_CHARACTERS:
-        told = f"has {len(secret)} characters; a token has {LEAST_CHARACTERS} or more"
-        raise _refused(path, f"{told} (openssl rand -base64 24)")
+    if len(secret) < MIN_CHARACTERS:
+        why = f"has {len(secret)} characters; a token has {MIN_CHARACTERS} or more"
+        raise _refused(path, f"{why} (openssl rand -base64 24)")
     if not all("!" <= character <= "~" for character in secret):
         raise _refused(
             path, "has characters other than printable ASCII; a token has no others"
@@ -165,12 +165,12 @@ def read_token(path: Path | None) -> Token | None:
 
 
 def _read(path: Path) -> tuple[bytes, int]:
-    """A little more than a token may have, and the mode, of one and the same file."""
-    # Whatever it is that was named, nobody is waited for.
+    """At most one byte more than a token may have, and the mode of the same file."""
+    # O_NONBLOCK: a FIFO or a device must not block the start.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode
-        data = os.read(descriptor, MOST_BYTES + 1) if stat.S_ISREG(mode) else b""
+        data = os.read(descriptor, MAX_BYTES + 1) if stat.S_ISREG(mode) else b""
     finally:
         os.close(descriptor)
     return data, mode
@@ -181,12 +181,12 @@ def _refused(path: Path, why: str) -> StartError:
 
 
 class SignIn:
-    """The check of the token, and the pages by which a browser signs in and out.
+    """The check of the token, and the pages to sign in and out.
 
     Args:
         token: The token.
-        names: Names by which the door may be asked.
-        refused: Counts what is refused.
+        names: The names of the listener in Host headers.
+        refused: Called with the reason of each refusal.
         wall_s: The wall clock, in Unix seconds.
     """
 
@@ -202,30 +202,36 @@ class SignIn:
         self._names = names
         self._refused = refused
         self._wall_s = wall_s
-        self._tries = Tries()
+        self._wrong_tokens = WrongTokenLimit()
         self._every = Every(LOG_S, clock=trio.current_time)
         self._page = (PAGE / "sign-in.html").read_text()
 
     def check(self, request: Request) -> Rejection | None:
-        """Refuses who has no token and has not signed in, but for what is open to all."""
+        """Refuse a request without token and cookie, unless its page is open to all."""
         if request.scope["path"] in OPEN:
             return None
-        said = request.headers.getlist("authorization")
-        is_allowed = partial(self._is_allowed, said, request.cookies.get(COOKIE, ""))
+        headers = request.headers.getlist("authorization")
+        is_allowed = partial(self._is_allowed, headers, request.cookies.get(COOKIE, ""))
         if is_allowed():
             request.scope[STILL_ALLOWED] = is_allowed
             return None
-        if said:
-            return self._wrong(request)
-        told = "this page needs the token that is in the file of http.token_file: send "
-        told += f'"Authorization: Bearer TOKEN", or sign in at {SIGN_IN} in a browser'
-        return self._told(request, HttpRefusal.TOKEN, 401, told, is_news=False)
+        if headers:
+            return self._wrong_token(request)
+        message = (
+            "this page needs the token that is in the file of http.token_file: send "
+        )
+        message += (
+            f'"Authorization: Bearer TOKEN", or sign in at {SIGN_IN} in a browser'
+        )
+        return self._rejection(
+            request, HttpRefusal.TOKEN, 401, message, is_shown_in_form=False
+        )
 
-    def _is_allowed(self, said: Sequence[str], cookie: str) -> bool:
-        """Whether somebody has the token or has signed in with it, as of now."""
-        if said:
-            return len(said) == 1 and self._token.is_said_by(said[0])
-        return self._token.is_signed(cookie, self._wall_s())
+    def _is_allowed(self, headers: Sequence[str], cookie: str) -> bool:
+        """Whether these Authorization headers, or this cookie, are valid now."""
+        if headers:
+            return len(headers) == 1 and self._token.matches_header(headers[0])
+        return self._token.is_valid_cookie(cookie, self._wall_s())
 
     def routes(self) -> list[Route]:
         """The pages to sign in and out."""
@@ -239,10 +245,10 @@ class SignIn:
         return HTMLResponse(self._page)
 
     async def _sign_in(self, request: Request) -> Response:
-        found = self._from_elsewhere(request) or await self._read(request)
-        if isinstance(found, Rejection):
-            self._refused(found.why)
-            return found.answer
+        rejection = self._foreign(request) or await self._check_form(request)
+        if rejection is not None:
+            self._refused(rejection.why)
+            return rejection.answer
         answer = RedirectResponse("/", 303)
         answer.set_cookie(
             COOKIE,
@@ -254,67 +260,65 @@ class SignIn:
         return answer
 
     async def _sign_out(self, request: Request) -> Response:
-        if found := self._from_elsewhere(request):
-            self._refused(found.why)
-            return found.answer
+        if rejection := self._foreign(request):
+            self._refused(rejection.why)
+            return rejection.answer
         answer = RedirectResponse(SIGN_IN, 303)
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
 
-    async def _read(self, request: Request) -> Rejection | None:
-        """What is wrong with a form that was sent."""
+    async def _check_form(self, request: Request) -> Rejection | None:
+        """Refuse a form without the right token."""
         body = await request.body()
         if len(body) > MAX_FORM_BYTES:
-            told = f"the form has more than {MAX_FORM_BYTES} bytes; send token=TOKEN"
-            return self._told(request, HttpRefusal.BODY, 413, told)
+            message = f"the form has more than {MAX_FORM_BYTES} bytes; send token=TOKEN"
+            return self._rejection(request, HttpRefusal.BODY, 413, message)
         kind = request.headers.get("content-type", "").partition(";")[0]
         form = parse_qs(body.decode("latin-1")) if kind.strip().lower() == _FORM else {}
-        if self._token.is_it("".join(form.get("token", [])).strip()):
+        if self._token.matches("".join(form.get("token", [])).strip()):
             return None
-        return self._wrong(request)
+        return self._wrong_token(request)
 
-    def _wrong(self, request: Request) -> Rejection:
+    def _wrong_token(self, request: Request) -> Rejection:
         client = request.client.host if request.client else None
         self._every(
             _log.warning, "a wrong token was refused", key="token", client=client
         )
-        wait_s = self._tries.fail(trio.current_time())
+        wait_s = self._wrong_tokens.fail(trio.current_time())
         if not wait_s:
-            told = "that is not the token; it is in the file of http.token_file"
-            return self._told(request, HttpRefusal.TOKEN, 401, told)
-        told = f"too many wrong tokens were tried; try again in {wait_s} s"
-        after = {"retry-after": str(wait_s)}
-        return self._told(request, HttpRefusal.TRIES, 429, told, after)
+            message = "that is not the token; it is in the file of http.token_file"
+            return self._rejection(request, HttpRefusal.TOKEN, 401, message)
+        message = f"too many wrong tokens were tried; try again in {wait_s} s"
+        headers = {"retry-after": str(wait_s)}
+        return self._rejection(request, HttpRefusal.TRIES, 429, message, headers)
 
-    def _from_elsewhere(self, request: Request) -> Rejection | None:
-        """Refuses a form that is not of our own page."""
+    def _foreign(self, request: Request) -> Rejection | None:
+        """Refuse a form that another site's page has sent."""
         origin = request.headers.get("origin")
         if origin is None:
-            return None  # no browser, or an old one
+            return None  # not a browser, or an old one
         site = origin.partition("://")[2].lower()
-        # A proxy may ask by another Host than it was asked by.
+        # Behind a proxy Host may differ from the name that the browser asked for.
         if site == request.headers.get("host", "").lower() or site in self._names:
             return None
-        told = (
-            f"Origin is {origin!r:.80}, another site; sign in and out on our own page"
-        )
-        told += "; behind a proxy, add the name that that is asked by to http.hosts"
-        return self._told(request, HttpRefusal.ORIGIN, 403, told)
+        message = f"Origin is {origin!r:.80}, another site; sign in and out on our own "
+        message += "page; behind a proxy, add the proxy's name to http.hosts"
+        return self._rejection(request, HttpRefusal.ORIGIN, 403, message)
 
-    def _told(
+    def _rejection(
         self,
         request: Request,
         why: HttpRefusal,
         status: int,
-        told: str,
+        message: str,
         headers: dict[str, str] | None = None,
         *,
-        is_news: bool = True,
+        is_shown_in_form: bool = True,
     ) -> Rejection:
-        """What is refused, in the form that is asked for; who asks for a page may sign in."""
+        """A rejection as JSON, or for a browser as the form to sign in."""
         headers = {"www-authenticate": "Bearer"} if status == 401 else headers
         if "text/html" not in request.headers.get("accept", ""):
-            return refusal(why, status, told, headers)
-        alert = f'<p role="alert">{escape(told)}.</p>' if is_news else ""
-        page = self._page.replace(_TOLD, alert)
+            return refusal(why, status, message, headers)
+        error = f'<p role="alert">{escape(message)}.</p>' if is_shown_in_form else ""
+        page = self._page.replace(_ERROR, error)
         return Rejection(why, HTMLResponse(page, status, headers))

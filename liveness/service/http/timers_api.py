@@ -1,19 +1,17 @@
-"""An operator's view of timers, over HTTP: they are listed, cancelled and tried again.
+"""Timers over HTTP, for operators: list, cancel, retry.
 
-    GET  /v1/timers          those that meet a query, newest first, a page at a time
-    GET  /v1/timers/newest   of each gateway that has a key, the newest with it
+    GET  /v1/timers          timers that match a query, newest first, a page at a time
+    GET  /v1/timers/newest   for each gateway that has a key, its newest timer of that key
     POST /v1/timers/cancel   {"gateway": …, "key": …}
     POST /v1/timers/retry    the same
-    POST /v1/timers/cancel-damaged   {"id": …}, of one that is damaged on disk
+    POST /v1/timers/cancel-damaged   {"id": …}, for a timer that is damaged on disk
 
-What is read comes from the table, in threads of which there are few, so that a page
-waits for the disk and nothing else does. A change goes the way of a gateway's own frame,
-through the engine and the log_writer, and is answered once it is on disk. Until then the
-table may not yet know what a gateway asked for a moment ago; so it is also waited for
-before it is looked at whether the change can be made.
+Timers are read from their table, in a few threads of their own, so that only these requests
+wait for the disk. A change takes the same path as a gateway's frame, through the engine and
+the log writer, and is answered once it is on disk. The table may lag behind what a gateway
+has just asked for, so a change first waits for that to be written.
 
-Who damaged text belongs to nobody can say for certain. So a damaged timer is known by its
-id, and is ended where it lies.
+A damaged timer may have lost its gateway or key, so it is named by its id.
 """
 
 import json
@@ -48,31 +46,26 @@ from liveness.service.storage import timer_reader
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_writer import LogWriter
 
-# Pages of a listing that are in memory at a time for a door, until their clients have read
-# them: of a thousand timers, if all in them has to be escaped, 60 MiB each. More wait.
+# Pages of timers in memory at a time for each listener, until their clients have read them.
+# A page of a thousand timers in which every character is escaped takes 60 MiB.
 PAGES_AT_ONCE: Final = 4
-# Threads that read for these pages. Gateways' own reading must not wait for them.
+# Threads that read for these pages, apart from those that read for gateways.
 READERS: Final = 2
 
 T = TypeVar("T")
 
 
 class _Change(NamedTuple):
-    """What an operator can have done to a timer."""
+    """A change that an operator can make to a timer."""
 
     order: Callable[[str, str], None]
-    done: str  # what it then is, in words
-    states: Collection[str]  # in which it can be done
-    results: Collection[str]  # states that a timer may be in after it
+    done: str  # for messages: "cancelled"
+    states: Collection[str]  # the states that allow it
+    results: Collection[str]  # the states that it may lead to
 
 
 class TimersApi:
-    """The pages.
-
-    Args:
-        engine: Carries out what is ordered.
-        log_writer: Says when that is on disk, and has the table.
-    """
+    """The routes of timers."""
 
     def __init__(self, engine: Engine, log_writer: LogWriter) -> None:
         self._engine = engine
@@ -80,7 +73,7 @@ class TimersApi:
         self._readers = trio.CapacityLimiter(READERS)
         self._changes = {
             "cancel": _Change(engine.cancel_timer, "cancelled", LIVE, (CANCELLED,)),
-            # It is due at once, so that anything may have become of it by now.
+            # A retried timer is due at once, so it may have any of these states by now.
             "retry": _Change(
                 engine.retry_timer,
                 "tried again",
@@ -90,31 +83,26 @@ class TimersApi:
         }
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The routes of a door; those that change something only if it may."""
-        turns = trio.CapacityLimiter(PAGES_AT_ONCE)
+        """The routes for a listener; those that change something only if *may_change*."""
+        limiter = trio.CapacityLimiter(PAGES_AT_ONCE)
         routes = [
-            Route(path, _InTurn(answering(page), turns), methods=["GET"])
+            Route(path, _BoundedPage(answering(page), limiter), methods=["GET"])
             for path, page in (
                 ("/v1/timers", self._list),
                 ("/v1/timers/newest", self._newest),
             )
         ]
         if may_change:
-            routes += [
-                Route(
-                    f"/v1/timers/{name}",
-                    answering(partial(self._change, change)),
-                    methods=["POST"],
-                )
+            posts: dict[str, Endpoint] = {
+                name: partial(self._change, change)
                 for name, change in self._changes.items()
+            }
+            posts["cancel-damaged"] = self._cancel_damaged
+            routes += [
+                Route(f"/v1/timers/{name}", answering(endpoint), methods=["POST"])
+                for name, endpoint in posts.items()
             ]
-            path = "/v1/timers/cancel-damaged"
-            routes.append(
-                Route(path, answering(self._cancel_damaged), methods=["POST"])
-            )
         return routes
-
-    # --- pages ----------------------------------------------------------------
 
     async def _list(self, request: Request) -> Response:
         query = query_of(
@@ -128,14 +116,14 @@ class TimersApi:
         page = await self._read(
             partial(timer_reader.listed, wanted=wanted, before=before, limit=limit)
         )
-        following = json.dumps(None if page.next is None else str(page.next))
-        return json_text(f'{{"timers": {page.timers}, "next": {following}}}')
+        before_next = json.dumps(None if page.next is None else str(page.next))
+        return json_text(f'{{"timers": {page.timers}, "next": {before_next}}}')
 
     async def _newest(self, request: Request) -> Response:
         query = query_of(request, "key", "gateway", "limit")
         limit = number_in(query, "limit", DEFAULT_LIMIT, MAX_LIMIT)
         if "key" not in query:
-            raise ApiError(400, "the query has no key; say whose timer it is by key=…")
+            raise ApiError(400, "the query has no key; name the timer by key=…")
         key, gateway = query["key"], query.get("gateway")
         timers = await self._read(
             partial(timer_reader.newest, key=key, gateway=gateway, limit=limit)
@@ -143,63 +131,62 @@ class TimersApi:
         return json_text(f'{{"timers": {timers}}}')
 
     async def _change(self, change: _Change, request: Request) -> Response:
-        asked = await body_of(request, "gateway", "key")
-        gateway, key = asked["gateway"], asked["key"]
-        nothing = "nothing was changed, ask again"
-        await written(self._log_writer, nothing, gateway=gateway)
-        # Of a run whose record is on disk by now the table may not have heard yet.
+        body = await body_of(request, "gateway", "key")
+        gateway, key = body["gateway"], body["key"]
+        unchanged = "nothing was changed, ask again"
+        await written(self._log_writer, unchanged, gateway=gateway)
+        # An attempt's record may be on disk before the table has it.
         self._log_writer.timers.hurry(gateway, key, ticket=self._log_writer.ticket)
-        await written(self._log_writer, nothing, gateway=gateway)
-        timer = await self._one(gateway, key)
-        named = f"the timer {key!r} of {gateway!r}"
+        await written(self._log_writer, unchanged, gateway=gateway)
+        timer = await self._newest_of(gateway, key)
+        subject = f"the timer {key!r} of {gateway!r}"
         if "damaged" in timer:
             todo = f"`liveness timers cancel --damaged {timer['damaged']}` ends it"
-            raise ApiError(409, f"{named} is damaged on disk: {todo}")
+            raise ApiError(409, f"{subject} is damaged on disk: {todo}")
         if timer["state"] not in change.states:
-            can = " or ".join(change.states)
-            told = f"{named} is {timer['state']}; only one that is {can} can be"
-            raise ApiError(409, f"{told} {change.done}")
+            states = " or ".join(change.states)
+            message = f"{subject} is {timer['state']}; only one that is {states} can be"
+            raise ApiError(409, f"{message} {change.done}")
         change.order(gateway, key)
-        otherwise = f"{named} will be {change.done} when it can be"
-        await written(self._log_writer, otherwise, gateway=gateway)
-        timer = await self._one(gateway, key)
+        late = f"{subject} will be {change.done} once the disk writes"
+        await written(self._log_writer, late, gateway=gateway)
+        timer = await self._newest_of(gateway, key)
         if timer["state"] not in change.results:
-            told = f"{named} changed meanwhile, and is {timer['state']} now"
-            raise ApiError(409, f"{told}; look at it, and ask again")
+            message = f"{subject} changed meanwhile, and is {timer['state']} now"
+            raise ApiError(409, f"{message}; look at it, and ask again")
         return JSONResponse(timer)
 
     async def _cancel_damaged(self, request: Request) -> Response:
-        asked = await body_of(request, "id")
-        number = number_in(asked, "id", 0, MAX_INTEGER, where="body")
+        body = await body_of(request, "id")
+        number = number_in(body, "id", 0, MAX_INTEGER, where="body")
         end = partial(self._log_writer.timers.table.end_damaged, number)
         timetable = self._engine.timetable
         at = timetable.ms(trio.current_time())
         try:
-            less = await self._log_writer.timers.writer.once(partial(end, at=at))
+            removed = await self._log_writer.timers.writer.once(partial(end, at=at))
         except sqlite3.Error as error:
-            told = f"the timers' table cannot be written: {error}"
-            raise ApiError(503, f"{told}; nothing was changed, ask again") from error
-        if less is None:
-            told = f"no timer {number} is damaged: `liveness timers list` shows those"
-            raise ApiError(404, f"{told} that are")
-        timetable.forgot(less)
+            message = f"the timers' table cannot be written: {error}"
+            raise ApiError(503, f"{message}; nothing was changed, ask again") from error
+        if removed is None:
+            message = (
+                f"no timer {number} is damaged: `liveness timers list` shows those"
+            )
+            raise ApiError(404, f"{message} that are")
+        timetable.forgot(removed)
         read = partial(timer_reader.listed, wanted={"id": number}, before=MAX_INTEGER)
         page = await self._read(partial(read, limit=1))
         return json_text(page.timers[1:-1])
 
-    # --- table and disk -------------------------------------------------------
-
-    async def _one(self, gateway: str, key: str) -> dict[str, Any]:
-        """The newest timer of a gateway with a key."""
+    async def _newest_of(self, gateway: str, key: str) -> dict[str, Any]:
+        """The newest timer of a gateway with this key."""
         read = partial(timer_reader.newest, key=key, gateway=gateway, limit=1)
-        for timer in json.loads(await self._read(read)):
-            found: dict[str, Any] = timer
-            return found
-        told = (
-            f"{gateway!r} has no timer {key!r}: `liveness timers list` shows those that "
-            "there are"
-        )
-        raise ApiError(404, told)
+        timers: list[dict[str, Any]] = json.loads(await self._read(read))
+        if not timers:
+            message = f"{gateway!r} has no timer {key!r}: "
+            raise ApiError(
+                404, message + "`liveness timers list` shows those that there are"
+            )
+        return timers[0]
 
     async def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
         def read_in_thread() -> T:
@@ -209,18 +196,20 @@ class TimersApi:
         try:
             return await in_thread(read_in_thread, limiter=self._readers)
         except sqlite3.Error as error:
-            told = f"the timers cannot be read ({error}); mend the disk, and ask again"
-            raise ApiError(503, told) from error
+            message = (
+                f"the timers cannot be read ({error}); mend the disk, and ask again"
+            )
+            raise ApiError(503, message) from error
 
 
-class _InTurn:
-    """An endpoint whose answers are made, and read, only so many at a time."""
+class _BoundedPage:
+    """An endpoint with a limit on how many answers are made and sent at a time."""
 
-    def __init__(self, endpoint: Endpoint, turns: trio.CapacityLimiter) -> None:
+    def __init__(self, endpoint: Endpoint, limiter: trio.CapacityLimiter) -> None:
         self._endpoint = endpoint
-        self._turns = turns
+        self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._turns:
+        async with self._limiter:
             answer = await self._endpoint(Request(scope, receive))
             await answer(scope, receive, send)

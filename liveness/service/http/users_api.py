@@ -1,16 +1,16 @@
-"""Users over HTTP: everyone who is online, or why one user is or is not.
+"""Users over HTTP: everyone who is online, or why one user is online or offline.
 
     GET /v1/users                a line of JSON for each user online
-    GET /v1/users/{uid}?limit=   what memory and log have of one user, and one sentence
+    GET /v1/users/{uid}?limit=   one user: the session, the newest records, one sentence
 
-The last line of the list has no `uid` but the `seq` at which the whole is true, and from
-which the feed goes on; without that line the list is not whole. It is one read of the
-database, spooled to a file, and sent from there however slowly it is taken. A thousand
-lines are made by one statement, while others have the interpreter.
+The last line of the list has no `uid`. It has the `seq` at which the list is true, and from
+which the feed continues; a list without it is incomplete. The list is one read of the
+database, written to a temporary file and sent from there, however slowly the client reads.
+SQLite formats a thousand lines a statement, in a thread, without Python's lock.
 
-For one user the log is searched backwards, by one thread a listener: requests at one
+For one user the log is searched backwards, in one thread for each listener: requests at one
 listener wait for each other, not for those at the other, and the engine waits for none. A
-search ends after a while, found or not; `liveness history` searches the whole log.
+search ends after `SEARCH_S`, found or not; `liveness history` searches the whole log.
 """
 
 import sqlite3
@@ -32,7 +32,7 @@ from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine
 from liveness.service.http.api import ApiError, answering, number_in, query_of
-from liveness.service.http.event_stream import StreamKind, StreamListener, Streams
+from liveness.service.http.event_stream import StreamKind, Streams, StreamWriter
 from liveness.service.links.unread_replies import Spool, SpoolFull, Spools, TooLarge
 from liveness.service.storage.database import reading
 from liveness.service.storage.log_reader import LogReader
@@ -42,93 +42,80 @@ from liveness.service.storage.log_writer import LogWriter
 from liveness.text import uid_of
 
 PAGE: Final = b"/v1/users/"
-# In an answer, of at most 1 KiB each; a hundred answers may be in memory.
-MOST_RECORDS: Final = 100
-# How long a look back takes, about, if it finds less than it might.
-LOOK_S: Final = 2.0
+# In one answer. A record has at most 1 KiB, and a hundred answers may be in memory.
+MAX_RECORDS: Final = 100
+# About how long a search takes if it does not find enough records.
+SEARCH_S: Final = 2.0
 
 
 class UsersApi:
-    """The page.
-
-    Args:
-        engine: Knows who is online.
-        log_writer: Has the log.
-        wall_ms: Unix milliseconds, for what is told.
-    """
+    """The route of one user."""
 
     def __init__(
         self, engine: Engine, log_writer: LogWriter, *, wall_ms: Callable[[], int]
     ) -> None:
         self._engine = engine
         self._log_writer = log_writer
-        self._logbook = LogReader(
+        self._log_reader = LogReader(
             partial(reading, log_writer.store.path), clock=perf_counter
         )
         self._wall_ms = wall_ms
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The routes of a door, whichever it is."""
+        """The same route for every listener."""
         page = answering(partial(self._user, trio.CapacityLimiter(1)))
         return [Route("/v1/users/{uid:path}", page, methods=["GET"])]
 
     async def _user(self, readers: trio.CapacityLimiter, request: Request) -> Response:
-        uid = _uid_in(request)
+        uid = _uid_of_path(request)
         query = query_of(request, "limit")
-        limit = number_in(query, "limit", RECORDS, MOST_RECORDS)
-        standing = self._engine.standing(uid)
-        session = None if standing is None else standing.session
+        limit = number_in(query, "limit", RECORDS, MAX_RECORDS)
+        status = self._engine.standing(uid)
+        session = None if status is None else status.session
         try:
-            look, opening = await in_thread(
+            found, opening = await in_thread(
                 partial(
-                    self._logbook.newest_with_opening,
+                    self._log_reader.newest_with_opening,
                     uid,
                     session,
                     limit=limit,
-                    within_s=LOOK_S,
+                    within_s=SEARCH_S,
                 ),
                 limiter=readers,
             )
         except sqlite3.Error as error:
-            told = f"the log cannot be read ({error}); mend the disk, and ask again"
-            raise ApiError(503, told) from error
-        # As it is now: it may have gone, or come back, as the log was read.
-        standing = self._engine.standing(uid)
-        if standing is not None and standing.session != session:
+            message = f"the log cannot be read ({error}); mend the disk, and ask again"
+            raise ApiError(503, message) from error
+        # Look again: the session may have ended or begun while the log was read.
+        status = self._engine.standing(uid)
+        if status is not None and status.session != session:
             opening = None
-        known = Known(standing, look.records, opening, look.back_to, look.oldest)
+        known = Known(status, found.records, opening, found.back_to, found.oldest)
         page = answer(uid, known, now_ms=self._wall_ms())
-        if standing is not None and standing.session > self._log_writer.durable_seq:
-            page["session"] = None  # a crash may yet give that number to another
+        if status is not None and status.session > self._log_writer.durable_seq:
+            page["session"] = None  # after a crash another record may get this number
         return JSONResponse(page)
 
 
-def _uid_in(request: Request) -> Uid:
-    """Whom the path names.
+def _uid_of_path(request: Request) -> Uid:
+    """The uid in the path.
 
-    Taken from the bytes that came: of those that are no UTF-8 the server's own reading
-    makes the name of somebody else.
+    It is parsed from the raw bytes: Starlette replaces invalid UTF-8, and so could make it
+    the name of another user.
     """
     name = unquote_to_bytes(request.scope["raw_path"]).removeprefix(PAGE)
     try:
         return uid_of(name.decode())
     except UnicodeDecodeError:
-        told = f"{name!r:.80} is no uid: it is not UTF-8; write each byte of its UTF-8 as %XX"
-        raise ApiError(400, told) from None
+        message = f"{name!r:.80} is no uid: it is not UTF-8; "
+        message += "write each byte of its UTF-8 as %XX"
+        raise ApiError(400, message) from None
     except ValueError as error:
         raise ApiError(400, str(error)) from None
 
 
 class OnlineUsersApi:
-    """The pages.
-
-    Args:
-        log_writer: Has the file.
-        feed: Whose readers of the disk these are as well.
-        streams: Where the answers have their places.
-        spools: Where they are until they are read.
-        counts: Where it is counted that there was no room.
-    """
+    """The route of the list of everyone online."""
 
     def __init__(
         self,
@@ -143,27 +130,27 @@ class OnlineUsersApi:
         self._streams = streams
         self._spools = spools
         self._counts = counts
-        # One is put together at a time: between two of them the WAL can begin anew.
+        # One list is read at a time: between two of them SQLite can reset the WAL.
         self._turn = trio.CapacityLimiter(1)
 
     def routes(self, *, may_change: bool) -> list[Route]:
-        """The routes of a door, whichever it is."""
+        """The same route for every listener."""
         return [Route("/v1/users", answering(self._answer))]
 
     async def _answer(self, request: Request) -> Response:
         query_of(request)
         media = "application/x-ndjson"
-        return self._streams.answer(StreamKind.USERS, self._tell, media=media)
+        return self._streams.response(StreamKind.USERS, self._send_users, media=media)
 
-    async def _tell(self, listener: StreamListener) -> None:
+    async def _send_users(self, writer: StreamWriter) -> None:
         async with self._turn:
             spool = await self._spool()
         with spool:
             while piece := await spool.read():
-                await listener.tell(piece)
+                await writer.send(piece)
 
     async def _spool(self) -> Spool:
-        """Everyone, as they are to be told, in a file that has no name."""
+        """The whole list, in a temporary file without a name."""
         wake = Notifier()
         while not self._spools.may_fill(wake):
             await wake.wait()
@@ -175,5 +162,5 @@ class OnlineUsersApi:
             self._counts.limits_met["limits.max_spool_bytes"] += 1
             raise ApiError(503, str(error)) from error
         except (sqlite3.Error, OSError) as error:
-            told = f"those online cannot be read ({error}); mend the disk, and ask"
-            raise ApiError(503, f"{told} again") from error
+            message = f"the users online cannot be read ({error}); "
+            raise ApiError(503, f"{message}mend the disk, and ask again") from error

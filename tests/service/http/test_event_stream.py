@@ -14,8 +14,8 @@ from trio.testing import MockClock
 from liveness.config.settings import HttpSettings
 from liveness.core.records import TIMER, TimerRecord
 from liveness.service.http.event_stream import QUIET_S, STOPPING
-from liveness.service.http.feed_api import EVENTS_BYTES, _taken
-from liveness.service.http.live_api import MOST_RECORDS
+from liveness.service.http.feed_api import EVENTS_BYTES, _take_events
+from liveness.service.http.live_api import MAX_RECORDS
 from liveness.service.storage.log_tail import TailEntry
 from tests.service.http.asgi import ask
 from tests.service.http.reading import LONG_S, Event, Reader, reading
@@ -310,15 +310,15 @@ async def test_a_summary_comes_every_second_whatever_the_load(rig: Rig) -> None:
         gateway = await rig.gateway("gw")
         history, first = await reader.events(2)
         assert history.name == "history"
-        count = 3 * MOST_RECORDS
+        count = 3 * MAX_RECORDS
         began = trio.current_time()
         await gateway.send(["login", [f"u-{n}" for n in range(count)]])
         await gateway.sync()
         full, *_, last = [event.data for event in await reader.events(8)]
         assert trio.current_time() - began == pytest.approx(8, abs=1.1)
         seqs = [record["seq"] for record in full["records"]]
-        assert seqs == [*range(count - MOST_RECORDS + 1, count + 1)]
-        assert full["left_out"] == count - MOST_RECORDS
+        assert seqs == [*range(count - MAX_RECORDS + 1, count + 1)]
+        assert full["left_out"] == count - MAX_RECORDS
         assert (full["users"], sum(full["slot_users"])) == (count, count)
         (shown,) = full["gateways"]
         usual = {"linked": True, "due": 0, "interval": None, "ping": None, "mutes": 0}
@@ -461,6 +461,6 @@ def test_what_is_sent_at_once_is_bounded_in_bytes() -> None:
     told = list[bytes]()
     left = entries[::-1]
     while left:
-        told.append(_taken(left, b"id: log"))
+        told.append(_take_events(left, b"id: log"))
     assert max(map(len, told)) <= most
     assert b"".join(told) == b"".join(b"id: log" + entry.event for entry in entries)

@@ -67,7 +67,7 @@ async def test_to_release_a_gateway_whose_users_are_not_held_is_an_error(
         answer = await release(rig, json.dumps({"gateway": name}).encode())
         assert answer.status == 404
         assert answer.error == (
-            f"no users of '{name}' are held by a storm; `liveness status` shows whose are"
+            f"no users of '{name}' are held by a storm; `liveness status` shows the storms"
         )
         assert (await get(rig))["storms"][0]["users"] == 40
 
@@ -80,7 +80,7 @@ async def test_without_a_guard_a_release_says_how_to_have_one(
         answer = await release(rig, body)
         assert answer.status == 409
         assert answer.error == (
-            "the storm guard is off and holds nobody; to have it set "
+            "the storm guard is off and holds nobody; to turn it on, set "
             "guard.enabled, and restart the sidecar"
         )
         assert await get(rig) == {"enabled": False, "storms": [], "more": 0}
@@ -125,4 +125,6 @@ async def test_a_release_takes_a_post_by_the_admin_socket(
         answer = await ask(gate, method, path)
         assert answer.status == 405
         if door == "admin":
-            assert answer.error == "GET is not for this page; it has its own"
+            assert answer.error.startswith(
+                "GET is not for this page; docs/http-api.md has"
+            )

@@ -16,8 +16,8 @@ from liveness.service.http.event_stream import (
     NOT_ALLOWED,
     QUIET_S,
     StreamKind,
-    StreamListener,
     Streams,
+    StreamWriter,
 )
 from liveness.service.http.middleware import Middleware
 from liveness.service.http.pacing import Turnstile
@@ -52,7 +52,7 @@ class Door:
         streams = Streams(most=1, counts=Counts(), turnstile=Turnstile())
 
         async def stream(_: Request) -> Response:
-            return streams.events(StreamKind.FEED, StreamListener.wait)
+            return streams.events(StreamKind.FEED, StreamWriter.wait)
 
         pages = build_pages(
             CollectorRegistry(),

@@ -300,7 +300,7 @@ async def test_a_change_that_the_disk_does_not_take_is_made_once_it_does(
         assert status == 503
         expected = "the timers' table cannot be written: database is locked"
         assert expected in answer["error"]
-        expected = "the timer 'k' of 'g' will be cancelled when it can be"
+        expected = "the timer 'k' of 'g' will be cancelled once the disk writes"
         assert expected in answer["error"]
         # What is read needs no writer.
         (timer,) = await doors.listed(TIMERS)

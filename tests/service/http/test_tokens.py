@@ -7,13 +7,13 @@ import pytest
 
 from liveness.errors import StartError
 from liveness.service.http.sign_in import (
-    LEAST_CHARACTERS,
-    MOST_BYTES,
+    MAX_BYTES,
+    MIN_CHARACTERS,
     SIGNED_IN_S,
     TRIES_AT_ONCE,
     TRIES_PER_S,
     Token,
-    Tries,
+    WrongTokenLimit,
     read_token,
 )
 
@@ -59,17 +59,17 @@ def test_a_token_is_read_without_the_space_around_it(
     for path in (tmp_path / "token", tmp_path / "link"):
         token = read_token(path)
         assert token is not None
-        assert token.is_it(text.strip())
+        assert token.matches(text.strip())
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o601])
 def test_a_file_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     told = refused(written(tmp_path, WORDS.encode(), mode))
-    assert "is open to others than owner and group; chmod o= it" in told
+    assert "is open to others than its owner and group; run chmod o= on it" in told
     assert WORDS not in told
 
 
-@pytest.mark.parametrize("size", [LEAST_CHARACTERS, MOST_BYTES])
+@pytest.mark.parametrize("size", [MIN_CHARACTERS, MAX_BYTES])
 def test_a_file_at_the_bounds_is_read(tmp_path: Path, size: int) -> None:
     assert read_token(written(tmp_path, b"x" * size)) is not None
 
@@ -80,8 +80,8 @@ def test_a_file_at_the_bounds_is_read(tmp_path: Path, size: int) -> None:
         (b"", "has 0 characters"),
         (b"\n", "has 0 characters"),
         (b" " * 100, "has 0 characters"),
-        (b"x" * (LEAST_CHARACTERS - 1), "has 15 characters; a token has 16 or more"),
-        (b"x" * (MOST_BYTES + 1), "more than 4096 bytes"),
+        (b"x" * (MIN_CHARACTERS - 1), "has 15 characters; a token has 16 or more"),
+        (b"x" * (MAX_BYTES + 1), "more than 4096 bytes"),
         *(
             (WORDS.encode() + odd + WORDS.encode(), "other than printable ASCII")
             for odd in (b" ", b"\t", b"\n", b"\0", b"\x7f", b"\xe9", b"\xff")
@@ -99,9 +99,11 @@ def test_a_file_that_holds_no_token_is_refused(
 
 def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
     assert "cannot be read (No such file" in refused(tmp_path / "absent")
-    assert "is no file" in refused(tmp_path)
+    assert "is not a regular file" in refused(tmp_path)
     os.mkfifo(tmp_path / "pipe", 0o600)
-    assert "is no file" in refused(tmp_path / "pipe")  # and nobody is waited for
+    assert "is not a regular file" in refused(
+        tmp_path / "pipe"
+    )  # and nobody is waited for
 
 
 # --- who has it -----------------------------------------------------------------------
@@ -109,8 +111,8 @@ def test_what_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 def test_a_header_with_the_token_is_accepted(token: Token, scheme: str) -> None:
-    assert token.is_said_by(f"{scheme} {WORDS}")
-    assert token.is_said_by(f"{scheme}  {WORDS} ")
+    assert token.matches_header(f"{scheme} {WORDS}")
+    assert token.matches_header(f"{scheme}  {WORDS} ")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_a_header_with_the_token_is_accepted(token: Token, scheme: str) -> None:
     ],
 )
 def test_a_header_with_anything_else_is_refused(token: Token, said: str) -> None:
-    assert not token.is_said_by(said)
+    assert not token.matches_header(said)
 
 
 def test_a_token_does_not_show_itself(token: Token) -> None:
@@ -143,14 +145,14 @@ def test_a_token_does_not_show_itself(token: Token) -> None:
 
 def test_a_cookie_is_good_for_its_time_and_not_a_second_longer(token: Token) -> None:
     cookie = token.sign(1_000.7)
-    assert token.is_signed(cookie, 1_000.7)
-    assert token.is_signed(cookie, 1_000 + SIGNED_IN_S - 0.1)
-    assert not token.is_signed(cookie, 1_000 + SIGNED_IN_S)
+    assert token.is_valid_cookie(cookie, 1_000.7)
+    assert token.is_valid_cookie(cookie, 1_000 + SIGNED_IN_S - 0.1)
+    assert not token.is_valid_cookie(cookie, 1_000 + SIGNED_IN_S)
 
 
 def test_a_new_token_ends_the_cookies_of_the_old_one(token: Token) -> None:
-    assert not Token(WORDS + "2").is_signed(token.sign(0), 0)
-    assert Token(WORDS).is_signed(token.sign(0), 0)  # as after a restart
+    assert not Token(WORDS + "2").is_valid_cookie(token.sign(0), 0)
+    assert Token(WORDS).is_valid_cookie(token.sign(0), 0)  # as after a restart
 
 
 @pytest.mark.parametrize(
@@ -174,14 +176,14 @@ def test_a_new_token_ends_the_cookies_of_the_old_one(token: Token) -> None:
 def test_what_we_have_not_signed_is_no_cookie(token: Token, forged: str) -> None:
     until, signature = token.sign(0).split(".")
     forged = forged.format(until=until, signature=signature)
-    assert not token.is_signed(forged, 0)
+    assert not token.is_valid_cookie(forged, 0)
 
 
 # --- tries ----------------------------------------------------------------------------
 
 
 def test_so_many_may_be_wrong_at_once_and_then_so_many_a_second() -> None:
-    tries = Tries()
+    tries = WrongTokenLimit()
     assert [tries.fail(100.0) for _ in range(TRIES_AT_ONCE)] == [0] * TRIES_AT_ONCE
     assert tries.fail(100.0) == 1
     assert tries.fail(100.0 + 0.9 / TRIES_PER_S) == 1
@@ -190,13 +192,13 @@ def test_so_many_may_be_wrong_at_once_and_then_so_many_a_second() -> None:
 
 
 def test_refused_tries_do_not_lengthen_the_wait() -> None:
-    tries = Tries()
+    tries = WrongTokenLimit()
     for _ in range(1_000):
         tries.fail(0.0)
     assert tries.fail(1.0) == 0
 
 
 def test_a_long_time_without_wrong_tries_allows_no_more_at_once() -> None:
-    tries = Tries()
+    tries = WrongTokenLimit()
     waits = [tries.fail(1e9) for _ in range(TRIES_AT_ONCE + 1)]
     assert waits == [0] * TRIES_AT_ONCE + [1]

@@ -9,7 +9,7 @@ import pytest
 from starlette.applications import Starlette
 
 from liveness.service.common.clock import Clock
-from liveness.service.http.users_api import MOST_RECORDS, UsersApi
+from liveness.service.http.users_api import MAX_RECORDS, UsersApi
 from liveness.service.storage.database import connect
 from liveness.text import uid_text
 from tests.helpers import disk
@@ -109,8 +109,8 @@ async def test_users_of_hard_names_are_found_by_their_names(rig: Rig) -> None:
         ("int:9223372036854775808", "N from 0 to 2^63-1"),
         ("int:" + "9" * 250, "N from 0 to 2^63-1"),
         ("%ff", "it is not UTF-8"),
-        ("eve?limit=0", f"1 to {MOST_RECORDS}"),
-        (f"eve?limit={MOST_RECORDS + 1}", f"1 to {MOST_RECORDS}"),
+        ("eve?limit=0", f"1 to {MAX_RECORDS}"),
+        (f"eve?limit={MAX_RECORDS + 1}", f"1 to {MAX_RECORDS}"),
         ("eve?before=3", "it may have limit"),
     ],
 )

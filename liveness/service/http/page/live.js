@@ -1,69 +1,69 @@
 /*
- * The live page: what the sidecar tells once a second, drawn.
+ * The live page: draws what the sidecar reports once a second.
  *
- * One EventSource (`/v1/live`) brings the last minutes when it opens and a summary each
- * second; a filter opens it anew. Between two summaries only the wheel moves: the hand
- * goes on by its known speed, and dots stand for those who speak and those who leave.
- * When nothing is heard the hand stops, and the page says since when.
+ * One EventSource (`/v1/live`) sends the last minutes when it opens, then a summary each
+ * second. A change of the filter opens a new one. Between two summaries only the wheel
+ * moves: the hand continues at its known speed, and dots show users who sent something and
+ * users who went offline. If no summary comes, the hand stops, and the page shows since when.
  *
- * Whatever comes over the wire is text, and is only ever set as text.
+ * Text from the server is only ever set as text, never as HTML.
  */
 
 const HISTORY_POINTS = 300; // as many as the stream's history has at most
-const FEED_ROWS = 200; // more than anybody reads; each is some elements
-const MOST_SECTORS = 120; // narrower ones could not be told apart
+const FEED_ROWS = 200; // more than anyone reads; each is several elements
+const MOST_SECTORS = 120; // narrower ones could not be distinguished
 const MOST_LABELS = 12; // around the ring, as on a clock
-const JUMPS_PER_S = 40; // dots that stand for those who spoke: more is a blur
+const JUMPS_PER_S = 40; // dots for users who sent something: more is a blur
 const LEAVES_PER_S = 24;
-const SECTORS_EVERY = 4; // frames: they change slowly, and are most of the work
+const SECTORS_EVERY = 4; // frames; sectors change slowly, and are most of the work
 const MOST_DOTS = 160;
 const QUIET_MS = 3_500; // a summary comes each second: three were missed
-const LOST_MS = 10_000; // a connection that says nothing so long has died unnoticed
+const LOST_MS = 10_000; // after so long the connection is dead, even if no error came
 const RETRY_MS = 2_000;
-const EXPLAIN_MS = 5_000; // how old an explanation gets while its user is online
+const EXPLAIN_MS = 5_000; // how often the explanation of an online user is refreshed
 
 const SVG = "http://www.w3.org/2000/svg";
 const REDUCED = matchMedia("(prefers-reduced-motion: reduce)");
 
-// --- elements and words ------------------------------------------------------------
+// --- elements and texts ------------------------------------------------------------
 
 const byId = (id) => document.getElementById(id);
 
 /** An element with attributes and children; a string child is text. */
 function make(name, attributes = {}, ...children) {
   const element = document.createElement(name);
-  set(element, attributes);
+  setAttributes(element, attributes);
   element.append(...children);
   return element;
 }
 
 function draw(name, attributes = {}) {
   const element = document.createElementNS(SVG, name);
-  set(element, attributes);
+  setAttributes(element, attributes);
   return element;
 }
 
-function set(element, attributes) {
+function setAttributes(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
   }
 }
 
-/** Sets a text if it is another, so that what somebody selects stays selected. */
-function put(element, text) {
+/** Sets a text only if it differs: setting it would drop the reader's selection. */
+function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Says something once to who cannot see it. */
-function say(text) {
-  byId("said").textContent = text;
+/** Has a screen reader say something once. */
+function announce(text) {
+  byId("announcement").textContent = text;
 }
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const whole = (n) => WHOLE.format(n);
-const many = (n, one, more = `${one}s`) => `${whole(n)} ${n === 1 ? one : more}`;
+const plural = (n, singular, many = `${singular}s`) => `${whole(n)} ${n === 1 ? singular : many}`;
 
-/** Of what happens in a second: whole, unless it is rare. */
+/** A count per second: whole, with one decimal below 10. */
 const rate = (n) => (n && n < 10 ? n.toFixed(1).replace(/\.0$/, "") : whole(n));
 
 function short(n) {
@@ -85,25 +85,25 @@ function seconds(s) {
 
 const UNSEEN = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
 
-/** As the command line writes what no eye could tell apart, or would not see at all. */
+/** Escapes characters that are invisible or look like a space, as the command line does. */
 function visible(text) {
-  return text.replace(new RegExp(`${UNSEEN.source}|\\\\`, "gu"), (one) => {
-    const code = one.codePointAt(0);
-    if (one === "\\") return "\\\\";
-    const [ticket, digits] = code < 256 ? ["x", 2] : code < 65_536 ? ["u", 4] : ["U", 8];
-    return `\\${ticket}${code.toString(16).padStart(digits, "0")}`;
+  return text.replace(new RegExp(`${UNSEEN.source}|\\\\`, "gu"), (char) => {
+    const code = char.codePointAt(0);
+    if (char === "\\") return "\\\\";
+    const [letter, digits] = code < 256 ? ["x", 2] : code < 65_536 ? ["u", 4] : ["U", 8];
+    return `\\${letter}${code.toString(16).padStart(digits, "0")}`;
   });
 }
 
 const uidText = (uid) => (typeof uid === "number" ? `int:${uid}` : uid);
 
-/** A name of the wire, on its own whatever direction it is written in. */
+/** An element with a name from the wire; <bdi> keeps its writing direction from the rest. */
 function named(text, name = "bdi") {
   const shown = visible(text);
   return make(name, { class: "cut", title: shown }, shown);
 }
 
-let offset_s = 0; // of the host's clock, which logs and `liveness explain` show as well
+let offset_s = 0; // of the host's time zone, in which logs and `liveness explain` are
 const onHost = (ms) => new Date(ms + offset_s * 1e3).toISOString();
 const clock = (ms) => onHost(ms).slice(11, 19);
 function moment(ms) {
@@ -111,10 +111,10 @@ function moment(ms) {
   return day === onHost(Date.now()).slice(0, 10) ? clock(ms) : `${day} ${clock(ms)}`;
 }
 
-/** A word for a shell; what cannot be seen is written as bash reads it. */
+/** A word quoted for a shell; invisible characters as bash's $'…' has them. */
 function quoted(word) {
   const isPlain = /^[\w.@%+=:,/-]+$/.test(word);
-  const code = (one) => `\\U${one.codePointAt(0).toString(16).padStart(8, "0")}`;
+  const code = (char) => `\\U${char.codePointAt(0).toString(16).padStart(8, "0")}`;
   const isSeen = word.search(UNSEEN) < 0;
   const escaped = isSeen ? word.replaceAll("'", "'\\''") : word.replace(/[\\']/g, "\\$&").replace(UNSEEN, code);
   const safe = isPlain ? word : `${isSeen ? "" : "$"}'${escaped}'`;
@@ -125,7 +125,7 @@ function quoted(word) {
 
 const INNER = 128;
 const OUTER = 206;
-const LANE = 119; // inside the ring, where those who speak travel
+const LANE = 119; // the track inside the ring on which dots move ahead
 const TURN = 2 * Math.PI;
 const mod = (n, by) => ((n % by) + by) % by;
 const at = (angle, radius) => `${(Math.sin(angle) * radius).toFixed(2)} ${(-Math.cos(angle) * radius).toFixed(2)}`;
@@ -143,64 +143,64 @@ const wheel = {
   slots: 0,
   per: 1, // slots in a sector
   slot_s: 1,
-  hand: 0, // as shown
-  told: { hand: 0, at: 0 },
-  runs: false,
-  counts: [], // users in each sector, as told
-  shown: [], // and as shown, on their way there
-  top: 1, // the count that fills a sector, as shown
+  hand: 0, // its position as shown, in slots
+  reported: { hand: 0, at: 0 },
+  isMoving: false,
+  counts: [], // users in each sector, as reported
+  shown: [], // and as drawn, on the way to that
+  top: 1, // the count that fills a sector, as drawn
   users: 0,
-  jobs: [], // dots to come, each with its moment
+  jobs: [], // dots to launch, each at its moment
   dots: [],
-  owed: { leaves: 0, comes: 0 },
+  pending: { leaves: 0, comes: 0 },
   frames: 0,
   unpainted_s: 0, // since the sectors were painted
-  chosen: null, // {place} where somebody points, {ahead} where the keys are
-  found: null, // the place of the user who is explained
+  chosen: null, // a sector: {place} by the pointer, {ahead} of the hand by the keys
+  found: null, // the slot of the user who is explained
 
-  take(told, isNext) {
+  take(summary, isNext) {
     const before = this.counts;
-    if (told.slots !== this.slots) this.build(told.slots);
-    this.slot_s = told.slot_s;
-    this.users = told.users;
-    this.told = { hand: told.hand, at: performance.now() };
-    this.runs = !told.stands;
-    this.counts = Array(Math.ceil(told.slots / this.per)).fill(0);
-    told.slot_users.forEach((users, slot) => (this.counts[Math.floor(slot / this.per)] += users));
+    if (summary.slots !== this.slots) this.build(summary.slots);
+    this.slot_s = summary.slot_s;
+    this.users = summary.users;
+    this.reported = { hand: summary.hand, at: performance.now() };
+    this.isMoving = !summary.stands;
+    this.counts = Array(Math.ceil(summary.slots / this.per)).fill(0);
+    summary.slot_users.forEach((users, slot) => (this.counts[Math.floor(slot / this.per)] += users));
     const isFirst = before.length !== this.counts.length;
     if (isFirst || REDUCED.matches || document.hidden) {
       this.shown = [...this.counts];
       this.top = Math.max(1, ...this.counts);
-      this.hand = told.hand;
+      this.hand = summary.hand;
     }
-    if (isNext && !isFirst && !REDUCED.matches && !document.hidden) this.plan(before, told);
-    byId("hand").classList.toggle("stands", told.stands);
-    put(byId("hand-caption"), told.stands ? "the hand stands" : "");
-    const digits = whole(told.users);
-    put(byId("users"), digits);
+    if (isNext && !isFirst && !REDUCED.matches && !document.hidden) this.plan(before, summary);
+    byId("hand").classList.toggle("stands", summary.stands);
+    setText(byId("hand-caption"), summary.stands ? "the hand stands still" : "");
+    const digits = whole(summary.users);
+    setText(byId("users"), digits);
     const size = digits.length < 8 ? 54 : digits.length < 10 ? 44 : 34;
     byId("users").style.setProperty("font-size", `${size}px`);
-    this.tell(told);
+    this.describe(summary);
     this.paint(0);
   },
 
-  /** As many sectors as there are slots, or fewer that each stand for several. */
+  /** Draws a sector for each slot, or for several slots if there are many. */
   build(slots) {
     this.slots = slots;
     this.per = Math.ceil(slots / MOST_SECTORS);
     this.counts = [];
     byId("sectors").replaceChildren();
     for (let n = 0; n * this.per < slots; n++) byId("sectors").append(draw("path"));
-    set(byId("ring"), { "aria-valuemax": Math.ceil(slots / this.per) });
+    setAttributes(byId("ring"), { "aria-valuemax": Math.ceil(slots / this.per) });
     const ticks = byId("ticks");
     ticks.replaceChildren();
-    const step = this.per * [1, 5, 10].find((one) => slots / this.per / one <= MOST_LABELS);
+    const step = this.per * [1, 5, 10].find((n) => slots / this.per / n <= MOST_LABELS);
     for (let slot = 0; slot < slots; slot += this.per) {
       const angle = (slot / slots) * TURN;
-      const isNamed = slot % step === 0 && slots - slot >= step / 2;
-      const [[x1, y1], [x2, y2]] = [OUTER + 8, OUTER + (isNamed ? 16 : 12)].map((r) => at(angle, r).split(" "));
+      const hasLabel = slot % step === 0 && slots - slot >= step / 2;
+      const [[x1, y1], [x2, y2]] = [OUTER + 8, OUTER + (hasLabel ? 16 : 12)].map((r) => at(angle, r).split(" "));
       ticks.append(draw("line", { x1, y1, x2, y2 }));
-      if (!isNamed) continue;
+      if (!hasLabel) continue;
       const [x, y] = at(angle, OUTER + 27).split(" ");
       const text = draw("text", { x, y });
       text.textContent = slot;
@@ -208,39 +208,39 @@ const wheel = {
     }
   },
 
-  /** How many sectors the hand has to go to one; 0: it is in it. */
+  /** How many sectors the hand is away from one; 0: it is in it. */
   steps(n) {
     return mod(n - Math.floor(this.hand / this.per), this.counts.length);
   },
 
   /**
-   * What share of a revolution the hand has to go to a sector. The one it is in is the
-   * furthest: nearly all of its users have just been put behind the hand.
+   * What share of a revolution the hand is away from a sector: 1 for the sector it is in,
+   * since nearly all users there have just been put behind the hand.
    */
   ahead(n) {
     return this.steps(n) ? mod((n + 0.5) * this.per - this.hand, this.slots) / this.slots : 1;
   },
 
-  /** Dots for the coming second: who left the slots ahead, who was let go, who came. */
-  plan(before, told) {
+  /** Plans dots for the coming second: users who left slots ahead, went offline, logged in. */
+  plan(before, summary) {
     const now = performance.now();
-    const left = before.map((users, n) => {
+    const departed = before.map((users, n) => {
       const steps = this.steps(n);
-      const isPassed = steps > this.counts.length - 1 - told.second.over_s / this.slot_s / this.per;
+      const isPassed = steps > this.counts.length - 1 - summary.second.over_s / this.slot_s / this.per;
       return !steps || isPassed ? 0 : Math.max(0, users - this.counts[n]);
     });
-    let sum = left.reduce((a, b) => a + b, 0);
+    let sum = departed.reduce((a, b) => a + b, 0);
     const jumps = Math.min(JUMPS_PER_S, sum);
     for (let k = 0; k < jumps; k++) {
       let pick = Math.random() * sum;
-      const n = left.findIndex((users) => (pick -= users) < 0);
+      const n = departed.findIndex((users) => (pick -= users) < 0);
       if (n >= 0) this.jobs.push({ at: now + Math.random() * 1000, kind: "jump", n });
     }
-    const { events, offlines, over_s } = told.second;
+    const { events, offlines, over_s } = summary.second;
     const due = { leaves: (offlines.silence ?? 0) + (offlines.gateway_lost ?? 0), comes: events.login ?? 0 };
     for (const kind of ["leaves", "comes"]) {
-      this.owed[kind] = Math.min(LEAVES_PER_S, this.owed[kind] + Math.round(due[kind] * over_s));
-      for (; this.owed[kind] >= 1; this.owed[kind]--) this.jobs.push({ at: now + Math.random() * 1000, kind });
+      this.pending[kind] = Math.min(LEAVES_PER_S, this.pending[kind] + Math.round(due[kind] * over_s));
+      for (; this.pending[kind] >= 1; this.pending[kind]--) this.jobs.push({ at: now + Math.random() * 1000, kind });
     }
     this.jobs = this.jobs.slice(-MOST_DOTS);
   },
@@ -251,7 +251,7 @@ const wheel = {
     const hand = this.hand * slot;
     const circle = draw("circle", { r: kind === "leaves" ? 2.4 : 1.9, opacity: 0 });
     byId("dots").append(circle);
-    const lies = this.radius(n ?? 0);
+    const outer = this.radius(n ?? 0);
     if (kind === "leaves") {
       circle.classList.add("fired");
       const angle = hand + (Math.random() - 0.5) * slot;
@@ -260,7 +260,7 @@ const wheel = {
       return;
     }
     const ms = kind === "jump" ? 900 + 500 * (1 - this.ahead(n)) : 700;
-    // Where the hand is when the dot arrives, and a little behind it.
+    // A little behind where the hand will be when the dot arrives.
     const goal = hand + (ms / 1000 / this.slot_s - Math.random() * Math.min(1, 0.5 * this.per)) * slot;
     const end = INNER + 4 + Math.random() * 40;
     if (kind === "comes") {
@@ -269,7 +269,7 @@ const wheel = {
     }
     const from = (n + 0.2 + 0.6 * Math.random()) * this.per * slot;
     const over = mod(goal - from, TURN);
-    const start = INNER + 3 + Math.random() * Math.max(2, lies - INNER - 6);
+    const start = INNER + 3 + Math.random() * Math.max(2, outer - INNER - 6);
     this.dots.push({ circle, now, ms, from, over, start, end, dip: 1, kind });
   },
 
@@ -285,7 +285,7 @@ const wheel = {
       const radius = (start + (end - start) * eased) * (1 - inLane) + LANE * inLane;
       const [cx, cy] = at(from + over * eased, radius).split(" ");
       const opacity = kind === "leaves" ? 1 - t ** 2 : Math.min(1, 5 * t, 4 * (1 - t));
-      set(circle, { cx, cy, opacity: opacity.toFixed(2) });
+      setAttributes(circle, { cx, cy, opacity: opacity.toFixed(2) });
       return true;
     });
   },
@@ -293,7 +293,7 @@ const wheel = {
   radius(n) {
     const users = this.shown[n] ?? 0;
     if (users < 0.5) return INNER;
-    // By area, as the eye compares areas; the smallest can still be seen.
+    // Proportional by area, as the eye compares areas; at least 2, so that it is visible.
     const share = Math.min(1, users / this.top);
     return Math.max(INNER + 2, Math.sqrt(INNER ** 2 + (OUTER ** 2 - INNER ** 2) * share));
   },
@@ -311,9 +311,9 @@ const wheel = {
     byId("sectors").childNodes.forEach((path, n) => {
       this.shown[n] += (this.counts[n] - this.shown[n]) * ease;
       const ahead = this.ahead(n);
-      const [from, to] = [n, n + 1].map((one) => (Math.min(one * this.per, this.slots) / this.slots) * TURN);
+      const [from, to] = [n, n + 1].map((edge) => (Math.min(edge * this.per, this.slots) / this.slots) * TURN);
       const radius = this.radius(n);
-      set(path, {
+      setAttributes(path, {
         d: radius > INNER ? sector(from + gap, to - gap, radius) : "",
         "fill-opacity": (0.2 + 0.8 * ahead ** 0.8).toFixed(2),
         class: [this.steps(n) === 1 && this.counts.length > 2 ? "near" : "", n === chosen ? "chosen" : ""].join(" ").trim(),
@@ -322,20 +322,20 @@ const wheel = {
   },
 
   paintHand() {
-    set(byId("hand"), { transform: `rotate(${((this.hand / (this.slots || 1)) * 360).toFixed(2)})` });
+    setAttributes(byId("hand"), { transform: `rotate(${((this.hand / (this.slots || 1)) * 360).toFixed(2)})` });
     const marker = byId("marker");
-    set(marker, { visibility: this.found === null ? "hidden" : "visible" });
-    if (this.found !== null) set(marker, { transform: `rotate(${(((this.found + 0.5) / this.slots) * 360).toFixed(2)})` });
+    setAttributes(marker, { visibility: this.found === null ? "hidden" : "visible" });
+    if (this.found !== null) setAttributes(marker, { transform: `rotate(${(((this.found + 0.5) / this.slots) * 360).toFixed(2)})` });
   },
 
-  /** The place of the hand that was last told, gone on by its speed. */
+  /** Moves the hand on from where it was last reported, by its speed. */
   move(now, passed_s) {
     if (!this.slots) return;
-    if (this.runs && !REDUCED.matches) {
-      const place = this.told.hand + (now - this.told.at) / 1000 / this.slot_s;
+    if (this.isMoving && !REDUCED.matches) {
+      const place = this.reported.hand + (now - this.reported.at) / 1000 / this.slot_s;
       this.hand += passed_s / this.slot_s;
       const off = mod(place - this.hand + this.slots / 2, this.slots) - this.slots / 2;
-      // Small differences are made up for unseen; after a pause the hand is put right.
+      // Correct small differences smoothly, and large ones, as after a pause, at once.
       this.hand = mod(this.hand + off * (Math.abs(off) * this.slot_s > 2 ? 1 : Math.min(1, 2 * passed_s)), this.slots);
       const due = this.jobs.filter((job) => job.at <= now);
       if (due.length) this.jobs = this.jobs.filter((job) => job.at > now);
@@ -350,7 +350,7 @@ const wheel = {
   },
 
   stop() {
-    this.runs = false;
+    this.isMoving = false;
     this.jobs = [];
   },
 
@@ -366,33 +366,33 @@ const wheel = {
     return mod(Math.floor(this.hand / this.per) + 1 + this.chosen.ahead, this.counts.length);
   },
 
-  /** The line under the ring: the slot that is looked at, or the wheel as a whole. */
-  tell(told = latest) {
-    if (!told) return;
+  /** Writes the line under the ring: on the chosen slot, or on the whole wheel. */
+  describe(summary = latest) {
+    if (!summary) return;
     const n = this.chosenSector();
-    const beyond = told.users - told.due - told.slot_users.reduce((a, b) => a + b, 0);
-    let text = `${whole(told.slots)} slots of ${seconds(told.slot_s)}, a revolution is the timeout of ${seconds(told.timeout)}`;
-    if (beyond > 0) text = `${text}; ${many(beyond, "user")} have longer, and lie beyond`;
+    const beyond = summary.users - summary.due - summary.slot_users.reduce((a, b) => a + b, 0);
+    let text = `${whole(summary.slots)} slots of ${seconds(summary.slot_s)}, a revolution is the timeout of ${seconds(summary.timeout)}`;
+    if (beyond > 0) text = `${text}; ${plural(beyond, "user has", "users have")} a longer timeout, on an outer layer`;
     if (n >= 0) {
       const [first, last] = [n * this.per, Math.min((n + 1) * this.per, this.slots) - 1];
-      const to_go = mod(first - this.hand, this.slots) * this.slot_s;
+      const wait_s = mod(first - this.hand, this.slots) * this.slot_s;
       const is_under = mod(this.hand - first, this.slots) < this.per;
       const users = this.counts[n];
       const share = this.users ? `, ${((100 * users) / this.users).toFixed(1)} %` : "";
       const name = first === last ? `Slot ${first}` : `Slots ${first} to ${last}`;
-      const when = is_under ? "the hand is in it" : `the hand comes in ${Math.ceil(to_go)} s`;
-      text = `${name}: ${many(users, "user")}${share}; ${when}`;
+      const when = is_under ? "the hand is in it" : `the hand comes in ${Math.ceil(wait_s)} s`;
+      text = `${name}: ${plural(users, "user")}${share}; ${when}`;
     }
-    put(byId("slot-told"), text);
-    set(byId("ring"), { "aria-valuetext": text, "aria-valuenow": (this.chosen?.ahead ?? 0) + 1 });
+    setText(byId("slot-text"), text);
+    setAttributes(byId("ring"), { "aria-valuetext": text, "aria-valuenow": (this.chosen?.ahead ?? 0) + 1 });
   },
 };
 
-function watchTheRing() {
+function watchRing() {
   const ring = byId("ring");
   const choose = (chosen) => {
     wheel.chosen = chosen;
-    wheel.tell();
+    wheel.describe();
     wheel.paint(0);
   };
   ring.addEventListener("pointermove", (event) => {
@@ -421,15 +421,15 @@ function watchTheRing() {
 const past = { every_s: 1, at: [], users: [], events: {}, offlines: {} };
 const WIDTH = 300; // units across, one a second
 const HEIGHT = 100;
-let looked = null; // the moment that somebody looks at, in all charts
+let inspected = null; // the moment whose values all charts show
 
 const NAMES = { gateway_lost: "gateway lost" };
 
 class Chart {
   /**
-   * @param {string} id Of the section.
-   * @param {string[]} series Lowest first; none: the users.
-   * @param {"curve" | "areas" | "bars"} form What it is drawn as.
+   * @param {string} id The id of its section.
+   * @param {string[]} series Lowest first; none for the number of users.
+   * @param {"curve" | "areas" | "bars"} form How it is drawn.
    */
   constructor(id, series, form) {
     this.section = byId(id);
@@ -463,20 +463,20 @@ class Chart {
   listen() {
     const point = (event) => {
       const box = this.plot.getBoundingClientRect();
-      look(end() - (1 - (event.clientX - box.left) / box.width) * WIDTH * 1000);
+      inspect(end() - (1 - (event.clientX - box.left) / box.width) * WIDTH * 1000);
     };
     this.plot.addEventListener("pointermove", point);
     this.plot.addEventListener("pointerdown", point);
-    this.plot.addEventListener("pointerleave", () => look(null));
-    this.plot.addEventListener("blur", () => look(null));
+    this.plot.addEventListener("pointerleave", () => inspect(null));
+    this.plot.addEventListener("blur", () => inspect(null));
     this.plot.addEventListener("keydown", (event) => {
       const last = past.at.length - 1;
-      const now = indexOf(looked);
+      const now = indexOf(inspected);
       const to = { ArrowLeft: now - 1, ArrowDown: now - 1, ArrowRight: now + 1, ArrowUp: now + 1, PageUp: now - 30, PageDown: now + 30, Home: 0, End: last }[event.key];
-      if (event.key === "Escape") look(null);
+      if (event.key === "Escape") inspect(null);
       if (to === undefined || last < 0) return;
       event.preventDefault();
-      look(past.at[Math.max(0, Math.min(last, to))]);
+      inspect(past.at[Math.max(0, Math.min(last, to))]);
     });
   }
 
@@ -495,20 +495,20 @@ class Chart {
     const below = Array(points).fill(0);
     columns.forEach((column, s) => {
       const above = below.map((value, i) => value + (column[i] ?? 0));
-      set(this.paths[s], { d: this[this.form](x, y, below, above) });
+      setAttributes(this.paths[s], { d: this[this.form](x, y, below, above) });
       above.forEach((value, i) => (below[i] = value));
     });
-    put(this.top, short(high));
-    put(this.bottom, short(low));
+    setText(this.top, short(high));
+    setText(this.bottom, short(low));
     this.read();
   }
 
   curve(x, y, _, above) {
-    return runs().map((run) => `M${run.map((i) => `${x(i)} ${y(above[i])}`).join("L")}`).join("");
+    return stretches().map((run) => `M${run.map((i) => `${x(i)} ${y(above[i])}`).join("L")}`).join("");
   }
 
   areas(x, y, below, above) {
-    return runs()
+    return stretches()
       .map((run) => {
         const over = run.map((i) => `${x(i)} ${y(above[i])}`);
         const under = [...run].reverse().map((i) => `${x(i)} ${y(below[i])}`);
@@ -525,24 +525,24 @@ class Chart {
     return bars.join("");
   }
 
-  /** The values at the moment that is looked at, or the newest. */
+  /** Shows the values at the inspected moment, or the newest. */
   read() {
-    const i = indexOf(looked);
+    const i = indexOf(inspected);
     if (i < 0) return;
-    this.columns().forEach((column, s) => put(this.values[s], this.series.length ? rate(column[i] ?? 0) : whole(column[i])));
-    put(this.when, looked === null ? "" : clock(past.at[i]));
-    set(this.cursor, { visibility: looked === null ? "hidden" : "visible" });
+    this.columns().forEach((column, s) => setText(this.values[s], this.series.length ? rate(column[i] ?? 0) : whole(column[i])));
+    setText(this.when, inspected === null ? "" : clock(past.at[i]));
+    setAttributes(this.cursor, { visibility: inspected === null ? "hidden" : "visible" });
     const x = WIDTH - (end() - past.at[i]) / 1000;
-    set(this.cursor, { x1: x, x2: x });
+    setAttributes(this.cursor, { x1: x, x2: x });
     const read = this.series.map((name, s) => `${NAMES[name] ?? name} ${this.values[s].textContent}`);
     const text = `${clock(past.at[i])}: ${read.join(", ") || this.values[0].textContent}`;
-    set(this.plot, { "aria-valuemax": past.at.length - 1, "aria-valuenow": i, "aria-valuetext": text });
+    setAttributes(this.plot, { "aria-valuemax": past.at.length - 1, "aria-valuenow": i, "aria-valuetext": text });
   }
 }
 
 const end = () => past.at[past.at.length - 1] ?? 0;
 
-/** Which of the points is nearest to a moment; the newest for none. */
+/** The index of the point nearest to a moment; of the newest for null. */
 function indexOf(ms) {
   if (ms === null) return past.at.length - 1;
   let best = past.at.length - 1;
@@ -550,8 +550,8 @@ function indexOf(ms) {
   return best;
 }
 
-/** The points in stretches: where nothing was told nothing is drawn. */
-function runs() {
+/** The points without gaps: nothing is drawn where no summary came. */
+function stretches() {
   const found = [];
   past.at.forEach((ms, i) => {
     if (i && ms - past.at[i - 1] <= 2_500 * past.every_s) found[found.length - 1].push(i);
@@ -560,13 +560,13 @@ function runs() {
   return found;
 }
 
-/** A round number that is not less. */
+/** The next round number above. */
 function nice(n) {
   const unit = 10 ** Math.floor(Math.log10(n));
-  return unit * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((one) => one * unit >= n * 0.9999);
+  return unit * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((factor) => factor * unit >= n * 0.9999);
 }
 
-/** A round range that holds both, and is wide enough that noise looks like noise. */
+/** A round range around both, wide enough that small changes look small. */
 function around(low, high) {
   const room = Math.max(high - low, 0.08 * high, 2);
   const step = nice(room / 2);
@@ -574,26 +574,26 @@ function around(low, high) {
   return [bottom, Math.max(bottom + 2 * step, Math.ceil(high / step) * step)];
 }
 
-function look(ms) {
-  looked = ms;
+function inspect(ms) {
+  inspected = ms;
   for (const chart of charts) chart.read();
 }
 
-function remember(told) {
-  // The clock of the host may be set back: what was later than now is no past.
+function addToHistory(summary) {
+  // If the host's clock was set back, drop the points that are now in the future.
   const columns = [past.at, past.users, ...Object.values(past.events), ...Object.values(past.offlines)];
-  while (end() >= told.at) for (const column of columns) column.pop();
+  while (end() >= summary.at) for (const column of columns) column.pop();
   const keep = (column, value) => {
     column.push(value);
     while (column.length > HISTORY_POINTS) column.shift();
   };
-  keep(past.at, told.at);
-  keep(past.users, told.users);
+  keep(past.at, summary.at);
+  keep(past.users, summary.users);
   for (const group of ["events", "offlines"]) {
-    const names = new Set([...Object.keys(past[group]), ...Object.keys(told.second[group])]);
+    const names = new Set([...Object.keys(past[group]), ...Object.keys(summary.second[group])]);
     for (const name of names) {
       past[group][name] ??= Array(past.at.length - 1).fill(0);
-      keep(past[group][name], told.second[group][name] ?? 0);
+      keep(past[group][name], summary.second[group][name] ?? 0);
     }
   }
 }
@@ -626,7 +626,7 @@ function buildLateness() {
   stages.axis = axis;
 }
 
-function tellLateness({ lateness }) {
+function showLateness({ lateness }) {
   const { promise_s, over_s } = lateness;
   for (const stage of Object.keys(STAGES)) {
     const { count, p50_s, p99_s } = lateness[stage];
@@ -635,24 +635,24 @@ function tellLateness({ lateness }) {
     for (const [part, s] of [["p50", p50_s], ["p99", p99_s]]) {
       if (count) scale.style.setProperty(`--${part}`, along(s));
     }
-    for (const ticket of scale.querySelectorAll(".span, .p50, .p99")) ticket.hidden = !count;
+    for (const mark of scale.querySelectorAll(".span, .p50, .p99")) mark.hidden = !count;
     scale.classList.toggle("late", Boolean(count) && p99_s > promise_s);
-    put(p50, count ? seconds(p50_s) : "–");
-    put(p99, count ? seconds(p99_s) : "–");
+    setText(p50, count ? seconds(p50_s) : "–");
+    setText(p99, count ? seconds(p99_s) : "–");
   }
   const labels = [0.001, 0.01, promise_s, SLOWEST_S];
   labels.forEach((s, n) => {
     const label = stages.axis.childNodes[n] ?? stages.axis.appendChild(make("span"));
     label.style.setProperty("--at", along(s));
     label.classList.toggle("named", n === 2);
-    put(label, n === 2 ? `promise ${seconds(s)}` : seconds(s));
+    setText(label, n === 2 ? `promise ${seconds(s)}` : seconds(s));
   });
   const { count, p99_s } = lateness.decided;
   const verdict = byId("verdict");
   const isMet = count && p99_s <= promise_s;
   verdict.className = `verdict ${count ? (isMet ? "met" : "missed") : ""}`;
   const span = `over ${seconds(over_s)}`;
-  put(verdict, !count ? `nobody fell silent ${span}` : isMet ? `within the promise, ${span}` : `p99 beyond the promise of ${seconds(promise_s)}, ${span}`);
+  setText(verdict, !count ? `nobody fell silent ${span}` : isMet ? `within the promise, ${span}` : `p99 beyond the promise of ${seconds(promise_s)}, ${span}`);
 }
 
 // --- figures, gateways, notices ----------------------------------------------------
@@ -667,61 +667,61 @@ function vital(name, value, { is = "", title = "" } = {}) {
     byId("vitals").append(cell);
   }
   cell.className = is;
-  if (title) set(cell, { title });
-  put(cell.lastChild, value);
+  if (title) setAttributes(cell, { title });
+  setText(cell.lastChild, value);
 }
 
-function tellVitals(told) {
-  const held = Object.values(told.held).reduce((a, b) => a + b, 0);
-  const failed = told.timers.failed ?? 0;
-  const late = told.lateness.promise_s;
-  vital("Due now", whole(told.due), { title: "Their silence has lasted, and they wait to be judged" });
-  vital("Held", whole(held), { is: held ? "warn" : "", title: Object.entries(told.held).map(([why, n]) => `${why} ${whole(n)}`).join(", ") || "Nobody's judgement is put off" });
-  vital("Early", whole(told.early), { is: told.early ? "alert" : "", title: "Declared offline before their time. Always 0, or there is a fault" });
-  vital("Moved a second", rate(told.rates.moved), { title: "Logged in through another gateway" });
-  vital("Hand lag", told.stands ? "stands" : seconds(told.hand_lag_s), { is: told.stands || told.hand_lag_s > late ? "warn" : "", title: "How far the hand is behind the clock" });
-  vital("Unattended", seconds(told.unattended_s), { title: "Time in which this process did not run; it counts for nobody's silence" });
-  vital("Log, to be written", told.log_failure ? "fails" : whole(told.log_pending), { is: told.log_failure ? "alert" : "", title: `Records that wait for the disk. The newest has seq ${whole(told.seq)}` });
-  vital("Watchers", whole(told.links.watcher ?? 0), { title: "Links that follow the records" });
-  vital("Timers pending", whole(told.timers.pending ?? 0));
-  vital("Timers failed", whole(failed), { is: failed ? "warn" : "", title: "Given up; `liveness timers list --state failed` shows them" });
+function showVitals(summary) {
+  const held = Object.values(summary.held).reduce((a, b) => a + b, 0);
+  const failed = summary.timers.failed ?? 0;
+  const late = summary.lateness.promise_s;
+  vital("Due now", whole(summary.due), { title: "Users past their deadline who are not judged yet" });
+  vital("Held", whole(held), { is: held ? "warn" : "", title: Object.entries(summary.held).map(([why, n]) => `${why} ${whole(n)}`).join(", ") || "No users are held" });
+  vital("Early", whole(summary.early), { is: summary.early ? "alert" : "", title: "Declared offline before their deadline. Always 0, unless the sidecar has a fault" });
+  vital("Moved a second", rate(summary.rates.moved), { title: "Users who logged in on a newer connection" });
+  vital("Hand lag", summary.stands ? "stands still" : seconds(summary.hand_lag_s), { is: summary.stands || summary.hand_lag_s > late ? "warn" : "", title: "How far the hand is behind the clock" });
+  vital("Unattended", seconds(summary.unattended_s), { title: "Time in which this process did not run. It does not count as silence" });
+  vital("Log, to be written", summary.log_failure ? "fails" : whole(summary.log_pending), { is: summary.log_failure ? "alert" : "", title: `Records that wait for the disk. The newest has seq ${whole(summary.seq)}` });
+  vital("Watchers", whole(summary.links.watcher ?? 0), { title: "Links that only read records" });
+  vital("Timers pending", whole(summary.timers.pending ?? 0));
+  vital("Timers failed", whole(failed), { is: failed ? "warn" : "", title: "Timers without attempts left; `liveness timers list --state failed` shows them" });
 }
 
 const rows = new Map();
 
-function tellGateways(told) {
+function showGateways(summary) {
   const body = byId("gateways");
-  const held = new Map(told.storms.map((storm) => [storm.gateway, storm]));
-  const gone = new Set(rows.keys());
-  const most = Math.max(1, ...told.gateways.map(({ users }) => users));
+  const held = new Map(summary.storms.map((storm) => [storm.gateway, storm]));
+  const obsolete = new Set(rows.keys());
+  const most = Math.max(1, ...summary.gateways.map(({ users }) => users));
   const tight = [];
-  told.gateways.forEach((gateway, n) => {
-    gone.delete(gateway.name);
+  summary.gateways.forEach((gateway, n) => {
+    obsolete.delete(gateway.name);
     const row = rows.get(gateway.name) ?? newRow(gateway.name);
-    const { interval } = gateway; // null until enough of them have spoken
+    const { interval } = gateway; // null until enough users have sent something
     const isTight = interval !== null && gateway.timeout < 2 * interval;
     if (isTight) tight.push(gateway);
-    put(row.tag, gateway.linked ? (held.has(gateway.name) ? "held" : "") : "not connected");
-    put(row.users, whole(gateway.users));
-    put(row.unacked, whole(gateway.unacked));
-    put(row.due, whole(gateway.due));
+    setText(row.tag, gateway.linked ? (held.has(gateway.name) ? "held" : "") : "not connected");
+    setText(row.users, whole(gateway.users));
+    setText(row.unacked, whole(gateway.unacked));
+    setText(row.due, whole(gateway.due));
     row.due.className = held.has(gateway.name) ? "warn" : "";
-    put(row.timeout, seconds(gateway.timeout));
-    put(row.interval, interval === null ? "–" : seconds(interval));
+    setText(row.timeout, seconds(gateway.timeout));
+    setText(row.interval, interval === null ? "–" : seconds(interval));
     row.timeout.className = row.interval.className = isTight ? "warn" : "";
     row.share.style.setProperty("--share", `${(100 * gateway.users) / most}%`);
     if (body.children[n] !== row.element) body.insertBefore(row.element, body.children[n] ?? null);
   });
-  for (const name of gone) {
+  for (const name of obsolete) {
     rows.get(name).element.remove();
     rows.delete(name);
   }
   const notes = [];
-  if (!told.gateways.length) notes.push("No gateway has connected yet. docs/gateway.md shows how one does.");
-  if (told.gateways_more) notes.push(`${many(told.gateways_more, "more gateway")} with fewer users: see /v1/gateways.`);
-  if (tight.length) notes.push("A timeout under twice the usual interval: one late sign of life, and a live user is declared offline. Have users speak more often, or give them more time.");
-  put(byId("gateways-note"), notes.join(" "));
-  const names = told.gateways.map(({ name }) => name);
+  if (!summary.gateways.length) notes.push("No gateway has connected yet. docs/gateway.md shows how to connect one.");
+  if (summary.gateways_more) notes.push(`${plural(summary.gateways_more, "more gateway")} with fewer users: see /v1/gateways.`);
+  if (tight.length) notes.push("A timeout is under twice the usual interval, so one late keepalive makes a live user offline. Have users send more often, or raise the timeout.");
+  setText(byId("gateways-note"), notes.join(" "));
+  const names = summary.gateways.map(({ name }) => name);
   const list = byId("names");
   if (list.dataset.names !== String(names)) {
     list.dataset.names = String(names);
@@ -737,7 +737,7 @@ function newRow(name) {
   const tag = make("span", { class: "tag" });
   const row = { tag, share: make("i", { class: "share", "aria-hidden": "true" }) };
   const cells = ["users", "unacked", "due", "timeout", "interval"].map((label) => {
-    const [outer, value] = cell(label === "interval" ? "speak every" : label);
+    const [outer, value] = cell(label === "interval" ? "usual interval" : label);
     row[label] = value;
     return outer;
   });
@@ -748,44 +748,44 @@ function newRow(name) {
 
 const notices = new Map();
 
-function tellNotices(told) {
-  const wanted = [];
-  if (told.early) wanted.push(["early", "alert", "Offline too early", `${many(told.early, "user was", "users were")} declared offline before their time. That must never be: keep the log, and report it.`]);
-  if (told.log_failure) wanted.push(["log", "alert", "The log is not written", `${told.log_failure}. Nothing is told until it is; see LivenessWritesFail in docs/runbook.md.`]);
+function showNotices(summary) {
+  const current = [];
+  if (summary.early) current.push(["early", "alert", "Offline too early", `${plural(summary.early, "user was", "users were")} declared offline before their deadline. This is a fault of the sidecar: keep the log, and report it.`]);
+  if (summary.log_failure) current.push(["log", "alert", "The log cannot be written", `${summary.log_failure}. Until it can, no records are sent; see LivenessWritesFail in docs/runbook.md.`]);
   const most = 5; // of storms, the largest first; /v1/guard has all
-  for (const { gateway, users, left_s } of told.storms.slice(0, most)) {
-    wanted.push([`storm ${gateway}`, "", `Storm guard holds ${many(users, "user")}`, "of ", named(gateway), `, all due at once, for ${seconds(Math.ceil(left_s))} more at most. Is that gateway well? To have them judged now: `, make("code", {}, `liveness guard release ${quoted(gateway)}`)]);
+  for (const { gateway, users, left_s } of summary.storms.slice(0, most)) {
+    current.push([`storm ${gateway}`, "", `Storm guard holds ${plural(users, "user")}`, "of ", named(gateway), `, all due at once, for ${seconds(Math.ceil(left_s))} more at most. Check that gateway. To judge its users now: `, make("code", {}, `liveness guard release ${quoted(gateway)}`)]);
   }
-  const more = told.storms.length - most + (told.storms_more ?? 0);
-  if (more > 0) wanted.push(["storms", "", `${many(more, "more storm")}`, "are on: see /v1/guard, and ", make("code", {}, "liveness status")]);
-  if (!told.ready) wanted.push(["ready", "alert", "Not ready", told.why.map(visible).join("; ") || "no reason is given"]);
-  const gone = new Set(notices.keys());
-  for (const [key, kind, title, ...text] of wanted) {
-    gone.delete(key);
+  const more = summary.storms.length - most + (summary.storms_more ?? 0);
+  if (more > 0) current.push(["storms", "", `${plural(more, "more storm")}`, "at other gateways: see /v1/guard, and ", make("code", {}, "liveness status")]);
+  if (!summary.ready) current.push(["ready", "alert", "Not ready", summary.why.map(visible).join("; ") || "no reason is given"]);
+  const obsolete = new Set(notices.keys());
+  for (const [key, kind, title, ...text] of current) {
+    obsolete.delete(key);
     let notice = notices.get(key);
     if (!notice) {
       notice = make("p", { class: `notice ${kind}` }, make("b"), make("span"));
       notices.set(key, notice);
       byId("notices").append(notice);
-      say(title);
+      announce(title);
     }
-    put(notice.firstChild, title);
+    setText(notice.firstChild, title);
     const line = make("span", {}, ...text);
     if (line.textContent !== notice.lastChild.textContent) notice.lastChild.replaceWith(line);
   }
-  for (const key of gone) {
+  for (const key of obsolete) {
     notices.get(key).remove();
     notices.delete(key);
   }
 }
 
-function tellHead(told) {
+function showHead(summary) {
   const ready = byId("ready");
   ready.hidden = false;
-  ready.className = told.ready ? "ready" : "ready no";
-  put(ready, told.ready ? "ready" : "not ready");
-  put(byId("build"), `${told.version}, ${told.wheel} wheel, up ${seconds(told.uptime_s)}`);
-  document.title = `${notices.size ? "(!) " : ""}${whole(told.users)} online – liveness`;
+  ready.className = summary.ready ? "ready" : "ready no";
+  setText(ready, summary.ready ? "ready" : "not ready");
+  setText(byId("build"), `${summary.version}, ${summary.wheel} wheel, up ${seconds(summary.uptime_s)}`);
+  document.title = `${notices.size ? "(!) " : ""}${whole(summary.users)} online – liveness`;
 }
 
 // --- the feed ----------------------------------------------------------------------
@@ -803,7 +803,7 @@ function why(record) {
     case "offline gateway_lost":
       return `gateway lost, ${silent}`;
     case "moved login": {
-      // Without a session to take over the user has stayed.
+      // Without from_session the login was on an older connection: the user stayed.
       const how = record.from_session === undefined ? "an older connection of" : "from";
       return `by login, ${how} ${visible(record.from)}`;
     }
@@ -815,7 +815,7 @@ function why(record) {
 function recordRow(record, isOwn = false) {
   const uid = uidText(record.uid);
   const link = named(uid, "a");
-  set(link, { href: `#uid=${encodeURIComponent(uid)}`, dir: "auto" });
+  setAttributes(link, { href: `#uid=${encodeURIComponent(uid)}`, dir: "auto" });
   const when = make("time", { datetime: new Date(record.at).toISOString() }, isOwn ? moment(record.at) : clock(record.at));
   const reason = why(record);
   const cells = [when, make("span", { class: "kind" }, record.kind)];
@@ -835,54 +835,54 @@ function matches(record) {
   return !gateway || [record.gateway, record.from].includes(gateway);
 }
 
-/** Whether a filter lets nothing through but what another does. */
+/** Whether every record that matches a filter matches another one, too. */
 function isWithin(filter, other) {
   const { kinds, uid, gateway } = filter;
-  const areOfIts = !other.kinds.length || (kinds.length > 0 && kinds.every((kind) => other.kinds.includes(kind)));
-  return areOfIts && [uid, ""].includes(other.uid) && [gateway, ""].includes(other.gateway);
+  const areKindsWithin = !other.kinds.length || (kinds.length > 0 && kinds.every((kind) => other.kinds.includes(kind)));
+  return areKindsWithin && [uid, ""].includes(other.uid) && [gateway, ""].includes(other.gateway);
 }
 
-/** Says above what is there that it is not all that the new filter lets through. */
-function markTheChange(list) {
-  if (list[0]?.isOfFilter) list.shift(); // nothing came in between
-  list.unshift({ text: `Another filter since ${clock(latest.at)}: below is only what those before it let through.`, isOfFilter: true });
+/** Marks the records below as chosen by earlier filters, so not all that match this one. */
+function markFilterChange(list) {
+  if (list[0]?.isFilterChange) list.shift(); // no records since the last change
+  list.unshift({ text: `Filter changed at ${clock(latest.at)}: the records below are those that the filter before let through.`, isFilterChange: true });
 }
 
-function tellFeed(told, breach) {
+function showFeed(summary, gap) {
   const known = new Set([...feed.rows, ...feed.waiting].map(({ id }) => id));
-  const rows = told.records.map((record) => ({ id: `${told.log}:${record.seq}`, record }));
+  const rows = summary.records.map((record) => ({ id: `${summary.log}:${record.seq}`, record }));
   const fresh = rows.filter(({ id, record }) => matches(record) && !known.has(id));
-  if (told.left_out) fresh.unshift({ text: `${many(told.left_out, "more record")} at ${clock(told.at)}` });
-  if (breach) fresh.unshift({ text: breach });
+  if (summary.left_out) fresh.unshift({ text: `${plural(summary.left_out, "more record")} at ${clock(summary.at)}` });
+  if (gap) fresh.unshift({ text: gap });
   const to = feed.isPaused ? feed.waiting : feed.rows;
   to.unshift(...fresh.reverse());
   to.length = Math.min(to.length, FEED_ROWS);
   if (!feed.isPaused) showRows(fresh);
-  tellPause();
+  showPause();
 }
 
 function showRows(fresh) {
   const list = byId("records");
   list.prepend(...fresh.map(({ record, text }) => (record ? recordRow(record) : breakRow(text))));
   while (list.children.length > FEED_ROWS) list.lastChild.remove();
-  tellFeedNote();
+  showFeedNote();
 }
 
-function tellFeedNote() {
+function showFeedNote() {
   const { kinds, uid, gateway } = feed.filter;
-  const asked = [kinds.join(" and "), uid && `of ${visible(uid)}`, gateway && `through ${visible(gateway)}`].filter(Boolean);
-  const none = asked.length ? `Nothing yet: ${asked.join(" ")}.` : "Nothing yet. Whoever comes, goes or moves will be listed here.";
-  put(byId("feed-note"), feed.refused || (feed.rows.some(({ record }) => record) ? "" : none));
+  const conditions = [kinds.join(" and "), uid && `of ${visible(uid)}`, gateway && `through ${visible(gateway)}`].filter(Boolean);
+  const none = conditions.length ? `Nothing yet: ${conditions.join(" ")}.` : "Nothing yet. Users who come online, go offline or move are listed here.";
+  setText(byId("feed-note"), feed.refused || (feed.rows.some(({ record }) => record) ? "" : none));
 }
 
-function tellPause() {
+function showPause() {
   const button = byId("pause");
-  set(button, { "aria-pressed": feed.isPaused });
+  setAttributes(button, { "aria-pressed": feed.isPaused });
   const waiting = feed.waiting.filter(({ record }) => record).length;
-  put(button, feed.isPaused ? `Go on${waiting ? ` (${waiting}${waiting >= FEED_ROWS ? "+" : ""})` : ""}` : "Pause");
+  setText(button, feed.isPaused ? `Resume${waiting ? ` (${waiting}${waiting >= FEED_ROWS ? "+" : ""})` : ""}` : "Pause");
 }
 
-function watchTheFeed() {
+function watchFeed() {
   const form = byId("filter");
   const apply = () => {
     const data = new FormData(form);
@@ -894,10 +894,10 @@ function watchTheFeed() {
     const isKept = ({ record }) => !record || matches(record);
     feed.rows = feed.rows.filter(isKept);
     feed.waiting = feed.waiting.filter(isKept);
-    if (latest && !isWithin(feed.filter, before)) markTheChange(feed.isPaused ? feed.waiting : feed.rows);
+    if (latest && !isWithin(feed.filter, before)) markFilterChange(feed.isPaused ? feed.waiting : feed.rows);
     byId("records").replaceChildren();
     showRows(feed.rows);
-    connect({ isOther: true });
+    connect({ keepsPrevious: true });
   };
   form.addEventListener("change", apply);
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -909,56 +909,56 @@ function watchTheFeed() {
       feed.rows = [...fresh, ...feed.rows].slice(0, FEED_ROWS);
       showRows(fresh);
     }
-    tellPause();
+    showPause();
   });
 }
 
 // --- the explanation of a user -----------------------------------------------------
 
-const asking = { uid: null, number: 0, answer: null, at: 0 };
+const explained = { uid: null, number: 0, answer: null, at: 0 };
 
 /**
- * A conn has up to 63 bits, a number here 53: where digits would be lost it is the text of
- * the answer, or nothing in a browser that does not keep that text.
+ * A JSON reviver: a conn has up to 63 bits, but a number here 53. Where digits would be lost,
+ * it is the text from the answer, or null in browsers that do not pass that text.
  */
-function exactly(key, value, context) {
+function keepDigits(key, value, context) {
   return key !== "conn" || value === null || Number.isSafeInteger(value) ? value : (context?.source ?? null);
 }
 
-function asked() {
+function uidInAddress() {
   const found = /^#uid=(.*)$/s.exec(location.hash);
   if (!found) return null;
   try {
     return decodeURIComponent(found[1]);
   } catch {
-    return null; // no address of ours
+    return null; // not valid %XX
   }
 }
 
 async function explain({ isNew }) {
-  const { uid } = asking;
-  const number = ++asking.number;
-  asking.at = performance.now();
+  const { uid } = explained;
+  const number = ++explained.number;
+  explained.at = performance.now();
   let answer;
   try {
     const response = await fetch(`/v1/users/${encodeURIComponent(uid)}`, { headers: { accept: "application/json" } });
     if (response.status === 401) return signIn();
-    answer = JSON.parse(await response.text(), exactly);
+    answer = JSON.parse(await response.text(), keepDigits);
   } catch {
     answer = { error: "The sidecar does not answer; ask again when this page is live." };
   }
-  if (number !== asking.number) return; // somebody else was asked for meanwhile
-  if (answer.error && !isNew) return; // the last good one stays
+  if (number !== explained.number) return; // another user was asked for meanwhile
+  if (answer.error && !isNew) return; // keep the last good answer
   showExplained(answer);
-  if (isNew) say(answer.error ?? answer.told);
+  if (isNew) announce(answer.error ?? answer.told);
 }
 
 function showExplained(found) {
-  asking.answer = found;
+  explained.answer = found;
   const isOnRing = found.online && found.slot !== null && found.fires_in <= (latest?.timeout ?? 0);
   wheel.found = isOnRing ? found.slot : null;
   if (found.error) {
-    byId("explained").replaceChildren(make("p", { class: "told" }, found.error));
+    byId("explained").replaceChildren(make("p", { class: "sentence" }, found.error));
     return;
   }
   const facts = make("dl", { class: "facts" });
@@ -979,18 +979,18 @@ function showExplained(found) {
   }
   const records = make("ol", { class: "records", "aria-label": "Records of this user, the newest first" });
   records.append(...found.records.map((record) => recordRow(record, true)));
-  byId("explained").replaceChildren(make("p", { class: "told", dir: "auto" }, found.told), facts, records);
+  byId("explained").replaceChildren(make("p", { class: "sentence", dir: "auto" }, found.told), facts, records);
   if (found.looked_back_to) {
-    byId("explained").append(make("p", { class: "note" }, `Looked back to ${moment(found.looked_back_to.at)}, seq ${whole(found.looked_back_to.seq)}.`));
+    byId("explained").append(make("p", { class: "note" }, `Searched back to ${moment(found.looked_back_to.at)}, seq ${whole(found.looked_back_to.seq)}.`));
   }
 }
 
-function watchTheAsked() {
+function watchExplain() {
   const input = byId("explain-uid");
   const ask = () => {
-    const uid = asked();
-    asking.uid = uid || null;
-    asking.answer = null;
+    const uid = uidInAddress();
+    explained.uid = uid || null;
+    explained.answer = null;
     wheel.found = null;
     if (!uid) return;
     input.value = uid;
@@ -1005,31 +1005,31 @@ function watchTheAsked() {
   addEventListener("hashchange", () => {
     ask();
     const box = byId("explain").getBoundingClientRect();
-    if (asking.uid && (box.top < 0 || box.bottom > innerHeight)) {
+    if (explained.uid && (box.top < 0 || box.bottom > innerHeight)) {
       byId("explain").scrollIntoView({ block: "start", behavior: REDUCED.matches ? "auto" : "smooth" });
     }
   });
   ask();
 }
 
-/** Somebody who is online speaks on; what is said of them must not grow old. */
-function renewExplained() {
-  const isOld = performance.now() - asking.at > EXPLAIN_MS;
-  if (asking.uid && asking.answer?.online && isOld && link.state === "live" && !document.hidden) explain({ isNew: false });
+/** Refreshes the explanation of an online user, who may have sent something since. */
+function refreshExplained() {
+  const isOld = performance.now() - explained.at > EXPLAIN_MS;
+  if (explained.uid && explained.answer?.online && isOld && link.state === "live" && !document.hidden) explain({ isNew: false });
 }
 
 // --- the stream --------------------------------------------------------------------
 
-const link = { stream: null, former: null, state: "connecting", heard: 0, opened: 0, retry: 0, wasLost: false };
+const link = { stream: null, previous: null, state: "connecting", heard: 0, opened: 0, retry: 0, wasLost: false };
 let latest = null;
 
-/** Opens the stream; with another filter, the one before goes on until it has told its second. */
-function connect({ isOther = false } = {}) {
+/** Opens the stream. After a filter change the previous one stays open for its next summary. */
+function connect({ keepsPrevious = false } = {}) {
   clearTimeout(link.retry);
   link.retry = 0;
-  link.former?.close();
-  link.former = link.stream;
-  if (!isOther) link.former?.close();
+  link.previous?.close();
+  link.previous = link.stream;
+  if (!keepsPrevious) link.previous?.close();
   const { kinds, uid, gateway } = feed.filter;
   const query = new URLSearchParams();
   if (kinds.length) query.set("kind", kinds.join(","));
@@ -1043,39 +1043,39 @@ function connect({ isOther = false } = {}) {
     Object.assign(past, { every_s, at: moments, users, events, offlines });
   });
   stream.addEventListener("summary", ({ data }) => {
-    if (stream === link.stream) return tell(JSON.parse(data));
+    if (stream === link.stream) return showSummary(JSON.parse(data));
     stream.close();
-    // What came as the filter was changed, which the stream with the new one may not have.
-    tellFeed({ ...JSON.parse(data), left_out: 0 });
+    // Records from the moment of the change, which the new stream may not have.
+    showFeed({ ...JSON.parse(data), left_out: 0 });
   });
   stream.addEventListener("error", () => {
     if (stream !== link.stream) return stream.close();
-    lose();
-    // A browser connects again by itself, unless it was refused; then we ask why.
-    if (stream.readyState === EventSource.CLOSED) refused(stream);
+    connectionLost();
+    // A browser reconnects by itself, unless the stream was refused. Then ask why.
+    if (stream.readyState === EventSource.CLOSED) explainRefusal(stream);
   });
 }
 
-/** Asks, as a stream cannot, with what it was refused; whatever comes is of that stream alone. */
-async function refused(stream) {
-  const stopping = new AbortController();
-  const late = setTimeout(() => stopping.abort(), LOST_MS);
+/** Fetches the URL of a refused stream: EventSource does not show the status or the error. */
+async function explainRefusal(stream) {
+  const abort = new AbortController();
+  const timeout = setTimeout(() => abort.abort(), LOST_MS);
   let status, error;
   try {
-    const response = await fetch(stream.url, { signal: stopping.signal, headers: { accept: "application/json" } });
+    const response = await fetch(stream.url, { signal: abort.signal, headers: { accept: "application/json" } });
     status = response.status;
     if (!response.ok) ({ error } = await response.json());
   } catch {
-    // not there, or not in time; it is tried again below, as after any other answer
+    // no answer, or a late one: reconnect below
   } finally {
-    clearTimeout(late);
-    stopping.abort();
+    clearTimeout(timeout);
+    abort.abort();
   }
-  if (stream !== link.stream) return; // another was opened meanwhile
+  if (stream !== link.stream) return; // another stream was opened meanwhile
   if (status === 401) return signIn();
   if (status === 400 && error) {
     feed.refused = `Refused: ${error}.`;
-    tellFeedNote();
+    showFeedNote();
     setLink("refused", "refused: change the filter");
     return;
   }
@@ -1088,77 +1088,77 @@ function signIn() {
 }
 
 function setLink(state, text) {
-  if (link.state === state && byId("link-told").textContent === text) return;
+  if (link.state === state && byId("link-state").textContent === text) return;
   link.state = state;
   byId("link").dataset.state = state;
   document.body.classList.toggle("stale", state !== "live" && state !== "connecting");
-  put(byId("link-told"), text);
+  setText(byId("link-state"), text);
 }
 
-function lose() {
+function connectionLost() {
   wheel.stop();
   link.wasLost = true;
   setLink("reconnecting", link.heard ? "reconnecting…" : "connecting…");
-  tellSince();
+  showAge();
 }
 
-/** How old what is shown is; apart from the state, which is read out when it changes. */
-function tellSince() {
+/** Shows the age of the figures, apart from the state: a screen reader reads that out. */
+function showAge() {
   const since_s = Math.round((performance.now() - link.heard) / 1000);
   const text = link.state === "live" || !link.heard ? "" : `last heard ${seconds(Math.max(1, since_s))} ago`;
-  put(byId("link-since"), link.state === "live" && latest ? clock(latest.at) : text);
+  setText(byId("link-since"), link.state === "live" && latest ? clock(latest.at) : text);
 }
 
-function tell(told) {
-  const breach = latest && breachBetween(latest, told);
-  const isNext = latest !== null && !breach;
-  latest = told;
+function showSummary(summary) {
+  const gap = latest && gapBetween(latest, summary);
+  const isNext = latest !== null && !gap;
+  latest = summary;
   link.wasLost = false;
   link.heard = performance.now();
-  if (offset_s !== told.utc_offset_s) {
-    offset_s = told.utc_offset_s;
-    if (asking.answer) showExplained(asking.answer); // its times were of another clock
+  if (offset_s !== summary.utc_offset_s) {
+    offset_s = summary.utc_offset_s;
+    if (explained.answer) showExplained(explained.answer); // its times were in another zone
   }
   setLink("live", "live");
-  tellSince();
-  remember(told);
-  wheel.take(told, isNext);
-  tellNotices(told);
-  tellHead(told);
-  tellVitals(told);
-  tellLateness(told);
-  tellGateways(told);
-  tellFeed(told, breach);
+  showAge();
+  addToHistory(summary);
+  wheel.take(summary, isNext);
+  showNotices(summary);
+  showHead(summary);
+  showVitals(summary);
+  showLateness(summary);
+  showGateways(summary);
+  showFeed(summary, gap);
   if (!document.hidden) for (const chart of charts) chart.paint();
 }
 
-/** What the feed cannot show between two summaries; nothing if they follow each other. */
-function breachBetween(before, told) {
-  if (before.log !== told.log) return `A new log begins at ${clock(told.at)}.`;
+/** A line for records that are missing between two summaries; empty if none are. */
+function gapBetween(before, summary) {
+  if (before.log !== summary.log) return `A new log begins at ${clock(summary.at)}.`;
   if (!link.wasLost) return "";
-  const written = told.seq - before.seq;
-  const meanwhile = written ? `; up to ${many(written, "record")} of then are not here, but in liveness log` : "";
-  return `Not connected from ${clock(before.at)} to ${clock(told.at)}${meanwhile}.`;
+  const written = summary.seq - before.seq;
+  const meanwhile = written ? `; up to ${plural(written, "record")} of that time are missing here: see liveness log` : "";
+  return `Not connected from ${clock(before.at)} to ${clock(summary.at)}${meanwhile}.`;
 }
 
-function watchTheLink() {
+function watchLink() {
   setInterval(() => {
     const quiet_ms = performance.now() - Math.max(link.heard, link.opened);
-    if (link.state === "live" && quiet_ms > QUIET_MS) lose();
+    if (link.state === "live" && quiet_ms > QUIET_MS) connectionLost();
     if (quiet_ms > LOST_MS && !link.retry && link.state !== "refused" && link.stream.readyState !== EventSource.CLOSED) connect();
-    tellSince();
-    renewExplained();
+    showAge();
+    refreshExplained();
   }, 1000);
 }
 
-// --- all of it ---------------------------------------------------------------------
+// --- start ---------------------------------------------------------------------
 
 let framed = performance.now();
 
 function frame(now) {
   wheel.move(now, Math.min(0.1, Math.max(0, (now - framed) / 1000)));
   framed = now;
-  requestAnimationFrame(frame); // which does not come while nobody looks
+  requestAnimationFrame(frame); // does not run while the page is hidden
 }
 
 document.addEventListener("visibilitychange", () => {
@@ -1179,10 +1179,10 @@ const minutes = make("div", { class: "minutes", "aria-hidden": "true" });
 });
 byId("chart-offlines").append(minutes);
 buildLateness();
-watchTheRing();
-watchTheFeed();
-watchTheAsked();
-tellFeedNote();
+watchRing();
+watchFeed();
+watchExplain();
+showFeedNote();
 connect();
-watchTheLink();
+watchLink();
 requestAnimationFrame(frame);
