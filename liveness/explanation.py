@@ -82,11 +82,11 @@ def answer(uid: Uid, known: Known, *, now_ms: int) -> dict[str, Any]:
         "timeout": None if standing is None else standing.timeout,
         "records": [json_ready(record.as_map()) for record in known.records],
         "looked_back_to": known.back_to and known.back_to._asdict(),
-        "told": told(known, now_ms=now_ms),
+        "told": sentence(known, now_ms=now_ms),
     }
 
 
-def told(known: Known, *, now_ms: int) -> str:
+def sentence(known: Known, *, now_ms: int) -> str:
     """The sentence, without control characters.
 
     Args:

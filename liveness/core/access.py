@@ -63,7 +63,7 @@ class Access:
         if self.gateways.admits(peer) or self.watchers.admits(peer):
             return None
         return (
-            f"{_who(peer)} may be neither a gateway nor a watcher here; see "
+            f"{_described(peer)} may be neither a gateway nor a watcher here; see "
             "access.gateways and access.watchers"
         )
 
@@ -71,25 +71,23 @@ class Access:
         """Why *peer* may not say this hello; None if it may."""
         is_gateway = hello.role == GATEWAY
         if not (self.gateways if is_gateway else self.watchers).admits(peer):
-            return (
-                f"{_who(peer)} may not be a {hello.role} here; see access.{hello.role}s"
-            )
+            return f"{_described(peer)} may not be a {hello.role} here; see access.{hello.role}s"
         if self.names.get(hello.name, peer.uid) != peer.uid:
             return (
-                f"{_who(peer)} may not use the name {hello.name!r}, which is another "
+                f"{_described(peer)} may not use the name {hello.name!r}, which is another "
                 "user's; see access.names"
             )
         if hello.scope == "all" and not self.everyone.admits(peer):
             return (
-                f"{_who(peer)} may not see everyone here, only what concerns its own "
+                f"{_described(peer)} may not see everyone here, only what concerns its own "
                 "name; leave out scope, or see access.everyone"
             )
         return None
 
     def why_no_admin(self, peer: Peer) -> str:
         """Why *peer*, whom `admin` does not admit, may not use `admin.sock`."""
-        return f"{_who(peer)} may not use admin.sock; see access.admin"
+        return f"{_described(peer)} may not use admin.sock; see access.admin"
 
 
-def _who(peer: Peer) -> str:
+def _described(peer: Peer) -> str:
     return f"user {peer.uid} (process {peer.pid})"

@@ -44,7 +44,7 @@ class AttendedClock:
         self._mono = mono
         self._cpu = cpu
         self.reconnect_grace = reconnect_grace
-        self._stands_for = reconnect_grace
+        self._pause_s = reconnect_grace
         self._patience = patience
         self.stands_since: float | None = None  # monotonic; None if it does not
 
@@ -66,7 +66,7 @@ class AttendedClock:
             reconnect_grace: For how long at least; None: as after an absence.
         """
         self.stands_since = mono
-        self._stands_for = (
+        self._pause_s = (
             self.reconnect_grace if reconnect_grace is None else reconnect_grace
         )
 
@@ -117,8 +117,8 @@ class AttendedClock:
         """
         if self.stands_since is None:
             return
-        stood = mono - self.stands_since
-        if stood >= (self._stands_for if all_read else self._patience):
+        paused_s = mono - self.stands_since
+        if paused_s >= (self._pause_s if all_read else self._patience):
             self.stands_since = None
 
 
@@ -135,21 +135,21 @@ class WindowedMax:
     def __init__(self, span: float) -> None:
         self._span = span
         self._number = 0
-        self._this = self._before = 0.0
+        self._current = self._previous = 0.0
 
     def note(self, value: float, mono: float) -> None:
         """Note a value, which is 0 or more, at a time that never goes back."""
-        self._go_on(mono)
-        self._this = max(self._this, value)
+        self._move(mono)
+        self._current = max(self._current, value)
 
     def of_late(self, mono: float) -> float:
         """The highest of those noted within the last span or two; 0 if there is none."""
-        self._go_on(mono)
-        return max(self._this, self._before)
+        self._move(mono)
+        return max(self._current, self._previous)
 
-    def _go_on(self, mono: float) -> None:
+    def _move(self, mono: float) -> None:
         number = int(mono // self._span)
         if number > self._number:
             is_next = number == self._number + 1
-            self._before = self._this if is_next else 0.0
-            self._number, self._this = number, 0.0
+            self._previous = self._current if is_next else 0.0
+            self._number, self._current = number, 0.0

@@ -91,7 +91,7 @@ class Conversation:
         self._reader.max_frame_bytes = HELLO_BYTES
         self._refused = 0
         self._window_began = 0.0
-        self._run: ListedSigns | None = None
+        self._batch: ListedSigns | None = None
 
     @property
     def unfinished_bytes(self) -> int:
@@ -134,7 +134,7 @@ class Conversation:
         except WireError as error:
             self.n += 1
             yield from self._flush()
-            yield self._broken(error)
+            yield self._refuse_stream(error)
         yield from self._flush()
 
     def close(self, code: Code, message: str, *, limit: str | None = None) -> Refusal:
@@ -164,13 +164,13 @@ class Conversation:
         index: int | None = None,
     ) -> Refusal:
         """Refuse something of a frame that was taken already."""
-        if self._counted(now) > self._limits.max_refused:
+        if self._count_refusal(now) > self._limits.max_refused:
             return self._too_many()
         return Refusal(code, message, n, False, frame, index)
 
     # --- refusals -------------------------------------------------------------
 
-    def _broken(self, error: WireError) -> Refusal:
+    def _refuse_stream(self, error: WireError) -> Refusal:
         if self.hello is None and error.limit == MAX_FRAME:
             return self.close(
                 error.code,
@@ -185,13 +185,13 @@ class Conversation:
         fatal = bad.code not in NOT_FATAL
         if fatal:
             self.is_closed = True
-        elif self._counted(now) > self._limits.max_refused:
+        elif self._count_refusal(now) > self._limits.max_refused:
             return self._too_many()
         return Refusal(
             bad.code, str(bad), self.n, fatal, name, bad.index, limit=bad.limit
         )
 
-    def _counted(self, now: float) -> int:
+    def _count_refusal(self, now: float) -> int:
         if now - self._window_began > REFUSED_WINDOW_S:
             self._window_began, self._refused = now, 0
         self._refused += 1
@@ -231,7 +231,7 @@ class Conversation:
             )
         event = _SIGNS.get(name)
         if event is not None:
-            self._sign(event, frame)
+            self._add_activity(event, frame)
             return None
         most = self._limits.max_batch
         match name:
@@ -265,37 +265,37 @@ class Conversation:
                     f"no frame is called {name!r:.80}; welcome.features tells what is",
                 )
 
-    def _sign(self, event: int, frame: Frame) -> None:
+    def _add_activity(self, event: int, frame: Frame) -> None:
         uids: Any = frame[1] if len(frame) > 1 else None
         conn = None
         if len(frame) > 2 and frame[2] is not None:
             conn = options_of(frame).get("conn")
-        run = self._run
+        batch = self._batch
         if type(uids) is tuple:
             check_batch(uids, self._limits.max_batch)
             conns = conns_beside(uids, conn)
-            if run is None:
-                run = self._begin_run()
+            if batch is None:
+                batch = self._new_batch()
             if len(uids) != 1:
-                run.batches.append((len(run.uids), len(uids), self.n))
-            run.uids.extend(uids)
-            run.conns.extend(conns)
-            run.events.extend(bytes([event]) * len(uids))
+                batch.batches.append((len(batch.uids), len(uids), self.n))
+            batch.uids.extend(uids)
+            batch.conns.extend(conns)
+            batch.events.extend(bytes([event]) * len(uids))
             return
         if len(frame) < 2 or type(uids) is dict:
             raise no_uids()
         conn = one_conn(conn)
-        if run is None:
-            run = self._begin_run()
-        run.uids.append(uids)
-        run.conns.append(conn)
-        run.events.append(event)
+        if batch is None:
+            batch = self._new_batch()
+        batch.uids.append(uids)
+        batch.conns.append(conn)
+        batch.events.append(event)
 
-    def _begin_run(self) -> ListedSigns:
-        self._run = ListedSigns(first_n=self.n)
-        return self._run
+    def _new_batch(self) -> ListedSigns:
+        self._batch = ListedSigns(first_n=self.n)
+        return self._batch
 
     def _flush(self) -> Iterator[Request]:
-        if self._run is not None:
-            run, self._run = self._run, None
-            yield run
+        if self._batch is not None:
+            batch, self._batch = self._batch, None
+            yield batch

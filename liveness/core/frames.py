@@ -120,7 +120,7 @@ def parse_hello(frame: Frame) -> Hello:
 
 def parse_login(frame: Frame, max_batch: int) -> Login:
     """Read a `login`."""
-    uids, options = _good_uids(frame, max_batch), options_of(frame)
+    uids, options = _valid_uids(frame, max_batch), options_of(frame)
     timeout = options.get("timeout")
     if timeout is not None and not is_within(timeout, MIN_TIMEOUT_S, MAX_TIMEOUT_S):
         raise BadFrame(
@@ -139,13 +139,13 @@ def parse_login(frame: Frame, max_batch: int) -> Login:
 
 def parse_logout(frame: Frame, max_batch: int) -> Logout:
     """Read a `logout`."""
-    uids = _good_uids(frame, max_batch)
+    uids = _valid_uids(frame, max_batch)
     return Logout(uids, _conns_of(frame, uids))
 
 
 def parse_where(frame: Frame, max_batch: int) -> Where:
     """Read a `where`."""
-    return Where(_good_uids(frame, max_batch))
+    return Where(_valid_uids(frame, max_batch))
 
 
 def parse_ping(frame: Frame) -> Ping:
@@ -213,7 +213,7 @@ def parse_done(frame: Frame) -> Answer:
         True,
         None if message is None else _text("message", message),
         False,
-        _answered(options),
+        _answered_seq(options),
     )
 
 
@@ -230,7 +230,7 @@ def parse_fail(frame: Frame) -> Answer:
         raise BadFrame(
             Code.BAD_OPTION, f"final is {final!r:.40}; it must be true or false"
         )
-    return Answer(key, False, message, final is True, _answered(options))
+    return Answer(key, False, message, final is True, _answered_seq(options))
 
 
 def _key(value: object, what: str = "key") -> str:
@@ -260,7 +260,7 @@ def _text(what: str, value: object) -> str:
     return value
 
 
-def _answered(options: dict[str, Any]) -> int | None:
+def _answered_seq(options: dict[str, Any]) -> int | None:
     seq = options.get("seq")
     if seq is None or (is_natural(seq) and seq > 0):
         return seq
@@ -279,7 +279,7 @@ def check_batch(uids: Sequence[object], max_batch: int) -> None:
         )
 
 
-def _good_uids(frame: Frame, max_batch: int) -> tuple[Uid, ...]:
+def _valid_uids(frame: Frame, max_batch: int) -> tuple[Uid, ...]:
     """The uids of a frame that is refused whole if one of them is bad."""
     if len(frame) < 2 or type(frame[1]) is dict:
         raise no_uids()
@@ -307,8 +307,8 @@ def _began_of(frame: Frame, uids: Sequence[Uid]) -> Sequence[float | None] | Non
     given = began if is_array else (began,)
     is_fit = not is_array or (type(frame[1]) is tuple and len(given) == len(uids))
     if is_fit and all(it is None or is_within(it, 0, float("inf")) for it in given):
-        begans = tuple(None if it is None else float(it) for it in given)
-        return begans if is_array else begans * len(uids)
+        began_times = tuple(None if it is None else float(it) for it in given)
+        return began_times if is_array else began_times * len(uids)
     raise BadFrame(
         Code.BAD_OPTION,
         f"began is {began!r:.40}; it must be seconds of CLOCK_MONOTONIC, from 0, or "

@@ -70,7 +70,7 @@ EARLY_S: Final = 1e-6
 NO_LIMIT: Final = 2**63
 
 # Gateways whose cadence is looked at in one go: about a millisecond.
-LOOKS: Final = 200
+CADENCES_PER_LOOK: Final = 200
 
 _NO_CLOCK: Final[Stopped] = (2**63, 0.0, 0.0, 0.0, 0)  # behind every session
 
@@ -145,7 +145,7 @@ class Presence:
         self._by_number: list[GatewayState] = []
         self._free: list[int] = []  # numbers of gateways that were forgotten
         self._turn = 0  # whose turn it is to fire first
-        self._looked_at = 0  # whose cadence, up to this number
+        self._next_cadence = 0  # whose cadence, up to this number
 
     def __len__(self) -> int:
         return len(self.wheel)
@@ -251,11 +251,11 @@ class Presence:
         """
         self.events[LOGIN] += len(login.uids)
         by_age = at.mono - login.age
-        begans = self._begans(gateway, login, at)
+        began_times = self._began_times(gateway, login, at)
         left_out: list[int] = []
         full = ""
         for index, (uid, conn, began) in enumerate(
-            zip(login.uids, login.conns, begans, strict=True)
+            zip(login.uids, login.conns, began_times, strict=True)
         ):
             entry = self.wheel.find(uid)
             start, exact = (by_age, False) if began is None else (began, True)
@@ -272,7 +272,7 @@ class Presence:
             elif self._is_older(entry, began, by_age):
                 self.ignored[WHY_OLDER] += 1
                 if began is not None and entry.flags & EXACT_START:
-                    self._tell_older(gateway, conn, entry, at)
+                    self._record_older_login(gateway, conn, entry, at)
             elif entry.gateway != gateway.number and (
                 limit := self._limit_met(gateway, is_new=False)
             ):
@@ -368,7 +368,9 @@ class Presence:
             return 0
         self._turn = (self._turn + 1) % len(waiting)
         waiting = waiting[self._turn :] + waiting[: self._turn]
-        return fair_share(waiting, limit, lambda one, most: self._judge(one, at, most))
+        return fair_share(
+            waiting, limit, lambda one, most: self._fire_gateway(one, at, most)
+        )
 
     def lose(
         self, gateways: Sequence[GatewayState], place: int, at: Instant, *, limit: int
@@ -422,9 +424,9 @@ class Presence:
             Those whose timeout has begun to be too short for that.
         """
         wheel, began = self.wheel, list[GatewayState]()
-        looked_at = self._looked_at if self._looked_at < len(self._by_number) else 0
-        self._looked_at = looked_at + LOOKS
-        for gateway in self._by_number[looked_at : self._looked_at]:
+        first = self._next_cadence if self._next_cadence < len(self._by_number) else 0
+        self._next_cadence = first + CADENCES_PER_LOOK
+        for gateway in self._by_number[first : self._next_cadence]:
             number = gateway.number
             begins, is_over = gateway.cadence.look(
                 wheel.usual(number), timeout=wheel.timeout_of(number), now=now
@@ -501,7 +503,7 @@ class Presence:
 
     # --- within ---------------------------------------------------------------
 
-    def _begans(
+    def _began_times(
         self, gateway: GatewayState, login: Login, at: Instant
     ) -> Sequence[float | None]:
         """When the connections of a login began by our clock, where it tells for sure."""
@@ -512,16 +514,16 @@ class Presence:
         if offset is None:
             self.began_unused[WHY_OTHER_CLOCK] += len(login.uids)
             return nothing
-        begans: list[float | None] = []
+        began_times: list[float | None] = []
         for theirs in login.began:
             if theirs is None:
-                begans.append(None)
+                began_times.append(None)
             elif theirs + offset <= at.mono + ROUNDING_S:
-                begans.append(theirs + offset)
+                began_times.append(theirs + offset)
             else:
                 self.began_unused[WHY_FUTURE] += 1
-                begans.append(None)
-        return begans
+                began_times.append(None)
+        return began_times
 
     @staticmethod
     def _is_older(entry: Entry, began: float | None, by_age: float) -> bool:
@@ -536,7 +538,7 @@ class Presence:
             return began < entry.start
         return by_age < entry.start
 
-    def _tell_older(
+    def _record_older_login(
         self, gateway: GatewayState, conn: int | None, entry: Entry, at: Instant
     ) -> None:
         """Record that a connection has lost its user, to one that was read first.
@@ -657,7 +659,7 @@ class Presence:
             mono=at.mono,
         )
 
-    def _judge(self, gateway: GatewayState, at: Instant, limit: int) -> int:
+    def _fire_gateway(self, gateway: GatewayState, at: Instant, limit: int) -> int:
         """Fire or renew due users of one gateway, as far as it is cleared."""
         cleared = gateway.clearance(at.now, hold=self._hold)
         judged = self.wheel.renew(
@@ -726,11 +728,11 @@ class Presence:
                 not entry.event,
             ),
             due=0.0
-            if reason != SILENCE or self._has_waited(entry)
+            if reason != SILENCE or self._was_held(entry)
             else entry.seen + entry.timeout,
         )
 
-    def _has_waited(self, entry: Entry) -> bool:
+    def _was_held(self, entry: Entry) -> bool:
         """Whether it is not by the detector that a silent user is told late.
 
         One who was given a fresh timeout after a hold waited for its gateway, and one

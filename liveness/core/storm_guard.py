@@ -56,7 +56,7 @@ class GuardRules(NamedTuple):
     """When a storm begins, and how long it lasts.
 
     Seconds are attended ones; `revolution` is the time for which users count. A storm is
-    told `told_after` it began: what falls silent together comes due together but for the
+    told `report_after` it began: what falls silent together comes due together but for the
     time that gateways collect signs of life, each at moments of its own.
     """
 
@@ -64,7 +64,7 @@ class GuardRules(NamedTuple):
     least_users: int
     hold: float
     revolution: float
-    told_after: float
+    report_after: float
 
 
 class Storm(NamedTuple):
@@ -150,9 +150,9 @@ class _Watch:
     released: float = NEVER  # up to here deadlines are held no more
     held_above: float = inf  # the latest storm held deadlines after this moment
     ends_at: float | None = None  # of the storm that is on
-    untold: tuple[float, Begun] | None = None  # when it began, while nobody knows
-    met: int = 0  # how many the storm has held or found due so far
-    gone: int = 0  # how many of them were judged
+    unreported: tuple[float, Begun] | None = None  # when it began, while nobody knows
+    seen_due: int = 0  # how many the storm has held or found due so far
+    ended_in_storm: int = 0  # how many of them were judged
 
 
 class Guard:
@@ -181,10 +181,10 @@ class Guard:
         """Move the wheel's hand, and count who thereby comes into a storm."""
         wheel = self._wheel
         for number, watch in self._storms.items():
-            watch.met -= wheel.due(number)
+            watch.seen_due -= wheel.due(number)
         wheel.advance(now, steps)
         for number, watch in self._storms.items():
-            watch.met += wheel.due(number)
+            watch.seen_due += wheel.due(number)
 
     def look(self, now: float) -> None:
         """End the storms that are over by themselves."""
@@ -192,7 +192,9 @@ class Guard:
             assert watch.ends_at is not None
             if now >= watch.ends_at:
                 self._end(watch, BY_TIME, now)
-            elif not self._wheel.due(number) and not self._has_it(watch, now, HALF):
+            elif not self._wheel.due(number) and not self._is_over_share(
+                watch, now, HALF
+            ):
                 self._end(watch, BY_CALM, now)
 
     def clear(
@@ -232,7 +234,7 @@ class Guard:
         watch = self._watch(gateway)
         since = max(watch.released, now - self._rules.revolution)
         deadlines = [entry.deadline for entry in entries]
-        watch.gone += len(deadlines)
+        watch.ended_in_storm += len(deadlines)
         if came := sum(deadline > since for deadline in deadlines):
             watch.judged.add(came, now)
 
@@ -288,8 +290,11 @@ class Guard:
     def take(self, now: float) -> list[News]:
         """Hand over what is to be told by now of storms, in order."""
         for watch in self._storms.values():
-            if watch.untold and now >= watch.untold[0] + self._rules.told_after:
-                self._tell(watch, now)
+            if (
+                watch.unreported
+                and now >= watch.unreported[0] + self._rules.report_after
+            ):
+                self._report_begun(watch, now)
         news, self._news = self._news, []
         return news
 
@@ -310,37 +315,42 @@ class Guard:
             judged + watch.gateway.users,
         )
 
-    def _has_it(self, watch: _Watch, now: float, part: float = 1.0) -> bool:
+    def _is_over_share(self, watch: _Watch, now: float, part: float = 1.0) -> bool:
         """Whether more than this part of the share came due."""
         due, users = self._came_due(watch, now)
         return due > part * self._rules.share * users
 
     def _is_storm(self, watch: _Watch, now: float) -> bool:
         _, users = self._came_due(watch, now)
-        return users >= self._rules.least_users and self._has_it(watch, now)
+        return users >= self._rules.least_users and self._is_over_share(watch, now)
 
     def _begin(self, watch: _Watch, now: float, *, first: float, limit: float) -> None:
         due, users = self._came_due(watch, now)
         watch.ends_at = first + self._rules.hold
         watch.held_above = limit
-        watch.met, watch.gone = self._wheel.due(watch.gateway.number), 0
+        watch.seen_due, watch.ended_in_storm = self._wheel.due(watch.gateway.number), 0
         self._storms[watch.gateway.number] = watch
         self.begun += 1
-        watch.untold = now, Begun(watch.gateway.name, due, users, watch.ends_at - now)
+        watch.unreported = (
+            now,
+            Begun(watch.gateway.name, due, users, watch.ends_at - now),
+        )
 
-    def _tell(self, watch: _Watch, now: float) -> None:
-        if watch.untold is not None:
-            begun = watch.untold[1]._replace(cause=self._cause(watch, now))
+    def _report_begun(self, watch: _Watch, now: float) -> None:
+        if watch.unreported is not None:
+            begun = watch.unreported[1]._replace(cause=self._cause(watch, now))
             self._news.append(begun)
-            watch.untold = None
+            watch.unreported = None
 
     def _end(self, watch: _Watch, why: str, now: float) -> None:
-        self._tell(watch, now)
+        self._report_begun(watch, now)
         del self._storms[watch.gateway.number]
         watch.ends_at, watch.released = None, now
         watch.judged.clear()
-        others = watch.gone + self._wheel.due(watch.gateway.number)
-        self._news.append(Ended(watch.gateway.name, why, watch.met - others, others))
+        others = watch.ended_in_storm + self._wheel.due(watch.gateway.number)
+        self._news.append(
+            Ended(watch.gateway.name, why, watch.seen_due - others, others)
+        )
 
     def _cause(self, watch: _Watch, now: float) -> str:
         """Say whether most users elsewhere are at gateways that have it, too.
@@ -353,7 +363,7 @@ class Guard:
                 other = self._watch(gateway)
                 _, users = self._came_due(other, now)
                 everyone += users
-                hit += users if self._has_it(other, now, HALF) else 0
+                hit += users if self._is_over_share(other, now, HALF) else 0
         if not everyone:
             return ONLY
         return ALL if 2 * hit > everyone else ALONE

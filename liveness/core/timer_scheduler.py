@@ -67,7 +67,7 @@ RING_SLOTS: Final = 3_600
 FILL_EVERY_MS: Final = 60_000
 # Timers laid on the ring in one step; some milliseconds of reading.
 FILL_STEP: Final = 2_000
-# A run whose gateway was not handed its record is looked at again after so many times
+# A run whose gateway was not sent its record is looked at again after so many times
 # the time that it has: a gateway that is away for long may have a million of them. Not
 # after more than ten minutes, unless it has more itself.
 AWAY_RUNS: Final = 10
@@ -150,13 +150,13 @@ class TimerScheduler:
         self._absences: dict[str | None, deque[tuple[float, float]]] = {None: deque()}
         self._horizon = (_NEVER, 0)  # `next` and id: all up to there is on the ring
         self._reading_until: int | None = None  # a reading for the ring is under way
-        self._in_hand: dict[int, int] = {}  # taken to be judged: number of the gateway
+        self._claimed: dict[int, int] = {}  # taken to be judged: number of the gateway
         # How many, by gateway and key or ext. No counters, which are slow at both ends.
         self._under_way: dict[tuple[str, str], int] = {}
         self._under_way_ext: dict[tuple[str, str], int] = {}
-        self._asked = 0  # of the orders under way those that ask for a timer
+        self._new_under_way = 0  # of the orders under way those that ask for a timer
         # Settled since a reading began.
-        self._touched: set[int] = set()
+        self._changed_since_read: set[int] = set()
 
     @property
     def loaded(self) -> int:
@@ -172,7 +172,7 @@ class TimerScheduler:
     def after(self, gateway: str, asked: After, at: Instant) -> bool:
         """Take a timer; return False if there are too many."""
         states = self.states
-        if states[PENDING] + states[FIRED] + self._asked >= self._max_live:
+        if states[PENDING] + states[FIRED] + self._new_under_way >= self._max_live:
             return False
         until = at.mono + asked.seconds
         now, due = self.ms(at.mono), self.ms(until)
@@ -185,18 +185,18 @@ class TimerScheduler:
             self._decided.next_seq, None, now, None, now,
         )  # fmt: skip
         self._next_id += 1
-        self._asked += 1
-        self._give(CreateTimer(timer, asked.payload))
+        self._new_under_way += 1
+        self._issue(CreateTimer(timer, asked.payload))
         return True
 
     def cancel(self, gateway: str, asked: Cancel, at: Instant) -> None:
         """Cancel the live timer of a key, or those of an ext."""
         now = self.ms(at.mono)
-        self._give(CancelTimer(gateway, asked.key, asked.ext, self._next_id, now))
+        self._issue(CancelTimer(gateway, asked.key, asked.ext, self._next_id, now))
 
     def answer(self, gateway: str, answer: Answer, at: Instant) -> None:
         """Take a gateway's answer to a run."""
-        self._give(
+        self._issue(
             CompleteTimer(
                 gateway,
                 answer.key,
@@ -210,31 +210,31 @@ class TimerScheduler:
 
     def try_again(self, gateway: str, key: str, at: Instant) -> None:
         """Have a failed or pending timer tried now, from the first attempt on."""
-        self._give(RetryTimer(gateway, key, self.ms(at.mono)))
+        self._issue(RetryTimer(gateway, key, self.ms(at.mono)))
 
     def undelivered(self, gateway: str, key: str, seq: int, at: Instant) -> None:
         """Have a timer fire again of whose run its gateway will not be told."""
-        self._give(Undelivered(gateway, key, seq, self.ms(at.mono)))
+        self._issue(Undelivered(gateway, key, seq, self.ms(at.mono)))
 
     def settled(self, orders: Iterable[TimerCommand], done: TimerTransaction) -> None:
         """Take in what a transaction has made of orders, now that it is on disk."""
         for order in orders:
-            self._is_over(order)
+            self._note_settled(order)
         self.results.update(done.results)
         self.states.update(done.states)
         if self._is_reading:
-            self._touched.update(timer.id for timer in done.changed)
+            self._changed_since_read.update(timer.id for timer in done.changed)
         # What is due up to here is on the ring, or will be by a reading under way.
         reaches = max(self._horizon[0], self._reading_until or _NEVER)
         wheel = self._wheel
         for timer in done.changed:
-            number, following = timer.id, timer.next
+            number, next_ms = timer.id, timer.next
             if wheel.find(number) is not None:
                 wheel.close(number)
-            if following is not None and following <= reaches:
-                self._put(number, timer.gateway, following)
+            if next_ms is not None and next_ms <= reaches:
+                self._load(number, timer.gateway, next_ms)
         if self.loaded > self._max_loaded:
-            self._begin_anew()
+            self._empty_ring()
 
     def forgot(self, ended: dict[str, int]) -> None:
         """Note how many ended timers of each state are not kept any more."""
@@ -262,7 +262,7 @@ class TimerScheduler:
             (first, last), (later, end) = absences.popleft(), absences.popleft()
             absences.appendleft((later - (last - first), end))
 
-    def _listened(self, gateway: str, since: float, until: float) -> float:
+    def _listened_s(self, gateway: str, since: float, until: float) -> float:
         """Seconds between these moments in which a gateway was listened to."""
         since = max(since, self._anchor.mono)  # before that nobody was
         listened = until - since
@@ -310,7 +310,7 @@ class TimerScheduler:
         if not self.wants_filling:
             return None
         until = self.ms(self._now + RING_S)
-        self._touched.clear()
+        self._changed_since_read.clear()
         self._reading_until = until
         return LoadedWindow(*self._horizon, until, FILL_STEP)
 
@@ -320,8 +320,11 @@ class TimerScheduler:
             return  # the ring was begun anew meanwhile
         self._reading_until = None
         for one in coming:
-            if one.id not in self._touched and self._wheel.find(one.id) is None:
-                self._put(one.id, one.gateway, one.next)
+            if (
+                one.id not in self._changed_since_read
+                and self._wheel.find(one.id) is None
+            ):
+                self._load(one.id, one.gateway, one.next)
         self._horizon = (window.until, 0)
         if len(coming) == window.limit:
             self._horizon = (coming[-1].next, coming[-1].id)
@@ -347,67 +350,71 @@ class TimerScheduler:
         """
         if self._is_reading:
             return []
-        self._touched.clear()
+        self._changed_since_read.clear()
 
         def take(gateway: int, share: int) -> int:
             taken = self._wheel.fire(gateway, until=self._now, limit=share)
-            self._in_hand |= {int(entry.uid): gateway for entry in taken}
+            self._claimed |= {int(entry.uid): gateway for entry in taken}
             return len(taken)
 
         waiting = self._wheel.waiting()
         fair_share([it for it in waiting if may_fire(self._names[it])], limit, take)
-        return [*self._in_hand]
+        return [*self._claimed]
 
     def leave(self) -> None:
         """Note that what was to be read could not be; those in hand stay due."""
         self._reading_until = None
-        for number, gateway in self._in_hand.items():
+        for number, gateway in self._claimed.items():
             if self._wheel.find(number) is None:
-                self._lay(number, gateway, self._now)
-        self._in_hand.clear()
+                self._insert(number, gateway, self._now)
+        self._claimed.clear()
 
     def fire(
         self,
         rows: Iterable[Due],
         at: Instant,
-        handed: Callable[[str], int],
-        hurry: Callable[[str, str], object] = lambda _gateway, _key: None,
+        delivered_seq: Callable[[str], int],
+        commit_soon: Callable[[str, str], object] = lambda _gateway, _key: None,
     ) -> list[float]:
         """Fire those in hand that are due, or end their run.
 
         Args:
             rows: What the table has of them.
             at: Now.
-            handed: Up to which seq a gateway was handed its records. A run of which it
+            delivered_seq: Up to which seq a gateway was sent its records. A run of which it
                 knows nothing yet uses up no attempt.
-            hurry: Told of gateway and key of those that wait for what is under way.
+            commit_soon: Told of gateway and key of those that wait for what is under way.
         Returns:
             By how many seconds each was late that fired.
         """
         lateness: list[float] = []
         exact, now = self._exact_ms(at.mono), self.ms(at.mono)
-        in_hand, self._in_hand = self._in_hand, {}
+        claimed, self._claimed = self._claimed, {}
         for timer, payload in rows:
-            gateway = in_hand.get(timer.id)
-            if gateway is None or timer.id in self._touched or timer.next is None:
+            gateway = claimed.get(timer.id)
+            if (
+                gateway is None
+                or timer.id in self._changed_since_read
+                or timer.next is None
+            ):
                 continue
             if self._is_under_way(timer):
-                hurry(timer.gateway, timer.key)
-                self._lay(timer.id, gateway, at.mono + LOOK_AGAIN_S)
+                commit_soon(timer.gateway, timer.key)
+                self._insert(timer.id, gateway, at.mono + LOOK_AGAIN_S)
             elif timer.next > now:
-                self._lay(timer.id, gateway, self._mono(timer.next))
+                self._insert(timer.id, gateway, self._mono(timer.next))
             elif timer.state == PENDING:
                 lateness.append((exact - timer.next) / 1000)
                 self._fire(timer, payload, now, at.wall_ms)
             else:
-                self._end_run(timer, at.mono, handed)
+                self._end_run(timer, at.mono, delivered_seq)
         return lateness
 
     # --- within ---------------------------------------------------------------
 
     @property
     def _is_reading(self) -> bool:
-        return self._reading_until is not None or bool(self._in_hand)
+        return self._reading_until is not None or bool(self._claimed)
 
     def _exact_ms(self, mono: float) -> float:
         return self._anchor.wall_ms + (mono - self._anchor.mono) * 1000
@@ -415,7 +422,7 @@ class TimerScheduler:
     def _mono(self, ms: int) -> float:
         return self._anchor.mono + (ms - self._anchor.wall_ms) / 1000
 
-    def _give(self, order: TimerCommand) -> None:
+    def _issue(self, order: TimerCommand) -> None:
         self._decided.changes.orders.append(order)
         key = key_of(order)
         under_way = self._under_way
@@ -423,12 +430,12 @@ class TimerScheduler:
             key, under_way = _ext_of(order), self._under_way_ext
         under_way[key] = under_way.get(key, 0) + 1
 
-    def _is_over(self, order: TimerCommand) -> None:
+    def _note_settled(self, order: TimerCommand) -> None:
         key, under_way = key_of(order), self._under_way
         if key is None:
             key, under_way = _ext_of(order), self._under_way_ext
         elif isinstance(order, CreateTimer):
-            self._asked -= 1
+            self._new_under_way -= 1
         left = under_way[key] - 1
         if left:
             under_way[key] = left
@@ -442,22 +449,24 @@ class TimerScheduler:
         )
 
     def _end_run(
-        self, timer: TimerState, mono: float, handed: Callable[[str], int]
+        self, timer: TimerState, mono: float, delivered_seq: Callable[[str], int]
     ) -> None:
         assert timer.seq is not None  # it is fired
         assert timer.fired is not None
         gateway, key, seq, now = timer.gateway, timer.key, timer.seq, self.ms(mono)
         run_ms = self.ladder.run_ms
-        left_ms = run_ms - 1000 * self._listened(gateway, self._mono(timer.fired), mono)
+        left_ms = run_ms - 1000 * self._listened_s(
+            gateway, self._mono(timer.fired), mono
+        )
         # Put off in the table too: in memory alone, many of them would fill the ring
         # with what it says is earliest, and nobody else would be loaded.
         if left_ms > ROUNDING_MS:
-            self._give(LookLater(gateway, key, seq, now + ceil(left_ms)))
-        elif handed(gateway) < seq:
+            self._issue(LookLater(gateway, key, seq, now + ceil(left_ms)))
+        elif delivered_seq(gateway) < seq:
             away_ms = max(run_ms, min(AWAY_RUNS * run_ms, MOST_AWAY_MS))
-            self._give(LookLater(gateway, key, seq, now + away_ms))
+            self._issue(LookLater(gateway, key, seq, now + away_ms))
         else:
-            self._give(GiveUp(gateway, key, seq, now))
+            self._issue(GiveUp(gateway, key, seq, now))
 
     def _fire(
         self, timer: TimerState, payload: str | None, now: int, wall_ms: int
@@ -477,23 +486,23 @@ class TimerScheduler:
         )
         self._decided.record(record)
         self._decided.changes.ends += 1
-        self._give(Fire(timer.gateway, timer.key, timer.attempts + 1, seq, now))
+        self._issue(Fire(timer.gateway, timer.key, timer.attempts + 1, seq, now))
 
-    def _put(self, number: int, name: str, following: int) -> None:
+    def _load(self, number: int, name: str, next_ms: int) -> None:
         gateway = self._gateways.get(name)
         if gateway is None:
             gateway = self._gateways[name] = self._wheel.add_gateway()
             self._names.append(name)
-        self._lay(number, gateway, self._mono(following))
+        self._insert(number, gateway, self._mono(next_ms))
 
-    def _lay(self, number: int, gateway: int, due: float) -> None:
+    def _insert(self, number: int, gateway: int, due: float) -> None:
         """Put a timer on the ring; one that is due already comes next."""
         due = max(due, self._now)
         self._wheel.put(
             Entry(number, gateway, 0, None, 0.0, 0.0, due, 0.0, 0, OWN_TIMEOUT)
         )
 
-    def _begin_anew(self) -> None:
+    def _empty_ring(self) -> None:
         """Empty the ring, which holds too much; it is filled anew, earliest first."""
         self._wheel = self._make_wheel(self._now)
         for _ in self._gateways:

@@ -251,13 +251,13 @@ class TimerTransaction:
     ) -> None:
         self.added: list[CreateTimer] = []
         self.results: Counter[str] = Counter()  # of attempts
-        self._ladder = ladder
+        self._retry_policy = ladder
         self.before: dict[int, TimerState] = {timer.id: timer for timer in found}
         self._after = dict(self.before)
         self._newest: dict[tuple[str, str], int] = {}
         self._by_ext: dict[tuple[str, str], list[int]] = {}
         for timer in self.before.values():
-            self._note(timer)
+            self._index(timer)
         for order in orders:
             self._apply(order)
         # Those that are not what they were, or were not there, as they are now.
@@ -278,13 +278,13 @@ class TimerTransaction:
     def _apply(self, order: TimerCommand) -> None:
         match order:
             case CreateTimer():
-                self._schedule(order)
+                self._create(order)
             case CancelTimer():
-                for timer in self._meant(order):
+                for timer in self._timers_to_cancel(order):
                     if timer.id < order.below:
                         self._end(timer, CANCELLED, order.at, timer.message)
             case CompleteTimer():
-                self._reply(order)
+                self._complete(order)
             case Fire():
                 self._fire(order)
             case GiveUp() | LookLater() | Undelivered():
@@ -292,14 +292,14 @@ class TimerTransaction:
             case RetryTimer():
                 self._try_again(order)
 
-    def _schedule(self, order: CreateTimer) -> None:
+    def _create(self, order: CreateTimer) -> None:
         timer = order.timer
         former = self._live(timer.gateway, timer.key)
         if former is not None:
             self._end(former, REPLACED, timer.created, former.message)
         self.added.append(order)
         self._set(timer)
-        self._note(timer)
+        self._index(timer)
 
     def _fire(self, order: Fire) -> None:
         number = self._newest.get((order.gateway, order.key))
@@ -310,16 +310,16 @@ class TimerTransaction:
             or order.seq < max(timer.since, (timer.seq or 0) + 1)
         ):
             return
-        state, following, changed = timer.state, timer.next, timer.changed
+        state, next_ms, changed = timer.state, timer.next, timer.changed
         if state == PENDING:
-            following = order.at + self._ladder.run_ms
+            next_ms = order.at + self._retry_policy.run_ms
             state, changed = FIRED, order.at
         # Else it was cancelled after that was decided, and before the table heard of it.
         # Spelled out here and in `_end`, where `_replace` takes twice as long.
         self._set(
             TimerState(
                 timer.id, timer.gateway, timer.key, timer.ext, state, timer.due,
-                following, order.attempt, order.seq, timer.since, timer.message,
+                next_ms, order.attempt, order.seq, timer.since, timer.message,
                 timer.created, order.at, changed,
             )
         )  # fmt: skip
@@ -341,10 +341,10 @@ class TimerTransaction:
             )
         else:
             self.results[UNANSWERED] += 1
-            told = f"no answer within {self._ladder.run_ms / 1000:g} s"
+            told = f"no answer within {self._retry_policy.run_ms / 1000:g} s"
             self._fail(timer, told, order.at, is_final=False)
 
-    def _reply(self, reply: CompleteTimer) -> None:
+    def _complete(self, reply: CompleteTimer) -> None:
         timer = self._live(reply.gateway, reply.key)
         if timer is None or timer.seq is None:
             self.results[LATE] += 1
@@ -383,7 +383,7 @@ class TimerTransaction:
     def _fail(
         self, timer: TimerState, message: str | None, at: int, *, is_final: bool
     ) -> None:
-        waits = self._ladder.waits_ms
+        waits = self._retry_policy.waits_ms
         if is_final or timer.attempts > len(waits):
             self._end(timer, FAILED, at, message)
             return
@@ -410,7 +410,7 @@ class TimerTransaction:
         timer = None if number is None else self._after[number]
         return timer if timer is not None and timer.is_live else None
 
-    def _meant(self, order: CancelTimer) -> list[TimerState]:
+    def _timers_to_cancel(self, order: CancelTimer) -> list[TimerState]:
         """The live timers that a cancel is about."""
         if order.key is not None:
             timer = self._live(order.gateway, order.key)
@@ -425,7 +425,7 @@ class TimerTransaction:
         self._by_ext[ext] = [timer.id for timer in live]
         return live
 
-    def _note(self, timer: TimerState) -> None:
+    def _index(self, timer: TimerState) -> None:
         """Have *timer* found by its key and ext."""
         key = (timer.gateway, timer.key)
         self._newest[key] = max(timer.id, self._newest.get(key, 0))

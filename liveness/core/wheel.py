@@ -13,7 +13,7 @@ reaches its deadline; every event moves it, in constant time. With a timeout of 
 
 With a timeout of a day a slot is 48 minutes wide, and two layers lie below the ring.
 
-One slot before its time, a slot is detached as a whole and poured into the layer
+One slot before its time, a slot is detached as a whole and cascaded into the layer
 below in bounded steps. A bucket is detached once it has wholly passed, and its
 entries are laid on their gateway's *due list*. There they stay, still untouched by
 judgement, until `fire` takes them or a sign of life moves them away: whether a
@@ -25,7 +25,7 @@ The wheel has no clock: `now` is attended seconds, told by the caller, and never
 goes back. Entries and lists live in a `Table`, not in objects.
 
 Always true between calls:
-    1. an entry is in exactly one list: a bucket, a slot, one being poured, or a
+    1. an entry is in exactly one list: a bucket, a slot, one being cascaded, or a
        due list of its gateway;
     2. an entry on a due list has a deadline strictly before the last `now`;
     3. a slot's list holds entries of one revolution only.
@@ -123,19 +123,19 @@ class Wheel:
         self._silences: list[Silences] = []
         self._default_timeout = timeout
 
-        self._ground = [self._table.new_list() for _ in range(2 * self._per_slot)]
+        self._buckets = [self._table.new_list() for _ in range(2 * self._per_slot)]
         self._layers: list[list[int]] = []
         self._widths: list[int] = []  # in buckets, by layer
-        self._poured: list[int] = []  # by layer: the newest slot detached
+        self._cascaded: list[int] = []  # by layer: the newest slot detached
         width = self._per_slot
         while width * self.bucket_s <= HORIZON_S:
             self._layers.append([self._table.new_list() for _ in range(slots)])
             self._widths.append(width)
-            self._poured.append(1 if width == self._per_slot else 0)
+            self._cascaded.append(1 if width == self._per_slot else 0)
             width *= slots
         # Detached lists: passed buckets first, then a queue for each layer.
         self._passed: deque[int] = deque()
-        self._pouring: list[deque[int]] = [deque() for _ in self._layers]
+        self._cascading: list[deque[int]] = [deque() for _ in self._layers]
 
     def __len__(self) -> int:
         return len(self._table.index)
@@ -267,7 +267,7 @@ class Wheel:
     def put(self, entry: EntryFields) -> None:
         """Take in a user, who must not be known, just as *entry* says."""
         place = self._table.add(entry)
-        self._table.append(place, self._home(place))
+        self._table.append(place, self._current_list(place))
 
     def timeout_of(self, gateway: int) -> float:
         """The silence timeout of *gateway*'s users."""
@@ -322,21 +322,21 @@ class Wheel:
 
         Args:
             now: Attended seconds, never lower than before. A gap is swept in full.
-            steps: How many passed entries may be laid, and how many poured, over all
+            steps: How many passed entries may be laid, and how many cascaded, over all
                 layers. What is left over is done at the next call.
         """
         self._detach(int((now - self._origin) * self._scale))
-        self._pour(self._passed, steps)
-        for queue in self._pouring:
+        self._cascade(self._passed, steps)
+        for queue in self._cascading:
             # The lowest layer first: what lies in it is wanted soonest.
-            steps = self._pour(queue, steps)
+            steps = self._cascade(queue, steps)
 
     def next_due(self) -> float:
         """The attended moment at which `advance` will next find something to do."""
-        if self._passed or any(self._pouring):
+        if self._passed or any(self._cascading):
             return self._passes_at(self._bucket)
         boundary = (self._bucket // self._per_slot + 1) * self._per_slot
-        ground, count, size = self._ground, self._table.count, len(self._ground)
+        ground, count, size = self._buckets, self._table.count, len(self._buckets)
         for bucket in range(self._bucket + 1, boundary):
             if count[ground[bucket % size]]:
                 return self._passes_at(bucket)
@@ -373,8 +373,8 @@ class Wheel:
             limit: At most this many.
             renewed: Those who had a fresh timeout; otherwise the others.
         """
-        ripe = self._ripe(2 * gateway + renewed, until, limit)
-        return [self._table.remove(place) for place in ripe]
+        places = self._due_places(2 * gateway + renewed, until, limit)
+        return [self._table.remove(place) for place in places]
 
     def renew(
         self,
@@ -397,11 +397,11 @@ class Wheel:
             How many.
         """
         table, number = self._table, 0
-        for place in self._ripe(2 * gateway, until, limit):
+        for place in self._due_places(2 * gateway, until, limit):
             deadline = min(until + table.timeout[place], table.deadline[place] + most)
             table.deadline[place] = deadline
             table.flags[place] |= RENEWED
-            table.move(place, self._home(place))
+            table.move(place, self._current_list(place))
             number += 1
         return number
 
@@ -439,10 +439,10 @@ class Wheel:
         if due <= self._bucket:
             return None
         for number, (layer, width, queue) in enumerate(
-            zip(self._layers, self._widths, self._pouring, strict=True)
+            zip(self._layers, self._widths, self._cascading, strict=True)
         ):
             slot = (due - 1) // width % self.slots
-            is_on_ground = not number and within in self._ground
+            is_on_ground = not number and within in self._buckets
             if is_on_ground or layer[slot] == within or within in queue:
                 return Slot(number, slot)
         raise AssertionError(f"{uid!r} is in no list")
@@ -450,17 +450,17 @@ class Wheel:
     def slot_users(self) -> list[int]:
         """How many users are due in each slot of the ring, by place on the ring.
 
-        Those poured below already count for their slot; those due beyond one
+        Those cascaded below already count for their slot; those due beyond one
         revolution, or due already, count for none.
         """
         count, slots = self._table.count, self.slots
         ring = self._widths[self._ring]
         users = [0] * slots
-        size = len(self._ground)
+        size = len(self._buckets)
         for bucket in range(self._bucket + 1, self._bucket + size + 1):
-            users[(bucket - 1) // ring % slots] += count[self._ground[bucket % size]]
+            users[(bucket - 1) // ring % slots] += count[self._buckets[bucket % size]]
         for layer, width, queue in zip(
-            self._layers[: self._ring + 1], self._widths, self._pouring, strict=False
+            self._layers[: self._ring + 1], self._widths, self._cascading, strict=False
         ):
             current = self._bucket // width
             for slot in range(current + 1, current + slots + 1):
@@ -482,9 +482,9 @@ class Wheel:
         count = self._table.count
         users = [
             sum(count[it] for it in (*layer, *queue))
-            for layer, queue in zip(self._layers, self._pouring, strict=True)
+            for layer, queue in zip(self._layers, self._cascading, strict=True)
         ]
-        users[0] += sum(count[it] for it in (*self._ground, *self._passed))
+        users[0] += sum(count[it] for it in (*self._buckets, *self._passed))
         return users
 
     def snapshot(self, now: float) -> Snapshot:
@@ -524,19 +524,19 @@ class Wheel:
     def _list_for(self, deadline: float) -> int:
         """The bucket or slot for a deadline that has not passed."""
         bucket = max(self._due_bucket(deadline), self._bucket + 1)
-        if bucket - self._bucket <= len(self._ground):
-            return self._ground[bucket % len(self._ground)]
-        for layer, width, poured in zip(
-            self._layers, self._widths, self._poured, strict=True
+        if bucket - self._bucket <= len(self._buckets):
+            return self._buckets[bucket % len(self._buckets)]
+        for layer, width, cascaded in zip(
+            self._layers, self._widths, self._cascaded, strict=True
         ):
             slot = (bucket - 1) // width
-            # What was poured is empty, so its place is free for the slot a whole
+            # What was cascaded is empty, so its place is free for the slot a whole
             # revolution ahead: exactly 30 slots hold exactly 30 slots.
-            if slot - poured <= self.slots:
+            if slot - cascaded <= self.slots:
                 return layer[slot % self.slots]
         raise ValueError(f"a deadline {deadline - self._origin} s ahead is too far")
 
-    def _home(self, place: int) -> int:
+    def _current_list(self, place: int) -> int:
         """Where an entry belongs now: its due list once its bucket has passed."""
         deadline = self._table.deadline[place]
         if self._due_bucket(deadline) <= self._bucket:
@@ -550,21 +550,21 @@ class Wheel:
         passed = bucket - self._bucket
         if passed <= 0:
             return
-        size = len(self._ground)
+        size = len(self._buckets)
         for step in range(min(passed, size)):
-            self._queue(self._ground, (self._bucket + 1 + step) % size, self._passed)
+            self._queue(self._buckets, (self._bucket + 1 + step) % size, self._passed)
         self._bucket = bucket
-        # A slot may be poured once all of it fits below. For layer 0 that is one
+        # A slot may be cascaded once all of it fits below. For layer 0 that is one
         # slot ahead, since the ground spans two; above, one slot of the layer below
         # ahead, since a ring holds just one revolution.
         ready = bucket // self._per_slot + 1
         for number, layer in enumerate(self._layers):
             if number:
                 ready = (bucket // self._widths[number - 1] + 1) // self.slots
-            last = self._poured[number]
+            last = self._cascaded[number]
             for slot in range(max(last, ready - self.slots) + 1, ready + 1):
-                self._queue(layer, slot % self.slots, self._pouring[number])
-            self._poured[number] = max(last, ready)
+                self._queue(layer, slot % self.slots, self._cascading[number])
+            self._cascaded[number] = max(last, ready)
 
     def _queue(self, ring: list[int], at: int, queue: deque[int]) -> None:
         """Swap the list at a ring's place for an empty one and queue it."""
@@ -572,20 +572,20 @@ class Wheel:
             queue.append(ring[at])
             ring[at] = self._table.new_list()
 
-    def _pour(self, queue: deque[int], steps: int) -> int:
+    def _cascade(self, queue: deque[int], steps: int) -> int:
         """Move up to *steps* entries of queued lists home; return the steps left."""
         table = self._table
         while queue and steps:
             sentinel = queue[0]
             for _ in range(min(steps, table.count[sentinel])):
                 place = table.next[sentinel]
-                table.move(place, self._home(place))
+                table.move(place, self._current_list(place))
                 steps -= 1
             if not table.count[sentinel]:
                 table.drop_list(queue.popleft())
         return steps
 
-    def _ripe(self, due: int, until: float, limit: int) -> Iterator[int]:
+    def _due_places(self, due: int, until: float, limit: int) -> Iterator[int]:
         """The head of a due list, again and again, while it may be taken away."""
         table, sentinel = self._table, self._due[due]
         for _ in range(min(limit, table.count[sentinel])):

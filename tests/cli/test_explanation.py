@@ -12,7 +12,7 @@ from liveness.core.clearance import AWAY, DISK, MUTE, STANDS, STORM, UNREAD, WHY
 from liveness.core.presence import UserStatus
 from liveness.core.records import OFFLINE_REASONS, LogPosition, OnlineRow, Record
 from liveness.core.wheel import Slot
-from liveness.explanation import Known, told
+from liveness.explanation import Known, sentence
 
 ZONE = "Europe/Berlin"
 
@@ -59,11 +59,11 @@ BEGAN = "; logged in 14:01:55"
 
 def ended(record: Record, opening: Record | None = LOGIN) -> str:
     known = EMPTY._replace(records=[record], opening=opening)
-    return told(known, now_ms=NOW)
+    return sentence(known, now_ms=NOW)
 
 
 def online(standing: UserStatus | OnlineRow, opening: Record | None = LOGIN) -> str:
-    return told(EMPTY._replace(standing=standing, opening=opening), now_ms=NOW)
+    return sentence(EMPTY._replace(standing=standing, opening=opening), now_ms=NOW)
 
 
 def test_silence_is_told_with_what_was_heard_last_and_the_login() -> None:
@@ -174,12 +174,14 @@ def test_an_end_that_is_not_on_disk_yet_is_told_as_that() -> None:
 
 def test_one_of_whom_nothing_is_found_may_never_have_been() -> None:
     day = ms("09:00:00", "2026-11-14")
-    assert told(EMPTY, now_ms=NOW) == "never heard of: the log is empty"
-    assert told(EMPTY._replace(oldest=LogPosition(4, day)), now_ms=NOW) == (
+    assert sentence(EMPTY, now_ms=NOW) == "never heard of: the log is empty"
+    assert sentence(EMPTY._replace(oldest=LogPosition(4, day)), now_ms=NOW) == (
         "offline; not in the log, which begins at 2026-11-14 09:00:00: never heard of, "
         "or its records are no longer kept"
     )
-    assert told(EMPTY._replace(back_to=LogPosition(5, ms("13:00:00"))), now_ms=NOW) == (
+    assert sentence(
+        EMPTY._replace(back_to=LogPosition(5, ms("13:00:00"))), now_ms=NOW
+    ) == (
         "offline, and not in the log back to 13:00:00; it was looked no further "
         "(`liveness history` does)"
     )
@@ -193,7 +195,7 @@ def test_a_date_stands_where_it_is_not_todays() -> None:
     # Midnight is the host's: in UTC these two are on the same day.
     after = ms("00:30:00")
     known = EMPTY._replace(records=[LOGOUT._replace(at=ms("00:10:00"))])
-    assert told(known, now_ms=after).startswith("offline at 00:10:00 ")
+    assert sentence(known, now_ms=after).startswith("offline at 00:10:00 ")
     assert os.environ["TZ"] == ZONE
 
 
