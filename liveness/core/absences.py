@@ -8,7 +8,7 @@ MOST_ABSENCES: Final = 100
 
 
 class Absences:
-    """Spans of monotonic time in which one gateway, or no gateway at all, was read.
+    """Spans of monotonic time in which one gateway, or every gateway, was not read.
 
     Args:
         since: The start. No gateway was listened to before it.
