@@ -1,11 +1,11 @@
 """One link's conversation: from frames to requests, or to refusals.
 
-A link begins with `hello`; then each frame is checked, numbered from 1, and becomes
-a request with its defaults filled in. Consecutive signs of life become one request,
-however many frames they came in: that is the path nearly every frame takes, and it
-makes no object per event.
+A link begins with `hello`. Then each frame is numbered from 1, checked, and becomes a
+request with its defaults filled in. Consecutive keepalives and messages become one request,
+however many frames they came in: nearly every frame takes this path, and it makes no object
+per event.
 
-A link that is refused fatally is closed: it gives nothing more, whatever is fed.
+After a fatal refusal a link is closed: whatever bytes follow, it gives no more requests.
 """
 
 from collections.abc import Iterator
@@ -49,11 +49,11 @@ from liveness.core.records import (
 )
 from liveness.errors import NOT_FATAL, Code, WireError
 
-# Refusals are counted over this long; how many are too many is a setting.
+# Refusals are counted over this long; a setting says how many are too many.
 REFUSED_WINDOW_S: Final = 10.0
 
-# A hello with all its options takes some 300 bytes; the rest is for those of later versions.
-# Thousands may connect that never say one, and each of them holds no more than this.
+# A hello with all its options takes some 300 bytes; the rest is for later versions. Of
+# thousands of connections that never say hello, each holds no more memory than this.
 HELLO_BYTES: Final = 16 * 1024
 
 _SIGNS: Final = {KEEPALIVE: EVENT_NUMBER[KEEPALIVE], MESSAGE: EVENT_NUMBER[MESSAGE]}
@@ -63,7 +63,7 @@ _TIMERS: Final = frozenset({"after", "cancel", "done", "fail"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationLimits:
-    """What one link may do."""
+    """Limits of one link."""
 
     max_frame_bytes: int = 1_048_576
     max_batch: int = 4_000
@@ -71,11 +71,11 @@ class ConversationLimits:
 
 
 class Conversation:
-    """One connection from a gateway or watcher, as a state machine without I/O.
+    """A gateway's or watcher's link, as a state machine without I/O.
 
     Args:
-        limits: What it may do.
-        reader: What finds the frames in its bytes.
+        limits: Its limits.
+        reader: The class that finds frames in its bytes.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Conversation:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes of a frame that is not whole yet."""
+        """How many bytes of an incomplete frame are held."""
         return self._reader.unfinished_bytes
 
     def receive(self, data: bytes, now: float) -> Iterator[Request]:
-        """Give what *data* asks for, in order, as far as it is complete.
+        """Yield the request, or refusal, of each frame that *data* completes, in order.
 
         Args:
             data: Bytes as they came, in pieces of any size.
@@ -107,7 +107,7 @@ class Conversation:
         """
         for request in self._requests(data, now):
             yield request
-            # Whoever took that may have closed the link for it.
+            # The caller may have closed the link because of it.
             if self.is_closed:
                 return
 
@@ -142,14 +142,14 @@ class Conversation:
 
         Args:
             code: Why.
-            message: The same for a person.
-            limit: The setting whose bound was met.
+            message: Why, for a person.
+            limit: The setting whose limit was met.
         """
         self.is_closed = True
         return Refusal(code, message, self.n, fatal=True, limit=limit)
 
     def drop(self) -> None:
-        """Give nothing more, and let go of a frame that is not whole."""
+        """Close, without a refusal, and free the bytes of an incomplete frame."""
         self.is_closed = True
         self._reader = type(self._reader)(max_frame_bytes=0, max_batch=0)
 
@@ -163,7 +163,7 @@ class Conversation:
         frame: str,
         index: int | None = None,
     ) -> Refusal:
-        """Refuse something of a frame that was taken already."""
+        """Refuse a part of a frame of which a request was made already."""
         if self._count_refusal(now) > self._limits.max_refused:
             return self._too_many()
         return Refusal(code, message, n, False, frame, index)
@@ -209,7 +209,7 @@ class Conversation:
     # --- frames ---------------------------------------------------------------
 
     def _request(self, frame: Frame) -> Request | None:
-        """One frame as a request; None if it was added to the run of signs."""
+        """Return a frame's request; None if it was added to the batch of events."""
         name = frame[0] if frame else None
         if self.hello is None:
             if name != "hello":
