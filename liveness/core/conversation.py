@@ -201,8 +201,8 @@ class Conversation:
         return self.close(
             Code.OVERLOADED,
             f"more than {self._limits.max_refused} frames were refused within "
-            f"{REFUSED_WINDOW_S:.0f} s (limits.max_refused); mend the sender, then "
-            "connect anew",
+            f"{REFUSED_WINDOW_S:.0f} s (limits.max_refused); fix the sender, then "
+            "connect again",
             limit="limits.max_refused",
         )
 
@@ -256,13 +256,13 @@ class Conversation:
             case "ack" if self.hello.ack:
                 return parse_ack(frame, self.n)
             case "ack":
-                raise BadFrame(Code.BAD_FRAME, "this link said ack: false")
+                raise BadFrame(Code.BAD_FRAME, "this link's hello said ack: false")
             case "hello":
-                raise BadFrame(Code.BAD_FRAME, "a second hello; connect anew")
+                raise BadFrame(Code.BAD_FRAME, "a second hello; connect again for that")
             case _:
                 raise BadFrame(
                     Code.UNKNOWN_FRAME,
-                    f"no frame is called {name!r:.80}; welcome.features tells what is",
+                    f"unknown frame {name!r:.80}; welcome.features lists the known ones",
                 )
 
     def _add_activity(self, event: int, frame: Frame) -> None:

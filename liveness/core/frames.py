@@ -1,8 +1,8 @@
-"""What frames mean: checked, and with every default filled in.
+"""What frames mean: each is checked, and its defaults are filled in.
 
-A frame here is a well-formed value of `framing`'s; whatever is wrong with it beyond that
-is a `BadFrame`, whose text says what would be right. Unknown option keys and extra
-elements are ignored: that is how the protocol grows.
+A frame here is a well-formed value from `framing`. Any other fault of it raises a
+`BadFrame`, whose text says what would be right. Unknown option keys and extra elements are
+ignored, so that the protocol can grow.
 """
 
 from collections.abc import Sequence
@@ -40,14 +40,14 @@ MAX_PING_S: Final = 60
 MAX_KEY_BYTES: Final = 255
 MIN_AFTER_S: Final = 0.1
 MAX_AFTER_S: Final = 366 * 86_400
-# Of a timer's payload, and of an answer's message.
+# For a timer's payload, and an answer's message.
 MAX_TEXT_BYTES: Final = 4_096
 
-# A connection said to be older than this (31 years) is taken to be this old, which
-# keeps every stamp derived from it within its column.
+# A connection counts as at most this old (31 years), so that each stamp derived from its
+# age fits the column.
 MAX_AGE_S: Final = 1e9
 
-# What `welcome.features` tells: the options and frames this version honours.
+# What `welcome.features` lists: the options and frames of this version.
 FEATURES: Final = (
     "ack", "after", "age", "began", "conn", "fresh", "kinds", "list", "ping", "scope",
     "timeout", "timers", "where",
@@ -55,7 +55,7 @@ FEATURES: Final = (
 
 
 class BadFrame(Exception):
-    """A frame cannot be used; `conversation` makes a refusal of it."""
+    """A frame cannot be used; `conversation` turns this into a refusal."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class BadFrame(Exception):
 
 
 def parse_hello(frame: Frame) -> Hello:
-    """Check a hello and fill in what it leaves out.
+    """Check a hello, and fill in its defaults.
 
     Raises:
-        BadFrame: It cannot be honoured; the code says why. Always fatal.
+        BadFrame: It cannot be accepted; the code says why. Always fatal.
     """
     options = frame[1] if len(frame) > 1 else None
     if type(options) is not dict:
@@ -83,7 +83,7 @@ def parse_hello(frame: Frame) -> Hello:
     if protocol != PROTOCOL:
         raise BadFrame(
             Code.UNSUPPORTED_PROTOCOL,
-            f"protocol {protocol} is not spoken here; {PROTOCOL} is",
+            f"protocol {protocol} is not supported; this is protocol {PROTOCOL}",
         )
     name = options.get("name")
     if not is_text(name, MAX_NAME_BYTES):
@@ -97,12 +97,12 @@ def parse_hello(frame: Frame) -> Hello:
     if after is not None and not is_natural(after):
         raise _bad_hello(f"after is {after!r:.40}; it must be a seq, from 0")
     if log is not None and type(log) is not str:
-        raise _bad_hello("log is the string that welcome.log was")
+        raise _bad_hello("log must be a string, the one from welcome.log")
     if after and log is None:
         raise _bad_hello("after needs log, the id of the log that it belongs to")
     fresh = _flag(options, "fresh", False)
     if fresh and role == WATCHER:
-        raise _bad_hello("fresh is a gateway's; a watcher holds no connections")
+        raise _bad_hello("fresh is for gateways; a watcher holds no connections")
     return Hello(
         name=name,
         role=role,
@@ -234,7 +234,7 @@ def parse_fail(frame: Frame) -> Answer:
 
 
 def _key(value: object, what: str = "key") -> str:
-    """A timer's name, or the one it shares with others."""
+    """Check a timer's key, or its ext."""
     if is_text(value, MAX_KEY_BYTES):
         return value
     raise BadFrame(
@@ -245,7 +245,7 @@ def _key(value: object, what: str = "key") -> str:
 
 
 def _text(what: str, value: object) -> str:
-    """What a timer carries, or an answer says."""
+    """Check a timer's payload, or an answer's message."""
     if type(value) is not str:
         raise BadFrame(Code.BAD_OPTION, f"{what} is {value!r:.40}; it must be a string")
     size = len(value.encode())
@@ -254,7 +254,7 @@ def _text(what: str, value: object) -> str:
             Code.BAD_OPTION,
             f"{what} has {size} bytes; at most {MAX_TEXT_BYTES} are taken",
         )
-    # SQLite's JSON, by which the log is read, would end the text there.
+    # SQLite's JSON functions, which read the log, would end the text there.
     if "\0" in value:
         raise BadFrame(Code.BAD_OPTION, f"{what} holds U+0000; leave it out")
     return value
@@ -270,7 +270,7 @@ def _answered_seq(options: dict[str, Any]) -> int | None:
 
 
 def check_batch(uids: Sequence[object], max_batch: int) -> None:
-    """Refuse more uids than a frame may carry."""
+    """Raise BadFrame if there are more uids than a frame may carry."""
     if len(uids) > max_batch:
         raise BadFrame(
             Code.BAD_FRAME,
@@ -280,7 +280,7 @@ def check_batch(uids: Sequence[object], max_batch: int) -> None:
 
 
 def _valid_uids(frame: Frame, max_batch: int) -> tuple[Uid, ...]:
-    """The uids of a frame that is refused whole if one of them is bad."""
+    """Return a frame's uids; one that is bad refuses the whole frame."""
     if len(frame) < 2 or type(frame[1]) is dict:
         raise no_uids()
     uids = frame[1] if type(frame[1]) is tuple else (frame[1],)
@@ -299,25 +299,26 @@ def _conns_of(frame: Frame, uids: Sequence[Uid]) -> Sequence[int | None]:
 
 
 def _began_of(frame: Frame, uids: Sequence[Uid]) -> Sequence[float | None] | None:
-    """When each connection began; a number stands for all of them."""
+    """When each connection of a login began; one number is for all of them."""
     began = options_of(frame).get("began")
     if began is None:
         return None
     is_array = type(began) is tuple
     given = began if is_array else (began,)
     is_fit = not is_array or (type(frame[1]) is tuple and len(given) == len(uids))
-    if is_fit and all(it is None or is_within(it, 0, float("inf")) for it in given):
-        began_times = tuple(None if it is None else float(it) for it in given)
+    infinity = float("inf")
+    if is_fit and all(time is None or is_within(time, 0, infinity) for time in given):
+        began_times = tuple(None if time is None else float(time) for time in given)
         return began_times if is_array else began_times * len(uids)
     raise BadFrame(
         Code.BAD_OPTION,
-        f"began is {began!r:.40}; it must be seconds of CLOCK_MONOTONIC, from 0, or "
-        "beside an array of uids an array of such, as long as the uids",
+        f"began is {began!r:.40}; it must be seconds of CLOCK_MONOTONIC, from 0, or, for "
+        "an array of uids, an array of them of the same length",
     )
 
 
 def bad_uid_text(uid: object) -> str:
-    """Say what is wrong with *uid*, and what would be right."""
+    """The message for a bad uid."""
     return (
         f"{uid!r:.80} is no uid: a string of 1 to 255 bytes without control "
         "characters, or an integer from 0 to 2^63-1"
@@ -325,20 +326,20 @@ def bad_uid_text(uid: object) -> str:
 
 
 def no_uids() -> BadFrame:
-    """The complaint about a frame without uids."""
+    """The error for a frame without uids."""
     return BadFrame(Code.BAD_FRAME, "the second element is a uid or an array of uids")
 
 
 def _bad_conn() -> BadFrame:
     return BadFrame(
         Code.BAD_OPTION,
-        "conn is an integer from 0 to 2^63-1 beside one uid, and an array of such, "
-        "as long as the uids, beside an array",
+        "conn must be an integer from 0 to 2^63-1 or, for an array of uids, an array of "
+        "them of the same length",
     )
 
 
 def options_of(frame: Frame, place: int = 2) -> dict[str, Any]:
-    """The options of a frame; none if there are none, or nil in their place."""
+    """Return a frame's options; an empty map if they are left out or nil."""
     options = frame[place] if len(frame) > place else None
     if options is None:
         return {}
@@ -349,19 +350,19 @@ def options_of(frame: Frame, place: int = 2) -> dict[str, Any]:
 
 
 def one_conn(conn: object) -> int | None:
-    """The conn of a single uid."""
+    """Check the conn of a single uid."""
     if conn is None or is_natural(conn):
         return conn
     raise _bad_conn()
 
 
 def conns_beside(uids: Sequence[object], conn: object) -> Sequence[int | None]:
-    """The conn of each uid of an array; None for one that has none."""
+    """Check the conns of an array of uids; None for a uid without one."""
     if conn is None:
         return (None,) * len(uids)
     if type(conn) is not tuple or len(conn) != len(uids):
         raise _bad_conn()
-    if not all(one is None or is_natural(one) for one in conn):
+    if not all(number is None or is_natural(number) for number in conn):
         raise _bad_conn()
     return conn
 
@@ -370,7 +371,7 @@ def is_within(value: object, low: float, high: float) -> TypeGuard[float]:
     """Whether *value* is a finite number (no boolean) from *low* to *high*."""
     if type(value) is not int and type(value) is not float:
         return False
-    # NaN compares false with everything; `high` may be infinite, a value may not.
+    # NaN compares false with everything. `high` may be infinite, *value* may not.
     return low <= value <= high and value != float("inf")
 
 
@@ -415,7 +416,7 @@ def _clock(options: dict[str, Any]) -> HostTime | None:
         return None
     if type(clock) is tuple and len(clock) == 2:
         monotonic_s, unix_s = clock
-        if all(is_within(one, 0, float("inf")) for one in clock):
+        if all(is_within(seconds, 0, float("inf")) for seconds in clock):
             return HostTime(float(monotonic_s), float(unix_s))
     raise _bad_hello(
         f"clock is {clock!r:.80}; it must be [seconds of CLOCK_MONOTONIC, Unix seconds]"
