@@ -1,7 +1,7 @@
 """Every exception raised on purpose, and the codes with which a link can be refused.
 
-A code is part of the wire contract (`proto/README.md`): it is never renamed, and never gets
-another meaning. `NOT_FATAL` says which codes leave the link open.
+A code is part of the wire contract (`proto/README.md`): it is never renamed, and never
+gets another meaning. `NOT_FATAL` says which codes leave the link open.
 """
 
 from enum import StrEnum

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from liveness.core.records import HostTime
 
-# The scheduler or a SIGSTOP may delay the process between its readings of two clocks. Then
-# it reads them again, up to this many times.
+# The scheduler or a SIGSTOP may delay the process between its readings of two clocks.
+# Then it reads them again, up to this many times.
 TRIES: Final = 5
 LONGEST_S: Final = 0.001
 

@@ -63,7 +63,7 @@ class Access:
         if self.gateways.admits(peer) or self.watchers.admits(peer):
             return None
         return (
-            f"{_described(peer)} may be neither a gateway nor a watcher here; see "
+            f"{_user(peer)} may be neither a gateway nor a watcher here; see "
             "access.gateways and access.watchers"
         )
 
@@ -71,23 +71,23 @@ class Access:
         """Why this hello of *peer* is refused; None if it is accepted."""
         is_gateway = hello.role == GATEWAY
         if not (self.gateways if is_gateway else self.watchers).admits(peer):
-            return f"{_described(peer)} may not be a {hello.role} here; see access.{hello.role}s"
+            return f"{_user(peer)} may not be a {hello.role} here; see access.{hello.role}s"
         if self.names.get(hello.name, peer.uid) != peer.uid:
             return (
-                f"{_described(peer)} may not use the name {hello.name!r}, which is another "
+                f"{_user(peer)} may not use the name {hello.name!r}, which is another "
                 "user's; see access.names"
             )
         if hello.scope == "all" and not self.everyone.admits(peer):
             return (
-                f"{_described(peer)} may not see everyone here, only what concerns its own "
+                f"{_user(peer)} may not see everyone here, only what concerns its own "
                 "name; leave out scope, or see access.everyone"
             )
         return None
 
     def why_no_admin(self, peer: Peer) -> str:
         """The refusal for a *peer* without the right `admin`."""
-        return f"{_described(peer)} may not use admin.sock; see access.admin"
+        return f"{_user(peer)} may not use admin.sock; see access.admin"
 
 
-def _described(peer: Peer) -> str:
+def _user(peer: Peer) -> str:
     return f"user {peer.uid} (process {peer.pid})"

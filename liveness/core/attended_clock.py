@@ -1,9 +1,9 @@
 """Attended time: a clock that runs only while this process does.
 
-A detector that was stopped for a minute has heard no user for a minute, which says nothing
-about the users. So the wheel does not run on monotonic time but on the part of it in which
-this process was at work: its intended sleeps, its computing, and a little for the
-scheduler. Load counts. Absence (SIGSTOP, a frozen machine, starvation) does not, and
+A detector that was stopped for a minute has heard no user for a minute, which says
+nothing about the users. So the wheel does not run on monotonic time but on the part of it
+in which this process was at work: its intended sleeps, its computing, and a little for
+the scheduler. Load counts. Absence (SIGSTOP, a frozen machine, starvation) does not, and
 neither does the sleep in which it began. Sleeps must be short: an absence that ends
 before the sleep would have ended looks like sleep.
 
@@ -20,8 +20,8 @@ SLACK_S: Final = 0.050
 # the absence began, nothing of that sleep counts.
 ABSENCE_S: Final = 0.250
 
-# A longer absence than this may have stopped the gateways as well, so that they still have
-# to send the events they collected.
+# A longer absence than this may have stopped the gateways as well, so that they still
+# have to send the events they collected.
 LONG_ABSENCE_S: Final = 1.0
 
 

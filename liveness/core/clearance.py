@@ -1,10 +1,10 @@
 """Up to which deadline may the due users of a gateway be judged now?
 
-A due user has been silent for its whole timeout, as far as the sidecar has read. It is the
-user's own silence only if its gateway would have reported an event: if the socket has been
-read empty since the deadline, and the gateway is connected and sends. Until then the user
-is *held*: it waits on its gateway's due list. No wait is without end: `hold` seconds past
-its deadline a user goes offline together with its gateway.
+A due user has been silent for its whole timeout, as far as the sidecar has read. It is
+the user's own silence only if its gateway would have reported an event: if the socket has
+been read empty since the deadline, and the gateway is connected and sends. Until then the
+user is *held*: it waits on its gateway's due list. No wait is without end: `hold` seconds
+past its deadline a user goes offline together with its gateway.
 
 When a mute gateway is heard again, the users that came due meanwhile get a fresh timeout,
 each of them once: otherwise a gateway that is late again and again would keep its silent
@@ -27,9 +27,10 @@ NEVER: Final = float("-inf")
 # shorter pause its socket is only read empty: no event can have waited elsewhere.
 SHORT_PAUSE_S: Final = 1.0
 
-# A gateway promises to send something every `ping` seconds. If it sleeps that long and then
-# sends, its timer, scheduler or garbage collector make it late, but it is not absent. So a
-# promise is broken only if the gateway is late by as much again, and by this at least.
+# A gateway promises to send something every `ping` seconds. If it sleeps that long and
+# then sends, its timer, scheduler or garbage collector make it late, but it is not
+# absent. So a promise is broken only if the gateway is late by as much again, and by this
+# at least.
 LEAST_LATE_S: Final = 1.0
 
 # A gateway that breaks its promise this often within so many seconds keeps doing so. Once
@@ -58,7 +59,7 @@ class Clearance(NamedTuple):
 
 @dataclass(slots=True)
 class GatewayState:
-    """One gateway: its link, its users' number and timeout, and whether it keeps promises.
+    """One gateway: its link, how many users it has, their timeout, its promise to ping.
 
     All times are attended seconds. For `reconnect_grace` after its link began or ended, a
     gateway has time to send the events that it had collected.
@@ -137,8 +138,8 @@ class GatewayState:
     def set_in_force(self, timeout: float, now: float, *, before: float) -> None:
         """Note that its sessions have *timeout* from their next event on.
 
-        Until that event, or their deadline, they have the one *before*, or an even earlier
-        one. If such a timeout is longer, it stays in force for as long.
+        Until that event, or their deadline, they have the one *before*, or an even
+        earlier one. If such a timeout is longer, it stays in force for as long.
         """
         if not self.users or timeout >= self.in_force:
             self.in_force = timeout

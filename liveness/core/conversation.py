@@ -1,9 +1,9 @@
 """One link's conversation: from frames to requests, or to refusals.
 
 A link begins with `hello`. Then each frame is numbered from 1, checked, and becomes a
-request with its defaults filled in. Consecutive keepalives and messages become one request,
-however many frames they came in: nearly every frame takes this path, and it makes no object
-per event.
+request with its defaults filled in. Consecutive keepalives and messages become one
+request, however many frames they came in: nearly every frame takes this path, and it
+makes no object per event.
 
 After a fatal refusal a link is closed: whatever bytes follow, it gives no more requests.
 """

@@ -1,8 +1,8 @@
 """What frames mean: each is checked, and its defaults are filled in.
 
 A frame here is a well-formed value from `framing`. Any other fault of it raises a
-`BadFrame`, whose text says what would be right. Unknown option keys and extra elements are
-ignored, so that the protocol can grow.
+`BadFrame`, whose text says what would be right. Unknown option keys and extra elements
+are ignored, so that the protocol can grow.
 """
 
 from collections.abc import Sequence

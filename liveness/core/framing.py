@@ -1,20 +1,20 @@
 """Bytes to frames and back: msgpack values, one after the other.
 
 A `Reader` takes bytes in pieces of any size, and yields the frames that they complete. It
-checks the stream (well-formed msgpack and UTF-8, string keys, no extension types, limits of
-size and depth) and nothing else: `conversation` checks what a frame means. After an error
-nothing more is read, since msgpack-python yields garbage after invalid UTF-8.
+checks the stream (well-formed msgpack and UTF-8, string keys, no extension types, limits
+of size and depth) and nothing else: `conversation` checks what a frame means. After an
+error nothing more is read, since msgpack-python yields garbage after invalid UTF-8.
 
-A frame is decoded once it is whole. An unpacker that only skips, and builds nothing, finds
-its end. Decoding bytes as they arrive would allocate what the headers claim, a thousand
-headers deep, before one element was there; a whole frame holds what it claims. The values
-of a frame are counted before it is decoded: a megabyte may hold half a million arrays of
-one small integer, which take a third of a second to build.
+A frame is decoded once it is whole. An unpacker that only skips, and builds nothing,
+finds its end. Decoding bytes as they arrive would allocate what the headers claim, a
+thousand headers deep, before one element was there; a whole frame holds what it claims.
+The values of a frame are counted before it is decoded: a megabyte may hold half a million
+arrays of one small integer, which take a third of a second to build.
 
 msgpack's exceptions have no common base; only `blaming_the_sender` turns them into ours.
 
-This is the version in pure Python. `_wire.pyx` finds frames the same way, without the first
-unpacker, and keeps keepalives and messages in C.
+This is the version in pure Python. `_wire.pyx` finds frames the same way, without the
+first unpacker, and keeps keepalives and messages in C.
 """
 
 from collections.abc import Iterator
@@ -33,12 +33,12 @@ MAX_FRAME: Final = "limits.max_frame_bytes"
 MAX_BATCH: Final = "limits.max_batch"
 
 # An unpacker's buffer must hold a whole frame and the piece that completes it, or valid
-# frames that span two pieces would be refused. It begins at the size of a piece (msgpack's
-# default is 1 MiB for each link), and grows for a larger frame.
+# frames that span two pieces would be refused. It begins at the size of a piece
+# (msgpack's default is 1 MiB for each link), and grows for a larger frame.
 PIECE_BYTES: Final = 65_536
 
-# A frame may hold the values of this many full batches, in all its arrays and maps, with the
-# maps' keys: twice what a batch with its conns holds.
+# A frame may hold the values of this many full batches, in all its arrays and maps, with
+# the maps' keys: twice what a batch with its conns holds.
 BATCHES_OF_VALUES: Final = 4
 # Even if batches are small: enough for hello's options, and for those of later versions.
 LEAST_VALUES: Final = 64
@@ -185,8 +185,9 @@ def too_many_values(most: int) -> WireError:
     )
 
 
-# For each first byte of a value: the bytes of its header and of a fixed size; the bytes of
-# its length field; and the values it contains, or that each unit of the length stands for.
+# For each first byte of a value: the bytes of its header and of a fixed size; the bytes
+# of its length field; and the values it contains, or that each unit of the length stands
+# for.
 _HEADERS: Final = (
     *((1, 0, 0) for _ in range(0x80)),  # integers
     *((1, 0, 2 * pairs) for pairs in range(16)),

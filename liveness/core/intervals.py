@@ -10,14 +10,14 @@ weight, however many events it sends. A burst of messages, over in seconds, does
 the keepalives before and after it; nor does the first message after a login. One lost
 keepalive in ten does not look like a longer interval, nor do clients that vary theirs.
 
-Silences are counted in attended time, as timeouts are. Not counted are users with a timeout
-of their own, which their gateway's does not concern; users that were given a fresh timeout
-after a hold, whose events were lost; and restored users that were not heard yet. A silence
-longer than the timeout ends in an offline and is not seen here: if users come and go all
-the time, the offlines show it.
+Silences are counted in attended time, as timeouts are. Not counted are users with a
+timeout of their own, which their gateway's does not concern; users that were given a
+fresh timeout after a hold, whose events were lost; and restored users that were not heard
+yet. A silence longer than the timeout ends in an offline and is not seen here: if users
+come and go all the time, the offlines show it.
 
-Old silences count half after ten timeouts and a quarter after twenty, so that a new release
-of the clients is noticed. A restart forgets all counts.
+Old silences count half after ten timeouts and a quarter after twenty, so that a new
+release of the clients is noticed. A restart forgets all counts.
 
 Source: buckets as in HdrHistogram (Tene, 2012), a fixed number in each octave; with their
 relative error stated as in DDSketch (Masson, Rim & Lee, VLDB 2019).
@@ -40,8 +40,8 @@ EDGES: Final = tuple(
     for step in range(STEPS)
 )
 
-# Every eighth event of a batch is counted, from the first on. Counting all of them makes a
-# touch up to 6 % slower, and the result no better.
+# Every eighth event of a batch is counted, from the first on. Counting all of them makes
+# a touch up to 6 % slower, and the result no better.
 SAMPLED: Final = 8
 
 # A timeout should be at least this many usual intervals, to outlast one lost keepalive.

@@ -1,11 +1,11 @@
 """The vocabulary: requests of links, and records of decisions.
 
 A *request* is a frame of a gateway or watcher, checked, with its defaults filled in. A
-*record* is a decision about a session or a timer, and has the same shape everywhere: on the
-socket, in the log, on a terminal.
+*record* is a decision about a session or a timer, and has the same shape everywhere: on
+the socket, in the log, on a terminal.
 
-Records are named tuples, not dataclasses: a mass offline makes a hundred thousand at once,
-and a frozen dataclass of this width takes five times as long to build.
+Records are named tuples, not dataclasses: a mass offline makes a hundred thousand at
+once, and a frozen dataclass of this width takes five times as long to build.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +36,8 @@ OFFLINE_REASONS: Final = (SILENCE, LOGOUT, GATEWAY_LOST)
 LOGIN: Final = "login"
 KEEPALIVE: Final = "keepalive"
 MESSAGE: Final = "message"
-# The wheel keeps each user's last event as an index into this tuple; 0: none since a crash.
+# The wheel keeps each user's last event as an index into this tuple; 0: none since a
+# crash.
 EVENTS: Final = ("", LOGIN, KEEPALIVE, MESSAGE, LOGOUT)
 EVENT_NUMBER: Final = {name: number for number, name in enumerate(EVENTS)}
 
@@ -44,8 +45,9 @@ GATEWAY: Final = "gateway"
 WATCHER: Final = "watcher"
 ROLES: Final = (GATEWAY, WATCHER)
 
-# Readings of a gateway's two clocks may be this far apart, if it was preempted in between.
-# A time namespace that shifts its clock by less makes logins wrong by no more than that.
+# Readings of a gateway's two clocks may be this far apart, if it was preempted in
+# between. A time namespace that shifts its clock by less makes logins wrong by no more
+# than that.
 SAME_CLOCK_S: Final = 0.050
 
 
@@ -163,7 +165,7 @@ class TimerRecord(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Records `first` to `until - 1` were deleted, or are damaged; not in the log itself."""
+    """Records `first` to `until - 1` were deleted or are damaged. No part of the log."""
 
     first: int
     until: int
@@ -323,9 +325,9 @@ class SignsOfLife(ABC):
 class ListedSigns(SignsOfLife):
     """Signs of life in Python's lists.
 
-    `first_n` is the number of the first frame; `batches` has the (position, length, number)
-    of each frame that did not carry exactly one uid. By these two any frame is found,
-    without an object per event.
+    `first_n` is the number of the first frame; `batches` has the (position, length,
+    number) of each frame that did not carry exactly one uid. By these two any frame is
+    found, without an object per event.
     """
 
     uids: list[Uid] = field(default_factory=list)
@@ -357,8 +359,8 @@ class ListedSigns(SignsOfLife):
 class Login:
     """Users logged in on these connections, `age` seconds ago.
 
-    `began` is when each connection began, in seconds of the sender's CLOCK_MONOTONIC; None,
-    for a connection or for all: the sender did not say.
+    `began` is when each connection began, in seconds of the sender's CLOCK_MONOTONIC;
+    None, for a connection or for all: the sender did not say.
     """
 
     uids: Sequence[Uid]

@@ -299,7 +299,7 @@ class SessionTable:
         )
 
     def _close(self, entry: Entry) -> GatewayState:
-        """Take a session, which is off the wheel, out of the counts and the online set."""
+        """Take a session, off the wheel already, out of counts and online set."""
         gateway = self._by_number[entry.gateway]
         gateway.users -= 1
         self.decided.changes.online[entry.session] = None

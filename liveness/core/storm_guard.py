@@ -1,9 +1,9 @@
 """The storm guard: when most users of a gateway come due at once, it holds them.
 
-Users usually fall silent one by one. If more than a set share of a gateway's users come due
-within one revolution of the ring, the likely cause is a fault between them and us, and each
-of their offlines would be correct but useless. So they are held, and an operator is
-warned. A user whose event arrives meanwhile stays online.
+Users usually fall silent one by one. If more than a set share of a gateway's users come
+due within one revolution of the ring, the likely cause is a fault between them and us,
+and each of their offlines would be correct but useless. So they are held, and an operator
+is warned. A user whose event arrives meanwhile stays online.
 
     calm    users are judged as usual. The guard counts users judged within the last
             revolution, plus users that are due and waiting
@@ -34,8 +34,8 @@ from liveness.core.wheel import Wheel
 # revolution out of date, as coarse as the ring is by default.
 PIECES: Final = 30
 
-# A storm ends below this part of the share: with one bound for both, it would begin and end
-# with each single user. And a gateway above this part counts as hit when the cause of
+# A storm ends below this part of the share: with one bound for both, it would begin and
+# end with each single user. And a gateway above this part counts as hit when the cause of
 # another's storm is named: of gateways that are hit together one is the first to pass the
 # bound.
 HALF: Final = 0.5
@@ -55,9 +55,9 @@ BY_FRESH: Final = "the gateway came back without its sessions"
 class GuardRules(NamedTuple):
     """When a storm begins, and how long it lasts. Seconds are attended.
 
-    A user counts for one `revolution`. A storm is reported `report_after` seconds after it
-    began: gateways collect events for a while, each at its own moments, so that users who
-    fall silent together come due a little apart, and the cause shows only then.
+    A user counts for one `revolution`. A storm is reported `report_after` seconds after
+    it began: gateways collect events for a while, each at its own moments, so that users
+    who fall silent together come due a little apart, and the cause shows only then.
     """
 
     share: float
@@ -89,7 +89,7 @@ class Begun(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A storm is over: *saved* users stayed online, the *others* were or will be judged."""
+    """A storm is over: *saved* users stayed online; *others* were or will be judged."""
 
     gateway: str
     why: str

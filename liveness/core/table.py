@@ -1,9 +1,9 @@
 """The memory under the wheel: users in columns, linked into lists by their places.
 
-There is no object per user: a user is a place, the same in every column, so that the garbage
-collector has nothing to walk, however many there are. Lists are circular and doubly linked.
-A list is known by its sentinel, a place without a user; the sentinel's `count` is the
-length. Moving a user takes constant time.
+There is no object per user: a user is a place, the same in every column, so that the
+garbage collector has nothing to walk, however many there are. Lists are circular and
+doubly linked. A list is known by its sentinel, a place without a user; the sentinel's
+`count` is the length. Moving a user takes constant time.
 
 Only the wheel uses this, and reads and writes the columns directly.
 """

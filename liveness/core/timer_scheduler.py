@@ -3,8 +3,8 @@
 The table of timers (`timer_states`) is the truth, and may hold far more than memory. The
 numbers of the timers that come due next are kept here, on a ring of 3,600 slots of one
 second: the same wheel that users are on. It is filled from the table ahead of time,
-earliest first and in bounded steps, up to the *horizon*. What a transaction changed in the
-table is taken over when it is done (`settled`).
+earliest first and in bounded steps, up to the *horizon*. What a transaction changed in
+the table is taken over when it is done (`settled`).
 
 So memory knows when to look, and the table knows at what. A timer that comes due is
 claimed, read from the table, and fired. Reading and writing take turns with what gateways
@@ -68,8 +68,8 @@ FILL_EVERY_MS: Final = 60_000
 # Timers that are put on the ring in one step: some milliseconds of reading.
 FILL_STEP: Final = 2_000
 # A run whose gateway was not sent the record yet is looked at again after ten times the
-# time that a run may take: a gateway that is away for long may have a million of them. But
-# after ten minutes at the most, or after one run's time if that is longer.
+# time that a run may take: a gateway that is away for long may have a million of them.
+# But after ten minutes at the most, or after one run's time if that is longer.
 AWAY_RUNS: Final = 10
 MOST_AWAY_MS: Final = 600_000
 # Moments in whole milliseconds and in seconds differ by less than this.

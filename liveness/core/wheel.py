@@ -9,8 +9,8 @@ until `fire` ends their sessions or an event moves them away: when a gateway's u
 fire is not the wheel's business. Users that `renew` has given a fresh timeout have a
 second due list, as other rules hold for them: neither list waits behind the other.
 
-The wheel has no clock: the caller passes `now` in attended seconds, which never goes back.
-Entries and lists live in a `Table`, not in objects.
+The wheel has no clock: the caller passes `now` in attended seconds, which never goes
+back. Entries and lists live in a `Table`, not in objects.
 
 Always true between calls:
     1. an entry is in exactly one list: a bucket, a slot, a detached list, or a due list
@@ -257,7 +257,8 @@ class Wheel:
     ) -> None:
         """Set the connection and own timeout of *uid*, from its next event on.
 
-        If *start* is given, it is the exact monotonic second at which the connection began.
+        If *start* is given, it is the exact monotonic second at which the connection
+        began.
         """
         table = self._table
         place = table.index[uid]
@@ -278,7 +279,7 @@ class Wheel:
     # --- how often users send events --------------------------------------------
 
     def usual(self, gateway: int) -> tuple[int, float]:
-        """Return the usual silence of *gateway*'s users: see `intervals.Silences.usual`."""
+        """Return the usual silence of *gateway*'s users: see `Silences.usual`."""
         return self._silences[gateway].usual()
 
     def halve_silences(self, gateway: int) -> None:

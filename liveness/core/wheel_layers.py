@@ -13,8 +13,8 @@ With a timeout of a day a slot of the ring is 48 minutes, and two layers lie bel
 
 An entry waits in the lowest layer that reaches its deadline. One slot ahead of time a
 slot's list is detached as a whole, and a bucket's once the bucket has passed. Detached
-lists wait in queues, from which the wheel moves their entries down (it *cascades* them) in
-bounded steps.
+lists wait in queues, from which the wheel moves their entries down (it *cascades* them)
+in bounded steps.
 
 Source: Varghese & Lauck, SOSP 1987, schemes 6 and 7.
 """
@@ -152,7 +152,7 @@ class Layers:
 
     @property
     def hand(self) -> float:
-        """Where on the ring the hand is, in slots: from 0 to below the number of slots."""
+        """Where on the ring the hand is, in slots: from 0 to below their number."""
         return self.bucket / self._widths[self._ring] % self._slots
 
     def slot_of(self, deadline: float, sentinel: int) -> tuple[int, int]:
