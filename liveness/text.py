@@ -14,6 +14,7 @@ from liveness.core.uids import MAX_UID_BYTES, is_uid
 
 # Up to here every integer is exact as a double, which is what many readers of JSON use.
 EXACT_IN_JSON: Final = 2**53
+_UNITS: Final = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
 _LIKE_AN_INTEGER: Final = re.compile(r"(str:)*int:[0-9]+")
 
 
@@ -26,11 +27,12 @@ def printable(text: str) -> str:
     """The same without backslashes, for text that has escaped parts already."""
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else _escape(char) for char in text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode()
+    return "".join(
+        char
+        if char.isprintable()
+        else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in text
+    )
 
 
 def uid_text(uid: str | int) -> str:
@@ -100,8 +102,9 @@ def relative(seconds: float) -> str:
     distance = round(abs(seconds))
     if not distance:
         return "now"
-    units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-    unit, length = next(u for u in units if distance > 1.95 * u[1] or u[1] == 1)
+    unit, length = next(
+        u for u in _UNITS.items() if distance > 1.95 * u[1] or u[1] == 1
+    )
     many = f"{round(distance / length)} {unit}"
     return f"in {many}" if seconds > 0 else f"{many} ago"
 
@@ -112,7 +115,7 @@ def duration(seconds: float | None) -> str:
         return "?"
     left = int(seconds)
     parts: list[str] = []
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+    for unit, length in _UNITS.items():
         many, left = divmod(left, length)
         if many or parts or unit == "s":
             parts.append(f"{many} {unit}")

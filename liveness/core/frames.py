@@ -123,16 +123,13 @@ def parse_login(frame: Frame, max_batch: int) -> Login:
     uids, options = _valid_uids(frame, max_batch), options_of(frame)
     timeout = options.get("timeout")
     if timeout is not None and not is_within(timeout, MIN_TIMEOUT_S, MAX_TIMEOUT_S):
-        raise BadFrame(
-            Code.BAD_OPTION,
+        raise _bad_option(
             f"timeout is {timeout!r:.40}; it must be {MIN_TIMEOUT_S} to "
             f"{MAX_TIMEOUT_S} seconds",
         )
     age = options.get("age")
     if age is not None and not is_within(age, 0, float("inf")):
-        raise BadFrame(
-            Code.BAD_OPTION, f"age is {age!r:.40}; it must be 0 seconds or more"
-        )
+        raise _bad_option(f"age is {age!r:.40}; it must be 0 seconds or more")
     age = float(min(age or 0, MAX_AGE_S))
     return Login(uids, _conns_of(frame, uids), timeout, age, _began_of(frame, uids))
 
@@ -159,9 +156,7 @@ def parse_ack(frame: Frame, n: int) -> Ack:
     """Read an `ack`, frame number *n* of its link."""
     seq = frame[1] if len(frame) > 1 else None
     if not is_natural(seq):
-        raise BadFrame(
-            Code.BAD_OPTION, f"ack of {seq!r:.40}; it takes a record's seq, from 0"
-        )
+        raise _bad_option(f"ack of {seq!r:.40}; it takes a record's seq, from 0")
     return Ack(seq, n)
 
 
@@ -174,8 +169,7 @@ def parse_after(frame: Frame) -> After:
         )
     key, seconds, options = _key(frame[1]), frame[2], options_of(frame, 3)
     if not is_within(seconds, MIN_AFTER_S, MAX_AFTER_S):
-        raise BadFrame(
-            Code.BAD_OPTION,
+        raise _bad_option(
             f"seconds is {seconds!r:.40}; it must be {MIN_AFTER_S} to {MAX_AFTER_S}",
         )
     payload, ext = options.get("payload"), options.get("ext")
@@ -196,7 +190,7 @@ def parse_cancel(frame: Frame) -> Cancel:
         )
     key, ext = which.get("key"), which.get("ext")
     if (key is None) == (ext is None):
-        raise BadFrame(Code.BAD_OPTION, "cancel takes a key or an ext: one, not both")
+        raise _bad_option("cancel takes a key or an ext: one, not both")
     if key is None:
         return Cancel(None, _key(ext, "ext"))
     return Cancel(_key(key), None)
@@ -227,9 +221,7 @@ def parse_fail(frame: Frame) -> Answer:
     key, options = _key(frame[1]), options_of(frame, 3)
     message, final = _text("message", frame[2]), options.get("final")
     if final is not None and type(final) is not bool:
-        raise BadFrame(
-            Code.BAD_OPTION, f"final is {final!r:.40}; it must be true or false"
-        )
+        raise _bad_option(f"final is {final!r:.40}; it must be true or false")
     return Answer(key, False, message, final is True, _answered_seq(options))
 
 
@@ -237,8 +229,7 @@ def _key(value: object, what: str = "key") -> str:
     """Check a timer's key, or its ext."""
     if is_text(value, MAX_KEY_BYTES):
         return value
-    raise BadFrame(
-        Code.BAD_OPTION,
+    raise _bad_option(
         f"{value!r:.80} is no {what}: a string of 1 to {MAX_KEY_BYTES} bytes without "
         "control characters",
     )
@@ -247,16 +238,15 @@ def _key(value: object, what: str = "key") -> str:
 def _text(what: str, value: object) -> str:
     """Check a timer's payload, or an answer's message."""
     if type(value) is not str:
-        raise BadFrame(Code.BAD_OPTION, f"{what} is {value!r:.40}; it must be a string")
+        raise _bad_option(f"{what} is {value!r:.40}; it must be a string")
     size = len(value.encode())
     if size > MAX_TEXT_BYTES:
-        raise BadFrame(
-            Code.BAD_OPTION,
+        raise _bad_option(
             f"{what} has {size} bytes; at most {MAX_TEXT_BYTES} are taken",
         )
     # SQLite's JSON functions, which read the log, would end the text there.
     if "\0" in value:
-        raise BadFrame(Code.BAD_OPTION, f"{what} holds U+0000; leave it out")
+        raise _bad_option(f"{what} holds U+0000; leave it out")
     return value
 
 
@@ -264,9 +254,7 @@ def _answered_seq(options: dict[str, Any]) -> int | None:
     seq = options.get("seq")
     if seq is None or (is_natural(seq) and seq > 0):
         return seq
-    raise BadFrame(
-        Code.BAD_OPTION, f"seq is {seq!r:.40}; it must be a record's seq, from 1"
-    )
+    raise _bad_option(f"seq is {seq!r:.40}; it must be a record's seq, from 1")
 
 
 def check_batch(uids: Sequence[object], max_batch: int) -> None:
@@ -310,8 +298,7 @@ def _began_of(frame: Frame, uids: Sequence[Uid]) -> Sequence[float | None] | Non
     if is_fit and all(time is None or is_within(time, 0, infinity) for time in given):
         began_times = tuple(None if time is None else float(time) for time in given)
         return began_times if is_array else began_times * len(uids)
-    raise BadFrame(
-        Code.BAD_OPTION,
+    raise _bad_option(
         f"began is {began!r:.40}; it must be seconds of CLOCK_MONOTONIC, from 0, or, for "
         "an array of uids, an array of them of the same length",
     )
@@ -331,8 +318,7 @@ def no_uids() -> BadFrame:
 
 
 def _bad_conn() -> BadFrame:
-    return BadFrame(
-        Code.BAD_OPTION,
+    return _bad_option(
         "conn must be an integer from 0 to 2^63-1 or, for an array of uids, an array of "
         "them of the same length",
     )
@@ -377,6 +363,10 @@ def is_within(value: object, low: float, high: float) -> TypeGuard[float]:
 
 def _bad_hello(message: str) -> BadFrame:
     return BadFrame(Code.BAD_HELLO, message)
+
+
+def _bad_option(message: str) -> BadFrame:
+    return BadFrame(Code.BAD_OPTION, message)
 
 
 def _choice(

@@ -27,6 +27,7 @@ from liveness.core.records import (
     ListedSigns,
     Login,
     Logout,
+    OnlineRow,
     Record,
     SignsOfLife,
     Uid,
@@ -235,11 +236,9 @@ class Presence(SessionTable):
             gateway=gateway.name,
             session=entry.session,
             conn=entry.conn,
-            since=at.wall_ms - round((at.mono - entry.start) * 1000),
+            since=at.unix_ms(entry.start),
             last=EVENTS[entry.event] or None,
-            seen=at.wall_ms - round((at.mono - entry.seen) * 1000)
-            if entry.event
-            else None,
+            seen=at.unix_ms(entry.seen) if entry.event else None,
             timeout=entry.timeout,
             fires_in=max(0.0, entry.deadline - at.now),
             slot=slot,
@@ -356,20 +355,12 @@ class Presence(SessionTable):
         the same. The caller must be certain which is older: by `age` alone this might
         be the user's newest connection.
         """
-        self.decided.record(
-            Record(
-                self.decided.next_seq,
-                MOVED,
-                entry.uid,
-                self._by_number[entry.gateway].name,
-                entry.session,
-                entry.conn,
-                LOGIN,
-                at.wall_ms,
-                from_gateway=gateway.name,
-                from_conn=conn,
-            )
-        )
+        record = Record(
+            self.decided.next_seq, MOVED, entry.uid, self._by_number[entry.gateway].name,
+            entry.session, entry.conn, LOGIN, at.wall_ms, from_gateway=gateway.name,
+            from_conn=conn,
+        )  # fmt: skip
+        self.decided.record(record)
 
     def _heard_unknown(
         self, gateway: GatewayState, signs: SignsOfLife, position: int, at: Instant
@@ -407,7 +398,9 @@ class Presence(SessionTable):
         if conn != entry.conn or timeout != own or began is not None:
             self.wheel.amend(entry.uid, conn=conn, timeout=timeout, start=began)
             start = entry.start if began is None else began
-            self._keep(entry.session, entry.uid, start, conn, gateway, timeout, at)
+            self.decided.changes.online[entry.session] = OnlineRow(
+                entry.session, entry.uid, at.unix_ms(start), conn, gateway.name, timeout
+            )
         self.wheel.touch(
             gateway.number,
             _one_event(entry.uid, conn, EVENT_NUMBER[LOGIN]),

@@ -58,6 +58,10 @@ class Instant(NamedTuple):
     mono: float  # raw monotonic seconds: what silence and lateness are measured on
     wall_ms: int  # Unix milliseconds, only for stamps in records
 
+    def unix_ms(self, mono: float) -> int:
+        """Unix milliseconds of an earlier moment, given in monotonic seconds."""
+        return self.wall_ms - round((self.mono - mono) * 1000)
+
 
 class HostTime(NamedTuple):
     """One moment on two clocks that all processes of a host may share."""
@@ -183,13 +187,7 @@ class Gap(NamedTuple):
 
     def as_map(self) -> dict[str, object]:
         """The gap as the wire shows it."""
-        return {
-            "seq": self.seq,
-            "kind": self.kind,
-            "first": self.first,
-            "until": self.until,
-            "at": self.at,
-        }
+        return {"seq": self.seq, "kind": self.kind, **self._asdict()}
 
 
 class LogPosition(NamedTuple):

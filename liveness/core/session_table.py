@@ -35,16 +35,7 @@ _NO_CLOCK: Final[Stopped] = (2**63, 0.0, 0.0, 0.0, 0)  # sorts behind every sess
 
 
 class SessionTable:
-    """Which users are online, through which gateway and connection.
-
-    Args:
-        wheel: An empty wheel, which nothing else may change from now on.
-        decided: Where records and rows of the online set go.
-        timeout: The server's silence timeout, in seconds.
-        reconnect_grace: Seconds a gateway has to catch up after its link began or ended.
-        max_users: Users online above which no session is opened.
-        max_gateway_users: The same, of one gateway.
-    """
+    """Which users are online, through which gateway; see `Presence`, which extends it."""
 
     def __init__(
         self,
@@ -269,7 +260,9 @@ class SessionTable:
             exact=exact,
         )
         gateway.users += 1
-        self._keep(seq, uid, start, conn, gateway, timeout, at)
+        self.decided.changes.online[seq] = OnlineRow(
+            seq, uid, at.unix_ms(start), conn, gateway.name, timeout
+        )
         record = Record(seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms)
         if before is None:
             self.opened[event] += 1
@@ -281,22 +274,6 @@ class SessionTable:
                 from_conn=before.conn,
             )
         self.decided.record(record)
-
-    def _keep(
-        self,
-        session: int,
-        uid: Uid,
-        start: float,
-        conn: int | None,
-        gateway: GatewayState,
-        timeout: float | None,
-        at: Instant,
-    ) -> None:
-        """Write a session's row of the online set."""
-        start_ms = at.wall_ms - round((at.mono - start) * 1000)
-        self.decided.changes.online[session] = OnlineRow(
-            session, uid, start_ms, conn, gateway.name, timeout
-        )
 
     def _close(self, entry: Entry) -> GatewayState:
         """Take a session, off the wheel already, out of counts and online set."""
@@ -317,21 +294,11 @@ class SessionTable:
         gateway = self._close(entry)
         self.ended[reason] += 1
         self.decided.changes.ends += 1
-        silence = at.mono - entry.seen
-        self.decided.record(
-            Record(
-                self.decided.next_seq,
-                OFFLINE,
-                entry.uid,
-                gateway.name,
-                entry.session,
-                entry.conn,
-                reason,
-                at.wall_ms,
-                at.wall_ms - round(silence * 1000) if entry.event else None,
-                EVENTS[entry.event] if entry.event else None,
-                round(silence, 3),
-                not entry.event,
-            ),
-            due=due,
-        )
+        record = Record(
+            self.decided.next_seq, OFFLINE, entry.uid, gateway.name, entry.session,
+            entry.conn, reason, at.wall_ms,
+            at.unix_ms(entry.seen) if entry.event else None,
+            EVENTS[entry.event] if entry.event else None,
+            round(at.mono - entry.seen, 3), not entry.event,
+        )  # fmt: skip
+        self.decided.record(record, due=due)

@@ -35,7 +35,6 @@ from liveness.core.records import (
     Answer,
     Cancel,
     Instant,
-    Logged,
     TimerRecord,
 )
 from liveness.core.table import OWN_TIMEOUT, Entry
@@ -191,17 +190,9 @@ class TimerScheduler:
 
     def answer(self, gateway: str, answer: Answer, at: Instant) -> None:
         """Apply a gateway's answer to a run."""
-        self._issue(
-            CompleteTimer(
-                gateway,
-                answer.key,
-                answer.seq,
-                answer.is_done,
-                answer.message,
-                answer.final,
-                self.ms(at.mono),
-            )
-        )
+        key, is_done, message, is_final, seq = answer
+        now = self.ms(at.mono)
+        self._issue(CompleteTimer(gateway, key, seq, is_done, message, is_final, now))
 
     def try_again(self, gateway: str, key: str, at: Instant) -> None:
         """Fire a failed or pending timer now, as its first attempt."""
@@ -398,8 +389,7 @@ class TimerScheduler:
 
     def _issue(self, order: TimerCommand) -> None:
         self._decided.changes.orders.append(order)
-        key = key_of(order)
-        under_way = self._under_way
+        key, under_way = key_of(order), self._under_way
         if key is None:
             key, under_way = _ext_of(order), self._under_way_ext
         under_way[key] = under_way.get(key, 0) + 1
@@ -444,22 +434,23 @@ class TimerScheduler:
     def _fire(
         self, timer: TimerState, payload: str | None, now: int, wall_ms: int
     ) -> None:
-        seq = self._decided.next_seq
-        record: Logged = TimerRecord(
+        seq, attempt = self._decided.next_seq, timer.attempts + 1
+        # `at` minus this is the lateness, however the wall clock was set.
+        due = wall_ms - (now - timer.due)
+        record = TimerRecord(
             seq,
             TIMER,
             timer.gateway,
             timer.key,
             payload,
             timer.ext,
-            # `at` minus this is the lateness, however the wall clock was set.
-            wall_ms - (now - timer.due),
-            timer.attempts + 1,
+            due,
+            attempt,
             wall_ms,
         )
         self._decided.record(record)
         self._decided.changes.ends += 1
-        self._issue(Fire(timer.gateway, timer.key, timer.attempts + 1, seq, now))
+        self._issue(Fire(timer.gateway, timer.key, attempt, seq, now))
 
     def _load(self, number: int, name: str, next_ms: int) -> None:
         gateway = self._gateways.get(name)

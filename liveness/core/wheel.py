@@ -223,19 +223,10 @@ class Wheel:
             exact: Whether *start* is independent of when the login was read.
         """
         whole = self._gateway_timeout[gateway] if timeout is None else timeout
+        flags = EXACT_START * exact | OWN_TIMEOUT * (timeout is not None)
+        deadline = now + whole
         self.put(
-            Entry(
-                uid,
-                gateway,
-                session,
-                conn,
-                start,
-                whole,
-                now + whole,
-                mono,
-                event,
-                EXACT_START * exact | OWN_TIMEOUT * (timeout is not None),
-            )
+            (uid, gateway, session, conn, start, whole, deadline, mono, event, flags)
         )
 
     def put(self, entry: EntryFields) -> None:
