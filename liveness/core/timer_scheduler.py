@@ -223,7 +223,7 @@ class TimerScheduler:
             self._empty_ring()
 
     def forgot(self, ended: dict[str, int]) -> None:
-        """Count off ended timers, by state, that were deleted from the table."""
+        """Subtract ended timers that were deleted from the table, by state."""
         self.states.subtract(ended)
 
     def was_absent(
