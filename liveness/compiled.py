@@ -1,10 +1,11 @@
-"""What this installation is made of: the compiled wheel, or its readable reference.
+"""Which implementation this process uses: the compiled wheel, or the one in pure Python.
 
-The wheel and the reader of frames exist twice, once in Python and once in Cython, and do
-the same. The compiled ones serve where both can be loaded, and both or none do.
+The wheel and the reader of frames exist twice, in Python and in Cython, and behave the
+same; the pure-Python ones are slower. The compiled ones are used if both can be loaded,
+otherwise neither is.
 
-It is decided once, at import: a process has one wheel. The core, which reads no
-environment, is given its wheel from here.
+The choice is made once, at import, since a process has one wheel. The core reads no
+environment, and gets its wheel from here.
 """
 
 import os
@@ -27,10 +28,10 @@ _REMEDY: Final = (
 
 
 def _why_reference(chosen: str) -> str:
-    """Why the compiled modules do not serve, and what to do about it; "" if they do.
+    """Why the compiled modules are not used, and what to do about it; "" if they are.
 
     Raises:
-        ConfigError: What the environment has *chosen* is no choice.
+        ConfigError: *chosen*, from the environment, is not a valid choice.
     """
     if chosen not in ("", "0", "1"):
         raise ConfigError(
@@ -45,12 +46,12 @@ def _why_reference(chosen: str) -> str:
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name in _COMPILED:
             return f"it was not compiled for this Python; {_REMEDY}"
-        return f"what was compiled cannot be loaded ({error}); {_REMEDY}"
+        return f"the compiled modules cannot be loaded ({error}); {_REMEDY}"
     return ""
 
 
 WHY_REFERENCE: Final = _why_reference(os.environ.get(PURE_WHEEL, ""))
-"""Why the reference serves, and what to do about it; "" where the compiled wheel does."""
+"""Why the reference is used, and what to do about it; "" with the compiled wheel."""
 
 WHEEL: Final = "reference" if WHY_REFERENCE else "compiled"
 
@@ -65,7 +66,7 @@ __all__ = ["PURE_WHEEL", "WHEEL", "WHY_REFERENCE", "Reader", "Wheel", "environme
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without a sidecar's settings, but of the same wheel."""
+    """This process's environment without a sidecar's settings, but with its wheel."""
     return {
         name: value
         for name, value in os.environ.items()

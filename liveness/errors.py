@@ -1,7 +1,7 @@
-"""Every exception raised on purpose, and the codes a link can be refused with.
+"""Every exception raised on purpose, and the codes with which a link can be refused.
 
-A code is part of the wire contract (`proto/README.md`): it is never renamed and
-never given another meaning. Whether a code is fatal is decided here, once.
+A code is part of the wire contract (`proto/README.md`): it is never renamed, and never
+gets another meaning. `NOT_FATAL` says which codes leave the link open.
 """
 
 from enum import StrEnum
@@ -10,24 +10,24 @@ from enum import StrEnum
 class LivenessError(Exception):
     """Base of everything this package raises on purpose.
 
-    Its text is one line for a person: what is wrong, where, and what to do.
+    Its text is one line for a person: what is wrong, where, and what to do about it.
     """
 
 
 class ConfigError(LivenessError):
-    """A setting cannot be used. The operator's to mend; nothing was started."""
+    """A setting cannot be used. The operator has to fix it; nothing was started."""
 
 
 class StartError(LivenessError):
-    """The sidecar cannot start: a socket, port or folder is not to be had."""
+    """The sidecar cannot start: a socket, port or folder is not available."""
 
 
 class StateError(LivenessError):
-    """The state directory holds what this version must not touch or cannot read."""
+    """The state directory has files that this version cannot read or must not change."""
 
 
 class ReportError(LivenessError, ValueError):
-    """A gateway reported what cannot be. Its author's to mend; nothing was taken."""
+    """A gateway's report is impossible. Its author has to fix it; nothing was applied."""
 
 
 class Code(StrEnum):
@@ -67,8 +67,8 @@ NOT_FATAL = frozenset(
 class WireError(LivenessError):
     """The other side sent bytes that are not our protocol.
 
-    The stream cannot be trusted any more: whatever follows is not read, and the
-    link is closed after `code` was sent. `limit` is the setting whose bound was met.
+    The stream cannot be trusted any more: no later bytes are read, and the link is closed
+    after `code` was sent. `limit` is the setting whose limit was met.
     """
 
     def __init__(self, code: Code, message: str, *, limit: str | None = None) -> None:
@@ -77,7 +77,7 @@ class WireError(LivenessError):
 
 
 class Refused(LivenessError):
-    """The sidecar refused this gateway, and would again. A person has to look.
+    """The sidecar refused this gateway, and would do so again. A person has to look.
 
     `code` says why (`proto/README.md`, "Errors").
     """
@@ -88,17 +88,17 @@ class Refused(LivenessError):
 
 
 class Replaced(Refused):
-    """Another process said hello by this gateway's name, and holds it now.
+    """Another process said hello with this gateway's name, and has it now.
 
-    Two processes that both came back would replace each other for ever: so this one
-    stays away. Give each gateway a name of its own.
+    This one does not reconnect: the two would replace each other for ever. Give each
+    gateway a name of its own.
     """
 
 
 class TaskFailed(LivenessError):
-    """A task's own word that a timer's work failed, instead of any other exception.
+    """A task raises this if its timer's work failed.
 
-    Its text is the answer's message. If it is `final`, the work is not tried again.
+    Its text is the answer's message. If it is `final`, there is no retry.
     """
 
     def __init__(self, message: str, *, final: bool = True) -> None:

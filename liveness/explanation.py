@@ -1,10 +1,10 @@
-"""One sentence that says why a user is online, or offline: for the person on call.
+"""Why a user is online or offline, in one sentence for the person on call.
 
-It is made of what the sidecar holds in memory, if it runs, and of what the log has of the
-user. Neither need have everything: a record may not be on disk yet, the log may have been
-trimmed, and the look back may have ended before it was found. Then the sentence says so.
+It is made from what the sidecar has in memory, if it runs, and from the user's records in
+the log. Either may lack something: a record may not be on disk yet, the log may have been
+trimmed, or the search may have ended before the record. Then the sentence says so.
 
-Times are the host's, to the second; the date stands where it is not today's.
+Times are local, to the second; the date is shown if it is not today's.
 """
 
 from collections.abc import Sequence
@@ -27,22 +27,21 @@ from liveness.core.records import (
 )
 from liveness.text import duration, escaped, json_ready
 
-RECORDS: Final = 20  # of a user, the newest, unless somebody wants more
-# From two minutes on seconds alone are not easily read.
+RECORDS: Final = 20  # how many of a user's records are shown, without a `limit`
+# Durations below this are shown in seconds alone.
 READ_AS_SECONDS: Final = 120.0
 
 
 class Known(NamedTuple):
     """What is known of a user.
 
-    `records` are its newest, newest first, and `opening` is the one that its session
-    began with; None: not found. `back_to` is how far back the log was looked through;
-    None: all of it, which begins at `oldest` (None: it is empty).
+    `standing` is its status; a row of the log if no sidecar runs; None: it is not online.
+    `records` are its newest, newest first. `opening` is the record that its session began
+    with; None: not found. `back_to` is how far back the log was searched; None: all of
+    it, which begins at `oldest` (None: it is empty).
     """
 
-    standing: (
-        UserStatus | OnlineRow | None
-    )  # a row: as the log has it, without a sidecar
+    standing: UserStatus | OnlineRow | None
     records: Sequence[Record]
     opening: Record | None
     back_to: LogPosition | None
@@ -51,19 +50,20 @@ class Known(NamedTuple):
 
 _HELD: Final = {
     AWAY: "held: {gateway} is not connected, and gets time to come back",
-    MUTE: "held: {gateway} says nothing at all, which is not its users' silence",
+    MUTE: "held: {gateway} sends nothing at all, so that its users cannot be heard",
     UNREAD: "held: what {gateway} has sent is read first",
     STORM: "held by the storm guard: too many users of {gateway} came due at once "
     "(`liveness guard release` ends it)",
-    STANDS: "nobody's time goes on: the sidecar was away, and gateways get time to "
-    "send what they collected",
-    DISK: "held: the disk has to write first what was decided before",
+    STANDS: "no user's timeout runs: the sidecar was away, and gateways get time to "
+    "send the events they collected",
+    DISK: "held: the disk has to write earlier decisions first",
 }
-_ABSENCE: Final = {AWAY: "is not connected", MUTE: "says nothing at all"}
+_ABSENCE: Final = {AWAY: "is not connected", MUTE: "sends nothing at all"}
+_UNHEARD: Final = "not heard since the sidecar restarted"
 
 
 def answer(uid: Uid, known: Known, *, now_ms: int) -> dict[str, Any]:
-    """All that is known of a user, as JSON has it; `told` is the sentence."""
+    """All that is known of a user, for JSON; `told` is the sentence."""
     standing = known.standing
     user = standing if isinstance(standing, UserStatus) else None
     slot = None if user is None else user.slot
@@ -82,16 +82,16 @@ def answer(uid: Uid, known: Known, *, now_ms: int) -> dict[str, Any]:
         "timeout": None if standing is None else standing.timeout,
         "records": [json_ready(record.as_map()) for record in known.records],
         "looked_back_to": known.back_to and known.back_to._asdict(),
-        "told": told(known, now_ms=now_ms),
+        "told": sentence(known, now_ms=now_ms),
     }
 
 
-def told(known: Known, *, now_ms: int) -> str:
-    """The sentence, without control characters.
+def sentence(known: Known, *, now_ms: int) -> str:
+    """Return the sentence, without control characters.
 
     Args:
         known: What is known.
-        now_ms: The moment for which it is made, Unix milliseconds.
+        now_ms: Unix milliseconds now.
     """
     standing = known.standing
     newest = known.records[0] if known.records else None
@@ -104,8 +104,8 @@ def told(known: Known, *, now_ms: int) -> str:
     elif newest is None:
         parts = [_nothing(known, at)]
     elif newest.kind != OFFLINE:
-        # Decided, and not written yet; or the log was cut off behind it.
-        parts = ["offline, and why is not on disk yet: ask again"]
+        # Its offline is not written yet, or the log was cut off before it.
+        parts = ["offline; the reason is not on disk yet: ask again"]
         parts.append(_began(newest, at))
     else:
         parts = _offline(newest, known.opening, at)
@@ -113,20 +113,20 @@ def told(known: Known, *, now_ms: int) -> str:
 
 
 class _Clock:
-    """Moments as the host's clock shows them, to be read at one moment."""
+    """Formats moments in local time, as seen at one moment."""
 
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
         self._today = self._local(now_ms).date()
 
     def __call__(self, at_ms: int) -> str:
-        """The time; before it the date, unless it is today's."""
+        """The time, after the date if that is not today's."""
         moment = self._local(at_ms)
         form = "%H:%M:%S" if moment.date() == self._today else "%Y-%m-%d %H:%M:%S"
         return moment.strftime(form)
 
     def ago(self, at_ms: int) -> str:
-        """How long ago that is."""
+        """How long ago a moment is."""
         return f"{_lasting(max(0, self._now_ms - at_ms) / 1000)} ago"
 
     @staticmethod
@@ -135,7 +135,7 @@ class _Clock:
 
 
 def _lasting(seconds: float) -> str:
-    """To a tenth of a second, as long as that is easily read."""
+    """A duration: a short one in seconds, to a tenth."""
     return f"{seconds:.1f} s" if seconds < READ_AS_SECONDS else duration(seconds)
 
 
@@ -144,7 +144,7 @@ def _online(user: UserStatus, opening: Record | None, at: _Clock) -> list[str]:
     through = f"online through {gateway}"
     parts = [through if user.conn is None else f"{through} (connection {user.conn})"]
     if user.last is None or user.seen is None:
-        parts.append("not heard since the sidecar was started again")
+        parts.append(_UNHEARD)
     else:
         parts.append(f"last heard: {user.last} at {at(user.seen)}, {at.ago(user.seen)}")
     if user.held is not None:
@@ -170,16 +170,14 @@ def _offline(end: Record, opening: Record | None, at: _Clock) -> list[str]:
         assert end.reason == SILENCE
         when += f" after {silence}"
     if end.last is None or end.seen is None:
-        heard = "not heard since the sidecar was started again"
-        if end.reason == SILENCE:
-            heard += f", through {gateway}"
+        heard = _UNHEARD + (f", through {gateway}" if end.reason == SILENCE else "")
     else:
         heard = f"last heard: {end.last} at {at(end.seen)} through {gateway}"
     return [when, heard, _began(opening, at)]
 
 
 def _began(opening: Record | None, at: _Clock) -> str:
-    """How its session began; nothing if that record was not found."""
+    """How a session began; "" without that record."""
     if opening is None:
         return ""
     when = at(opening.at)
@@ -192,11 +190,17 @@ def _began(opening: Record | None, at: _Clock) -> str:
 
 
 def _nothing(known: Known, at: _Clock) -> str:
-    """Nothing was found."""
+    """The sentence if no record was found."""
     if known.back_to is not None:
-        told = f"offline, and not in the log back to {at(known.back_to.at)}"
-        return f"{told}; it was looked no further (`liveness history` does)"
+        back_to = at(known.back_to.at)
+        return (
+            f"offline, and not in the log back to {back_to}, where the search ended "
+            "(`liveness history` searches all of it)"
+        )
     if known.oldest is None:
         return "never heard of: the log is empty"
-    told = f"not in the log, which begins at {at(known.oldest.at)}"
-    return f"offline; {told}: never heard of, or its records are no longer kept"
+    oldest = at(known.oldest.at)
+    return (
+        f"offline; not in the log, which begins at {oldest}: never heard of, or its "
+        "records were deleted"
+    )

@@ -1,8 +1,8 @@
 """The clocks of the host, read at one moment together with the event loop's.
 
 A login says on CLOCK_MONOTONIC when its connection began, so that it does not matter when
-the login is read. Each time namespace shifts that clock, and none shifts the wall clock:
-two processes that read both at one moment, and see the same difference, have the same
+the login is read. Each time namespace shifts that clock, and none shifts the wall clock.
+So if two processes read both clocks, and find the same difference, they have the same
 CLOCK_MONOTONIC (`HostTime.is_same_clock`).
 """
 
@@ -13,14 +13,14 @@ from typing import Final, NamedTuple
 
 from liveness.core.records import HostTime
 
-# The scheduler, or a SIGSTOP, may come between two looks at two clocks: then they are
-# looked at again, and after so many times there is no reading.
+# The scheduler or a SIGSTOP may delay the process between its readings of two clocks.
+# Then it reads them again, up to this many times.
 TRIES: Final = 5
 LONGEST_S: Final = 0.001
 
 
 class HostReading(NamedTuple):
-    """One moment on the host's clocks, and how far another clock is from them."""
+    """One moment on the host's clocks, and their distance from the event loop's clock."""
 
     host: HostTime
     offset: float  # CLOCK_MONOTONIC less the event loop's clock
@@ -30,7 +30,7 @@ def read_host(loop_clock: Callable[[], float]) -> HostReading | None:
     """Read the host's clocks together with the event loop's.
 
     Returns:
-        The reading; None if there is none, as where the loop's clock is a virtual one.
+        The reading; None if each took too long, or the loop's clock is virtual.
     """
     if _is_virtual():
         return None
@@ -45,7 +45,7 @@ def read_host(loop_clock: Callable[[], float]) -> HostReading | None:
 
 
 def _is_virtual() -> bool:
-    """Whether this runs in a test whose time is trio's MockClock."""
+    """Whether the event loop's clock is trio's MockClock, as in tests."""
     testing = sys.modules.get("trio.testing")
     if testing is None:
         return False

@@ -1,4 +1,4 @@
-"""The rules of links, users and timers, without I/O: time and values in, values out."""
+"""The rules of links, sessions and timers, without I/O: bytes and time in, values out."""
 
 # Imports: errors.
 # Never: trio, anyio, asyncio, socket, sqlite3, os, time, threading.

@@ -1,7 +1,7 @@
-"""What `_wheel` sees of `_table`: users, and the lists they stand in, as C keeps them.
+"""What `_wheel` uses of `_table`: users and lists as C structs.
 
-What every touch needs is written out here, so that gcc puts it into the wheel's loops:
-calls from one module into the other are made through pointers.
+The functions that every touch needs are here, so that gcc inlines them in the wheel's
+loops: other calls from module to module go through pointers.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -26,8 +26,8 @@ cdef extern from *:
     /* An integer, or where a long text is, in a cell. */
     static inline int64_t word_of(const Cell *cell) {
         int64_t word; memcpy(&word, cell->text, 8); return word;
-    }
-    static inline void set_word(Cell *cell, int64_t word) { memcpy(cell->text, &word, 8); }
+    } static inline void set_word(Cell *cell, int64_t word) { memcpy(cell->text, &word,
+    8); }
 
     #define fetch(at) __builtin_prefetch((at), 1, 3)
     """
@@ -49,7 +49,7 @@ cdef enum:
     CHUNK = 1 << CHUNK_BITS
     INLINE = 22  # bytes of a uid that its cell has room for
     NONE = -1
-    GONE = -1  # in the old index: looked past, not stopped at
+    GONE = -1  # in the old index: a free slot at which a search goes on
 
 cdef struct Slot:
     uint32_t hash
@@ -94,7 +94,7 @@ cdef inline const unsigned char *text_of(const Cell *cell) noexcept nogil:
 
 
 cdef inline void sign_of(const Cell *cell, Sign *sign) noexcept nogil:
-    """The uid of a cell, as long as the cell is left alone."""
+    """The uid of a cell, valid until the cell changes."""
     sign.kind, sign.size = cell.kind, cell.size
     if cell.kind == INTEGER:
         sign.key.number = word_of(cell)
@@ -109,7 +109,7 @@ cdef class Table:
     cdef int chunks, chunk_room
     cdef int32_t count
     cdef Index index, old
-    cdef uint64_t moved  # slots of the old index that are behind it
+    cdef uint64_t moved  # how many slots of the old index are moved
     # Lists by number.
     cdef List *lists
     cdef int32_t list_count, list_room, free_list
@@ -157,7 +157,7 @@ cdef class Table:
         return NONE
 
     cdef inline int32_t likely(self, uint32_t hashed) noexcept nogil:
-        """The first place with this hash: nearly always the one wanted; or NONE."""
+        """The first place with this hash, nearly always the right one; or NONE."""
         cdef uint64_t at = hashed & self.index.mask
         while self.index.slots[at].place:
             if self.index.slots[at].hash == hashed:

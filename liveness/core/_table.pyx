@@ -1,17 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The memory under the wheel, compiled: `table.Table` again.
+"""The memory under the wheel, compiled; it does what `table.Table` does in Python.
 
     entry   64 bytes, a cache line: the clocks of one user, and its links in a list
-    cell    24 bytes beside it: the uid, or where it is if it has more than 22 bytes
-    index   8 bytes and as many free ones: where the entry of a uid is, by open
+    cell    24 bytes: its uid, or a pointer to a uid of more than 22 bytes
+    index   16 bytes on average: the place of each uid's entry; a hash table with open
             addressing, a quarter to three quarters full
 
-Entries lie side by side without holes, in chunks of 32,768: one that leaves is
-replaced by the last. So they are never copied to grow, and what a mass offline
-leaves is given back, a chunk at a time. The index grows and shrinks into a second one,
-a few slots with every entry that comes or goes and some thousands with every `advance`.
+Entries are dense, in chunks of 32,768: the last one replaces one that is removed. So they
+are never copied to grow, and after a mass offline the memory is freed chunk by chunk.
+The index grows and shrinks by moving to a second one: a few slots with each entry that is
+added or removed, and some thousands with each `advance`.
 
-Lists have numbers and no sentinels: where one begins and ends is kept beside it.
+Lists have numbers and no sentinels: the table keeps each list's first and last entry.
 
 uids are hashed with the interpreter's own keyed hash (SipHash), since users choose them.
 """
@@ -28,8 +28,9 @@ cdef extern from *:
     #include <stdlib.h>
     #include <sys/mman.h>
 
-    /* Whole pages, zero, and given back at once: not malloc's, which keeps what is freed.
-       Under AddressSanitizer malloc's, so that it sees who goes astray. */
+    /* Whole pages of zeros, which the system gets back at once; malloc keeps freed
+    memory.
+       Under AddressSanitizer it is malloc's memory, so that bad accesses are found. */
     static void *take_pages(size_t bytes) {
     #ifdef __SANITIZE_ADDRESS__
         return calloc(1, bytes);
@@ -59,8 +60,8 @@ keyed_hash = PyHash_GetFuncDef().hash
 
 cdef enum:
     SMALLEST_INDEX = 1024
-    # Slots of the old index moved with each entry that comes or goes: two would do for
-    # the new one to be ready in time.
+    # Slots of the old index moved with each entry that is added or removed. With two, the
+    # new index would just be ready in time.
     STEP = 8
     MOST_USERS = 2147450880  # whole chunks that an int32 can number
 
@@ -89,7 +90,7 @@ cdef class Table:
         PyMem_Free(self.lists)
 
     cdef int32_t add(self, object uid, const User *user) except -1:
-        """Take a user in, in no list yet; return its place."""
+        """Add a user, in no list yet; return its place."""
         cdef Sign sign
         cdef int32_t place = self.count
         cdef Cell *cell
@@ -119,7 +120,7 @@ cdef class Table:
         return place
 
     cdef object remove(self, int32_t place):
-        """Let a user go; the last one takes its place. Return what was known."""
+        """Remove a user; the last one takes its place. Return its entry."""
         cdef Sign sign
         cdef int32_t last = self.count - 1
         cdef User *user = self.user(place)
@@ -198,7 +199,7 @@ cdef class Table:
     # --- the index ------------------------------------------------------------
 
     cdef Slot *slot_of(self, uint32_t hashed, int32_t place) noexcept:
-        """The slot of an entry that is in one of the two; *place* plus one."""
+        """The slot of an entry, in one of the two indexes; *place* is plus one."""
         cdef uint64_t at = hashed & self.index.mask
         while self.index.slots[at].place:
             if self.index.slots[at].place == place:
@@ -210,7 +211,7 @@ cdef class Table:
         return &self.old.slots[at]
 
     cdef void erase(self, uint32_t hashed, int32_t place) noexcept:
-        """Free a slot, and close the gap for whoever was driven past it."""
+        """Free a slot, and move back the slots that a collision had put behind it."""
         cdef Slot *slots = self.index.slots
         cdef Slot *slot = self.slot_of(hashed, place)
         cdef uint64_t mask = self.index.mask, at, gap
@@ -228,9 +229,9 @@ cdef class Table:
         slots[gap].place = 0
 
     cdef void resize_index(self, uint64_t steps) noexcept:
-        """Move up to *steps* slots on to a larger or smaller index, if one is wanted.
+        """Move up to *steps* slots to a larger or smaller index, if one is needed.
 
-        One for which there is no memory is tried again with the next step.
+        Without memory for it, this is tried again with the next step.
         """
         cdef uint64_t size = self.index.mask + 1, count = self.count
         cdef Slot slot
@@ -272,12 +273,12 @@ cdef class Table:
         return number
 
     cdef void drop_list(self, int32_t number) noexcept:
-        """Take an empty list away."""
+        """Free an empty list."""
         self.lists[number].after = self.free_list
         self.free_list = number
 
     cdef void link_anew(self, int32_t place, User *user) noexcept:
-        """Tell the neighbours of a user that it has another place now."""
+        """Link the neighbours of a user, or its list, to its new place."""
         cdef List *within = self.lists + user.list
         if user.prev == NONE:
             within.first = place
@@ -306,7 +307,7 @@ cdef void drop_index(Index *index) noexcept:
 
 
 cdef void *pages(size_t size) except NULL:
-    """Zero bytes, in whole pages."""
+    """Allocate whole pages of zeros."""
     cdef void *taken = take_pages(size)
     if taken == NULL:
         raise MemoryError

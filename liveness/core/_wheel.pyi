@@ -1,3 +1,3 @@
-"""The wheel, compiled; its reference says what it does."""
+"""The wheel, compiled; `wheel.Wheel` documents it."""
 
 from liveness.core.wheel import Wheel as Wheel

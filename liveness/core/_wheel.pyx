@@ -1,12 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Which users have gone silent? The layered wheel, compiled: `wheel.Wheel` again.
+"""Which users have gone silent? The layered timing wheel, compiled.
 
-What it does and why is told there; how users and lists are kept, in `_table`.
+It behaves as `wheel.Wheel`, which documents it; `_table` has the users and lists. Some
+names differ: `ground` is the buckets there, `pour` is `cascade`, `home` is
+`current_list`.
 
-A touch is some 100 ns of waiting for memory, six times over. So a batch goes through
-in blocks: first all of a block's index slots are asked for, then all entries, then the
-neighbours they leave, and only then is anything done. It is asked for in one place,
-and not by functions of the table: gcc leaves out a function that does nothing else.
+A touch waits for memory six times, some 100 ns each. So a batch is handled in blocks:
+first all index slots of a block are prefetched, then all entries, then the neighbours in
+the lists that they leave; then the entries are moved. The prefetches are all in one place
+and in no function of the table, since gcc drops a function that only prefetches.
 """
 
 cimport cython
@@ -29,16 +31,16 @@ from liveness.core.wheel import (
 )
 
 cdef enum:
-    BLOCK = 32  # what is asked of memory at a time
+    BLOCK = 32  # events that are prefetched at a time
     STRIDE = 8192  # slots of the table's old index moved with each `advance`
     OWN = 1
     AGAIN = 2
     EXACT = 4
     MOST_GATEWAYS = 1 << 24
-    BUCKETS = 704  # of silences; see `cadence`
+    BUCKETS = 704  # of silences; see `intervals`
     SAMPLED = 8
     STEP_BITS = 5
-    LOWEST = (1023 - 5) << STEP_BITS  # the lowest one's top bits, as a double has them
+    LOWEST = (1023 - 5) << STEP_BITS  # the top bits of the lowest one's double
 
 assert OWN == OWN_TIMEOUT and AGAIN == RENEWED and EXACT == EXACT_START
 assert BUCKETS == intervals.BUCKETS and 1 << STEP_BITS == intervals.STEPS
@@ -53,7 +55,7 @@ cdef struct Queue:
 
 
 cdef inline int bucket_of(double silence) noexcept nogil:
-    """Its exponent and the top bits of its fraction, from the lowest bucket on."""
+    """The exponent and the top bits of the fraction, counted from the lowest bucket."""
     cdef int64_t bits
     memcpy(&bits, &silence, sizeof(bits))
     bits = (bits >> (52 - STEP_BITS)) - LOWEST
@@ -90,7 +92,7 @@ cdef class Wheel:
     cdef int32_t gateways, gateway_room
     cdef int32_t *due_lists
     cdef double *timeouts
-    cdef uint64_t *silences  # counted, so many buckets of each gateway
+    cdef uint64_t *silences  # counts: BUCKETS of each gateway
 
     def __cinit__(self, *, double timeout, int slots, double now=0.0):
         cdef double width_s
@@ -141,7 +143,7 @@ cdef class Wheel:
     def __len__(self):
         return self.table.count
 
-    # --- who is known ---------------------------------------------------------
+    # --- sessions -------------------------------------------------------------
 
     def add_gateway(self):
         """Make room for one more gateway; return its number, from 0."""
@@ -180,12 +182,12 @@ cdef class Wheel:
         return self.timeouts[self.checked(gateway)]
 
     def find(self, uid):
-        """Return what is known of *uid*, or None."""
+        """Return the entry of *uid*, or None."""
         cdef int32_t place = self.table.place_of(uid)
         return None if place == NONE else self.table.entry(place)
 
     def touch(self, int32_t gateway, signs, *, double now, double mono):
-        """Move those of *signs* that are *gateway*'s; see `wheel.Wheel.touch`."""
+        """Give users that sent an event a whole timeout; see `wheel.Wheel.touch`."""
         cdef PackedSigns run = packed(signs)
         cdef double timeout = self.timeouts[self.checked(gateway)]
         cdef int32_t target = self.list_for(now + timeout)
@@ -203,7 +205,7 @@ cdef class Wheel:
         self, uid, *, int32_t gateway, int64_t session, conn, double start, timeout,
         uint32_t event, double now, double mono, bint exact=False,
     ):
-        """Begin a session of *uid*, which must not be known; see `wheel.Wheel.open`."""
+        """Begin a session of *uid*, which has none; see `wheel.Wheel.open`."""
         cdef double whole
         cdef User user
         if timeout is None:
@@ -219,7 +221,7 @@ cdef class Wheel:
         self.take_in(uid, &user)
 
     def put(self, entry):
-        """Take in a user, who must not be known, just as *entry* says."""
+        """Add an entry as it is; its user has none."""
         cdef User user
         uid, gateway, user.session, conn, user.start, user.timeout, user.deadline, \
             user.seen, event, flags = entry
@@ -241,13 +243,13 @@ cdef class Wheel:
             user.start = start
 
     def close(self, uid):
-        """End the session of *uid*, which must be known; return what was known."""
+        """End the session of *uid*, which has one; return its entry."""
         return self.table.remove(self.table.known(uid))
 
-    # --- how often users speak --------------------------------------------------
+    # --- how often users send events --------------------------------------------
 
     def usual(self, int32_t gateway):
-        """How often *gateway*'s users speak; see `wheel.Wheel.usual`."""
+        """Return the usual silence of *gateway*'s users; see `wheel.Wheel.usual`."""
         cdef uint64_t *counts = self.silences_of(gateway)
         cdef uint64_t silences = 0
         cdef double half = 0, weight = 0
@@ -262,14 +264,14 @@ cdef class Wheel:
         return 0, 0.0
 
     def halve_silences(self, int32_t gateway):
-        """Have what *gateway*'s users were heard to do so far count half."""
+        """Let the silences of *gateway*'s users so far count half."""
         cdef uint64_t *counts = self.silences_of(gateway)
         cdef int bucket
         for bucket in range(BUCKETS):
             counts[bucket] >>= 1
 
     def forget_silences(self, int32_t gateway):
-        """Begin anew to count, as for a gateway that was just added."""
+        """Forget the silences of *gateway*'s users."""
         memset(self.silences_of(gateway), 0, BUCKETS * sizeof(uint64_t))
 
     # --- the hand -------------------------------------------------------------
@@ -284,7 +286,7 @@ cdef class Wheel:
         self.table.resize_index(STRIDE)
 
     def next_due(self):
-        """The attended moment at which `advance` will next find something to do."""
+        """The attended moment at which `advance` will next have something to do."""
         cdef int64_t bucket, boundary
         cdef int layer
         cdef bint is_behind = self.passed.first != NONE
@@ -299,7 +301,7 @@ cdef class Wheel:
         return self.passes_at(boundary)
 
     def waiting(self):
-        """The numbers of the gateways of which users are due, in a stable order."""
+        """Return the numbers of the gateways that have due users, in a stable order."""
         cdef int32_t gateway
         return [
             gateway
@@ -309,13 +311,13 @@ cdef class Wheel:
         ]
 
     def due(self, int32_t gateway):
-        """How many users of *gateway* are due and wait for judgement."""
+        """Count the due users of *gateway*."""
         cdef int32_t due = self.due_list(gateway, False)
         cdef int32_t renewed = self.due_list(gateway, True)
         return self.table.lists[due].count + self.table.lists[renewed].count
 
     def longest_due(self, int32_t gateway, *, bint renewed=False):
-        """The deadline of who fires next of *gateway*; infinity if nobody is due."""
+        """The deadline of the user of *gateway* that fires next; infinity without one."""
         cdef List *due = self.table.lists + self.due_list(gateway, renewed)
         return self.table.user(due.first).deadline if due.count else INFINITY
 
@@ -334,7 +336,7 @@ cdef class Wheel:
     def renew(
         self, int32_t gateway, *, double until, int64_t limit, double most=INFINITY
     ):
-        """Give due users of *gateway* a whole fresh timeout; see `wheel.Wheel.renew`."""
+        """Give due users of *gateway* a fresh timeout; see `wheel.Wheel.renew`."""
         cdef int32_t due = self.due_list(gateway, False), place
         cdef int64_t number = 0
         cdef Table table = self.table
@@ -351,12 +353,12 @@ cdef class Wheel:
             number += 1
         return number
 
-    # --- looking at it --------------------------------------------------------
+    # --- views ----------------------------------------------------------------
 
     def owned(self, gateways, int64_t place, int64_t limit):
-        """Look for users of *gateways*, a stretch at a time; see `wheel.Wheel.owned`.
+        """Look for users of *gateways*, in one stretch; see `wheel.Wheel.owned`.
 
-        From the last entry down: whatever replaces one that goes was looked at.
+        From the last entry down, since the last one replaces each that is removed.
         """
         cdef int64_t at, top, bottom
         cdef Table table = self.table
@@ -392,7 +394,7 @@ cdef class Wheel:
         raise AssertionError(f"{uid!r} is in no list")
 
     def slot_users(self):
-        """How many users are due in each slot of the ring; see `wheel.Wheel`."""
+        """Count the users that come due in each slot of the ring; see `wheel.Wheel`."""
         cdef int64_t ring = self.widths[self.ring], width, current, slot, bucket
         cdef int layer
         cdef int32_t queued
@@ -423,7 +425,7 @@ cdef class Wheel:
         return (<double> self.bucket / <double> self.widths[self.ring]) % self.slots
 
     def layer_users(self):
-        """How many users lie in each layer, lowest first; see `wheel.Wheel`."""
+        """Count the users in each layer, lowest first; see `wheel.Wheel`."""
         cdef int layer
         users = [
             self.users_of(
@@ -435,7 +437,7 @@ cdef class Wheel:
         return users
 
     cdef int64_t users_of(self, const int32_t *layer, int64_t size, const Queue *queue):
-        """How many users lie in the lists of a layer, and in those that left it."""
+        """Count the users in the lists of a layer, and in its detached lists."""
         cdef int64_t users = 0, at
         cdef int32_t queued = queue.first
         for at in range(size):
@@ -446,7 +448,7 @@ cdef class Wheel:
         return users
 
     def snapshot(self, double now):
-        """Every user's clock at *now*, in columns; see `wheel.Wheel.snapshot`."""
+        """Return every user's clock at *now*, in columns; see `wheel.Wheel.snapshot`."""
         cdef int32_t place
         cdef User *user
         cdef Table table = self.table
@@ -478,7 +480,7 @@ cdef class Wheel:
         return self.silences + self.checked(gateway) * <int64_t> BUCKETS
 
     cdef int take_in(self, object uid, User *user) except -1:
-        """Add a user with this uid, and put it where it belongs."""
+        """Add a user with this uid, to the list that it belongs in."""
         cdef Table table = self.table
         cdef int32_t home = self.home(user), place = table.add(uid, user)
         table.append(place, table.user(place), home)
@@ -494,7 +496,7 @@ cdef class Wheel:
         return <int64_t> at
 
     cdef double passes_at(self, int64_t bucket) except? -1:
-        """The first moment at which `advance` takes *bucket* for passed."""
+        """The first moment at which *bucket* counts as passed."""
         cdef double moment = self.origin + bucket * self.bucket_s
         while self.border_before(moment) < bucket:
             moment += max(self.bucket_s * 1e-6, moment * 2.0**-52)
@@ -515,7 +517,7 @@ cdef class Wheel:
         raise ValueError(f"a deadline {deadline - self.origin} s ahead is too far")
 
     cdef int32_t home(self, User *user) except -1:
-        """Where a user belongs now: its due list once its bucket has passed."""
+        """The list a user belongs in now: a due list once its bucket has passed."""
         if self.border_before(user.deadline) + 1 <= self.bucket:
             return self.due_lists[
                 2 * <int64_t> user.gateway + (user.flags & AGAIN != 0)
@@ -523,7 +525,7 @@ cdef class Wheel:
         return self.list_for(user.deadline)
 
     cdef int detach(self, int64_t bucket) except -1:
-        """Let the hand reach *bucket*; queue all lists that this makes ready."""
+        """Move the hand to *bucket*; queue the lists that this makes ready."""
         cdef int64_t passed = bucket - self.bucket, step, ready, last, slot
         cdef int layer
         if passed <= 0:
@@ -545,7 +547,7 @@ cdef class Wheel:
         return 0
 
     cdef int queue(self, int32_t *at, Queue *queue) except -1:
-        """Swap the list at a ring's place for an empty one and queue it."""
+        """Queue the list at a place of a layer, and put an empty one there."""
         cdef int32_t full = at[0]
         if self.table.lists[full].count:
             at[0] = self.table.new_list()
@@ -557,7 +559,7 @@ cdef class Wheel:
         return 0
 
     cdef int64_t pour(self, Queue *queue, int64_t steps) except -1:
-        """Move up to *steps* entries of queued lists home; return the steps left."""
+        """Move up to *steps* entries of queued lists down; return the steps left."""
         cdef int32_t number, place
         cdef Table table = self.table
         cdef User *user
@@ -629,7 +631,7 @@ cdef class Wheel:
         self, Table table, int32_t gateway, const Sign *sign, int32_t place,
         double timeout, int32_t target, double now, double mono, uint64_t *silences,
     ) except -1:
-        """Touch the user at a place; return why it was left alone, or 0."""
+        """Touch the user at a place; return 0, or why it was not touched."""
         cdef User *user
         if place == NONE:
             return WHY_BAD_UID if sign.kind == NOBODY else WHY_UNKNOWN

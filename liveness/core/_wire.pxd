@@ -1,4 +1,4 @@
-"""What `_table` and `_wheel` see of `_wire`: signs of life as C keeps them."""
+"""What `_table` and `_wheel` use of `_wire`: keepalives and messages as C structs."""
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
@@ -11,19 +11,19 @@ cdef enum Kind:
     INTEGER
 
 cdef union Key:
-    const unsigned char *text  # UTF-8, not ended by anything
+    const unsigned char *text  # UTF-8, without a terminator
     int64_t number
 
 cdef struct Sign:
     Key key
     int64_t conn
-    uint32_t frame  # which frame of the run it came in, from 0
-    uint8_t size  # of a text, in bytes
+    uint32_t frame  # the frame of the batch that it came in, from 0
+    uint8_t size  # bytes of a text
     uint8_t kind
     uint8_t event
 
 cdef class PackedSigns:
-    cdef object owner  # what the keys point into
+    cdef object owner  # keeps the memory alive that the keys point into
     cdef Sign *items
     cdef Py_ssize_t length, room
     cdef uint32_t frames

@@ -1,3 +1,3 @@
-"""The receiving end of a stream, compiled; its reference says what it does."""
+"""The reader of frames, compiled; `framing.Reader` documents it."""
 
 from liveness.core.framing import Reader as Reader

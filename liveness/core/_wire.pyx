@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Bytes to frames, compiled: `wire.Reader` again, with a short way for signs of life.
+"""Bytes to frames, compiled: `framing.Reader`, and a fast path for keepalives.
 
-A frame's end is found by walking over msgpack's headers, which counts its values too;
-until it is there the frame is kept as bytes, and nothing of it is decoded. What gateways
-send all the time, a keepalive or message of valid uids with no option but `conn`, is
-then *packed*: noted in C beside the bytes it came in, without a Python object for it.
-Every other frame is decoded and checked as by the reference, and what is wrong with one
-is told in its words.
+A walk over msgpack's headers finds the end of a frame, and counts its values. Until the
+end has arrived the frame is kept as bytes, and nothing of it is decoded. The frames that
+gateways send all the time, keepalives and messages of valid uids with no option but
+`conn`, are then *packed*: kept in C structs that point into the bytes, without Python
+objects. All other frames are decoded and checked by functions of `framing`, with the same
+errors.
 """
 
 cimport cython
@@ -31,13 +31,13 @@ cdef extern from *:
     #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || UINTPTR_MAX != UINT64_MAX
     #error "the compiled wheel is written for little-endian machines of 64 bits"
     #endif
-    /* Headers of msgpack are big-endian and stand anywhere. */
+    /* msgpack's lengths are big-endian and unaligned. */
     static inline uint64_t load(const unsigned char *at, int bytes) {
         uint64_t raw = 0;
         while (bytes--) raw = raw << 8 | *at++;
         return raw;
     }
-    /* Bit 0: there is a control character. Bit 1: there is something beyond ASCII. */
+    /* Bit 0: there is a control character. Bit 1: there is a byte beyond ASCII. */
     static inline int content_of(const unsigned char *text, Py_ssize_t size) {
         unsigned char control = 0, beyond = 0;
         for (Py_ssize_t i = 0; i < size; i++) {
@@ -50,7 +50,7 @@ cdef extern from *:
     uint64_t load(const unsigned char *at, int bytes) noexcept nogil
     int content_of(const unsigned char *text, Py_ssize_t size) noexcept nogil
 
-# As deep as msgpack itself follows: whatever is deeper cannot be decoded anyway.
+# As deep as msgpack itself goes: deeper frames cannot be decoded anyway.
 cdef enum:
     DEEPEST = 1024
     CONTROL = 1
@@ -65,7 +65,7 @@ cdef uint8_t MESSAGE_NUMBER = EVENT_NUMBER[MESSAGE]
 
 
 cdef class PackedSigns:
-    """Signs of life as C keeps them; see `records.SignsOfLife`."""
+    """Signs of life in C structs; see `records.SignsOfLife`."""
 
     def __dealloc__(self):
         PyMem_Free(self.items)
@@ -99,21 +99,21 @@ cdef class PackedSigns:
 
     @property
     def uids(self):
-        """All uids, as objects made for the asker."""
+        """All uids, as new objects."""
         return [uid_of(self.items + at) for at in range(self.length)]
 
     @property
     def conns(self):
-        """Beside each uid its conn."""
+        """The conn of each uid."""
         return [self.at(at)[1] for at in range(self.length)]
 
     @property
     def events(self):
-        """Beside each uid the index of its event."""
+        """The index of each uid's event."""
         return bytes([self.items[at].event for at in range(self.length)])
 
     cdef int reserve(self, Py_ssize_t wanted) except -1:
-        """Make room for so many items in all."""
+        """Make room for *wanted* items in all."""
         cdef Py_ssize_t room = max(wanted, 2 * self.room, 64)
         if wanted > self.room:
             items = <Sign *> PyMem_Realloc(self.items, room * sizeof(Sign))
@@ -123,7 +123,7 @@ cdef class PackedSigns:
         return 0
 
     cdef bint add(self, const unsigned char *at, Py_ssize_t most_uids) except -1:
-        """Pack a whole frame, if it is a plain sign of life; return whether it is."""
+        """Pack a whole frame; return False if it is no plain keepalive or message."""
         cdef bint has_options = at[0] == 0x93
         cdef Py_ssize_t position, count, uids = ALONE
         cdef uint8_t event
@@ -161,9 +161,9 @@ SignsOfLife.register(PackedSigns)
 
 
 cdef PackedSigns packed(object signs):
-    """Any signs of life as C keeps them, those that name nobody valid too.
+    """Convert any signs of life to C structs, also with invalid uids.
 
-    The keys point into the uids that *signs* holds.
+    The keys point into the uid objects of *signs*.
     """
     cdef PackedSigns made
     cdef Sign *sign
@@ -184,7 +184,7 @@ cdef PackedSigns packed(object signs):
 
 
 cdef int set_key(object uid, Sign *sign) except -1:
-    """Note a uid, as long as it lives; anything else as nobody's."""
+    """Set the key of a uid, valid as long as the object; NOBODY if it is no valid uid."""
     cdef Py_ssize_t size
     sign.kind = NOBODY
     sign.size = 0
@@ -192,7 +192,7 @@ cdef int set_key(object uid, Sign *sign) except -1:
     if type(uid) is str:
         try:
             text = PyUnicode_AsUTF8AndSize(uid, &size)
-        except UnicodeEncodeError:  # half of a surrogate pair, which is no text
+        except UnicodeEncodeError:  # half of a surrogate pair
             return 0
         if 0 < size <= LONGEST_UID and not content_of(<const unsigned char *> text, size) & CONTROL:
             sign.kind = STRING
@@ -211,13 +211,13 @@ cdef object uid_of(const Sign *sign):
     return PyUnicode_DecodeUTF8(<const char *> sign.key.text, sign.size, NULL)
 
 
-# --- what is in a plain sign of life ------------------------------------------
+# --- the parts of a keepalive or message --------------------------------------
 #
-# Only of frames that are whole: each header has what it announces behind it.
+# Only for whole frames: all that a header announces is there.
 
 
 cdef const unsigned char *past_array(const unsigned char *at, Py_ssize_t *length) noexcept nogil:
-    """Step into an array, noting its length; if there is none, stay."""
+    """Step into an array and set its length; stay if there is none."""
     if 0x90 <= at[0] <= 0x9f:
         length[0] = at[0] & 0x0f
         return at + 1
@@ -228,7 +228,7 @@ cdef const unsigned char *past_array(const unsigned char *at, Py_ssize_t *length
 
 
 cdef const unsigned char *past_natural(const unsigned char *at, int64_t *number) noexcept nogil:
-    """Read an integer from 0 to 2^63-1; NULL if there is something else."""
+    """Read an integer from 0 to 2^63-1; NULL for anything else."""
     cdef int size
     if at[0] < 0x80:
         number[0] = at[0]
@@ -241,7 +241,7 @@ cdef const unsigned char *past_natural(const unsigned char *at, int64_t *number)
 
 
 cdef const unsigned char *past_key(const unsigned char *at, Sign *sign) except? NULL:
-    """Read a valid uid; NULL if there is something else."""
+    """Read a valid uid; NULL for anything else."""
     cdef int content
     if 0xa0 <= at[0] < 0xc0:
         sign.size = at[0] & 0x1f
@@ -267,7 +267,7 @@ cdef const unsigned char *past_key(const unsigned char *at, Sign *sign) except? 
 
 
 cdef bint take_conns(const unsigned char *at, Sign *first, Py_ssize_t uids) noexcept nogil:
-    """Read a map with nothing in it but the conn of each uid, or nothing at all."""
+    """Read an empty map, nil, or a map with only the conn of each uid."""
     cdef Py_ssize_t position, count = 1, conns = ALONE
     if at[0] == 0xc0 or at[0] == 0x80:
         return True
@@ -296,16 +296,16 @@ cdef bint take_conns(const unsigned char *at, Sign *first, Py_ssize_t uids) noex
 
 @cython.auto_pickle(False)
 cdef class Reader:
-    """The receiving end of one stream; see `wire.Reader`, for which it stands in."""
+    """The receiving end of one stream; see `framing.Reader`, which it replaces."""
 
     cdef public bint packs
     cdef public Py_ssize_t max_frame_bytes
     cdef readonly int64_t n
     cdef Py_ssize_t max_batch
     cdef uint64_t most_values
-    # The frame that is not whole yet, and how far it was walked over: where its next
-    # header is, how many values there were said to be, and how many are still to come
-    # in each that it is within.
+    # The incomplete frame, and how far the walk over it got: the place of the next
+    # header, the values announced so far, and for each open array or map the values still
+    # to come.
     cdef bytearray held
     cdef Py_ssize_t walked
     cdef uint64_t values
@@ -320,18 +320,18 @@ cdef class Reader:
 
     @property
     def unfinished_bytes(self):
-        """Bytes of a frame that is not whole yet."""
+        """How many bytes of an incomplete frame are held."""
         return len(self.held)
 
     def feed(self, data):
-        """Give each frame that *data* completes; see `wire.Reader`.
+        """Yield each frame that *data* completes; see `framing.Reader`.
 
-        To be exhausted before the next piece comes, unless nothing more is fed.
+        Exhaust it before the next piece is fed.
         """
         return self.feed_packing(data)
 
     def feed_packing(self, data):
-        """Give each frame that *data* completes, plain signs of life packed."""
+        """As `feed`; plain keepalives and messages are packed if `packs` is set."""
         cdef Py_ssize_t start = 0, size = 0
         cdef PackedSigns run = None
         cdef bytes whole
@@ -378,11 +378,10 @@ cdef class Reader:
     cdef Py_ssize_t end_of_frame(
         self, const unsigned char *frame, Py_ssize_t have
     ) except -1:
-        """Walk on over a frame of which *have* bytes are there, or more than all.
+        """Walk on over a frame in *have* bytes, which may be fewer or more than it.
 
         Returns:
-            Its size; 0 if it is not whole yet, and then the walk is continued with
-            the next call.
+            Its size; 0 if it is incomplete, and then the next call continues the walk.
         """
         cdef Header header
         cdef Py_ssize_t size
@@ -418,7 +417,7 @@ cdef class Reader:
         return size
 
     cdef Py_ssize_t wait(self, Py_ssize_t have) except -1:
-        """The frame's end is yet to come, if so much of it is taken."""
+        """Return 0 for an incomplete frame, unless it is too large already."""
         if have > self.max_frame_bytes:
             raise too_large(have, self.max_frame_bytes)
         return 0
@@ -426,11 +425,11 @@ cdef class Reader:
 
 cdef struct Header:
     Py_ssize_t size  # of the value in bytes, without what it contains
-    uint64_t inner  # how many values it contains
+    uint64_t inner  # how many values it directly contains
 
 
 cdef bint header_at(const unsigned char *at, Py_ssize_t have, Header *header) noexcept nogil:
-    """Read a value's header, of which *have* bytes are there; 0 if that is too few."""
+    """Read a value's header; return 0 if its *have* bytes are too few."""
     cdef unsigned char first = at[0]
     cdef int lengths  # bytes that the length takes
     header.inner = 0
@@ -455,8 +454,9 @@ cdef bint header_at(const unsigned char *at, Py_ssize_t have, Header *header) no
     if first >= 0xdc:
         header.inner = load(at + 1, lengths) * (2 if first >= 0xde else 1)
     elif first == 0xc9:
-        # Of an extension msgpack counts the type with the data, in 32 bits: of the
-        # greatest length nothing is left. So its frame is whole, and refused as such.
+        # msgpack adds the type byte of an extension to its length, in 32 bits, so that
+        # the greatest length becomes 0. Such a frame is whole here, and refused when
+        # decoded.
         header.size = <uint32_t> (load(at + 1, lengths) + 1)
         header.size += 5
     else:
@@ -464,7 +464,8 @@ cdef bint header_at(const unsigned char *at, Py_ssize_t have, Header *header) no
     return True
 
 
-# From 0xc0 on: the bytes of each type without what a length tells, and of the length.
+# For each first byte from 0xc0 on: the bytes of header and fixed size; of the length
+# field.
 cdef uint8_t[32] FIXED = [
     1, 0, 1, 1, 2, 3, 5, 3, 4, 6, 5, 9, 2, 3, 5, 9,
     2, 3, 5, 9, 3, 4, 6, 10, 18, 2, 3, 5, 3, 5, 3, 5,

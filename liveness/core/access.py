@@ -1,12 +1,12 @@
-"""Who may do what: the users and groups of this host that have a right.
+"""Access rights: which users and groups of this host may do what.
 
-Whom a link belongs to is the kernel's word, taken when it connected; what it says of
-itself is a name. A right is to be a gateway, to be a watcher, to see everyone, or to ask
-and change things at `admin.sock`. Besides, a name may be tied to a user: then only this
-user may say hello by it, in whatever role, and so nobody else reports, reads, acknowledges
-or cancels in its place.
+The kernel names the user and groups of a link's process when it connects; the name in its
+hello is only a claim. There are four rights: to be a gateway, to be a watcher, to see all
+gateways' records, and to use `admin.sock`. A name may also be tied to a user of the host:
+then only this user may say hello with it, so that no other user reports, reads,
+acknowledges or cancels in its place.
 
-Nothing is looked up here: names of users and groups have become numbers before.
+Nothing is looked up here: names of users and groups are numbers by now.
 """
 
 from collections.abc import Mapping
@@ -17,22 +17,22 @@ from liveness.core.records import GATEWAY, Hello
 
 
 class Peer(NamedTuple):
-    """The process at the other end of a socket, as it was when it connected."""
+    """The process at the other end of a socket, as the kernel saw it connect."""
 
     pid: int
     uid: int
-    groups: frozenset[int]  # its own group and the supplementary ones
+    groups: frozenset[int]  # with the supplementary ones
 
 
 class Allowed(NamedTuple):
-    """Those who have a right: by user or by any group of theirs."""
+    """The users and groups that have a right."""
 
     users: frozenset[int] = frozenset()
     groups: frozenset[int] = frozenset()
     anyone: bool = False
 
     def admits(self, peer: Peer) -> bool:
-        """Whether *peer* is one of them."""
+        """Whether *peer* has the right."""
         return (
             self.anyone
             or peer.uid in self.users
@@ -42,14 +42,14 @@ class Allowed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Every right, and who has it.
+    """Every right, and the users and groups that have it.
 
     Args:
         gateways: May say hello as a gateway.
         watchers: May say hello as a watcher.
-        everyone: May read what concerns other names than the own: `scope: all`.
+        everyone: May read the records of all gateways: `scope: all`.
         admin: May use `admin.sock`.
-        names: To whom a name is tied: the user's number.
+        names: The number of the user to whom a name is tied.
     """
 
     gateways: Allowed
@@ -59,37 +59,35 @@ class Access:
     names: Mapping[str, int] = field(default_factory=dict)
 
     def why_no_link(self, peer: Peer) -> str | None:
-        """Why *peer* may not be anything here; None if there is a hello for it."""
+        """Why *peer* can be neither gateway nor watcher; None if it can be one."""
         if self.gateways.admits(peer) or self.watchers.admits(peer):
             return None
         return (
-            f"{_who(peer)} may be neither a gateway nor a watcher here; see "
+            f"{_user(peer)} may be neither a gateway nor a watcher here; see "
             "access.gateways and access.watchers"
         )
 
     def why_not(self, peer: Peer, hello: Hello) -> str | None:
-        """Why *peer* may not say this hello; None if it may."""
+        """Why this hello of *peer* is refused; None if it is accepted."""
         is_gateway = hello.role == GATEWAY
         if not (self.gateways if is_gateway else self.watchers).admits(peer):
-            return (
-                f"{_who(peer)} may not be a {hello.role} here; see access.{hello.role}s"
-            )
+            return f"{_user(peer)} may not be a {hello.role} here; see access.{hello.role}s"
         if self.names.get(hello.name, peer.uid) != peer.uid:
             return (
-                f"{_who(peer)} may not use the name {hello.name!r}, which is another "
+                f"{_user(peer)} may not use the name {hello.name!r}, which is another "
                 "user's; see access.names"
             )
         if hello.scope == "all" and not self.everyone.admits(peer):
             return (
-                f"{_who(peer)} may not see everyone here, only what concerns its own "
+                f"{_user(peer)} may not see everyone here, only what concerns its own "
                 "name; leave out scope, or see access.everyone"
             )
         return None
 
     def why_no_admin(self, peer: Peer) -> str:
-        """Why *peer*, whom `admin` does not admit, may not use `admin.sock`."""
-        return f"{_who(peer)} may not use admin.sock; see access.admin"
+        """The refusal for a *peer* without the right `admin`."""
+        return f"{_user(peer)} may not use admin.sock; see access.admin"
 
 
-def _who(peer: Peer) -> str:
+def _user(peer: Peer) -> str:
     return f"user {peer.uid} (process {peer.pid})"

@@ -1,39 +1,38 @@
-"""Attended time: the clock that only runs while somebody is there to listen.
+"""Attended time: a clock that runs only while this process does.
 
-A detector that was stopped for a minute has heard nobody for a minute, which says
-nothing about its users. So the wheel does not run on monotonic time but on the part
-of it in which this process was at work: what it meant to sleep, what it computed,
-and a little for the scheduler. Load counts; absence (SIGSTOP, a frozen machine,
-starvation) does not, and neither does the sleep in which it began. Sleeps are to be short:
-an absence that is over before the sleep should be cannot be told from it.
+A detector that was stopped for a minute has heard no user for a minute, which says
+nothing about the users. So the wheel does not run on monotonic time but on the part of it
+in which this process was at work: its intended sleeps, its computing, and a little for
+the scheduler. Load counts. Absence (SIGSTOP, a frozen machine, starvation) does not, and
+neither does the sleep in which it began. Sleeps must be short: an absence that ends
+before the sleep would have ended looks like sleep.
 
-After a longer absence the gateways may have been away too. The clock then stands
-still until what lay in every link has been read and the gateways have had time to send
-what they collected.
+After a longer absence the gateways may have been away too. The clock then pauses until
+every link has been read and the gateways have had time to send the events they collected.
 """
 
 from typing import Final
 
-# A loaded machine wakes a process late by some milliseconds; that is attendance.
+# A loaded machine wakes a process some milliseconds late. That is no absence.
 SLACK_S: Final = 0.050
 
-# By more than this a process is not late because of load, but because it did not run. When
-# within the sleep that began is not known, and so nothing of it counts.
+# A process that is later than this did not run. Since it is unknown when during its sleep
+# the absence began, nothing of that sleep counts.
 ABSENCE_S: Final = 0.250
 
-# A shorter absence than this cannot have kept a gateway from sending what it
-# collected by more than it is used to; a longer one may have stopped it as well.
+# A longer absence than this may have stopped the gateways as well, so that they still
+# have to send the events they collected.
 LONG_ABSENCE_S: Final = 1.0
 
 
 class AttendedClock:
-    """Turns raw monotonic time and own CPU time into attended seconds.
+    """Turns monotonic time and this process's CPU time into attended seconds.
 
     Args:
         mono: Monotonic seconds now.
         cpu: CPU seconds this process has used so far.
-        reconnect_grace: Seconds to stand still after a long absence.
-        patience: Longest that a link which cannot be read may keep it still.
+        reconnect_grace: Seconds to pause after a long absence.
+        patience: Longest pause for links that cannot be read.
     """
 
     def __init__(
@@ -44,12 +43,12 @@ class AttendedClock:
         self._mono = mono
         self._cpu = cpu
         self.reconnect_grace = reconnect_grace
-        self._stands_for = reconnect_grace
+        self._pause_s = reconnect_grace
         self._patience = patience
-        self.stands_since: float | None = None  # monotonic; None if it does not
+        self.stands_since: float | None = None  # monotonic; None: it is not paused
 
     def begin(self, *, mono: float, cpu: float) -> None:
-        """Start to run from here; nobody was attended before.
+        """Start to run now; the time before was unattended.
 
         Args:
             mono: Monotonic seconds now.
@@ -59,20 +58,20 @@ class AttendedClock:
         self._mono, self._cpu = mono, cpu
 
     def stand(self, mono: float, *, reconnect_grace: float | None = None) -> None:
-        """Stand still from *mono* on, as after a long absence, until `caught_up`.
+        """Pause from *mono* on, as after a long absence, until `caught_up`.
 
         Args:
             mono: Monotonic seconds.
-            reconnect_grace: For how long at least; None: as after an absence.
+            reconnect_grace: For how many seconds at least; None: as after an absence.
         """
         self.stands_since = mono
-        self._stands_for = (
+        self._pause_s = (
             self.reconnect_grace if reconnect_grace is None else reconnect_grace
         )
 
     @property
     def is_paused(self) -> bool:
-        """Whether the clock stands still, waiting for the gateways to catch up."""
+        """Whether the clock is paused, so that the gateways can catch up."""
         return self.stands_since is not None
 
     def turn(
@@ -83,8 +82,8 @@ class AttendedClock:
         Args:
             mono: Monotonic seconds now.
             cpu: CPU seconds used so far.
-            asked: Seconds of sleep the process had asked for in between.
-            reading_paused: Links were deliberately not read meanwhile, so nobody was attended.
+            asked: Seconds that the process meant to sleep in between.
+            reading_paused: Links were not read meanwhile, on purpose: nothing counts.
         """
         elapsed, used = mono - self._mono, cpu - self._cpu
         attended = min(elapsed, asked + used + SLACK_S)
@@ -101,55 +100,55 @@ class AttendedClock:
         return self.now
 
     def at(self, mono: float) -> float:
-        """The latest that attended time can be at *mono*, since the last turn.
+        """The most that attended time can be at *mono*, after the last turn.
 
-        A deadline counted from here is never early: attended time does not run
-        faster than monotonic time.
+        A deadline counted from here is never early, as attended time runs no faster than
+        monotonic time.
         """
         return self.now + max(0.0, mono - self._mono)
 
     def caught_up(self, *, mono: float, all_read: bool) -> None:
-        """Let the clock go on, once the gateways have been listened to.
+        """Resume a paused clock, if its time is over and the gateways were read.
 
         Args:
             mono: Monotonic seconds now.
-            all_read: All that lay in their sockets when it stopped has been read.
+            all_read: Whether every byte has been read that was in a socket at the pause.
         """
         if self.stands_since is None:
             return
-        stood = mono - self.stands_since
-        if stood >= (self._stands_for if all_read else self._patience):
+        paused_s = mono - self.stands_since
+        if paused_s >= (self._pause_s if all_read else self._patience):
             self.stands_since = None
 
 
 class WindowedMax:
-    """The highest of what was noted of late, for who asks only now and then.
+    """The highest of the recent values, for a reader that looks now and then.
 
-    A value is shown for one span at least and for two at most; nothing is kept but the
-    highest of this span and of the one before it.
+    A value counts for one to two spans. Only the maxima of the current and the previous
+    span are stored.
 
     Args:
-        span: Seconds, no less than who asks lets pass in between.
+        span: Seconds; at least the interval at which it is read.
     """
 
     def __init__(self, span: float) -> None:
         self._span = span
         self._number = 0
-        self._this = self._before = 0.0
+        self._current = self._previous = 0.0
 
     def note(self, value: float, mono: float) -> None:
-        """Note a value, which is 0 or more, at a time that never goes back."""
-        self._go_on(mono)
-        self._this = max(self._this, value)
+        """Note a value of 0 or more, at a time that never goes back."""
+        self._move(mono)
+        self._current = max(self._current, value)
 
     def of_late(self, mono: float) -> float:
-        """The highest of those noted within the last span or two; 0 if there is none."""
-        self._go_on(mono)
-        return max(self._this, self._before)
+        """The highest value of the last span or two; 0 without one."""
+        self._move(mono)
+        return max(self._current, self._previous)
 
-    def _go_on(self, mono: float) -> None:
+    def _move(self, mono: float) -> None:
         number = int(mono // self._span)
         if number > self._number:
             is_next = number == self._number + 1
-            self._before = self._this if is_next else 0.0
-            self._number, self._this = number, 0.0
+            self._previous = self._current if is_next else 0.0
+            self._number, self._current = number, 0.0

@@ -1,7 +1,7 @@
-"""What was decided and is not yet given to the log: one numbering for all who decide.
+"""Decisions that the log has not taken yet, in one numbering for users and timers.
 
-Records, and the effect they have on what is kept beside the log, gather here and are
-taken together, so that one pass over all links becomes one batch for the disk.
+Records, and what they change in the tables beside the log, gather here and are taken
+together: one pass over all links becomes one batch for the disk.
 """
 
 from liveness.core.records import Changes, Logged
@@ -11,7 +11,7 @@ class Decisions:
     """Numbers records in the order in which they are decided.
 
     Args:
-        next_seq: The next sequence number to be given.
+        next_seq: The seq of the next record.
     """
 
     def __init__(self, next_seq: int) -> None:
@@ -22,8 +22,8 @@ class Decisions:
         """Add a record, whose seq is `next_seq`.
 
         Args:
-            record: What was decided.
-            due: Monotonic seconds at which it was due; 0.0 where no deadline made it.
+            record: The record.
+            due: Monotonic seconds of the deadline that led to it; 0.0 without one.
         """
         assert record.seq == self.next_seq
         self.next_seq += 1
@@ -31,6 +31,6 @@ class Decisions:
         self.changes.due.append(due)
 
     def take(self) -> Changes:
-        """Hand over all that was decided since the last call, in order."""
+        """Return all decisions since the last call, in order."""
         changes, self.changes = self.changes, Changes()
         return changes

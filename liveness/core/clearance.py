@@ -1,17 +1,18 @@
-"""May the due users of a gateway be judged now?
+"""Up to which deadline may the due users of a gateway be judged now?
 
-A user who is due has been silent for its whole timeout as far as we have heard. That
-is the user's silence only if its gateway would have told us otherwise: if the socket
-has been read empty since, and the gateway itself is there and talking. Until then
-the user waits on its gateway's due list. No wait is without end: `hold` seconds past
-its deadline a user is given up with the gateway.
+A due user has been silent for its whole timeout, as far as the sidecar has read. It is
+the user's own silence only if its gateway would have reported an event: if the socket has
+been read empty since the deadline, and the gateway is connected and sends. Until then the
+user is *held*: it waits on its gateway's due list. No wait is without end: `hold` seconds
+past its deadline a user goes offline together with its gateway.
 
-A mute gateway that is heard again owes the users that were due meanwhile a fresh timeout,
-and each of them one: a gateway that is late again and again would otherwise keep its
-silent users online for ever. It ends `reconnect_grace` before the hold does. A user that falls due
-after it is judged by the same rules, but for one: it waits for a gateway that is away or
-not read empty no longer than `reconnect_grace`, and for a mute one not at all. So whatever its
-gateway does, a user is judged within `hold` of the deadline that it missed first.
+When a mute gateway is heard again, the users that came due meanwhile get a fresh timeout,
+each of them once: otherwise a gateway that is late again and again would keep its silent
+users online for ever. The fresh timeout ends `reconnect_grace` before the hold does. A
+user that comes due after it is held by the same rules, but not for as long: up to
+`reconnect_grace` for a gateway that is away or not read empty, and not at all for a mute
+one. So whatever its gateway does, a user is judged within `hold` of the first deadline
+that it missed.
 """
 
 from collections import deque
@@ -22,45 +23,46 @@ from liveness.core.intervals import Cadence
 
 NEVER: Final = float("-inf")
 
-# A link that was left unread for no longer than this is only read empty before its users
-# are judged: what they said cannot have gathered anywhere but in its socket.
+# A link that was not read for longer than this gets the time of a reconnect. After a
+# shorter pause its socket is only read empty: no event can have waited elsewhere.
 SHORT_PAUSE_S: Final = 1.0
 
-# A gateway that sleeps for the time it promised and then sends is late by what its timer,
-# scheduler or garbage collector adds, which is no absence. So a promise counts as broken
-# only when a gateway is late by as much again, and by this at least.
+# A gateway promises to send something every `ping` seconds. If it sleeps that long and
+# then sends, its timer, scheduler or garbage collector make it late, but it is not
+# absent. So a promise is broken only if the gateway is late by as much again, and by this
+# at least.
 LEAST_LATE_S: Final = 1.0
 
-# A gateway keeps missing its promise if it did so this often within so many seconds. Once
-# or twice is a hang, which its held users tell of.
+# A gateway that breaks its promise this often within so many seconds keeps doing so. Once
+# or twice is a hang, which shows in the number of held users.
 MISSES: Final = 3
 MISSES_WITHIN_S: Final = 600.0
 
 AWAY: Final = "away"
 MUTE: Final = "mute"
 UNREAD: Final = "unread"
-STORM: Final = "storm"  # not for their gateway: see `guard`
+STORM: Final = "storm"  # held by the storm guard, not for their gateway
 WHY_HELD: Final = (AWAY, MUTE, UNREAD, STORM)
-# Nor are these: everyone waits, and so they are counted elsewhere.
-STANDS: Final = "stands"  # the clock, until gateways had time to catch up
-DISK: Final = "disk"  # the disk, for what was decided before
+# These hold all users, and are counted elsewhere.
+STANDS: Final = "stands"  # the clock is paused, until gateways had time to catch up
+DISK: Final = "disk"  # the disk has to write earlier decisions first
 
 
 class Clearance(NamedTuple):
     """Deadlines up to which due users of one gateway may be judged, and how."""
 
-    silence: float  # up to here it is the user's own silence
-    lost: float  # up to here the gateway is to blame
-    renew: float  # up to here a fresh timeout is owed, because the hold is over
-    why: str | None  # what the others wait for
+    silence: float  # up to here the silence is the user's own
+    lost: float  # up to here users go offline together with their gateway
+    renew: float  # up to here users get a fresh timeout, as the hold is over
+    why: str | None  # what later ones wait for
 
 
 @dataclass(slots=True)
 class GatewayState:
-    """One gateway: what is known of its link, and how many users it has.
+    """One gateway: its link, how many users it has, their timeout, its promise to ping.
 
-    All times are attended seconds. `reconnect_grace` is how long a gateway whose link began
-    or ended just now is given to say what it had collected.
+    All times are attended seconds. For `reconnect_grace` after its link began or ended, a
+    gateway has time to send the events that it had collected.
     """
 
     name: str
@@ -69,15 +71,15 @@ class GatewayState:
     timeout: float | None = None
     users: int = 0
     is_linked: bool = False
-    held_back_at: float | None = None  # when we ceased to read its link; None: we read
+    held_back_at: float | None = None  # since when its link is not read; None: it is
     ping: float | None = None
-    # What makes monotonic seconds of its own; None: its clock is not known to be ours.
+    # Add it to the gateway's monotonic seconds to get ours; None: unknown.
     clock_offset: float | None = None
     heard_at: float = NEVER
     empty_at: float = NEVER
     grace_until: float = NEVER
     renew_until: float = NEVER
-    # The longest timeout that a session of its may still be under, and until when.
+    # The longest timeout that a session of its users may still have, and until when.
     in_force: float = 0.0
     in_force_until: float = NEVER
     mutes: int = 0  # how often it broke its promise
@@ -103,10 +105,10 @@ class GatewayState:
         self.grace_until = now + self.reconnect_grace
 
     def heard(self, now: float) -> None:
-        """Any bytes came. Ends the hold of a mute gateway.
+        """Bytes arrived. This ends the hold of a mute gateway.
 
-        Those who were due get a fresh timeout; those who come due next get the time
-        in which it says what it had collected, as after a reconnect.
+        Users that are due get a fresh timeout. Those that come due next are held while
+        the gateway sends the events it had collected, as after a reconnect.
         """
         if self._is_mute(now):
             self.renew_until = now
@@ -114,16 +116,16 @@ class GatewayState:
         self.heard_at = now
 
     def hold_back(self, now: float) -> None:
-        """From now on we do not read its link, as its own orders wait for the disk."""
+        """Its link is not read from now on: its own orders wait for the disk."""
         self.held_back_at = now
 
     def let_go(self, now: float) -> None:
-        """We read its link again.
+        """Its link is read again.
 
-        That it was not heard meanwhile does not make it mute. After more than a moment it
-        gets the time in which it says what it had collected, as after a reconnect. Its
-        users' deadlines stay what they are: who pauses its link again and again would
-        otherwise never be judged.
+        The pause does not count as mute. After a longer one the gateway gets time to send
+        the events it had collected, as after a reconnect. Its users' deadlines stay as
+        they are: otherwise a gateway whose link pauses again and again would keep its
+        users online for ever.
         """
         if self.held_back_at is None:
             return
@@ -134,10 +136,10 @@ class GatewayState:
         self.held_back_at = None
 
     def set_in_force(self, timeout: float, now: float, *, before: float) -> None:
-        """Note that its sessions are under *timeout* from their next event on.
+        """Note that its sessions have *timeout* from their next event on.
 
-        Until then, or their deadline, they are under the one *before*, which may be longer;
-        or under a longer one of before that, whose time goes on.
+        Until that event, or their deadline, they have the one *before*, or an even
+        earlier one. If such a timeout is longer, it stays in force for as long.
         """
         if not self.users or timeout >= self.in_force:
             self.in_force = timeout
@@ -145,12 +147,12 @@ class GatewayState:
             self.in_force_until = now + before
 
     def clearance(self, now: float, *, hold: float) -> Clearance:
-        """Say which due users may be judged at *now*."""
+        """Return up to which deadlines its due users may be judged at *now*."""
         if self.held_back_at is not None:
-            # By its own doing, so this is part of the hold.
+            # The pause is the gateway's own doing, so it is part of the hold.
             return Clearance(NEVER, now - hold, NEVER, UNREAD)
-        # Whoever had no turn to be read for some time, as after a long computation of
-        # ours, may have spoken: for such a link that time is not part of the hold.
+        # A link that had no turn to be read for some time, as after a long computation of
+        # ours, may have sent something: that time is not part of the hold.
         looked_at = max(self.heard_at, self.empty_at) if self.is_linked else now
         given_up = looked_at - hold
         if self.is_linked and self._is_mute(now):
@@ -161,19 +163,19 @@ class GatewayState:
             return Clearance(NEVER, now, NEVER, None)
         if now < self.grace_until:
             return Clearance(NEVER, given_up, self.renew_until, UNREAD)
-        # What its users had said before was told in that time: it was not yet read when
-        # the socket was empty before the welcome.
+        # The gateway sends its collected events during the grace. A socket that was read
+        # empty before the grace was over proves nothing about them.
         empty_at = self.empty_at if self.empty_at >= self.grace_until else NEVER
         why = None if empty_at >= now else UNREAD
         return Clearance(min(empty_at, now), given_up, self.renew_until, why)
 
     def clearance_of_renewed(self, now: float) -> Clearance:
-        """The same for users that have had their fresh timeout; no other is owed."""
+        """The same for users that have had their fresh timeout: they get no other."""
         is_mute = self.is_linked and self._is_mute(now)
         return self.clearance(now, hold=0.0 if is_mute else self.reconnect_grace)
 
     def has_missed(self, now: float) -> bool:
-        """Whether it is mute, and `missed` was not called since it was heard."""
+        """Whether it is mute, and `missed` has not counted that yet."""
         return (
             self.is_linked
             and self.held_back_at is None
@@ -182,10 +184,10 @@ class GatewayState:
         )
 
     def missed(self, now: float) -> float | None:
-        """Count one time that it broke its promise.
+        """Count a broken promise.
 
         Returns:
-            If it keeps doing so, the seconds within which it did the last `MISSES` times.
+            The seconds within which the last `MISSES` were, if it keeps doing so.
         """
         self.mutes += 1
         self.missed_at.append(now)
@@ -194,7 +196,7 @@ class GatewayState:
         return within if is_usual else None
 
     def absence(self, now: float) -> str | None:
-        """Whether it is `AWAY` or `MUTE`, so that nobody is heard through it."""
+        """`AWAY` or `MUTE` if no user can be heard through it; else None."""
         if not self.is_linked:
             return AWAY
         return MUTE if self.held_back_at is None and self._is_mute(now) else None

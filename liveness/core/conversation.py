@@ -1,11 +1,11 @@
 """One link's conversation: from frames to requests, or to refusals.
 
-A link begins with `hello`; then each frame is checked, numbered from 1, and becomes
-a request with its defaults filled in. Consecutive signs of life become one request,
-however many frames they came in: that is the path nearly every frame takes, and it
+A link begins with `hello`. Then each frame is numbered from 1, checked, and becomes a
+request with its defaults filled in. Consecutive keepalives and messages become one
+request, however many frames they came in: nearly every frame takes this path, and it
 makes no object per event.
 
-A link that is refused fatally is closed: it gives nothing more, whatever is fed.
+After a fatal refusal a link is closed: whatever bytes follow, it gives no more requests.
 """
 
 from collections.abc import Iterator
@@ -49,11 +49,11 @@ from liveness.core.records import (
 )
 from liveness.errors import NOT_FATAL, Code, WireError
 
-# Refusals are counted over this long; how many are too many is a setting.
+# Refusals are counted over this long; a setting says how many are too many.
 REFUSED_WINDOW_S: Final = 10.0
 
-# A hello with all its options takes some 300 bytes; the rest is for those of later versions.
-# Thousands may connect that never say one, and each of them holds no more than this.
+# A hello with all its options takes some 300 bytes; the rest is for later versions. Of
+# thousands of connections that never say hello, each holds no more memory than this.
 HELLO_BYTES: Final = 16 * 1024
 
 _SIGNS: Final = {KEEPALIVE: EVENT_NUMBER[KEEPALIVE], MESSAGE: EVENT_NUMBER[MESSAGE]}
@@ -63,7 +63,7 @@ _TIMERS: Final = frozenset({"after", "cancel", "done", "fail"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationLimits:
-    """What one link may do."""
+    """Limits of one link."""
 
     max_frame_bytes: int = 1_048_576
     max_batch: int = 4_000
@@ -71,11 +71,11 @@ class ConversationLimits:
 
 
 class Conversation:
-    """One connection from a gateway or watcher, as a state machine without I/O.
+    """A gateway's or watcher's link, as a state machine without I/O.
 
     Args:
-        limits: What it may do.
-        reader: What finds the frames in its bytes.
+        limits: Its limits.
+        reader: The class that finds frames in its bytes.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class Conversation:
         self._reader.max_frame_bytes = HELLO_BYTES
         self._refused = 0
         self._window_began = 0.0
-        self._run: ListedSigns | None = None
+        self._batch: ListedSigns | None = None
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes of a frame that is not whole yet."""
+        """How many bytes of an incomplete frame are held."""
         return self._reader.unfinished_bytes
 
     def receive(self, data: bytes, now: float) -> Iterator[Request]:
-        """Give what *data* asks for, in order, as far as it is complete.
+        """Yield the request, or refusal, of each frame that *data* completes, in order.
 
         Args:
             data: Bytes as they came, in pieces of any size.
@@ -107,7 +107,7 @@ class Conversation:
         """
         for request in self._requests(data, now):
             yield request
-            # Whoever took that may have closed the link for it.
+            # The caller may have closed the link because of it.
             if self.is_closed:
                 return
 
@@ -134,7 +134,7 @@ class Conversation:
         except WireError as error:
             self.n += 1
             yield from self._flush()
-            yield self._broken(error)
+            yield self._refuse_stream(error)
         yield from self._flush()
 
     def close(self, code: Code, message: str, *, limit: str | None = None) -> Refusal:
@@ -142,14 +142,14 @@ class Conversation:
 
         Args:
             code: Why.
-            message: The same for a person.
-            limit: The setting whose bound was met.
+            message: Why, for a person.
+            limit: The setting whose limit was met.
         """
         self.is_closed = True
         return Refusal(code, message, self.n, fatal=True, limit=limit)
 
     def drop(self) -> None:
-        """Give nothing more, and let go of a frame that is not whole."""
+        """Close, without a refusal, and free the bytes of an incomplete frame."""
         self.is_closed = True
         self._reader = type(self._reader)(max_frame_bytes=0, max_batch=0)
 
@@ -163,14 +163,14 @@ class Conversation:
         frame: str,
         index: int | None = None,
     ) -> Refusal:
-        """Refuse something of a frame that was taken already."""
-        if self._counted(now) > self._limits.max_refused:
+        """Refuse a part of a frame of which a request was made already."""
+        if self._count_refusal(now) > self._limits.max_refused:
             return self._too_many()
         return Refusal(code, message, n, False, frame, index)
 
     # --- refusals -------------------------------------------------------------
 
-    def _broken(self, error: WireError) -> Refusal:
+    def _refuse_stream(self, error: WireError) -> Refusal:
         if self.hello is None and error.limit == MAX_FRAME:
             return self.close(
                 error.code,
@@ -185,13 +185,13 @@ class Conversation:
         fatal = bad.code not in NOT_FATAL
         if fatal:
             self.is_closed = True
-        elif self._counted(now) > self._limits.max_refused:
+        elif self._count_refusal(now) > self._limits.max_refused:
             return self._too_many()
         return Refusal(
             bad.code, str(bad), self.n, fatal, name, bad.index, limit=bad.limit
         )
 
-    def _counted(self, now: float) -> int:
+    def _count_refusal(self, now: float) -> int:
         if now - self._window_began > REFUSED_WINDOW_S:
             self._window_began, self._refused = now, 0
         self._refused += 1
@@ -201,15 +201,15 @@ class Conversation:
         return self.close(
             Code.OVERLOADED,
             f"more than {self._limits.max_refused} frames were refused within "
-            f"{REFUSED_WINDOW_S:.0f} s (limits.max_refused); mend the sender, then "
-            "connect anew",
+            f"{REFUSED_WINDOW_S:.0f} s (limits.max_refused); fix the sender, then "
+            "connect again",
             limit="limits.max_refused",
         )
 
     # --- frames ---------------------------------------------------------------
 
     def _request(self, frame: Frame) -> Request | None:
-        """One frame as a request; None if it was added to the run of signs."""
+        """Return a frame's request; None if it was added to the batch of events."""
         name = frame[0] if frame else None
         if self.hello is None:
             if name != "hello":
@@ -231,7 +231,7 @@ class Conversation:
             )
         event = _SIGNS.get(name)
         if event is not None:
-            self._sign(event, frame)
+            self._add_activity(event, frame)
             return None
         most = self._limits.max_batch
         match name:
@@ -256,46 +256,46 @@ class Conversation:
             case "ack" if self.hello.ack:
                 return parse_ack(frame, self.n)
             case "ack":
-                raise BadFrame(Code.BAD_FRAME, "this link said ack: false")
+                raise BadFrame(Code.BAD_FRAME, "this link's hello said ack: false")
             case "hello":
-                raise BadFrame(Code.BAD_FRAME, "a second hello; connect anew")
+                raise BadFrame(Code.BAD_FRAME, "a second hello; connect again for that")
             case _:
                 raise BadFrame(
                     Code.UNKNOWN_FRAME,
-                    f"no frame is called {name!r:.80}; welcome.features tells what is",
+                    f"unknown frame {name!r:.80}; welcome.features lists the known ones",
                 )
 
-    def _sign(self, event: int, frame: Frame) -> None:
+    def _add_activity(self, event: int, frame: Frame) -> None:
         uids: Any = frame[1] if len(frame) > 1 else None
         conn = None
         if len(frame) > 2 and frame[2] is not None:
             conn = options_of(frame).get("conn")
-        run = self._run
+        batch = self._batch
         if type(uids) is tuple:
             check_batch(uids, self._limits.max_batch)
             conns = conns_beside(uids, conn)
-            if run is None:
-                run = self._begin_run()
+            if batch is None:
+                batch = self._new_batch()
             if len(uids) != 1:
-                run.batches.append((len(run.uids), len(uids), self.n))
-            run.uids.extend(uids)
-            run.conns.extend(conns)
-            run.events.extend(bytes([event]) * len(uids))
+                batch.batches.append((len(batch.uids), len(uids), self.n))
+            batch.uids.extend(uids)
+            batch.conns.extend(conns)
+            batch.events.extend(bytes([event]) * len(uids))
             return
         if len(frame) < 2 or type(uids) is dict:
             raise no_uids()
         conn = one_conn(conn)
-        if run is None:
-            run = self._begin_run()
-        run.uids.append(uids)
-        run.conns.append(conn)
-        run.events.append(event)
+        if batch is None:
+            batch = self._new_batch()
+        batch.uids.append(uids)
+        batch.conns.append(conn)
+        batch.events.append(event)
 
-    def _begin_run(self) -> ListedSigns:
-        self._run = ListedSigns(first_n=self.n)
-        return self._run
+    def _new_batch(self) -> ListedSigns:
+        self._batch = ListedSigns(first_n=self.n)
+        return self._batch
 
     def _flush(self) -> Iterator[Request]:
-        if self._run is not None:
-            run, self._run = self._run, None
-            yield run
+        if self._batch is not None:
+            batch, self._batch = self._batch, None
+            yield batch

@@ -1,4 +1,4 @@
-"""Equal shares: the many of one gateway do not delay the few of another."""
+"""Equal shares: the many users or timers of one gateway do not delay another's few."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -7,26 +7,26 @@ T = TypeVar("T")
 
 
 def fair_share(waiting: Sequence[T], limit: int, take: Callable[[T, int], int]) -> int:
-    """Give each of *waiting* an equal share of *limit*; what one leaves, others use.
+    """Give each queue an equal share of *limit*; the others use what one leaves.
 
     Args:
-        waiting: Whose turn it is, in this order.
-        limit: How many may be taken in all.
-        take: Takes so many from one, if it has them, the last of which may count for
-            several; returns how many it took.
+        waiting: The queues, in the order of their turns.
+        limit: How many items may be taken in all.
+        take: Takes up to a number of items from a queue and returns how many. The last
+            item may count for several.
     Returns:
-        How many were taken.
+        How many items were taken.
     """
     taken = 0
     while waiting and taken < limit:
         share = max(1, (limit - taken) // len(waiting))
         may_have_more: list[T] = []
-        for one in waiting:
+        for queue in waiting:
             if taken >= limit:
                 break
-            took = take(one, min(share, limit - taken))
+            took = take(queue, min(share, limit - taken))
             taken += took
             if took >= share:
-                may_have_more.append(one)
+                may_have_more.append(queue)
         waiting = may_have_more
     return taken

@@ -1,8 +1,8 @@
-"""What frames mean: checked, and with every default filled in.
+"""What frames mean: each is checked, and its defaults are filled in.
 
-A frame here is a well-formed value of `framing`'s; whatever is wrong with it beyond that
-is a `BadFrame`, whose text says what would be right. Unknown option keys and extra
-elements are ignored: that is how the protocol grows.
+A frame here is a well-formed value from `framing`. Any other fault of it raises a
+`BadFrame`, whose text says what would be right. Unknown option keys and extra elements
+are ignored, so that the protocol can grow.
 """
 
 from collections.abc import Sequence
@@ -40,14 +40,14 @@ MAX_PING_S: Final = 60
 MAX_KEY_BYTES: Final = 255
 MIN_AFTER_S: Final = 0.1
 MAX_AFTER_S: Final = 366 * 86_400
-# Of a timer's payload, and of an answer's message.
+# For a timer's payload, and an answer's message.
 MAX_TEXT_BYTES: Final = 4_096
 
-# A connection said to be older than this (31 years) is taken to be this old, which
-# keeps every stamp derived from it within its column.
+# A connection counts as at most this old (31 years), so that each stamp derived from its
+# age fits the column.
 MAX_AGE_S: Final = 1e9
 
-# What `welcome.features` tells: the options and frames this version honours.
+# What `welcome.features` lists: the options and frames of this version.
 FEATURES: Final = (
     "ack", "after", "age", "began", "conn", "fresh", "kinds", "list", "ping", "scope",
     "timeout", "timers", "where",
@@ -55,7 +55,7 @@ FEATURES: Final = (
 
 
 class BadFrame(Exception):
-    """A frame cannot be used; `conversation` makes a refusal of it."""
+    """A frame cannot be used; `conversation` turns this into a refusal."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class BadFrame(Exception):
 
 
 def parse_hello(frame: Frame) -> Hello:
-    """Check a hello and fill in what it leaves out.
+    """Check a hello, and fill in its defaults.
 
     Raises:
-        BadFrame: It cannot be honoured; the code says why. Always fatal.
+        BadFrame: It cannot be accepted; the code says why. Always fatal.
     """
     options = frame[1] if len(frame) > 1 else None
     if type(options) is not dict:
@@ -83,7 +83,7 @@ def parse_hello(frame: Frame) -> Hello:
     if protocol != PROTOCOL:
         raise BadFrame(
             Code.UNSUPPORTED_PROTOCOL,
-            f"protocol {protocol} is not spoken here; {PROTOCOL} is",
+            f"protocol {protocol} is not supported; this is protocol {PROTOCOL}",
         )
     name = options.get("name")
     if not is_text(name, MAX_NAME_BYTES):
@@ -97,12 +97,12 @@ def parse_hello(frame: Frame) -> Hello:
     if after is not None and not is_natural(after):
         raise _bad_hello(f"after is {after!r:.40}; it must be a seq, from 0")
     if log is not None and type(log) is not str:
-        raise _bad_hello("log is the string that welcome.log was")
+        raise _bad_hello("log must be a string, the one from welcome.log")
     if after and log is None:
         raise _bad_hello("after needs log, the id of the log that it belongs to")
     fresh = _flag(options, "fresh", False)
     if fresh and role == WATCHER:
-        raise _bad_hello("fresh is a gateway's; a watcher holds no connections")
+        raise _bad_hello("fresh is for gateways; a watcher holds no connections")
     return Hello(
         name=name,
         role=role,
@@ -120,32 +120,29 @@ def parse_hello(frame: Frame) -> Hello:
 
 def parse_login(frame: Frame, max_batch: int) -> Login:
     """Read a `login`."""
-    uids, options = _good_uids(frame, max_batch), options_of(frame)
+    uids, options = _valid_uids(frame, max_batch), options_of(frame)
     timeout = options.get("timeout")
     if timeout is not None and not is_within(timeout, MIN_TIMEOUT_S, MAX_TIMEOUT_S):
-        raise BadFrame(
-            Code.BAD_OPTION,
+        raise _bad_option(
             f"timeout is {timeout!r:.40}; it must be {MIN_TIMEOUT_S} to "
             f"{MAX_TIMEOUT_S} seconds",
         )
     age = options.get("age")
     if age is not None and not is_within(age, 0, float("inf")):
-        raise BadFrame(
-            Code.BAD_OPTION, f"age is {age!r:.40}; it must be 0 seconds or more"
-        )
+        raise _bad_option(f"age is {age!r:.40}; it must be 0 seconds or more")
     age = float(min(age or 0, MAX_AGE_S))
     return Login(uids, _conns_of(frame, uids), timeout, age, _began_of(frame, uids))
 
 
 def parse_logout(frame: Frame, max_batch: int) -> Logout:
     """Read a `logout`."""
-    uids = _good_uids(frame, max_batch)
+    uids = _valid_uids(frame, max_batch)
     return Logout(uids, _conns_of(frame, uids))
 
 
 def parse_where(frame: Frame, max_batch: int) -> Where:
     """Read a `where`."""
-    return Where(_good_uids(frame, max_batch))
+    return Where(_valid_uids(frame, max_batch))
 
 
 def parse_ping(frame: Frame) -> Ping:
@@ -159,9 +156,7 @@ def parse_ack(frame: Frame, n: int) -> Ack:
     """Read an `ack`, frame number *n* of its link."""
     seq = frame[1] if len(frame) > 1 else None
     if not is_natural(seq):
-        raise BadFrame(
-            Code.BAD_OPTION, f"ack of {seq!r:.40}; it takes a record's seq, from 0"
-        )
+        raise _bad_option(f"ack of {seq!r:.40}; it takes a record's seq, from 0")
     return Ack(seq, n)
 
 
@@ -174,8 +169,7 @@ def parse_after(frame: Frame) -> After:
         )
     key, seconds, options = _key(frame[1]), frame[2], options_of(frame, 3)
     if not is_within(seconds, MIN_AFTER_S, MAX_AFTER_S):
-        raise BadFrame(
-            Code.BAD_OPTION,
+        raise _bad_option(
             f"seconds is {seconds!r:.40}; it must be {MIN_AFTER_S} to {MAX_AFTER_S}",
         )
     payload, ext = options.get("payload"), options.get("ext")
@@ -196,7 +190,7 @@ def parse_cancel(frame: Frame) -> Cancel:
         )
     key, ext = which.get("key"), which.get("ext")
     if (key is None) == (ext is None):
-        raise BadFrame(Code.BAD_OPTION, "cancel takes a key or an ext: one, not both")
+        raise _bad_option("cancel takes a key or an ext: one, not both")
     if key is None:
         return Cancel(None, _key(ext, "ext"))
     return Cancel(_key(key), None)
@@ -213,7 +207,7 @@ def parse_done(frame: Frame) -> Answer:
         True,
         None if message is None else _text("message", message),
         False,
-        _answered(options),
+        _answered_seq(options),
     )
 
 
@@ -227,50 +221,44 @@ def parse_fail(frame: Frame) -> Answer:
     key, options = _key(frame[1]), options_of(frame, 3)
     message, final = _text("message", frame[2]), options.get("final")
     if final is not None and type(final) is not bool:
-        raise BadFrame(
-            Code.BAD_OPTION, f"final is {final!r:.40}; it must be true or false"
-        )
-    return Answer(key, False, message, final is True, _answered(options))
+        raise _bad_option(f"final is {final!r:.40}; it must be true or false")
+    return Answer(key, False, message, final is True, _answered_seq(options))
 
 
 def _key(value: object, what: str = "key") -> str:
-    """A timer's name, or the one it shares with others."""
+    """Check a timer's key, or its ext."""
     if is_text(value, MAX_KEY_BYTES):
         return value
-    raise BadFrame(
-        Code.BAD_OPTION,
+    raise _bad_option(
         f"{value!r:.80} is no {what}: a string of 1 to {MAX_KEY_BYTES} bytes without "
         "control characters",
     )
 
 
 def _text(what: str, value: object) -> str:
-    """What a timer carries, or an answer says."""
+    """Check a timer's payload, or an answer's message."""
     if type(value) is not str:
-        raise BadFrame(Code.BAD_OPTION, f"{what} is {value!r:.40}; it must be a string")
+        raise _bad_option(f"{what} is {value!r:.40}; it must be a string")
     size = len(value.encode())
     if size > MAX_TEXT_BYTES:
-        raise BadFrame(
-            Code.BAD_OPTION,
+        raise _bad_option(
             f"{what} has {size} bytes; at most {MAX_TEXT_BYTES} are taken",
         )
-    # SQLite's JSON, by which the log is read, would end the text there.
+    # SQLite's JSON functions, which read the log, would end the text there.
     if "\0" in value:
-        raise BadFrame(Code.BAD_OPTION, f"{what} holds U+0000; leave it out")
+        raise _bad_option(f"{what} holds U+0000; leave it out")
     return value
 
 
-def _answered(options: dict[str, Any]) -> int | None:
+def _answered_seq(options: dict[str, Any]) -> int | None:
     seq = options.get("seq")
     if seq is None or (is_natural(seq) and seq > 0):
         return seq
-    raise BadFrame(
-        Code.BAD_OPTION, f"seq is {seq!r:.40}; it must be a record's seq, from 1"
-    )
+    raise _bad_option(f"seq is {seq!r:.40}; it must be a record's seq, from 1")
 
 
 def check_batch(uids: Sequence[object], max_batch: int) -> None:
-    """Refuse more uids than a frame may carry."""
+    """Raise BadFrame if there are more uids than a frame may carry."""
     if len(uids) > max_batch:
         raise BadFrame(
             Code.BAD_FRAME,
@@ -279,8 +267,8 @@ def check_batch(uids: Sequence[object], max_batch: int) -> None:
         )
 
 
-def _good_uids(frame: Frame, max_batch: int) -> tuple[Uid, ...]:
-    """The uids of a frame that is refused whole if one of them is bad."""
+def _valid_uids(frame: Frame, max_batch: int) -> tuple[Uid, ...]:
+    """Return a frame's uids; one that is bad refuses the whole frame."""
     if len(frame) < 2 or type(frame[1]) is dict:
         raise no_uids()
     uids = frame[1] if type(frame[1]) is tuple else (frame[1],)
@@ -299,25 +287,25 @@ def _conns_of(frame: Frame, uids: Sequence[Uid]) -> Sequence[int | None]:
 
 
 def _began_of(frame: Frame, uids: Sequence[Uid]) -> Sequence[float | None] | None:
-    """When each connection began; a number stands for all of them."""
+    """When each connection of a login began; one number is for all of them."""
     began = options_of(frame).get("began")
     if began is None:
         return None
     is_array = type(began) is tuple
     given = began if is_array else (began,)
     is_fit = not is_array or (type(frame[1]) is tuple and len(given) == len(uids))
-    if is_fit and all(it is None or is_within(it, 0, float("inf")) for it in given):
-        begans = tuple(None if it is None else float(it) for it in given)
-        return begans if is_array else begans * len(uids)
-    raise BadFrame(
-        Code.BAD_OPTION,
-        f"began is {began!r:.40}; it must be seconds of CLOCK_MONOTONIC, from 0, or "
-        "beside an array of uids an array of such, as long as the uids",
+    infinity = float("inf")
+    if is_fit and all(time is None or is_within(time, 0, infinity) for time in given):
+        began_times = tuple(None if time is None else float(time) for time in given)
+        return began_times if is_array else began_times * len(uids)
+    raise _bad_option(
+        f"began is {began!r:.40}; it must be seconds of CLOCK_MONOTONIC, from 0, or, for "
+        "an array of uids, an array of them of the same length",
     )
 
 
 def bad_uid_text(uid: object) -> str:
-    """Say what is wrong with *uid*, and what would be right."""
+    """The message for a bad uid."""
     return (
         f"{uid!r:.80} is no uid: a string of 1 to 255 bytes without control "
         "characters, or an integer from 0 to 2^63-1"
@@ -325,20 +313,19 @@ def bad_uid_text(uid: object) -> str:
 
 
 def no_uids() -> BadFrame:
-    """The complaint about a frame without uids."""
+    """The error for a frame without uids."""
     return BadFrame(Code.BAD_FRAME, "the second element is a uid or an array of uids")
 
 
 def _bad_conn() -> BadFrame:
-    return BadFrame(
-        Code.BAD_OPTION,
-        "conn is an integer from 0 to 2^63-1 beside one uid, and an array of such, "
-        "as long as the uids, beside an array",
+    return _bad_option(
+        "conn must be an integer from 0 to 2^63-1 or, for an array of uids, an array of "
+        "them of the same length",
     )
 
 
 def options_of(frame: Frame, place: int = 2) -> dict[str, Any]:
-    """The options of a frame; none if there are none, or nil in their place."""
+    """Return a frame's options; an empty map if they are left out or nil."""
     options = frame[place] if len(frame) > place else None
     if options is None:
         return {}
@@ -349,19 +336,19 @@ def options_of(frame: Frame, place: int = 2) -> dict[str, Any]:
 
 
 def one_conn(conn: object) -> int | None:
-    """The conn of a single uid."""
+    """Check the conn of a single uid."""
     if conn is None or is_natural(conn):
         return conn
     raise _bad_conn()
 
 
 def conns_beside(uids: Sequence[object], conn: object) -> Sequence[int | None]:
-    """The conn of each uid of an array; None for one that has none."""
+    """Check the conns of an array of uids; None for a uid without one."""
     if conn is None:
         return (None,) * len(uids)
     if type(conn) is not tuple or len(conn) != len(uids):
         raise _bad_conn()
-    if not all(one is None or is_natural(one) for one in conn):
+    if not all(number is None or is_natural(number) for number in conn):
         raise _bad_conn()
     return conn
 
@@ -370,12 +357,16 @@ def is_within(value: object, low: float, high: float) -> TypeGuard[float]:
     """Whether *value* is a finite number (no boolean) from *low* to *high*."""
     if type(value) is not int and type(value) is not float:
         return False
-    # NaN compares false with everything; `high` may be infinite, a value may not.
+    # NaN compares false with everything. `high` may be infinite, *value* may not.
     return low <= value <= high and value != float("inf")
 
 
 def _bad_hello(message: str) -> BadFrame:
     return BadFrame(Code.BAD_HELLO, message)
+
+
+def _bad_option(message: str) -> BadFrame:
+    return BadFrame(Code.BAD_OPTION, message)
 
 
 def _choice(
@@ -415,7 +406,7 @@ def _clock(options: dict[str, Any]) -> HostTime | None:
         return None
     if type(clock) is tuple and len(clock) == 2:
         monotonic_s, unix_s = clock
-        if all(is_within(one, 0, float("inf")) for one in clock):
+        if all(is_within(seconds, 0, float("inf")) for seconds in clock):
             return HostTime(float(monotonic_s), float(unix_s))
     raise _bad_hello(
         f"clock is {clock!r:.80}; it must be [seconds of CLOCK_MONOTONIC, Unix seconds]"

@@ -1,24 +1,20 @@
-"""Bytes to frames and back: plain msgpack values, back to back.
+"""Bytes to frames and back: msgpack values, one after the other.
 
-A `Reader` takes bytes in pieces of any size and gives the frames they complete; the
-pieces do not matter. It vouches for the stream (well-formed msgpack and UTF-8, string
-keys, no extension types, size and depth within bounds) and for nothing else: what a
-frame means is `conversation`'s. After an error it is closed: msgpack-python goes on with
-garbage values after invalid UTF-8, so nothing after the fault is looked at.
+A `Reader` takes bytes in pieces of any size, and yields the frames that they complete. It
+checks the stream (well-formed msgpack and UTF-8, string keys, no extension types, limits
+of size and depth) and nothing else: `conversation` checks what a frame means. After an
+error nothing more is read, since msgpack-python yields garbage after invalid UTF-8.
 
-A frame is decoded once it is whole. An unpacker that only skips, which builds nothing,
-finds where it ends. Decoding as the bytes come would make room for all that the headers
-claim, a thousand of them deep, before one element was seen; a whole frame holds what it
-claims.
+A frame is decoded once it is whole. An unpacker that only skips, and builds nothing,
+finds its end. Decoding bytes as they arrive would allocate what the headers claim, a
+thousand headers deep, before one element was there; a whole frame holds what it claims.
+The values of a frame are counted before it is decoded: a megabyte may hold half a million
+arrays of one small integer, which take a third of a second to build.
 
-A megabyte may hold half a million arrays of one small integer, which take a third of a
-second to build. So the values of a frame are counted before it is decoded.
+msgpack's exceptions have no common base; only `blaming_the_sender` turns them into ours.
 
-msgpack's exceptions have no common base; `blaming_the_sender` is the one place where
-they become ours.
-
-This is the readable reference. `_wire`, compiled where it could be, finds frames the
-same way without a first unpacker, and keeps signs of life as C does.
+This is the version in pure Python. `_wire.pyx` finds frames the same way, without the
+first unpacker, and keeps keepalives and messages in C.
 """
 
 from collections.abc import Iterator
@@ -36,15 +32,15 @@ MAX_DEPTH: Final = 4
 MAX_FRAME: Final = "limits.max_frame_bytes"
 MAX_BATCH: Final = "limits.max_batch"
 
-# An unpacker's buffer must hold one whole frame and the piece that completes it, or
-# honest traffic that straddles two pieces is cut off. It begins with room for a piece
-# (msgpack's default is 1 MiB a link) and grows where a frame needs it.
+# An unpacker's buffer must hold a whole frame and the piece that completes it, or valid
+# frames that span two pieces would be refused. It begins at the size of a piece
+# (msgpack's default is 1 MiB for each link), and grows for a larger frame.
 PIECE_BYTES: Final = 65_536
 
-# A frame may hold the values of so many full batches, in all its arrays and maps: twice
-# what a batch with its conns holds. A map's keys count.
+# A frame may hold the values of this many full batches, in all its arrays and maps, with
+# the maps' keys: twice what a batch with its conns holds.
 BATCHES_OF_VALUES: Final = 4
-# However small the batches are: the options of hello, and some that are unknown here.
+# Even if batches are small: enough for hello's options, and for those of later versions.
 LEAST_VALUES: Final = 64
 
 _PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
@@ -58,10 +54,10 @@ def encode(frame: object) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Return the one value in *data*, which we encoded ourselves.
+    """Return the value in *data*, which `encode` made.
 
     Raises:
-        ValueError: It is not whole, or not what we encode.
+        ValueError: It is incomplete, or was not made by `encode`.
     """
     try:
         return msgpack.unpackb(data, use_list=False)
@@ -70,7 +66,7 @@ def decode(data: bytes) -> Any:
 
 
 def encode_notices(records: list[bytes]) -> bytes:
-    """Return a `notices` frame of records that are encoded already."""
+    """Return a `notices` frame with these encoded records."""
     head = msgpack.Packer()
     start: bytes = head.pack_array_header(2) + encode("notices")
     return b"".join((start, head.pack_array_header(len(records)), *records))
@@ -80,53 +76,51 @@ class Reader:
     """The receiving end of one stream.
 
     Args:
-        max_frame_bytes: A frame may have this many bytes, and no more. May be lowered,
-            and raised again, after any frame.
-        max_batch: What `conversation` allows in an array; bounds the values of a frame.
+        max_frame_bytes: Most bytes of a frame. It may be changed after any frame.
+        max_batch: Most uids of a frame, from which follow the most values it may hold.
     """
 
     def __init__(self, *, max_frame_bytes: int, max_batch: int) -> None:
         self.max_frame_bytes = max_frame_bytes
         self._most_values = most_values(max_batch)
         self._room = max_frame_bytes + 2 * PIECE_BYTES
-        self.n = 0  # frames given so far: the number of the last one
+        self.n = 0  # the number of the last frame, from 1
         self.packs = False
         self._begin(b"")
 
     def _begin(self, data: bytes) -> None:
-        """Begin with *data*, in new buffers: one that has grown never shrinks."""
+        """Start over with *data* in new buffers, since a grown buffer never shrinks."""
         size, room = PIECE_BYTES, self._room
         self._finder = msgpack.Unpacker(read_size=size, max_buffer_size=room)
-        # Gives back the bytes of a frame, and decodes nothing.
+        # Returns the bytes of a frame, and decodes nothing.
         self._held = msgpack.Unpacker(read_size=size, max_buffer_size=room)
         self._finder.feed(data)
         self._held.feed(data)
         self._fed = len(data)
-        self._ended = 0  # where in what was fed the last whole frame ended
+        self._ended = 0  # how many of the bytes fed belong to whole frames
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes of a frame that is not whole yet.
+        """How many bytes of an incomplete frame are held.
 
-        They take up to four times as much memory here, as there are two buffers that
-        double; compiled, an eighth more.
+        They take up to four times as much memory, in two buffers that double; in the
+        compiled reader an eighth more.
         """
         return self._fed - self._ended
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Give each frame that *data* completes; keep an unfinished one for later.
+        """Yield each frame that *data* completes; keep an incomplete one.
 
         Raises:
-            WireError: After the frames before the fault were given. The reader must
-                not be fed again.
+            WireError: After the frames before the fault. Do not feed this reader again.
         """
         for start in range(0, len(data), PIECE_BYTES):
             yield from self._piece(data[start : start + PIECE_BYTES])
 
     def feed_packing(self, data: bytes) -> Iterator[Frame | SignsOfLife]:
-        """As `feed`; once `packs` is set, plain signs of life may come packed as one.
+        """As `feed`; if `packs` is set, keepalives and messages may come as one object.
 
-        Here none ever do. `packs` may be set after any frame.
+        This reader never packs. `packs` may be set after any frame.
         """
         return self.feed(data)
 
@@ -137,15 +131,15 @@ class Reader:
             self._held.feed(piece)
             while True:
                 self._finder.skip()
-                # Asked after each frame: between frames `tell` also counts what was
-                # consumed of an unfinished one.
+                # Right after a whole frame: later `tell` also counts what was consumed
+                # of an incomplete one.
                 ended, self._ended = self._ended, self._finder.tell()
                 size = self._ended - ended
                 self._check_size(size)
                 data = self._held.read_bytes(size)
                 if size > PIECE_BYTES:
                     self._begin(self._held.read_bytes(self.unfinished_bytes))
-                # A value has at least a byte.
+                # A value takes a byte or more, so only a large frame can have too many.
                 if size > self._most_values and has_more_values(
                     data, self._most_values
                 ):
@@ -156,8 +150,8 @@ class Reader:
         except msgpack.OutOfData:
             self._check_size(self.unfinished_bytes)
         except (ValueError, msgpack.UnpackException) as error:
-            # A fault beyond the limit is not looked at, however the pieces are cut.
-            # `tell` stands one byte before the end of a fault that `skip` met.
+            # A frame over the limit is refused for its size, wherever its fault is.
+            # After a fault in `skip`, `tell` is one byte before its end.
             self._check_size(self._finder.tell() + 1 - self._ended)
             raise blaming_the_sender(error) from error
 
@@ -167,22 +161,22 @@ class Reader:
 
 
 def most_values(max_batch: int) -> int:
-    """How many values a frame may hold."""
+    """How many values a frame may hold, in all its arrays and maps."""
     return max(BATCHES_OF_VALUES * max_batch, LEAST_VALUES)
 
 
 def too_large(size: int, most: int) -> WireError:
-    """The complaint about a frame of *size* bytes, of which *most* are taken."""
+    """The error for a frame of *size* bytes, of which *most* are allowed."""
     return WireError(
         Code.TOO_LARGE,
-        f"a frame of {size} bytes or more: at most {most} (welcome.max_frame) are "
-        "taken; send smaller batches",
+        f"a frame of {size} bytes or more: at most {most} are allowed "
+        "(welcome.max_frame); send smaller batches",
         limit=MAX_FRAME,
     )
 
 
 def too_many_values(most: int) -> WireError:
-    """The complaint about a frame of more values than *most*."""
+    """The error for a frame of more than *most* values."""
     return WireError(
         Code.TOO_LARGE,
         f"a frame of more than {most} values in all its arrays and maps "
@@ -191,8 +185,9 @@ def too_many_values(most: int) -> WireError:
     )
 
 
-# By a value's first byte: its bytes without what a length says, the bytes of that length,
-# and how many values it contains, with a length for each of it.
+# For each first byte of a value: the bytes of its header and of a fixed size; the bytes
+# of its length field; and the values it contains, or that each unit of the length stands
+# for.
 _HEADERS: Final = (
     *((1, 0, 0) for _ in range(0x80)),  # integers
     *((1, 0, 2 * pairs) for pairs in range(16)),
@@ -213,13 +208,13 @@ _HEADERS: Final = (
 
 
 def has_more_values(frame: bytes, most: int) -> bool:
-    """Whether the arrays and maps of a frame, which is whole, hold more than *most*."""
+    """Whether the arrays and maps of a whole frame hold more than *most* values."""
     at = values = 0
     while at < len(frame) and values <= most:
         size, width, inner = _HEADERS[frame[at]]
         if width:
             length = int.from_bytes(frame[at + 1 : at + 1 + width])
-            if frame[at] == 0xC9:  # counted with its type, by msgpack, in 32 bits
+            if frame[at] == 0xC9:  # msgpack adds the type byte to this, in 32 bits
                 length = (length + 1) % 2**32 - 1
             inner *= length
             size += 0 if inner else length
@@ -229,7 +224,7 @@ def has_more_values(frame: bytes, most: int) -> bool:
 
 
 def decoded(frame: bytes) -> Frame:
-    """Decode and check a frame, which is whole.
+    """Decode and check a whole frame.
 
     Raises:
         WireError: It is broken.
@@ -241,7 +236,7 @@ def decoded(frame: bytes) -> Frame:
 
 
 def checked(value: object) -> Frame:
-    """Check one top-level value; plain frames, nearly all, take the short way."""
+    """Check a top-level value; the plain ones, which nearly all are, take less time."""
     if type(value) is not tuple:
         raise WireError(
             Code.BAD_FRAME,
@@ -291,8 +286,8 @@ def _check_nested(value: object, depth: int) -> None:
 
 
 def blaming_the_sender(error: Exception) -> WireError:
-    """What msgpack's complaint means to whoever sent the bytes."""
-    if "max_ext_len" in str(error):  # of 4 GiB: shorter ones are met as they come
+    """Turn an exception of msgpack into the error that its sender is to see."""
+    if "max_ext_len" in str(error):  # of 4 GiB; shorter ones are refused by their size
         return WireError(
             Code.TOO_LARGE,
             "an extension type of 4 GiB; use plain msgpack types",
@@ -301,7 +296,7 @@ def blaming_the_sender(error: Exception) -> WireError:
     if isinstance(error, msgpack.BufferFull) or "exceeds max" in str(error):
         return WireError(
             Code.TOO_LARGE,
-            f"more than is taken ({error}); send smaller batches",
+            f"more than is allowed ({error}); send smaller batches",
             limit=MAX_FRAME,
         )
     if isinstance(error, msgpack.StackError):
@@ -311,5 +306,5 @@ def blaming_the_sender(error: Exception) -> WireError:
     return WireError(
         Code.BAD_MSGPACK,
         f"bytes that are not msgpack ({str(error) or type(error).__name__}); nothing after "
-        "them can be trusted: connect anew",
+        "them can be trusted: connect again",
     )

@@ -1,23 +1,23 @@
-"""How often do a gateway's users speak, and does its timeout leave room for that?
+"""How often do a gateway's users send events, and does its timeout leave room for that?
 
-A timeout under twice the usual interval is one lost keepalive away from false alarms.
-So the wheel counts, by gateway, how long users were silent before each sign of life; of
-a user nothing more is kept than the wheel knows anyway.
+With a timeout of less than twice the usual interval, one lost keepalive makes a false
+offline. So the wheel counts, for each gateway, how long users were silent before each
+event. This takes no more memory for a user.
 
-*Usual* is the middle by time: half of all the time that users were online they were in
-a silence at least so long. Each silence counts by its length. So each user has the same
-say, however much it talks; a burst of messages, over in seconds, does not hide the
-keepalives before and after, nor does the first message after a login; and one lost
+The *usual* silence is the median by time: users spent half of all their time online in
+silences at least as long. Each silence counts by its length, so each user has the same
+weight, however many events it sends. A burst of messages, over in seconds, does not hide
+the keepalives before and after it; nor does the first message after a login. One lost
 keepalive in ten does not look like a longer interval, nor do clients that vary theirs.
 
-Counted is attended time, as that is what a timeout is measured in. Not counted: users
-with a timeout of their own, as their gateway's does not concern them; whoever was given
-a fresh timeout after a hold, as signs were lost; and who was restored unheard. A silence
-longer than the timeout ends as an offline and is not seen here: that users come and go
-all the time shows in the offlines themselves.
+Silences are counted in attended time, as timeouts are. Not counted are users with a
+timeout of their own, which their gateway's does not concern; users that were given a
+fresh timeout after a hold, whose events were lost; and restored users that were not heard
+yet. A silence longer than the timeout ends in an offline and is not seen here: if users
+come and go all the time, the offlines show it.
 
-Old silences count half after ten timeouts, a quarter after twenty: a new release of the
-clients is noticed. What is learnt is gone with a restart.
+Old silences count half after ten timeouts and a quarter after twenty, so that a new
+release of the clients is noticed. A restart forgets all counts.
 
 Source: buckets as in HdrHistogram (Tene, 2012), a fixed number in each octave; with their
 relative error stated as in DDSketch (Masson, Rim & Lee, VLDB 2019).
@@ -27,35 +27,34 @@ from dataclasses import dataclass
 from math import frexp, ldexp
 from typing import Final
 
-# From 31 ms, about what signs of life are gathered for, to 36 hours, more than the
-# longest timeout. In each octave as many buckets as make one 3 % wide.
+# From 31 ms, about as long as gateways collect events, to 36 hours, more than the longest
+# timeout. With 32 buckets to an octave each is 3 % wide.
 LOWEST_EXPONENT: Final = -5
 OCTAVES: Final = 22
 STEPS: Final = 32
 BUCKETS: Final = OCTAVES * STEPS
-# By bucket: the shortest silence in it, in seconds; exact.
+# The shortest silence in each bucket, in seconds; exact.
 EDGES: Final = tuple(
     ldexp(STEPS + step, octave + LOWEST_EXPONENT) / STEPS
     for octave in range(OCTAVES)
     for step in range(STEPS)
 )
 
-# Of the signs of life that are read at once every eighth is looked at, the first among
-# them: with all of them a touch costs up to 6 % more, and no more is learnt.
+# Every eighth event of a batch is counted, from the first on. Counting all of them makes
+# a touch up to 6 % slower, and the result no better.
 SAMPLED: Final = 8
 
-# A timeout is to be at least so many usual intervals: then one lost keepalive harms
-# nobody.
+# A timeout should be at least this many usual intervals, to outlast one lost keepalive.
 TIMES: Final = 2
-# So many silences, at least as long as the usual one, must have been seen. A few users,
-# or a first minute, are no reason for advice.
+# This many silences, at least as long as the usual one, are needed for advice: not just a
+# few users, or the first minute.
 LEAST_SILENCES: Final = 20
-# Counts are halved after so many timeouts.
+# Counts are halved after this many timeouts.
 HALVED_AFTER: Final = 10
 
 
 def bucket_of(silence: float) -> int:
-    """The bucket of a silence in seconds; the outermost take what lies beyond."""
+    """The bucket of a silence in seconds; the outermost ones also hold what is beyond."""
     if silence < EDGES[0]:
         return 0
     fraction, exponent = frexp(silence)  # a fraction from 0.5 on
@@ -64,25 +63,25 @@ def bucket_of(silence: float) -> int:
 
 
 class Silences:
-    """How many silences of each length were heard to end: the readable reference."""
+    """How many silences of each length an event has ended; `_wheel.pyx` has its own."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
 
     def count(self, silence: float) -> None:
-        """Count one, in seconds."""
+        """Count a silence, in seconds."""
         bucket = bucket_of(silence)
         self._counts[bucket] = self._counts.get(bucket, 0) + 1
 
     def halve(self) -> None:
-        """Have all so far count half; single ones are forgotten."""
+        """Halve all counts; a single silence is forgotten."""
         halves = {bucket: count // 2 for bucket, count in self._counts.items()}
         self._counts = {bucket: count for bucket, count in halves.items() if count}
 
     def usual(self) -> tuple[int, float]:
-        """How many silences are at least as long as the usual one, and that in seconds.
+        """Return how many silences are at least as long as the usual one, and that one.
 
-        It is never told too long, and at most a 32nd too short. Without any: 0 and 0.0.
+        In seconds, up to a 32nd too short and never too long. Without silences: 0, 0.0.
         """
         half = sum(EDGES[bucket] * count for bucket, count in self._counts.items()) / 2
         silences, weight = 0, 0.0
@@ -95,38 +94,37 @@ class Silences:
 
 
 def is_short(timeout: float, interval: float) -> bool:
-    """Whether a timeout leaves no room for one lost sign of life."""
+    """Whether a timeout leaves no room for one lost keepalive."""
     return timeout < TIMES * interval
 
 
 @dataclass(slots=True)
 class Cadence:
-    """What is known of one gateway. Times are attended seconds."""
+    """How often one gateway's users send events. Times are attended seconds."""
 
-    interval: float | None = None  # how often its users usually speak
-    is_short: bool = False  # its timeout is, for that
-    since: float | None = None  # when the first silence was seen to have been counted
-    halved_at: float = 0.0  # the counts, or when they began
+    interval: float | None = None  # the usual silence; None: unknown yet
+    is_short: bool = False  # whether the timeout is too short for it
+    since: float | None = None  # when `look` first found a silence
+    halved_at: float = 0.0  # when the counts were halved last, or began
 
     def look(
         self, usual: tuple[int, float], *, timeout: float, now: float
     ) -> tuple[bool, bool]:
-        """Take note of what was counted by *now*.
+        """Update all this from the counts as of *now*.
 
         Args:
-            usual: As `Silences.usual` tells it.
-            timeout: The gateway's.
+            usual: What `Silences.usual` returned.
+            timeout: The gateway's timeout.
             now: Attended seconds.
         Returns:
-            Whether its timeout begins to be too short, and whether the counts are to
-            be halved.
+            Whether the timeout has just become too short; whether to halve the counts.
         """
         silences, seconds = usual
         if not silences:
             self.since = None
         elif self.since is None:
             self.since = self.halved_at = now
-        # Before one timeout has passed the longer silences cannot have ended yet.
+        # Longer silences can have ended only after one timeout has passed.
         is_known = (
             silences >= LEAST_SILENCES
             and self.since is not None

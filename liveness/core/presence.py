@@ -1,12 +1,12 @@
-"""Sessions: what each event changes, and who is gone.
+"""What an event changes, and who has gone silent.
 
 The rules are those of `protocol.md`, "Sessions". Every decision becomes a record,
-and every record carries its evidence: what was heard last, when, and how long ago.
-They gather, with their effect on the online set, in `Decisions`.
+and every record carries its evidence: the last event, when it came, and how long ago.
+Records gather in `Decisions`, with what they change in the online set.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,21 +21,18 @@ from liveness.core.records import (
     LOGIN,
     LOGOUT,
     MOVED,
-    OFFLINE,
-    OFFLINE_REASONS,
     ONLINE,
     SILENCE,
     Instant,
     ListedSigns,
     Login,
     Logout,
-    OnlineFields,
     OnlineRow,
     Record,
     SignsOfLife,
-    Stopped,
     Uid,
 )
+from liveness.core.session_table import NO_LIMIT, SessionTable
 from liveness.core.storm_guard import Guard, GuardRules
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.wheel import Slot, Wheel
@@ -59,27 +56,20 @@ WHY_OTHER_CLOCK: Final = "other_clock"
 WHY_FUTURE: Final = "future"
 WHY_BEGAN_UNUSED: Final = (WHY_OTHER_CLOCK, WHY_FUTURE)
 
-# So much later than it was read a connection may be said to have begun: its gateway may
-# round to milliseconds.
+# A login may give a `began` this far after the login was read: its gateway may round to
+# milliseconds.
 ROUNDING_S: Final = 0.001
 
-# The early counter compares two readings of one clock with a sum of them; anything
-# below a microsecond is the rounding of that sum.
+# `early` compares two readings of one clock with a sum of them; a difference below a
+# microsecond is the rounding of that sum.
 EARLY_S: Final = 1e-6
-
-NO_LIMIT: Final = 2**63
-
-# Gateways whose cadence is looked at in one go: about a millisecond.
-LOOKS: Final = 200
-
-_NO_CLOCK: Final[Stopped] = (2**63, 0.0, 0.0, 0.0, 0)  # behind every session
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Users of a login that were left out, as there are too many."""
+    """Users of a login whose sessions were not opened, as there are too many users."""
 
-    limit: str  # the bound that was met
+    limit: str  # the limit that was met
     indices: list[int]
 
 
@@ -91,20 +81,20 @@ class UserStatus:
     session: int
     conn: int | None
     since: int  # Unix milliseconds at which its connection began
-    last: str | None  # its last event, and when that was; None: unheard since a crash
-    seen: int | None
+    last: str | None  # its last event; None: unheard since a crash
+    seen: int | None  # Unix milliseconds of that event
     timeout: float
-    fires_in: float  # attended seconds; 0.0 for one who is due
+    fires_in: float  # attended seconds; 0.0 if it is due
     slot: Slot | None  # None: it is due
-    held: str | None  # what one who is due waits for: see `gateways`
+    held: str | None  # what it waits for if it is due: see `clearance`
     absence: str | None  # whether its gateway is `AWAY` or `MUTE`
 
 
-class Presence:
-    """Who is online, through which gateway and session.
+class Presence(SessionTable):
+    """Who is online: takes events, and ends the sessions of silent users.
 
     Args:
-        wheel: An empty wheel; from now on only touched through this.
+        wheel: An empty wheel, which nothing else may change from now on.
         decided: Where decisions go.
         timeout: The server's silence timeout, in seconds.
         gateway_hold: Longest that a due user waits for its gateway, in seconds.
@@ -126,105 +116,38 @@ class Presence:
         max_gateway_users: int = NO_LIMIT,
         guard: GuardRules | None = None,
     ) -> None:
-        self.wheel = wheel
-        self.decided = decided
-        self.timeout = timeout
-        self.gateways: dict[str, GatewayState] = {}
+        super().__init__(
+            wheel,
+            decided=decided,
+            timeout=timeout,
+            reconnect_grace=reconnect_grace,
+            max_users=max_users,
+            max_gateway_users=max_gateway_users,
+        )
         self.guard = None if guard is None else Guard(guard, wheel, self.gateways)
         self.events: Counter[str] = Counter(dict.fromkeys(EVENTS[1:], 0))
         self.ignored: Counter[str] = Counter(dict.fromkeys(WHY_IGNORED, 0))
         self.began_unused: Counter[str] = Counter(dict.fromkeys(WHY_BEGAN_UNUSED, 0))
-        self.opened: Counter[str] = Counter(dict.fromkeys(EVENTS[1:4], 0))
-        self.ended: Counter[str] = Counter(dict.fromkeys(OFFLINE_REASONS, 0))
-        self.moved = 0
         self.early = 0
         self._hold = gateway_hold
-        self._reconnect_grace = reconnect_grace
-        self._max_users = max_users
-        self._max_gateway_users = max_gateway_users
-        self._by_number: list[GatewayState] = []
-        self._free: list[int] = []  # numbers of gateways that were forgotten
-        self._turn = 0  # whose turn it is to fire first
-        self._looked_at = 0  # whose cadence, up to this number
-
-    def __len__(self) -> int:
-        return len(self.wheel)
-
-    def gateway(self, name: str) -> GatewayState:
-        """Return the gateway of this name; one that is new has no users.
-
-        Of one that is new the timeout is to be set, before it has any.
-        """
-        known = self.gateways.get(name)
-        if known is None:
-            number = self._free.pop() if self._free else self.wheel.add_gateway()
-            known = GatewayState(
-                name, number, self._reconnect_grace, in_force=self.timeout
-            )
-            self.gateways[name] = known
-            self._by_number[number : number + 1] = [known]
-        return known
+        self._turn = 0  # which gateway fires first
 
     def forget(self, name: str, now: float) -> None:
         """Forget a gateway, which has neither users nor a link."""
-        gateway = self.gateways.pop(name, None)
-        if gateway is not None:
-            assert not gateway.users
-            assert not gateway.is_linked
-            self.wheel.forget_silences(gateway.number)
-            if self.guard is not None:
-                self.guard.forget(gateway, now)
-            self._free.append(gateway.number)
-
-    def set_timeout(
-        self,
-        gateway: GatewayState,
-        timeout: float | None,
-        now: float,
-        *,
-        in_force: float = 0.0,
-    ) -> None:
-        """Set a gateway's silence timeout, or the server's again with None.
-
-        Args:
-            gateway: The gateway.
-            timeout: For its users, from each one's next event on.
-            now: Attended seconds.
-            in_force: A longer one, if sessions that are to be restored are under it.
-        """
-        gateway.timeout = timeout
-        before, whole = self.wheel.timeout_of(gateway.number), timeout or self.timeout
-        self.wheel.set_timeout(gateway.number, whole)
-        gateway.set_in_force(whole, now, before=before)
-        if in_force > whole:
-            gateway.in_force, gateway.in_force_until = in_force, now + in_force
-
-    def timeouts_over(self, now: float) -> list[GatewayState]:
-        """End the longer timeouts that no session is under any more; whose they were."""
-        over = [
-            gateway
-            for gateway in self.gateways.values()
-            if gateway.in_force > self.wheel.timeout_of(gateway.number)
-            and (
-                not gateway.users
-                or now
-                > max(gateway.in_force_until, gateway.renew_until + gateway.in_force)
-            )
-        ]
-        for gateway in over:
-            gateway.in_force = self.wheel.timeout_of(gateway.number)
-        return over
+        gateway = self._remove_gateway(name)
+        if gateway is not None and self.guard is not None:
+            self.guard.forget(gateway, now)
 
     # --- events ---------------------------------------------------------------
 
     def heard(
         self, gateway: GatewayState, signs: SignsOfLife, at: Instant
     ) -> list[tuple[int, int, int]]:
-        """Apply signs of life.
+        """Apply keepalives and messages.
 
         Returns:
-            Of each frame with bad uids its number, the position in `signs` of the
-            first bad one, and its index in the frame. The good ones were applied.
+            For each frame with bad uids: its number, the position in `signs` of the
+            first bad one, and its index in the frame. The valid ones were applied.
         """
         for number in range(EVENT_NUMBER[LOGIN] + 1, EVENT_NUMBER[LOGOUT]):
             self.events[EVENTS[number]] += signs.count(number)
@@ -247,52 +170,40 @@ class Presence:
         """Apply a login of any number of users.
 
         Returns:
-            Who was left out because there is no room; None if nobody was.
+            Users for whom there was no room; None if there was room for all.
         """
         self.events[LOGIN] += len(login.uids)
         by_age = at.mono - login.age
-        begans = self._begans(gateway, login, at)
+        began_times = self._began_times(gateway, login, at)
         left_out: list[int] = []
         full = ""
         for index, (uid, conn, began) in enumerate(
-            zip(login.uids, login.conns, begans, strict=True)
+            zip(login.uids, login.conns, began_times, strict=True)
         ):
             entry = self.wheel.find(uid)
-            start, exact = (by_age, False) if began is None else (began, True)
-            if entry is None:
-                if limit := self._limit_met(gateway, is_new=True):
-                    full = limit
-                    left_out.append(index)
+            is_here = entry is not None and entry.gateway == gateway.number
+            if entry is not None:
+                if is_here and entry.conn in (conn, None):
+                    self._login_again(gateway, entry, conn, login.timeout, began, at)
                     continue
-                self._open(
-                    ONLINE, gateway, uid, conn, LOGIN, at, start, exact, login.timeout
-                )
-            elif entry.gateway == gateway.number and entry.conn in (conn, None):
-                self._login_again(gateway, entry, conn, login.timeout, began, at)
-            elif self._is_older(entry, began, by_age):
-                self.ignored[WHY_OLDER] += 1
-                if began is not None and entry.flags & EXACT_START:
-                    self._tell_older(gateway, conn, entry, at)
-            elif entry.gateway != gateway.number and (
-                limit := self._limit_met(gateway, is_new=False)
+                if self._is_older(entry, began, by_age):
+                    self.ignored[WHY_OLDER] += 1
+                    if began is not None and entry.flags & EXACT_START:
+                        self._record_older_login(gateway, conn, entry, at)
+                    continue
+            if not is_here and (
+                limit := self._limit_met(gateway, is_new=entry is None)
             ):
                 full = limit
                 left_out.append(index)
-            else:
-                self._leave(self.wheel.close(uid))
-                self.decided.changes.online[entry.session] = None
-                self._open(
-                    MOVED,
-                    gateway,
-                    uid,
-                    conn,
-                    LOGIN,
-                    at,
-                    start,
-                    exact,
-                    login.timeout,
-                    entry,
-                )
+                continue
+            if entry is not None:
+                self._close(self.wheel.close(uid))
+            start, exact = (by_age, False) if began is None else (began, True)
+            kind = ONLINE if entry is None else MOVED
+            self._open(
+                kind, gateway, uid, conn, LOGIN, at, start, exact, login.timeout, entry
+            )
         self.ignored[WHY_NO_ROOM] += len(left_out)
         return NoRoom(full, left_out) if left_out else None
 
@@ -313,17 +224,8 @@ class Presence:
                 )
                 self._end(entry, LOGOUT, at)
 
-    def where(self, uids: Sequence[Uid]) -> list[tuple[Uid, str, int, int | None]]:
-        """Of those that are online: uid, gateway, session, conn."""
-        entries = (self.wheel.find(uid) for uid in uids)
-        return [
-            (entry.uid, self._by_number[entry.gateway].name, entry.session, entry.conn)
-            for entry in entries
-            if entry is not None
-        ]
-
     def standing(self, uid: Uid, at: Instant) -> UserStatus | None:
-        """How it stands with a user; None if it is not online."""
+        """Return all that is known of a user; None if it is not online."""
         entry = self.wheel.find(uid)
         if entry is None:
             return None
@@ -334,11 +236,9 @@ class Presence:
             gateway=gateway.name,
             session=entry.session,
             conn=entry.conn,
-            since=at.wall_ms - round((at.mono - entry.start) * 1000),
+            since=at.unix_ms(entry.start),
             last=EVENTS[entry.event] or None,
-            seen=at.wall_ms - round((at.mono - entry.seen) * 1000)
-            if entry.event
-            else None,
+            seen=at.unix_ms(entry.seen) if entry.event else None,
             timeout=entry.timeout,
             fires_in=max(0.0, entry.deadline - at.now),
             slot=slot,
@@ -349,17 +249,17 @@ class Presence:
     # --- endings --------------------------------------------------------------
 
     def advance(self, now: float, steps: int) -> None:
-        """Let whoever is due by *now* be so; see `wheel.Wheel.advance`."""
+        """Move users due by *now* to their due lists; see `wheel.Wheel.advance`."""
         if self.guard is None:
             self.wheel.advance(now, steps)
         else:
             self.guard.advance(now, steps)
 
     def fire(self, at: Instant, *, limit: int) -> int:
-        """Judge those who are due, at most *limit*; return how many were.
+        """End or renew the sessions of due users, at most *limit*; return how many.
 
-        Gateways take turns, each with an equal share, so that a million silent users
-        of one do not delay another's single one.
+        Gateways take turns, and each gets an equal share of *limit*: a million silent
+        users of one do not delay the single one of another.
         """
         if self.guard is not None:
             self.guard.look(at.now)
@@ -368,7 +268,9 @@ class Presence:
             return 0
         self._turn = (self._turn + 1) % len(waiting)
         waiting = waiting[self._turn :] + waiting[: self._turn]
-        return fair_share(waiting, limit, lambda one, most: self._judge(one, at, most))
+        return fair_share(
+            waiting, limit, lambda gateway, most: self._fire_gateway(gateway, at, most)
+        )
 
     def lose(
         self, gateways: Sequence[GatewayState], place: int, at: Instant, *, limit: int
@@ -376,13 +278,13 @@ class Presence:
         """End the sessions of gateways that came back without them, in bounded steps.
 
         Args:
-            gateways: The gateways; they must not open sessions meanwhile.
-            place: 0 at first, then what was returned.
+            gateways: The gateways, which open no sessions before the end of the table.
+            place: Where to start: 0 at first, then what the last call returned.
             at: Now.
-            limit: Places of the table to look at, for all of them together.
+            limit: How many places of the table to look at.
         Returns:
-            Where to go on, or -1 at the end of the table: then those have no sessions
-            left that were among the gateways from its beginning.
+            Where to go on; -1 at the end of the table. Then a gateway that was named
+            from place 0 on has no sessions left.
         """
         if self.guard is not None:
             for gateway in gateways:
@@ -394,7 +296,7 @@ class Presence:
         return place
 
     def held(self, now: float) -> dict[str, int]:
-        """How many due users wait, by what they wait for."""
+        """Count the due users that wait, by what they wait for."""
         held = dict.fromkeys(WHY_HELD, 0)
         for gateway in self.due_gateways():
             why = self._why_held(gateway, now)
@@ -403,108 +305,15 @@ class Presence:
         return held
 
     def due_gateways(self) -> list[GatewayState]:
-        """The gateways of which users are due."""
+        """Return the gateways that have due users."""
         return [self._by_number[number] for number in self.wheel.waiting()]
-
-    # --- how often users speak --------------------------------------------------
-
-    def interval(self, gateway: GatewayState) -> float | None:
-        """How often a gateway's users usually speak, in seconds, as of the last look.
-
-        At most a 32nd less than it is; None while too little is known.
-        """
-        return gateway.cadence.interval
-
-    def look_at_cadence(self, now: float) -> list[GatewayState]:
-        """Learn how often users speak, of some gateways; to be called every few seconds.
-
-        Returns:
-            Those whose timeout has begun to be too short for that.
-        """
-        wheel, began = self.wheel, list[GatewayState]()
-        looked_at = self._looked_at if self._looked_at < len(self._by_number) else 0
-        self._looked_at = looked_at + LOOKS
-        for gateway in self._by_number[looked_at : self._looked_at]:
-            number = gateway.number
-            begins, is_over = gateway.cadence.look(
-                wheel.usual(number), timeout=wheel.timeout_of(number), now=now
-            )
-            if begins:
-                began.append(gateway)
-            if is_over:
-                wheel.halve_silences(number)
-        return began
-
-    # --- restarts -------------------------------------------------------------
-
-    def restore(
-        self,
-        rows: Iterable[OnlineFields],
-        at: Instant,
-        stopped: Iterable[Stopped] = (),
-    ) -> None:
-        """Take sessions up again after a restart.
-
-        Args:
-            rows: What was on disk, in order of their sessions; none of their users may
-                be known.
-            at: Now.
-            stopped: After a planned stop, the clocks as of then, in the same order.
-                Whose is missing, as all are after a crash, gets a whole timeout, and
-                nothing is known of its last event.
-        """
-        clocks = iter(stopped)
-        clock = next(clocks, _NO_CLOCK)
-        # Nobody is served until the last of a million is back: each look-up counts.
-        known, put, wall_ms = self.gateways, self.wheel.put, at.wall_ms
-        shortened = {
-            gateway.name
-            for gateway in known.values()
-            if gateway.in_force > self.wheel.timeout_of(gateway.number)
-        }
-        for name in shortened:
-            known[name].in_force_until = at.now
-        for session, uid, start_ms, conn, name, own in rows:
-            gateway = known.get(name) or self.gateway(name)
-            if not gateway.users:  # it has time to come back, as after any other end
-                gateway.unlinked(at.now)
-            gateway.users += 1
-            while clock[0] < session:
-                clock = next(clocks, _NO_CLOCK)
-            if clock[0] == session:
-                _, lasts, remaining, silence, event = clock
-                whole = own or lasts
-            else:
-                # The timeout that its last event promised, not one set since.
-                remaining = whole = own or gateway.in_force
-                silence, event = 0.0, 0
-            if name in shortened and not own and whole == gateway.in_force:
-                until = max(gateway.in_force_until, at.now + remaining)
-                gateway.in_force_until = until
-            # Not in the future, whatever was done to the wall clock meanwhile: each new
-            # connection would count as older.
-            age_ms = wall_ms - start_ms if wall_ms > start_ms else 0
-            put(
-                (
-                    uid,
-                    gateway.number,
-                    session,
-                    conn,
-                    at.mono - age_ms / 1000,
-                    whole,
-                    at.now + remaining,
-                    at.mono - silence,
-                    event,
-                    OWN_TIMEOUT if own else 0,
-                )
-            )
 
     # --- within ---------------------------------------------------------------
 
-    def _begans(
+    def _began_times(
         self, gateway: GatewayState, login: Login, at: Instant
     ) -> Sequence[float | None]:
-        """When the connections of a login began by our clock, where it tells for sure."""
+        """When each connection of a login began, by our clock; None where unknown."""
         nothing = (None,) * len(login.uids)
         if login.began is None:
             return nothing
@@ -512,57 +321,51 @@ class Presence:
         if offset is None:
             self.began_unused[WHY_OTHER_CLOCK] += len(login.uids)
             return nothing
-        begans: list[float | None] = []
+        began_times: list[float | None] = []
         for theirs in login.began:
             if theirs is None:
-                begans.append(None)
+                began_times.append(None)
             elif theirs + offset <= at.mono + ROUNDING_S:
-                begans.append(theirs + offset)
+                began_times.append(theirs + offset)
             else:
                 self.began_unused[WHY_FUTURE] += 1
-                begans.append(None)
-        return begans
+                began_times.append(None)
+        return began_times
 
     @staticmethod
     def _is_older(entry: Entry, began: float | None, by_age: float) -> bool:
-        """Whether a login is of an older connection than its user's session.
+        """Whether a login's connection is older than that of the user's session.
 
-        What is not exact depends on when it was read, and is later than the truth: a
-        session that a sign of life opened seems to begin with that. So an exact moment
-        is compared with an exact one only. By `age` both are late, as far as links are
-        read alike.
+        An exact start is only compared with another exact one. An inexact start depends
+        on when the login was read, and is later than the truth: a session that a
+        keepalive opened seems to begin with it. By `age` both starts are late, and by
+        about as much if both links are read equally soon.
         """
         if began is not None and entry.flags & EXACT_START:
             return began < entry.start
         return by_age < entry.start
 
-    def _tell_older(
+    def _record_older_login(
         self, gateway: GatewayState, conn: int | None, entry: Entry, at: Instant
     ) -> None:
-        """Record that a connection has lost its user, to one that was read first.
+        """Record that a connection has lost its user to a newer one that was read first.
 
-        Had both been read in the order in which they began, it would have opened a
-        session, and lost it. So its gateway is to close it all the same: where it is
-        certain which is older. By `age` it might be the user's newest connection.
+        Read in the order in which they began, the older one would have opened a session
+        and lost it, and its gateway would have closed it. This record has it closed all
+        the same. The caller must be certain which is older: by `age` alone this might
+        be the user's newest connection.
         """
-        self.decided.record(
-            Record(
-                self.decided.next_seq,
-                MOVED,
-                entry.uid,
-                self._by_number[entry.gateway].name,
-                entry.session,
-                entry.conn,
-                LOGIN,
-                at.wall_ms,
-                from_gateway=gateway.name,
-                from_conn=conn,
-            )
-        )
+        record = Record(
+            self.decided.next_seq, MOVED, entry.uid, self._by_number[entry.gateway].name,
+            entry.session, entry.conn, LOGIN, at.wall_ms, from_gateway=gateway.name,
+            from_conn=conn,
+        )  # fmt: skip
+        self.decided.record(record)
 
     def _heard_unknown(
         self, gateway: GatewayState, signs: SignsOfLife, position: int, at: Instant
     ) -> None:
+        """Open a session for a user that the wheel did not know when it was touched."""
         uid, conn, event = signs.at(position)
         if self.wheel.find(uid) is None:
             if self._limit_met(gateway, is_new=True):
@@ -572,63 +375,12 @@ class Presence:
                 ONLINE, gateway, uid, conn, EVENTS[event], at, at.mono, False, None
             )
             return
-        # Twice in one list: the first of them has just opened the session.
+        # The user is in the list twice, and the first time has just opened the session.
         for _, why in self.wheel.touch(
-            gateway.number, _one_sign(uid, conn, event), now=at.now, mono=at.mono
+            gateway.number, _one_event(uid, conn, event), now=at.now, mono=at.mono
         ):
             assert why == wheels.OTHER_CONN
             self.ignored[WHY_OTHER_CONN] += 1
-
-    def _limit_met(self, gateway: GatewayState, *, is_new: bool) -> str:
-        """The bound that forbids a gateway one more user, new or moved; else ""."""
-        if gateway.users >= self._max_gateway_users:
-            return "max_gateway_users"
-        if is_new and len(self.wheel) >= self._max_users:
-            return "max_users"
-        return ""
-
-    def _open(
-        self,
-        kind: str,
-        gateway: GatewayState,
-        uid: Uid,
-        conn: int | None,
-        event: str,
-        at: Instant,
-        start: float,
-        exact: bool,
-        timeout: float | None,
-        before: Entry | None = None,
-    ) -> None:
-        seq = self.decided.next_seq
-        self.wheel.open(
-            uid,
-            gateway=gateway.number,
-            session=seq,
-            conn=conn,
-            start=start,
-            timeout=timeout,
-            event=EVENT_NUMBER[event],
-            now=at.now,
-            mono=at.mono,
-            exact=exact,
-        )
-        gateway.users += 1
-        start_ms = at.wall_ms - round((at.mono - start) * 1000)
-        self.decided.changes.online[seq] = OnlineRow(
-            seq, uid, start_ms, conn, gateway.name, timeout
-        )
-        record = Record(seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms)
-        if before is None:
-            self.opened[event] += 1
-        else:
-            self.moved += 1
-            record = record._replace(
-                from_gateway=self._by_number[before.gateway].name,
-                from_session=before.session,
-                from_conn=before.conn,
-            )
-        self.decided.record(record)
 
     def _login_again(
         self,
@@ -639,26 +391,25 @@ class Presence:
         began: float | None,
         at: Instant,
     ) -> None:
-        """A login on the session's own connection is a sign of life."""
+        """Apply a login on the session's own connection, as any other event of it."""
         own = entry.timeout if entry.flags & OWN_TIMEOUT else None
         if entry.flags & EXACT_START:
-            began = None  # it is known
+            began = None  # the session has one
         if conn != entry.conn or timeout != own or began is not None:
             self.wheel.amend(entry.uid, conn=conn, timeout=timeout, start=began)
             start = entry.start if began is None else began
-            start_ms = at.wall_ms - round((at.mono - start) * 1000)
             self.decided.changes.online[entry.session] = OnlineRow(
-                entry.session, entry.uid, start_ms, conn, gateway.name, timeout
+                entry.session, entry.uid, at.unix_ms(start), conn, gateway.name, timeout
             )
         self.wheel.touch(
             gateway.number,
-            _one_sign(entry.uid, conn, EVENT_NUMBER[LOGIN]),
+            _one_event(entry.uid, conn, EVENT_NUMBER[LOGIN]),
             now=at.now,
             mono=at.mono,
         )
 
-    def _judge(self, gateway: GatewayState, at: Instant, limit: int) -> int:
-        """Fire or renew due users of one gateway, as far as it is cleared."""
+    def _fire_gateway(self, gateway: GatewayState, at: Instant, limit: int) -> int:
+        """End or renew the sessions of due users of a gateway, up to its clearance."""
         cleared = gateway.clearance(at.now, hold=self._hold)
         judged = self.wheel.renew(
             gateway.number,
@@ -680,7 +431,8 @@ class Presence:
                 number, until=which.silence, limit=left, renewed=renewed
             )
             for entry in silent:
-                self._end(entry, SILENCE, at)
+                due = 0.0 if self._was_held(entry) else entry.seen + entry.timeout
+                self._end(entry, SILENCE, at, due)
                 if at.mono - entry.seen < entry.timeout - EARLY_S:
                     self.early += 1
             left -= len(silent)
@@ -698,48 +450,16 @@ class Presence:
             return STORM
         return gateway.clearance(now, hold=self._hold).why
 
-    def _leave(self, entry: Entry) -> GatewayState:
-        gateway = self._by_number[entry.gateway]
-        gateway.users -= 1
-        return gateway
+    def _was_held(self, entry: Entry) -> bool:
+        """Whether the delay of this offline was caused outside the detector.
 
-    def _end(self, entry: Entry, reason: str, at: Instant) -> None:
-        """Record the end of a session that the wheel has let go."""
-        gateway = self._leave(entry)
-        self.ended[reason] += 1
-        self.decided.changes.online[entry.session] = None
-        self.decided.changes.ends += 1
-        silence = at.mono - entry.seen
-        self.decided.record(
-            Record(
-                self.decided.next_seq,
-                OFFLINE,
-                entry.uid,
-                gateway.name,
-                entry.session,
-                entry.conn,
-                reason,
-                at.wall_ms,
-                at.wall_ms - round(silence * 1000) if entry.event else None,
-                EVENTS[entry.event] if entry.event else None,
-                round(silence, 3),
-                not entry.event,
-            ),
-            due=0.0
-            if reason != SILENCE or self._has_waited(entry)
-            else entry.seen + entry.timeout,
-        )
-
-    def _has_waited(self, entry: Entry) -> bool:
-        """Whether it is not by the detector that a silent user is told late.
-
-        One who was given a fresh timeout after a hold waited for its gateway, and one
-        whom the guard held for an operator.
+        A user renewed after a hold waited for its gateway; one that the storm guard held
+        waited for an operator.
         """
         if entry.flags & RENEWED:
             return True
         return self.guard is not None and self.guard.has_held(entry)
 
 
-def _one_sign(uid: Uid, conn: int | None, event: int) -> SignsOfLife:
+def _one_event(uid: Uid, conn: int | None, event: int) -> SignsOfLife:
     return ListedSigns([uid], [conn], bytearray([event]))

@@ -1,12 +1,11 @@
-"""The vocabulary: what a link asks for, and what is decided.
+"""The vocabulary: requests of links, and records of decisions.
 
-A *request* is one frame of a gateway or watcher, checked and with every default
-filled in. A *record* is one decision about a session or a timer, in the one shape
-that it keeps everywhere: on the socket, in the log, on a terminal.
+A *request* is a frame of a gateway or watcher, checked, with its defaults filled in. A
+*record* is a decision about a session or a timer, and has the same shape everywhere: on
+the socket, in the log, on a terminal.
 
-Records are named tuples, not dataclasses: a mass offline makes a hundred thousand
-of them at once, and building a frozen dataclass of this width costs five times as
-much.
+Records are named tuples, not dataclasses: a mass offline makes a hundred thousand at
+once, and a frozen dataclass of this width takes five times as long to build.
 """
 
 from abc import ABC, abstractmethod
@@ -37,8 +36,8 @@ OFFLINE_REASONS: Final = (SILENCE, LOGOUT, GATEWAY_LOST)
 LOGIN: Final = "login"
 KEEPALIVE: Final = "keepalive"
 MESSAGE: Final = "message"
-# The wheel keeps the last event of a uid as an index into this tuple. 0: nothing
-# was heard since a crash.
+# The wheel keeps each user's last event as an index into this tuple; 0: none since a
+# crash.
 EVENTS: Final = ("", LOGIN, KEEPALIVE, MESSAGE, LOGOUT)
 EVENT_NUMBER: Final = {name: number for number, name in enumerate(EVENTS)}
 
@@ -46,37 +45,42 @@ GATEWAY: Final = "gateway"
 WATCHER: Final = "watcher"
 ROLES: Final = (GATEWAY, WATCHER)
 
-# A gateway may read its two clocks so far apart, as one that is preempted in between. Where
-# a time namespace shifts its clock by no more, logins are no more wrong than that.
+# Readings of a gateway's two clocks may be this far apart, if it was preempted in
+# between. A time namespace that shifts its clock by less makes logins wrong by no more
+# than that.
 SAME_CLOCK_S: Final = 0.050
 
 
 class Instant(NamedTuple):
-    """One moment on the three clocks; nobody but the service reads them."""
+    """One moment on the three clocks, which only the service reads."""
 
     now: float  # attended seconds: what the wheel runs on
     mono: float  # raw monotonic seconds: what silence and lateness are measured on
-    wall_ms: int  # Unix milliseconds: for stamps in records only
+    wall_ms: int  # Unix milliseconds, only for stamps in records
+
+    def unix_ms(self, mono: float) -> int:
+        """Unix milliseconds of an earlier moment, given in monotonic seconds."""
+        return self.wall_ms - round((self.mono - mono) * 1000)
 
 
 class HostTime(NamedTuple):
-    """One moment on the clocks that all processes of a host may share."""
+    """One moment on two clocks that all processes of a host may share."""
 
     monotonic_s: float  # CLOCK_MONOTONIC, which each time namespace shifts
     unix_s: float
 
     def is_same_clock(self, other: "HostTime") -> bool:
-        """Whether two processes that read these have the same CLOCK_MONOTONIC.
+        """Whether two processes with these readings have the same CLOCK_MONOTONIC.
 
-        They need not have read them at the same moment: both clocks run alike. If not,
-        they are in two time namespaces, or the wall clock was set in between.
+        The readings may be of different moments, since both clocks run alike. If this is
+        false, the processes are in two time namespaces, or the wall clock was set.
         """
         ours, theirs = self.unix_s - self.monotonic_s, other.unix_s - other.monotonic_s
         return abs(ours - theirs) <= SAME_CLOCK_S
 
 
 class Record(NamedTuple):
-    """One decision about one session (`protocol.md`, "Records")."""
+    """A decision about a session (`protocol.md`, "Records")."""
 
     seq: int
     kind: str
@@ -124,7 +128,7 @@ class Record(NamedTuple):
 
 
 class TimerRecord(NamedTuple):
-    """A timer came due: one run of it begins."""
+    """A timer came due: a run of it begins."""
 
     seq: int
     kind: str
@@ -138,12 +142,12 @@ class TimerRecord(NamedTuple):
 
     @property
     def from_gateway(self) -> None:
-        """A timer stays with its gateway."""
+        """None: a timer stays with its gateway."""
         return None
 
     @property
     def uid(self) -> None:
-        """A timer is no user's."""
+        """None: a timer belongs to no user."""
         return None
 
     def as_map(self) -> dict[str, object]:
@@ -165,7 +169,7 @@ class TimerRecord(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Records `first` to `until - 1` are not kept, or damaged; made for one reader."""
+    """Records `first` to `until - 1` were deleted or are damaged. No part of the log."""
 
     first: int
     until: int
@@ -173,27 +177,21 @@ class Gap(NamedTuple):
 
     @property
     def seq(self) -> int:
-        """What a reader acknowledges it by."""
+        """The number by which a reader acknowledges it."""
         return self.until - 1
 
     @property
     def kind(self) -> str:
-        """A gap is of a kind of its own."""
+        """`GAP`."""
         return GAP
 
     def as_map(self) -> dict[str, object]:
         """The gap as the wire shows it."""
-        return {
-            "seq": self.seq,
-            "kind": self.kind,
-            "first": self.first,
-            "until": self.until,
-            "at": self.at,
-        }
+        return {"seq": self.seq, "kind": self.kind, **self._asdict()}
 
 
 class LogPosition(NamedTuple):
-    """A place in the log: a seq, and about when that was, in Unix milliseconds."""
+    """A place in the log: a seq, and its approximate time in Unix milliseconds."""
 
     seq: int
     at: int
@@ -204,10 +202,10 @@ Logged: TypeAlias = Record | TimerRecord
 
 
 def logged(fields: Sequence[Any]) -> Logged:
-    """Make a record of its fields, as the log has them.
+    """Make a record from its fields in the log.
 
     Raises:
-        TypeError: They are not those of a record.
+        TypeError: They are not the fields of a record.
     """
     if len(fields) > 1 and fields[1] == TIMER:
         return TimerRecord._make(fields)
@@ -215,10 +213,9 @@ def logged(fields: Sequence[Any]) -> Logged:
 
 
 class Subscription(NamedTuple):
-    """Which records concern a reader: of which gateway and user (None: all), and kinds.
+    """The records that a reader gets: of these kinds, a gateway, a user (None: all).
 
-    The timers of the gateway that reads are its to run, whatever else it wants. They are
-    no user's.
+    A gateway also gets the timers that it `runs`, whatever the rest says.
     """
 
     gateway: str | None
@@ -227,7 +224,7 @@ class Subscription(NamedTuple):
     uid: Uid | None = None
 
     def wants(self, record: Logged) -> bool:
-        """Whether this record concerns the reader."""
+        """Whether the reader gets this record."""
         if record.kind == TIMER and record.gateway == self.runs:
             return True
         return (
@@ -241,40 +238,39 @@ class Subscription(NamedTuple):
 
 
 class OnlineRow(NamedTuple):
-    """What is kept on disk of one session, so that a restart forgets nobody."""
+    """A session's row of the online set on disk, from which a restart opens it again."""
 
     session: int
     uid: Uid
     start_ms: int
     conn: int | None
     gateway: str
-    timeout: float | None  # None: whatever the gateway's is
+    timeout: float | None  # its own; None: the gateway's
 
 
-# The same without names, which a restart, with a million of them, has no time for.
+# The same as a plain tuple: a restart reads a million of them.
 OnlineFields: TypeAlias = tuple[int, Uid, int, int | None, str, float | None]
-# A session's clock at a planned stop: the session; the whole timeout that began at its
-# last event, the seconds left of it and those since that event; the event's index.
+# A session's clock at a planned stop: the session; the timeout that its last event began;
+# seconds left of it; seconds since that event; the event's index in EVENTS.
 Stopped: TypeAlias = tuple[int, float, float, float, int]
 
 
 @dataclass(slots=True)
 class Changes:
-    """What one pass decided: for the log, for those online, and for timers."""
+    """The decisions of one pass: for the log, the online set and the timers' table."""
 
     records: list[Logged] = field(default_factory=list)
-    # Beside each record the monotonic moment it was due at, for the lateness of
-    # later stages; 0.0 where silence decided nothing.
+    # For each record the monotonic seconds of its deadline, for the lateness of later
+    # stages; 0.0 without one.
     due: list[float] = field(default_factory=list)
-    # The net effect on the sessions kept: a row to keep, or None for one to forget.
+    # By session: the row to write, or None to delete it.
     online: dict[int, OnlineRow | None] = field(default_factory=dict)
-    # What is asked of timers, in order.
     orders: list[TimerCommand] = field(default_factory=list)
     ends: int = 0  # how many of the records end a session, or begin a timer's run
 
     @property
     def weight(self) -> int:
-        """How much this adds to what waits for the disk: in records, at least one."""
+        """How much this adds to the queue for the disk, in records; at least 1."""
         return max(len(self.records), len(self.online), 1)
 
     def __bool__(self) -> bool:
@@ -284,7 +280,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """How a link introduced itself."""
+    """The first frame of a link: who it is, and what it wants to receive."""
 
     name: str
     role: str = GATEWAY
@@ -302,7 +298,7 @@ class Hello:
 class SignsOfLife(ABC):
     """Consecutive keepalives and messages of one link, in order.
 
-    `conns` and `events` run beside `uids`, in which anything at all may stand.
+    `conns` and `events` are as long as `uids`, whose items are not checked: any value.
     """
 
     __slots__ = ()
@@ -325,11 +321,11 @@ class SignsOfLife(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ListedSigns(SignsOfLife):
-    """Signs of life as Python keeps them.
+    """Signs of life in Python's lists.
 
-    `first_n` is the number of the first frame in it, `batches` the (position, length,
-    number) of each frame that did not carry exactly one uid: enough to name a frame
-    without an object per event.
+    `first_n` is the number of the first frame; `batches` has the (position, length,
+    number) of each frame that did not carry exactly one uid. By these two any frame is
+    found, without an object per event.
     """
 
     uids: list[Uid] = field(default_factory=list)
@@ -359,10 +355,10 @@ class ListedSigns(SignsOfLife):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Connections of these users were authenticated, `age` seconds ago.
+    """Users logged in on these connections, `age` seconds ago.
 
-    `began` tells when, in seconds of the sender's CLOCK_MONOTONIC, for those who say so;
-    None: it says so for none.
+    `began` is when each connection began, in seconds of the sender's CLOCK_MONOTONIC;
+    None, for a connection or for all: the sender did not say.
     """
 
     uids: Sequence[Uid]
@@ -382,7 +378,7 @@ class Logout:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Every record up to `seq` is processed."""
+    """The link has processed every record up to `seq`."""
 
     seq: int
     n: int
@@ -390,25 +386,25 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """To be answered once all before it is applied and on disk."""
+    """Answer this once all earlier frames are applied and on disk."""
 
     payload: object
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Who of these is online, and through whom?"""
+    """Which of these users are online, and through which gateway?"""
 
     uids: Sequence[Uid]
 
 
 @dataclass(frozen=True, slots=True)
 class ListSessions:
-    """Every session the asker may see."""
+    """List every session that the link may see."""
 
 
 class After(NamedTuple):
-    """A timer: fire `key` in `seconds`, instead of a live one of that key."""
+    """Fire a timer in `seconds`; it replaces a live one of its key."""
 
     key: str
     seconds: float
@@ -417,16 +413,16 @@ class After(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """End the live timer of a key, or all that share an `ext`; one of both is None."""
+    """Cancel the live timer of a key, or all of an `ext`; one of the two is None."""
 
     key: str | None
     ext: str | None
 
 
 class Answer(NamedTuple):
-    """What became of a timer's run: done or failed, and if so for good (`final`).
+    """The result of a timer's run: done, or failed, perhaps for good (`final`).
 
-    `seq` is the record that is answered; None: the latest run of that key.
+    `seq` is the run's record; None: the latest run of that key.
     """
 
     key: str
@@ -438,7 +434,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A frame, or the link itself, is refused."""
+    """A frame is refused, or the link itself."""
 
     code: Code
     message: str
@@ -446,8 +442,8 @@ class Refusal:
     fatal: bool
     frame: str | None = None
     index: int | None = None
-    key: str | None = None  # of a timer that was not taken
-    limit: str | None = None  # the setting whose bound was met, for the metrics
+    key: str | None = None  # of a timer that was not created
+    limit: str | None = None  # the setting whose limit was met, for the metrics
 
     def as_frame(self) -> list[object]:
         """The `error` frame that says so."""

@@ -1,22 +1,22 @@
-"""The storm guard: where most users of a gateway come due at once, nobody is judged yet.
+"""The storm guard: when most users of a gateway come due at once, it holds them.
 
-People fall silent one by one. Where more than a set share of a gateway's users come due
-within one revolution of the ring, it is more likely that something between them and us
-is broken, and each of their offlines would be as right as it is useless. So they are
-held, and a person is told. Whoever speaks meanwhile is saved.
+Users usually fall silent one by one. If more than a set share of a gateway's users come
+due within one revolution of the ring, the likely cause is a fault between them and us,
+and each of their offlines would be correct but useless. So they are held, and an operator
+is warned. A user whose event arrives meanwhile stays online.
 
-    calm    they are judged as ever, and counted for a revolution: those judged, and
-            those on the due list
-    storm   it has begun when somebody was to be judged and the count was too high; now
-            nobody is whose deadline is not `hold` seconds past
-    calm    it is over once its first user was held for `hold` seconds, or when somebody
-            releases its users, or when nobody is due and the count has fallen to half
-            of what is too high
+    calm    users are judged as usual. The guard counts users judged within the last
+            revolution, plus users that are due and waiting
+    storm   begins when a user is to be judged while the count is too high. From now on
+            only deadlines that are `hold` seconds past are judged
+    calm    again once the storm's first user was held for `hold` seconds; or when an
+            operator releases the users; or when no user is due and the count has fallen
+            to half of what is too high
 
-No wait is without end, by two rules. A deadline that is `hold` seconds past is held by
-no storm. And when a storm is over its users are judged, however many they are: deadlines
-up to that moment are held no more, and the count begins anew with those after it. While
-somebody is due who cannot be held, no storm begins, so that these count for none.
+No hold is without end, by two rules. A deadline that is `hold` seconds past is held by no
+storm. And when a storm is over its users are judged, however many they are: deadlines up
+to that moment are not held again, and the count starts over with later ones. While a user
+is due who cannot be held, no storm begins, and so such users are in no count.
 
 The guard has no clock: `now` is attended seconds, as for the wheel.
 """
@@ -30,17 +30,17 @@ from liveness.core.clearance import NEVER, STORM, Clearance, GatewayState
 from liveness.core.table import Entry
 from liveness.core.wheel import Wheel
 
-# A revolution is counted in so many pieces: the count is a thirtieth of it too old at
-# most, as coarse as the ring is by default.
+# A revolution is counted in this many pieces. So a count is up to a thirtieth of a
+# revolution out of date, as coarse as the ring is by default.
 PIECES: Final = 30
 
-# Below this part of the share there is no storm any more: from one bound for both it
-# would begin and end with every user who comes due and speaks. And so much will do to say
-# that another gateway has it, too: of those who fall silent together one is the first to
-# pass a bound.
+# A storm ends below this part of the share: with one bound for both, it would begin and
+# end with each single user. And a gateway above this part counts as hit when the cause of
+# another's storm is named: of gateways that are hit together one is the first to pass the
+# bound.
 HALF: Final = 0.5
 
-# What a storm likely comes from, and where to look.
+# The likely cause of a storm, and where to look.
 ALONE: Final = "this gateway alone: look at it and its network"
 ALL: Final = "other gateways too: look at this host's network or what is in front of it"
 ONLY: Final = "no other gateway has users: look at it, its network and this host's"
@@ -53,22 +53,22 @@ BY_FRESH: Final = "the gateway came back without its sessions"
 
 
 class GuardRules(NamedTuple):
-    """When a storm begins, and how long it lasts.
+    """When a storm begins, and how long it lasts. Seconds are attended.
 
-    Seconds are attended ones; `revolution` is the time for which users count. A storm is
-    told `told_after` it began: what falls silent together comes due together but for the
-    time that gateways collect signs of life, each at moments of its own.
+    A user counts for one `revolution`. A storm is reported `report_after` seconds after
+    it began: gateways collect events for a while, each at its own moments, so that users
+    who fall silent together come due a little apart, and the cause shows only then.
     """
 
     share: float
     least_users: int
     hold: float
     revolution: float
-    told_after: float
+    report_after: float
 
 
 class Storm(NamedTuple):
-    """A storm that is on: its users that are due, and the seconds they may be held."""
+    """A storm that is on: its due users, and for how many seconds they may be held."""
 
     gateway: str
     users: int
@@ -78,7 +78,7 @@ class Storm(NamedTuple):
 class Begun(NamedTuple):
     """A storm has begun: *due* of *users* came due, likely from this *cause*.
 
-    It was to be over by itself after *left* seconds at the latest.
+    It ends by itself after *left* seconds at the latest, from its beginning.
     """
 
     gateway: str
@@ -89,7 +89,7 @@ class Begun(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A storm is over: so many of its users were *saved*, the *others* are judged now."""
+    """A storm is over: *saved* users stayed online; *others* were or will be judged."""
 
     gateway: str
     why: str
@@ -101,11 +101,11 @@ News: TypeAlias = Begun | Ended
 
 
 class SlidingCount:
-    """How many there were within about the last revolution, in constant memory.
+    """A count over about the last revolution, in constant memory.
 
     Args:
-        revolution: Its seconds. Whoever is counted is so for that long, and for less
-            than a thirtieth of it longer.
+        revolution: Its seconds. Each one counts for that long, and up to a thirtieth
+            longer.
     """
 
     def __init__(self, revolution: float) -> None:
@@ -115,18 +115,18 @@ class SlidingCount:
         self._total = 0
 
     def add(self, number: int, now: float) -> None:
-        """Count so many at *now*."""
+        """Add *number* at *now*."""
         self._move(now)
         self._counts[self._newest % len(self._counts)] += number
         self._total += number
 
     def count(self, now: float) -> int:
-        """How many there were, as of *now*."""
+        """The count as of *now*."""
         self._move(now)
         return self._total
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Set the count to 0."""
         self._counts = [0] * len(self._counts)
         self._total = 0
 
@@ -144,24 +144,22 @@ class _Watch:
     """What the guard knows of one gateway."""
 
     gateway: GatewayState
-    judged: (
-        SlidingCount  # those who came due not long before, and can count for a storm
-    )
-    released: float = NEVER  # up to here deadlines are held no more
+    judged: SlidingCount  # judged users that count for a storm
+    released: float = NEVER  # deadlines up to here are not held
     held_above: float = inf  # the latest storm held deadlines after this moment
-    ends_at: float | None = None  # of the storm that is on
-    untold: tuple[float, Begun] | None = None  # when it began, while nobody knows
-    met: int = 0  # how many the storm has held or found due so far
-    gone: int = 0  # how many of them were judged
+    ends_at: float | None = None  # of the storm that is on; None: there is none
+    unreported: tuple[float, Begun] | None = None  # when the storm began, till reported
+    seen_due: int = 0  # users that the storm has found due so far
+    ended_in_storm: int = 0  # how many of them were judged
 
 
 class Guard:
-    """Watches over all gateways.
+    """The storm guard over all gateways.
 
     Args:
-        rules: When it holds whom.
-        wheel: Whose due lists it counts; it moves nobody.
-        gateways: All there are, by name.
+        rules: When a storm begins and ends.
+        wheel: The wheel whose due lists are counted; the guard changes nothing there.
+        gateways: All gateways, by name.
     """
 
     def __init__(
@@ -172,19 +170,19 @@ class Guard:
         self._wheel = wheel
         self._gateways = gateways
         self._watches: dict[int, _Watch] = {}
-        self._storms: dict[int, _Watch] = {}  # those of them where one is on
+        self._storms: dict[int, _Watch] = {}  # of gateways whose storm is on
         self._news: list[News] = []
 
-    # --- around judgement -----------------------------------------------------
+    # --- when users are judged --------------------------------------------------
 
     def advance(self, now: float, steps: int) -> None:
-        """Move the wheel's hand, and count who thereby comes into a storm."""
+        """Move the wheel's hand, and count users that come due during a storm."""
         wheel = self._wheel
         for number, watch in self._storms.items():
-            watch.met -= wheel.due(number)
+            watch.seen_due -= wheel.due(number)
         wheel.advance(now, steps)
         for number, watch in self._storms.items():
-            watch.met += wheel.due(number)
+            watch.seen_due += wheel.due(number)
 
     def look(self, now: float) -> None:
         """End the storms that are over by themselves."""
@@ -192,19 +190,21 @@ class Guard:
             assert watch.ends_at is not None
             if now >= watch.ends_at:
                 self._end(watch, BY_TIME, now)
-            elif not self._wheel.due(number) and not self._has_it(watch, now, HALF):
+            elif not self._wheel.due(number) and not self._is_over_share(
+                watch, now, HALF
+            ):
                 self._end(watch, BY_CALM, now)
 
     def clear(
         self, gateway: GatewayState, cleared: Clearance, renewed: Clearance, now: float
     ) -> tuple[Clearance, Clearance]:
-        """What is left of clearances; a storm may begin by this.
+        """Limit a gateway's clearances to what a storm leaves; this may begin one.
 
         Args:
-            gateway: Of which somebody is due, and nobody is to be renewed.
-            cleared: Who of its users may be judged, as far as itself goes.
-            renewed: The same of those that have had a fresh timeout.
-            now: This moment.
+            gateway: A gateway with due users, none of which is to be renewed.
+            cleared: Its own clearance.
+            renewed: The same for users that have had a fresh timeout.
+            now: Attended seconds.
         """
         watch = self._watch(gateway)
         limit = max(watch.released, now - self._rules.hold)
@@ -212,8 +212,8 @@ class Guard:
             wheel, number = self._wheel, gateway.number
             fresh = wheel.longest_due(number)
             again = wheel.longest_due(number, renewed=True)
-            # Those who cannot be held are judged by themselves, before the others are
-            # looked at: as after a storm, or after a disk that could not be written.
+            # Users that cannot be held, as after a storm or a failing disk, are judged
+            # by themselves, before a storm may begin by the others.
             if (first := min(fresh, again)) > limit:
                 if fresh > max(cleared.silence, cleared.lost) and again > max(
                     renewed.silence, renewed.lost
@@ -228,41 +228,41 @@ class Guard:
     def judged(
         self, gateway: GatewayState, entries: Iterable[Entry], now: float
     ) -> None:
-        """Count users of a gateway who were given up for silent, or with it."""
+        """Count users of a gateway that went offline by silence, or with the gateway."""
         watch = self._watch(gateway)
         since = max(watch.released, now - self._rules.revolution)
         deadlines = [entry.deadline for entry in entries]
-        watch.gone += len(deadlines)
+        watch.ended_in_storm += len(deadlines)
         if came := sum(deadline > since for deadline in deadlines):
             watch.judged.add(came, now)
 
     def lose(self, gateway: GatewayState, now: float) -> None:
-        """A gateway came back without its sessions: there is nobody left to hold."""
+        """End the storm of a gateway that came back without its sessions."""
         watch = self._storms.get(gateway.number)
         if watch is not None:
             self._end(watch, BY_FRESH, now)
 
     def forget(self, gateway: GatewayState, now: float) -> None:
-        """Forget a gateway that has no users: its number may become another's."""
+        """Forget a gateway without users, whose number may become another's."""
         watch = self._watches.pop(gateway.number, None)
         if watch is not None and watch.ends_at is not None:
             self._end(watch, BY_CALM, now)
 
-    # --- what is known --------------------------------------------------------
+    # --- storms ---------------------------------------------------------------
 
     def holds(self, gateway: GatewayState) -> bool:
-        """Whether a storm is on."""
+        """Whether the gateway's storm is on."""
         return gateway.number in self._storms
 
     def has_held(self, entry: Entry) -> bool:
-        """Whether this user, who was due just now, had to wait for a storm."""
+        """Whether a user, taken off a due list just now, had to wait for a storm."""
         watch = self._watches.get(entry.gateway)
         if watch is None or entry.deadline <= watch.held_above:
             return False
         return watch.ends_at is not None or entry.deadline <= watch.released
 
     def storms(self, now: float) -> list[Storm]:
-        """Those that are on, the largest first."""
+        """Return the storms that are on, the largest first."""
         storms = [
             Storm(
                 watch.gateway.name,
@@ -286,10 +286,13 @@ class Guard:
         return storms
 
     def take(self, now: float) -> list[News]:
-        """Hand over what is to be told by now of storms, in order."""
+        """Return what is to be reported of storms since the last call, in order."""
         for watch in self._storms.values():
-            if watch.untold and now >= watch.untold[0] + self._rules.told_after:
-                self._tell(watch, now)
+            if (
+                watch.unreported
+                and now >= watch.unreported[0] + self._rules.report_after
+            ):
+                self._report_begun(watch, now)
         news, self._news = self._news, []
         return news
 
@@ -303,64 +306,66 @@ class Guard:
         return watch
 
     def _came_due(self, watch: _Watch, now: float) -> tuple[int, int]:
-        """How many came due within a revolution, and of how many."""
+        """How many users came due within a revolution, and out of how many."""
         judged = watch.judged.count(now)
         return (
             judged + self._wheel.due(watch.gateway.number),
             judged + watch.gateway.users,
         )
 
-    def _has_it(self, watch: _Watch, now: float, part: float = 1.0) -> bool:
-        """Whether more than this part of the share came due."""
+    def _is_over_share(self, watch: _Watch, now: float, part: float = 1.0) -> bool:
+        """Whether more users came due than this part of the share."""
         due, users = self._came_due(watch, now)
         return due > part * self._rules.share * users
 
     def _is_storm(self, watch: _Watch, now: float) -> bool:
         _, users = self._came_due(watch, now)
-        return users >= self._rules.least_users and self._has_it(watch, now)
+        return users >= self._rules.least_users and self._is_over_share(watch, now)
 
     def _begin(self, watch: _Watch, now: float, *, first: float, limit: float) -> None:
         due, users = self._came_due(watch, now)
         watch.ends_at = first + self._rules.hold
         watch.held_above = limit
-        watch.met, watch.gone = self._wheel.due(watch.gateway.number), 0
+        watch.seen_due, watch.ended_in_storm = self._wheel.due(watch.gateway.number), 0
         self._storms[watch.gateway.number] = watch
         self.begun += 1
-        watch.untold = now, Begun(watch.gateway.name, due, users, watch.ends_at - now)
+        watch.unreported = (
+            now,
+            Begun(watch.gateway.name, due, users, watch.ends_at - now),
+        )
 
-    def _tell(self, watch: _Watch, now: float) -> None:
-        if watch.untold is not None:
-            begun = watch.untold[1]._replace(cause=self._cause(watch, now))
+    def _report_begun(self, watch: _Watch, now: float) -> None:
+        if watch.unreported is not None:
+            begun = watch.unreported[1]._replace(cause=self._cause(watch, now))
             self._news.append(begun)
-            watch.untold = None
+            watch.unreported = None
 
     def _end(self, watch: _Watch, why: str, now: float) -> None:
-        self._tell(watch, now)
+        self._report_begun(watch, now)
         del self._storms[watch.gateway.number]
         watch.ends_at, watch.released = None, now
         watch.judged.clear()
-        others = watch.gone + self._wheel.due(watch.gateway.number)
-        self._news.append(Ended(watch.gateway.name, why, watch.met - others, others))
+        others = watch.ended_in_storm + self._wheel.due(watch.gateway.number)
+        self._news.append(
+            Ended(watch.gateway.name, why, watch.seen_due - others, others)
+        )
 
     def _cause(self, watch: _Watch, now: float) -> str:
-        """Say whether most users elsewhere are at gateways that have it, too.
-
-        A small gateway weighs no more than its users do.
-        """
+        """Tell whether most users of other gateways are at gateways that are hit, too."""
         everyone = hit = 0
         for gateway in self._gateways.values():
             if gateway is not watch.gateway:
                 other = self._watch(gateway)
                 _, users = self._came_due(other, now)
                 everyone += users
-                hit += users if self._has_it(other, now, HALF) else 0
+                hit += users if self._is_over_share(other, now, HALF) else 0
         if not everyone:
             return ONLY
         return ALL if 2 * hit > everyone else ALONE
 
 
 def _limited(cleared: Clearance, limit: float, is_storm: bool) -> Clearance:
-    """What is left of a clearance where no deadline above *limit* may be judged."""
+    """A clearance for no deadline above *limit*."""
     return cleared._replace(
         silence=min(cleared.silence, limit),
         lost=min(cleared.lost, limit),

@@ -1,11 +1,11 @@
-"""The memory under the wheel: every user in columns, linked into lists by place.
+"""The memory under the wheel: users in columns, linked into lists by their places.
 
-No object per user: a user is a place, the same in every column, so that the garbage
-collector has nothing to walk however many there are. Lists are doubly linked and
-circular; a list is known by its sentinel, a place of its own that no user has, and
-the sentinel's `count` is the list's length. Moving a user is constant work.
+There is no object per user: a user is a place, the same in every column, so that the
+garbage collector has nothing to walk, however many there are. Lists are circular and
+doubly linked. A list is known by its sentinel, a place without a user; the sentinel's
+`count` is the length. Moving a user takes constant time.
 
-Only the wheel uses this; the columns are its to read and write.
+Only the wheel uses this, and reads and writes the columns directly.
 """
 
 # array.array cannot be subscripted when it runs, before Python 3.12.
@@ -20,15 +20,15 @@ NO_CONN: Final = -1
 
 # Bits of a user's flags.
 OWN_TIMEOUT: Final = 1  # the timeout came with its login and outlasts its gateway's
-RENEWED: Final = 2  # given a fresh timeout after a hold, unheard
+RENEWED: Final = 2  # has a fresh timeout after a hold, and was not heard since
 EXACT_START: Final = 4  # `start` does not depend on when a login was read
 
-# New places are made this many at a time: small enough not to be felt as a pause.
+# New places are made this many at a time, few enough to make no noticeable pause.
 GROWTH: Final = 4096
 
 
 class Entry(NamedTuple):
-    """What is known of one user, copied out."""
+    """A copy of what the table has of one user."""
 
     uid: Uid
     gateway: int
@@ -42,14 +42,14 @@ class Entry(NamedTuple):
     flags: int
 
 
-# The same without names, which a restart, with a million of them, has no time for.
+# The same as a plain tuple: a restart makes a million of them.
 EntryFields: TypeAlias = tuple[
     Uid, int, int, int | None, float, float, float, float, int, int
 ]
 
 
 class Table:
-    """Columns of users, and the lists they stand in."""
+    """Columns of users, and the lists that they are in."""
 
     def __init__(self) -> None:
         self.index: dict[Uid, int] = {}
@@ -70,7 +70,7 @@ class Table:
         self._free = array("i")
 
     def add(self, fields: EntryFields) -> int:
-        """Take a user in, in no list yet; return its place."""
+        """Add a user, in no list yet; return its place."""
         entry, place = Entry._make(fields), self._take()
         self.index[entry.uid] = place
         self.uid[place] = entry.uid
@@ -86,7 +86,7 @@ class Table:
         return place
 
     def remove(self, place: int) -> Entry:
-        """Let a user go, out of its list; return what was known."""
+        """Remove a user, also from its list; return its entry."""
         entry = self.entry(place)
         del self.index[entry.uid]
         self._unlink(place)
@@ -95,7 +95,7 @@ class Table:
         return entry
 
     def entry(self, place: int) -> Entry:
-        """Copy out what is known of the user at a place."""
+        """Return the entry of the user at a place."""
         uid, conn = self.uid[place], self.conn[place]
         assert uid is not None
         return Entry(
@@ -119,7 +119,7 @@ class Table:
         return place
 
     def drop_list(self, sentinel: int) -> None:
-        """Take an empty list away."""
+        """Free an empty list."""
         self._free.append(sentinel)
 
     def append(self, place: int, sentinel: int) -> None:

@@ -1,32 +1,32 @@
-"""When timers fire: the coming hour of the table, on a wheel of its own.
+"""When timers fire: the timers of the coming hour, on a wheel of their own.
 
-The table of timers (`timer_states`) is the truth and may hold far more than memory. Here are
-the numbers of those that come due next, on a ring of 3,600 slots of one second with
-buckets of 10 ms below: the same wheel that users are on. It is filled from the table
-ahead of time, earliest first and in bounded steps, up to the *horizon*. A timer is on
-the ring if it comes due before the horizon, and what the table has is told to the ring
-when a transaction is done (`settled`).
+The table of timers (`timer_states`) is the truth, and may hold far more than memory. The
+numbers of the timers that come due next are kept here, on a ring of 3,600 slots of one
+second: the same wheel that users are on. It is filled from the table ahead of time,
+earliest first and in bounded steps, up to the *horizon*. What a transaction changed in
+the table is taken over when it is done (`settled`).
 
-So memory says when to look, and the table says at what. A timer that comes due is
-taken in hand, read from the table and judged. What was read may be out of date, as
-reading and writing take turns with what gateways say. Two rules make it safe:
-    1. nobody is judged on a key, or an ext, of which an order is *under way*: given
-       but not yet settled. Whatever was said before the judgement wins;
-    2. what a transaction settled since the reading began is not taken from that
-       reading: the settlement has already put it where it belongs.
+So memory knows when to look, and the table knows at what. A timer that comes due is
+claimed, read from the table, and fired. Reading and writing take turns with what gateways
+send, so a row may be out of date when it arrives. Two rules make that safe:
+    1. a timer does not fire while an order for its key or ext is *under way*: issued, and
+       not settled yet. What was asked before the timer fires wins;
+    2. a timer that a transaction changed after the reading began is not fired from that
+       reading: `settled` has put it on the ring again already.
 
-Time is monotonic, told by the caller. Rows have milliseconds of the timers' clock:
+Time is monotonic and passed by the caller. Rows have milliseconds of the timers' clock:
 the wall clock as of the start, and monotonic time since. So a step of the wall clock
-moves nothing while the process runs, and over a restart the wall clock counts.
+moves nothing while the process runs; over a restart the wall clock counts.
 
 Source: Varghese & Lauck, SOSP 1987, and the ring rebuilt from a database at the start.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from typing import Final, NamedTuple
 
+from liveness.core.absences import Absences
 from liveness.core.changes import Decisions
 from liveness.core.fair_share import fair_share
 from liveness.core.records import (
@@ -35,7 +35,6 @@ from liveness.core.records import (
     Answer,
     Cancel,
     Instant,
-    Logged,
     TimerRecord,
 )
 from liveness.core.table import OWN_TIMEOUT, Entry
@@ -63,34 +62,32 @@ from liveness.core.wheel import Wheel
 RING_S: Final = 3_600.0
 RING_SLOTS: Final = 3_600
 
-# The ring is filled a minute at a time, so that an idle process seldom asks the table.
+# The ring is filled a minute at a time, so that an idle process seldom reads the table.
 FILL_EVERY_MS: Final = 60_000
-# Timers laid on the ring in one step; some milliseconds of reading.
+# Timers that are put on the ring in one step: some milliseconds of reading.
 FILL_STEP: Final = 2_000
-# A run whose gateway was not handed its record is looked at again after so many times
-# the time that it has: a gateway that is away for long may have a million of them. Not
-# after more than ten minutes, unless it has more itself.
+# A run whose gateway was not sent the record yet is looked at again after ten times the
+# time that a run may take: a gateway that is away for long may have a million of them.
+# But after ten minutes at the most, or after one run's time if that is longer.
 AWAY_RUNS: Final = 10
 MOST_AWAY_MS: Final = 600_000
-# Absences that are told apart; of more the oldest counts as a part of the next.
-MOST_ABSENCES: Final = 100
 # Moments in whole milliseconds and in seconds differ by less than this.
 ROUNDING_MS: Final = 1.0
-# One whose key has an order under way is looked at again after this long.
+# A due timer whose key has an order under way is looked at again after this long.
 LOOK_AGAIN_S: Final = 0.05
 
 _NEVER: Final = -(2**62)
 
 
 class Due(NamedTuple):
-    """A timer that came due, as read from the table."""
+    """A row of the table: a timer that came due, and its payload."""
 
     timer: TimerState
     payload: str | None
 
 
 class Coming(NamedTuple):
-    """A live timer of the table, for the ring."""
+    """A row of the table: a live timer to put on the ring."""
 
     id: int
     gateway: str
@@ -98,7 +95,7 @@ class Coming(NamedTuple):
 
 
 class LoadedWindow(NamedTuple):
-    """What to read for the ring: above (`next`, `id`), up to `until`, so many."""
+    """What to read for the ring: rows above (`next`, `id`), up to `until`, in order."""
 
     next: int
     id: int
@@ -107,17 +104,17 @@ class LoadedWindow(NamedTuple):
 
 
 class TimerScheduler:
-    """Which timers come due, and what is under way of each.
+    """Which timers come due, and which orders for timers are under way.
 
     Args:
-        make_wheel: Makes the ring, at a monotonic moment.
+        make_wheel: Makes an empty ring that starts at a monotonic moment.
         decided: Where records and orders go.
-        at: The start: what the timers' clock is anchored to.
-        next_id: The next number to be given to a timer.
+        at: The start, to which the timers' clock is anchored.
+        next_id: The number of the next timer.
         states: How many timers the table has in each state.
-        ladder: How attempts follow each other.
-        max_live: Live timers above which no more are taken.
-        max_loaded: Timers on the ring above which it is emptied, to be filled anew.
+        ladder: When the next attempt is made.
+        max_live: Live timers above which `after` is refused.
+        max_loaded: Timers on the ring above which it is emptied and filled again.
     """
 
     def __init__(
@@ -142,21 +139,18 @@ class TimerScheduler:
         self._max_loaded = max_loaded
         self._make_wheel = make_wheel
         self._gateways: dict[str, int] = {}
-        self._names: list[str] = []  # by that number
+        self._names: list[str] = []  # of the gateways, by number
         self._wheel = make_wheel(at.mono)
         self._now = at.mono
-        # When a gateway was not listened to, or under None nobody was: from and until,
-        # the latest last.
-        self._absences: dict[str | None, deque[tuple[float, float]]] = {None: deque()}
-        self._horizon = (_NEVER, 0)  # `next` and id: all up to there is on the ring
-        self._reading_until: int | None = None  # a reading for the ring is under way
-        self._in_hand: dict[int, int] = {}  # taken to be judged: number of the gateway
-        # How many, by gateway and key or ext. No counters, which are slow at both ends.
+        self._absences = Absences(at.mono)
+        self._horizon = (_NEVER, 0)  # `next` and id: timers up to there are on the ring
+        self._reading_until: int | None = None  # how far the present reading goes
+        self._claimed: dict[int, int] = {}  # due timers being read: gateway's number
+        # How many orders, by gateway and key or ext. Not a Counter, which is slower.
         self._under_way: dict[tuple[str, str], int] = {}
         self._under_way_ext: dict[tuple[str, str], int] = {}
-        self._asked = 0  # of the orders under way those that ask for a timer
-        # Settled since a reading began.
-        self._touched: set[int] = set()
+        self._new_under_way = 0  # how many of these orders create a timer
+        self._changed_since_read: set[int] = set()
 
     @property
     def loaded(self) -> int:
@@ -164,20 +158,20 @@ class TimerScheduler:
         return len(self._wheel)
 
     def ms(self, mono: float) -> int:
-        """The timers' clock at a monotonic moment."""
+        """Milliseconds of the timers' clock at a monotonic moment."""
         return int(self._exact_ms(mono))
 
-    # --- what is asked --------------------------------------------------------
+    # --- orders ---------------------------------------------------------------
 
     def after(self, gateway: str, asked: After, at: Instant) -> bool:
-        """Take a timer; return False if there are too many."""
+        """Create a timer; return False if there are too many."""
         states = self.states
-        if states[PENDING] + states[FIRED] + self._asked >= self._max_live:
+        if states[PENDING] + states[FIRED] + self._new_under_way >= self._max_live:
             return False
         until = at.mono + asked.seconds
         now, due = self.ms(at.mono), self.ms(until)
-        # Judged as the ring will: milliseconds since 1970 are floats a quarter of a
-        # microsecond apart, so by them it could fire that much early.
+        # Compared as the ring will compare: floats of milliseconds since 1970 are a
+        # quarter of a microsecond apart, and the timer could fire that much early.
         if self._mono(due) < until:
             due += 1
         timer = TimerState(
@@ -185,91 +179,61 @@ class TimerScheduler:
             self._decided.next_seq, None, now, None, now,
         )  # fmt: skip
         self._next_id += 1
-        self._asked += 1
-        self._give(CreateTimer(timer, asked.payload))
+        self._new_under_way += 1
+        self._issue(CreateTimer(timer, asked.payload))
         return True
 
     def cancel(self, gateway: str, asked: Cancel, at: Instant) -> None:
         """Cancel the live timer of a key, or those of an ext."""
         now = self.ms(at.mono)
-        self._give(CancelTimer(gateway, asked.key, asked.ext, self._next_id, now))
+        self._issue(CancelTimer(gateway, asked.key, asked.ext, self._next_id, now))
 
     def answer(self, gateway: str, answer: Answer, at: Instant) -> None:
-        """Take a gateway's answer to a run."""
-        self._give(
-            CompleteTimer(
-                gateway,
-                answer.key,
-                answer.seq,
-                answer.is_done,
-                answer.message,
-                answer.final,
-                self.ms(at.mono),
-            )
-        )
+        """Apply a gateway's answer to a run."""
+        key, is_done, message, is_final, seq = answer
+        now = self.ms(at.mono)
+        self._issue(CompleteTimer(gateway, key, seq, is_done, message, is_final, now))
 
     def try_again(self, gateway: str, key: str, at: Instant) -> None:
-        """Have a failed or pending timer tried now, from the first attempt on."""
-        self._give(RetryTimer(gateway, key, self.ms(at.mono)))
+        """Fire a failed or pending timer now, as its first attempt."""
+        self._issue(RetryTimer(gateway, key, self.ms(at.mono)))
 
     def undelivered(self, gateway: str, key: str, seq: int, at: Instant) -> None:
-        """Have a timer fire again of whose run its gateway will not be told."""
-        self._give(Undelivered(gateway, key, seq, self.ms(at.mono)))
+        """Fire a timer again, as the record of its run cannot be delivered."""
+        self._issue(Undelivered(gateway, key, seq, self.ms(at.mono)))
 
     def settled(self, orders: Iterable[TimerCommand], done: TimerTransaction) -> None:
-        """Take in what a transaction has made of orders, now that it is on disk."""
+        """Take over what a transaction made of *orders*, now that it is on disk."""
         for order in orders:
-            self._is_over(order)
+            self._note_settled(order)
         self.results.update(done.results)
         self.states.update(done.states)
         if self._is_reading:
-            self._touched.update(timer.id for timer in done.changed)
-        # What is due up to here is on the ring, or will be by a reading under way.
+            self._changed_since_read.update(timer.id for timer in done.changed)
+        # Timers due up to here are on the ring, or will be after the present reading.
         reaches = max(self._horizon[0], self._reading_until or _NEVER)
         wheel = self._wheel
         for timer in done.changed:
-            number, following = timer.id, timer.next
+            number, next_ms = timer.id, timer.next
             if wheel.find(number) is not None:
                 wheel.close(number)
-            if following is not None and following <= reaches:
-                self._put(number, timer.gateway, following)
+            if next_ms is not None and next_ms <= reaches:
+                self._load(number, timer.gateway, next_ms)
         if self.loaded > self._max_loaded:
-            self._begin_anew()
+            self._empty_ring()
 
     def forgot(self, ended: dict[str, int]) -> None:
-        """Note how many ended timers of each state are not kept any more."""
+        """Subtract ended timers that were deleted from the table, by state."""
         self.states.subtract(ended)
 
     def was_absent(
         self, since: float, until: float, gateway: str | None = None
     ) -> None:
-        """Note that a gateway was not listened to between these monotonic moments.
+        """Note that a gateway was not listened to; see `Absences.add`.
 
-        A run is over only once it was listened for an answer as long as it may take.
-
-        Args:
-            since: From when on, no earlier than the last time.
-            until: Until when.
-            gateway: Its name; None: nobody was. Of one moment only one of both is said.
+        A run is over only once its gateway was listened to for as long as it may take.
         """
-        absences = self._absences.setdefault(gateway, deque())
-        if absences and absences[-1][1] >= since:
-            first, last = absences[-1]
-            absences[-1] = (first, max(last, until))
-            return
-        absences.append((since, until))
-        if len(absences) > MOST_ABSENCES:
-            (first, last), (later, end) = absences.popleft(), absences.popleft()
-            absences.appendleft((later - (last - first), end))
-
-    def _listened(self, gateway: str, since: float, until: float) -> float:
-        """Seconds between these moments in which a gateway was listened to."""
-        since = max(since, self._anchor.mono)  # before that nobody was
-        listened = until - since
-        for absences in (self._absences[None], self._absences.get(gateway, ())):
-            for first, last in absences:
-                listened -= max(0.0, min(until, last) - max(since, first))
-        return listened
+        self._absences.add(since, until, gateway)
 
     # --- the ring -------------------------------------------------------------
 
@@ -278,16 +242,16 @@ class TimerScheduler:
 
         Args:
             mono: Now.
-            laid_until: How far ahead of that the ring is to be laid, so that who is due
-                at this very moment is not kept to the end of a bucket.
+            laid_until: Move the ring ahead to this moment, so that a timer that is due
+                now need not wait for the end of its bucket.
         """
         self._now = max(self._now, mono)
         self._wheel.advance(max(self._now, laid_until), self._wheel.steps)
 
     def next_due(self) -> float:
-        """The monotonic moment at which there will next be something to do.
+        """The monotonic moment at which the ring will next have something to do.
 
-        That timers wait to be taken or loaded already is not among it.
+        Apart from timers that wait to be taken, or loaded, already.
         """
         fill_at = (self._horizon[0] - self._anchor.wall_ms + FILL_EVERY_MS) / 1000
         fill_at += self._anchor.mono - RING_S
@@ -296,118 +260,126 @@ class TimerScheduler:
 
     @property
     def wants_filling(self) -> bool:
-        """Whether `window` would ask for something.
+        """Whether `window` would return something.
 
-        Not if the ring reaches far enough, or is half full: what is put on it from
-        elsewhere needs room too.
+        Not if the ring reaches far enough, or is half full: new timers need room too.
         """
         until = self.ms(self._now + RING_S)
         is_far = self._horizon[0] > until - FILL_EVERY_MS
         return not (is_far or self._is_reading or self.loaded > self._max_loaded // 2)
 
     def window(self) -> LoadedWindow | None:
-        """What to read for the ring now, if anything; its answer goes to `fill`."""
+        """Return what to read for the ring now, if anything; pass the rows to `fill`."""
         if not self.wants_filling:
             return None
         until = self.ms(self._now + RING_S)
-        self._touched.clear()
+        self._changed_since_read.clear()
         self._reading_until = until
         return LoadedWindow(*self._horizon, until, FILL_STEP)
 
     def fill(self, window: LoadedWindow, coming: Sequence[Coming]) -> None:
-        """Lay what was read for *window* on the ring."""
+        """Put the timers that were read for *window* on the ring."""
         if self._reading_until != window.until:
-            return  # the ring was begun anew meanwhile
+            return  # the ring was emptied meanwhile
         self._reading_until = None
-        for one in coming:
-            if one.id not in self._touched and self._wheel.find(one.id) is None:
-                self._put(one.id, one.gateway, one.next)
+        for number, gateway, next_ms in coming:
+            if (
+                number not in self._changed_since_read
+                and self._wheel.find(number) is None
+            ):
+                self._load(number, gateway, next_ms)
         self._horizon = (window.until, 0)
         if len(coming) == window.limit:
             self._horizon = (coming[-1].next, coming[-1].id)
 
-    # --- judgement ------------------------------------------------------------
+    # --- due timers -----------------------------------------------------------
 
     @property
     def has_due(self) -> bool:
-        """Whether timers wait to be taken in hand."""
+        """Whether due timers wait to be claimed."""
         return bool(self._wheel.waiting()) and not self._is_reading
 
     def take(
         self, limit: int, may_fire: Callable[[str], bool] = lambda _gateway: True
     ) -> list[int]:
-        """Take timers that came due in hand, to be read; their rows go to `judge`.
+        """Claim due timers, and return their numbers; pass their rows to `fire`.
 
-        Gateways take turns, so that a hundred thousand timers of one do not delay the
+        Gateways get equal shares: a hundred thousand timers of one do not delay the
         single one of another.
 
         Args:
             limit: How many, over all gateways.
-            may_fire: Whether timers of a gateway may be fired by now.
+            may_fire: Whether timers of a gateway, by name, may fire now.
         """
         if self._is_reading:
             return []
-        self._touched.clear()
+        self._changed_since_read.clear()
 
         def take(gateway: int, share: int) -> int:
             taken = self._wheel.fire(gateway, until=self._now, limit=share)
-            self._in_hand |= {int(entry.uid): gateway for entry in taken}
+            self._claimed |= {int(entry.uid): gateway for entry in taken}
             return len(taken)
 
         waiting = self._wheel.waiting()
-        fair_share([it for it in waiting if may_fire(self._names[it])], limit, take)
-        return [*self._in_hand]
+        ready = [number for number in waiting if may_fire(self._names[number])]
+        fair_share(ready, limit, take)
+        return [*self._claimed]
 
     def leave(self) -> None:
-        """Note that what was to be read could not be; those in hand stay due."""
+        """Note that a reading failed; the claimed timers stay due."""
         self._reading_until = None
-        for number, gateway in self._in_hand.items():
+        for number, gateway in self._claimed.items():
             if self._wheel.find(number) is None:
-                self._lay(number, gateway, self._now)
-        self._in_hand.clear()
+                self._insert(number, gateway, self._now)
+        self._claimed.clear()
 
     def fire(
         self,
         rows: Iterable[Due],
         at: Instant,
-        handed: Callable[[str], int],
-        hurry: Callable[[str, str], object] = lambda _gateway, _key: None,
+        delivered_seq: Callable[[str], int],
+        commit_soon: Callable[[str, str], object] = lambda _gateway, _key: None,
     ) -> list[float]:
-        """Fire those in hand that are due, or end their run.
+        """Fire the claimed timers that are due, or end their runs.
 
         Args:
             rows: What the table has of them.
             at: Now.
-            handed: Up to which seq a gateway was handed its records. A run of which it
-                knows nothing yet uses up no attempt.
-            hurry: Told of gateway and key of those that wait for what is under way.
+            delivered_seq: The seq up to which a gateway was sent its records. A run whose
+                record was not sent yet uses up no attempt.
+            commit_soon: Called with gateway and key of each timer that waits for an
+                order under way.
         Returns:
-            By how many seconds each was late that fired.
+            The lateness in seconds of each timer that fired.
         """
         lateness: list[float] = []
         exact, now = self._exact_ms(at.mono), self.ms(at.mono)
-        in_hand, self._in_hand = self._in_hand, {}
+        claimed, self._claimed = self._claimed, {}
         for timer, payload in rows:
-            gateway = in_hand.get(timer.id)
-            if gateway is None or timer.id in self._touched or timer.next is None:
+            gateway = claimed.get(timer.id)
+            if (
+                gateway is None
+                or timer.id in self._changed_since_read
+                or timer.next is None
+            ):
                 continue
             if self._is_under_way(timer):
-                hurry(timer.gateway, timer.key)
-                self._lay(timer.id, gateway, at.mono + LOOK_AGAIN_S)
+                commit_soon(timer.gateway, timer.key)
+                self._insert(timer.id, gateway, at.mono + LOOK_AGAIN_S)
             elif timer.next > now:
-                self._lay(timer.id, gateway, self._mono(timer.next))
+                self._insert(timer.id, gateway, self._mono(timer.next))
             elif timer.state == PENDING:
                 lateness.append((exact - timer.next) / 1000)
                 self._fire(timer, payload, now, at.wall_ms)
             else:
-                self._end_run(timer, at.mono, handed)
+                self._end_run(timer, at.mono, delivered_seq)
         return lateness
 
     # --- within ---------------------------------------------------------------
 
     @property
     def _is_reading(self) -> bool:
-        return self._reading_until is not None or bool(self._in_hand)
+        return self._reading_until is not None or bool(self._claimed)
 
     def _exact_ms(self, mono: float) -> float:
         return self._anchor.wall_ms + (mono - self._anchor.mono) * 1000
@@ -415,20 +387,19 @@ class TimerScheduler:
     def _mono(self, ms: int) -> float:
         return self._anchor.mono + (ms - self._anchor.wall_ms) / 1000
 
-    def _give(self, order: TimerCommand) -> None:
+    def _issue(self, order: TimerCommand) -> None:
         self._decided.changes.orders.append(order)
-        key = key_of(order)
-        under_way = self._under_way
+        key, under_way = key_of(order), self._under_way
         if key is None:
             key, under_way = _ext_of(order), self._under_way_ext
         under_way[key] = under_way.get(key, 0) + 1
 
-    def _is_over(self, order: TimerCommand) -> None:
+    def _note_settled(self, order: TimerCommand) -> None:
         key, under_way = key_of(order), self._under_way
         if key is None:
             key, under_way = _ext_of(order), self._under_way_ext
         elif isinstance(order, CreateTimer):
-            self._asked -= 1
+            self._new_under_way -= 1
         left = under_way[key] - 1
         if left:
             under_way[key] = left
@@ -442,59 +413,61 @@ class TimerScheduler:
         )
 
     def _end_run(
-        self, timer: TimerState, mono: float, handed: Callable[[str], int]
+        self, timer: TimerState, mono: float, delivered_seq: Callable[[str], int]
     ) -> None:
         assert timer.seq is not None  # it is fired
         assert timer.fired is not None
         gateway, key, seq, now = timer.gateway, timer.key, timer.seq, self.ms(mono)
         run_ms = self.ladder.run_ms
-        left_ms = run_ms - 1000 * self._listened(gateway, self._mono(timer.fired), mono)
-        # Put off in the table too: in memory alone, many of them would fill the ring
-        # with what it says is earliest, and nobody else would be loaded.
+        fired = self._mono(timer.fired)
+        left_ms = run_ms - 1000 * self._absences.listened_s(gateway, fired, mono)
+        # Put off in the table too. In memory alone, many such timers would stay the
+        # earliest of the table, and no others would be loaded.
         if left_ms > ROUNDING_MS:
-            self._give(LookLater(gateway, key, seq, now + ceil(left_ms)))
-        elif handed(gateway) < seq:
+            self._issue(LookLater(gateway, key, seq, now + ceil(left_ms)))
+        elif delivered_seq(gateway) < seq:
             away_ms = max(run_ms, min(AWAY_RUNS * run_ms, MOST_AWAY_MS))
-            self._give(LookLater(gateway, key, seq, now + away_ms))
+            self._issue(LookLater(gateway, key, seq, now + away_ms))
         else:
-            self._give(GiveUp(gateway, key, seq, now))
+            self._issue(GiveUp(gateway, key, seq, now))
 
     def _fire(
         self, timer: TimerState, payload: str | None, now: int, wall_ms: int
     ) -> None:
-        seq = self._decided.next_seq
-        record: Logged = TimerRecord(
+        seq, attempt = self._decided.next_seq, timer.attempts + 1
+        # `at` minus this is the lateness, however the wall clock was set.
+        due = wall_ms - (now - timer.due)
+        record = TimerRecord(
             seq,
             TIMER,
             timer.gateway,
             timer.key,
             payload,
             timer.ext,
-            # Beside `at` it tells how late this is, whatever was done to the wall clock.
-            wall_ms - (now - timer.due),
-            timer.attempts + 1,
+            due,
+            attempt,
             wall_ms,
         )
         self._decided.record(record)
         self._decided.changes.ends += 1
-        self._give(Fire(timer.gateway, timer.key, timer.attempts + 1, seq, now))
+        self._issue(Fire(timer.gateway, timer.key, attempt, seq, now))
 
-    def _put(self, number: int, name: str, following: int) -> None:
+    def _load(self, number: int, name: str, next_ms: int) -> None:
         gateway = self._gateways.get(name)
         if gateway is None:
             gateway = self._gateways[name] = self._wheel.add_gateway()
             self._names.append(name)
-        self._lay(number, gateway, self._mono(following))
+        self._insert(number, gateway, self._mono(next_ms))
 
-    def _lay(self, number: int, gateway: int, due: float) -> None:
-        """Put a timer on the ring; one that is due already comes next."""
+    def _insert(self, number: int, gateway: int, due: float) -> None:
+        """Put a timer on the ring; if it is due already it comes next."""
         due = max(due, self._now)
         self._wheel.put(
             Entry(number, gateway, 0, None, 0.0, 0.0, due, 0.0, 0, OWN_TIMEOUT)
         )
 
-    def _begin_anew(self) -> None:
-        """Empty the ring, which holds too much; it is filled anew, earliest first."""
+    def _empty_ring(self) -> None:
+        """Empty the ring, which holds too many; it is filled again, earliest first."""
         self._wheel = self._make_wheel(self._now)
         for _ in self._gateways:
             self._wheel.add_gateway()
@@ -502,7 +475,7 @@ class TimerScheduler:
 
 
 def _ext_of(order: TimerCommand) -> tuple[str, str]:
-    """Gateway and ext of those that a cancel without a key is about."""
+    """Gateway and ext of the timers that a cancel without a key ends."""
     assert isinstance(order, CancelTimer)
     assert order.ext is not None
     return order.gateway, order.ext

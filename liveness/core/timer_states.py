@@ -1,23 +1,23 @@
-"""Timers: the states they go through, and what takes them from one to the next.
+"""Timers: their states, and the orders that take them from one state to the next.
 
-A timer is a row of a table, of which there may be far more than memory holds. What is
-asked of it (by its gateway, by the ring on which it comes due, by an operator) is an
-*order*. Whoever writes the table applies orders one after the other, in the order in
-which they came, to the rows they are about: that is a `TimerTransaction`, made within the
-transaction that writes what has changed.
+A timer is a row of a table, which may hold far more timers than memory. An *order* (a
+`TimerCommand`) is what somebody wants of a timer: its gateway, the ring on which it comes
+due, or an operator. The writer of the table applies orders in the order in which they
+came. A `TimerTransaction` works out the new rows, inside the database transaction that
+writes them.
 
     pending -> fired -> done                  it came due; its gateway did it
-       ^         |----> pending               it failed or did not answer: a retry
-       |         |----> pending               nobody will be told of it: tried at once
-       |         '----> failed                for good, or the ladder has no more steps
-       '-- retry of an operator
-    pending or fired -> cancelled, replaced   told so meanwhile
+       ^         |----> pending               it failed or was not answered: a retry
+       |         |----> pending               its record cannot be delivered: at once
+       |         '----> failed                for good, or no retries are left
+       '-- retry by an operator
+    pending or fired -> cancelled, replaced   by another order of its gateway
 
-Of the timers of one gateway with one key only the newest may be *live*: pending or
-fired. All times here are milliseconds of the timers' clock: wall time as of the
-start, and monotonic since (see `timer_scheduler`).
+Of a gateway's timers with one key only the newest may be *live*: pending or fired. All
+times here are milliseconds of the timers' clock: wall time as of the start, and monotonic
+time since (see `timer_scheduler`).
 
-Source: a table with states and a ladder of retries, as payment notifications have it.
+Source: a table with states and a schedule of retries, as payment notifications have it.
 """
 
 from collections import Counter
@@ -33,8 +33,8 @@ REPLACED: Final = "replaced"
 LIVE: Final = (PENDING, FIRED)
 STATES: Final = (*LIVE, DONE, FAILED, CANCELLED, REPLACED)
 
-# What became of an attempt, as `liveness_timer_attempts_total{result}` shows it. Late:
-# an answer that nobody waited for, since the run or the timer was over.
+# What became of an attempt, as `liveness_timer_attempts_total{result}` shows it. Late: an
+# answer that came after the run or the timer was over.
 FAIL: Final = "fail"
 UNANSWERED: Final = "unanswered"
 LATE: Final = "late"
@@ -42,15 +42,15 @@ RESULTS: Final = (DONE, FAIL, UNANSWERED, LATE)
 
 
 class TimerState(NamedTuple):
-    """One timer as the table keeps it, but for its payload."""
+    """A timer as the table has it, without its payload."""
 
     id: int  # grows with every `after`
     gateway: str
     key: str
     ext: str | None
     state: str
-    due: int  # when the attempt is due that comes next, or was under way last
-    next: int | None  # when it must be looked at; None: no more
+    due: int  # when the next attempt is due; while one runs, when that was
+    next: int | None  # when it comes due on the ring; None: never again
     attempts: int
     seq: int | None  # the record of the latest run
     since: int  # no record of this timer has a lower seq
@@ -61,7 +61,7 @@ class TimerState(NamedTuple):
 
     @property
     def is_live(self) -> bool:
-        """Whether something may still become of it."""
+        """Whether it is pending or fired."""
         return self.next is not None
 
 
@@ -72,7 +72,7 @@ class RetryPolicy(NamedTuple):
     waits_ms: tuple[int, ...]
 
 
-# A minute for a run, and the waits that payment notifications made customary: a day.
+# A minute for a run, and retries over a day, as is customary for payment notifications.
 RETRY_POLICY: Final = RetryPolicy(
     60_000,
     tuple(
@@ -86,14 +86,14 @@ RETRY_POLICY: Final = RetryPolicy(
 
 
 class CreateTimer(NamedTuple):
-    """A timer is asked for; it replaces a live one of its key."""
+    """Create a timer; it replaces a live one of its key."""
 
     timer: TimerState
     payload: str | None
 
 
 class CancelTimer(NamedTuple):
-    """The live timer of a key is to be cancelled, or all of an ext with lower ids."""
+    """Cancel the live timer of a key, or all live timers of an ext with lower ids."""
 
     gateway: str
     key: str | None
@@ -103,7 +103,7 @@ class CancelTimer(NamedTuple):
 
 
 class CompleteTimer(NamedTuple):
-    """A gateway's answer to a run."""
+    """End a run by its gateway's answer."""
 
     gateway: str
     key: str
@@ -115,10 +115,11 @@ class CompleteTimer(NamedTuple):
 
 
 class Fire(NamedTuple):
-    """A run has begun, by the record *seq*.
+    """Note that the record *seq* began a run.
 
-    The record is in the log before the table knows of it. After a crash in between it
-    is given anew, from the log, and whatever the table has already is left as it is.
+    The record is in the log before the run is in the table. After a crash in between,
+    this order is issued again, from the log; a run that the table has already stays as
+    it is.
     """
 
     gateway: str
@@ -129,7 +130,7 @@ class Fire(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """The run that the record *seq* began has not been answered in time."""
+    """End the run that the record *seq* began, as it was not answered in time."""
 
     gateway: str
     key: str
@@ -138,7 +139,7 @@ class GiveUp(NamedTuple):
 
 
 class LookLater(NamedTuple):
-    """That run goes on, for no fault of whoever has not answered it."""
+    """Let that run go on: its gateway could not have answered it yet."""
 
     gateway: str
     key: str
@@ -147,7 +148,7 @@ class LookLater(NamedTuple):
 
 
 class Undelivered(NamedTuple):
-    """Of the run that the record *seq* began its gateway will not be told."""
+    """Take back the run that the record *seq* began: it cannot be delivered."""
 
     gateway: str
     key: str
@@ -156,7 +157,7 @@ class Undelivered(NamedTuple):
 
 
 class RetryTimer(NamedTuple):
-    """An operator wants the timer of a key tried now, from the first attempt on."""
+    """Fire the timer of a key now, as its first attempt; an operator's order."""
 
     gateway: str
     key: str
@@ -176,19 +177,19 @@ TimerCommand: TypeAlias = (
 
 
 def key_of(order: TimerCommand) -> tuple[str, str] | None:
-    """Gateway and key of the one timer an order is about; None: of an ext's."""
+    """Gateway and key of an order's timer; None if the order names an ext."""
     if isinstance(order, CreateTimer):
         return order.timer.gateway, order.timer.key
     return None if order.key is None else (order.gateway, order.key)
 
 
 def gateway_of(order: TimerCommand) -> str:
-    """The gateway of the timers an order is about."""
+    """The gateway of an order's timers."""
     return order.timer.gateway if isinstance(order, CreateTimer) else order.gateway
 
 
 def weight_of(order: TimerCommand) -> int:
-    """What it is to a transaction: one, and one more for each KiB of text that it carries."""
+    """How much an order adds to a transaction: 1, and 1 for each KiB of its text."""
     text = (
         order.payload
         if isinstance(order, CreateTimer)
@@ -202,16 +203,16 @@ def weight_of(order: TimerCommand) -> int:
 def without_new(
     orders: Iterable[TimerCommand], waiting: Collection[tuple[str, str]] | None = None
 ) -> tuple[list[TimerCommand], list[TimerCommand]]:
-    """Part orders that may need a larger table from those that need none.
+    """Separate orders that may need a larger table from those that do not.
 
     Args:
         orders: In the order in which they came.
-        waiting: Gateway and key of new timers that wait already. None: no new timer may
-            be among the first; else only none of a gateway that has one waiting.
+        waiting: Gateway and key of new timers that wait for room already. None: all new
+            timers wait now; otherwise only those of gateways that have one waiting.
     Returns:
-        Those that can be applied now; and new timers, with what is asked of their keys
-        after them. A cancel by ext is among both: it is about what is there, and about
-        new timers that were asked for before it.
+        The orders that can be applied now; and new timers, with the later orders for
+        their keys. A cancel by ext is in both lists: it ends timers of the table, and
+        new timers that came before it.
     """
     now, later = list[TimerCommand](), list[TimerCommand]()
     keys = {*(waiting or ())}
@@ -222,7 +223,7 @@ def without_new(
         if is_new and key is not None and (waiting is None or gateway in gateways):
             keys.add(key)
             gateways.add(gateway)
-        # A run is of a timer that the table has.
+        # A run's timer is in the table.
         waits = not isinstance(order, Fire) and (
             gateway in gateways if key is None else key in keys
         )
@@ -234,13 +235,13 @@ def without_new(
 
 
 class TimerTransaction:
-    """What one transaction makes of its orders.
+    """The rows that one transaction changes.
 
     Args:
         orders: In the order in which they came.
-        found: Of every key that an order is about the newest timer, where there is one;
-            and the live timers of every ext.
-        ladder: How attempts follow each other.
+        found: The newest timer of every key that the orders name, where there is one,
+            and the live timers of every ext that they name.
+        ladder: When the next attempt is made.
     """
 
     def __init__(
@@ -251,22 +252,22 @@ class TimerTransaction:
     ) -> None:
         self.added: list[CreateTimer] = []
         self.results: Counter[str] = Counter()  # of attempts
-        self._ladder = ladder
+        self._retry_policy = ladder
         self.before: dict[int, TimerState] = {timer.id: timer for timer in found}
         self._after = dict(self.before)
         self._newest: dict[tuple[str, str], int] = {}
         self._by_ext: dict[tuple[str, str], list[int]] = {}
         for timer in self.before.values():
-            self._note(timer)
+            self._index(timer)
         for order in orders:
             self._apply(order)
-        # Those that are not what they were, or were not there, as they are now.
+        # The timers that are new or changed, as they are now.
         self.changed = [
             timer
             for number, timer in self._after.items()
             if self.before.get(number) is not timer
         ]
-        # How many more, or fewer, there now are in each state.
+        # By how much the number of timers in each state changes.
         self.states: Counter[str] = Counter()
         for timer in self.changed:
             self.states[timer.state] += 1
@@ -278,13 +279,13 @@ class TimerTransaction:
     def _apply(self, order: TimerCommand) -> None:
         match order:
             case CreateTimer():
-                self._schedule(order)
+                self._create(order)
             case CancelTimer():
-                for timer in self._meant(order):
+                for timer in self._timers_to_cancel(order):
                     if timer.id < order.below:
                         self._end(timer, CANCELLED, order.at, timer.message)
             case CompleteTimer():
-                self._reply(order)
+                self._complete(order)
             case Fire():
                 self._fire(order)
             case GiveUp() | LookLater() | Undelivered():
@@ -292,34 +293,33 @@ class TimerTransaction:
             case RetryTimer():
                 self._try_again(order)
 
-    def _schedule(self, order: CreateTimer) -> None:
+    def _create(self, order: CreateTimer) -> None:
         timer = order.timer
         former = self._live(timer.gateway, timer.key)
         if former is not None:
             self._end(former, REPLACED, timer.created, former.message)
         self.added.append(order)
         self._set(timer)
-        self._note(timer)
+        self._index(timer)
 
     def _fire(self, order: Fire) -> None:
-        number = self._newest.get((order.gateway, order.key))
-        timer = None if number is None else self._after[number]
+        timer = self._newest_timer(order.gateway, order.key)
         if (
             timer is None
             or timer.attempts != order.attempt - 1
             or order.seq < max(timer.since, (timer.seq or 0) + 1)
         ):
             return
-        state, following, changed = timer.state, timer.next, timer.changed
+        state, next_ms, changed = timer.state, timer.next, timer.changed
         if state == PENDING:
-            following = order.at + self._ladder.run_ms
+            next_ms = order.at + self._retry_policy.run_ms
             state, changed = FIRED, order.at
-        # Else it was cancelled after that was decided, and before the table heard of it.
-        # Spelled out here and in `_end`, where `_replace` takes twice as long.
+        # Otherwise it was cancelled after the record was made, and only seq and attempt
+        # change. Here and in `_end` the call is spelled out: `_replace` is half as fast.
         self._set(
             TimerState(
                 timer.id, timer.gateway, timer.key, timer.ext, state, timer.due,
-                following, order.attempt, order.seq, timer.since, timer.message,
+                next_ms, order.attempt, order.seq, timer.since, timer.message,
                 timer.created, order.at, changed,
             )
         )  # fmt: skip
@@ -341,19 +341,19 @@ class TimerTransaction:
             )
         else:
             self.results[UNANSWERED] += 1
-            told = f"no answer within {self._ladder.run_ms / 1000:g} s"
-            self._fail(timer, told, order.at, is_final=False)
+            message = f"no answer within {self._retry_policy.run_ms / 1000:g} s"
+            self._fail(timer, message, order.at, is_final=False)
 
-    def _reply(self, reply: CompleteTimer) -> None:
+    def _complete(self, reply: CompleteTimer) -> None:
         timer = self._live(reply.gateway, reply.key)
         if timer is None or timer.seq is None:
             self.results[LATE] += 1
         elif reply.is_done and (
             reply.seq is None
-            # By record 0 it was fired in another log, whose numbers nobody knows here.
+            # A timer with seq 0 was fired in another log, whose seqs are unknown here.
             or timer.since <= reply.seq <= (timer.seq or reply.seq)
         ):
-            # Also while it waits for another attempt: the work was done.
+            # Also if it is pending by now, for a retry: the work is done.
             self.results[DONE] += 1
             self._end(timer, DONE, reply.at, reply.message)
         elif (
@@ -367,8 +367,7 @@ class TimerTransaction:
             self.results[LATE] += 1
 
     def _try_again(self, order: RetryTimer) -> None:
-        number = self._newest.get((order.gateway, order.key))
-        timer = None if number is None else self._after[number]
+        timer = self._newest_timer(order.gateway, order.key)
         if timer is not None and timer.state in (PENDING, FAILED):
             self._set(
                 timer._replace(
@@ -383,7 +382,7 @@ class TimerTransaction:
     def _fail(
         self, timer: TimerState, message: str | None, at: int, *, is_final: bool
     ) -> None:
-        waits = self._ladder.waits_ms
+        waits = self._retry_policy.waits_ms
         if is_final or timer.attempts > len(waits):
             self._end(timer, FAILED, at, message)
             return
@@ -405,13 +404,16 @@ class TimerTransaction:
 
     # --- rows -----------------------------------------------------------------
 
-    def _live(self, gateway: str, key: str) -> TimerState | None:
+    def _newest_timer(self, gateway: str, key: str) -> TimerState | None:
         number = self._newest.get((gateway, key))
-        timer = None if number is None else self._after[number]
+        return None if number is None else self._after[number]
+
+    def _live(self, gateway: str, key: str) -> TimerState | None:
+        timer = self._newest_timer(gateway, key)
         return timer if timer is not None and timer.is_live else None
 
-    def _meant(self, order: CancelTimer) -> list[TimerState]:
-        """The live timers that a cancel is about."""
+    def _timers_to_cancel(self, order: CancelTimer) -> list[TimerState]:
+        """The live timers that a cancel ends."""
         if order.key is not None:
             timer = self._live(order.gateway, order.key)
             return [] if timer is None else [timer]
@@ -421,12 +423,12 @@ class TimerTransaction:
         live = [
             self._after[number] for number in numbers if self._after[number].is_live
         ]
-        # The same cancel may come a thousand times, for a thousand timers.
+        # The same cancel may come a thousand times: only the live ones stay listed.
         self._by_ext[ext] = [timer.id for timer in live]
         return live
 
-    def _note(self, timer: TimerState) -> None:
-        """Have *timer* found by its key and ext."""
+    def _index(self, timer: TimerState) -> None:
+        """Make *timer* known by its key and ext."""
         key = (timer.gateway, timer.key)
         self._newest[key] = max(timer.id, self._newest.get(key, 0))
         if timer.ext is not None:

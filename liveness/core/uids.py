@@ -1,4 +1,4 @@
-"""What may name a user, and what may name a connection."""
+"""The values that may name a user or a connection."""
 
 import re
 from typing import Final, TypeGuard
@@ -12,7 +12,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
 def is_natural(value: object) -> TypeGuard[int]:
-    """Whether *value* is an integer from 0 to 2^63-1; a boolean is none."""
+    """Whether *value* is an integer, and no boolean, from 0 to 2^63-1."""
     return type(value) is int and 0 <= value <= MAX_INTEGER
 
 
@@ -24,11 +24,11 @@ def is_text(value: object, longest: int) -> TypeGuard[str]:
     if type(value) is not str or not value or len(value) > longest:
         return False
     if value.isascii():
-        # Among ASCII, printable is exactly "no control character", and much faster.
+        # For ASCII this is the same as no control character, and much faster.
         return value.isprintable()
     try:
         return not _CONTROL.search(value) and len(value.encode()) <= longest
-    except UnicodeEncodeError:  # half of a surrogate pair, which is no text
+    except UnicodeEncodeError:  # half of a surrogate pair
         return False
 
 

@@ -1,36 +1,24 @@
-"""Which users have gone silent? The layered wheel: the readable reference.
+"""Which users have gone silent? The layered timing wheel in pure Python.
 
-Time is counted in buckets of at most 10 ms. The ring has (by default) 30 slots,
-together one timeout long; a layer above has as many slots, each one revolution of the
-layer below. Below the lowest layer lies the ground: the buckets of the slot that is
-current and of the one that comes next. An entry waits in the lowest layer that
-reaches its deadline; every event moves it, in constant time. With a timeout of 30 s:
+Each user is an entry, which waits in the list of its deadline: a bucket of at most 10 ms,
+or a slot of one of the layers above (`wheel_layers`). Every event moves it to the list of
+its new deadline, in constant time.
 
-    ground   200 buckets of 10 ms      who is due within two slots, to 10 ms
-    layer 0  30 slots of 1 s           the ring everyone knows
-    layer 1  30 slots of 30 s          who is due beyond one revolution
-    ...                                until more than a year is spanned
+When a bucket has passed, its entries move to their gateway's *due list*. There they wait
+until `fire` ends their sessions or an event moves them away: when a gateway's users may
+fire is not the wheel's business. Users that `renew` has given a fresh timeout have a
+second due list, as other rules hold for them: neither list waits behind the other.
 
-With a timeout of a day a slot is 48 minutes wide, and two layers lie below the ring.
-
-One slot before its time, a slot is detached as a whole and poured into the layer
-below in bounded steps. A bucket is detached once it has wholly passed, and its
-entries are laid on their gateway's *due list*. There they stay, still untouched by
-judgement, until `fire` takes them or a sign of life moves them away: whether a
-gateway's users may fire now is not the wheel's business. Those that `renew` has given a
-fresh timeout come to a second due list of their gateway, as other rules hold for them:
-none of either kind waits behind one of the other.
-
-The wheel has no clock: `now` is attended seconds, told by the caller, and never
-goes back. Entries and lists live in a `Table`, not in objects.
+The wheel has no clock: the caller passes `now` in attended seconds, which never goes
+back. Entries and lists live in a `Table`, not in objects.
 
 Always true between calls:
-    1. an entry is in exactly one list: a bucket, a slot, one being poured, or a
-       due list of its gateway;
+    1. an entry is in exactly one list: a bucket, a slot, a detached list, or a due list
+       of its gateway;
     2. an entry on a due list has a deadline strictly before the last `now`;
     3. a slot's list holds entries of one revolution only.
 
-Source: Varghese & Lauck, SOSP 1987, schemes 6 and 7.
+`_wheel.pyx` does the same, compiled. A test compares the two step by step.
 """
 
 # array.array cannot be subscripted when it runs, before Python 3.12.
@@ -54,19 +42,20 @@ from liveness.core.table import (
     Table,
 )
 from liveness.core.uids import is_uid
+from liveness.core.wheel_layers import Layers
 
-# The promise is 50 ms at the 99th percentile. Ten for the bucket leave forty for
-# the loop, and a finer one would wake the process more often for nothing.
+# An offline is promised within 50 ms at the 99th percentile. A bucket of 10 leaves 40 for
+# the event loop; finer ones would wake the process more often for nothing.
 BUCKET_S: Final = 0.010
 
-# A slot of more buckets than this is divided by layers of its own, so that a timeout
-# of a day does not need a hundred thousand buckets.
+# A slot of more buckets than this is divided by further layers: otherwise a timeout of a
+# day would need a hundred thousand buckets.
 GROUND_MOST: Final = 500
 
-# The longest anything may be asked to wait, with room: 400 days.
+# No deadline is further ahead than this: 400 days, for timers of up to 366.
 HORIZON_S: Final = 400 * 86_400
 
-# Why `touch` left a position alone.
+# Why `touch` did not apply an event.
 UNKNOWN: Final = 1
 BAD_UID: Final = 2
 OTHER_GATEWAY: Final = 3
@@ -84,7 +73,7 @@ class Snapshot(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Where a user waits: the layer, lowest first, and the slot's place on it."""
+    """Where a user waits: the layer (0 is the lowest), and the slot of that layer."""
 
     layer: int
     slot: int
@@ -94,53 +83,43 @@ class Wheel:
     """The timing wheel and the table of all users on it.
 
     Args:
-        timeout: Seconds of silence the ring is divided by; a gateway's default.
+        timeout: Seconds of one revolution of the ring; the default for gateways.
         slots: Slots of the ring and of each layer above, 2 to 3,600.
         now: Attended seconds at the start.
     """
 
-    # What `advance` may be asked for at once: some milliseconds of work.
+    # A sensible `steps` for `advance`: some milliseconds of work.
     steps: Final = 4_000
 
     def __init__(self, *, timeout: float, slots: int, now: float = 0.0) -> None:
         self.slots = slots
-        self._origin = now
-        width_s, self._ring = timeout / slots, 0
+        width_s, ring = timeout / slots, 0
         while width_s > GROUND_MOST * BUCKET_S and width_s / slots >= BUCKET_S:
             width_s /= slots
-            self._ring += 1
-        self._per_slot = max(1, round(width_s / BUCKET_S + 0.499))
-        self.bucket_s = width_s / self._per_slot
-        self._scale = 1 / self.bucket_s
-        self._bucket = 0  # the newest bucket that has wholly passed
-
+            ring += 1
+        per_slot = max(1, round(width_s / BUCKET_S + 0.499))
+        self.bucket_s = width_s / per_slot
         self._table = Table()
-        self._due: list[
-            int
-        ] = []  # by twice the gateway's number, and 1 for the renewed
+        self._layers = Layers(
+            self._table,
+            slots=slots,
+            per_slot=per_slot,
+            bucket_s=self.bucket_s,
+            ring=ring,
+            origin=now,
+            horizon_s=HORIZON_S,
+        )
+        # Two due lists of each gateway: at twice its number, and behind that the renewed.
+        self._due: list[int] = []
         self._waiting: dict[int, None] = {}  # gateways that may have due users
         self._gateway_timeout: list[float] = []
         self._silences: list[Silences] = []
         self._default_timeout = timeout
 
-        self._ground = [self._table.new_list() for _ in range(2 * self._per_slot)]
-        self._layers: list[list[int]] = []
-        self._widths: list[int] = []  # in buckets, by layer
-        self._poured: list[int] = []  # by layer: the newest slot detached
-        width = self._per_slot
-        while width * self.bucket_s <= HORIZON_S:
-            self._layers.append([self._table.new_list() for _ in range(slots)])
-            self._widths.append(width)
-            self._poured.append(1 if width == self._per_slot else 0)
-            width *= slots
-        # Detached lists: passed buckets first, then a queue for each layer.
-        self._passed: deque[int] = deque()
-        self._pouring: list[deque[int]] = [deque() for _ in self._layers]
-
     def __len__(self) -> int:
         return len(self._table.index)
 
-    # --- who is known ---------------------------------------------------------
+    # --- sessions -------------------------------------------------------------
 
     def add_gateway(self) -> int:
         """Make room for one more gateway; return its number, from 0."""
@@ -154,40 +133,35 @@ class Wheel:
         self._gateway_timeout[gateway] = timeout
 
     def find(self, uid: Uid) -> Entry | None:
-        """Return what is known of *uid*, or None."""
+        """Return the entry of *uid*, or None."""
         place = self._table.index.get(uid)
         return None if place is None else self._table.entry(place)
 
     def touch(
-        self,
-        gateway: int,
-        signs: SignsOfLife,
-        *,
-        now: float,
-        mono: float,
+        self, gateway: int, signs: SignsOfLife, *, now: float, mono: float
     ) -> list[tuple[int, int]]:
-        """Move those of *signs* that are *gateway*'s to the slot that comes due last.
+        """Give users of *gateway* that sent an event a whole timeout from *now* on.
 
         Args:
-            gateway: Number of the gateway that reports them.
-            signs: As they came.
+            gateway: Number of the gateway that reports the events.
+            signs: The events.
             now: Attended seconds, at or after all of them were received.
             mono: Monotonic seconds of the same moment.
         Returns:
-            The positions left alone, each with why, in order. Usually empty.
+            The positions that were not applied, each with why, in order. Usually empty.
         """
-        table = self._table
+        table, list_for = self._table, self._layers.list_for
         index, owner, conn_of = table.index, table.gateway, table.conn
         timeout = self._gateway_timeout[gateway]
         default = now + timeout
-        default_list = self._list_for(default)
+        default_list = list_for(default)
         silences = self._silences[gateway]
         conns, events = signs.conns, signs.events
         left: list[tuple[int, int]] = []
         for position, uid in enumerate(signs.uids):
             kind = type(uid)
             if kind is not str and kind is not int:
-                # Asked before the table is: True and 1.0 would be found as 1.
+                # Before the look-up, which would find True and 1.0 as 1.
                 left.append((position, BAD_UID))
                 continue
             place = index.get(uid)
@@ -208,7 +182,7 @@ class Wheel:
             table.flags[place] &= ~RENEWED
             if flags & OWN_TIMEOUT:
                 deadline = now + table.timeout[place]
-                target = self._list_for(deadline)
+                target = list_for(deadline)
                 table.deadline[place] = deadline
             else:
                 table.timeout[place] = timeout
@@ -234,40 +208,31 @@ class Wheel:
         mono: float,
         exact: bool = False,
     ) -> None:
-        """Begin a session of *uid*, which must not be known.
+        """Begin a session of *uid*, which has none.
 
         Args:
             uid: A valid uid.
             gateway: Number of its gateway.
-            session: Its session, the seq of the record that began it.
-            conn: Its connection, where known.
+            session: The seq of the record that began it.
+            conn: Its connection, if known.
             start: Monotonic seconds at which that connection began.
             timeout: Its own timeout in seconds, or None for its gateway's.
             event: Index into `records.EVENTS`; 0 when restored unheard.
             now: Attended seconds.
             mono: Monotonic seconds of its last event.
-            exact: Whether *start* does not depend on when a login was read.
+            exact: Whether *start* is independent of when the login was read.
         """
         whole = self._gateway_timeout[gateway] if timeout is None else timeout
+        flags = EXACT_START * exact | OWN_TIMEOUT * (timeout is not None)
+        deadline = now + whole
         self.put(
-            Entry(
-                uid,
-                gateway,
-                session,
-                conn,
-                start,
-                whole,
-                now + whole,
-                mono,
-                event,
-                EXACT_START * exact | OWN_TIMEOUT * (timeout is not None),
-            )
+            (uid, gateway, session, conn, start, whole, deadline, mono, event, flags)
         )
 
     def put(self, entry: EntryFields) -> None:
-        """Take in a user, who must not be known, just as *entry* says."""
+        """Add an entry as it is; its user has none."""
         place = self._table.add(entry)
-        self._table.append(place, self._home(place))
+        self._table.append(place, self._current_list(place))
 
     def timeout_of(self, gateway: int) -> float:
         """The silence timeout of *gateway*'s users."""
@@ -281,9 +246,10 @@ class Wheel:
         timeout: float | None,
         start: float | None = None,
     ) -> None:
-        """Set the connection and own timeout of *uid*, from its next touch on.
+        """Set the connection and own timeout of *uid*, from its next event on.
 
-        And the exact monotonic second at which the connection began, if it is given.
+        If *start* is given, it is the exact monotonic second at which the connection
+        began.
         """
         table = self._table
         place = table.index[uid]
@@ -298,66 +264,60 @@ class Wheel:
             table.start[place] = start
 
     def close(self, uid: Uid) -> Entry:
-        """End the session of *uid*, which must be known; return what was known."""
+        """End the session of *uid*, which has one; return its entry."""
         return self._table.remove(self._table.index[uid])
 
-    # --- how often users speak --------------------------------------------------
+    # --- how often users send events --------------------------------------------
 
     def usual(self, gateway: int) -> tuple[int, float]:
-        """How often *gateway*'s users speak, as `cadence.Silences.usual` tells it."""
+        """Return the usual silence of *gateway*'s users: see `Silences.usual`."""
         return self._silences[gateway].usual()
 
     def halve_silences(self, gateway: int) -> None:
-        """Have what *gateway*'s users were heard to do so far count half."""
+        """Let the silences of *gateway*'s users so far count half."""
         self._silences[gateway].halve()
 
     def forget_silences(self, gateway: int) -> None:
-        """Begin anew to count, as for a gateway that was just added."""
+        """Forget the silences of *gateway*'s users."""
         self._silences[gateway] = Silences()
 
     # --- the hand -------------------------------------------------------------
 
     def advance(self, now: float, steps: int) -> None:
-        """Move the hand to *now*; lay whoever came due on the due lists.
+        """Move the hand to *now*, and users that came due to the due lists.
 
         Args:
-            now: Attended seconds, never lower than before. A gap is swept in full.
-            steps: How many passed entries may be laid, and how many poured, over all
-                layers. What is left over is done at the next call.
+            now: Attended seconds, never lower than before. A gap is gone over in full.
+            steps: How many entries of passed buckets to move, and how many to cascade.
+                The next call does what is left over.
         """
-        self._detach(int((now - self._origin) * self._scale))
-        self._pour(self._passed, steps)
-        for queue in self._pouring:
-            # The lowest layer first: what lies in it is wanted soonest.
-            steps = self._pour(queue, steps)
+        layers = self._layers
+        layers.detach(now)
+        self._cascade(layers.passed, steps)
+        for queue in layers.cascading:
+            # The lowest layer first: its entries come due soonest.
+            steps = self._cascade(queue, steps)
 
     def next_due(self) -> float:
-        """The attended moment at which `advance` will next find something to do."""
-        if self._passed or any(self._pouring):
-            return self._passes_at(self._bucket)
-        boundary = (self._bucket // self._per_slot + 1) * self._per_slot
-        ground, count, size = self._ground, self._table.count, len(self._ground)
-        for bucket in range(self._bucket + 1, boundary):
-            if count[ground[bucket % size]]:
-                return self._passes_at(bucket)
-        return self._passes_at(boundary)
+        """The attended moment at which `advance` will next have something to do."""
+        return self._layers.next_due()
 
     def waiting(self) -> list[int]:
-        """The numbers of the gateways of which users are due, in a stable order."""
-        self._waiting = {one: None for one in self._waiting if self.due(one)}
+        """Return the numbers of the gateways that have due users, in a stable order."""
+        self._waiting = {number: None for number in self._waiting if self.due(number)}
         return sorted(self._waiting)
 
     def due(self, gateway: int) -> int:
-        """How many users of *gateway* are due and wait for judgement."""
+        """Count the due users of *gateway*."""
         count = self._table.count
         return count[self._due[2 * gateway]] + count[self._due[2 * gateway + 1]]
 
     def longest_due(self, gateway: int, *, renewed: bool = False) -> float:
-        """The deadline of who fires next of *gateway*; infinity if nobody is due.
+        """The deadline of the user of *gateway* that fires next; infinity without one.
 
         Args:
             gateway: Its number.
-            renewed: Of those who had a fresh timeout; otherwise of the others.
+            renewed: On which due list: of renewed users, or of the others.
         """
         table, sentinel = self._table, self._due[2 * gateway + renewed]
         return table.deadline[table.next[sentinel]] if table.count[sentinel] else inf
@@ -371,22 +331,15 @@ class Wheel:
             gateway: Its number.
             until: Only deadlines at or before this, in attended seconds.
             limit: At most this many.
-            renewed: Those who had a fresh timeout; otherwise the others.
+            renewed: From which due list: of renewed users, or of the others.
         """
-        ripe = self._ripe(2 * gateway + renewed, until, limit)
-        return [self._table.remove(place) for place in ripe]
+        places = self._due_places(2 * gateway + renewed, until, limit)
+        return [self._table.remove(place) for place in places]
 
     def renew(
-        self,
-        gateway: int,
-        *,
-        until: float,
-        limit: int,
-        most: float = inf,
+        self, gateway: int, *, until: float, limit: int, most: float = inf
     ) -> int:
-        """Give due users of *gateway* a whole fresh timeout counted from *until*.
-
-        Not those who had one already.
+        """Give due users of *gateway* a fresh timeout from *until* on, once each.
 
         Args:
             gateway: Its number.
@@ -394,30 +347,30 @@ class Wheel:
             limit: At most this many.
             most: No deadline is put off by more seconds than this.
         Returns:
-            How many.
+            How many users.
         """
         table, number = self._table, 0
-        for place in self._ripe(2 * gateway, until, limit):
+        for place in self._due_places(2 * gateway, until, limit):
             deadline = min(until + table.timeout[place], table.deadline[place] + most)
             table.deadline[place] = deadline
             table.flags[place] |= RENEWED
-            table.move(place, self._home(place))
+            table.move(place, self._current_list(place))
             number += 1
         return number
 
-    # --- looking at it --------------------------------------------------------
+    # --- views ----------------------------------------------------------------
 
     def owned(
         self, gateways: Collection[int], place: int, limit: int
     ) -> tuple[list[Uid], int]:
-        """Look for users of some gateways, a stretch of the table at a time.
+        """Look for users of some gateways, in one stretch of the table.
 
         Args:
             gateways: Their numbers; they open no sessions before the end of the table.
-            place: Where to go on: 0 at first, then what was returned.
+            place: Where to start: 0 at first, then what the last call returned.
             limit: How many places to look at.
         Returns:
-            Those found, and where to go on, or -1 at the end of the table.
+            The users, and where to go on, or -1 at the end of the table.
         """
         owner, uid_of = self._table.gateway, self._table.uid
         stop = min(place + limit, len(uid_of))
@@ -429,68 +382,34 @@ class Wheel:
         return found, -1 if stop == len(uid_of) else stop
 
     def slot_of(self, uid: Uid) -> Slot | None:
-        """Where *uid*, who must be known, waits; None for one who is due.
+        """Where *uid*, which has a session, waits; None if it is due.
 
-        On the ground it is the lowest layer's slot.
+        A bucket counts as part of its slot of the lowest layer.
         """
         table = self._table
         place = table.index[uid]
-        within, due = table.list[place], self._due_bucket(table.deadline[place])
-        if due <= self._bucket:
+        deadline = table.deadline[place]
+        if self._layers.has_passed(deadline):
             return None
-        for number, (layer, width, queue) in enumerate(
-            zip(self._layers, self._widths, self._pouring, strict=True)
-        ):
-            slot = (due - 1) // width % self.slots
-            is_on_ground = not number and within in self._ground
-            if is_on_ground or layer[slot] == within or within in queue:
-                return Slot(number, slot)
-        raise AssertionError(f"{uid!r} is in no list")
+        return Slot(*self._layers.slot_of(deadline, table.list[place]))
 
     def slot_users(self) -> list[int]:
-        """How many users are due in each slot of the ring, by place on the ring.
-
-        Those poured below already count for their slot; those due beyond one
-        revolution, or due already, count for none.
-        """
-        count, slots = self._table.count, self.slots
-        ring = self._widths[self._ring]
-        users = [0] * slots
-        size = len(self._ground)
-        for bucket in range(self._bucket + 1, self._bucket + size + 1):
-            users[(bucket - 1) // ring % slots] += count[self._ground[bucket % size]]
-        for layer, width, queue in zip(
-            self._layers[: self._ring + 1], self._widths, self._pouring, strict=False
-        ):
-            current = self._bucket // width
-            for slot in range(current + 1, current + slots + 1):
-                users[slot * width // ring % slots] += count[layer[slot % slots]]
-            for sentinel in queue:
-                users[(current + 1) * width // ring % slots] += count[sentinel]
-        return users
+        """Count the users that come due in each slot of the ring; see `Layers`."""
+        return self._layers.slot_users()
 
     @property
     def hand(self) -> float:
         """Where on the ring the hand is, in slots: from 0 to below `slots`."""
-        return self._bucket / self._widths[self._ring] % self.slots
+        return self._layers.hand
 
     def layer_users(self) -> list[int]:
-        """How many users lie in each layer, lowest first, whose buckets are part of it.
-
-        Who is due already lies in none.
-        """
-        count = self._table.count
-        users = [
-            sum(count[it] for it in (*layer, *queue))
-            for layer, queue in zip(self._layers, self._pouring, strict=True)
-        ]
-        users[0] += sum(count[it] for it in (*self._ground, *self._passed))
-        return users
+        """Count the users in each layer, lowest first; see `Layers`."""
+        return self._layers.layer_users()
 
     def snapshot(self, now: float) -> Snapshot:
-        """Every user's clock at *now*, in columns.
+        """Return every user's clock at *now*, in columns.
 
-        Timeouts and remaining are seconds, the latter never negative; seen is
+        `timeouts` and `remaining` are seconds, `remaining` never below 0; `seen` is
         monotonic seconds.
         """
         table = self._table
@@ -505,88 +424,30 @@ class Wheel:
 
     # --- within ---------------------------------------------------------------
 
-    def _due_bucket(self, deadline: float) -> int:
-        # The first bucket border strictly after the deadline; bucket n holds what is
-        # due from border n-1 on. The same expression
-        # as in `advance`: multiplication keeps order, so no rounding can put a
-        # deadline into a bucket that has passed before the deadline has.
-        return int((deadline - self._origin) * self._scale) + 1
-
-    def _passes_at(self, bucket: int) -> float:
-        """The first moment at which `advance` takes *bucket* for passed."""
-        moment = self._origin + bucket * self.bucket_s
-        while int((moment - self._origin) * self._scale) < bucket:
-            # Rounding has left it on the near side; without this the hand would be
-            # woken again and again for a bucket that is never over.
-            moment += max(self.bucket_s * 1e-6, moment * 2**-52)
-        return moment
-
-    def _list_for(self, deadline: float) -> int:
-        """The bucket or slot for a deadline that has not passed."""
-        bucket = max(self._due_bucket(deadline), self._bucket + 1)
-        if bucket - self._bucket <= len(self._ground):
-            return self._ground[bucket % len(self._ground)]
-        for layer, width, poured in zip(
-            self._layers, self._widths, self._poured, strict=True
-        ):
-            slot = (bucket - 1) // width
-            # What was poured is empty, so its place is free for the slot a whole
-            # revolution ahead: exactly 30 slots hold exactly 30 slots.
-            if slot - poured <= self.slots:
-                return layer[slot % self.slots]
-        raise ValueError(f"a deadline {deadline - self._origin} s ahead is too far")
-
-    def _home(self, place: int) -> int:
-        """Where an entry belongs now: its due list once its bucket has passed."""
+    def _current_list(self, place: int) -> int:
+        """The list an entry belongs in now: a due list once its bucket has passed."""
         deadline = self._table.deadline[place]
-        if self._due_bucket(deadline) <= self._bucket:
+        if self._layers.has_passed(deadline):
             gateway = self._table.gateway[place]
             self._waiting[gateway] = None
             return self._due[2 * gateway + bool(self._table.flags[place] & RENEWED)]
-        return self._list_for(deadline)
+        return self._layers.list_for(deadline)
 
-    def _detach(self, bucket: int) -> None:
-        """Let the hand reach *bucket*; queue all lists that this makes ready."""
-        passed = bucket - self._bucket
-        if passed <= 0:
-            return
-        size = len(self._ground)
-        for step in range(min(passed, size)):
-            self._queue(self._ground, (self._bucket + 1 + step) % size, self._passed)
-        self._bucket = bucket
-        # A slot may be poured once all of it fits below. For layer 0 that is one
-        # slot ahead, since the ground spans two; above, one slot of the layer below
-        # ahead, since a ring holds just one revolution.
-        ready = bucket // self._per_slot + 1
-        for number, layer in enumerate(self._layers):
-            if number:
-                ready = (bucket // self._widths[number - 1] + 1) // self.slots
-            last = self._poured[number]
-            for slot in range(max(last, ready - self.slots) + 1, ready + 1):
-                self._queue(layer, slot % self.slots, self._pouring[number])
-            self._poured[number] = max(last, ready)
-
-    def _queue(self, ring: list[int], at: int, queue: deque[int]) -> None:
-        """Swap the list at a ring's place for an empty one and queue it."""
-        if self._table.count[ring[at]]:
-            queue.append(ring[at])
-            ring[at] = self._table.new_list()
-
-    def _pour(self, queue: deque[int], steps: int) -> int:
-        """Move up to *steps* entries of queued lists home; return the steps left."""
+    def _cascade(self, queue: deque[int], steps: int) -> int:
+        """Move up to *steps* entries of detached lists down; return the steps left."""
         table = self._table
         while queue and steps:
             sentinel = queue[0]
             for _ in range(min(steps, table.count[sentinel])):
                 place = table.next[sentinel]
-                table.move(place, self._home(place))
+                table.move(place, self._current_list(place))
                 steps -= 1
             if not table.count[sentinel]:
                 table.drop_list(queue.popleft())
         return steps
 
-    def _ripe(self, due: int, until: float, limit: int) -> Iterator[int]:
-        """The head of a due list, again and again, while it may be taken away."""
+    def _due_places(self, due: int, until: float, limit: int) -> Iterator[int]:
+        """Yield the head of a due list again and again; the caller takes it away."""
         table, sentinel = self._table, self._due[due]
         for _ in range(min(limit, table.count[sentinel])):
             place = table.next[sentinel]

@@ -12,7 +12,7 @@ from liveness.core.clearance import AWAY, DISK, MUTE, STANDS, STORM, UNREAD, WHY
 from liveness.core.presence import UserStatus
 from liveness.core.records import OFFLINE_REASONS, LogPosition, OnlineRow, Record
 from liveness.core.wheel import Slot
-from liveness.explanation import Known, told
+from liveness.explanation import Known, sentence
 
 ZONE = "Europe/Berlin"
 
@@ -59,11 +59,11 @@ BEGAN = "; logged in 14:01:55"
 
 def ended(record: Record, opening: Record | None = LOGIN) -> str:
     known = EMPTY._replace(records=[record], opening=opening)
-    return told(known, now_ms=NOW)
+    return sentence(known, now_ms=NOW)
 
 
 def online(standing: UserStatus | OnlineRow, opening: Record | None = LOGIN) -> str:
-    return told(EMPTY._replace(standing=standing, opening=opening), now_ms=NOW)
+    return sentence(EMPTY._replace(standing=standing, opening=opening), now_ms=NOW)
 
 
 def test_silence_is_told_with_what_was_heard_last_and_the_login() -> None:
@@ -75,7 +75,7 @@ def test_silence_is_told_with_what_was_heard_last_and_the_login() -> None:
 
 def test_what_was_unheard_since_a_crash_is_not_said_to_have_been_heard() -> None:
     unheard = END._replace(seen=None, last=None, restored=True)
-    not_heard = "not heard since the sidecar was started again"
+    not_heard = "not heard since the sidecar restarted"
     assert ended(unheard) == (
         f"offline at 14:03:07 after 30.0 s of silence; {not_heard}, through gw-2{BEGAN}"
     )
@@ -134,11 +134,11 @@ def test_one_who_is_online_is_told_with_the_time_that_is_left() -> None:
     ("held", "told"),
     [
         (AWAY, "held: gw-2 is not connected, and gets time to come back"),
-        (MUTE, "held: gw-2 says nothing at all"),
+        (MUTE, "held: gw-2 sends nothing at all"),
         (UNREAD, "held: what gw-2 has sent is read first"),
         (STORM, "held by the storm guard: too many users of gw-2 came due at once"),
-        (STANDS, "nobody's time goes on: the sidecar was away"),
-        (DISK, "held: the disk has to write first"),
+        (STANDS, "no user's timeout runs: the sidecar was away"),
+        (DISK, "held: the disk has to write earlier decisions first"),
     ],
 )
 def test_one_who_is_held_is_told_why(held: str, told: str) -> None:
@@ -152,7 +152,7 @@ def test_one_who_is_due_and_not_held_is_judged_next() -> None:
 
 @pytest.mark.parametrize(
     ("absence", "told"),
-    [(AWAY, "gw-2 is not connected"), (MUTE, "gw-2 says nothing at all")],
+    [(AWAY, "gw-2 is not connected"), (MUTE, "gw-2 sends nothing at all")],
 )
 def test_an_absent_gateway_is_told_before_its_users_are_due(
     absence: str, told: str
@@ -168,20 +168,22 @@ def test_without_a_sidecar_one_is_online_as_far_as_the_log_goes() -> None:
 
 
 def test_an_end_that_is_not_on_disk_yet_is_told_as_that() -> None:
-    sentence = ended(LOGIN, LOGIN)
-    assert sentence == f"offline, and why is not on disk yet: ask again{BEGAN}"
+    shown = ended(LOGIN, LOGIN)
+    assert shown == f"offline; the reason is not on disk yet: ask again{BEGAN}"
 
 
 def test_one_of_whom_nothing_is_found_may_never_have_been() -> None:
     day = ms("09:00:00", "2026-11-14")
-    assert told(EMPTY, now_ms=NOW) == "never heard of: the log is empty"
-    assert told(EMPTY._replace(oldest=LogPosition(4, day)), now_ms=NOW) == (
+    assert sentence(EMPTY, now_ms=NOW) == "never heard of: the log is empty"
+    assert sentence(EMPTY._replace(oldest=LogPosition(4, day)), now_ms=NOW) == (
         "offline; not in the log, which begins at 2026-11-14 09:00:00: never heard of, "
-        "or its records are no longer kept"
+        "or its records were deleted"
     )
-    assert told(EMPTY._replace(back_to=LogPosition(5, ms("13:00:00"))), now_ms=NOW) == (
-        "offline, and not in the log back to 13:00:00; it was looked no further "
-        "(`liveness history` does)"
+    assert sentence(
+        EMPTY._replace(back_to=LogPosition(5, ms("13:00:00"))), now_ms=NOW
+    ) == (
+        "offline, and not in the log back to 13:00:00, where the search ended "
+        "(`liveness history` searches all of it)"
     )
 
 
@@ -193,15 +195,15 @@ def test_a_date_stands_where_it_is_not_todays() -> None:
     # Midnight is the host's: in UTC these two are on the same day.
     after = ms("00:30:00")
     known = EMPTY._replace(records=[LOGOUT._replace(at=ms("00:10:00"))])
-    assert told(known, now_ms=after).startswith("offline at 00:10:00 ")
+    assert sentence(known, now_ms=after).startswith("offline at 00:10:00 ")
     assert os.environ["TZ"] == ZONE
 
 
 def test_a_gateways_name_cannot_steer_the_terminal() -> None:
     name = "gw\x1b[31m"
-    for sentence in (
+    for shown in (
         ended(END._replace(gateway=name), MOVED._replace(from_gateway=name)),
         online(replace(DUE, gateway=name, held=MUTE, absence=AWAY)),
         online(OnlineRow(3, "eve", 0, 42, name, None)),
     ):
-        assert sentence.isprintable()
+        assert shown.isprintable()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core import presence
+from liveness.core import session_table
 from liveness.core.intervals import (
     BUCKETS,
     EDGES,
@@ -245,7 +245,7 @@ def test_advice_begins_anew_once_the_timeout_was_long_enough(scene: Scene) -> No
 def test_gateways_are_looked_at_in_turns_however_many_there_are(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence, "LOOKS", 2)
+    monkeypatch.setattr(session_table, "CADENCES_PER_LOOK", 2)
     names = [f"g{n}" for n in range(5)]
     for name in names:
         scene.link(name)

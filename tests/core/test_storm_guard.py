@@ -450,7 +450,7 @@ def test_users_judged_elsewhere_within_the_revolution_count_for_the_cause(
 def test_a_storm_is_reported_once_other_gateways_had_time_to_come_due_too(
     wheel_class: type[Wheel],
 ) -> None:
-    rules = RULES._replace(told_after=2.0)
+    rules = RULES._replace(report_after=2.0)
     scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=rules)
     arrive(scene, 20)
     scene.wait(1.5, "g")
@@ -466,7 +466,7 @@ def test_a_storm_is_reported_once_other_gateways_had_time_to_come_due_too(
 def test_a_storm_that_ends_before_its_report_is_reported(
     wheel_class: type[Wheel],
 ) -> None:
-    rules = RULES._replace(told_after=2.0)
+    rules = RULES._replace(report_after=2.0)
     scene = Scene(wheel_class, timeout=TIMEOUT_S, guard=rules)
     uids = arrive(scene, 20)
     scene.wait(30.5, "g")

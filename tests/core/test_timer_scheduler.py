@@ -19,7 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from liveness.core.timer_scheduler import AWAY_RUNS, MOST_ABSENCES
+from liveness.core.absences import MOST_ABSENCES
+from liveness.core.timer_scheduler import AWAY_RUNS
 from liveness.core.timer_states import (
     RETRY_POLICY,
     Fire,

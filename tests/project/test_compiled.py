@@ -99,7 +99,7 @@ def test_what_was_compiled_and_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     broken = tmp_path / "liveness" / "core" / f"_table{suffix}"
     broken.write_bytes(b"\x7fELF, and no more")
     shown = python("-c", SHOW, cwd=tmp_path).stdout
-    assert shown.startswith("reference: what was compiled cannot be loaded (")
+    assert shown.startswith("reference: the compiled modules cannot be loaded (")
     assert broken.name in shown
     assert "; apt install gcc python3-dev, then install liveness again" in shown
 

@@ -109,7 +109,7 @@ def test_users_are_explained_with_a_sidecar_and_from_the_log_without(
         sidecar.start()
     # Its gateway is not there, and so has said nothing of bob.
     shown = run(sidecar, "explain", "bob")[1]
-    assert "; not heard since the sidecar was started again; " in shown
+    assert "; not heard since the sidecar restarted; " in shown
 
 
 def test_the_history_of_a_user_is_its_records_the_newest_last(

@@ -72,7 +72,7 @@ async def test_a_held_user_is_shown_with_the_reason(rig: Rig) -> None:
     await rig.until(lambda: len(rig.presence.due_gateways()) == 1)
     found = await user(rig, "eve")
     assert (found["held"], found["slot"], found["fires_in"]) == ("mute", None, 0.0)
-    assert "; held: gw-1 says nothing at all" in found["told"]
+    assert "; held: gw-1 sends nothing at all" in found["told"]
     rig.log_writer.pending_ends += 100  # as behind a disk that takes nothing
     assert (await user(rig, "eve"))["held"] == "disk"
     rig.log_writer.pending_ends -= 100

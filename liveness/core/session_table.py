@@ -1,0 +1,304 @@
+"""Open sessions and their gateways: what is changed when one opens, moves or ends.
+
+Each user online has an entry on the wheel, and each gateway knows how many users it has.
+Opening and ending a session also makes a record, and a row of the online set, which is
+what a restart reads. Whether a session is to be opened or ended is decided in `presence`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from liveness.core.changes import Decisions
+from liveness.core.clearance import GatewayState
+from liveness.core.records import (
+    EVENT_NUMBER,
+    EVENTS,
+    OFFLINE,
+    OFFLINE_REASONS,
+    Instant,
+    OnlineFields,
+    OnlineRow,
+    Record,
+    Stopped,
+    Uid,
+)
+from liveness.core.table import OWN_TIMEOUT, Entry
+from liveness.core.wheel import Wheel
+
+NO_LIMIT: Final = 2**63
+
+# Gateways whose cadence one call looks at: about a millisecond of work.
+CADENCES_PER_LOOK: Final = 200
+
+_NO_CLOCK: Final[Stopped] = (2**63, 0.0, 0.0, 0.0, 0)  # sorts behind every session
+
+
+class SessionTable:
+    """Which users are online, through which gateway; see `Presence`, which extends it."""
+
+    def __init__(
+        self,
+        wheel: Wheel,
+        *,
+        decided: Decisions,
+        timeout: float,
+        reconnect_grace: float,
+        max_users: int,
+        max_gateway_users: int,
+    ) -> None:
+        self.wheel = wheel
+        self.decided = decided
+        self.timeout = timeout
+        self.gateways: dict[str, GatewayState] = {}
+        self.opened: Counter[str] = Counter(dict.fromkeys(EVENTS[1:4], 0))
+        self.ended: Counter[str] = Counter(dict.fromkeys(OFFLINE_REASONS, 0))
+        self.moved = 0
+        self._reconnect_grace = reconnect_grace
+        self._max_users = max_users
+        self._max_gateway_users = max_gateway_users
+        self._by_number: list[GatewayState] = []
+        self._free: list[int] = []  # numbers of gateways that were forgotten
+        self._next_cadence = 0  # number of the gateway to look at next
+
+    def __len__(self) -> int:
+        return len(self.wheel)
+
+    def where(self, uids: Sequence[Uid]) -> list[tuple[Uid, str, int, int | None]]:
+        """Return uid, gateway, session and conn of each of *uids* that is online."""
+        entries = (self.wheel.find(uid) for uid in uids)
+        return [
+            (entry.uid, self._by_number[entry.gateway].name, entry.session, entry.conn)
+            for entry in entries
+            if entry is not None
+        ]
+
+    # --- gateways -------------------------------------------------------------
+
+    def gateway(self, name: str) -> GatewayState:
+        """Return the gateway of this name; add it if there is none.
+
+        The caller sets a new one's timeout before it opens a session.
+        """
+        known = self.gateways.get(name)
+        if known is None:
+            number = self._free.pop() if self._free else self.wheel.add_gateway()
+            known = GatewayState(
+                name, number, self._reconnect_grace, in_force=self.timeout
+            )
+            self.gateways[name] = known
+            self._by_number[number : number + 1] = [known]
+        return known
+
+    def _remove_gateway(self, name: str) -> GatewayState | None:
+        gateway = self.gateways.pop(name, None)
+        if gateway is not None:
+            assert not gateway.users
+            assert not gateway.is_linked
+            self.wheel.forget_silences(gateway.number)
+            self._free.append(gateway.number)
+        return gateway
+
+    def set_timeout(
+        self,
+        gateway: GatewayState,
+        timeout: float | None,
+        now: float,
+        *,
+        in_force: float = 0.0,
+    ) -> None:
+        """Set a gateway's silence timeout, or the server's again with None.
+
+        Args:
+            gateway: The gateway.
+            timeout: For each of its users, from the user's next event on.
+            now: Attended seconds.
+            in_force: The longest timeout of the sessions that are to be restored.
+        """
+        gateway.timeout = timeout
+        before, whole = self.wheel.timeout_of(gateway.number), timeout or self.timeout
+        self.wheel.set_timeout(gateway.number, whole)
+        gateway.set_in_force(whole, now, before=before)
+        if in_force > whole:
+            gateway.in_force, gateway.in_force_until = in_force, now + in_force
+
+    def timeouts_over(self, now: float) -> list[GatewayState]:
+        """Return gateways none of whose sessions is under a longer, earlier timeout now.
+
+        Each is returned once; from now on only its present timeout is in force.
+        """
+        over = [
+            gateway
+            for gateway in self.gateways.values()
+            if gateway.in_force > self.wheel.timeout_of(gateway.number)
+            and (
+                not gateway.users
+                or now
+                > max(gateway.in_force_until, gateway.renew_until + gateway.in_force)
+            )
+        ]
+        for gateway in over:
+            gateway.in_force = self.wheel.timeout_of(gateway.number)
+        return over
+
+    def interval(self, gateway: GatewayState) -> float | None:
+        """How often a gateway's users usually send events, in seconds.
+
+        As of the last `look_at_cadence`, and up to a 32nd too short; None while too few
+        events were seen.
+        """
+        return gateway.cadence.interval
+
+    def look_at_cadence(self, now: float) -> list[GatewayState]:
+        """Learn how often users send events, for some gateways; call every few seconds.
+
+        Returns:
+            Those whose timeout has just become too short for that.
+        """
+        wheel, too_short = self.wheel, list[GatewayState]()
+        first = self._next_cadence if self._next_cadence < len(self._by_number) else 0
+        self._next_cadence = first + CADENCES_PER_LOOK
+        for gateway in self._by_number[first : self._next_cadence]:
+            number = gateway.number
+            begins, is_over = gateway.cadence.look(
+                wheel.usual(number), timeout=wheel.timeout_of(number), now=now
+            )
+            if begins:
+                too_short.append(gateway)
+            if is_over:
+                wheel.halve_silences(number)
+        return too_short
+
+    # --- restarts -------------------------------------------------------------
+
+    def restore(
+        self,
+        rows: Iterable[OnlineFields],
+        at: Instant,
+        stopped: Iterable[Stopped] = (),
+    ) -> None:
+        """Open again the sessions that were online before a restart.
+
+        Args:
+            rows: The online set, in order of sessions. None of the users may be online.
+            at: Now.
+            stopped: The clocks as a planned stop saved them, in the same order. A session
+                without one, as all are after a crash, gets a whole timeout, and
+                nothing is known of its last event.
+        """
+        clocks = iter(stopped)
+        clock = next(clocks, _NO_CLOCK)
+        # The sidecar serves nobody before the last of a million rows: look up little.
+        known, put, wall_ms = self.gateways, self.wheel.put, at.wall_ms
+        shortened = {
+            gateway.name
+            for gateway in known.values()
+            if gateway.in_force > self.wheel.timeout_of(gateway.number)
+        }
+        for name in shortened:
+            known[name].in_force_until = at.now
+        for session, uid, start_ms, conn, name, own in rows:
+            gateway = known.get(name) or self.gateway(name)
+            if not gateway.users:  # it has time to come back, as after any other end
+                gateway.unlinked(at.now)
+            gateway.users += 1
+            while clock[0] < session:
+                clock = next(clocks, _NO_CLOCK)
+            if clock[0] == session:
+                _, lasts, remaining, silence, event = clock
+                whole = own or lasts
+            else:
+                # The timeout that its last event promised, not one set since.
+                remaining = whole = own or gateway.in_force
+                silence, event = 0.0, 0
+            if name in shortened and not own and whole == gateway.in_force:
+                until = max(gateway.in_force_until, at.now + remaining)
+                gateway.in_force_until = until
+            # If the wall clock was set back meanwhile, not in the future: else each new
+            # connection would count as the older one.
+            age_ms = wall_ms - start_ms if wall_ms > start_ms else 0
+            put((
+                uid, gateway.number, session, conn, at.mono - age_ms / 1000, whole,
+                at.now + remaining, at.mono - silence, event, OWN_TIMEOUT if own else 0,
+            ))  # fmt: skip
+
+    # --- sessions -------------------------------------------------------------
+
+    def _limit_met(self, gateway: GatewayState, *, is_new: bool) -> str:
+        """The limit that forbids this gateway one more user, new or moved; or ""."""
+        if gateway.users >= self._max_gateway_users:
+            return "max_gateway_users"
+        if is_new and len(self.wheel) >= self._max_users:
+            return "max_users"
+        return ""
+
+    def _open(
+        self,
+        kind: str,
+        gateway: GatewayState,
+        uid: Uid,
+        conn: int | None,
+        event: str,
+        at: Instant,
+        start: float,
+        exact: bool,
+        timeout: float | None,
+        before: Entry | None = None,
+    ) -> None:
+        """Open a session, and record it; *before* is the one that it takes over from."""
+        seq = self.decided.next_seq
+        self.wheel.open(
+            uid,
+            gateway=gateway.number,
+            session=seq,
+            conn=conn,
+            start=start,
+            timeout=timeout,
+            event=EVENT_NUMBER[event],
+            now=at.now,
+            mono=at.mono,
+            exact=exact,
+        )
+        gateway.users += 1
+        self.decided.changes.online[seq] = OnlineRow(
+            seq, uid, at.unix_ms(start), conn, gateway.name, timeout
+        )
+        record = Record(seq, kind, uid, gateway.name, seq, conn, event, at.wall_ms)
+        if before is None:
+            self.opened[event] += 1
+        else:
+            self.moved += 1
+            record = record._replace(
+                from_gateway=self._by_number[before.gateway].name,
+                from_session=before.session,
+                from_conn=before.conn,
+            )
+        self.decided.record(record)
+
+    def _close(self, entry: Entry) -> GatewayState:
+        """Take a session, off the wheel already, out of counts and online set."""
+        gateway = self._by_number[entry.gateway]
+        gateway.users -= 1
+        self.decided.changes.online[entry.session] = None
+        return gateway
+
+    def _end(self, entry: Entry, reason: str, at: Instant, due: float = 0.0) -> None:
+        """Record the offline of a session that is off the wheel.
+
+        Args:
+            entry: The session.
+            reason: One of `OFFLINE_REASONS`.
+            at: Now.
+            due: Monotonic seconds of its deadline, for the lateness; 0.0: do not count.
+        """
+        gateway = self._close(entry)
+        self.ended[reason] += 1
+        self.decided.changes.ends += 1
+        record = Record(
+            self.decided.next_seq, OFFLINE, entry.uid, gateway.name, entry.session,
+            entry.conn, reason, at.wall_ms,
+            at.unix_ms(entry.seen) if entry.event else None,
+            EVENTS[entry.event] if entry.event else None,
+            round(at.mono - entry.seen, 3), not entry.event,
+        )  # fmt: skip
+        self.decided.record(record, due=due)
