@@ -3,17 +3,18 @@
 from functools import partial
 from typing import Annotated, Final
 
-from cyclopts import App
-
-from liveness.cli.options import ConfigFile, Socket, State, path_of, setting_flag
+from liveness.cli.options import (
+    ConfigFile,
+    Socket,
+    State,
+    declared,
+    path_of,
+    setting_flag,
+)
 from liveness.config.settings import Config
 from liveness.config.sources import load
 
-command: Final = App(
-    name="serve",
-    help_epilogue="Example: liveness serve --timeout 10 --slots 100",
-    version_flags=[],
-)
+command: Final = declared("serve", "serve --timeout 10 --slots 100")
 
 
 @command.default
@@ -28,8 +29,8 @@ def serve(
 ) -> None:
     """Run the sidecar until SIGTERM or Ctrl-C.
 
-    Every other setting is in the file and the environment: see check-config. Without a
-    terminal SIGHUP has them read anew.
+    All other settings are in the file and the environment: see check-config. Without a
+    terminal, SIGHUP makes the sidecar read them again.
     """
     flags = {"--socket": socket, "--http": http, "--state": state}
     flags |= {"--timeout": timeout, "--slots": slots}
@@ -39,6 +40,7 @@ def serve(
 
     settings = read()
 
+    # Imported only now: a wrong setting is reported without waiting for the server.
     import faulthandler
 
     import trio
@@ -48,10 +50,10 @@ def serve(
     from liveness.service.common import logs
 
     logs.configure(settings.logging.format, settings.logging.level)
-    # A watchdog ends us by SIGABRT: then it is told where we stood.
+    # systemd's watchdog ends a hung sidecar by SIGABRT: print where each thread was.
     faulthandler.enable()
     try:
         make_socket_folder(settings.socket.path)
         trio.run(service.serve, settings, partial(read, is_reload=True))
     finally:
-        logs.drain()  # what is told of a mistake comes behind its lines
+        logs.drain()  # an error is printed after all log lines

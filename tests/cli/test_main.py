@@ -113,7 +113,7 @@ def test_a_wrong_choice_names_all_there_are(
         ("demo --users 1.5", "'1.5' is not 1 to 10000"),
         ("bench gone", 'Invalid value "gone" for SCENARIO. Choose from: "idle"'),
         ("bench --users 5", "'5' is not 100 to 1000000"),
-        ("bench --folder /there/is/none", "'/there/is/none' is no folder"),
+        ("bench --folder /there/is/none", "'/there/is/none' is not a folder"),
         ("bench --json /there/is/none", "'/there/is/none' cannot be written"),
         ("bench --json /", "'/' is a folder"),
         ("bench --json --quick", "'--quick' is a flag"),

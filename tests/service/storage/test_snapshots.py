@@ -347,7 +347,7 @@ def backed_up_as_damaged(
         back_up(folder, file, force=True)
     assert not file.exists()
     assert back_up(folder, file, damaged=True) == 3
-    said = rf"{file} is not whole \({why}\): that is damaged"
+    said = rf"{file} is not whole \({why}\): the state is damaged"
     assert re.search(said, capsys.readouterr().err)
     unpack(file, there)
     return there
