@@ -21,30 +21,18 @@ from cyclopts import (
 from liveness.console.terminal import Output, OutputError, open_closed, tell
 from liveness.errors import ConfigError, LivenessError
 
+HELP: Final = ("--help", "-h")
 USAGE: Final = 2
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
 NO_READER: Final = 141  # as a shell reports SIGPIPE
 
 # Each has a module of its name, with its declaration and its action. The module is
-# imported when the command is called, so that `version` does not load an HTTP server.
+# imported when it is needed, so that `version` does not load an HTTP server.
 COMMANDS: Final = (
-    "serve",
-    "watch",
-    "status",
-    "explain",
-    "history",
-    "log",
-    "compare",
-    "timers",
-    "gateways",
-    "guard",
-    "backup",
-    "demo",
-    "bench",
-    "check-config",
-    "check-state",
+    "serve", "watch", "status", "explain", "history", "log", "compare", "timers",
+    "gateways", "guard", "backup", "demo", "bench", "check-config", "check-state",
     "version",
-)
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,9 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         other failure.
     """
     open_closed()
+    if arguments is None:
+        arguments = sys.argv[1:]
     try:
+        if not arguments or arguments[0] in HELP:
+            for name in COMMANDS:
+                app[name]  # imports it: the list of commands shows its docstring
         with redirect_stdout(Output(sys.stdout)) as output:
-            code: int | None = app(sys.argv[1:] if arguments is None else arguments)
+            code: int | None = app(arguments)
             output.flush()  # within the `try`, which reports its failure
         return code or 0
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
