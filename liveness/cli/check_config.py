@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import liveness.compiled  # noqa: F401  # refuses a wrong LIVENESS_PURE_WHEEL, as `serve` does
-from liveness.cli.options import ConfigFile, declared, path_of
+from liveness.cli.options import ConfigFile, declared
 from liveness.config.settings import SETTINGS
 from liveness.config.sources import Loaded, load
 
@@ -45,4 +45,4 @@ command: Final = declared("check-config", "check-config --config liveness.toml")
 @command.default
 def show_settings(*, config: ConfigFile = None) -> None:
     """Print the settings in effect and the source of each; start nothing."""
-    print(effective(load(file=path_of(config))), end="")
+    print(effective(load(file=config)), end="")

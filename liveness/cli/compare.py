@@ -32,7 +32,6 @@ from liveness.compare.comparison_report import (
     LineReader,
     Tell,
 )
-from liveness.compare.offline_lines import LineSplitter
 from liveness.config.sources import socket_path, state_folder
 from liveness.console.admin_client import CommandError
 from liveness.console.record_feed import WatchedFeed
@@ -77,8 +76,7 @@ def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
         StateError: The log cannot be read.
     """
     reader, within_ms = LineReader(options.tell), options.within_ms
-    lines = [*reader.read(_lines_of(path))]
-    lines.sort(key=lambda uid_and_line: uid_and_line[1].at)
+    lines = sorted(_lines_of(path, reader), key=lambda uid_and_line: uid_and_line[1].at)
     there = Span(lines[0][1].at, lines[-1][1].at) if lines else NOBODY
     with log_in(folder, clock=perf_counter) as log:
         here = _span(log, folder, options.tell)
@@ -99,24 +97,23 @@ def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
     return report.end()
 
 
-def _lines_of(path: Path) -> Iterator[bytes | None]:
-    splitter, count, size = LineSplitter(), 0, 0
+def _lines_of(path: Path, reader: LineReader) -> Iterator[tuple[Uid, Line]]:
+    size = 0
     try:
         with path.open("rb") as file:
             while data := file.read(PIECE_BYTES):
-                lines = splitter.feed(data)
-                count, size = count + len(lines), size + len(data)
-                if count > MOST_LINES or size > MOST_BYTES:
+                yield from reader.feed(data)
+                size += len(data)
+                if reader.lines > MOST_LINES or size > MOST_BYTES:
                     raise CommandError(
                         f"{path} has more than {MOST_LINES:,} lines, or {MOST_BYTES:,} "
                         "bytes; split it"
                     )
-                yield from lines
     except OSError as error:
         raise CommandError(
             f"{path}: {error.strerror}; name a file of lines, or - for those on stdin"
         ) from None
-    yield from splitter.end()
+    yield from reader.end()
 
 
 def _span(log: LogReader, folder: Path, tell: Tell) -> Span:
@@ -246,20 +243,20 @@ class _LiveComparison:
         return False
 
     async def _read_stdin(self, until: trio.CancelScope) -> None:
-        splitter, read = LineSplitter(), partial(os.read, STDIN, PIECE_BYTES)
         # Not `sys.stdin`: a thread abandoned in a buffered read holds its lock for ever.
+        read = partial(os.read, STDIN, PIECE_BYTES)
         try:
             while data := await trio.to_thread.run_sync(read, abandon_on_cancel=True):
-                self._add_lines(splitter.feed(data))
+                self._add_lines(self._reader.feed(data))
         except OSError as error:
             raise CommandError(
                 f"stdin cannot be read ({error.strerror}); give it lines"
             ) from None
-        self._add_lines(splitter.end())
+        self._add_lines(self._reader.end())
         until.cancel()
 
-    def _add_lines(self, lines: Iterable[bytes | None]) -> None:
-        for uid, line in self._reader.read(lines):
+    def _add_lines(self, lines: Iterable[tuple[Uid, Line]]) -> None:
+        for uid, line in lines:
             self._comparison.add_line(uid, line)
 
     async def _settle(self) -> None:
@@ -277,7 +274,7 @@ class _LiveComparison:
                     self.report.cause, outcome, lookup
                 )
             self.report.write(outcome, cause)
-        self.report.flush()
+        self._options.out.flush()
 
 
 def _evidence_in_sidecar(socket_path: Path, uid: Uid) -> Evidence:

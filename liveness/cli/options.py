@@ -93,9 +93,9 @@ def user_of(_kind: Any, tokens: Sequence[Token]) -> str | int:
     return uid_of(tokens[0].value)
 
 
-def path_of(flag: str | None) -> Path | None:
-    """The path in a flag; None if the flag was not given."""
-    return None if flag is None else Path(flag)
+def path_of(_kind: Any, tokens: Sequence[Token]) -> Path:
+    """A path, which the command checks."""
+    return Path(tokens[0].value)
 
 
 # --- flags and arguments --------------------------------------------------------------
@@ -118,12 +118,12 @@ EITHER: Final = (
 )
 Socket = Annotated[str | None, setting_flag("--socket", "PATH")]
 ConfigFile = Annotated[
-    str | None,
+    Path | None,
     Parameter(
         help="TOML file of settings, which must exist "
         "(else $LIVENESS_CONFIG, else /etc/liveness/liveness.toml if it is there)",
         metavar="FILE",
-        converter=as_written,
+        converter=path_of,
     ),
 ]
 State = Annotated[str | None, setting_flag("--state", "DIR")]

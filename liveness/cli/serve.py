@@ -3,14 +3,7 @@
 from functools import partial
 from typing import Annotated, Final
 
-from liveness.cli.options import (
-    ConfigFile,
-    Socket,
-    State,
-    declared,
-    path_of,
-    setting_flag,
-)
+from liveness.cli.options import ConfigFile, Socket, State, declared, setting_flag
 from liveness.config.settings import Config
 from liveness.config.sources import load
 
@@ -36,7 +29,7 @@ def serve(
     flags |= {"--timeout": timeout, "--slots": slots}
 
     def read(*, is_reload: bool = False) -> Config:
-        return load(flags, file=path_of(config), is_reload=is_reload).config
+        return load(flags, file=config, is_reload=is_reload).config
 
     settings = read()
 

@@ -14,10 +14,11 @@ much again for lines that are written late. An offline on one side alone counts 
 other side was watching for the whole tolerance before and after it.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import count, pairwise
+from itertools import accumulate, count, pairwise
 from math import ceil, inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -188,18 +189,13 @@ class Comparison:
                     continue
             for pair in paired(run, self._within_ms):
                 if is_over or all(side is None or side.at < upto for side in pair):
-                    outcomes.append(self._outcome(uid, *pair, now))
+                    outcomes.append(Outcome(self._verdict(*pair, now), uid, *pair))
+                    self.pending -= 2 - pair.count(None)
                 else:
                     left += filter(None, pair)
         if left:
             self._check_at(round(check_at), uid).offlines = left
         return outcomes
-
-    def _outcome(
-        self, uid: Uid, here: Record | None, there: Line | None, now: float
-    ) -> Outcome:
-        self.pending -= 1 if here is None or there is None else 2
-        return Outcome(self._verdict(here, there, now), uid, here, there)
 
     def _verdict(self, here: Record | None, there: Line | None, now: float) -> str:
         if here is None:
@@ -376,27 +372,25 @@ class Totals:
 
     def later_s(self) -> dict[str, float] | None:
         """How much later the other side reported silent users; None: there is no pair."""
-        ordered = sorted(self._later_ms.items())
-        total = self._later_ms.total()
-        if not total:
+        if not self._later_ms:
             return None
-        found = {"min": ordered[0][0], "max": ordered[-1][0]}
-        for name, share in (("p50", 0.5), ("p99", 0.99)):
-            rank, passed = ceil(share * total), 0
-            for later_ms, many in ordered:
-                passed += many
-                if passed >= rank:
-                    found[name] = later_ms
-                    break
-        return {name: found[name] / 1000 for name in ("min", "p50", "p99", "max")}
+        ordered = sorted(self._later_ms)
+        ranks = [*accumulate(self._later_ms[later_ms] for later_ms in ordered)]
+        places = {"min": 1, "p50": ceil(0.5 * ranks[-1]), "p99": ceil(0.99 * ranks[-1])}
+        places["max"] = ranks[-1]
+        return {
+            name: ordered[bisect_left(ranks, place)] / 1000
+            for name, place in places.items()
+        }
 
     def later(self) -> dict[str, int]:
         """How many of those were reported earlier there, at the same moment, and later."""
-        counts = {"earlier": 0, "same": 0, "later": 0}
+        counts = Counter[str]()
         for later_ms, many in self._later_ms.items():
-            name = "same" if not later_ms else "later" if later_ms > 0 else "earlier"
-            counts[name] += many
-        return counts
+            counts["later" if later_ms > 0 else "earlier" if later_ms else "same"] += (
+                many
+            )
+        return {name: counts[name] for name in ("earlier", "same", "later")}
 
     def as_map(self) -> dict[str, Any]:
         """All totals, as `compare --json` prints them."""

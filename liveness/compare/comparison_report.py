@@ -23,7 +23,7 @@ from liveness.compare.comparison import (
     Totals,
     cause_of,
 )
-from liveness.compare.offline_lines import offline_in
+from liveness.compare.offline_lines import LineSplitter, offline_in
 from liveness.console.record_lines import ascii_json, text_line
 from liveness.core.records import OFFLINE_REASONS, Uid
 from liveness.errors import LivenessError
@@ -62,19 +62,23 @@ class ComparisonOptions(NamedTuple):
 
 
 class LineReader:
-    """Parses lines; counts those that are bad, and reports the first of them.
-
-    Args:
-        tell: Called with a remark about each of the first bad lines.
-    """
+    """Parses the other detector's lines; counts the bad ones, and reports the first ten."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
+        self._splitter = LineSplitter()
         self.lines = 0
         self.bad = 0
 
-    def read(self, lines: Iterable[bytes | None]) -> Iterator[tuple[Uid, Line]]:
-        """The offline on each line; None is a line that was too long."""
+    def feed(self, data: bytes) -> list[tuple[Uid, Line]]:
+        """The offlines on the lines that *data* completes."""
+        return [*self._parsed(self._splitter.feed(data))]
+
+    def end(self) -> list[tuple[Uid, Line]]:
+        """The offline on a last line without a newline, if there is one."""
+        return [*self._parsed(self._splitter.end())]
+
+    def _parsed(self, lines: Iterable[bytes | None]) -> Iterator[tuple[Uid, Line]]:
         for line in lines:
             self.lines += 1
             if line is not None and not line.strip():
@@ -143,10 +147,6 @@ class ComparisonReport:
         if outcome.verdict in (HERE, THERE) or self._options.shows_all:
             form = _as_json if self._options.as_json else _as_text
             self._options.out.write(f"{form(outcome, cause)}\n")
-
-    def flush(self) -> None:
-        """Flushes the output."""
-        self._options.out.flush()
 
     def end(self) -> int:
         """Prints the totals; returns the exit code."""

@@ -176,7 +176,7 @@ class WatchedFeed:
         return hello
 
 
-class WatcherLink:
+class WatcherLink(trio.abc.AsyncResource):
     """One connection as a watcher; it checks the shape of every frame that arrives."""
 
     def __init__(
@@ -267,9 +267,3 @@ class WatcherLink:
     async def aclose(self) -> None:
         """Closes the connection."""
         await self._stream.aclose()
-
-    async def __aenter__(self) -> "WatcherLink":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
