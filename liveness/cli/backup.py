@@ -82,7 +82,7 @@ def backup(
     ):
         counted = files.counted()
         _check_room(files, file)
-        with _SignalCleanup() as ending, _folder_beside(file, ending) as folder:
+        with _SignalCleanup() as signals, _folder_beside(file, signals) as folder:
             archive = folder / "archive"
             missing = _write(files, folder, archive, stage)
             if missing and not damaged:
@@ -91,7 +91,7 @@ def backup(
                     "keep the one before, and make one with --damaged to a new FILE"
                 )
             size = archive.stat().st_size
-            ending.is_too_late = True
+            signals.are_ignored = True
             _publish(archive, file, force=force and not missing)
     out.write(
         f"backed up {state} to {file} ({size / 1e6:,.1f} MB): records up to "
@@ -110,7 +110,9 @@ def backup(
 
 def _check_target(state: Path, file: Path, *, force: bool, damaged: bool) -> None:
     if not file.parent.is_dir():
-        raise CommandError(f"{file.parent} is no folder; make it, or name another FILE")
+        raise CommandError(
+            f"{file.parent} is not a folder; make it, or name another FILE"
+        )
     if is_of_a_state(file, state):
         raise CommandError(
             f"{file} is a file of a sidecar's state, not of a backup; name another FILE"
@@ -123,18 +125,17 @@ def _check_target(state: Path, file: Path, *, force: bool, damaged: bool) -> Non
     if not (file.is_symlink() or file.exists()):
         return
     if not file.is_file():
-        raise CommandError(f"{file} is there and is no file; name another FILE")
+        raise CommandError(f"{file} exists and is not a file; name another FILE")
     if damaged:
         raise CommandError(
-            f"{file} is there already, and with --damaged none is replaced; name another "
-            "FILE"
+            f"{file} already exists, and --damaged replaces no file; name another FILE"
         )
     if not force:
         raise _exists(file)
 
 
 def _exists(file: Path) -> CommandError:
-    return CommandError(f"{file} is there already; name another FILE, or give --force")
+    return CommandError(f"{file} already exists; name another FILE, or give --force")
 
 
 def _check_room(state: StateCopy, file: Path) -> None:
@@ -161,7 +162,7 @@ def _as_command_errors(state: Path, file: Path) -> Iterator[None]:
                 "before, and restore it if the sidecar cannot start"
             ) from error
         raise CommandError(
-            f"{state} could not be copied to {file}: {error}; nothing is left of it: "
+            f"{state} could not be copied to {file}: {error}; no file is left behind: "
             "make room or mend the disk"
         ) from error
     except PermissionError as error:
@@ -171,7 +172,7 @@ def _as_command_errors(state: Path, file: Path) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise CommandError(
-            f"{file}: {error.strerror}; nothing is left of it: make room, or name a "
+            f"{file}: {error.strerror}; no file is left behind: make room, or name a "
             "FILE elsewhere"
         ) from error
 
@@ -183,7 +184,7 @@ class _SignalCleanup:
     """
 
     def __init__(self) -> None:
-        self.is_too_late = False  # signals do nothing any more
+        self.are_ignored = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -197,16 +198,16 @@ class _SignalCleanup:
             signal.signal(number, before)
 
     def _end(self, number: int, _frame: object) -> None:
-        if self.is_too_late:
+        if self.are_ignored:
             return
-        self.is_too_late = True  # a second signal must not interrupt the cleanup
+        self.are_ignored = True  # a second signal must not interrupt the cleanup
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         sys.exit(ENDED + number)
 
 
 @contextmanager
-def _folder_beside(file: Path, ending: _SignalCleanup) -> Iterator[Path]:
+def _folder_beside(file: Path, signals: _SignalCleanup) -> Iterator[Path]:
     """A private folder on the disk of *file*, removed at the end."""
     # Named first: if a signal comes while it is being made, it is removed too.
     folder = file.parent / f".{file.name}.{secrets.token_hex(8)}"
@@ -215,7 +216,7 @@ def _folder_beside(file: Path, ending: _SignalCleanup) -> Iterator[Path]:
             folder.mkdir(0o700)
             yield folder
         finally:
-            ending.is_too_late = True
+            signals.are_ignored = True
     finally:
         if folder.exists():
             shutil.rmtree(folder)

@@ -40,7 +40,7 @@ def unreachable(
     tried = at or socket_path
     if isinstance(error, PermissionError):
         return CommandError(
-            f"not allowed to connect to {tried}: be its user, or of its group"
+            f"not allowed to connect to {tried}: run this as its user, or in its group"
         )
     if isinstance(error, TimeoutError):
         return CommandError(

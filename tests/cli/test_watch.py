@@ -545,7 +545,7 @@ async def test_without_a_sidecar_from_the_start_it_does_not_wait(
 def test_a_socket_without_permission_is_reported() -> None:
     # As root everything may be opened, so the error is made here.
     told = str(unreachable(Path("/s"), PermissionError(13, "Permission denied")))
-    assert told == "not allowed to connect to /s: be its user, or of its group"
+    assert told == "not allowed to connect to /s: run this as its user, or in its group"
 
 
 # --- as a process ---------------------------------------------------------------------

@@ -342,14 +342,14 @@ STATES: Final = [
 _UNLIKE: Final = "it was not read: find out who put it there, then put the sidecar's own file in its place, or name another --state"
 
 BACKUPS: Final = [
-    Mistake("backup to a file that is there", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar is there already; name another FILE, or give --force", both(state, text("b.tar"))),
-    Mistake("damaged backup to a file that is there", "backup --damaged --force --state {here}/state {here}/b.tar", 1, "{here}/b.tar is there already, and with --damaged none is replaced; name another FILE", both(state, text("b.tar"))),
+    Mistake("backup to a file that is there", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar already exists; name another FILE, or give --force", both(state, text("b.tar"))),
+    Mistake("damaged backup to a file that is there", "backup --damaged --force --state {here}/state {here}/b.tar", 1, "{here}/b.tar already exists, and --damaged replaces no file; name another FILE", both(state, text("b.tar"))),
     Mistake("backup onto the state itself", "backup --force --state {live}/state {live}/state/liveness.db", 1, "{live}/state/liveness.db is a file of a sidecar's state, not of a backup; name another FILE"),
     Mistake("backup into the state directory", "backup --state {live}/state {live}/state/backup.tar", 1, "{live}/state/backup.tar is in the state directory, with which it would be lost; name a FILE elsewhere"),
     Mistake("backup onto the state of another sidecar", "backup --force --state {here}/state {live}/state/timers.db", 1, "{live}/state/timers.db is a file of a sidecar's state, not of a backup; name another FILE", state),
-    Mistake("backup to a folder", "backup --state {here}/state {here}", 1, "{here} is there and is no file; name another FILE", state),
-    Mistake("backup to a name that is too long", "backup --state {here}/state {here}/" + "b" * 260, 1, "{here}/" + "b" * 260 + ": File name too long; nothing is left of it: make room, or name a FILE elsewhere", state),
-    Mistake("backup into no folder", "backup --state {here}/state {here}/none/b.tar", 1, "{here}/none is no folder; make it, or name another FILE", state),
+    Mistake("backup to a folder", "backup --state {here}/state {here}", 1, "{here} exists and is not a file; name another FILE", state),
+    Mistake("backup to a name that is too long", "backup --state {here}/state {here}/" + "b" * 260, 1, "{here}/" + "b" * 260 + ": File name too long; no file is left behind: make room, or name a FILE elsewhere", state),
+    Mistake("backup into no folder", "backup --state {here}/state {here}/none/b.tar", 1, "{here}/none is not a folder; make it, or name another FILE", state),
     Mistake("backup into another's folder", "backup --state {here}/s/state {here}/b.tar", 1, "{here}/…: Permission denied; be the sidecar's user, and name a FILE in a folder that it may write to", both(folder("s"), lambda here, stack: state(here / "s", stack), lambda here, stack: chown_all(here / "s", stack)), person=STRANGER),
     Mistake("backup of another's state", "backup --state {here}/state {here}/out/b.tar", 1, "{here}/state: Permission denied; be the sidecar's user, and name a FILE in a folder that it may write to", both(state, folder("out", 0o777)), person=STRANGER),
     Mistake("backup of no state", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db: there is no state to back up; name its folder with --state"),
@@ -359,9 +359,9 @@ BACKUPS: Final = [
     Mistake("backup of a log that is damaged within", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/liveness.db is damaged (structure: …); no backup was made: keep the one before, and restore it if the sidecar cannot start", changed_state(damaged_within)),
     Mistake("backup of a log with damaged records", "backup --state {here}/state {here}/b.tar", 1, "{here}/state is damaged (records 1); no backup was made: keep the one before, and make one with --damaged to a new FILE", BAD_RECORDS),
     Mistake("backup without room", "backup --state {here}/state {here}/b.tar", 1, "{here} has … MB free, and making a backup takes … MB; make room, or name a FILE elsewhere", changed_state(huge)),
-    Mistake("backup on a disk that is full in the end", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar: File too large; nothing is left of it: make room, or name a FILE elsewhere", state, before="ulimit -f 70"),
+    Mistake("backup on a disk that is full in the end", "backup --state {here}/state {here}/b.tar", 1, "{here}/b.tar: File too large; no file is left behind: make room, or name a FILE elsewhere", state, before="ulimit -f 70"),
     Mistake("backup of a newer version", "backup --state {here}/state {here}/b.tar", 1, "{here}/state/timers.db has schema 99, this version reads 1; use the version that wrote it, or another --state", sql("timers.db", "update meta set value = 99 where key = 'schema'")),
-    Mistake("backup on a disk that fills up", "backup --state {here}/state {here}/b.tar", 1, "{here}/state could not be copied to {here}/b.tar: disk I/O error; nothing is left of it: make room or mend the disk", LARGE, before="ulimit -f 70"),
+    Mistake("backup on a disk that fills up", "backup --state {here}/state {here}/b.tar", 1, "{here}/state could not be copied to {here}/b.tar: disk I/O error; no file is left behind: make room or mend the disk", LARGE, before="ulimit -f 70"),
 ]  # fmt: skip
 
 _UNREAD: Final = "{here}/state/liveness.db cannot be read: "
@@ -403,8 +403,8 @@ CLIENTS: Final = [
     Mistake("admin socket of another program", "status --socket {here}/gateway.sock", 1, "what answers at {here}/admin.sock is not a liveness sidecar: name the right socket with --socket", answered("admin.sock", b"220 mail.example ESMTP\r\n")),
     Mistake("socket of a program that hangs up", "watch --socket {here}/gateway.sock", 1, "{here}/gateway.sock: the connection was closed; see the sidecar's log", answered("gateway.sock", b"")),
     Mistake("admin socket of a program that says nothing", "status --socket {here}/gateway.sock", 1, "what listens at {here}/admin.sock does not answer: see the sidecar's log, or name another with --socket", answered("admin.sock", None)),
-    Mistake("gateway socket of another user", "watch --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/gateway.sock: be its user, or of its group", person=STRANGER),
-    Mistake("admin socket of another user", "status --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/admin.sock: be its user, or of its group", person=STRANGER),
+    Mistake("gateway socket of another user", "watch --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/gateway.sock: run this as its user, or in its group", person=STRANGER),
+    Mistake("admin socket of another user", "status --socket {live}/gateway.sock", 1, "not allowed to connect to {live}/admin.sock: run this as its user, or in its group", person=STRANGER),
     Mistake("watch by whom [access] keeps out", "watch --socket {open}/gateway.sock", 1, "{open}/gateway.sock ended this watch: … (not-allowed)", person=STRANGER),
     Mistake("admin socket by whom [access] keeps out", "timers list --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),
     Mistake("status by a stranger", "status --socket {open}/gateway.sock", 1, "…access.admin…", person=STRANGER),

@@ -217,7 +217,7 @@ def test_what_is_written_meanwhile_is_not_in_it(folder: Path, tmp_path: Path) ->
 def test_a_file_is_replaced_only_if_asked_for(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "b.tar"
     file.write_text("precious")
-    with pytest.raises(CommandError, match="is there already"):
+    with pytest.raises(CommandError, match="already exists"):
         back_up(folder, file)
     assert file.read_text() == "precious"
     back_up(folder, file, force=True)
@@ -237,7 +237,7 @@ def test_a_file_that_appears_meanwhile_is_left(
         fsync(opened)
 
     monkeypatch.setattr(os, "fsync", appears)
-    with pytest.raises(CommandError, match="is there already"):
+    with pytest.raises(CommandError, match="already exists"):
         back_up(folder, file)
     assert file.read_text() == "precious"
     assert {path.name for path in tmp_path.iterdir()} == {"b.tar", "state"}
@@ -367,7 +367,7 @@ def test_a_damaged_log_is_backed_up_if_asked_for_and_replaces_none(
         assert len(store.cursors()) == 1
     file = tmp_path / "b.tar"
     file.write_text("the one before")
-    with pytest.raises(CommandError, match="is there already"):
+    with pytest.raises(CommandError, match="already exists"):
         back_up(folder, file, force=True, damaged=True)
     assert file.read_text() == "the one before"
 
