@@ -30,7 +30,6 @@ from liveness.compare.comparison_report import (
     ComparisonOptions,
     ComparisonReport,
     LineReader,
-    Tell,
 )
 from liveness.config.sources import socket_path, state_folder
 from liveness.console.admin_client import CommandError
@@ -75,13 +74,13 @@ def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
         CommandError: The file cannot be read.
         StateError: The log cannot be read.
     """
-    reader, within_ms = LineReader(options.tell), options.within_ms
+    reader, within_ms = LineReader(), options.within_ms
     lines = sorted(_lines_of(path, reader), key=lambda uid_and_line: uid_and_line[1].at)
     there = Span(lines[0][1].at, lines[-1][1].at) if lines else NOBODY
     with log_in(folder, clock=perf_counter) as log:
-        here = _span(log, folder, options.tell)
+        here = _span(log, folder)
         if not lines:
-            options.tell(f"{path} has no line to compare: is it the right file?")
+            tell(f"{path} has no line to compare: is it the right file?")
         comparison = Comparison(within_ms, here=here, there=there)
         report = ComparisonReport(comparison, reader, options)
         sought = RecordFilter(
@@ -116,7 +115,7 @@ def _lines_of(path: Path, reader: LineReader) -> Iterator[tuple[Uid, Line]]:
     yield from reader.end()
 
 
-def _span(log: LogReader, folder: Path, tell: Tell) -> Span:
+def _span(log: LogReader, folder: Path) -> Span:
     """The period that the log covers: until now, or until its sidecar was stopped."""
     oldest, newest = log.oldest(), log.newest()
     if oldest is None or newest is None:
@@ -189,16 +188,12 @@ class _LiveComparison:
 
     def __init__(self, socket_path: Path, options: ComparisonOptions) -> None:
         self._socket_path = socket_path
-        self._options = options
-        self._reader = LineReader(options.tell)
+        self._within_ms = options.within_ms
+        self._reader = LineReader()
         # Both sides begin once the link is up: see `run`.
-        self._comparison = Comparison(
-            options.within_ms, here=Span(inf), there=Span(inf)
-        )
+        self._comparison = Comparison(self._within_ms, here=Span(inf), there=Span(inf))
         self.report = ComparisonReport(self._comparison, self._reader, options)
-        self._feed = WatchedFeed(
-            socket_path, after=None, kinds=[OFFLINE], tell=options.tell
-        )
+        self._feed = WatchedFeed(socket_path, after=None, kinds=[OFFLINE], tell=tell)
         self._complete_to = 0  # see `_records_complete_to`; Unix milliseconds
         self.has_begun = False
 
@@ -229,7 +224,7 @@ class _LiveComparison:
         records that were missed, and one of these may belong to a line that is waiting.
         """
         linked_ms = 1000 * (trio.current_time() - self._feed.linked_at)
-        if linked_ms >= self._options.within_ms:
+        if linked_ms >= self._within_ms:
             self._complete_to = wall_ms()
         return self._complete_to
 
@@ -239,7 +234,7 @@ class _LiveComparison:
                 self._comparison.add_record(_record(record))
             else:
                 assert record["kind"] == GAP
-                self._options.tell("some records are no longer kept, and are missing")
+                tell("some records are no longer kept, and are missing")
         return False
 
     async def _read_stdin(self, until: trio.CancelScope) -> None:
@@ -274,7 +269,7 @@ class _LiveComparison:
                     self.report.cause, outcome, lookup
                 )
             self.report.write(outcome, cause)
-        self._options.out.flush()
+        sys.stdout.flush()
 
 
 def _evidence_in_sidecar(socket_path: Path, uid: Uid) -> Evidence:
@@ -356,7 +351,7 @@ def compare_offlines(
     as they are written, until the lines end or Ctrl-C. The exit code is 0 if both called
     users offline, and neither any alone; 3 if not, or if a line was left out.
     """
-    options = ComparisonOptions(within, all, json, sys.stdout, tell)
+    options = ComparisonOptions(within, all, json)
     if file != "-":
         return compare_file(Path(file), state_folder(state), options)
     code: int = trio.run(compare_live, socket_path(socket), options)

@@ -1,10 +1,11 @@
 """Input and output of `liveness compare`: the other detector's lines, and the report."""
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from time import perf_counter
-from typing import Any, Final, NamedTuple, TextIO
+from typing import Any, Final, NamedTuple
 
 from liveness.compare.comparison import (
     BOTH,
@@ -25,6 +26,7 @@ from liveness.compare.comparison import (
 )
 from liveness.compare.offline_lines import LineSplitter, offline_in
 from liveness.console.record_lines import ascii_json, text_line
+from liveness.console.terminal import tell
 from liveness.core.records import OFFLINE_REASONS, Uid
 from liveness.errors import LivenessError
 from liveness.text import escaped, json_ready, local_time, uid_text
@@ -39,21 +41,18 @@ MOST_LOOKUPS: Final = 1_000
 MOST_WHILE_LOOKING: Final = MOST_PENDING // 2
 
 Lookup = Callable[[Uid], Evidence]
-Tell = Callable[[str], None]
 
 
 class ComparisonOptions(NamedTuple):
     """Options of `liveness compare`.
 
     `within_s` is the tolerance; `shows_all` prints pairs, too; `as_json` prints objects in
-    place of text; `out` gets lines and totals, and `tell` remarks.
+    place of text.
     """
 
     within_s: float
     shows_all: bool
     as_json: bool
-    out: TextIO
-    tell: Tell
 
     @property
     def within_ms(self) -> int:
@@ -64,8 +63,7 @@ class ComparisonOptions(NamedTuple):
 class LineReader:
     """Parses the other detector's lines; counts the bad ones, and reports the first ten."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self) -> None:
         self._splitter = LineSplitter()
         self.lines = 0
         self.bad = 0
@@ -93,19 +91,13 @@ class LineReader:
     def _leave_out(self, error: ValueError) -> None:
         self.bad += 1
         if self.bad <= MOST_REPORTED:
-            self._tell(f"line {self.lines} is left out: {error}")
+            tell(f"line {self.lines} is left out: {error}")
         if self.bad == MOST_REPORTED:
-            self._tell("further lines that are left out are only counted")
+            tell("further lines that are left out are only counted")
 
 
 class ComparisonReport:
-    """Prints outcomes, and the totals at the end.
-
-    Args:
-        comparison: Where the outcomes are from.
-        reader: Where the lines are from.
-        options: What to print, and where.
-    """
+    """Prints the outcomes of *comparison* to stdout, and the totals at the end."""
 
     def __init__(
         self, comparison: Comparison, reader: LineReader, options: ComparisonOptions
@@ -138,7 +130,7 @@ class ComparisonReport:
             return cause_of(outcome.there.at, lookup(outcome.uid))
         except LivenessError as error:
             self._lookups = MOST_LOOKUPS
-            self._options.tell(f"no more users are looked up: {error}")
+            tell(f"no more users are looked up: {error}")
             return None
 
     def write(self, outcome: Outcome, cause: Cause | None = None) -> None:
@@ -146,15 +138,15 @@ class ComparisonReport:
         self._totals.add(outcome, cause and cause.kind)
         if outcome.verdict in (HERE, THERE) or self._options.shows_all:
             form = _as_json if self._options.as_json else _as_text
-            self._options.out.write(f"{form(outcome, cause)}\n")
+            sys.stdout.write(f"{form(outcome, cause)}\n")
 
     def end(self) -> int:
         """Prints the totals; returns the exit code."""
         if self._options.as_json:
-            self._options.out.write(f"{json.dumps({'account': self._as_map()})}\n")
+            sys.stdout.write(f"{json.dumps({'account': self._as_map()})}\n")
         else:
-            self._options.out.writelines(f"{line}\n" for line in self._as_rows())
-        self._options.out.flush()
+            sys.stdout.writelines(f"{line}\n" for line in self._as_rows())
+        sys.stdout.flush()
         return AGREE if self._totals.agrees and not self._reader.bad else DIFFER
 
     def _as_map(self) -> dict[str, Any]:
