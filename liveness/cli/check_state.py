@@ -27,19 +27,19 @@ def check_state(folder: Path, *, as_json: bool, out: TextIO) -> int:
     code = 0
     try:
         for found in check(folder):
-            file, part, is_whole, told, *_ = found
+            file, part, is_whole, details, *_ = found
             if not is_whole:
                 code = DAMAGED
             if as_json:
-                shown = {"file": file, "part": part, "whole": is_whole, "told": told}
+                shown = {"file": file, "part": part, "whole": is_whole, "told": details}
                 out.write(f"{json.dumps(shown)}\n")
                 continue
             if not is_whole:
-                result = f"damaged: {told}"
-            elif told != "none":
-                result = f"whole ({told})" if told else "whole"
+                result = f"damaged: {details}"
+            elif details in ("", "none"):
+                result = details or "whole"
             else:
-                result = told
+                result = f"whole ({details})"
             out.write(f"{file:<11}  {part:<14}  {result}\n")
     except sqlite3.Error as error:
         raise CommandError(

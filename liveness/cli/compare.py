@@ -83,12 +83,12 @@ def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
             tell(f"{path} has no line to compare: is it the right file?")
         comparison = Comparison(within_ms, here=here, there=there)
         report = ComparisonReport(comparison, reader, options)
-        sought = RecordFilter(
+        selection = RecordFilter(
             kinds=frozenset({OFFLINE}),
             since=round(there.begin) - within_ms,
             until=round(min(there.end, here.end)) + within_ms + 1,
         )
-        for outcome in _merged(comparison, lines, log.records(sought)):
+        for outcome in _merged(comparison, lines, log.records(selection)):
             cause = None
             if report.wants_lookup(outcome):
                 cause = report.cause(outcome, partial(_evidence_in_log, log))

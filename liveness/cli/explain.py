@@ -50,8 +50,8 @@ def _user_in_log(folder: Path, uid: Uid) -> tuple[dict[str, Any], LogPosition | 
     with log_in(folder, clock=perf_counter) as log:
         row, end = log.online(uid), log.newest()
         session = None if row is None else row.session
-        look, opening = log.newest_with_opening(uid, session, limit=RECORDS)
-    known = Known(row, look.records, opening, look.back_to, look.oldest)
+        found, opening = log.newest_with_opening(uid, session, limit=RECORDS)
+    known = Known(row, found.records, opening, found.back_to, found.oldest)
     now_ms = round(datetime.now(UTC).timestamp() * 1000)
     return answer(uid, known, now_ms=now_ms), end
 

@@ -45,12 +45,12 @@ _FORMULA: Final = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _FIRST: Final = (*_FORMULA, "'")
 
 
-def log(folder: Path, sought: RecordFilter, *, form: str, out: TextIO) -> None:
+def log(folder: Path, selection: RecordFilter, *, form: str, out: TextIO) -> None:
     """Writes all records that match, the oldest first.
 
     Args:
         folder: The state directory.
-        sought: Which records.
+        selection: Which records to write.
         form: `text`, `json` (one a line) or `csv` (a row of names first).
         out: Is not flushed between records.
     Raises:
@@ -58,7 +58,7 @@ def log(folder: Path, sought: RecordFilter, *, form: str, out: TextIO) -> None:
         CommandError: Records are damaged and left out; all others were written.
     """
     with log_in(folder, clock=perf_counter) as reader:
-        records = reader.records(sought)
+        records = reader.records(selection)
         if form == "csv":
             table = csv.DictWriter(
                 out, COLUMNS, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
@@ -174,9 +174,9 @@ def show_log(
     if since is not None and until is not None and since >= until:
         raise _usage_error("--since is not before --until: nothing lies between")
     kinds = frozenset(kind or KINDS)
-    sought = RecordFilter(uid, kinds, gateway, since, until)
+    selection = RecordFilter(uid, kinds, gateway, since, until)
     form = "json" if json else "csv" if csv else "text"
-    log(state_folder(state), sought, form=form, out=sys.stdout)
+    log(state_folder(state), selection, form=form, out=sys.stdout)
 
 
 def _usage_error(message: str) -> CycloptsError:

@@ -57,7 +57,7 @@ def number(
 
 
 def seconds_of(_kind: Any, tokens: Sequence[Token]) -> list[float]:
-    """The seconds between two looks, for a flag whose value may be left out."""
+    """The seconds between two refreshes; a list, as the flag's value may be left out."""
     convert = number(float, "SECONDS", "", 0.1, 86_400).converter
     assert callable(convert)
     return [convert(float, tokens)]

@@ -91,13 +91,7 @@ def _find(
 ) -> TimerMap:
     """The newest timer with a key, of *gateway* or of the only gateway that has one.
 
-    Args:
-        path: The sidecar's socket.
-        key: The timer's key; with *damaged* its id.
-        gateway: The gateway that asked for it, if it was named.
-        damaged: Whether to find a timer that is damaged on disk.
-    Raises:
-        CommandError: There is none, or several gateways have one.
+    With *damaged*, the timer damaged on disk whose id is *key*.
     """
     if damaged:
         timers, _ = _page(path, "/v1/timers", {"id": key})
