@@ -1,11 +1,11 @@
 """`liveness backup`: the whole state in one file, while the sidecar runs or is down.
 
-A tar archive: whoever restores needs no more than tar, and it can be looked into. Beside
-the copies it has empty WALs, which take the place of any that lie where it is unpacked:
-SQLite would take those for commits of what was restored.
+The file is a tar archive: restoring it takes nothing but tar. Beside each database it has
+an empty WAL, which replaces the WAL of an older state in the folder where it is unpacked:
+SQLite would apply that one to the restored database.
 
-What a planned stop wrote of everyone's clock is not in it. Users were not listened to
-between the backup and the start of what is restored: all get a fresh timeout.
+The clocks that a planned stop saves are left out. Nobody listened to users between the
+backup and the start of the restored state, so all users get a fresh timeout.
 """
 
 import io
@@ -17,14 +17,14 @@ import sqlite3
 import sys
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TextIO
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from liveness.cli.check_state import DAMAGED
-from liveness.cli.options import BACKGROUND, State, file_at
+from liveness.cli.options import BACKGROUND, State, declared, file_at
 from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
 from liveness.console.progress import Stage, shown
@@ -43,10 +43,11 @@ from liveness.service.storage.snapshots import (
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# Copies of both, the archive, and what the sidecar may write meanwhile.
+# The disk has to hold the copies and the archive, each as large as the state, and what
+# the sidecar may write in the meantime.
 ROOM: Final = 2
 SPARE_BYTES: Final = 64 * 2**20
-# That it was ended by a signal is reported as a shell does: by this and its number.
+# Exit code after a signal, plus the signal's number, as a shell reports it.
 ENDED: Final = 128
 
 _DAMAGE: Final = frozenset(
@@ -57,27 +58,31 @@ _DAMAGE: Final = frozenset(
 def backup(
     state: Path, file: Path, *, force: bool, damaged: bool = False, out: TextIO
 ) -> int:
-    """Write what is in the state directory, as of one moment, to a new file.
+    """Writes the state as of one moment to a new file.
 
     Args:
-        state: The directory.
-        file: It is there whole, or not at all.
-        force: Whether a file that is there already is replaced.
-        damaged: Whether it is also made of a state whose log or timers are damaged.
-        out: Is told what was written.
+        state: The state directory.
+        file: Appears complete, or not at all.
+        force: Whether to replace an existing file.
+        damaged: Whether to copy a state whose log or timers are damaged, too.
+        out: Gets a line that says what was written.
     Returns:
-        The exit code: 0 if all of it is whole.
+        The exit code: 0 if the copy is whole.
     Raises:
-        CommandError: It cannot be read or written, or FILE is of a state; nothing is
-            left behind.
-        StateError: What lies there is damaged, or of a newer version.
+        CommandError: The state cannot be read, or *file* cannot be written or belongs to
+            a state. Nothing is left behind.
+        StateError: The state is damaged, or of a newer version.
     """
-    with _failing(state, file):
+    with _as_command_errors(state, file):
         _check_target(state, file, force=force, damaged=damaged)
-    with _reporting() as stage, _failing(state, file), opened(state) as files:
+    with (
+        shown(sys.stderr, has_lines=False) as stage,
+        _as_command_errors(state, file),
+        opened(state) as files,
+    ):
         counted = files.counted()
         _check_room(files, file)
-        with _Ending() as ending, _beside(file, ending) as folder:
+        with _SignalCleanup() as signals, _folder_beside(file, signals) as folder:
             archive = folder / "archive"
             missing = _write(files, folder, archive, stage)
             if missing and not damaged:
@@ -86,7 +91,7 @@ def backup(
                     "keep the one before, and make one with --damaged to a new FILE"
                 )
             size = archive.stat().st_size
-            ending.is_too_late = True
+            signals.are_ignored = True
             _publish(archive, file, force=force and not missing)
     out.write(
         f"backed up {state} to {file} ({size / 1e6:,.1f} MB): records up to "
@@ -97,15 +102,17 @@ def backup(
         return 0
     out.flush()
     tell(
-        f"{file} is not whole ({', '.join(missing)}): that is damaged on disk; keep the "
-        "backup before it as well"
+        f"{file} is not whole ({', '.join(missing)}): the state is damaged on disk; keep "
+        "the backup before it as well"
     )
     return DAMAGED
 
 
 def _check_target(state: Path, file: Path, *, force: bool, damaged: bool) -> None:
     if not file.parent.is_dir():
-        raise CommandError(f"{file.parent} is no folder; make it, or name another FILE")
+        raise CommandError(
+            f"{file.parent} is not a folder; make it, or name another FILE"
+        )
     if is_of_a_state(file, state):
         raise CommandError(
             f"{file} is a file of a sidecar's state, not of a backup; name another FILE"
@@ -118,33 +125,33 @@ def _check_target(state: Path, file: Path, *, force: bool, damaged: bool) -> Non
     if not (file.is_symlink() or file.exists()):
         return
     if not file.is_file():
-        raise CommandError(f"{file} is there and is no file; name another FILE")
+        raise CommandError(f"{file} exists and is not a file; name another FILE")
     if damaged:
         raise CommandError(
-            f"{file} is there already, and with --damaged none is replaced; name another "
-            "FILE"
+            f"{file} already exists, and --damaged replaces no file; name another FILE"
         )
     if not force:
         raise _exists(file)
 
 
 def _exists(file: Path) -> CommandError:
-    return CommandError(f"{file} is there already; name another FILE, or give --force")
+    return CommandError(f"{file} already exists; name another FILE, or give --force")
 
 
 def _check_room(state: StateCopy, file: Path) -> None:
-    """A full disk would stop the sidecar's writing too, where it is the same one."""
+    """Refuses if the disk could fill up: it may be the one that the sidecar writes to."""
     needed = ROOM * state.bytes + SPARE_BYTES
     free = shutil.disk_usage(file.parent).free
     if free < needed:
         raise CommandError(
-            f"{file.parent} has {free / 1e6:,.0f} MB free, and a backup takes "
-            f"{needed / 1e6:,.0f} MB while it is made; make room, or name a FILE elsewhere"
+            f"{file.parent} has {free / 1e6:,.0f} MB free, and making a backup takes "
+            f"{needed / 1e6:,.0f} MB; make room, or name a FILE elsewhere"
         )
 
 
 @contextmanager
-def _failing(state: Path, file: Path) -> Iterator[None]:
+def _as_command_errors(state: Path, file: Path) -> Iterator[None]:
+    """Turns errors of SQLite and the files into those that `backup` promises."""
     try:
         yield
     except sqlite3.Error as error:
@@ -155,7 +162,7 @@ def _failing(state: Path, file: Path) -> Iterator[None]:
                 "before, and restore it if the sidecar cannot start"
             ) from error
         raise CommandError(
-            f"{state} could not be copied to {file}: {error}; nothing is left of it: "
+            f"{state} could not be copied to {file}: {error}; no file is left behind: "
             "make room or mend the disk"
         ) from error
     except PermissionError as error:
@@ -165,31 +172,19 @@ def _failing(state: Path, file: Path) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise CommandError(
-            f"{file}: {error.strerror}; nothing is left of it: make room, or name a "
+            f"{file}: {error.strerror}; no file is left behind: make room, or name a "
             "FILE elsewhere"
         ) from error
 
 
-@contextmanager
-def _reporting() -> Iterator[Stage]:
-    is_watched = sys.stderr.isatty()
-    with shown(sys.stderr) if is_watched else nullcontext(_untold) as stage:
-        yield stage
+class _SignalCleanup:
+    """Ends the command by an exception at SIGINT, SIGTERM or SIGHUP, so that it cleans up.
 
-
-def _untold(_what: str, _share: object) -> None:
-    """Nobody watches."""
-
-
-class _Ending:
-    """Has a signal that ends the command leave nothing behind, whenever it comes.
-
-    That holds for a terminal that is hung up as well, unless the command is to outlive it
-    (`nohup`).
+    A signal that is ignored stays ignored (`nohup`).
     """
 
     def __init__(self) -> None:
-        self.is_too_late = False  # to change anything
+        self.are_ignored = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -203,32 +198,32 @@ class _Ending:
             signal.signal(number, before)
 
     def _end(self, number: int, _frame: object) -> None:
-        if self.is_too_late:
+        if self.are_ignored:
             return
-        self.is_too_late = True  # a second one is not to end the tidying up
+        self.are_ignored = True  # a second signal must not interrupt the cleanup
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         sys.exit(ENDED + number)
 
 
 @contextmanager
-def _beside(file: Path, ending: _Ending) -> Iterator[Path]:
-    """A private folder on the disk where the file will be."""
-    # Named before it is made: whatever comes in between knows what to take away.
+def _folder_beside(file: Path, signals: _SignalCleanup) -> Iterator[Path]:
+    """A private folder on the disk of *file*, removed at the end."""
+    # Named first: if a signal comes while it is being made, it is removed too.
     folder = file.parent / f".{file.name}.{secrets.token_hex(8)}"
     try:
         try:
             folder.mkdir(0o700)
             yield folder
         finally:
-            ending.is_too_late = True
+            signals.are_ignored = True
     finally:
         if folder.exists():
             shutil.rmtree(folder)
 
 
 def _write(state: StateCopy, folder: Path, archive: Path, stage: Stage) -> list[str]:
-    """Write the archive; return what is damaged, in words."""
+    """Writes the archive; returns a description of each damaged part."""
     done, whole = 0, ROOM * state.bytes
 
     def wrote(count: int) -> None:
@@ -237,13 +232,13 @@ def _write(state: StateCopy, folder: Path, archive: Path, stage: Stage) -> list[
 
     stage("backing up", lambda: min(1.0, done / whole))
     made_ms = Clock().wall_ms()
-    # Both first: until then what the sidecar writes stays in its WALs.
+    # Both databases before the archive: until both are copied, the sidecar's WALs grow.
     missing = list[str]()
     for path in state.paths:
         target = folder / path.name
         if damaged := state.copy(path, target, made_ms=made_ms, wrote=wrote):
             missing.append(damaged)
-    with _Paced(archive, wrote) as paced:
+    with _PacedFile(archive, wrote) as paced:
         archive.chmod(0o600)
         with tarfile.open(mode="w|", fileobj=paced, bufsize=STEP_BYTES) as tar:
             for path in state.paths:
@@ -251,8 +246,8 @@ def _write(state: StateCopy, folder: Path, archive: Path, stage: Stage) -> list[
     return missing
 
 
-class _Paced(io.BufferedWriter):
-    """A new file that is synced as it is written, for what else writes to that disk."""
+class _PacedFile(io.BufferedWriter):
+    """A new file that is synced after each write, with a pause for others on that disk."""
 
     def __init__(self, path: Path, wrote: Wrote) -> None:
         super().__init__(io.FileIO(path, "x"))
@@ -267,7 +262,7 @@ class _Paced(io.BufferedWriter):
 
 
 def _add(tar: tarfile.TarFile, copy: Path, original: Path) -> None:
-    """Add a copy, with the owner of what it was made from, and an empty WAL."""
+    """Adds a copy with the owner of the original, and an empty WAL; removes the copy."""
     info = tar.gettarinfo(original, original.name)
     info.mode, info.size, info.mtime = 0o600, copy.stat().st_size, copy.stat().st_mtime
     with copy.open("rb") as opened:
@@ -280,7 +275,7 @@ def _add(tar: tarfile.TarFile, copy: Path, original: Path) -> None:
 def _publish(archive: Path, file: Path, *, force: bool) -> None:
     if not force:
         try:
-            file.touch(0o600, exist_ok=False)  # unlike a rename, over nothing
+            file.touch(0o600, exist_ok=False)  # a rename would replace an existing file
         except FileExistsError:
             raise _exists(file) from None
     try:
@@ -296,9 +291,7 @@ def _publish(archive: Path, file: Path, *, force: bool) -> None:
         os.close(folder)
 
 
-command: Final = App(
-    name="backup", help_epilogue="Example: liveness backup state.tar", version_flags=[]
-)
+command: Final = declared("backup", "backup state.tar")
 
 
 @command.default
@@ -313,12 +306,12 @@ def back_up(
     force: Annotated[bool, Parameter(help="replace FILE if it is there")] = False,
     damaged: Annotated[
         bool,
-        Parameter(help="also of a damaged log or timers, to a FILE that is not there"),
+        Parameter(help="copy a damaged log or timers too; FILE must not exist"),
     ] = False,
 ) -> int:
     """Copy the whole state into one file, while the sidecar runs or is down.
 
-    The exit code is 0 if all of it is whole, 3 if it was made with --damaged and is not.
+    The exit code is 0 if the copy is whole, 3 if --damaged copied a damaged state.
     """
     folder = state_folder(state)
     os.nice(BACKGROUND)

@@ -1,115 +1,142 @@
-"""`liveness bench`: measures on this machine what is promised."""
+"""`liveness bench`: measures the promised figures on this machine."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter, Token
 
 from liveness.bench import FULL, OTHERS, QUICK, SCENARIOS, full
 from liveness.bench.suite import run
-from liveness.cli.options import folder_at, number, sized, sizes_of, writable
+from liveness.cli.options import declared, file_at, number
 
-command: Final = App(
-    name="bench",
-    help_epilogue="Example: liveness bench steady silence --users 50000",
-    version_flags=[],
-)
+
+def _with_defaults(name: str, meaning: str) -> str:
+    """The help of a flag, with its default and that of `--quick`."""
+    default, quick = getattr(FULL, name), getattr(QUICK, name)
+    return f"{meaning} (default {default:g}, with --quick {quick:g})"
+
+
+def _sizes_of(_kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Numbers of users, as in 10000,100000."""
+    sizes = tokens[0].value.split(",")
+    if not all(size.isdecimal() and 100 <= int(size) <= 10_000_000 for size in sizes):
+        raise ValueError(f"{tokens[0].value!r} is not numbers from 100 to 10000000")
+    return tuple(map(int, sizes))
+
+
+def _folder_at(_kind: Any, tokens: Sequence[Token]) -> Path:
+    """A folder that exists."""
+    path = Path(tokens[0].value)
+    if not path.is_dir():
+        raise ValueError(f"{tokens[0].value!r} is not a folder")
+    return path
+
+
+def _writable_at(_kind: Any, tokens: Sequence[Token]) -> str:
+    """`-`, or a file that can be written as far as its permissions show."""
+    text = tokens[0].value
+    path = Path(text)
+    if text == "-":
+        return text
+    file_at(_kind, tokens)
+    if path.is_dir():
+        raise ValueError(f"{text!r} is a folder")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{text!r} cannot be written")
+    return text
+
+
+Scenario = Annotated[
+    str,
+    Parameter(
+        name="SCENARIO",
+        help="\n\n".join(f"{name}: {meaning}" for name, meaning in SCENARIOS.items()),
+        choices=tuple(SCENARIOS),
+        show_choices=False,
+    ),
+]
+Users = Annotated[
+    int | None, number(int, "N", _with_defaults("users", "users"), 100, 10_000_000)
+]
+_RATE: Final = "frames a second in steady; 33000 with more users"
+Rate = Annotated[
+    int | None, number(int, "N", _with_defaults("rate", _RATE), 1, 100_000)
+]
+_SECONDS: Final = "how long everyone speaks in steady, and then users fall silent"
+Seconds = Annotated[
+    float | None, number(float, "S", _with_defaults("seconds", _SECONDS), 1, 86_400)
+]
+_TIMEOUT: Final = "silence timeout of those who fall silent"
+Timeout = Annotated[
+    float | None, number(float, "S", _with_defaults("timeout_s", _TIMEOUT), 1, 86_400)
+]
+Sizes = Annotated[
+    tuple[int, ...] | None,
+    Parameter(
+        help="users beside other systems, one number after "
+        "the other (default: powers of ten and 4000000, up to four times --users)",
+        metavar="N,N",
+        converter=_sizes_of,
+        n_tokens=1,
+    ),
+]
+Without = Annotated[
+    tuple[str, ...] | None,
+    Parameter(
+        help="another system to leave out; may be repeated. "
+        + "; ".join(f"{name}: {meaning}" for name, meaning in OTHERS.items()),
+        metavar="NAME",
+        choices=tuple(OTHERS),
+        show_choices=False,
+    ),
+]
+Quick = Annotated[
+    bool,
+    Parameter(help="few users and short times: shows that it works, not how fast"),
+]
+Folder = Annotated[
+    Path | None,
+    Parameter(
+        help="where the sidecar has its files: the disk that is measured "
+        "(default: the temporary folder)",
+        metavar="DIR",
+        converter=_folder_at,
+    ),
+]
+ReportFile = Annotated[
+    str | None,
+    Parameter(
+        help="also write a report there; with - it goes to stdout, and the table to "
+        "stderr",
+        metavar="FILE",
+        converter=_writable_at,
+        allow_leading_hyphen=True,  # of "-"
+    ),
+]
+
+command: Final = declared("bench", "bench steady silence --users 50000")
 
 
 @command.default
 def bench(
-    *scenario: Annotated[
-        str,
-        Parameter(
-            name="SCENARIO",
-            help="\n\n".join(f"{name}: {what}" for name, what in SCENARIOS.items()),
-            choices=tuple(SCENARIOS),
-            show_choices=False,
-        ),
-    ],
-    users: Annotated[
-        int | None, number(int, "N", sized("users", "users"), 100, 10_000_000)
-    ] = None,
-    rate: Annotated[
-        int | None,
-        number(
-            int,
-            "N",
-            sized("rate", "frames a second in steady; 33000 with more users"),
-            1,
-            100_000,
-        ),
-    ] = None,
-    seconds: Annotated[
-        float | None,
-        number(
-            float,
-            "S",
-            sized(
-                "seconds",
-                "how long everyone speaks in steady, and then users fall silent",
-            ),
-            1,
-            86_400,
-        ),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        number(
-            float,
-            "S",
-            sized("timeout_s", "silence timeout of those who fall silent"),
-            1,
-            86_400,
-        ),
-    ] = None,
-    sizes: Annotated[
-        tuple[int, ...] | None,
-        Parameter(
-            help="users beside other systems, one number after "
-            "the other (default: powers of ten and 4000000, up to four times --users)",
-            metavar="N,N",
-            converter=sizes_of,
-            n_tokens=1,
-        ),
-    ] = None,
-    without: Annotated[
-        tuple[str, ...] | None,
-        Parameter(
-            help="another system to leave out; can be given again. "
-            + "; ".join(f"{name}: {what}" for name, what in OTHERS.items()),
-            metavar="NAME",
-            choices=tuple(OTHERS),
-            show_choices=False,
-        ),
-    ] = None,
-    quick: Annotated[
-        bool, Parameter(help="few users and short times: whether it works, not how")
-    ] = False,
-    folder: Annotated[
-        Path | None,
-        Parameter(
-            help="where the sidecar has its files: the disk that is measured "
-            "(default: the temporary folder)",
-            metavar="DIR",
-            converter=folder_at,
-        ),
-    ] = None,
-    json: Annotated[
-        str | None,
-        Parameter(
-            help="write a report there too; - is stdout, and the table is on stderr",
-            metavar="FILE",
-            converter=writable,
-            allow_leading_hyphen=True,  # of "-"
-        ),
-    ] = None,
+    *scenario: Scenario,
+    users: Users = None,
+    rate: Rate = None,
+    seconds: Seconds = None,
+    timeout: Timeout = None,
+    sizes: Sizes = None,
+    without: Without = None,
+    quick: Quick = False,
+    folder: Folder = None,
+    json: ReportFile = None,
 ) -> int:
-    """Measure what is promised on this machine, from a gateway's side.
+    """Measure the promised figures on this machine, from a gateway's side.
 
-    All scenarios unless some are named. Those beside other systems want these installed.
-    The exit code is 0 if every floor was met, 1 if one was missed.
+    Runs all scenarios unless some are named. Those that compare other systems need these
+    installed. The exit code is 0 if every floor was met, 1 if one was missed.
     """
     flags: dict[str, Any] = {"users": users, "rate": rate, "seconds": seconds}
     flags |= {"timeout_s": timeout, "folder": folder}

@@ -1,4 +1,4 @@
-"""`liveness check-config`: the settings as `serve` would read them, as TOML."""
+"""`liveness check-config`: prints the settings that `serve` would use, as TOML."""
 
 import json
 from collections.abc import Iterator
@@ -6,17 +6,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from cyclopts import App
-
-import liveness.compiled  # noqa: F401  # refuses its variable, as in `serve`
-from liveness.cli.options import ConfigFile, path_of
+import liveness.compiled  # noqa: F401  # refuses a wrong LIVENESS_PURE_WHEEL, as `serve` does
+from liveness.cli.options import ConfigFile, declared
 from liveness.config.settings import SETTINGS
 from liveness.config.sources import Loaded, load
 from liveness.console.terminal import tell
 
 
 def effective(loaded: Loaded) -> str:
-    """Every setting with its value and where that came from; a file to keep, too."""
+    """Every setting with its value and source: a valid settings file."""
     return "".join(f"{line}\n" for line in _lines(loaded))
 
 
@@ -38,21 +36,17 @@ def _toml(value: object) -> str:
         return str(value).lower()
     if not isinstance(value, str | Path):
         return str(value)
-    # JSON's strings are TOML's, but for DEL, which JSON lets stand.
+    # A JSON string is a TOML string, except that TOML wants DEL escaped.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-command: Final = App(
-    name="check-config",
-    help_epilogue="Example: liveness check-config --config liveness.toml",
-    version_flags=[],
-)
+command: Final = declared("check-config", "check-config --config liveness.toml")
 
 
 @command.default
 def show_settings(*, config: ConfigFile = None) -> None:
-    """Print the settings in effect and where each is from; start nothing."""
-    loaded = load(file=path_of(config))
+    """Print the settings in effect and the source of each; start nothing."""
+    loaded = load(file=config)
     for text in loaded.ignored:
         tell(text)
     print(effective(loaded), end="")

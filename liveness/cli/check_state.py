@@ -1,4 +1,4 @@
-"""`liveness check-state`: what of the state directory is whole, and what is not."""
+"""`liveness check-state`: says which parts of the state directory are damaged."""
 
 import json
 import os
@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final, TextIO
 
-from cyclopts import App
-
-from liveness.cli.options import BACKGROUND, Json, State
+from liveness.cli.options import BACKGROUND, Json, State, declared
 from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
 from liveness.service.storage.integrity import check
@@ -18,14 +16,10 @@ DAMAGED: Final = 3
 
 
 def check_state(folder: Path, *, as_json: bool, out: TextIO) -> int:
-    """Writes what was found of each part, as it is found.
+    """Writes a line for each part of the state to *out* as soon as it is checked.
 
-    Args:
-        folder: The state directory.
-        as_json: Whether each is an object, and not for a person.
-        out: Where each is a line.
     Returns:
-        The exit code: 0 if all is whole.
+        The exit code: 0 if everything is whole.
     Raises:
         StateError: There is no state, it is of another version, or may not be read.
         CommandError: It cannot be read now.
@@ -33,38 +27,35 @@ def check_state(folder: Path, *, as_json: bool, out: TextIO) -> int:
     code = 0
     try:
         for found in check(folder):
-            if not found.is_whole:
+            file, part, is_whole, details, *_ = found
+            if not is_whole:
                 code = DAMAGED
             if as_json:
-                file, part, is_whole, told, *_ = found
-                shown = {"file": file, "part": part, "whole": is_whole, "told": told}
+                shown = {"file": file, "part": part, "whole": is_whole, "told": details}
                 out.write(f"{json.dumps(shown)}\n")
                 continue
-            told = found.told
-            if not found.is_whole:
-                told = f"damaged: {told}"
-            elif told != "none":
-                told = f"whole ({told})" if told else "whole"
-            out.write(f"{found.file:<11}  {found.part:<14}  {told}\n")
+            if not is_whole:
+                result = f"damaged: {details}"
+            elif details in ("", "none"):
+                result = details or "whole"
+            else:
+                result = f"whole ({details})"
+            out.write(f"{file:<11}  {part:<14}  {result}\n")
     except sqlite3.Error as error:
         raise CommandError(
-            f"{folder} cannot be read now ({error}); ask again, as the sidecar's user"
+            f"{folder} cannot be read now ({error}); try again, as the sidecar's user"
         ) from error
     return code
 
 
-command: Final = App(
-    name="check-state",
-    help_epilogue="Example: liveness check-state --state /var/lib/liveness",
-    version_flags=[],
-)
+command: Final = declared("check-state", "check-state --state /var/lib/liveness")
 
 
 @command.default
 def check_folder(*, state: State = None, json: Json = False) -> int:
-    """Read the whole state, and say what of it is damaged; a sidecar may run.
+    """Read the whole state and say which parts are damaged; a sidecar may run.
 
-    The exit code is 0 if all of it is whole, 3 if not.
+    The exit code is 0 if everything is whole, 3 if not.
     """
     folder = state_folder(state)
     os.nice(BACKGROUND)

@@ -1,139 +1,129 @@
-"""`liveness compare`: what a present detector calls offline, beside what is decided here.
+"""`liveness compare`: the offlines of another detector beside those of the sidecar.
 
     compare -     its lines as it writes them, beside the records as they are written
-    compare FILE  lines that it wrote, beside the log in the state directory
+    compare FILE  a file of its lines, beside the log in the state directory
 
-The lines of both are compared in the same way (`liveness.compare.comparison`). Where only the other
-detector called somebody offline it is looked up what is known here of that user.
+Both match offlines in the same way (`liveness.compare.comparison`). For an offline that
+only the other detector reported, the command looks up what the sidecar knows of the user.
 """
 
 import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from math import inf
 from pathlib import Path
 from sys import intern
 from time import perf_counter
-from typing import Annotated, Final
-from urllib.parse import quote
+from typing import Annotated, Any, Final
 
 import trio
-from cyclopts import App, Parameter
+from cyclopts import Parameter, Token
 
-from liveness.cli.explain import TIMEOUT_S
-from liveness.cli.options import Json, Socket, State, lines_at, number
-from liveness.compare.comparison import Comparison, Evidence, Line, Settled, Span
+from liveness.cli.explain import user_in_sidecar
+from liveness.cli.options import Json, Socket, State, declared, file_at, number
+from liveness.compare.comparison import Comparison, Evidence, Line, Outcome, Span
 from liveness.compare.comparison_report import (
     ComparisonOptions,
     ComparisonReport,
     LineReader,
-    Tell,
 )
-from liveness.compare.offline_lines import Lines
 from liveness.config.sources import socket_path, state_folder
-from liveness.console.admin_client import CommandError, asked, no_sidecar
+from liveness.console.admin_client import CommandError
 from liveness.console.record_feed import WatchedFeed
 from liveness.console.record_lines import RecordMap
 from liveness.console.terminal import tell
 from liveness.core.records import GAP, OFFLINE, Logged, Record, Uid
 from liveness.service.storage import clocks_file
 from liveness.service.storage.log_reader import LogReader, RecordFilter, log_in
-from liveness.text import local_time, uid_text
+from liveness.text import local_time
 
 STDIN: Final = 0
 PIECE_BYTES: Final = 65_536
 SETTLE_EVERY_S: Final = 1.0
-# Of a file, which is sorted in memory: some 250 bytes a line that was understood. The
-# others, and lines without end, are bounded with them.
+# Bounds of a file, which is sorted in memory: a good line takes some 250 bytes there. Bad
+# and endless lines count as well.
 MOST_LINES: Final = 5_000_000
 MOST_BYTES: Final = 4 * 2**30
-# Of a log on disk: how long a look takes about, and of how many records.
-LOOK_S: Final = 0.2
-LOOK_RECORDS: Final = 1_000
-# For how long users are looked up at the end, when somebody waits for the account.
-LAST_LOOKS_S: Final = 5.0
-# When a detector was there that told nothing.
+# How long a lookup in the log may take, roughly, and of how many records.
+LOOKUP_S: Final = 0.2
+LOOKUP_RECORDS: Final = 1_000
+# For how long users are looked up at the end, when somebody waits for the totals.
+FINAL_LOOKUPS_S: Final = 5.0
+# The span of a detector that has written nothing.
 NOBODY: Final = Span(0, 0)
 
 
 def wall_ms() -> int:
-    """This moment, in Unix milliseconds."""
+    """The current time in Unix milliseconds."""
     return round(datetime.now(UTC).timestamp() * 1000)
 
 
-# --- a file of the past ---------------------------------------------------------------
+# --- a file beside the log ------------------------------------------------------------
 
 
 def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
-    """Compares a file with the log; the exit code.
+    """Compares the lines in a file with the log in the state directory *folder*.
 
-    Args:
-        path: The file.
-        folder: The state directory.
-        options: How.
+    Returns:
+        The exit code.
     Raises:
         CommandError: The file cannot be read.
         StateError: The log cannot be read.
     """
-    reader, within_ms = LineReader(options.tell), options.within_ms
-    lines = [*reader.read(_lines_of(path))]
-    lines.sort(key=lambda told: told[1].at)
+    reader, within_ms = LineReader(), options.within_ms
+    lines = sorted(_lines_of(path, reader), key=lambda uid_and_line: uid_and_line[1].at)
     there = Span(lines[0][1].at, lines[-1][1].at) if lines else NOBODY
-    with log_in(folder, clock=perf_counter) as book:
-        here = _span(book, folder, options.tell)
+    with log_in(folder, clock=perf_counter) as log:
+        here = _span(log, folder)
         if not lines:
-            options.tell(f"{path} has no line to compare: is it theirs?")
+            tell(f"{path} has no line to compare: is it the right file?")
         comparison = Comparison(within_ms, here=here, there=there)
         report = ComparisonReport(comparison, reader, options)
-        sought = RecordFilter(
+        selection = RecordFilter(
             kinds=frozenset({OFFLINE}),
             since=round(there.begin) - within_ms,
             until=round(min(there.end, here.end)) + within_ms + 1,
         )
-        for settled in _merged(comparison, lines, book.records(sought)):
-            why = None
-            if report.wants_look(settled):
-                why = report.why(settled, partial(_in_log, book))
-            report.write(settled, why)
+        for outcome in _merged(comparison, lines, log.records(selection)):
+            cause = None
+            if report.wants_lookup(outcome):
+                cause = report.cause(outcome, partial(_evidence_in_log, log))
+            report.write(outcome, cause)
     return report.end()
 
 
-def _lines_of(path: Path) -> Iterator[bytes | None]:
-    lines, count, size = Lines(), 0, 0
+def _lines_of(path: Path, reader: LineReader) -> Iterator[tuple[Uid, Line]]:
+    size = 0
     try:
         with path.open("rb") as file:
             while data := file.read(PIECE_BYTES):
-                found = lines.feed(data)
-                count, size = count + len(found), size + len(data)
-                _check_size(path, count, size)
-                yield from found
+                yield from reader.feed(data)
+                size += len(data)
+                if reader.lines > MOST_LINES or size > MOST_BYTES:
+                    raise CommandError(
+                        f"{path} has more than {MOST_LINES:,} lines, or {MOST_BYTES:,} "
+                        "bytes; split it"
+                    )
     except OSError as error:
         raise CommandError(
             f"{path}: {error.strerror}; name a file of lines, or - for those on stdin"
         ) from None
-    yield from lines.end()
+    yield from reader.end()
 
 
-def _check_size(path: Path, lines: int, size: int) -> None:
-    if lines > MOST_LINES or size > MOST_BYTES:
-        raise CommandError(
-            f"{path} has more than {MOST_LINES:,} lines, or {MOST_BYTES:,} bytes; split it"
-        )
-
-
-def _span(book: LogReader, folder: Path, tell: Tell) -> Span:
-    """From when to when the log can tell; until now, unless its sidecar was stopped."""
-    oldest, newest = book.oldest(), book.newest()
+def _span(log: LogReader, folder: Path) -> Span:
+    """The period that the log covers: until now, or until its sidecar was stopped."""
+    oldest, newest = log.oldest(), log.newest()
     if oldest is None or newest is None:
         raise CommandError(
-            f"the log in {folder} is empty, and nothing can be compared with it: name "
-            "the sidecar's state directory with --state"
+            f"the log in {folder} is empty, so there is nothing to compare: name the "
+            "sidecar's state directory with --state"
         )
-    stopped = clocks_file.stopped_at(folder, log=book.log(), seq=newest.seq)
+    stopped = clocks_file.stopped_at(folder, log=log.log(), seq=newest.seq)
     until = "now" if stopped is None else f"{local_time(stopped)}, the sidecar's stop"
     tell(f"comparing with the log in {folder}, from {local_time(oldest.at)} to {until}")
     return Span(oldest.at, wall_ms() if stopped is None else stopped)
@@ -141,91 +131,70 @@ def _span(book: LogReader, folder: Path, tell: Tell) -> Span:
 
 def _merged(
     comparison: Comparison, lines: Iterable[tuple[Uid, Line]], records: Iterable[Logged]
-) -> Iterator[Settled]:
-    """What is settled as both are told in the order of time."""
+) -> Iterator[Outcome]:
+    """The outcomes as lines and records are added in order of time."""
     ahead = deque(lines)
     for record in records:
         assert isinstance(record, Record)
         while ahead and ahead[0][1].at <= record.at:
-            comparison.there(*ahead.popleft())
-        comparison.here(record)
+            comparison.add_line(*ahead.popleft())
+        comparison.add_record(record)
         yield from comparison.settle(record.at)
     for uid, line in ahead:
-        comparison.there(uid, line)
+        comparison.add_line(uid, line)
         yield from comparison.settle(line.at)
     yield from comparison.finish(inf)
 
 
-def _in_log(book: LogReader, uid: Uid) -> Evidence:
-    look = book.newest_of(uid, limit=LOOK_RECORDS, within_s=LOOK_S)
+def _evidence_in_log(log: LogReader, uid: Uid) -> Evidence:
+    found = log.newest_of(uid, limit=LOOKUP_RECORDS, within_s=LOOKUP_S)
     return Evidence(
-        is_online=book.online(uid) is not None,
+        is_online=log.online(uid) is not None,
         seen=None,
-        records=look.records,
-        is_all=look.back_to is None,
+        records=found.records,
+        is_complete=found.back_to is None,
     )
 
 
-# --- beside a detector that runs ------------------------------------------------------
+# --- beside a running detector --------------------------------------------------------
 
 
 async def compare_live(socket_path: Path, options: ComparisonOptions) -> int:
-    """Compares lines on stdin with the records as they are written; the exit code.
+    """Compares lines on stdin with the records as they are written.
 
-    It ends with them, or when it is asked to (SIGINT, SIGTERM).
+    Ends with the lines, or at SIGINT or SIGTERM.
 
-    Args:
-        socket_path: The sidecar's socket.
-        options: How.
+    Returns:
+        The exit code.
     Raises:
-        CommandError: There is no sidecar, or it will not have this watcher.
+        CommandError: There is no sidecar, or it refuses this watcher.
     """
-    reader = LineReader(options.tell)
-    # The moment at which both are there is known only once the link is.
-    comparison = Comparison(options.within_ms, here=Span(inf), there=Span(inf))
-    report = ComparisonReport(comparison, reader, options)
-    beside = _Beside(socket_path, comparison, reader, report, options)
-    failed: list[BaseExceptionGroup[CommandError]] = []
+    live = _LiveComparison(socket_path, options)
+    errors: list[BaseExceptionGroup[CommandError]] = []
     try:
-        await beside.run()
+        await live.run()
     except* CommandError as group:
-        if not beside.has_begun:
+        if not live.has_begun:
             raise
-        failed.append(group)
-    code = report.end()
-    if failed:  # what was compared until then is told first
-        raise failed[0]
+        errors.append(group)
+    code = live.report.end()
+    if errors:  # reported after the totals
+        raise errors[0]
     return code
 
 
-class _Beside:
-    """A comparison with a detector that runs.
+class _LiveComparison:
+    """Reads the lines and the records, and prints what is settled once a second."""
 
-    Args:
-        socket_path: The sidecar's socket.
-        comparison: Is told of both.
-        reader: Understands the lines.
-        report: Is given what is settled.
-        options: How, and who is told what happens to the link.
-    """
-
-    def __init__(
-        self,
-        socket_path: Path,
-        comparison: Comparison,
-        reader: LineReader,
-        report: ComparisonReport,
-        options: ComparisonOptions,
-    ) -> None:
+    def __init__(self, socket_path: Path, options: ComparisonOptions) -> None:
         self._socket_path = socket_path
-        self._comparison = comparison
-        self._reader = reader
-        self._report = report
-        self._options = options
-        self._feed = WatchedFeed(
-            socket_path, after=None, kinds=[OFFLINE], tell=options.tell
-        )
-        self._told_to = 0  # until when this side has told all, Unix milliseconds
+        self._within_ms = options.within_ms
+        self._reader = LineReader()
+        # Both sides begin once the link is up: see `run`.
+        self._comparison = Comparison(self._within_ms, here=Span(inf), there=Span(inf))
+        self.report = ComparisonReport(self._comparison, self._reader, options)
+        self._feed = WatchedFeed(socket_path, after=None, kinds=[OFFLINE], tell=tell)
+        self._complete_to = 0  # see `_records_complete_to`; Unix milliseconds
         self.has_begun = False
 
     async def run(self) -> None:
@@ -233,89 +202,88 @@ class _Beside:
         try:
             with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 async with trio.open_nursery() as nursery:
-                    await nursery.start(self._feed.follow, self._take)
-                    self._told_to = wall_ms()
-                    self._comparison.begin(self._told_to)
+                    await nursery.start(self._feed.follow, self._add_records)
+                    self._complete_to = wall_ms()
+                    self._comparison.begin(self._complete_to)
                     self.has_begun = True
-                    nursery.start_soon(self._read, nursery.cancel_scope)
+                    nursery.start_soon(self._read_stdin, nursery.cancel_scope)
                     nursery.start_soon(self._settle)
                     await anext(signals)
                     nursery.cancel_scope.cancel()
         finally:
             if self.has_begun:
-                self._report.look_for(LAST_LOOKS_S)
+                self.report.limit_lookups(FINAL_LOOKUPS_S)
                 with trio.CancelScope(shield=True):
-                    await self._write(self._comparison.finish(self._now()))
+                    outcomes = self._comparison.finish(self._records_complete_to())
+                    await self._write(outcomes)
 
-    def _now(self) -> int:
-        """Up to when this side has told all: now, or when the link was lost.
+    def _records_complete_to(self) -> int:
+        """The time up to which all records have arrived: now, or when the link was lost.
 
-        That holds until what was missed has come over the next one. What was told there
-        in between may be told here as well: it is not to be judged before that.
+        A new link counts only once it has lasted for the tolerance: it first brings the
+        records that were missed, and one of these may belong to a line that is waiting.
         """
         linked_ms = 1000 * (trio.current_time() - self._feed.linked_at)
-        if linked_ms >= self._options.within_ms:
-            self._told_to = wall_ms()
-        return self._told_to
+        if linked_ms >= self._within_ms:
+            self._complete_to = wall_ms()
+        return self._complete_to
 
-    def _take(self, records: list[RecordMap]) -> bool:
+    def _add_records(self, records: list[RecordMap]) -> bool:
         for record in records:
             if record["kind"] == OFFLINE:
-                self._comparison.here(_record(record))
+                self._comparison.add_record(_record(record))
             else:
                 assert record["kind"] == GAP
-                self._options.tell(
-                    "some offlines here are no longer kept, and are missing"
-                )
+                tell("some records are no longer kept, and are missing")
         return False
 
-    async def _read(self, until: trio.CancelScope) -> None:
-        lines, read = Lines(), partial(os.read, STDIN, PIECE_BYTES)
-        # Not by a buffered stream: a thread that is left in it holds its lock for ever.
+    async def _read_stdin(self, until: trio.CancelScope) -> None:
+        # Not `sys.stdin`: a thread abandoned in a buffered read holds its lock for ever.
+        read = partial(os.read, STDIN, PIECE_BYTES)
         try:
             while data := await trio.to_thread.run_sync(read, abandon_on_cancel=True):
-                self._tell_there(lines.feed(data))
+                self._add_lines(self._reader.feed(data))
         except OSError as error:
-            told = f"stdin cannot be read ({error.strerror}); give it lines"
-            raise CommandError(told) from None
-        self._tell_there(lines.end())
+            raise CommandError(
+                f"stdin cannot be read ({error.strerror}); give it lines"
+            ) from None
+        self._add_lines(self._reader.end())
         until.cancel()
 
-    def _tell_there(self, lines: Iterable[bytes | None]) -> None:
-        for uid, line in self._reader.read(lines):
-            self._comparison.there(uid, line)
+    def _add_lines(self, lines: Iterable[tuple[Uid, Line]]) -> None:
+        for uid, line in lines:
+            self._comparison.add_line(uid, line)
 
     async def _settle(self) -> None:
         while True:
             await trio.sleep(SETTLE_EVERY_S)
-            with trio.CancelScope(shield=True):  # or what is settled would be lost
-                await self._write(self._comparison.settle(self._now()))
+            with trio.CancelScope(shield=True):  # an outcome is yielded only once
+                await self._write(self._comparison.settle(self._records_complete_to()))
 
-    async def _write(self, settled: Iterable[Settled]) -> None:
-        look = partial(_in_sidecar, self._socket_path)
-        for one in settled:
-            why = None
-            if self._report.wants_look(one):
-                why = await trio.to_thread.run_sync(self._report.why, one, look)
-            self._report.write(one, why)
-        self._report.flush()
+    async def _write(self, outcomes: Iterable[Outcome]) -> None:
+        lookup = partial(_evidence_in_sidecar, self._socket_path)
+        for outcome in outcomes:
+            cause = None
+            if self.report.wants_lookup(outcome):
+                cause = await trio.to_thread.run_sync(
+                    self.report.cause, outcome, lookup
+                )
+            self.report.write(outcome, cause)
+        sys.stdout.flush()
 
 
-def _in_sidecar(socket_path: Path, uid: Uid) -> Evidence:
-    page = f"/v1/users/{quote(uid_text(uid), safe='')}?limit=100"
-    found = asked(socket_path, page, timeout_s=TIMEOUT_S)
-    if not isinstance(found.get("told"), str):
-        raise no_sidecar(socket_path)
+def _evidence_in_sidecar(socket_path: Path, uid: Uid) -> Evidence:
+    found = user_in_sidecar(socket_path, uid, "?limit=100")
     return Evidence(
         is_online=found["online"],
         seen=found["seen"],
         records=[_record(record | {"uid": uid}) for record in found["records"]],
-        is_all=found["looked_back_to"] is None,
+        is_complete=found["looked_back_to"] is None,
     )
 
 
 def _record(shown: RecordMap) -> Record:
-    """A record of a session, of what the sidecar shows of it."""
+    """A record of a session, from its JSON or frame."""
     return Record(
         seq=shown["seq"],
         kind=intern(shown["kind"]),
@@ -335,11 +303,15 @@ def _record(shown: RecordMap) -> Record:
     )
 
 
-command: Final = App(
-    name="compare",
-    help_epilogue="Example: liveness compare theirs.jsonl --within 30",
-    version_flags=[],
-)
+# --- the command ----------------------------------------------------------------------
+
+
+def _lines_at(_kind: Any, tokens: Sequence[Token]) -> str:
+    """A file to be read; or `-`."""
+    return tokens[0].value if tokens[0].value == "-" else file_at(_kind, tokens)
+
+
+command: Final = declared("compare", "compare theirs.jsonl --within 30")
 
 
 @command.default
@@ -348,9 +320,9 @@ def compare_offlines(
         str,
         Parameter(
             help='lines of JSON, as {"uid": "ada", "at": 1789000030004}; - is stdin, beside '
-            "a sidecar that runs",
+            "a running sidecar",
             metavar="FILE",
-            converter=lines_at,
+            converter=_lines_at,
             allow_leading_hyphen=True,  # of "-"
         ),
     ],
@@ -363,23 +335,23 @@ def compare_offlines(
         number(
             float,
             "S",
-            "how far apart in time the two may call the same user offline (default 60)",
+            "how far apart two offlines of a user may be to count as one (default 60)",
             0.1,
             3_600,
         ),
     ] = 60.0,
     all: Annotated[
-        bool, Parameter(help="show those whom both called offline, too")
+        bool, Parameter(help="also show the users that both called offline")
     ] = False,
     json: Json = False,
 ) -> int:
-    """Compare whom another detector calls offline, and when, with what is decided here.
+    """Compare which users another detector calls offline, and when, with the sidecar.
 
-    A FILE is compared with the log in the state directory, lines on stdin with the records
+    A FILE is compared with the log in the state directory; lines on stdin with the records
     as they are written, until the lines end or Ctrl-C. The exit code is 0 if both called
-    somebody offline, and neither anybody alone; 3 if not, or if a line was left out.
+    users offline, and neither any alone; 3 if not, or if a line was left out.
     """
-    options = ComparisonOptions(within, all, json, sys.stdout, tell)
+    options = ComparisonOptions(within, all, json)
     if file != "-":
         return compare_file(Path(file), state_folder(state), options)
     code: int = trio.run(compare_live, socket_path(socket), options)

@@ -4,16 +4,12 @@ from functools import partial
 from typing import Annotated, Final
 
 import trio
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from liveness.cli.options import as_written, number
+from liveness.cli.options import as_written, declared, number
 from liveness.demo.launcher import run
 
-command: Final = App(
-    name="demo",
-    help_epilogue="Example: liveness demo --seconds 60 --users 500",
-    version_flags=[],
-)
+command: Final = declared("demo", "demo --seconds 60 --users 500")
 
 
 @command.default
@@ -31,14 +27,14 @@ def demo(
     script: Annotated[
         str,
         Parameter(
-            help="what is made to happen, and when: SECONDS and silence [N], gateway, "
-            "stop [S], restart or kill, as in '5 silence, 10 gateway'",
+            help="what happens when: SECONDS and silence [N], gateway, stop [S], restart "
+            "or kill, as in '5 silence, 10 gateway'",
             metavar="STEPS",
             converter=as_written,
         ),
     ] = "",
 ) -> int:
-    """Run a chat gateway, simulated users and a sidecar, and check what is decided.
+    """Run a chat gateway, simulated users and a sidecar, and check every decision.
 
     On a terminal it is a live picture with keys.
     """

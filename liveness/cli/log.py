@@ -1,17 +1,19 @@
-"""`liveness history` and `liveness log`: what was decided, read from the state directory.
+"""`liveness log`: the records of everybody, read from the state directory.
 
-They need no sidecar, and do one that runs no harm. What is shown goes out as it is found,
-so that a log of any size takes no more memory than a small one.
+Each record is written as it is found, so a log of any size takes no more memory than a
+small one.
 """
 
 import csv
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Final, TextIO
+from typing import Annotated, Any, Final, TextIO
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import CycloptsError, Parameter, Token
 
 from liveness.cli.options import (
     UID_FORMS,
@@ -19,85 +21,44 @@ from liveness.cli.options import (
     Json,
     Kinds,
     State,
-    UserName,
-    moment_flag,
-    number,
+    declared,
     user_of,
 )
 from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
 from liveness.console.record_lines import json_line, text_line
-from liveness.console.terminal import tell
-from liveness.core.records import KINDS, Logged, Record, Uid
+from liveness.core.records import KINDS, Logged, Record
 from liveness.service.storage.log_reader import LogReader, RecordFilter, log_in
-from liveness.text import escaped, local_time, uid_text
+from liveness.text import escaped, uid_text
 
+_AGO: Final = re.compile(r"-?(\d{1,9}) ?(s|m|min|h|d)( ago)?", re.ASCII)
+_UNIT_S: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
+_TIME: Final = re.compile(r"\d?\d:\d\d(:\d\d(\.\d{1,6})?)?", re.ASCII)
 # Every key that a record may have: a column each.
 COLUMNS: Final = (
     "seq", "at", "kind", "uid", "gateway", "session", "conn", "reason", "seen", "last",
     "silence", "restored", "from", "from_session", "from_conn", "key", "due", "attempt",
     "payload", "ext",
 )  # fmt: skip
-# Text that begins so is a formula to a spreadsheet; in the wide forms, too.
+# A spreadsheet takes text that begins so for a formula, also in the full-width forms.
 _FORMULA: Final = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 _FIRST: Final = (*_FORMULA, "'")
 
 
-def history(
-    folder: Path,
-    uid: Uid,
-    *,
-    limit: int,
-    as_json: bool,
-    out: TextIO,
-    tell: Callable[[str], None],
-) -> None:
-    """Writes a user's newest records, the newest last.
+def log(folder: Path, selection: RecordFilter, *, form: str, out: TextIO) -> None:
+    """Writes all records that match, the oldest first.
 
     Args:
         folder: The state directory.
-        uid: The user.
-        limit: At most this many.
-        as_json: Whether a line is the record as JSON, and not for a person.
-        out: Where each record is a line.
-        tell: Is told that there may be more.
-    Raises:
-        StateError: The log cannot be read.
-        CommandError: There is no record of this user.
-    """
-    with log_in(folder, clock=perf_counter) as book:
-        look = book.newest_of(uid, limit=limit)
-    if not look.records:
-        oldest = look.oldest
-        told = "is empty" if oldest is None else f"begins at {local_time(oldest.at)}"
-        left_out = _left_out(book)
-        also = f"; {left_out}" if left_out else ""
-        raise CommandError(
-            f"no record of {uid_text(uid)} in the log of {folder}, which {told}: correct the "
-            f"name (int:7 is the integer, 7 the string), or --state{also}"
-        )
-    if left_out := _left_out(book):
-        tell(left_out)
-    line = json_line if as_json else text_line
-    out.writelines(f"{line(record.as_map())}\n" for record in reversed(look.records))
-    if look.back_to is not None:
-        tell(f"there may be more than these {limit}: see them with a larger --limit")
-
-
-def log(folder: Path, sought: RecordFilter, *, form: str, out: TextIO) -> None:
-    """Writes all records that are sought, the oldest first.
-
-    Args:
-        folder: The state directory.
-        sought: Which ones.
+        selection: Which records to write.
         form: `text`, `json` (one a line) or `csv` (a row of names first).
-        out: Flushed at the end alone.
+        out: Is not flushed between records.
     Raises:
         StateError: The log cannot be read.
-        CommandError: Records are missing that are damaged; all others were written.
+        CommandError: Records are damaged and left out; all others were written.
     """
-    with log_in(folder, clock=perf_counter) as book:
-        records = book.records(sought)
+    with log_in(folder, clock=perf_counter) as reader:
+        records = reader.records(selection)
         if form == "csv":
             table = csv.DictWriter(
                 out, COLUMNS, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC
@@ -108,27 +69,28 @@ def log(folder: Path, sought: RecordFilter, *, form: str, out: TextIO) -> None:
             line = json_line if form == "json" else text_line
             for record in records:
                 out.write(f"{line(record.as_map())}\n")
-        if left_out := _left_out(book):
-            raise CommandError(f"the log in {folder} is not whole: {left_out}")
+        if damaged := damaged_records(reader):
+            raise CommandError(f"the log in {folder} is not whole: {damaged}")
 
 
-def _left_out(book: LogReader) -> str:
-    """Says which records are missing as they are damaged."""
-    if not book.damaged:
+def damaged_records(reader: LogReader) -> str:
+    """Names the records that *reader* left out because they are damaged, if any."""
+    if not reader.damaged:
         return ""
-    first, last = min(book.damaged)
-    told = f"records {first} to {last}"
-    if len(book.damaged) > 1:
-        told += f", and of {len(book.damaged) - 1} more places,"
-    return f"{told} are damaged on disk and left out: see `liveness check-state`"
+    first, last = min(reader.damaged)
+    message = f"records {first} to {last}"
+    if len(reader.damaged) > 1:
+        message += f", and of {len(reader.damaged) - 1} more places,"
+    return f"{message} are damaged on disk and left out: see `liveness check-state`"
 
 
 def _cells(record: Logged) -> dict[str, object]:
-    """A record for a spreadsheet: users told apart, and no text that is taken for more.
+    """A record for a spreadsheet, which must not take text for a formula.
 
-    What could steer a terminal is escaped; before what is a formula to a spreadsheet, or
-    looks as if that had been done to it, stands an apostrophe. All text is in quotes:
-    where cells are parted by semicolons, one within would begin another.
+    An apostrophe goes before text that begins like a formula, and before text that begins
+    with an apostrophe, so that one can be told from the other. Control characters are
+    escaped. The writer puts all text in quotes: a semicolon in it would otherwise begin a
+    cell where the spreadsheet separates cells by semicolons.
     """
     cells = record.as_map()
     if isinstance(record, Record):
@@ -140,43 +102,56 @@ def _cells(record: Logged) -> dict[str, object]:
     return cells
 
 
-history_command: Final = App(
-    name="history",
-    help_epilogue="Example: liveness history ada --limit 10",
-    version_flags=[],
-)
+def moment(text: str, now: datetime) -> int:
+    """The moment that *text* names, in Unix milliseconds.
+
+    Args:
+        text: `2026-11-21T14:03`, also with seconds, with a zone, or without a time;
+            `14:03`, the last time it was that late; `15min` ago, or s, m, h, d.
+        now: The current time in the host's zone, which applies where *text* names none.
+    Raises:
+        ValueError: It is none of these.
+    """
+    try:
+        if ago := _AGO.fullmatch(text):
+            found = now - timedelta(seconds=int(ago[1]) * _UNIT_S[ago[2]])
+        elif _TIME.fullmatch(text):
+            of_day = time.fromisoformat(text if text[2] == ":" else f"0{text}")
+            found = datetime.combine(now.date(), of_day)
+            if found.timestamp() > now.timestamp():
+                found -= timedelta(days=1)
+        else:
+            found = datetime.fromisoformat(text)
+        return round(found.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"{text!r:.80} is no time: write 2026-11-21T14:03, 14:03, or 15min for 15 "
+            "minutes ago"
+        ) from None
 
 
-@history_command.default
-def show_history(
-    uid: UserName,
-    /,
-    *,
-    state: State = None,
-    limit: Annotated[
-        int, number(int, "N", "at most the newest N (default 100)", 1, 100_000)
-    ] = 100,
-    json: Json = False,
-) -> None:
-    """Show a user's records, the newest last; a sidecar need not run."""
-    folder = state_folder(state)
-
-    history(folder, uid, limit=limit, as_json=json, out=sys.stdout, tell=tell)
+def _moment_of(_kind: Any, tokens: Sequence[Token]) -> int:
+    return moment(tokens[0].value, datetime.now(UTC).astimezone())
 
 
-command: Final = App(
-    name="log",
-    help_epilogue="Example: liveness log --since 15min --kind offline --csv",
-    version_flags=[],
-)
+def _moment_flag(which: str) -> Parameter:
+    return Parameter(
+        help=f"{which}: 2026-11-21T14:03, 14:03, or 15min for 15 minutes ago",
+        metavar="T",
+        converter=_moment_of,
+        allow_leading_hyphen=True,  # of -15min
+    )
+
+
+command: Final = declared("log", "log --since 15min --kind offline --csv")
 
 
 @command.default
 def show_log(
     *,
     state: State = None,
-    since: Annotated[int | None, moment_flag("from then on")] = None,
-    until: Annotated[int | None, moment_flag("before then")] = None,
+    since: Annotated[int | None, _moment_flag("from then on")] = None,
+    until: Annotated[int | None, _moment_flag("before then")] = None,
     kind: Kinds = None,
     gateway: GatewayName = None,
     uid: Annotated[
@@ -193,16 +168,16 @@ def show_log(
         bool, Parameter(help="CSV, a column for each key that a record may have")
     ] = False,
 ) -> None:
-    """Show what the log has, the oldest first; a sidecar need not run."""
+    """Show the records in the log, the oldest first; no sidecar has to run."""
     if json and csv:
-        told = "--json and --csv are two forms: choose one"
-        raise CycloptsError(msg=told, command_chain=("log",))
+        raise _usage_error("--json and --csv exclude each other: choose one")
     if since is not None and until is not None and since >= until:
-        told = "--since is not before --until: nothing lies between"
-        raise CycloptsError(msg=told, command_chain=("log",))
-    folder = state_folder(state)
-
+        raise _usage_error("--since is not before --until: nothing lies between")
     kinds = frozenset(kind or KINDS)
-    sought = RecordFilter(uid, kinds, gateway, since, until)
+    selection = RecordFilter(uid, kinds, gateway, since, until)
     form = "json" if json else "csv" if csv else "text"
-    log(folder, sought, form=form, out=sys.stdout)
+    log(state_folder(state), selection, form=form, out=sys.stdout)
+
+
+def _usage_error(message: str) -> CycloptsError:
+    return CycloptsError(msg=message, command_chain=("log",))

@@ -1,7 +1,7 @@
 """The command line: arguments in, exit code out.
 
-A mistake of the person who calls is one line on stderr that says what, where and what to
-do; a traceback is a fault of ours.
+A mistake of the user is one line on stderr that says what, where and what to do. A
+traceback means a bug in liveness.
 """
 
 import os
@@ -21,46 +21,40 @@ from cyclopts import (
 from liveness.console.terminal import Output, OutputError, open_closed, tell
 from liveness.errors import ConfigError, LivenessError
 
+HELP: Final = ("--help", "-h")
 USAGE: Final = 2
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
 NO_READER: Final = 141  # as a shell reports SIGPIPE
 
-# Each is declared and done in a module of its own, which is imported when it is called, so
-# that `version` does not wait for an HTTP server.
-COMMANDS: Final = {
-    "serve": "serve:command",
-    "watch": "watch:command",
-    "status": "status:command",
-    "explain": "explain:command",
-    "history": "log:history_command",
-    "log": "log:command",
-    "compare": "compare:command",
-    "timers": "timers:command",
-    "gateways": "gateways:command",
-    "guard": "guard:command",
-    "backup": "backup:command",
-    "demo": "demo:command",
-    "bench": "bench:command",
-    "check-config": "check_config:command",
-    "check-state": "check_state:command",
-    "version": "version:command",
-}
+# Each has a module of its name, with its declaration and its action. The module is
+# imported when it is needed, so that `version` does not load an HTTP server.
+COMMANDS: Final = (
+    "serve", "watch", "status", "explain", "history", "log", "compare", "timers",
+    "gateways", "guard", "backup", "demo", "bench", "check-config", "check-state",
+    "version",
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; the console's entry point.
+    """Runs one command.
 
     Args:
         arguments: Without the program's name; None: those of the process.
     Returns:
-        0, or 2 for a wrong command line, 78 for wrong settings, 130 after Ctrl-C, 141
-        when nobody reads the output any more, 1 for any other failure.
+        What the command returned, else 0; 2 for a wrong command line, 78 for wrong
+        settings, 130 after Ctrl-C, 141 if the reader of the output has gone, 1 for any
+        other failure.
     """
     open_closed()
+    if arguments is None:
+        arguments = sys.argv[1:]
     try:
+        if not arguments or arguments[0] in HELP:
+            for name in COMMANDS:
+                app[name]  # imports it: the list of commands shows its docstring
         with redirect_stdout(Output(sys.stdout)) as output:
-            code: int | None = app(sys.argv[1:] if arguments is None else arguments)
-            output.flush()  # here, where its failure can still be told
+            code: int | None = app(arguments)
+            output.flush()  # within the `try`, which reports its failure
         return code or 0
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         mistakes = [_mistake(cause) for cause in _causes(error)]
@@ -73,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions within the groups that trio's nurseries raise; else the one."""
+    """The exceptions in the groups that trio's nurseries raise, or *error* itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _causes(inner)
@@ -82,12 +76,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _mistake(error: BaseException) -> tuple[int, str] | None:
-    """Exit code and line for what a person did; None for a fault of ours."""
+    """Exit code and line for a mistake of the user; None for a bug of ours."""
     match error:
         case UnusedCliTokensError():
             unused = " ".join(error.unused_tokens or ())
             return _usage(error, f"there is no argument here: {unused}")
-        case UnknownCommandError():  # its list of commands ends after the eighth
+        case UnknownCommandError():  # cyclopts lists only eight commands behind it
             line, _, _ = str(error).partition(" Available commands:")
             return _usage(error, line.rstrip("."))
         case CycloptsError():
@@ -120,5 +114,5 @@ app: Final = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
-for _name, _where in COMMANDS.items():
-    app.command(f"liveness.cli.{_where}", name=_name)
+for _name in COMMANDS:
+    app.command(f"liveness.cli.{_name.replace('-', '_')}:command", name=_name)

@@ -2,17 +2,11 @@
 
 from typing import Annotated, Final
 
-from cyclopts import App
-
-from liveness.cli.options import ConfigFile, Socket, State, path_of, setting_flag
+from liveness.cli.options import ConfigFile, Socket, State, declared, setting_flag
 from liveness.config.settings import Config
 from liveness.config.sources import Loaded, load
 
-command: Final = App(
-    name="serve",
-    help_epilogue="Example: liveness serve --timeout 10 --slots 100",
-    version_flags=[],
-)
+command: Final = declared("serve", "serve --timeout 10 --slots 100")
 
 
 @command.default
@@ -27,20 +21,21 @@ def serve(
 ) -> None:
     """Run the sidecar until SIGTERM or Ctrl-C.
 
-    Every other setting is in the file and the environment: see check-config. Without a
-    terminal SIGHUP has them read anew.
+    All other settings are in the file and the environment: see check-config. Without a
+    terminal, SIGHUP makes the sidecar read them again.
     """
     flags = {"--socket": socket, "--http": http, "--state": state}
     flags |= {"--timeout": timeout, "--slots": slots}
 
     def read_again() -> Config:
-        again = load(flags, file=path_of(config), is_reload=True)
+        again = load(flags, file=config, is_reload=True)
         _warn_of_ignored(again)
         return again.config
 
-    loaded = load(flags, file=path_of(config))
+    loaded = load(flags, file=config)
     settings = loaded.config
 
+    # Imported only now: a wrong setting is reported without waiting for the server.
     import faulthandler
 
     import trio
@@ -51,13 +46,13 @@ def serve(
 
     logs.configure(settings.logging.format, settings.logging.level)
     _warn_of_ignored(loaded)
-    # A watchdog ends us by SIGABRT: then it is told where we stood.
+    # systemd's watchdog ends a hung sidecar by SIGABRT: print where each thread was.
     faulthandler.enable()
     try:
         make_socket_folder(settings.socket.path)
         trio.run(service.serve, settings, read_again)
     finally:
-        logs.drain()  # what is told of a mistake comes behind its lines
+        logs.drain()  # an error is printed after all log lines
 
 
 def _warn_of_ignored(loaded: Loaded) -> None:

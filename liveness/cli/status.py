@@ -2,14 +2,16 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, TextIO
+from typing import Annotated, Any, Final, TextIO
 
-from cyclopts import App, Parameter
+from cyclopts import Group, Parameter, Token
+from cyclopts.validators import MutuallyExclusive
 
-from liveness.cli.options import EITHER, Json, Socket, seconds_of
+from liveness.cli.options import Json, Socket, declared, number
 from liveness.cli.status_screen import as_text, look
 from liveness.config.sources import socket_path
 from liveness.console.admin_client import CommandError, readiness
@@ -27,11 +29,21 @@ def status(socket_path: Path, *, as_json: bool, out: TextIO) -> bool:
     return found.ready
 
 
-command: Final = App(
-    name="status",
-    help_epilogue="Example: liveness status --quiet || echo not ready",
-    version_flags=[],
+# Flags that exclude each other.
+EITHER: Final = (
+    Group.create_default_parameters(),
+    Group(show=False, validator=MutuallyExclusive()),  # type: ignore[no-untyped-call]  # it has no types
 )
+
+
+def seconds_of(_kind: Any, tokens: Sequence[Token]) -> list[float]:
+    """The seconds between two refreshes; a list, as the flag's value may be left out."""
+    convert = number(float, "SECONDS", "", 0.1, 86_400).converter
+    assert callable(convert)
+    return [convert(float, tokens)]
+
+
+command: Final = declared("status", "status --quiet || echo not ready")
 
 
 @command.default

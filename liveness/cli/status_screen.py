@@ -1,11 +1,11 @@
-"""How the sidecar is, on one screen: asked, and laid out in rows."""
+"""How the sidecar is, on one screen: request_json, and laid out in rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from liveness.console.admin_client import asked, no_sidecar
+from liveness.console.admin_client import no_sidecar, request_json
 from liveness.core.intervals import TIMES, is_short
 from liveness.core.timer_states import FAILED, FIRED, PENDING
 from liveness.metrics import OTHER
@@ -50,9 +50,9 @@ def look(socket_path: Path) -> Status:
     """Asks the sidecar at *socket_path* how it is.
 
     Raises:
-        CommandError: It could not be asked.
+        CommandError: It could not be request_json.
     """
-    found = asked(socket_path, "/v1/wheel")
+    found = request_json(socket_path, "/v1/wheel")
     try:
         return _read(socket_path, found)
     except (AttributeError, KeyError, TypeError, ValueError):

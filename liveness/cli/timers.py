@@ -1,127 +1,45 @@
-"""`liveness timers`: what comes due and what became of it, and an operator's say in it.
+"""`liveness timers`: lists timers, shows one, cancels it, or has it tried again.
 
-A key names a timer within its gateway. Where several gateways have one of that key,
-nothing is guessed: the person is told which, and says which one is meant.
+A key names a timer within its gateway. Where several gateways have a timer of that key,
+the command names them and asks for `--gateway`; it never picks one itself.
 """
 
-import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, Final, TextIO
+from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from liveness.cli.options import GatewayName, Json, Key, Socket, ext_of, number
+from liveness.cli.options import (
+    GatewayName,
+    Json,
+    Socket,
+    declared,
+    number,
+    text_of,
+)
 from liveness.config.sources import socket_path
-from liveness.console.admin_client import CommandError, asked, no_sidecar
+from liveness.console.admin_client import CommandError, no_sidecar, request_json
+from liveness.console.record_lines import ascii_json
 from liveness.console.terminal import tell
+from liveness.core.frames import MAX_KEY_BYTES
 from liveness.core.timer_states import FIRED, PENDING, STATES
 from liveness.text import escaped, relative, utc_time
 
 PAGE: Final = 100
-# The sidecar waits 5 s for its disk before it says that it cannot write, twice at most.
+# The sidecar waits up to twice 5 s for its disk before it answers that it cannot write.
 TIMEOUT_S: Final = 15.0
-MESSAGE_SHOWN: Final = 60  # characters of a message that are on one line with the rest
+MESSAGE_SHOWN: Final = 60  # characters of a message in the line of a timer
 MOST_NAMED: Final = 8  # gateways in one error
 
 TimerMap = dict[str, Any]
 
 
-def list_timers(
-    socket_path: Path,
-    wanted: Mapping[str, str],
-    *,
-    limit: int,
-    as_json: bool,
-    out: TextIO,
-    tell: Callable[[str], None],
-) -> None:
-    """Writes timers to *out*, the newest first, one a line.
-
-    Args:
-        socket_path: The sidecar's socket.
-        wanted: Of `gateway`, `state` and `ext` those that must be so.
-        limit: At most this many.
-        as_json: Whether a line is the timer as JSON, and not for a person.
-        out: Flushed after each page.
-        tell: Is told that there may be more.
-    Raises:
-        CommandError: They could not be had.
-    """
-    line = _json_line if as_json else text_line
-    left, query = limit, dict(wanted)
-    while left:
-        query["limit"] = str(min(left, PAGE))
-        timers, before = _page(socket_path, "/v1/timers", query)
-        out.writelines(f"{line(timer)}\n" for timer in timers)
-        out.flush()
-        if before is None:
-            return
-        left -= len(timers)
-        query["before"] = before
-    tell(f"there may be more than these {limit}: see them with a larger --limit")
-
-
-def show_timer(
-    socket_path: Path,
-    key: str,
-    gateway: str | None,
-    *,
-    damaged: bool = False,
-    as_json: bool,
-    out: TextIO,
-) -> None:
-    """Writes all that is kept of a timer.
-
-    Args:
-        socket_path: The sidecar's socket.
-        key: The timer's.
-        gateway: None: the only one that has a timer of that key.
-        damaged: Whether the key is the id of a damaged timer.
-        as_json: Whether it is written as JSON.
-        out: Where it is written.
-    Raises:
-        CommandError: There is none, or there are several.
-    """
-    timer = _only(socket_path, key, gateway, damaged=damaged)
-    out.write(f"{json.dumps(timer, indent=2)}\n" if as_json else as_text(timer))
-
-
-def change_timer(
-    socket_path: Path,
-    what: str,
-    key: str,
-    gateway: str | None,
-    *,
-    damaged: bool = False,
-    out: TextIO,
-) -> None:
-    """Has a timer cancelled or retried, and writes what it then is.
-
-    Args:
-        socket_path: The sidecar's socket.
-        what: `cancel` or `retry`.
-        key: The timer's.
-        gateway: None: the only one that has a timer of that key.
-        damaged: Whether the key is the id of a damaged timer.
-        out: Where the timer is written, as one line.
-    Raises:
-        CommandError: It was refused, or there is none, or there are several.
-    """
-    if damaged:
-        what, named = f"{what}-damaged", {"id": key}
-    else:
-        if gateway is None:
-            gateway = _only(socket_path, key, None)["gateway"]
-        named = {"gateway": gateway, "key": key}
-    timer = asked(socket_path, f"/v1/timers/{what}", named, timeout_s=TIMEOUT_S)
-    out.write(f"{text_line(timer)}\n")
-
-
-# --- how a timer looks ----------------------------------------------------------------
+# --- a timer as text ------------------------------------------------------------------
 
 
 def text_line(timer: TimerMap) -> str:
@@ -144,7 +62,7 @@ def text_line(timer: TimerMap) -> str:
 
 
 def as_text(timer: TimerMap) -> str:
-    """All that is kept of a timer, a line each."""
+    """All that is stored of a timer, a line each."""
     names = ("key", "gateway", "ext", "state")
     rows: dict[str, str] = {name: timer[name] for name in names if name in timer}
     rows["attempts"] = str(timer["attempts"])
@@ -165,27 +83,25 @@ def _ago(at_ms: int) -> str:
     return relative(at_ms / 1000 - datetime.now(UTC).timestamp())
 
 
-def _json_line(timer: TimerMap) -> str:
-    """A timer as one line of JSON, all ASCII: nothing in it can steer a terminal."""
-    return json.dumps(timer, separators=(",", ":"))
+# --- requests -------------------------------------------------------------------------
 
 
-# --- what the sidecar says ------------------------------------------------------------
-
-
-def _only(
-    socket_path: Path, key: str, gateway: str | None, *, damaged: bool = False
+def _find(
+    path: Path, key: str, gateway: str | None, *, damaged: bool = False
 ) -> TimerMap:
-    """The newest timer with a key, of this gateway or of the only one that has it."""
+    """The newest timer with a key, of *gateway* or of the only gateway that has one.
+
+    With *damaged*, the timer damaged on disk whose id is *key*.
+    """
     if damaged:
-        timers, _ = _page(socket_path, "/v1/timers", {"id": key})
+        timers, _ = _page(path, "/v1/timers", {"id": key})
         if timers and "damaged" in timers[0]:
             return timers[0]
         raise CommandError(
             f"no timer {key} is damaged: `liveness timers list` shows those that are"
         )
     query = {"key": key} if gateway is None else {"key": key, "gateway": gateway}
-    timers, _ = _page(socket_path, "/v1/timers/newest", query)
+    timers, _ = _page(path, "/v1/timers/newest", query)
     if len(timers) == 1:
         return timers[0]
     if timers:
@@ -194,30 +110,60 @@ def _only(
         ]
         if len(timers) > MOST_NAMED:
             named.append("and others")
-        told = f"several gateways have a timer {key!r}: {', '.join(named)}"
-        raise CommandError(f"{told}; say whose is meant with --gateway")
+        raise CommandError(
+            f"several gateways have a timer {key!r}: {', '.join(named)}; name one with "
+            "--gateway"
+        )
     whose = "no gateway has a" if gateway is None else f"{gateway!r} has no"
     raise CommandError(
-        f"{whose} timer {key!r}: `liveness timers list` shows those that there are"
+        f"{whose} timer {key!r}: `liveness timers list` shows all timers"
     )
 
 
 def _page(
-    socket_path: Path, page: str, query: Mapping[str, str]
+    path: Path, page: str, query: Mapping[str, str]
 ) -> tuple[list[TimerMap], str | None]:
-    found = asked(socket_path, f"{page}?{urlencode(query)}", timeout_s=TIMEOUT_S)
+    """The timers on a page, and where the next page begins, if there is one."""
+    found = request_json(path, f"{page}?{urlencode(query)}", timeout_s=TIMEOUT_S)
     if not isinstance(found.get("timers"), list):
-        raise no_sidecar(socket_path)
+        raise no_sidecar(path)
     return found["timers"], found.get("next")
 
 
-command: Final = App(
-    name="timers",
+def _change(
+    what: str,
+    key: str,
+    gateway: str | None,
+    socket: str | None,
+    *,
+    damaged: bool = False,
+) -> None:
+    """Cancels or retries a timer, and prints its new state as one line."""
+    path = socket_path(socket)
+    if damaged:
+        what, body = f"{what}-damaged", {"id": key}
+    else:
+        if gateway is None:
+            gateway = _find(path, key, None)["gateway"]
+        body = {"gateway": gateway, "key": key}
+    timer = request_json(path, f"/v1/timers/{what}", body, timeout_s=TIMEOUT_S)
+    print(text_line(timer))
+
+
+# --- commands -------------------------------------------------------------------------
+
+command: Final = declared(
+    "timers",
+    "timers list --state failed",
     help="List timers, show one, cancel it, or have it tried again.",
-    help_epilogue="Example: liveness timers list --state failed",
-    version_flags=[],
 )
 
+Key = Annotated[
+    str,
+    Parameter(
+        help="the timer's key", metavar="KEY", converter=text_of("key", MAX_KEY_BYTES)
+    ),
+]
 Damaged = Annotated[
     bool,
     Parameter(help="KEY is the number that `list` shows of a timer damaged on disk"),
@@ -239,9 +185,9 @@ def list_command(
     ext: Annotated[
         str | None,
         Parameter(
-            help="only those that share this; found soonest with --state pending",
+            help="only those with this ext; fastest with --state pending",
             metavar="EXT",
-            converter=ext_of,
+            converter=text_of("ext", MAX_KEY_BYTES),
         ),
     ] = None,
     limit: Annotated[
@@ -249,18 +195,22 @@ def list_command(
     ] = 100,
     json: Json = False,
 ) -> None:
-    """List timers, the newest first; with --json one a line."""
+    """List timers, the newest first; with --json an object a line."""
     path = socket_path(socket)
-    wanted = {"gateway": gateway, "state": state, "ext": ext}
-
-    list_timers(
-        path,
-        {name: value for name, value in wanted.items() if value is not None},
-        limit=limit,
-        as_json=json,
-        out=sys.stdout,
-        tell=tell,
-    )
+    line = ascii_json if json else text_line
+    filters = {"gateway": gateway, "state": state, "ext": ext}
+    query = {name: value for name, value in filters.items() if value is not None}
+    left = limit
+    while left:
+        query["limit"] = str(min(left, PAGE))
+        timers, before = _page(path, "/v1/timers", query)
+        sys.stdout.writelines(f"{line(timer)}\n" for timer in timers)
+        sys.stdout.flush()
+        if before is None:
+            return
+        left -= len(timers)
+        query["before"] = before
+    tell(f"there may be more than these {limit}: see them with a larger --limit")
 
 
 @command.command(name="show", help_epilogue="Example: liveness timers show order:17")
@@ -273,10 +223,9 @@ def show_command(
     damaged: Damaged = False,
     json: Json = False,
 ) -> None:
-    """Show all that is kept of the newest timer with a key."""
-    path = socket_path(socket)
-
-    show_timer(path, key, gateway, damaged=damaged, as_json=json, out=sys.stdout)
+    """Show all that is stored of the newest timer with a key."""
+    timer = _find(socket_path(socket), key, gateway, damaged=damaged)
+    print(f"{dumps(timer, indent=2)}\n" if json else as_text(timer), end="")
 
 
 @command.command(
@@ -302,18 +251,5 @@ def cancel_command(
 def retry_command(
     key: Key, /, *, socket: Socket = None, gateway: GatewayName = None
 ) -> None:
-    """Have a failed or pending timer tried now, from its first attempt on."""
+    """Try a failed or pending timer now, from its first attempt on."""
     _change("retry", key, gateway, socket)
-
-
-def _change(
-    what: str,
-    key: str,
-    gateway: str | None,
-    socket: str | None,
-    *,
-    damaged: bool = False,
-) -> None:
-    path = socket_path(socket)
-
-    change_timer(path, what, key, gateway, damaged=damaged, out=sys.stdout)

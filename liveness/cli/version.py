@@ -3,15 +3,12 @@
 from platform import python_version
 from typing import Final
 
-from cyclopts import App
-
 from liveness import __version__
+from liveness.cli.options import declared
 from liveness.compiled import WHEEL, WHY_REFERENCE
 from liveness.core.frames import PROTOCOL
 
-command: Final = App(
-    name="version", version_flags=[], help_epilogue="Example: liveness version"
-)
+command: Final = declared("version", "version")
 
 
 @command.default

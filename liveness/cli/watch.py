@@ -1,9 +1,4 @@
-"""`liveness watch`: the records as they are written, over restarts of the sidecar.
-
-A watcher that does not acknowledge has no cursor in the sidecar, so the place is kept
-here: the log's id and the last `seq` shown. Whatever ends the connection, the next one
-asks for what is above that, so nothing is missed and nothing is shown twice.
-"""
+"""`liveness watch`: shows the records as they are written, over restarts of the sidecar."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -12,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Final, TextIO
 
 import trio
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from liveness.cli.options import Json, Kinds, Socket, number
+from liveness.cli.options import Json, Kinds, Socket, declared, number
 from liveness.config.sources import socket_path
 from liveness.console.record_feed import WatchedFeed
 from liveness.console.record_lines import (
@@ -44,17 +39,16 @@ async def watch(
         path: The sidecar's socket.
         after: Show records above this `seq`; None: from now on.
         kinds: The kinds to show; none: all. A gap is always shown.
-        as_json: Whether a line is the record as JSON, and not for a person.
+        as_json: Whether a line is JSON, or text for a person.
         count: None: without end.
         out: Flushed after each frame's records.
-        tell: Is given what happens to the connection, for a person.
-        color: When lines for a person are coloured, of `streams.COLORS`.
+        tell: Called with one line for a person about each change of the connection.
+        color: When text is coloured: one of `COLORS`.
     Raises:
-        CommandError: There is no sidecar, or it will not have this watcher.
+        CommandError: There is no sidecar, or it refuses this watcher.
     """
     paint = in_colours if is_for_colours(out, color) else plain
-    told = partial(text_line, paint=paint)
-    line = json_line if as_json else told
+    line = json_line if as_json else partial(text_line, paint=paint)
     left = count
 
     def show(records: list[RecordMap]) -> bool:
@@ -69,11 +63,7 @@ async def watch(
     await WatchedFeed(path, after=after, kinds=kinds, tell=tell).follow(show)
 
 
-command: Final = App(
-    name="watch",
-    help_epilogue="Example: liveness watch --kind offline --json",
-    version_flags=[],
-)
+command: Final = declared("watch", "watch --kind offline --json")
 
 
 @command.default
@@ -94,20 +84,18 @@ def watch_records(
     color: Annotated[
         str,
         Parameter(
-            help="when lines are coloured: auto (as if not given) is on a terminal, "
-            "unless NO_COLOR is set",
+            help="when lines are coloured: auto (default) is on a terminal, unless "
+            "NO_COLOR is set",
             choices=COLORS,
             metavar="WHEN",
         ),
     ] = AUTO,
 ) -> None:
     """Show each record as it is written, over restarts of the sidecar, without a gap."""
-    path = socket_path(socket)
-
     trio.run(
         partial(
             watch,
-            path,
+            socket_path(socket),
             after=after,
             kinds=kind or (),
             as_json=json,

@@ -1,4 +1,4 @@
-"""Another detector's offlines beside our own: what both say, and who says more."""
+"""Compares the offlines of another detector with ours: pairs, and what only one reports."""
 
 # Imports: console, core, errors, text.
 # Never: trio, socket, sqlite3, structlog.

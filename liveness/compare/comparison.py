@@ -1,26 +1,26 @@
-"""What two detectors say of the same users, put side by side: here, and there.
+"""Matches the offlines that two detectors report: here (the sidecar) and there (the other).
 
-Pure: both are told to a `Comparison` as they come, with the moment that it is; it gives
-back what is settled, and an `Account` adds that up.
+Pure: the caller passes in offlines of both sides as they come, and the current time.
+`Comparison` returns each offline once it is settled; `Totals` adds the results up.
 
-Of one user's offlines those belong together that are closest: of all pairs within the
-tolerance the closest is taken out first, then the closest of what is left, and so on. So
-it does not matter in which order they were told, or which side was first. The closest of
-all has nothing between its two, as that would be closer to one of them: it is enough to
-look at neighbours in time, and a user with k offlines takes k log k.
+Of one user's offlines the closest two of both sides are paired first, then the closest two
+of the rest, and so on, as far as they are within the tolerance. So the result does not
+depend on the order of arrival, or on which side was first. No offline lies between the
+closest two, as it would be closer to one of them: it is enough to look at neighbours in
+time, and k offlines of a user take O(k log k).
 
-An offline is settled once nothing can come any more that would be closer: when the
-tolerance is over, and as much again, for lines that are written late. What is offline on
-one side alone counts only where the other side was there to tell it: for the whole
-tolerance before and after.
+An offline is settled when no closer one can come any more: after the tolerance, and as
+much again for lines that are written late. An offline on one side alone counts only if the
+other side was watching for the whole tolerance before and after it.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import count, pairwise
+from itertools import accumulate, count, pairwise
 from math import ceil, inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from liveness.core.records import (
     LOGOUT,
@@ -31,45 +31,49 @@ from liveness.core.records import (
     Uid,
 )
 
-# A million users who go offline at once on both sides: 0.8 GB. What is more is
-# settled before its time, the oldest first, and counted.
+# Takes 0.8 GB: a million users who go offline at once on both sides. Beyond it the oldest
+# are settled early, and counted.
 MOST_PENDING: Final = 2_000_000
-# Who goes offline again and again within the tolerance is never done with. After so many
-# tolerances the older ones are settled.
+# A user may go offline again and again within the tolerance, so that nothing is ever
+# settled. Offlines older than this many tolerances are settled all the same.
 LONGEST_RUN: Final = 10
 
 BOTH: Final = "both"
 HERE: Final = "only here"
 THERE: Final = "only there"
-# Where the other side was not there to tell; and what one by silence never tells.
+# The other side was not watching at the time.
 NOT_JUDGED: Final = "not judged"
+# Logged out here; a detector of silence does not report that.
 LOGGED_OUT: Final = "logout"
 
-# Why only they called a user offline: what is known here of that moment.
+# What the sidecar knows of a user at an offline that only the other side reported.
 ALIVE: Final = "alive"  # heard again later, without another login
 STILL_ONLINE: Final = "online"
 ALREADY: Final = "already"  # offline
 UNKNOWN: Final = "unknown"
 UNLOOKED: Final = "unlooked"
-WHYS: Final = (ALIVE, STILL_ONLINE, ALREADY, UNKNOWN, UNLOOKED)
+CAUSES: Final = (ALIVE, STILL_ONLINE, ALREADY, UNKNOWN, UNLOOKED)
 
 
 class Line(NamedTuple):
-    """An offline that was told there: when, in Unix milliseconds, and by which line."""
+    """An offline that the other side reported: Unix milliseconds, and the line's number."""
 
     at: int
     number: int
 
 
+Offline: TypeAlias = Record | Line
+
+
 class Span(NamedTuple):
-    """From when to when a side tells whom it calls offline, in Unix milliseconds."""
+    """The period in which a side reports offlines, in Unix milliseconds."""
 
     begin: float = -inf
     end: float = inf
 
 
-class Settled(NamedTuple):
-    """What became of one offline, or of two that belong together."""
+class Outcome(NamedTuple):
+    """The verdict on one offline, or on a pair of them."""
 
     verdict: str
     uid: Uid
@@ -78,30 +82,30 @@ class Settled(NamedTuple):
 
     @property
     def later_ms(self) -> int | None:
-        """How much later it was told there; negative: earlier. None: not by both."""
+        """How much later it was reported there; negative: earlier. None: no pair."""
         if self.here is None or self.there is None:
             return None
         return self.there.at - self.here.at
 
 
 class _Unmatched:
-    """One user's offlines that are not settled yet, and when to look at them again."""
+    """One user's offlines that are not settled yet, and when to check them again."""
 
-    __slots__ = ("look_at", "offlines")
+    __slots__ = ("check_at", "offlines")
 
-    def __init__(self, look_at: int) -> None:
-        self.look_at = look_at
-        self.offlines: list[Record | Line] = []
+    def __init__(self, check_at: int) -> None:
+        self.check_at = check_at
+        self.offlines: list[Offline] = []
 
 
 class Comparison:
-    """Puts offlines of two sides together.
+    """Pairs the offlines of both sides.
 
     Args:
-        within_ms: The tolerance: what is further apart does not belong together.
-        here: When this side was there to tell.
-        there: When the other one was.
-        most: How many may wait to be settled.
+        within_ms: The tolerance: offlines that are further apart make no pair.
+        here: When this side was watching.
+        there: When the other side was.
+        most: How many offlines may wait to be settled.
     """
 
     def __init__(
@@ -110,93 +114,88 @@ class Comparison:
         self._within_ms = within_ms
         self._spans = {HERE: here, THERE: there}
         self._most = most
-        self._waiting: dict[Uid, _Unmatched] = {}
+        self._unmatched: dict[Uid, _Unmatched] = {}
         self._due: list[tuple[float, int, Uid]] = []
         self._numbers = count()
         self._settled_to = -inf
         self.pending = 0
-        self.before = 0  # of the lines: of a time of which nothing is known here
-        self.late = 0  # of both: came when their time had been settled
-        self.hurried = 0  # settled before their time, as too many were waiting
+        self.before = 0  # lines from before this side began
+        self.late = 0  # offlines that came when their time had been settled
+        self.hurried = 0  # offlines settled early, because too many were waiting
 
     def begin(self, now: float) -> None:
-        """Both sides are there to tell from now on."""
+        """Both sides watch from now on."""
         self._spans = {HERE: Span(now), THERE: Span(now)}
 
-    def here(self, record: Record) -> None:
-        """This side called a user offline."""
+    def add_record(self, record: Record) -> None:
+        """Takes an offline of this side."""
         self._add(record.uid, record)
 
-    def there(self, uid: Uid, line: Line) -> None:
-        """The other side did."""
+    def add_line(self, uid: Uid, line: Line) -> None:
+        """Takes an offline of the other side."""
         if line.at < self._spans[HERE].begin:
             self.before += 1
         else:
             self._add(uid, line)
 
-    def settle(self, now: float) -> Iterator[Settled]:
-        """What is settled at a moment, Unix milliseconds; about in the order of time."""
+    def settle(self, now: float) -> Iterator[Outcome]:
+        """Yields what is settled at *now* (Unix milliseconds), roughly in order of time."""
         upto = now - 2 * self._within_ms
         self._settled_to = max(self._settled_to, upto)
         while self._due and (self._due[0][0] < upto or self.pending > self._most):
-            look_at, _, uid = heappop(self._due)
-            waiting = self._waiting.get(uid)
-            if waiting is None or waiting.look_at != look_at:
-                continue  # looked at already, at an earlier moment
-            if look_at < upto:
-                yield from self._settled(uid, upto, now)
+            check_at, _, uid = heappop(self._due)
+            unmatched = self._unmatched.get(uid)
+            if unmatched is None or unmatched.check_at != check_at:
+                continue  # it was checked earlier
+            if check_at < upto:
+                yield from self._settle_user(uid, upto, now)
             else:
-                self.hurried += len(waiting.offlines)
-                yield from self._settled(uid, inf, now)
+                self.hurried += len(unmatched.offlines)
+                yield from self._settle_user(uid, inf, now)
 
-    def finish(self, now: float) -> Iterator[Settled]:
-        """Whatever is still waiting, when neither side tells any more from *now* on."""
-        for uid in list(self._waiting):
-            yield from self._settled(uid, inf, now)
+    def finish(self, now: float) -> Iterator[Outcome]:
+        """Settles everything that is waiting; neither side reports anything after *now*."""
+        for uid in list(self._unmatched):
+            yield from self._settle_user(uid, inf, now)
         self._due.clear()
 
-    # --- within ---------------------------------------------------------------
+    # --- internals ------------------------------------------------------------
 
-    def _add(self, uid: Uid, one: Record | Line) -> None:
-        waiting = self._waiting.get(uid)
-        # What is a little earlier may as well wait for the rest.
-        if waiting is None or one.at < waiting.look_at - self._within_ms:
-            waiting = self._look_at(one.at, uid)
-        waiting.offlines.append(one)
+    def _add(self, uid: Uid, offline: Offline) -> None:
+        unmatched = self._unmatched.get(uid)
+        # One that is a little earlier than the check can wait for it.
+        if unmatched is None or offline.at < unmatched.check_at - self._within_ms:
+            unmatched = self._check_at(offline.at, uid)
+        unmatched.offlines.append(offline)
         self.pending += 1
-        self.late += one.at < self._settled_to
+        self.late += offline.at < self._settled_to
 
-    def _look_at(self, at: int, uid: Uid) -> _Unmatched:
-        waiting = self._waiting.setdefault(uid, _Unmatched(at))
-        waiting.look_at = at
+    def _check_at(self, at: int, uid: Uid) -> _Unmatched:
+        unmatched = self._unmatched.setdefault(uid, _Unmatched(at))
+        unmatched.check_at = at
         heappush(self._due, (at, next(self._numbers), uid))
-        return waiting
+        return unmatched
 
-    def _settled(self, uid: Uid, upto: float, now: float) -> list[Settled]:
-        """Takes out what a user has waiting up to a moment; of a pair both, or neither."""
-        settled, left = list[Settled](), list[Record | Line]()
-        look_at: float = inf
-        for run in _runs(self._waiting.pop(uid).offlines, self._within_ms):
+    def _settle_user(self, uid: Uid, upto: float, now: float) -> list[Outcome]:
+        """Settles a user's offlines before *upto*; a pair only if both are before it."""
+        outcomes, left = list[Outcome](), list[Offline]()
+        check_at: float = inf
+        for run in _runs(self._unmatched.pop(uid).offlines, self._within_ms):
             is_over = run[-1].at < upto
             if not is_over:
-                look_at = min(look_at, run[-1].at)
+                check_at = min(check_at, run[-1].at)
                 if run[0].at >= upto - LONGEST_RUN * self._within_ms:
                     left += run
                     continue
             for pair in paired(run, self._within_ms):
-                if is_over or all(one is None or one.at < upto for one in pair):
-                    settled.append(self._judged(uid, *pair, now))
+                if is_over or all(side is None or side.at < upto for side in pair):
+                    outcomes.append(Outcome(self._verdict(*pair, now), uid, *pair))
+                    self.pending -= 2 - pair.count(None)
                 else:
                     left += filter(None, pair)
         if left:
-            self._look_at(round(look_at), uid).offlines = left
-        return settled
-
-    def _judged(
-        self, uid: Uid, here: Record | None, there: Line | None, now: float
-    ) -> Settled:
-        self.pending -= 1 if here is None or there is None else 2
-        return Settled(self._verdict(here, there, now), uid, here, there)
+            self._check_at(round(check_at), uid).offlines = left
+        return outcomes
 
     def _verdict(self, here: Record | None, there: Line | None, now: float) -> str:
         if here is None:
@@ -213,30 +212,28 @@ class Comparison:
         return verdict if begin <= at <= end else NOT_JUDGED
 
 
-def _runs(
-    waiting: Iterable[Record | Line], within_ms: int
-) -> Iterator[list[Record | Line]]:
-    """One user's offlines in the order of time, cut where nothing can belong together."""
-    run = list[Record | Line]()
-    for one in sorted(waiting, key=_place):
-        if run and one.at - run[-1].at > within_ms:
+def _runs(offlines: Iterable[Offline], within_ms: int) -> Iterator[list[Offline]]:
+    """One user's offlines in order of time, split where the gap exceeds the tolerance."""
+    run = list[Offline]()
+    for offline in sorted(offlines, key=_order):
+        if run and offline.at - run[-1].at > within_ms:
             yield run
             run = []
-        run.append(one)
+        run.append(offline)
     yield run
 
 
 def paired(
-    run: Sequence[Record | Line], within_ms: int
+    run: Sequence[Offline], within_ms: int
 ) -> Iterator[tuple[Record | None, Line | None]]:
-    """One user's offlines in the order of time, the closest of both sides together."""
+    """Pairs one user's offlines, given in order of time; None: the other side has none."""
     before: list[int | None] = [None, *range(len(run) - 1)]
     after: list[int | None] = [*range(1, len(run)), None]
-    other: dict[int, int] = {}
+    partner: dict[int, int] = {}
     pairs = list[tuple[int, int, int]]()
 
     def offer(first: int | None, second: int | None) -> None:
-        """Two that are neighbours by now."""
+        """Queues two neighbours as a possible pair."""
         if first is None or second is None:
             return
         apart_ms = run[second].at - run[first].at
@@ -247,168 +244,167 @@ def paired(
         offer(first, second)
     while pairs:
         _, first, second = heappop(pairs)
-        if first in other or second in other:
+        if first in partner or second in partner:
             continue
-        other[first], other[second] = second, first
+        partner[first], partner[second] = second, first
         left, right = before[first], after[second]
         if left is not None:
             after[left] = right
         if right is not None:
             before[right] = left
         offer(left, right)
-    for place, one in enumerate(run):
-        if place < other.get(place, len(run)):
-            yield _sides(one, run[other[place]] if place in other else None)
+    for place, offline in enumerate(run):
+        if place < partner.get(place, len(run)):
+            yield _sides(offline, run[partner[place]] if place in partner else None)
 
 
-def _sides(
-    one: Record | Line, two: Record | Line | None
-) -> tuple[Record | None, Line | None]:
+def _sides(one: Offline, other: Offline | None) -> tuple[Record | None, Line | None]:
     if isinstance(one, Line):
-        assert not isinstance(two, Line)
-        return two, one
-    assert two is None or isinstance(two, Line)
-    return one, two
+        assert not isinstance(other, Line)
+        return other, one
+    assert other is None or isinstance(other, Line)
+    return one, other
 
 
-def _place(one: Record | Line) -> tuple[int, bool, int]:
-    """Where it stands in time; alike, whatever the order in which they were told."""
-    if isinstance(one, Line):
-        return one.at, True, one.number
-    return one.at, False, one.seq
+def _order(offline: Offline) -> tuple[int, bool, int]:
+    """A sort key that does not depend on the order of arrival."""
+    if isinstance(offline, Line):
+        return offline.at, True, offline.number
+    return offline.at, False, offline.seq
 
 
 # --- why only there -------------------------------------------------------------------
 
 
 class Evidence(NamedTuple):
-    """What is known here of a user.
+    """What the sidecar knows of a user.
 
-    `seen` is when it was last heard, if it is online and that is known; `records` are its
-    newest, newest first; `is_all` whether the log was looked through to its beginning.
+    `seen` is when an online user was last heard, if that is known; `records` are the
+    user's newest, newest first; `is_complete` is whether the search reached the beginning
+    of the log.
     """
 
     is_online: bool
     seen: int | None
     records: Sequence[Record]
-    is_all: bool
+    is_complete: bool
 
 
-class Why(NamedTuple):
-    """Why a user was called offline only there: of `WHYS`, and told to a person."""
+class Cause(NamedTuple):
+    """Why only the other side reported an offline: one of `CAUSES`, and a sentence."""
 
     kind: str
-    told: str
+    text: str
 
 
-def why_only_there(at: int, known: Evidence) -> Why:
-    """What is known here of a user at the moment when it was called offline there."""
-    before = next((one for one in known.records if one.at <= at), None)
-    after = next((one for one in reversed(known.records) if one.at > at), None)
+def cause_of(at: int, evidence: Evidence) -> Cause:
+    """Why the other side alone reported an offline at *at*."""
+    records = evidence.records
+    before = next((record for record in records if record.at <= at), None)
+    after = next((record for record in reversed(records) if record.at > at), None)
     if before is not None:
         was_online = before.kind != OFFLINE
     else:
-        was_online = known.is_online if after is None else after.kind != ONLINE
+        was_online = evidence.is_online if after is None else after.kind != ONLINE
     if was_online:
-        return _online(at, after, known)
+        return _online(at, after, evidence.seen)
     if before is not None:
         ago = _seconds(at - before.at)
-        return Why(
+        return Cause(
             ALREADY, f"offline here already, {ago} before that ({before.reason})"
         )
-    told = "not known here before that"
-    return Why(UNKNOWN, told if known.is_all else f"{told}, as far as was looked back")
+    text = "not known here before that"
+    if not evidence.is_complete:
+        text += ", as far back as was searched"
+    return Cause(UNKNOWN, text)
 
 
-def _online(at: int, after: Record | None, known: Evidence) -> Why:
-    """It was online here, until *after*."""
-    seen, told = known.seen, "online here"
+def _online(at: int, after: Record | None, seen: int | None) -> Cause:
+    """The cause for a user that was online here until the record *after*, if any."""
+    text = "online here"
     if after is not None:
-        # A newer connection is a sign of life, too.
+        # A login on a newer connection proves the user alive, too.
         seen = after.seen if after.kind == OFFLINE else after.at
         if after.kind == OFFLINE:
-            ended = (
-                f"offline here {_seconds(after.at - at)} after that ({after.reason})"
+            text += (
+                f", offline here {_seconds(after.at - at)} after that ({after.reason})"
             )
-            told = f"{told}, {ended}"
     if seen is None:
-        return Why(STILL_ONLINE, told)
+        return Cause(STILL_ONLINE, text)
     if seen > at:
-        return Why(ALIVE, f"{told}: heard {_seconds(seen - at)} after that")
-    return Why(STILL_ONLINE, f"{told}: last heard {_seconds(at - seen)} before that")
+        return Cause(ALIVE, f"{text}: heard {_seconds(seen - at)} after that")
+    return Cause(STILL_ONLINE, f"{text}: last heard {_seconds(at - seen)} before that")
 
 
 def _seconds(ms: int) -> str:
     return f"{ms / 1000:.3f} s"
 
 
-# --- the account ----------------------------------------------------------------------
+# --- totals ---------------------------------------------------------------------------
 
 
-class Account:
-    """Adds up what was settled."""
+class Totals:
+    """Adds up outcomes."""
 
     def __init__(self) -> None:
         self.verdicts: Counter[str] = Counter()
         self.reasons: dict[str, Counter[str]] = {BOTH: Counter(), HERE: Counter()}
-        self.whys: Counter[str] = Counter()
-        # By milliseconds, of which there are no more than the tolerance has.
+        self.causes: Counter[str] = Counter()
+        # Counted by millisecond: no more keys than the tolerance has milliseconds.
         self._later_ms: Counter[int] = Counter()
 
-    def add(self, settled: Settled, why: str | None = None) -> None:
-        """Counts one; *why* is of one that only they called offline."""
-        here, later_ms = settled.here, settled.later_ms
-        self.verdicts[settled.verdict] += 1
-        if here is not None and settled.verdict in self.reasons:
-            self.reasons[settled.verdict][here.reason] += 1
-        if settled.verdict == THERE:
-            self.whys[why or UNLOOKED] += 1
+    def add(self, outcome: Outcome, cause: str | None = None) -> None:
+        """Counts an outcome; *cause* belongs to one that only the other side reported."""
+        here, later_ms = outcome.here, outcome.later_ms
+        self.verdicts[outcome.verdict] += 1
+        if here is not None and outcome.verdict in self.reasons:
+            self.reasons[outcome.verdict][here.reason] += 1
+        if outcome.verdict == THERE:
+            self.causes[cause or UNLOOKED] += 1
         if here is not None and later_ms is not None and here.reason != LOGOUT:
             self._later_ms[later_ms] += 1
 
     @property
     def agrees(self) -> bool:
-        """Whether both called somebody offline, and neither anybody alone."""
+        """Whether both sides reported offlines, and neither reported one alone."""
         alone = self.verdicts[HERE] + self.verdicts[THERE]
         return bool(self.verdicts[BOTH]) and not alone
 
     def later_s(self) -> dict[str, float] | None:
-        """By how much later they called offline whom both found silent; None: nobody."""
-        ordered = sorted(self._later_ms.items())
-        total = self._later_ms.total()
-        if not total:
+        """How much later the other side reported silent users; None: there is no pair."""
+        if not self._later_ms:
             return None
-        found = {"min": ordered[0][0], "max": ordered[-1][0]}
-        for name, share in (("p50", 0.5), ("p99", 0.99)):
-            rank, passed = ceil(share * total), 0
-            for later_ms, many in ordered:
-                passed += many
-                if passed >= rank:
-                    found[name] = later_ms
-                    break
-        return {name: found[name] / 1000 for name in ("min", "p50", "p99", "max")}
+        ordered = sorted(self._later_ms)
+        ranks = [*accumulate(self._later_ms[later_ms] for later_ms in ordered)]
+        places = {"min": 1, "p50": ceil(0.5 * ranks[-1]), "p99": ceil(0.99 * ranks[-1])}
+        places["max"] = ranks[-1]
+        return {
+            name: ordered[bisect_left(ranks, place)] / 1000
+            for name, place in places.items()
+        }
 
     def later(self) -> dict[str, int]:
-        """How many of those they called offline earlier, in the same moment, and later."""
-        counts = {"earlier": 0, "same": 0, "later": 0}
+        """How many of those were reported earlier there, at the same moment, and later."""
+        counts = Counter[str]()
         for later_ms, many in self._later_ms.items():
-            name = "same" if not later_ms else "later" if later_ms > 0 else "earlier"
-            counts[name] += many
-        return counts
+            counts["later" if later_ms > 0 else "earlier" if later_ms else "same"] += (
+                many
+            )
+        return {name: counts[name] for name in ("earlier", "same", "later")}
 
     def as_map(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """All totals, as `compare --json` prints them."""
+        both, alone = self.reasons[BOTH], self.reasons[HERE]
+        silent = [reason for reason in OFFLINE_REASONS if reason != LOGOUT]
         return {
             "both": self.verdicts[BOTH],
-            "both_by_reason": {it: self.reasons[BOTH][it] for it in OFFLINE_REASONS},
+            "both_by_reason": {reason: both[reason] for reason in OFFLINE_REASONS},
             "later_there_s": self.later_s(),
             "later_there": self.later(),
             "only_here": self.verdicts[HERE],
-            "only_here_by_reason": {
-                it: self.reasons[HERE][it] for it in OFFLINE_REASONS if it != LOGOUT
-            },
+            "only_here_by_reason": {reason: alone[reason] for reason in silent},
             "only_there": self.verdicts[THERE],
-            "only_there_by_why": {it: self.whys[it] for it in WHYS},
+            "only_there_by_why": {cause: self.causes[cause] for cause in CAUSES},
             "not_judged": self.verdicts[NOT_JUDGED],
             "logouts_here": self.verdicts[LOGGED_OUT],
         }

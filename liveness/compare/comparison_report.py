@@ -1,60 +1,58 @@
-"""What `liveness compare` reads and writes: lines of the other detector, and the account."""
+"""Input and output of `liveness compare`: the other detector's lines, and the report."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from time import perf_counter
-from typing import Any, Final, NamedTuple, TextIO
+from typing import Any, Final, NamedTuple
 
 from liveness.compare.comparison import (
     BOTH,
+    CAUSES,
     HERE,
     LOGGED_OUT,
     MOST_PENDING,
     NOT_JUDGED,
     THERE,
     UNLOOKED,
-    WHYS,
-    Account,
+    Cause,
     Comparison,
     Evidence,
     Line,
-    Settled,
-    Why,
-    why_only_there,
+    Outcome,
+    Totals,
+    cause_of,
 )
-from liveness.compare.offline_lines import offline_in
-from liveness.console.record_lines import text_line
+from liveness.compare.offline_lines import LineSplitter, offline_in
+from liveness.console.record_lines import ascii_json, text_line
+from liveness.console.terminal import tell
 from liveness.core.records import OFFLINE_REASONS, Uid
 from liveness.errors import LivenessError
 from liveness.text import escaped, json_ready, local_time, uid_text
 
 AGREE: Final = 0
 DIFFER: Final = 3  # 1 and 2 are failures of the command itself
-# How many bad lines are told one by one; all are counted.
-MOST_TOLD: Final = 10
-# How many users are looked up, which may take seconds each in a large log, and how many
-# may wait meanwhile to be settled.
-MOST_LOOKS: Final = 1_000
+# How many bad lines are reported one by one; all are counted.
+MOST_REPORTED: Final = 10
+# How many users are looked up, as each may take seconds in a large log; and how many
+# offlines may wait to be settled meanwhile.
+MOST_LOOKUPS: Final = 1_000
 MOST_WHILE_LOOKING: Final = MOST_PENDING // 2
 
-Look = Callable[[Uid], Evidence]
-Tell = Callable[[str], None]
+Lookup = Callable[[Uid], Evidence]
 
 
 class ComparisonOptions(NamedTuple):
-    """How it is compared, and told.
+    """Options of `liveness compare`.
 
-    `within_s` is the tolerance; `is_all`: those that both called offline have a line, too;
-    `as_json`: a line is an object, and not for a person; `out` is where lines and account
-    go; `tell` is told of the rest.
+    `within_s` is the tolerance; `shows_all` prints pairs, too; `as_json` prints objects in
+    place of text.
     """
 
     within_s: float
-    is_all: bool
+    shows_all: bool
     as_json: bool
-    out: TextIO
-    tell: Tell
 
     @property
     def within_ms(self) -> int:
@@ -63,19 +61,22 @@ class ComparisonOptions(NamedTuple):
 
 
 class LineReader:
-    """Understands lines; what is wrong with one is told and counted.
+    """Parses the other detector's lines; counts the bad ones, and reports the first ten."""
 
-    Args:
-        tell: Is told of the first bad ones.
-    """
-
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self) -> None:
+        self._splitter = LineSplitter()
         self.lines = 0
         self.bad = 0
 
-    def read(self, lines: Iterable[bytes | None]) -> Iterator[tuple[Uid, Line]]:
-        """Who went offline by each line, and when; None is a line that was too long."""
+    def feed(self, data: bytes) -> list[tuple[Uid, Line]]:
+        """The offlines on the lines that *data* completes."""
+        return [*self._parsed(self._splitter.feed(data))]
+
+    def end(self) -> list[tuple[Uid, Line]]:
+        """The offline on a last line without a newline, if there is one."""
+        return [*self._parsed(self._splitter.end())]
+
+    def _parsed(self, lines: Iterable[bytes | None]) -> Iterator[tuple[Uid, Line]]:
         for line in lines:
             self.lines += 1
             if line is not None and not line.strip():
@@ -89,20 +90,14 @@ class LineReader:
 
     def _leave_out(self, error: ValueError) -> None:
         self.bad += 1
-        if self.bad <= MOST_TOLD:
-            self._tell(f"line {self.lines} is left out: {error}")
-        if self.bad == MOST_TOLD:
-            self._tell("further lines that are left out are only counted")
+        if self.bad <= MOST_REPORTED:
+            tell(f"line {self.lines} is left out: {error}")
+        if self.bad == MOST_REPORTED:
+            tell("further lines that are left out are only counted")
 
 
 class ComparisonReport:
-    """Writes what is settled, and at the end the account.
-
-    Args:
-        comparison: What settles it.
-        reader: What it was read by.
-        options: How.
-    """
+    """Prints the outcomes of *comparison* to stdout, and the totals at the end."""
 
     def __init__(
         self, comparison: Comparison, reader: LineReader, options: ComparisonOptions
@@ -110,121 +105,113 @@ class ComparisonReport:
         self._comparison = comparison
         self._reader = reader
         self._options = options
-        self._account = Account()
-        self._looks = 0
-        self._look_until = inf
+        self._totals = Totals()
+        self._lookups = 0
+        self._lookups_until = inf
 
-    def wants_look(self, settled: Settled) -> bool:
-        """Whether it is to be looked up what is known here of this user."""
+    def wants_lookup(self, outcome: Outcome) -> bool:
+        """Whether to find out why only the other side reported this offline."""
         return (
-            settled.verdict == THERE
-            and self._looks < MOST_LOOKS
-            and perf_counter() < self._look_until
+            outcome.verdict == THERE
+            and self._lookups < MOST_LOOKUPS
+            and perf_counter() < self._lookups_until
             and self._comparison.pending <= MOST_WHILE_LOOKING
         )
 
-    def look_for(self, seconds: float) -> None:
-        """Has users looked up for so long yet, and then no more."""
-        self._look_until = perf_counter() + seconds
+    def limit_lookups(self, seconds: float) -> None:
+        """Allows lookups for *seconds* more."""
+        self._lookups_until = perf_counter() + seconds
 
-    def why(self, settled: Settled, look: Look) -> Why | None:
-        """What is known here of a user whom only they called offline."""
-        assert settled.there is not None
-        self._looks += 1
+    def cause(self, outcome: Outcome, lookup: Lookup) -> Cause | None:
+        """Why only the other side reported this offline; None: the lookup failed."""
+        assert outcome.there is not None
+        self._lookups += 1
         try:
-            return why_only_there(settled.there.at, look(settled.uid))
+            return cause_of(outcome.there.at, lookup(outcome.uid))
         except LivenessError as error:
-            self._looks = MOST_LOOKS
-            self._options.tell(f"no more users are looked up: {error}")
+            self._lookups = MOST_LOOKUPS
+            tell(f"no more users are looked up: {error}")
             return None
 
-    def write(self, settled: Settled, why: Why | None = None) -> None:
-        """Counts what is settled, and writes a line of it if it is to have one."""
-        self._account.add(settled, why and why.kind)
-        if settled.verdict in (HERE, THERE) or self._options.is_all:
+    def write(self, outcome: Outcome, cause: Cause | None = None) -> None:
+        """Counts an outcome, and prints its line unless the options leave it out."""
+        self._totals.add(outcome, cause and cause.kind)
+        if outcome.verdict in (HERE, THERE) or self._options.shows_all:
             form = _as_json if self._options.as_json else _as_text
-            self._options.out.write(f"{form(settled, why)}\n")
-
-    def flush(self) -> None:
-        """Has what was written seen."""
-        self._options.out.flush()
+            sys.stdout.write(f"{form(outcome, cause)}\n")
 
     def end(self) -> int:
-        """Writes the account; the exit code."""
+        """Prints the totals; returns the exit code."""
         if self._options.as_json:
-            self._options.out.write(f"{json.dumps({'account': self._as_map()})}\n")
+            sys.stdout.write(f"{json.dumps({'account': self._as_map()})}\n")
         else:
-            self._options.out.writelines(f"{line}\n" for line in self._as_rows())
-        self._options.out.flush()
-        return AGREE if self._account.agrees and not self._reader.bad else DIFFER
+            sys.stdout.writelines(f"{line}\n" for line in self._as_rows())
+        sys.stdout.flush()
+        return AGREE if self._totals.agrees and not self._reader.bad else DIFFER
 
     def _as_map(self) -> dict[str, Any]:
-        of = self._comparison
+        comparison = self._comparison
         return {
             "within_s": self._options.within_s,
-            **self._account.as_map(),
+            **self._totals.as_map(),
             "lines": self._reader.lines,
             "bad_lines": self._reader.bad,
-            "lines_before": of.before,
-            "late": of.late,
-            "hurried": of.hurried,
+            "lines_before": comparison.before,
+            "late": comparison.late,
+            "hurried": comparison.hurried,
         }
 
     def _as_rows(self) -> Iterator[str]:
-        account, of = self._account, self._comparison
-        reasons, counts = account.reasons, account.verdicts
+        totals, comparison = self._totals, self._comparison
+        reasons, counts = totals.reasons, totals.verdicts
         yield _row("both", counts[BOTH], _parts(OFFLINE_REASONS, reasons[BOTH]))
-        later = account.later_s()
+        later = totals.later_s()
         if later is not None:
             shown = ", ".join(f"{name} {value:+.3f} s" for name, value in later.items())
             yield f"{'later there':<14}{shown}"
-            yield f"{'':<14}{_parts(('earlier', 'same', 'later'), account.later())}"
+            yield f"{'':<14}{_parts(('earlier', 'same', 'later'), totals.later())}"
         yield _row("only here", counts[HERE], _parts(OFFLINE_REASONS, reasons[HERE]))
-        yield _row("only there", counts[THERE], _parts(WHYS, account.whys))
+        yield _row("only there", counts[THERE], _parts(CAUSES, totals.causes))
         near = f"within {self._options.within_s:g} s of where one side begins or ends"
         yield _row("not judged", counts[NOT_JUDGED], near)
-        yield _row("logouts here", counts[LOGGED_OUT], "not told there")
-        told = {"bad": self._reader.bad, "before": of.before, "late": of.late}
-        told["hurried"] = of.hurried
-        yield _row("lines", self._reader.lines, _parts(tuple(told), told))
+        yield _row("logouts here", counts[LOGGED_OUT], "not reported there")
+        special = {"bad": self._reader.bad, "before": comparison.before}
+        special |= {"late": comparison.late, "hurried": comparison.hurried}
+        yield _row("lines", self._reader.lines, _parts(special, special))
 
 
-def _row(name: str, number: int, told: str) -> str:
-    return f"{name:<14}{number:,}" + (f"  ({told})" if told and number else "")
+def _row(name: str, number: int, details: str) -> str:
+    return f"{name:<14}{number:,}" + (f"  ({details})" if details and number else "")
 
 
-def _parts(names: Iterable[str], counts: dict[str, int]) -> str:
+def _parts(names: Iterable[str], counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {counts[name]:,}" for name in names if counts.get(name))
 
 
-def _as_text(settled: Settled, why: Why | None) -> str:
+def _as_text(outcome: Outcome, cause: Cause | None) -> str:
     """One line for a person."""
-    head, there = f"{settled.verdict:<10}", settled.there
-    if settled.here is None:
+    line, there = f"{outcome.verdict:<10}", outcome.there
+    if outcome.here is None:
         assert there is not None
-        uid = escaped(uid_text(settled.uid))
-        told = f"{head}  {local_time(there.at)}  {uid}  line {there.number}"
-        return told if why is None else f"{told}  {why.told}"
-    told = f"{head}  {text_line(settled.here.as_map())}"
-    if there is None or settled.later_ms is None:
-        return told
-    return f"{told}  line {there.number}  {settled.later_ms / 1000:+.3f} s there"
+        uid = escaped(uid_text(outcome.uid))
+        line += f"  {local_time(there.at)}  {uid}  line {there.number}"
+        return line if cause is None else f"{line}  {cause.text}"
+    line += f"  {text_line(outcome.here.as_map())}"
+    if there is None or outcome.later_ms is None:
+        return line
+    return f"{line}  line {there.number}  {outcome.later_ms / 1000:+.3f} s there"
 
 
-def _as_json(settled: Settled, why: Why | None) -> str:
-    """One line of JSON, all ASCII: nothing in it can steer a terminal."""
-    here, there, later_ms = settled.here, settled.there, settled.later_ms
-    shown: dict[str, Any] = {
-        "verdict": settled.verdict,
-        **json_ready({"uid": settled.uid}),
-    }
+def _as_json(outcome: Outcome, cause: Cause | None) -> str:
+    here, there, later_ms = outcome.here, outcome.there, outcome.later_ms
+    shown = {"verdict": outcome.verdict, **json_ready({"uid": outcome.uid})}
     if here is not None:
         shown["here"] = json_ready(here.as_map())
     if there is not None:
         shown["there"] = {"at": there.at, "line": there.number}
     if later_ms is not None:
         shown["later_s"] = later_ms / 1000
-    if settled.verdict == THERE:
-        shown["why"] = why.kind if why else UNLOOKED
-        shown["told"] = why.told if why else ""
-    return json.dumps(shown, separators=(",", ":"))
+    if outcome.verdict == THERE:
+        shown["why"] = cause.kind if cause else UNLOOKED
+        shown["told"] = cause.text if cause else ""
+    return ascii_json(shown)

@@ -1,8 +1,8 @@
-"""Offlines as another detector tells them: JSON, one to a line.
+"""The lines that another detector writes: JSON, one offline a line.
 
     {"uid": "ada", "at": 1789000030004}
 
-Pure: bytes come in as they are read, and what cannot be understood is said, not dropped.
+Pure: bytes come in as they are read. A line that is wrong raises an error that says how.
 """
 
 import json
@@ -13,10 +13,10 @@ from liveness.core.records import Uid
 from liveness.core.uids import is_uid
 from liveness.text import uid_of
 
-# Of a uid, a time, and whatever else a detector logs beside them.
+# Room for a uid, a time, and whatever else a detector logs with them.
 MAX_LINE_BYTES: Final = 65_536
-# From September 2001 to 2286 Unix seconds have ten digits and milliseconds thirteen, so
-# that nobody has to say which are meant.
+# From September 2001 to 2286 Unix seconds have ten digits and milliseconds thirteen: the
+# number shows which of the two it is.
 _MOST_S: Final = 10**10
 _LEAST_S: Final = 10**9
 _AT: Final = (
@@ -25,43 +25,43 @@ _AT: Final = (
 )
 
 
-class Lines:
-    """Cuts what is read into lines, and holds no more than one of them."""
+class LineSplitter:
+    """Splits bytes into lines, and buffers at most one line."""
 
     def __init__(self) -> None:
-        self._kept = b""
+        self._buffer = b""
         self._is_too_long = False
 
     def feed(self, data: bytes) -> list[bytes | None]:
-        """The lines that *data* ends, without their ends; None: one was too long."""
-        *ended, rest = data.split(b"\n")
-        lines = [self._end(piece) for piece in ended]
-        self._keep(rest)
+        """The lines that *data* completes, without newlines; None: one was too long."""
+        *pieces, rest = data.split(b"\n")
+        lines = [self._complete(piece) for piece in pieces]
+        self._append(rest)
         return lines
 
     def end(self) -> list[bytes | None]:
-        """What is left when nothing more comes: a last line without an end."""
-        return [self._end(b"")] if self._kept or self._is_too_long else []
+        """The last line, if it has no newline."""
+        return [self._complete(b"")] if self._buffer or self._is_too_long else []
 
-    def _end(self, piece: bytes) -> bytes | None:
-        self._keep(piece)
-        line = None if self._is_too_long else self._kept
-        self._kept, self._is_too_long = b"", False
+    def _complete(self, piece: bytes) -> bytes | None:
+        self._append(piece)
+        line = None if self._is_too_long else self._buffer
+        self._buffer, self._is_too_long = b"", False
         return line
 
-    def _keep(self, piece: bytes) -> None:
-        if len(self._kept) + len(piece) > MAX_LINE_BYTES:
+    def _append(self, piece: bytes) -> None:
+        if len(self._buffer) + len(piece) > MAX_LINE_BYTES:
             self._is_too_long = True
-        self._kept = b"" if self._is_too_long else self._kept + piece
+        self._buffer = b"" if self._is_too_long else self._buffer + piece
 
 
 def offline_in(line: bytes | None) -> tuple[Uid, int]:
-    """Who went offline by a line, and when, in Unix milliseconds.
+    """The user on a line, and when it went offline, in Unix milliseconds.
 
     Args:
-        line: Without its end; None: it was too long.
+        line: Without its newline; None: it was too long.
     Raises:
-        ValueError: What is wrong with it.
+        ValueError: Says what is wrong with the line.
     """
     if line is None:
         raise ValueError(f"it has more than {MAX_LINE_BYTES} bytes")
@@ -70,7 +70,9 @@ def offline_in(line: bytes | None) -> tuple[Uid, int]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ValueError('it is no JSON object as {"uid": "ada", "at": 1789000030004}')
+        raise ValueError(
+            'it is not a JSON object such as {"uid": "ada", "at": 1789000030004}'
+        )
     missing = [name for name in ("uid", "at") if name not in found]
     if missing:
         raise ValueError(f'it has no "{missing[0]}"')

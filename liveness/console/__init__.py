@@ -1,4 +1,4 @@
-"""What commands, demo and bench share: terminal, progress bar, records, admin.sock."""
+"""Shared by commands, demo and bench: terminal, progress bar, records, `admin.sock`."""
 
 # Imports: config, core, errors, text.
 # Never: anyio, sqlite3, structlog.

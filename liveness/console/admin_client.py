@@ -1,4 +1,4 @@
-"""`admin.sock` as commands and tools ask it: one request, one answer; and what can go wrong."""
+"""A client of `admin.sock`: one HTTP request, its answer, and what can go wrong."""
 
 import http.client
 import json
@@ -12,46 +12,60 @@ from typing import Any, Final
 from liveness.config.checks import ADMIN_SOCKET
 from liveness.errors import LivenessError
 
+# For answers that the sidecar has in memory. Callers allow more where it reads its disk.
+TIMEOUT_S: Final = 2.0
+# The metrics are a few hundred KiB, for any number of users. A hundred timers, with every
+# character of their texts escaped, are 6 MiB.
+MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 
-# What is said from memory. What waits for the disk has longer.
+
 class CommandError(LivenessError):
-    """A command cannot go on. The person's to mend; the sidecar is as it was."""
+    """A command cannot go on. The person can mend it; the sidecar is unchanged."""
 
 
 class NoSidecar(CommandError):
-    """Nothing answers where the sidecar should be."""
+    """No sidecar listens at the socket."""
 
 
 def unreachable(
     socket_path: Path, error: OSError, *, at: Path | None = None
 ) -> CommandError:
-    """Why nothing could be reached at *socket_path*, and what to do about it.
+    """The error for a failed connection, with its cause and what to do.
 
     Args:
         socket_path: The sidecar's socket.
-        error: What came of connecting.
-        at: The socket that was tried, if it is the one beside it.
+        error: What `connect` raised.
+        at: The socket that was tried, if it is not *socket_path* but the one beside it.
     """
+    tried = at or socket_path
     if isinstance(error, PermissionError):
-        told = f"not allowed to connect to {at or socket_path}"
-        return CommandError(f"{told}: be its user, or of its group")
-    if isinstance(error, TimeoutError):
-        told = f"what listens at {at or socket_path} does not answer"
         return CommandError(
-            f"{told}: see the sidecar's log, or name another with --socket"
+            f"not allowed to connect to {tried}: run this as its user, or in its group"
         )
-    told = f"no sidecar at {socket_path}"
+    if isinstance(error, TimeoutError):
+        return CommandError(
+            f"what listens at {tried} does not answer: see the sidecar's log, or name "
+            "another with --socket"
+        )
+    message = f"no sidecar at {socket_path}"
     if not isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        told += f" ({os.strerror(error.errno or 0)})"
+        message += f" ({os.strerror(error.errno or 0)})"
     return NoSidecar(
-        f"{told}: start it with `liveness serve`, or name another with --socket"
+        f"{message}: start it with `liveness serve`, or name another with --socket"
     )
 
 
-TIMEOUT_S: Final = 2.0
-# Of the metrics, whose number does not depend on the number of users, a few hundred KiB;
-# of a hundred timers, if all in them has to be escaped, 6 MiB.
-MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
+def not_a_sidecar(path: Path) -> CommandError:
+    """The error for a socket at which another program, or another version, answers."""
+    return CommandError(
+        f"what answers at {path} is not a liveness sidecar: name the right socket with "
+        "--socket"
+    )
+
+
+def no_sidecar(socket_path: Path) -> CommandError:
+    """The same, for the `admin.sock` beside *socket_path*."""
+    return not_a_sidecar(socket_path.with_name(ADMIN_SOCKET))
 
 
 class Admin(http.client.HTTPConnection):
@@ -62,7 +76,7 @@ class Admin(http.client.HTTPConnection):
         self._path = socket_path.with_name(ADMIN_SOCKET)
 
     def connect(self) -> None:
-        """Connect; as the base does over TCP."""
+        """Connects to the Unix socket, in place of the base class's TCP."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
@@ -75,86 +89,79 @@ def ask(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> tuple[int, bytes]:
-    """Ask for a page, or with a body to have something done; its status and text.
+    """Sends a GET for *page*, or a POST if there is a body; status and text of the answer.
 
     Raises:
         CommandError: There is no answer, no room for another connection, or no right.
     """
-    path = socket_path.with_name(ADMIN_SOCKET)
     connection = Admin(socket_path, timeout_s)
     try:
-        with suppress(BrokenPipeError):  # who is turned away is answered unasked
+        # A sidecar that refuses the connection answers without reading the request.
+        with suppress(BrokenPipeError):
             if body is None:
                 connection.request("GET", page)
             else:
                 connection.request("POST", page, json.dumps(body))
         answer = connection.getresponse()
         text = answer.read(MAX_ANSWER_BYTES)
-        # Whatever was asked for: nobody else is told to come again, or may not ask.
+        # Refusals of the connection itself, whatever the page.
         if answer.status == HTTPStatus.FORBIDDEN or answer.getheader("retry-after"):
-            raise CommandError(str(read(socket_path, text).get("error")))
+            raise CommandError(str(parse_object(socket_path, text).get("error")))
         return answer.status, text
     except OSError as error:
-        raise unreachable(socket_path, error, at=path) from None
+        at = socket_path.with_name(ADMIN_SOCKET)
+        raise unreachable(socket_path, error, at=at) from None
     except http.client.HTTPException:
         raise no_sidecar(socket_path) from None
     finally:
         connection.close()
 
 
-def asked(
+def request_json(
     socket_path: Path,
     page: str,
     body: dict[str, str] | None = None,
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
-    """What a page says, or what became of what a body asks for.
+    """Sends a request as `ask` does; the JSON object that answers it.
 
     Raises:
         CommandError: There is no answer, or it is a refusal.
     """
-    status, answer = ask(socket_path, page, body, timeout_s=timeout_s)
-    found = read(socket_path, answer)
-    if status == http.client.OK:
-        return found
-    if "error" not in found:
+    status, text = ask(socket_path, page, body, timeout_s=timeout_s)
+    answer = parse_object(socket_path, text)
+    if status == HTTPStatus.OK:
+        return answer
+    if "error" not in answer:
         raise no_sidecar(socket_path)
-    raise CommandError(str(found["error"]))
+    raise CommandError(str(answer["error"]))
 
 
-def read(socket_path: Path, body: bytes) -> dict[str, Any]:
-    """What an answer in JSON says.
+def parse_object(socket_path: Path, text: bytes) -> dict[str, Any]:
+    """The JSON object in an answer.
 
     Raises:
-        CommandError: It is none.
+        CommandError: There is none.
     """
     try:
-        found = json.loads(body)
+        answer = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        answer = None
+    if not isinstance(answer, dict):
         raise no_sidecar(socket_path)
-    return found
-
-
-def no_sidecar(socket_path: Path) -> CommandError:
-    """What answers is something else, or of another age."""
-    told = (
-        f"what answers at {socket_path.with_name(ADMIN_SOCKET)} is no liveness sidecar"
-    )
-    return CommandError(f"{told}: name the right socket with --socket")
+    return answer
 
 
 def readiness(socket_path: Path) -> tuple[bool, list[str]]:
-    """Whether the sidecar is ready, and if it is not, why.
+    """Whether the sidecar is ready, and the reasons if it is not.
 
     Raises:
-        CommandError: It could not be asked.
+        CommandError: The sidecar did not answer.
     """
-    code, body = ask(socket_path, "/readyz")
+    status, text = ask(socket_path, "/readyz")
     try:
-        why = [str(one) for one in read(socket_path, body)["why"]]
+        reasons = [str(reason) for reason in parse_object(socket_path, text)["why"]]
     except (TypeError, KeyError):
         raise no_sidecar(socket_path) from None
-    return code == http.client.OK, why
+    return status == HTTPStatus.OK, reasons

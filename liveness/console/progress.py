@@ -1,8 +1,8 @@
-"""How far the bench is, for whoever waits: a bar on a terminal, else plain lines.
+"""The progress of a long command: a bar on a terminal, plain lines elsewhere.
 
-Nothing here is called from what is measured. A scenario says what it is about to do and
-hands over a way to ask how far that is; the bar asks when it is drawn, twice a second,
-and half a millisecond each time is what it costs.
+The measured code of the bench never calls this module. A scenario names the step that it
+begins and passes a function that returns the share done; the bar calls that function when
+it is drawn, twice a second, which costs half a millisecond each time.
 """
 
 import time
@@ -23,23 +23,32 @@ from rich.progress_bar import ProgressBar
 DRAWN_PER_S: Final = 2
 BAR_WIDTH: Final = 30
 
-# How much is done, from 0 to 1; None: nobody can tell.
+# Returns the share done, from 0 to 1; None: unknown, and the bar pulses.
 Share: TypeAlias = Callable[[], float] | None
-# Called with what is about to be done.
+# Begins a step, which replaces the one before.
 Stage: TypeAlias = Callable[[str, Share], None]
 
 
 def passing(seconds: float) -> Share:
-    """The share of a time that begins now."""
+    """The share of a period that begins now."""
     began = time.perf_counter()
     return lambda: (time.perf_counter() - began) / seconds
 
 
 @contextmanager
-def shown(out: TextIO) -> Iterator[Stage]:
-    """Shows on *out* what goes on, until the next thing does or the block ends."""
+def shown(out: TextIO, *, has_lines: bool = True) -> Iterator[Stage]:
+    """Shows the current step on *out*, until the block ends.
+
+    Args:
+        out: Gets a bar if it is a terminal.
+        has_lines: Whether it gets a line for each step otherwise, or nothing.
+    """
     if not out.isatty():
-        yield lambda what, _share: print(what, file=out, flush=True)
+        yield (
+            lambda what, _share: (
+                print(what, file=out, flush=True) if has_lines else None
+            )
+        )
         return
     with Progress(
         TextColumn("{task.description}", markup=False),

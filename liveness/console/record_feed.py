@@ -1,8 +1,8 @@
 """The records of a running sidecar, in order, over restarts of the sidecar.
 
-A watcher that does not acknowledge has no cursor in the sidecar, so the feed keeps its own
-place: the log's id and the last `seq`. After any disconnect it asks for what is above that,
-so nothing is missed and nothing comes twice.
+A watcher that does not acknowledge has no cursor in the sidecar, so the feed keeps its own:
+the log's id and the last `seq`. After a disconnect it asks for the records above that one,
+so it misses none and yields none twice.
 """
 
 import os
@@ -18,44 +18,43 @@ from typing import Any, Final, cast
 import msgpack
 import trio
 
-from liveness.console.admin_client import CommandError, unreachable
+from liveness.console.admin_client import CommandError, not_a_sidecar, unreachable
 from liveness.console.record_lines import RecordMap
 from liveness.core.frames import PROTOCOL
-from liveness.core.records import (
-    WATCHER,
-)
+from liveness.core.records import WATCHER
 from liveness.errors import Code
 from liveness.text import escaped
 
 RECEIVE_BYTES: Final = 65_536
-# The largest frame that a sidecar may be set to, and one receive more: the unpacker
-# counts all that it has not handed out yet.
+# The largest frame that the settings allow, and one receive more: the unpacker counts all
+# bytes that it has not returned yet.
 MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024 + RECEIVE_BYTES
-# A sidecar that is there answers in milliseconds, one that is starting up within a second.
+# A running sidecar answers in milliseconds, one that is starting within a second.
 WELCOME_S: Final = 5.0
-# The fatal errors that pass by themselves. The others for which `proto/README.md` says to
-# reconnect blame what we sent, which is the hello alone: it would be refused again.
+# The fatal errors after which a new connection may work. For the others on which
+# `proto/README.md` says to reconnect, the cause would be our hello, the only frame that we
+# send: a second one would be refused like the first.
 RECONNECT_ON: Final = frozenset({Code.OVERLOADED, Code.INTERNAL, Code.TOO_SLOW})
 
 
-class _Lost(Exception):
-    """The connection is gone, and another may be had."""
+class _LinkLost(Exception):
+    """The connection ended; connecting again may work."""
 
 
 def jittered() -> float:
-    """Seconds until the next attempt: within one, and not everyone's at once."""
+    """Seconds until the next attempt, random so that watchers do not return together."""
     return uniform(0.05, 1.0)
 
 
 class WatchedFeed:
-    """The records of a sidecar, in order and without end, whatever the connection does.
+    """The records of a sidecar, in order and without end, over as many links as it takes.
 
     Args:
         path: The sidecar's socket.
-        after: As for `watch`.
-        kinds: As for `watch`.
-        tell: As for `watch`.
-        pause_s: How long to wait before each attempt to connect anew.
+        after: Begin above this `seq`; None: with the next new record.
+        kinds: The kinds to ask for; none: all. A `gap` always comes.
+        tell: Called with one line for a person about each change of the connection.
+        pause_s: Returns the seconds to wait before each attempt to reconnect.
     """
 
     def __init__(
@@ -73,8 +72,8 @@ class WatchedFeed:
         self._kinds = list(kinds)
         self._tell = tell
         self._pause_s = pause_s
-        self.linked_at = inf  # by trio's clock; inf: there is no link
-        # Unique, as a watcher of the same name would replace this one.
+        self.linked_at = inf  # by trio's clock; inf: no link
+        # A watcher of the same name would replace this one.
         host = socket.gethostname()[:24]
         self._name = f"watch-{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
@@ -84,20 +83,20 @@ class WatchedFeed:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Gives *show* each frame's records, each once, until it returns True.
+        """Calls *show* with the new records of each frame, until it returns True.
 
-        It is started when the sidecar has welcomed it.
+        It counts as started once the sidecar has sent its welcome.
 
         Raises:
-            CommandError: There was no sidecar from the start, or it refuses us.
+            CommandError: The first attempt found no sidecar, or the sidecar refuses us.
         """
         try:
             link = await self._connect()
-        except _Lost as lost:
+        except _LinkLost as lost:
             raise CommandError(f"{self._path}: {lost}; see the sidecar's log") from None
         except OSError as error:
             raise unreachable(self._path, error) from None
-        self._tell(f"watching {self._path} from seq {self._place() + 1} on")
+        self._tell(f"watching {self._path} from seq {self._last_seq() + 1} on")
         self.linked_at = trio.current_time()
         task_status.started()
         while True:
@@ -106,19 +105,19 @@ class WatchedFeed:
                     while not show(self._unseen(await link.notices())):
                         pass
                     return
-            except _Lost as lost:
+            except _LinkLost as lost:
                 self.linked_at = inf
                 self._tell(f"lost {self._path} ({lost}): connecting again")
             link = await self._reconnect()
             self.linked_at = trio.current_time()
-            self._tell(f"connected again, going on after seq {self._place()}")
+            self._tell(f"connected again, continuing after seq {self._last_seq()}")
 
-    def _place(self) -> int:
+    def _last_seq(self) -> int:
         return self._seq or 0
 
     def _unseen(self, records: list[RecordMap]) -> list[RecordMap]:
-        """Moves on past *records*; what comes twice is given once."""
-        unseen = [record for record in records if record["seq"] > self._place()]
+        """Those above the last `seq`, which moves to the newest of them."""
+        unseen = [record for record in records if record["seq"] > self._last_seq()]
         if unseen:
             self._seq = unseen[-1]["seq"]
         return unseen
@@ -128,15 +127,18 @@ class WatchedFeed:
             await trio.sleep(self._pause_s())
             try:
                 return await self._connect()
-            except (_Lost, OSError):
-                continue  # it was said that the connection is lost, and still is
+            except (_LinkLost, OSError):
+                continue  # reported when the connection was lost
 
     async def _connect(self) -> "WatcherLink":
         if self._seq and self._log is None:
             await self._learn_log()
         link, welcome = await self._open()
-        if self._log not in (None, welcome["log"]) or self._place() >= welcome["next"]:
-            self._tell("the log is a new one: all that it has of its own follows")
+        if (
+            self._log not in (None, welcome["log"])
+            or self._last_seq() >= welcome["next"]
+        ):
+            self._tell("the log is a new one: all its records follow")
             self._seq = 0
         self._log = welcome["log"]
         if self._seq is None:
@@ -144,12 +146,14 @@ class WatchedFeed:
         return link
 
     async def _learn_log(self) -> None:
-        """`after` means something only within one log, so a first hello asks which."""
+        """Gets the log's id from a first hello: `after` is a position in one log."""
         link, welcome = await self._open()
         await link.aclose()
-        if self._place() >= welcome["next"]:
-            newest = f"the newest is {welcome['next'] - 1}"
-            raise CommandError(f"--after {self._seq}: no such record yet, {newest}")
+        if self._last_seq() >= welcome["next"]:
+            raise CommandError(
+                f"--after {self._seq}: no such record yet, the newest is "
+                f"{welcome['next'] - 1}"
+            )
         self._log = welcome["log"]
 
     async def _open(self) -> tuple["WatcherLink", dict[str, Any]]:
@@ -172,8 +176,8 @@ class WatchedFeed:
         return hello
 
 
-class WatcherLink:
-    """One connection as a watcher: frames in, each of them checked for its shape."""
+class WatcherLink(trio.abc.AsyncResource):
+    """One connection as a watcher; it checks the shape of every frame that arrives."""
 
     def __init__(
         self, stream: trio.SocketStream, path: Path, *, tell: Callable[[str], None]
@@ -187,61 +191,66 @@ class WatcherLink:
     async def open(
         cls, path: Path, hello: dict[str, object], *, tell: Callable[[str], None]
     ) -> tuple["WatcherLink", dict[str, Any]]:
-        """Connects and says *hello*; the link, and its `welcome`."""
+        """Connects and sends *hello*; the link, and the content of its `welcome`.
+
+        Raises:
+            OSError: Nothing listens at *path*, or we may not connect.
+            CommandError: It is not a sidecar, or it refuses us.
+        """
         link = cls(await trio.open_unix_socket(str(path)), path, tell=tell)
         try:
             with trio.fail_after(WELCOME_S):
                 return link, await link.greet(hello)
         except trio.TooSlowError:
             await link.aclose()
-            raise _Lost("it does not answer") from None
+            raise _LinkLost("it does not answer") from None
         except BaseException:
             await link.aclose()
             raise
 
     async def greet(self, hello: dict[str, object]) -> dict[str, Any]:
-        """Says *hello*; the `welcome` to it."""
-        # Where that breaks, it said why before it closed the connection: read it.
+        """Sends *hello*; the content of the `welcome`."""
+        # A sidecar that refuses us sends the reason before it closes: read that.
         with suppress(trio.BrokenResourceError):
             await self._stream.send_all(msgpack.packb(["hello", hello]))
         return cast("dict[str, Any]", await self._content("welcome"))
 
     async def notices(self) -> list[RecordMap]:
-        """The records of the next frame that has some."""
+        """The records of the next `notices` frame."""
         return cast("list[RecordMap]", await self._content("notices"))
 
-    async def _content(self, wanted: str) -> object:
-        """What the next frame named *wanted* says; unknown ones are passed over."""
+    async def _content(self, expected: str) -> object:
+        """The content of the next frame named *expected*; skips unknown ones."""
         while True:
-            frame = await self._value()
+            frame = await self._next_frame()
             if not (isinstance(frame, list) and len(frame) > 1):
-                raise self._no_sidecar()
+                raise not_a_sidecar(self._path)
             name, content = frame[:2]
-            if name == wanted:
+            if name == expected:
                 return content
             if name == "bye":
-                raise _Lost(f"it says bye: {escaped(str(content['reason']))}")
+                raise _LinkLost(f"it says bye: {escaped(str(content['reason']))}")
             if name == "error":
-                self._heed(content)
+                self._handle_error(content)
 
-    def _heed(self, error: dict[str, Any]) -> None:
-        """Raises what a fatal *error* means for this watch; tells of any other."""
+    def _handle_error(self, error: dict[str, Any]) -> None:
+        """Raises if *error* is fatal; only reports it otherwise."""
         code, message = escaped(str(error["code"])), escaped(str(error["message"]))
         if not error["fatal"]:
             self._tell(f"{self._path} refused a frame: {message} ({code}); going on")
         elif code in RECONNECT_ON:
-            raise _Lost(f"it says {code}: {message}")
+            raise _LinkLost(f"it says {code}: {message}")
         else:
             raise CommandError(f"{self._path} ended this watch: {message} ({code})")
 
-    async def _value(self) -> object:
+    async def _next_frame(self) -> object:
         while True:
             try:
                 return self._unpacker.unpack()
             except msgpack.OutOfData:
                 await self._receive()
             except (msgpack.UnpackException, ValueError):
-                raise self._no_sidecar() from None
+                raise not_a_sidecar(self._path) from None
 
     async def _receive(self) -> None:
         try:
@@ -249,22 +258,12 @@ class WatcherLink:
         except trio.BrokenResourceError:
             data = b""
         if not data:
-            raise _Lost("the connection was closed")
+            raise _LinkLost("the connection was closed")
         try:
             self._unpacker.feed(data)
         except msgpack.BufferFull:
-            raise self._no_sidecar() from None
-
-    def _no_sidecar(self) -> CommandError:
-        told = f"what answers at {self._path} is no liveness sidecar"
-        return CommandError(f"{told}: name the right one with --socket")
+            raise not_a_sidecar(self._path) from None
 
     async def aclose(self) -> None:
-        """Closes the connection; nothing is owed to the sidecar."""
+        """Closes the connection."""
         await self._stream.aclose()
-
-    async def __aenter__(self) -> "WatcherLink":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()

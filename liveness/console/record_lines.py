@@ -1,4 +1,4 @@
-"""How a record looks: a line for a person, or a line of JSON."""
+"""A record as one line: text for a person, or JSON."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from liveness.core.records import (
 from liveness.text import escaped, json_ready, local_time, uid_text
 
 RecordMap = dict[str, Any]
-# What a piece of a line is, and its text; gives it painted.
+# Takes the meaning of a piece of a line and its text; returns the text in its colour.
 Paint = Callable[[str, str], str]
 # ANSI colours of the terminal's own palette, light or dark.
 DIM: Final = "dim"
@@ -34,14 +34,14 @@ _COLOURS: Final = {
 }
 
 
-def plain(_what: str, text: str) -> str:
-    """A piece of a line as it is."""
+def plain(_meaning: str, text: str) -> str:
+    """Leaves *text* without colour."""
     return text
 
 
-def in_colours(what: str, text: str) -> str:
-    """A piece of a line in the colour of what it is, if that has one."""
-    colour = _COLOURS.get(what)
+def in_colours(meaning: str, text: str) -> str:
+    """*text* in the ANSI colour of its meaning, if that has one."""
+    colour = _COLOURS.get(meaning)
     return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"
 
 
@@ -58,7 +58,7 @@ def text_line(record: RecordMap, *, paint: Paint = plain) -> str:
     else:
         what = f"{escaped(uid_text(record['uid']))}  {escaped(record['gateway'])}"
         if kind == MOVED:
-            # Without a session to take over the user has stayed.
+            # The older connection's login was read last: it had no session to end.
             is_older = record.get("from_session") is None
             how = ", older connection at" if is_older else " from"
             what += f"{how} {escaped(record['from'])}"
@@ -71,5 +71,10 @@ def text_line(record: RecordMap, *, paint: Paint = plain) -> str:
 
 
 def json_line(record: RecordMap) -> str:
-    """A record as one line of JSON, all ASCII: nothing in it can steer a terminal."""
-    return json.dumps(json_ready(record), separators=(",", ":"))
+    """A record as one line of JSON; a uid that JSON readers would round is a string."""
+    return ascii_json(json_ready(record))
+
+
+def ascii_json(value: object) -> str:
+    """*value* as one line of JSON, all ASCII: nothing in it can steer a terminal."""
+    return json.dumps(value, separators=(",", ":"))

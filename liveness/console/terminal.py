@@ -1,4 +1,4 @@
-"""The three streams a command starts with, made safe to use; and what a terminal can."""
+"""stdin, stdout and stderr made safe to use, and what the terminal behind them can do."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from typing import Any, Final, TextIO
 from liveness.errors import LivenessError
 from liveness.text import printable
 
-# Of a terminal that does not say how large it is.
+# For a terminal that does not report its size.
 NO_SIZE: Final = os.terminal_size((80, 24))
 AUTO, ALWAYS, NEVER = COLORS = ("auto", "always", "never")
 
@@ -21,12 +21,12 @@ def is_for_pictures(out: TextIO) -> bool:
 
 
 def is_for_colours(out: TextIO, when: str) -> bool:
-    """Whether what is written to *out* is coloured.
+    """Whether to colour what is written to *out*.
 
     Args:
-        out: Where it is written.
-        when: Of `COLORS`. By itself on a terminal that can show them, unless its user
-            asked for none, as no-color.org has it.
+        out: The stream.
+        when: One of `COLORS`. `auto` is yes on a terminal that shows colours, unless
+            NO_COLOR is set (no-color.org).
     """
     if when != AUTO:
         return when == ALWAYS
@@ -34,7 +34,7 @@ def is_for_colours(out: TextIO, when: str) -> bool:
 
 
 def terminal_size(out: TextIO) -> os.terminal_size:
-    """Columns and lines of the terminal that *out* is, as they are now."""
+    """Columns and lines of the terminal *out* at this moment."""
     with suppress(OSError):
         if all(size := os.get_terminal_size(out.fileno())):
             return size
@@ -42,24 +42,24 @@ def terminal_size(out: TextIO) -> os.terminal_size:
 
 
 def tell(line: str) -> None:
-    """Write one line for a person to stderr, in which nothing steers a terminal.
+    """Writes one line for a person to stderr.
 
-    Whatever is named in it, arguments and what others sent, is escaped here.
+    Arguments and names in it may hold control characters: they are escaped here, so that
+    none steers the terminal.
     """
-    told = printable(" ".join(line.rstrip("\n").split("\n")))
-    sys.stderr.write(f"liveness: {told}\n")
+    message = printable(" ".join(line.rstrip("\n").split("\n")))
+    sys.stderr.write(f"liveness: {message}\n")
     sys.stderr.flush()
 
 
 class OutputError(LivenessError):
-    """Nothing can be written to stdout any more: its reader went, or a disk is full."""
+    """stdout can no longer be written: its reader has gone, or a disk is full."""
 
 
 class Output:
-    """stdout, with failures that cannot be taken for those of a socket or a file.
+    """stdout whose writes raise `OutputError`, with the cause, in place of `OSError`.
 
-    Raises:
-        OutputError: On any write or flush that failed, with the cause attached.
+    So a failed write to stdout is not taken for one to a socket or a file.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -67,7 +67,7 @@ class Output:
 
     def write(self, text: str) -> int:
         """As for any text stream."""
-        with self._told():
+        with self._as_output_error():
             return self._stream.write(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -76,29 +76,31 @@ class Output:
 
     def flush(self) -> None:
         """As for any text stream."""
-        with self._told():
+        with self._as_output_error():
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _as_output_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            # The interpreter flushes once more at its end, and would say so at length.
+            # The interpreter flushes again as it exits, and would print a traceback.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            told = f"the output cannot be written ({error.strerror})"
-            raise OutputError(f"{told}; give it another place") from error
+            raise OutputError(
+                f"the output cannot be written ({error.strerror}); give it another place"
+            ) from error
 
 
 def open_closed() -> None:
-    """Points a stream that was closed beforehand to nowhere.
+    """Opens /dev/null for each standard stream that the process was started without.
 
-    Else its number would go to the next socket or file, and to that what is meant for a
-    person. In this order each gets its own number, the lowest that is free.
+    Otherwise the next socket or file would get the stream's descriptor, and messages for
+    a person would be written into it. Opened in this order, each gets its own number: the
+    lowest that is free.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - for good
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - never closed

@@ -73,4 +73,4 @@ def test_another_program_is_no_liveness_sidecar(
     admin.pages[PAGE] = answer
     code, shown, told = run()
     assert (code, shown) == (1, "")
-    assert "is no liveness sidecar: name the right socket with --socket" in told
+    assert "is not a liveness sidecar: name the right socket with --socket" in told

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from liveness.cli.log import log
-from liveness.cli.options import moment
+from liveness.cli.log import log, moment
 from liveness.core.records import Record, TimerRecord
 from liveness.service.storage.log_reader import RecordFilter
 from liveness.service.storage.log_store import Batch, LogStore

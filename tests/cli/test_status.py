@@ -258,7 +258,7 @@ def test_another_program_is_no_liveness_sidecar(
     admin: Admin, path: Path, ask: Callable[[Path], object], body: bytes
 ) -> None:
     admin.pages |= dict.fromkeys(("/v1/wheel", "/readyz"), (200, body))
-    with pytest.raises(CommandError, match="is no liveness sidecar"):
+    with pytest.raises(CommandError, match="is not a liveness sidecar"):
         ask(path)
 
 
@@ -272,7 +272,7 @@ def test_a_program_that_speaks_no_http_is_no_liveness_sidecar(path: Path) -> Non
     with socketserver.UnixStreamServer(place, Babble) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        with pytest.raises(CommandError, match="is no liveness sidecar"):
+        with pytest.raises(CommandError, match="is not a liveness sidecar"):
             readiness(path)
         thread.join()
 
@@ -415,7 +415,7 @@ async def test_a_sidecar_that_goes_and_comes_back_is_a_line_each_on_stderr(
     shown, told = await watched(path, go, *nothing, come, *nothing, as_json=as_json)
     assert len(shown.splitlines()) == 1 + 4
     lost, back = told.splitlines()
-    assert "is no liveness sidecar" in lost
+    assert "is not a liveness sidecar" in lost
     assert lost.endswith("asking again every 4 s")
     assert back == f"the sidecar at {path} is back"
 

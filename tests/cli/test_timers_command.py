@@ -195,7 +195,7 @@ def test_a_key_of_several_gateways_needs_the_gateway_named(
     assert told == (
         "liveness: several gateways have a timer 'order:17': gw-1 (pending), "
         + ", ".join(rf"gw\x1b-{n} (failed)" for n in range(2, 9))
-        + ", and others; say whose is meant with --gateway\n"
+        + ", and others; name one with --gateway\n"
     )
     assert len(admin.asked) == 1
 
@@ -208,8 +208,8 @@ def test_an_unknown_key_is_one_line_and_exit_code_1(
     code, shown, told = run(what, "--", "-a")
     assert (code, shown) == (1, "")
     assert told == (
-        "liveness: no gateway has a timer '-a': `liveness timers list` shows those "
-        "that there are\n"
+        "liveness: no gateway has a timer '-a': `liveness timers list` shows all "
+        "timers\n"
     )
 
 
@@ -229,4 +229,4 @@ def test_what_is_no_sidecar_is_told_as_such(
     admin.pages["/v1/timers?limit=100"] = answer
     code, _, told = run("list")
     assert code == 1
-    assert "is no liveness sidecar: name the right socket with --socket" in told
+    assert "is not a liveness sidecar: name the right socket with --socket" in told

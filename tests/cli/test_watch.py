@@ -386,7 +386,7 @@ async def test_when_its_link_ends_it_goes_on_without_a_gap_or_a_repeat(
     assert await watching.seqs(5) == [1, 2, 3, 4, 5]
     assert watching.told[1:] == [
         f"lost {sidecar.path} ({why}): connecting again",
-        "connected again, going on after seq 2",
+        "connected again, continuing after seq 2",
     ]
     assert sidecar.hellos[0]["name"] == sidecar.hellos[-1]["name"]
 
@@ -453,7 +453,7 @@ async def test_after_a_restart_it_shows_what_is_new_of_the_log_that_it_finds(
     assert await watching.seqs(3 + len(seqs)) == [1, 2, 3, *seqs]
     is_gap = happens is retention_passes_it
     assert (watching.records[3]["kind"] == "gap") == is_gap
-    said = "the log is a new one: all that it has of its own follows" in watching.told
+    said = "the log is a new one: all its records follow" in watching.told
     assert said == (happens in (log_is_new, log_loses_its_end))
 
 
@@ -512,7 +512,7 @@ async def test_a_server_that_is_no_sidecar_is_reported_as_such(
     monkeypatch.setattr("liveness.console.record_feed.MAX_UNREAD_BYTES", 1_000)
     sidecar.greeting = greeting
     with pytest.raises(
-        CommandError, match="is no liveness sidecar: name the right one"
+        CommandError, match="is not a liveness sidecar: name the right socket"
     ):
         await Watch(sidecar.path).run()
 
@@ -545,7 +545,7 @@ async def test_without_a_sidecar_from_the_start_it_does_not_wait(
 def test_a_socket_without_permission_is_reported() -> None:
     # As root everything may be opened, so the error is made here.
     told = str(unreachable(Path("/s"), PermissionError(13, "Permission denied")))
-    assert told == "not allowed to connect to /s: be its user, or of its group"
+    assert told == "not allowed to connect to /s: run this as its user, or in its group"
 
 
 # --- as a process ---------------------------------------------------------------------

@@ -28,13 +28,13 @@ from liveness.compare.comparison import (
     STILL_ONLINE,
     THERE,
     UNKNOWN,
-    Account,
     Comparison,
     Evidence,
     Line,
-    Settled,
+    Outcome,
     Span,
-    why_only_there,
+    Totals,
+    cause_of,
 )
 from liveness.compare.comparison_report import AGREE, DIFFER
 from liveness.core.records import (
@@ -69,12 +69,12 @@ def comparison(here: Span = ALWAYS, there: Span = ALWAYS, **more: int) -> Compar
 
 def tell(to: Comparison, one: Record | Line, uid: Uid = "ada") -> None:
     if isinstance(one, Line):
-        to.there(uid, one)
+        to.add_line(uid, one)
     else:
-        to.here(one._replace(uid=uid))
+        to.add_record(one._replace(uid=uid))
 
 
-def times(settled: Iterable[Settled]) -> set[tuple[Uid, int | None, int | None]]:
+def times(settled: Iterable[Outcome]) -> set[tuple[Uid, int | None, int | None]]:
     """Who, by which record and by which line."""
     return {
         (one.uid, one.here and one.here.seq, one.there and one.there.number)
@@ -142,7 +142,7 @@ def test_the_closest_belong_together_however_they_are_told(
     for uid, one, _ in random.sample(told, len(told)):
         tell(at_once, one, uid)
     assert times(at_once.finish(LONG_AFTER)) == expected
-    coming, settled = comparison(), list[Settled]()
+    coming, settled = comparison(), list[Outcome]()
     for uid, one, now in sorted(told, key=lambda it: it[2]):
         settled += coming.settle(now)
         tell(coming, one, uid)
@@ -155,12 +155,12 @@ def test_the_closest_belong_together_however_they_are_told(
 
 def test_an_offline_is_settled_when_nothing_closer_can_come_any_more() -> None:
     of = comparison()
-    of.here(record(1, 100))
+    of.add_record(record(1, 100))
     assert list(of.settle(120)) == []
     (one,) = of.settle(121)
     assert (one.verdict, one.here) == (HERE, record(1, 100))
-    of.there("ada", Line(200, 1))
-    of.here(record(2, 190))
+    of.add_line("ada", Line(200, 1))
+    of.add_record(record(2, 190))
     assert list(of.settle(220)) == []
     (both,) = of.settle(221)
     assert (both.verdict, both.later_ms) == (BOTH, 10)
@@ -170,26 +170,26 @@ def test_alone_counts_only_where_the_other_side_could_have_told_it() -> None:
     edges = {9: NOT_JUDGED, 10: HERE, 90: HERE, 91: NOT_JUDGED}
     of = comparison(there=Span(0, 100))
     for at in edges:
-        of.here(record(at, at, uid=at))
+        of.add_record(record(at, at, uid=at))
     assert {one.uid: one.verdict for one in of.finish(LONG_AFTER)} == edges
     edges = {at: THERE if it == HERE else it for at, it in edges.items()}
     of = comparison(here=Span(0, 100))
     for at in edges:
-        of.there(at, Line(at, at))
+        of.add_line(at, Line(at, at))
     assert {one.uid: one.verdict for one in of.finish(LONG_AFTER)} == edges
     # It ends with the comparison, too.
     of = comparison()
     of.begin(0)
     for at in edges:
-        of.there(at, Line(at, at))
+        of.add_line(at, Line(at, at))
     assert {one.uid: one.verdict for one in of.finish(100)} == edges
 
 
 def test_a_logout_belongs_to_a_line_and_is_not_missing_without_one() -> None:
     of = comparison()
-    of.here(record(1, 100, reason=LOGOUT))
-    of.there("ada", Line(101, 1))
-    of.here(record(2, 100, uid="bob", reason=LOGOUT))
+    of.add_record(record(1, 100, reason=LOGOUT))
+    of.add_line("ada", Line(101, 1))
+    of.add_record(record(2, 100, uid="bob", reason=LOGOUT))
     assert [one.verdict for one in of.settle(LONG_AFTER)] == [BOTH, LOGGED_OUT]
 
 
@@ -198,20 +198,20 @@ def test_lines_of_before_the_beginning_and_those_that_come_too_late_are_counted(
 ):
     of = comparison()
     of.begin(1_000)
-    of.there("ada", Line(999, 1))
+    of.add_line("ada", Line(999, 1))
     assert (of.before, of.pending) == (1, 0)
-    of.here(record(1, 1_050))
+    of.add_record(record(1, 1_050))
     assert [one.verdict for one in of.settle(1_071)] == [HERE]
-    of.there("ada", Line(1_050, 2))
+    of.add_line("ada", Line(1_050, 2))
     assert of.late == 1
     assert [one.verdict for one in of.settle(1_071)] == [THERE]
 
 
 def test_who_goes_offline_again_and_again_is_settled_meanwhile() -> None:
-    of, settled = comparison(), list[Settled]()
+    of, settled = comparison(), list[Outcome]()
     for at in range(0, 10_000, WITHIN // 2):
-        of.here(record(at, at))
-        of.there("ada", Line(at + 1, at))
+        of.add_record(record(at, at))
+        of.add_line("ada", Line(at + 1, at))
         settled += of.settle(at)
         assert of.pending <= 2 * (LONGEST_RUN + 6) * 2
     settled += of.settle(LONG_AFTER)
@@ -222,9 +222,9 @@ def test_who_goes_offline_again_and_again_is_settled_meanwhile() -> None:
 
 def test_a_line_of_a_wrong_clock_holds_up_nobody() -> None:
     of = comparison()
-    of.there("ada", Line(LONG_AFTER, 1))
-    of.here(record(1, 100))
-    of.there("ada", Line(103, 2))
+    of.add_line("ada", Line(LONG_AFTER, 1))
+    of.add_record(record(1, 100))
+    of.add_line("ada", Line(103, 2))
     assert [one.later_ms for one in of.settle(200)] == [3]
     assert of.pending == 1
 
@@ -232,7 +232,7 @@ def test_a_line_of_a_wrong_clock_holds_up_nobody() -> None:
 def test_more_than_may_wait_are_settled_before_their_time_the_oldest_first() -> None:
     of = comparison(most=10)
     for number in range(15):
-        of.here(record(number, 100 + number, uid=number))
+        of.add_record(record(number, 100 + number, uid=number))
     settled = list(of.settle(115))
     assert [one.uid for one in settled] == [0, 1, 2, 3, 4]
     assert (of.pending, of.hurried) == (10, 5)
@@ -258,37 +258,37 @@ END = record(5, 9_000, seen=8_000)
         (9_500, Evidence(False, None, [END, LOGIN], True), ALREADY, "offline here already, 0.500 s before that (silence)"),
         (9_500, Evidence(True, 9_900, [record(7, 9_600, kind=ONLINE, reason="login"), END, LOGIN], True), ALREADY, "offline here already, 0.500 s before that (silence)"),
         (500, Evidence(True, 900, [LOGIN], True), UNKNOWN, "not known here before that"),
-        (500, Evidence(False, None, [], False), UNKNOWN, "not known here before that, as far as was looked back"),
+        (500, Evidence(False, None, [], False), UNKNOWN, "not known here before that, as far back as was searched"),
     ],
 )  # fmt: skip
 def test_the_cause_of_an_offline_that_only_they_reported(
     at: int, known: Evidence, kind: str, told: str
 ) -> None:
-    assert why_only_there(at, known) == (kind, told)
+    assert cause_of(at, known) == (kind, told)
 
 
 # --- the account ----------------------------------------------------------------------
 
 
 def test_the_account_adds_up_what_was_settled() -> None:
-    account = Account()
+    account = Totals()
     assert not account.agrees
     assert account.later_s() is None
     for later_ms in (*range(-1, 98), 400):
         line = Line(1_000 + later_ms, 1)
-        account.add(Settled(BOTH, "ada", record(1, 1_000), line))
+        account.add(Outcome(BOTH, "ada", record(1, 1_000), line))
     assert account.agrees
     assert account.later_s() == {"min": -0.001, "p50": 0.048, "p99": 0.097, "max": 0.4}
     assert account.later() == {"earlier": 1, "same": 1, "later": 98}
     # Of a logout nobody can be late.
     out = record(1, 1_000, reason=LOGOUT)
-    account.add(Settled(BOTH, "ada", out, Line(9_000, 1)))
-    account.add(Settled(LOGGED_OUT, "ada", out, None))
+    account.add(Outcome(BOTH, "ada", out, Line(9_000, 1)))
+    account.add(Outcome(LOGGED_OUT, "ada", out, None))
     assert account.agrees
     found = account.as_map()
     assert found["both_by_reason"] == {"silence": 100, "logout": 1, "gateway_lost": 0}
     assert (found["logouts_here"], found["later_there_s"]["max"]) == (1, 0.4)
-    account.add(Settled(THERE, "ada", None, Line(1, 1)), ALIVE)
+    account.add(Outcome(THERE, "ada", None, Line(1, 1)), ALIVE)
     assert not account.agrees
     assert account.as_map()["only_there_by_why"][ALIVE] == 1
 
@@ -358,7 +358,7 @@ def test_a_file_of_the_past_is_compared_with_the_log(compared: Compare) -> None:
         "only here     0",
         "only there    2  (online 1, already 1)",
         "not judged    1  (within 0.2 s of where one side begins or ends)",
-        "logouts here  1  (not told there)",
+        "logouts here  1  (not reported there)",
         "lines         6  (before 1)",
     ]
     assert told.startswith("liveness: comparing with the log in ")
@@ -407,7 +407,7 @@ def test_both_sides_agree_only_where_somebody_was_compared(compared: Compare) ->
 def test_only_so_many_users_are_looked_up_and_the_others_are_counted(
     compared: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparison_report, "MOST_LOOKS", 2)
+    monkeypatch.setattr(comparison_report, "MOST_LOOKUPS", 2)
     lines = [{"uid": f"nobody-{number}", "at": SILENT} for number in range(5)]
     _, shown, _ = compared(lines)
     assert "only there    5  (unknown 2, unlooked 3)" in shown

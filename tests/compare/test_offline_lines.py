@@ -1,4 +1,4 @@
-"""Lines of another detector: what is understood, and what is said of the rest."""
+"""LineSplitter of another detector: what is understood, and what is said of the rest."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from liveness.compare.offline_lines import MAX_LINE_BYTES, Lines, offline_in
+from liveness.compare.offline_lines import MAX_LINE_BYTES, LineSplitter, offline_in
 from liveness.text import json_ready
 from tests.helpers.strategies import BOUNDED, NO_UIDS, pieces, uids
 
@@ -43,10 +43,10 @@ def test_every_user_is_told_apart_as_in_our_own_lines(uid: str | int) -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("ada", 'it is no JSON object as {"uid": "ada", "at": 1789000030004}'),
-        ('["ada", 1789000030004]', "it is no JSON object"),
-        ('{"uid": "ada", "at": 1789000030004', "it is no JSON object"),
-        ("[" * 50_000, "it is no JSON object"),
+        ("ada", 'it is not a JSON object such as {"uid": "ada", "at": 1789000030004}'),
+        ('["ada", 1789000030004]', "it is not a JSON object"),
+        ('{"uid": "ada", "at": 1789000030004', "it is not a JSON object"),
+        ("[" * 50_000, "it is not a JSON object"),
         ('{"at": 1789000030004}', 'it has no "uid"'),
         ('{"uid": "ada"}', 'it has no "at"'),
         ('{"uid": null, "at": 1789000030004}', '"uid" is null: it must be a string, or an integer from 0 to 2^63-1'),
@@ -72,7 +72,7 @@ def test_no_uid_is_taken_for_one(value: object) -> None:
 
 
 def test_bytes_that_are_no_text_are_no_line_of_ours() -> None:
-    with pytest.raises(ValueError, match="no JSON object"):
+    with pytest.raises(ValueError, match="not a JSON object"):
         offline_in(b'{"uid": "\xff", "at": 1789000030004}')
 
 
@@ -93,7 +93,7 @@ def test_lines_are_the_same_however_they_are_read(
     lines: list[bytes], rest: bytes, at: list[int]
 ) -> None:
     data = b"".join(line + b"\n" for line in lines) + rest
-    reader, found = Lines(), list[bytes | None]()
+    reader, found = LineSplitter(), list[bytes | None]()
     for piece in pieces(data, at):
         found += reader.feed(piece)
     found += reader.end()

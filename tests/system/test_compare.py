@@ -142,7 +142,7 @@ def test_a_detector_that_runs_is_compared_line_by_line(start: Start) -> None:
     }
     assert (account["both"], account["only_here"], account["only_there"]) == (2, 1, 2)
     assert (account["lines"], account["bad_lines"], account["late"]) == (5, 1, 0)
-    assert told[-1].startswith("liveness: line 5 is left out: it is no JSON object")
+    assert told[-1].startswith("liveness: line 5 is left out: it is not a JSON object")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -183,7 +183,7 @@ def test_what_was_compared_is_told_when_the_sidecar_ends_the_watch(
         with served(sidecar.socket, b"220 mail.example ESMTP\r\n"):
             code, lines, account = shadow.ends()
         assert (code, lines, account["bad_lines"]) == (1, [], 1)
-        assert "is no liveness sidecar" in shadow.told()[-1]
+        assert "is not a liveness sidecar" in shadow.told()[-1]
 
 
 def test_a_stdin_that_cannot_be_read_ends_the_comparison(

@@ -198,7 +198,7 @@ def test_the_log_is_read_in_order_while_it_is_written(start: Start, run: Run) ->
 # Enters no folder above those it reads: they may be private.
 _AS_SOMEBODY = """
 import os, sys
-import liveness.cli.log
+import liveness.cli.history
 from liveness.cli.main import main
 os.setgroups([])
 os.setresgid(*[int(sys.argv[1])] * 3)

@@ -219,7 +219,7 @@ def test_a_backup_lacks_records_written_meanwhile(folder: Path, tmp_path: Path) 
 def test_a_file_is_replaced_only_if_asked_for(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "b.tar"
     file.write_text("precious")
-    with pytest.raises(CommandError, match="is there already"):
+    with pytest.raises(CommandError, match="already exists"):
         back_up(folder, file)
     assert file.read_text() == "precious"
     back_up(folder, file, force=True)
@@ -239,7 +239,7 @@ def test_a_file_that_appears_meanwhile_is_left(
         fsync(opened)
 
     monkeypatch.setattr(os, "fsync", appears)
-    with pytest.raises(CommandError, match="is there already"):
+    with pytest.raises(CommandError, match="already exists"):
         back_up(folder, file)
     assert file.read_text() == "precious"
     assert {path.name for path in tmp_path.iterdir()} == {"b.tar", "state"}
@@ -351,7 +351,7 @@ def backed_up_as_damaged(
         back_up(folder, file, force=True)
     assert not file.exists()
     assert back_up(folder, file, damaged=True) == 3
-    said = rf"{file} is not whole \({why}\): that is damaged"
+    said = rf"{file} is not whole \({why}\): the state is damaged"
     assert re.search(said, capsys.readouterr().err)
     unpack(file, there)
     return there
@@ -371,7 +371,7 @@ def test_a_damaged_log_is_backed_up_if_asked_for_and_replaces_none(
         assert len(store.cursors()) == 1
     file = tmp_path / "b.tar"
     file.write_text("the one before")
-    with pytest.raises(CommandError, match="is there already"):
+    with pytest.raises(CommandError, match="already exists"):
         back_up(folder, file, force=True, damaged=True)
     assert file.read_text() == "the one before"
 
