@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from liveness.core.clearance import AWAY, DISK, MUTE, STANDS, STORM, UNREAD
+from liveness.core.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD
 from liveness.core.presence import UserStatus
 from liveness.core.records import (
     GATEWAY_LOST,
@@ -41,7 +41,7 @@ class Known(NamedTuple):
     it, which begins at `oldest` (None: it is empty).
     """
 
-    standing: UserStatus | OnlineRow | None
+    status: UserStatus | OnlineRow | None
     records: Sequence[Record]
     opening: Record | None
     back_to: LogPosition | None
@@ -54,7 +54,7 @@ _HELD: Final = {
     UNREAD: "held: what {gateway} has sent is read first",
     STORM: "held by the storm guard: too many users of {gateway} came due at once "
     "(`liveness guard release` ends it)",
-    STANDS: "no user's timeout runs: the sidecar was away, and gateways get time to "
+    PAUSED: "no user's timeout runs: the sidecar was away, and gateways get time to "
     "send the events they collected",
     DISK: "held: the disk has to write earlier decisions first",
 }
@@ -64,7 +64,7 @@ _UNHEARD: Final = "not heard since the sidecar restarted"
 
 def answer(uid: Uid, known: Known, *, now_ms: int) -> dict[str, Any]:
     """All that is known of a user, for JSON; `told` is the sentence."""
-    standing = known.standing
+    standing = known.status
     user = standing if isinstance(standing, UserStatus) else None
     slot = None if user is None else user.slot
     return {
@@ -93,7 +93,7 @@ def sentence(known: Known, *, now_ms: int) -> str:
         known: What is known.
         now_ms: Unix milliseconds now.
     """
-    standing = known.standing
+    standing = known.status
     newest = known.records[0] if known.records else None
     at = _Clock(now_ms)
     if isinstance(standing, UserStatus):

@@ -34,7 +34,7 @@ SCENARIOS: Final = {
     "lateness": "when silent users are reported, beside other systems",
 }
 # The systems that the sidecar is compared with. docs/performance.md has these texts too.
-OTHERS: Final = {
+COMPARED_SYSTEMS: Final = {
     "reference": "the sidecar with its wheel in Python",
     "redis": "redis-server, a key with a TTL for each user",
     "zset": "redis-server, a sorted set of deadlines, swept every second",
@@ -63,14 +63,14 @@ class BenchOptions:
     folder: Path | None = None
 
 
-def full(users: int) -> BenchOptions:
+def full_options(users: int) -> BenchOptions:
     """The options for which the floors of that number of users are promised."""
     is_large = users > BenchOptions().users
     sizes = tuple(size for size in SIZES if size <= 4 * users)
     return BenchOptions(users=users, rate=33_000 if is_large else 3_000, sizes=sizes)
 
 
-FULL: Final = full(100_000)
+FULL: Final = full_options(100_000)
 # Shows that everything works; the figures mean nothing.
 QUICK: Final = BenchOptions(
     users=500, rate=500, seconds=2.0, timeout_s=3.0, sizes=(500,), rounds=1

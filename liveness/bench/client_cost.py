@@ -12,7 +12,7 @@ from liveness.bench.figures import Figure
 from liveness.bench.load import LoadError
 from liveness.bench.program import PYTHON, child
 from liveness.bench.sidecar_process import SidecarProcess, fresh_sidecar
-from liveness.console.progress import Stage, passing
+from liveness.console.progress import Stage, time_share
 
 CALL_NS: Final = 400.0
 LIBRARY_PERCENT: Final = 2.0
@@ -53,7 +53,7 @@ def _costs(
                 costs: dict[str, float] = message["costs"]
                 return costs
             seconds = message.get("seconds")
-            share = passing(seconds) if seconds else None
+            share = time_share(seconds) if seconds else None
             stage(f"{backend}: {message['stage']}", share)
         code = gateway.wait()
     how = "hung" if code == -signal.SIGALRM else f"ended with code {code}"

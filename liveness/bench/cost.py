@@ -15,7 +15,7 @@ from functools import partial
 from itertools import cycle
 from typing import Final, TypeAlias
 
-from liveness.bench import BenchOptions, full
+from liveness.bench import BenchOptions, full_options
 from liveness.bench.drain import Drain
 from liveness.bench.figures import OURS, Figure
 from liveness.bench.program import Window, temporary_folder
@@ -116,7 +116,7 @@ def ratios(figures: Sequence[Figure], options: BenchOptions) -> Iterator[Figure]
     purpose.
     """
     values = {(f.system, f.users, f.name): f.value for f in figures}
-    promised = {*full(options.users).sizes, *options.sizes}
+    promised = {*full_options(options.users).sizes, *options.sizes}
 
     def ratio(name: str, over: Point, under: Point) -> Figure:
         value = values.get(over, math.nan) / (values.get(under) or math.nan)

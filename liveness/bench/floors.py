@@ -6,7 +6,7 @@ A figure whose floor is None is measured, but not promised.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from liveness.bench import BenchOptions, full
+from liveness.bench import BenchOptions, full_options
 
 # At any number of users.
 IDLE_READY_S: Final = 1.0
@@ -76,7 +76,7 @@ PROMISED: Final[dict[int, Floors]] = {
 
 def promised(options: BenchOptions) -> Floors:
     """The floors of a run; those that depend on the load only with the load of `full`."""
-    found, usual = floors(options.users), full(options.users)
+    found, usual = floors(options.users), full_options(options.users)
     load = (options.rate, options.seconds, options.timeout_s)
     if load == (usual.rate, usual.seconds, usual.timeout_s):
         return found

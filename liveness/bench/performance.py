@@ -17,7 +17,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from liveness.bench import OTHERS, SCENARIOS, full
+from liveness.bench import COMPARED_SYSTEMS, SCENARIOS, full_options
 from liveness.bench.cost import BATCHES, CPU, MEMORY, RATIOS_USERS, SINGLES
 from liveness.bench.figures import OURS, Figure
 from liveness.bench.lateness import PATIENCE_S, TOLD
@@ -31,7 +31,7 @@ PLOTS: Final = {
     "cost.svg": "CPU time per event, by the number of users",
     "lateness.svg": "When a client receives a silence report, by the number of users",
 }
-SYSTEMS: Final = {OURS: "the sidecar", **OTHERS}
+SYSTEMS: Final = {OURS: "the sidecar", **COMPARED_SYSTEMS}
 # The table of systems: the head of each column, and the name of its figure.
 COLUMNS: Final = {
     "CPU per event": f"{CPU}, {SINGLES}",
@@ -267,7 +267,7 @@ def _facts(content: Mapping[str, Any]) -> str:
 
 def command(parameters: Mapping[str, Any]) -> str:
     """The command line that repeats a run."""
-    usual = full(parameters["users"])
+    usual = full_options(parameters["users"])
     words = ["liveness", "bench"]
     if parameters["scenarios"] != [*SCENARIOS]:
         words += parameters["scenarios"]

@@ -27,7 +27,7 @@ from liveness.bench.load import Moment, now, uid
 from liveness.bench.sidecar_process import SidecarProcess, replaceable_sidecar
 from liveness.bench.verdict import AT_MS, quantile
 from liveness.client.reconnecting_link import logger
-from liveness.console.progress import Stage, passing
+from liveness.console.progress import Stage, time_share
 from liveness.core.records import LOGOUT, OFFLINE, ONLINE
 
 ARRIVALS_PER_S: Final = 100.0
@@ -184,12 +184,12 @@ def replacement(options: BenchOptions, stage: Stage) -> list[Figure]:
         running = threads.submit(trio.run, load.run, sidecar.socket)
         try:
             _wait(load.all_online, running)
-            stage("users arrive, send, log out and fall silent", passing(after_s))
+            stage("users arrive, send, log out and fall silent", time_share(after_s))
             _sleep(running, after_s)
-            stage("a planned replacement under load", passing(after_s))
+            stage("a planned replacement under load", time_share(after_s))
             planned = _replaced(sidecar, sidecar.stop)
             _sleep(running, after_s)
-            stage("a replacement after kill -9 under load", passing(after_s))
+            stage("a replacement after kill -9 under load", time_share(after_s))
             crash = _replaced(sidecar, sidecar.kill)
             _sleep(running, after_s)
         finally:

@@ -16,8 +16,8 @@ from liveness.bench.stragglers import Stragglers
 from liveness.bench.systems import LONG_S
 from liveness.bench.verdict import judge, mistakes, quantile
 from liveness.bench.virtual_day import DAY_S, borders
-from liveness.console.admin_client import Admin
-from liveness.console.progress import Stage, passing
+from liveness.console.admin_client import AdminConnection
+from liveness.console.progress import Stage, time_share
 
 IDLE_SETTLE_S: Final = 1.0  # until the work after a start is over
 IDLE_S: Final = 5.0
@@ -34,7 +34,7 @@ def idle(options: BenchOptions, stage: Stage) -> list[Figure]:
     window_s = min(options.seconds, IDLE_S)
     with fresh_sidecar(options.folder, timeout_s=options.timeout_s) as sidecar:
         ready_s = sidecar.start()
-        stage("nothing happens", passing(IDLE_SETTLE_S + window_s))
+        stage("nothing happens", time_share(IDLE_SETTLE_S + window_s))
         time.sleep(IDLE_SETTLE_S)
         with Window(sidecar) as window:
             time.sleep(window_s)
@@ -80,7 +80,7 @@ def silence(options: BenchOptions, stage: Stage) -> list[Figure]:
         with Stragglers(
             sidecar.socket, first_s=first_s, seconds=floor.patience_s
         ) as stragglers:
-            stage("everyone is silent", passing(first_due - time.perf_counter()))
+            stage("everyone is silent", time_share(first_due - time.perf_counter()))
             time.sleep(max(0.0, first_due - time.perf_counter()) / 2)
             sidecar.reset_peak()
             memory_mb = sidecar.memory_mb()
@@ -176,7 +176,7 @@ def restart(options: BenchOptions, stage: Stage) -> list[Figure]:
         crash_s = sidecar.start()
         with LoadGateway(sidecar.socket) as third:
             _send_keepalives(third, users)
-            stage("everyone sends, nobody may go offline", passing(watch_s))
+            stage("everyone sends, nobody may go offline", time_share(watch_s))
             until = time.perf_counter() + watch_s
             while (left_s := until - time.perf_counter()) > 0:
                 time.sleep(min(left_s, options.timeout_s / 3))
@@ -222,7 +222,7 @@ def _send_keepalives(gateway: LoadGateway, users: LoadUsers) -> dict[str, Moment
 
 def _listed_over_http(sidecar: SidecarProcess) -> int:
     """How many users `/v1/users` lists; 0 if the list has no end."""
-    with closing(Admin(sidecar.socket, LONG_S)) as connection:
+    with closing(AdminConnection(sidecar.socket, LONG_S)) as connection:
         connection.request("GET", "/v1/users")
         response = connection.getresponse()
         # In large pieces: work for each line would delay the threads that read links.

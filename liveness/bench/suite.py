@@ -19,8 +19,8 @@ from liveness.bench.lateness import lateness
 from liveness.bench.program import ProgramError, exit_on_signals
 from liveness.bench.steady import impossible_rate, steady
 from liveness.bench.timer_scenario import timers
-from liveness.console.progress import Share, Stage, shown
-from liveness.console.terminal import tell
+from liveness.console.progress import Share, Stage, progress_bar
+from liveness.console.terminal import report_line
 from liveness.errors import LivenessError
 
 MISSED: Final = 1
@@ -71,7 +71,7 @@ def run(chosen: Iterable[str], options: BenchOptions, *, report: str | None) -> 
     if not problem and has_comparison:
         problem = system_kinds.missing_program(options)
     if problem:
-        tell(problem)
+        report_line(problem)
         return USAGE
     out = sys.stderr if report == "-" else sys.stdout
     began, facts = datetime.now(UTC), machine.facts(options.folder)
@@ -101,7 +101,7 @@ def _measured(names: Sequence[str], options: BenchOptions, out: TextIO) -> list[
     """All figures; printed on *out* even if an error or a signal ends the run early."""
     figures: list[Figure] = []
     try:
-        with shown(sys.stderr) as show:
+        with progress_bar(sys.stderr) as show:
             for number, name in enumerate(names, start=1):
                 position = f"{number}/{len(names)} {name}"
 

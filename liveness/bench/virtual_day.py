@@ -22,7 +22,7 @@ from liveness.console.progress import Stage
 from liveness.core.changes import Decisions
 from liveness.core.presence import Presence
 from liveness.core.records import Instant, Login, Record
-from liveness.service.engine.engine import FIRE_PER_PASS, LEAST_SLEEP_S
+from liveness.service.engine.engine import FIRE_PER_TURN, LEAST_SLEEP_S
 
 DAY_S: Final = 86_400
 TIMEOUT_S: Final = 30.0  # of the other users
@@ -147,7 +147,7 @@ class _VirtualDay:
         self._wheel.advance(now, self._wheel.steps)
         for gateway in self._gateways:
             gateway.empty_at = now
-        fired = self._presence.fire(self._at(), limit=FIRE_PER_PASS)
+        fired = self._presence.fire(self._at(), limit=FIRE_PER_TURN)
         changes = self._presence.decided.take()
         next_due = self._wheel.next_due()
         took_s = time.perf_counter() - began

@@ -27,15 +27,15 @@ from liveness.cli.check_state import DAMAGED
 from liveness.cli.options import BACKGROUND, State, declared, file_at
 from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
-from liveness.console.progress import Stage, shown
-from liveness.console.terminal import tell
+from liveness.console.progress import Stage, progress_bar
+from liveness.console.terminal import report_line
 from liveness.errors import StateError
 from liveness.service.common.clock import Clock
 from liveness.service.storage.snapshots import (
     STEP_BYTES,
+    OnWritten,
     StateCopy,
-    Wrote,
-    is_of_a_state,
+    is_state_file,
     opened,
     sync,
 )
@@ -76,7 +76,7 @@ def backup(
     with _as_command_errors(state, file):
         _check_target(state, file, force=force, damaged=damaged)
     with (
-        shown(sys.stderr, has_lines=False) as stage,
+        progress_bar(sys.stderr, has_lines=False) as stage,
         _as_command_errors(state, file),
         opened(state) as files,
     ):
@@ -101,7 +101,7 @@ def backup(
     if not missing:
         return 0
     out.flush()
-    tell(
+    report_line(
         f"{file} is not whole ({', '.join(missing)}): the state is damaged on disk; keep "
         "the backup before it as well"
     )
@@ -113,7 +113,7 @@ def _check_target(state: Path, file: Path, *, force: bool, damaged: bool) -> Non
         raise CommandError(
             f"{file.parent} is not a folder; make it, or name another FILE"
         )
-    if is_of_a_state(file, state):
+    if is_state_file(file, state):
         raise CommandError(
             f"{file} is a file of a sidecar's state, not of a backup; name another FILE"
         )
@@ -249,7 +249,7 @@ def _write(state: StateCopy, folder: Path, archive: Path, stage: Stage) -> list[
 class _PacedFile(io.BufferedWriter):
     """A new file that is synced after each write, with a pause for others on that disk."""
 
-    def __init__(self, path: Path, wrote: Wrote) -> None:
+    def __init__(self, path: Path, wrote: OnWritten) -> None:
         super().__init__(io.FileIO(path, "x"))
         self._wrote = wrote
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter, Token
 
-from liveness.bench import FULL, OTHERS, QUICK, SCENARIOS, full
+from liveness.bench import COMPARED_SYSTEMS, FULL, QUICK, SCENARIOS, full_options
 from liveness.bench.suite import run
 from liveness.cli.options import declared, file_at, number
 
@@ -87,9 +87,9 @@ Without = Annotated[
     tuple[str, ...] | None,
     Parameter(
         help="another system to leave out; may be repeated. "
-        + "; ".join(f"{name}: {meaning}" for name, meaning in OTHERS.items()),
+        + "; ".join(f"{name}: {meaning}" for name, meaning in COMPARED_SYSTEMS.items()),
         metavar="NAME",
-        choices=tuple(OTHERS),
+        choices=tuple(COMPARED_SYSTEMS),
         show_choices=False,
     ),
 ]
@@ -143,5 +143,5 @@ def bench(
     flags |= {"sizes": sizes, "without": without}
     given = {name: value for name, value in flags.items() if value is not None}
 
-    options = replace(QUICK if quick else full(users or FULL.users), **given)
+    options = replace(QUICK if quick else full_options(users or FULL.users), **given)
     return run(scenario or SCENARIOS, options, report=json)

@@ -10,7 +10,7 @@ import liveness.compiled  # noqa: F401  # refuses a wrong LIVENESS_PURE_WHEEL, a
 from liveness.cli.options import ConfigFile, declared
 from liveness.config.settings import SETTINGS
 from liveness.config.sources import Loaded, load
-from liveness.console.terminal import tell
+from liveness.console.terminal import report_line
 
 
 def effective(loaded: Loaded) -> str:
@@ -48,5 +48,5 @@ def show_settings(*, config: ConfigFile = None) -> None:
     """Print the settings in effect and the source of each; start nothing."""
     loaded = load(file=config)
     for text in loaded.ignored:
-        tell(text)
+        report_line(text)
     print(effective(loaded), end="")

@@ -33,12 +33,12 @@ from liveness.compare.comparison_report import (
 )
 from liveness.config.sources import socket_path, state_folder
 from liveness.console.admin_client import CommandError
-from liveness.console.record_feed import WatchedFeed
+from liveness.console.record_feed import RecordFeed
 from liveness.console.record_lines import RecordMap
-from liveness.console.terminal import tell
+from liveness.console.terminal import report_line
 from liveness.core.records import GAP, OFFLINE, Logged, Record, Uid
 from liveness.service.storage import clocks_file
-from liveness.service.storage.log_reader import LogReader, RecordFilter, log_in
+from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
 from liveness.text import local_time
 
 STDIN: Final = 0
@@ -77,10 +77,10 @@ def compare_file(path: Path, folder: Path, options: ComparisonOptions) -> int:
     reader, within_ms = LineReader(), options.within_ms
     lines = sorted(_lines_of(path, reader), key=lambda uid_and_line: uid_and_line[1].at)
     there = Span(lines[0][1].at, lines[-1][1].at) if lines else NOBODY
-    with log_in(folder, clock=perf_counter) as log:
+    with open_log(folder, clock=perf_counter) as log:
         here = _span(log, folder)
         if not lines:
-            tell(f"{path} has no line to compare: is it the right file?")
+            report_line(f"{path} has no line to compare: is it the right file?")
         comparison = Comparison(within_ms, here=here, there=there)
         report = ComparisonReport(comparison, reader, options)
         selection = RecordFilter(
@@ -125,7 +125,9 @@ def _span(log: LogReader, folder: Path) -> Span:
         )
     stopped = clocks_file.stopped_at(folder, log=log.log(), seq=newest.seq)
     until = "now" if stopped is None else f"{local_time(stopped)}, the sidecar's stop"
-    tell(f"comparing with the log in {folder}, from {local_time(oldest.at)} to {until}")
+    report_line(
+        f"comparing with the log in {folder}, from {local_time(oldest.at)} to {until}"
+    )
     return Span(oldest.at, wall_ms() if stopped is None else stopped)
 
 
@@ -193,7 +195,9 @@ class _LiveComparison:
         # Both sides begin once the link is up: see `run`.
         self._comparison = Comparison(self._within_ms, here=Span(inf), there=Span(inf))
         self.report = ComparisonReport(self._comparison, self._reader, options)
-        self._feed = WatchedFeed(socket_path, after=None, kinds=[OFFLINE], tell=tell)
+        self._feed = RecordFeed(
+            socket_path, after=None, kinds=[OFFLINE], report_line=report_line
+        )
         self._complete_to = 0  # see `_records_complete_to`; Unix milliseconds
         self.has_begun = False
 
@@ -234,7 +238,7 @@ class _LiveComparison:
                 self._comparison.add_record(_record(record))
             else:
                 assert record["kind"] == GAP
-                tell("some records are no longer kept, and are missing")
+                report_line("some records are no longer kept, and are missing")
         return False
 
     async def _read_stdin(self, until: trio.CancelScope) -> None:

@@ -16,10 +16,10 @@ from liveness.config.sources import socket_path, state_folder
 from liveness.console.admin_client import (
     CommandError,
     NoSidecar,
-    no_sidecar,
     request_json,
+    unexpected_answer,
 )
-from liveness.console.terminal import tell
+from liveness.console.terminal import report_line
 from liveness.core.records import LogPosition, Uid
 from liveness.errors import StateError
 from liveness.explanation import RECORDS, Known, answer
@@ -38,16 +38,16 @@ def user_in_sidecar(path: Path, uid: Uid, query: str = "") -> dict[str, Any]:
     page = f"/v1/users/{quote(uid_text(uid), safe='')}{query}"
     found = request_json(path, page, timeout_s=TIMEOUT_S)
     if not isinstance(found.get("told"), str):
-        raise no_sidecar(path)
+        raise unexpected_answer(path)
     return found
 
 
 def _user_in_log(folder: Path, uid: Uid) -> tuple[dict[str, Any], LogPosition | None]:
     """What the log in the state directory has of a user, and where the log ends."""
     # Imported only here: it is not needed where a sidecar answers.
-    from liveness.service.storage.log_reader import log_in
+    from liveness.service.storage.log_reader import open_log
 
-    with log_in(folder, clock=perf_counter) as log:
+    with open_log(folder, clock=perf_counter) as log:
         row, end = log.online(uid), log.newest()
         session = None if row is None else row.session
         found, opening = log.newest_with_opening(uid, session, limit=RECORDS)
@@ -82,11 +82,11 @@ def explain_user(
             raise CommandError(
                 f"{error}; the log cannot answer either: {unread}"
             ) from None
-        tell(str(error))
+        report_line(str(error))
         ending = "is empty"
         if end is not None:
             found["log_ends"] = end._asdict()
             ending = f"ends at {local_time(end.at)} (seq {end.seq})"
-        tell(f"this is from the log in {folder}, which {ending}")
+        report_line(f"this is from the log in {folder}, which {ending}")
     # Names in the sentence are escaped already.
     print(dumps(found, indent=2) if json else printable(found["told"]))

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from liveness.cli.options import Json, Role, Socket, declared, name_of
 from liveness.config.sources import socket_path
-from liveness.console.admin_client import no_sidecar, request_json
+from liveness.console.admin_client import request_json, unexpected_answer
 from liveness.console.record_lines import ascii_json
 from liveness.core.records import GATEWAY
 from liveness.text import escaped, relative
@@ -59,7 +59,7 @@ def list_command(
         page = f"/v1/gateways?{urlencode(query)}"
         found = request_json(path, page, timeout_s=TIMEOUT_S)
         if not isinstance(found.get("gateways"), list):
-            raise no_sidecar(path)
+            raise unexpected_answer(path)
         sys.stdout.writelines(f"{line(name)}\n" for name in found["gateways"])
         sys.stdout.flush()
         after = found.get("next")

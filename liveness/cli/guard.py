@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from liveness.cli.options import Socket, declared, name_of
 from liveness.config.sources import socket_path
-from liveness.console.admin_client import no_sidecar, request_json
+from liveness.console.admin_client import request_json, unexpected_answer
 from liveness.text import escaped
 
 StormMap = dict[str, Any]
@@ -25,7 +25,7 @@ def _storms_in(path: Path, answer: StormMap) -> tuple[list[StormMap], int]:
         ]
         return found, int(answer["more"])
     except (KeyError, TypeError, ValueError):
-        raise no_sidecar(path) from None
+        raise unexpected_answer(path) from None
 
 
 command: Final = declared(

@@ -9,8 +9,8 @@ from liveness.cli.options import Json, State, UserName, declared, number
 from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
 from liveness.console.record_lines import json_line, text_line
-from liveness.console.terminal import tell
-from liveness.service.storage.log_reader import log_in
+from liveness.console.terminal import report_line
+from liveness.service.storage.log_reader import open_log
 from liveness.text import local_time, uid_text
 
 command: Final = declared("history", "history ada --limit 10")
@@ -29,7 +29,7 @@ def show_history(
 ) -> None:
     """Show a user's records, the newest last; no sidecar has to run."""
     folder = state_folder(state)
-    with log_in(folder, clock=perf_counter) as log:
+    with open_log(folder, clock=perf_counter) as log:
         found = log.newest_of(uid, limit=limit)
     damaged = damaged_records(log)
     if not found.records:
@@ -41,9 +41,11 @@ def show_history(
             f"the name (int:7 is the integer, 7 the string), or --state{remark}"
         )
     if damaged:
-        tell(damaged)
+        report_line(damaged)
     line = json_line if json else text_line
     records = reversed(found.records)
     sys.stdout.writelines(f"{line(record.as_map())}\n" for record in records)
     if found.back_to is not None:
-        tell(f"there may be more than these {limit}: see them with a larger --limit")
+        report_line(
+            f"there may be more than these {limit}: see them with a larger --limit"
+        )

@@ -28,7 +28,7 @@ from liveness.config.sources import state_folder
 from liveness.console.admin_client import CommandError
 from liveness.console.record_lines import json_line, text_line
 from liveness.core.records import KINDS, Logged, Record
-from liveness.service.storage.log_reader import LogReader, RecordFilter, log_in
+from liveness.service.storage.log_reader import LogReader, RecordFilter, open_log
 from liveness.text import escaped, uid_text
 
 _AGO: Final = re.compile(r"-?(\d{1,9}) ?(s|m|min|h|d)( ago)?", re.ASCII)
@@ -57,7 +57,7 @@ def log(folder: Path, selection: RecordFilter, *, form: str, out: TextIO) -> Non
         StateError: The log cannot be read.
         CommandError: Records are damaged and left out; all others were written.
     """
-    with log_in(folder, clock=perf_counter) as reader:
+    with open_log(folder, clock=perf_counter) as reader:
         records = reader.records(selection)
         if form == "csv":
             table = csv.DictWriter(

@@ -18,7 +18,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from liveness.console.terminal import Output, OutputError, open_closed, tell
+from liveness.console.terminal import Output, OutputError, open_closed, report_line
 from liveness.errors import ConfigError, LivenessError
 
 HELP: Final = ("--help", "-h")
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         code, line = mistakes[0] or (1, "")
         if line:
-            tell(line)
+            report_line(line)
         return code
 
 

@@ -15,7 +15,7 @@ from liveness.cli.options import Json, Socket, declared, number
 from liveness.cli.status_screen import as_text, look
 from liveness.config.sources import socket_path
 from liveness.console.admin_client import CommandError, readiness
-from liveness.console.terminal import tell
+from liveness.console.terminal import report_line
 
 
 def status(socket_path: Path, *, as_json: bool, out: TextIO) -> bool:
@@ -30,7 +30,7 @@ def status(socket_path: Path, *, as_json: bool, out: TextIO) -> bool:
 
 
 # Flags that exclude each other.
-EITHER: Final = (
+EXCLUSIVE: Final = (
     Group.create_default_parameters(),
     Group(show=False, validator=MutuallyExclusive()),  # type: ignore[no-untyped-call]  # it has no types
 )
@@ -53,7 +53,7 @@ def show_status(
     json: Json = False,
     quiet: Annotated[
         bool,
-        Parameter(help="print nothing: the exit code tells", group=EITHER),
+        Parameter(help="print nothing: the exit code tells", group=EXCLUSIVE),
     ] = False,
     watch: Annotated[
         list[float] | None,
@@ -64,7 +64,7 @@ def show_status(
             consume_multiple=(0, 1),
             allow_repeating=False,
             converter=seconds_of,
-            group=EITHER,
+            group=EXCLUSIVE,
         ),
     ] = None,
 ) -> int:
@@ -83,7 +83,7 @@ def show_status(
                 every_s=every_s,
                 as_json=json,
                 out=sys.stdout,
-                tell=tell,
+                report_line=report_line,
             )
         )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from liveness.console.admin_client import no_sidecar, request_json
+from liveness.console.admin_client import request_json, unexpected_answer
 from liveness.core.intervals import TIMES, is_short
 from liveness.core.timer_states import FAILED, FIRED, PENDING
 from liveness.metrics import OTHER
@@ -56,7 +56,7 @@ def look(socket_path: Path) -> Status:
     try:
         return _read(socket_path, found)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise no_sidecar(socket_path) from None
+        raise unexpected_answer(socket_path) from None
 
 
 def _read(socket_path: Path, found: Mapping[str, Any]) -> Status:

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from liveness.cli.status_screen import Status, look, rows_of
 from liveness.console.admin_client import CommandError
-from liveness.console.terminal import is_for_pictures, terminal_size
+from liveness.console.terminal import can_move_cursor, terminal_size
 from liveness.text import escaped, local_time, printable
 
 # From the top left corner, with nothing left of what was there.
@@ -60,7 +60,7 @@ async def watch_status(
     every_s: float,
     as_json: bool,
     out: TextIO,
-    tell: Callable[[str], None],
+    report_line: Callable[[str], None],
 ) -> None:
     """Shows how the sidecar at *socket_path* is every so often, until interrupted.
 
@@ -69,11 +69,12 @@ async def watch_status(
         every_s: Seconds from one look to the next.
         as_json: Whether each look is one line of JSON.
         out: A terminal that can move its cursor is drawn on.
-        tell: Where there is no picture: is told that the sidecar went, and came back.
+        report_line: Called, where there is no picture, with one line when the sidecar goes,
+            and one when it is back.
     Raises:
         CommandError: There is no sidecar from the start.
     """
-    is_picture = not as_json and is_for_pictures(out)
+    is_picture = not as_json and can_move_cursor(out)
     before: StatusSample | None = None
     following = trio.current_time()
     while True:
@@ -85,10 +86,10 @@ async def watch_status(
             out.write(REDRAWN + _picture(now, rates, terminal_size(out)))
         elif now.found is None:
             if before is not None and before.found is not None:
-                tell(f"{now.why}; asking again every {every_s:g} s")
+                report_line(f"{now.why}; asking again every {every_s:g} s")
         else:
             if before is not None and before.found is None:
-                tell(f"the sidecar at {socket_path} is back")
+                report_line(f"the sidecar at {socket_path} is back")
             out.write(_json_line(now, rates) if as_json else text_line(now, rates))
         out.flush()
         before = now

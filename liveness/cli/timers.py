@@ -23,9 +23,9 @@ from liveness.cli.options import (
     text_of,
 )
 from liveness.config.sources import socket_path
-from liveness.console.admin_client import CommandError, no_sidecar, request_json
+from liveness.console.admin_client import CommandError, request_json, unexpected_answer
 from liveness.console.record_lines import ascii_json
-from liveness.console.terminal import tell
+from liveness.console.terminal import report_line
 from liveness.core.frames import MAX_KEY_BYTES
 from liveness.core.timer_states import FIRED, PENDING, STATES
 from liveness.text import escaped, relative, utc_time
@@ -126,7 +126,7 @@ def _page(
     """The timers on a page, and where the next page begins, if there is one."""
     found = request_json(path, f"{page}?{urlencode(query)}", timeout_s=TIMEOUT_S)
     if not isinstance(found.get("timers"), list):
-        raise no_sidecar(path)
+        raise unexpected_answer(path)
     return found["timers"], found.get("next")
 
 
@@ -210,7 +210,7 @@ def list_command(
             return
         left -= len(timers)
         query["before"] = before
-    tell(f"there may be more than these {limit}: see them with a larger --limit")
+    report_line(f"there may be more than these {limit}: see them with a larger --limit")
 
 
 @command.command(name="show", help_epilogue="Example: liveness timers show order:17")

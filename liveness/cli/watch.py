@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from liveness.cli.options import Json, Kinds, Socket, declared, number
 from liveness.config.sources import socket_path
-from liveness.console.record_feed import WatchedFeed
+from liveness.console.record_feed import RecordFeed
 from liveness.console.record_lines import (
     RecordMap,
     in_colours,
@@ -19,7 +19,7 @@ from liveness.console.record_lines import (
     plain,
     text_line,
 )
-from liveness.console.terminal import AUTO, COLORS, is_for_colours, tell
+from liveness.console.terminal import AUTO, COLORS, report_line, wants_colours
 
 
 async def watch(
@@ -30,7 +30,7 @@ async def watch(
     as_json: bool,
     count: int | None,
     out: TextIO,
-    tell: Callable[[str], None],
+    report_line: Callable[[str], None],
     color: str = AUTO,
 ) -> None:
     """Writes each record as one line to *out*, until *count* are written.
@@ -42,12 +42,12 @@ async def watch(
         as_json: Whether a line is JSON, or text for a person.
         count: None: without end.
         out: Flushed after each frame's records.
-        tell: Called with one line for a person about each change of the connection.
+        report_line: Called with one line for a person about each change of the connection.
         color: When text is coloured: one of `COLORS`.
     Raises:
         CommandError: There is no sidecar, or it refuses this watcher.
     """
-    paint = in_colours if is_for_colours(out, color) else plain
+    paint = in_colours if wants_colours(out, color) else plain
     line = json_line if as_json else partial(text_line, paint=paint)
     left = count
 
@@ -60,7 +60,9 @@ async def watch(
             left -= len(shown)
         return left == 0
 
-    await WatchedFeed(path, after=after, kinds=kinds, tell=tell).follow(show)
+    await RecordFeed(path, after=after, kinds=kinds, report_line=report_line).follow(
+        show
+    )
 
 
 command: Final = declared("watch", "watch --kind offline --json")
@@ -101,7 +103,7 @@ def watch_records(
             as_json=json,
             count=count,
             out=sys.stdout,
-            tell=tell,
+            report_line=report_line,
             color=color,
         )
     )

@@ -26,7 +26,7 @@ from liveness.compare.comparison import (
 )
 from liveness.compare.offline_lines import LineSplitter, offline_in
 from liveness.console.record_lines import ascii_json, text_line
-from liveness.console.terminal import tell
+from liveness.console.terminal import report_line
 from liveness.core.records import OFFLINE_REASONS, Uid
 from liveness.errors import LivenessError
 from liveness.text import escaped, json_ready, local_time, uid_text
@@ -91,9 +91,9 @@ class LineReader:
     def _leave_out(self, error: ValueError) -> None:
         self.bad += 1
         if self.bad <= MOST_REPORTED:
-            tell(f"line {self.lines} is left out: {error}")
+            report_line(f"line {self.lines} is left out: {error}")
         if self.bad == MOST_REPORTED:
-            tell("further lines that are left out are only counted")
+            report_line("further lines that are left out are only counted")
 
 
 class ComparisonReport:
@@ -130,7 +130,7 @@ class ComparisonReport:
             return cause_of(outcome.there.at, lookup(outcome.uid))
         except LivenessError as error:
             self._lookups = MOST_LOOKUPS
-            tell(f"no more users are looked up: {error}")
+            report_line(f"no more users are looked up: {error}")
             return None
 
     def write(self, outcome: Outcome, cause: Cause | None = None) -> None:

@@ -342,7 +342,7 @@ class TimerSettings:
     )
 
     @property
-    def ladder(self) -> RetryPolicy:
+    def retry_policy(self) -> RetryPolicy:
         """How the attempts of a timer follow each other."""
         return RetryPolicy(round(self.run_timeout_s * 1000), waits_ms(self.retries))
 

@@ -63,12 +63,12 @@ def not_a_sidecar(path: Path) -> CommandError:
     )
 
 
-def no_sidecar(socket_path: Path) -> CommandError:
+def unexpected_answer(socket_path: Path) -> CommandError:
     """The same, for the `admin.sock` beside *socket_path*."""
     return not_a_sidecar(socket_path.with_name(ADMIN_SOCKET))
 
 
-class Admin(http.client.HTTPConnection):
+class AdminConnection(http.client.HTTPConnection):
     """HTTP to the `admin.sock` beside a gateways' socket."""
 
     def __init__(self, socket_path: Path, timeout_s: float) -> None:
@@ -82,7 +82,7 @@ class Admin(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def ask(
+def send_request(
     socket_path: Path,
     page: str,
     body: dict[str, str] | None = None,
@@ -94,7 +94,7 @@ def ask(
     Raises:
         CommandError: There is no answer, no room for another connection, or no right.
     """
-    connection = Admin(socket_path, timeout_s)
+    connection = AdminConnection(socket_path, timeout_s)
     try:
         # A sidecar that refuses the connection answers without reading the request.
         with suppress(BrokenPipeError):
@@ -112,7 +112,7 @@ def ask(
         at = socket_path.with_name(ADMIN_SOCKET)
         raise unreachable(socket_path, error, at=at) from None
     except http.client.HTTPException:
-        raise no_sidecar(socket_path) from None
+        raise unexpected_answer(socket_path) from None
     finally:
         connection.close()
 
@@ -124,17 +124,17 @@ def request_json(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
-    """Sends a request as `ask` does; the JSON object that answers it.
+    """Sends a request as `send_request` does; the JSON object that answers it.
 
     Raises:
         CommandError: There is no answer, or it is a refusal.
     """
-    status, text = ask(socket_path, page, body, timeout_s=timeout_s)
+    status, text = send_request(socket_path, page, body, timeout_s=timeout_s)
     answer = parse_object(socket_path, text)
     if status == HTTPStatus.OK:
         return answer
     if "error" not in answer:
-        raise no_sidecar(socket_path)
+        raise unexpected_answer(socket_path)
     raise CommandError(str(answer["error"]))
 
 
@@ -149,7 +149,7 @@ def parse_object(socket_path: Path, text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        raise no_sidecar(socket_path)
+        raise unexpected_answer(socket_path)
     return answer
 
 
@@ -159,9 +159,9 @@ def readiness(socket_path: Path) -> tuple[bool, list[str]]:
     Raises:
         CommandError: The sidecar did not answer.
     """
-    status, text = ask(socket_path, "/readyz")
+    status, text = send_request(socket_path, "/readyz")
     try:
         reasons = [str(reason) for reason in parse_object(socket_path, text)["why"]]
     except (TypeError, KeyError):
-        raise no_sidecar(socket_path) from None
+        raise unexpected_answer(socket_path) from None
     return status == HTTPStatus.OK, reasons

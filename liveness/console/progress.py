@@ -29,14 +29,14 @@ Share: TypeAlias = Callable[[], float] | None
 Stage: TypeAlias = Callable[[str, Share], None]
 
 
-def passing(seconds: float) -> Share:
+def time_share(seconds: float) -> Share:
     """The share of a period that begins now."""
     began = time.perf_counter()
     return lambda: (time.perf_counter() - began) / seconds
 
 
 @contextmanager
-def shown(out: TextIO, *, has_lines: bool = True) -> Iterator[Stage]:
+def progress_bar(out: TextIO, *, has_lines: bool = True) -> Iterator[Stage]:
     """Shows the current step on *out*, until the block ends.
 
     Args:

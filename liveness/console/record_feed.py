@@ -46,14 +46,14 @@ def jittered() -> float:
     return uniform(0.05, 1.0)
 
 
-class WatchedFeed:
+class RecordFeed:
     """The records of a sidecar, in order and without end, over as many links as it takes.
 
     Args:
         path: The sidecar's socket.
         after: Begin above this `seq`; None: with the next new record.
         kinds: The kinds to ask for; none: all. A `gap` always comes.
-        tell: Called with one line for a person about each change of the connection.
+        report_line: Called with one line for a person about each change of the connection.
         pause_s: Returns the seconds to wait before each attempt to reconnect.
     """
 
@@ -63,14 +63,14 @@ class WatchedFeed:
         *,
         after: int | None,
         kinds: Sequence[str],
-        tell: Callable[[str], None],
+        report_line: Callable[[str], None],
         pause_s: Callable[[], float] = jittered,
     ) -> None:
         self._path = path
         self._seq = after
         self._log: str | None = None
         self._kinds = list(kinds)
-        self._tell = tell
+        self._report_line = report_line
         self._pause_s = pause_s
         self.linked_at = inf  # by trio's clock; inf: no link
         # A watcher of the same name would replace this one.
@@ -96,7 +96,7 @@ class WatchedFeed:
             raise CommandError(f"{self._path}: {lost}; see the sidecar's log") from None
         except OSError as error:
             raise unreachable(self._path, error) from None
-        self._tell(f"watching {self._path} from seq {self._last_seq() + 1} on")
+        self._report_line(f"watching {self._path} from seq {self._last_seq() + 1} on")
         self.linked_at = trio.current_time()
         task_status.started()
         while True:
@@ -107,10 +107,12 @@ class WatchedFeed:
                     return
             except _LinkLost as lost:
                 self.linked_at = inf
-                self._tell(f"lost {self._path} ({lost}): connecting again")
+                self._report_line(f"lost {self._path} ({lost}): connecting again")
             link = await self._reconnect()
             self.linked_at = trio.current_time()
-            self._tell(f"connected again, continuing after seq {self._last_seq()}")
+            self._report_line(
+                f"connected again, continuing after seq {self._last_seq()}"
+            )
 
     def _last_seq(self) -> int:
         return self._seq or 0
@@ -138,7 +140,7 @@ class WatchedFeed:
             self._log not in (None, welcome["log"])
             or self._last_seq() >= welcome["next"]
         ):
-            self._tell("the log is a new one: all its records follow")
+            self._report_line("the log is a new one: all its records follow")
             self._seq = 0
         self._log = welcome["log"]
         if self._seq is None:
@@ -157,7 +159,9 @@ class WatchedFeed:
         self._log = welcome["log"]
 
     async def _open(self) -> tuple["WatcherLink", dict[str, Any]]:
-        return await WatcherLink.open(self._path, self._hello(), tell=self._tell)
+        return await WatcherLink.open(
+            self._path, self._hello(), report_line=self._report_line
+        )
 
     def _hello(self) -> dict[str, object]:
         hello: dict[str, object] = {
@@ -180,16 +184,20 @@ class WatcherLink(trio.abc.AsyncResource):
     """One connection as a watcher; it checks the shape of every frame that arrives."""
 
     def __init__(
-        self, stream: trio.SocketStream, path: Path, *, tell: Callable[[str], None]
+        self,
+        stream: trio.SocketStream,
+        path: Path,
+        *,
+        report_line: Callable[[str], None],
     ) -> None:
         self._stream = stream
         self._path = path
-        self._tell = tell
+        self._report_line = report_line
         self._unpacker = msgpack.Unpacker(max_buffer_size=MAX_UNREAD_BYTES)
 
     @classmethod
     async def open(
-        cls, path: Path, hello: dict[str, object], *, tell: Callable[[str], None]
+        cls, path: Path, hello: dict[str, object], *, report_line: Callable[[str], None]
     ) -> tuple["WatcherLink", dict[str, Any]]:
         """Connects and sends *hello*; the link, and the content of its `welcome`.
 
@@ -197,7 +205,9 @@ class WatcherLink(trio.abc.AsyncResource):
             OSError: Nothing listens at *path*, or we may not connect.
             CommandError: It is not a sidecar, or it refuses us.
         """
-        link = cls(await trio.open_unix_socket(str(path)), path, tell=tell)
+        link = cls(
+            await trio.open_unix_socket(str(path)), path, report_line=report_line
+        )
         try:
             with trio.fail_after(WELCOME_S):
                 return link, await link.greet(hello)
@@ -237,7 +247,9 @@ class WatcherLink(trio.abc.AsyncResource):
         """Raises if *error* is fatal; only reports it otherwise."""
         code, message = escaped(str(error["code"])), escaped(str(error["message"]))
         if not error["fatal"]:
-            self._tell(f"{self._path} refused a frame: {message} ({code}); going on")
+            self._report_line(
+                f"{self._path} refused a frame: {message} ({code}); going on"
+            )
         elif code in RECONNECT_ON:
             raise _LinkLost(f"it says {code}: {message}")
         else:

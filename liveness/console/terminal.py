@@ -15,12 +15,12 @@ NO_SIZE: Final = os.terminal_size((80, 24))
 AUTO, ALWAYS, NEVER = COLORS = ("auto", "always", "never")
 
 
-def is_for_pictures(out: TextIO) -> bool:
+def can_move_cursor(out: TextIO) -> bool:
     """Whether *out* is a terminal that can move its cursor."""
     return out.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
-def is_for_colours(out: TextIO, when: str) -> bool:
+def wants_colours(out: TextIO, when: str) -> bool:
     """Whether to colour what is written to *out*.
 
     Args:
@@ -30,7 +30,7 @@ def is_for_colours(out: TextIO, when: str) -> bool:
     """
     if when != AUTO:
         return when == ALWAYS
-    return is_for_pictures(out) and not os.environ.get("NO_COLOR")
+    return can_move_cursor(out) and not os.environ.get("NO_COLOR")
 
 
 def terminal_size(out: TextIO) -> os.terminal_size:
@@ -41,7 +41,7 @@ def terminal_size(out: TextIO) -> os.terminal_size:
     return NO_SIZE
 
 
-def tell(line: str) -> None:
+def report_line(line: str) -> None:
     """Writes one line for a person to stderr.
 
     Arguments and names in it may hold control characters: they are escaped here, so that

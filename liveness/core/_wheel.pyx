@@ -22,7 +22,7 @@ from array import array
 from liveness.core._table cimport (
     NONE, List, Table, User, fetch, hash_of, is_of, more_room, room_for,
 )
-from liveness.core._wire cimport NO_CONN, NOBODY, PackedSigns, Sign, packed
+from liveness.core._wire cimport NO_CONN, NOBODY, PackedActivity, Sign, packed
 from liveness.core import intervals
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED
 from liveness.core.wheel import (
@@ -188,7 +188,7 @@ cdef class Wheel:
 
     def touch(self, int32_t gateway, signs, *, double now, double mono):
         """Give users that sent an event a whole timeout; see `wheel.Wheel.touch`."""
-        cdef PackedSigns run = packed(signs)
+        cdef PackedActivity run = packed(signs)
         cdef double timeout = self.timeouts[self.checked(gateway)]
         cdef int32_t target = self.list_for(now + timeout)
         cdef uint64_t *silences = self.silences_of(gateway)

@@ -22,7 +22,7 @@ cdef struct Sign:
     uint8_t kind
     uint8_t event
 
-cdef class PackedSigns:
+cdef class PackedActivity:
     cdef object owner  # keeps the memory alive that the keys point into
     cdef Sign *items
     cdef Py_ssize_t length, room
@@ -32,6 +32,6 @@ cdef class PackedSigns:
     cdef int reserve(self, Py_ssize_t wanted) except -1
     cdef bint add(self, const unsigned char *at, Py_ssize_t most_uids) except -1
 
-cdef PackedSigns packed(object signs)
+cdef PackedActivity packed(object signs)
 cdef int set_key(object uid, Sign *sign) except -1
 cdef object uid_of(const Sign *sign)

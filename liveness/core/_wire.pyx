@@ -19,10 +19,10 @@ from libc.string cimport memcmp
 
 import msgpack
 
-from liveness.core.records import EVENT_NUMBER, KEEPALIVE, MESSAGE, SignsOfLife
+from liveness.core.records import EVENT_NUMBER, KEEPALIVE, MESSAGE, ActivityBatch
 from liveness.core.uids import MAX_UID_BYTES
 from liveness.core.framing import (
-    blaming_the_sender, decoded, most_values, too_large, too_many_values,
+    wire_error_for, decoded, most_values, too_large, too_many_values,
 )
 from liveness.errors import WireError
 
@@ -64,8 +64,8 @@ cdef uint8_t KEEPALIVE_NUMBER = EVENT_NUMBER[KEEPALIVE]
 cdef uint8_t MESSAGE_NUMBER = EVENT_NUMBER[MESSAGE]
 
 
-cdef class PackedSigns:
-    """Signs of life in C structs; see `records.SignsOfLife`."""
+cdef class PackedActivity:
+    """Signs of life in C structs; see `records.ActivityBatch`."""
 
     def __dealloc__(self):
         PyMem_Free(self.items)
@@ -157,20 +157,20 @@ cdef class PackedSigns:
         return True
 
 
-SignsOfLife.register(PackedSigns)
+ActivityBatch.register(PackedActivity)
 
 
-cdef PackedSigns packed(object signs):
+cdef PackedActivity packed(object signs):
     """Convert any signs of life to C structs, also with invalid uids.
 
     The keys point into the uid objects of *signs*.
     """
-    cdef PackedSigns made
+    cdef PackedActivity made
     cdef Sign *sign
     cdef Py_ssize_t size
-    if type(signs) is PackedSigns:
+    if type(signs) is PackedActivity:
         return signs
-    made = PackedSigns.__new__(PackedSigns)
+    made = PackedActivity.__new__(PackedActivity)
     uids, conns, events = tuple(signs.uids), signs.conns, signs.events
     made.owner = uids
     made.reserve(len(uids))
@@ -333,7 +333,7 @@ cdef class Reader:
     def feed_packing(self, data):
         """As `feed`; plain keepalives and messages are packed if `packs` is set."""
         cdef Py_ssize_t start = 0, size = 0
-        cdef PackedSigns run = None
+        cdef PackedActivity run = None
         cdef bytes whole
         fault = None
         if self.held:
@@ -356,7 +356,7 @@ cdef class Reader:
                 break
             if self.packs:
                 if run is None:
-                    run = PackedSigns.__new__(PackedSigns)
+                    run = PackedActivity.__new__(PackedActivity)
                     run.owner, run.first_n = whole, self.n + 1
                 if run.add(<const unsigned char *> whole + start, self.max_batch):
                     self.n += 1
@@ -391,14 +391,14 @@ cdef class Reader:
             if self.walked >= self.max_frame_bytes:
                 raise too_large(self.walked + 1, self.max_frame_bytes)
             if frame[self.walked] == 0xc1:
-                raise blaming_the_sender(msgpack.FormatError())
+                raise wire_error_for(msgpack.FormatError())
             if not header_at(frame + self.walked, have - self.walked, &header):
                 return self.wait(have)
             self.walked += header.size
             self.values += header.inner
             if header.inner:
                 if self.depth == DEEPEST:
-                    raise blaming_the_sender(msgpack.StackError())
+                    raise wire_error_for(msgpack.StackError())
                 self.inner[self.depth] = header.inner
                 self.depth += 1
                 continue

@@ -45,7 +45,7 @@ class AttendedClock:
         self.reconnect_grace = reconnect_grace
         self._pause_s = reconnect_grace
         self._patience = patience
-        self.stands_since: float | None = None  # monotonic; None: it is not paused
+        self.paused_since: float | None = None  # monotonic; None: it is not paused
 
     def begin(self, *, mono: float, cpu: float) -> None:
         """Start to run now; the time before was unattended.
@@ -57,14 +57,14 @@ class AttendedClock:
         self.unattended += mono - self._mono
         self._mono, self._cpu = mono, cpu
 
-    def stand(self, mono: float, *, reconnect_grace: float | None = None) -> None:
+    def pause(self, mono: float, *, reconnect_grace: float | None = None) -> None:
         """Pause from *mono* on, as after a long absence, until `caught_up`.
 
         Args:
             mono: Monotonic seconds.
             reconnect_grace: For how many seconds at least; None: as after an absence.
         """
-        self.stands_since = mono
+        self.paused_since = mono
         self._pause_s = (
             self.reconnect_grace if reconnect_grace is None else reconnect_grace
         )
@@ -72,7 +72,7 @@ class AttendedClock:
     @property
     def is_paused(self) -> bool:
         """Whether the clock is paused, so that the gateways can catch up."""
-        return self.stands_since is not None
+        return self.paused_since is not None
 
     def turn(
         self, *, mono: float, cpu: float, asked: float, reading_paused: bool = False
@@ -91,7 +91,7 @@ class AttendedClock:
             absence = elapsed - attended
             attended = min(elapsed, used)
             if absence > LONG_ABSENCE_S:
-                self.stand(mono)
+                self.pause(mono)
         if self.is_paused or reading_paused:
             attended = 0.0
         self.now += attended
@@ -107,18 +107,18 @@ class AttendedClock:
         """
         return self.now + max(0.0, mono - self._mono)
 
-    def caught_up(self, *, mono: float, all_read: bool) -> None:
+    def resume_if_caught_up(self, *, mono: float, all_read: bool) -> None:
         """Resume a paused clock, if its time is over and the gateways were read.
 
         Args:
             mono: Monotonic seconds now.
             all_read: Whether every byte has been read that was in a socket at the pause.
         """
-        if self.stands_since is None:
+        if self.paused_since is None:
             return
-        paused_s = mono - self.stands_since
+        paused_s = mono - self.paused_since
         if paused_s >= (self._pause_s if all_read else self._patience):
-            self.stands_since = None
+            self.paused_since = None
 
 
 class WindowedMax:
@@ -141,7 +141,7 @@ class WindowedMax:
         self._move(mono)
         self._current = max(self._current, value)
 
-    def of_late(self, mono: float) -> float:
+    def recent(self, mono: float) -> float:
         """The highest value of the last span or two; 0 without one."""
         self._move(mono)
         return max(self._current, self._previous)

@@ -44,7 +44,7 @@ UNREAD: Final = "unread"
 STORM: Final = "storm"  # held by the storm guard, not for their gateway
 WHY_HELD: Final = (AWAY, MUTE, UNREAD, STORM)
 # These hold all users, and are counted elsewhere.
-STANDS: Final = "stands"  # the clock is paused, until gateways had time to catch up
+PAUSED: Final = "stands"  # the clock is paused, until gateways had time to catch up
 DISK: Final = "disk"  # the disk has to write earlier decisions first
 
 
@@ -71,7 +71,9 @@ class GatewayState:
     timeout: float | None = None
     users: int = 0
     is_linked: bool = False
-    held_back_at: float | None = None  # since when its link is not read; None: it is
+    reading_paused_at: float | None = (
+        None  # since when its link is not read; None: it is
+    )
     ping: float | None = None
     # Add it to the gateway's monotonic seconds to get ours; None: unknown.
     clock_offset: float | None = None
@@ -101,7 +103,7 @@ class GatewayState:
     def unlinked(self, now: float) -> None:
         """The link ended."""
         self.is_linked = False
-        self.held_back_at = None
+        self.reading_paused_at = None
         self.grace_until = now + self.reconnect_grace
 
     def heard(self, now: float) -> None:
@@ -115,11 +117,11 @@ class GatewayState:
             self.grace_until = now + self.reconnect_grace
         self.heard_at = now
 
-    def hold_back(self, now: float) -> None:
+    def reading_paused(self, now: float) -> None:
         """Its link is not read from now on: its own orders wait for the disk."""
-        self.held_back_at = now
+        self.reading_paused_at = now
 
-    def let_go(self, now: float) -> None:
+    def reading_resumed(self, now: float) -> None:
         """Its link is read again.
 
         The pause does not count as mute. After a longer one the gateway gets time to send
@@ -127,13 +129,13 @@ class GatewayState:
         they are: otherwise a gateway whose link pauses again and again would keep its
         users online for ever.
         """
-        if self.held_back_at is None:
+        if self.reading_paused_at is None:
             return
-        paused = now - self.held_back_at
+        paused = now - self.reading_paused_at
         self.heard_at = min(self.heard_at + paused, now)
         if paused > SHORT_PAUSE_S:
             self.grace_until = now + self.reconnect_grace
-        self.held_back_at = None
+        self.reading_paused_at = None
 
     def set_in_force(self, timeout: float, now: float, *, before: float) -> None:
         """Note that its sessions have *timeout* from their next event on.
@@ -148,7 +150,7 @@ class GatewayState:
 
     def clearance(self, now: float, *, hold: float) -> Clearance:
         """Return up to which deadlines its due users may be judged at *now*."""
-        if self.held_back_at is not None:
+        if self.reading_paused_at is not None:
             # The pause is the gateway's own doing, so it is part of the hold.
             return Clearance(NEVER, now - hold, NEVER, UNREAD)
         # A link that had no turn to be read for some time, as after a long computation of
@@ -178,7 +180,7 @@ class GatewayState:
         """Whether it is mute, and `missed` has not counted that yet."""
         return (
             self.is_linked
-            and self.held_back_at is None
+            and self.reading_paused_at is None
             and self._is_mute(now)
             and not (self.missed_at and self.missed_at[-1] > self.heard_at)
         )
@@ -199,7 +201,7 @@ class GatewayState:
         """`AWAY` or `MUTE` if no user can be heard through it; else None."""
         if not self.is_linked:
             return AWAY
-        return MUTE if self.held_back_at is None and self._is_mute(now) else None
+        return MUTE if self.reading_paused_at is None and self._is_mute(now) else None
 
     def _is_mute(self, now: float) -> bool:
         ping = self.ping

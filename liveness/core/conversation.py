@@ -40,12 +40,12 @@ from liveness.core.records import (
     LOGOUT,
     MESSAGE,
     WATCHER,
+    ActivityBatch,
     Hello,
-    ListedSigns,
+    ListedActivity,
     ListSessions,
     Refusal,
     Request,
-    SignsOfLife,
 )
 from liveness.errors import NOT_FATAL, Code, WireError
 
@@ -91,7 +91,7 @@ class Conversation:
         self._reader.max_frame_bytes = HELLO_BYTES
         self._refused = 0
         self._window_began = 0.0
-        self._batch: ListedSigns | None = None
+        self._batch: ListedActivity | None = None
 
     @property
     def unfinished_bytes(self) -> int:
@@ -119,7 +119,7 @@ class Conversation:
                 self.n = self._reader.n
                 if type(frame) is not tuple:
                     yield from self._flush()
-                    assert isinstance(frame, SignsOfLife)
+                    assert isinstance(frame, ActivityBatch)
                     yield frame
                     continue
                 try:
@@ -291,8 +291,8 @@ class Conversation:
         batch.conns.append(conn)
         batch.events.append(event)
 
-    def _new_batch(self) -> ListedSigns:
-        self._batch = ListedSigns(first_n=self.n)
+    def _new_batch(self) -> ListedActivity:
+        self._batch = ListedActivity(first_n=self.n)
         return self._batch
 
     def _flush(self) -> Iterator[Request]:

@@ -11,7 +11,7 @@ thousand headers deep, before one element was there; a whole frame holds what it
 The values of a frame are counted before it is decoded: a megabyte may hold half a million
 arrays of one small integer, which take a third of a second to build.
 
-msgpack's exceptions have no common base; only `blaming_the_sender` turns them into ours.
+msgpack's exceptions have no common base; only `wire_error_for` turns them into ours.
 
 This is the version in pure Python. `_wire.pyx` finds frames the same way, without the
 first unpacker, and keeps keepalives and messages in C.
@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 
 import msgpack
 
-from liveness.core.records import SignsOfLife
+from liveness.core.records import ActivityBatch
 from liveness.errors import Code, WireError
 
 Frame: TypeAlias = tuple[Any, ...]
@@ -117,7 +117,7 @@ class Reader:
         for start in range(0, len(data), PIECE_BYTES):
             yield from self._piece(data[start : start + PIECE_BYTES])
 
-    def feed_packing(self, data: bytes) -> Iterator[Frame | SignsOfLife]:
+    def feed_packing(self, data: bytes) -> Iterator[Frame | ActivityBatch]:
         """As `feed`; if `packs` is set, keepalives and messages may come as one object.
 
         This reader never packs. `packs` may be set after any frame.
@@ -153,7 +153,7 @@ class Reader:
             # A frame over the limit is refused for its size, wherever its fault is.
             # After a fault in `skip`, `tell` is one byte before its end.
             self._check_size(self._finder.tell() + 1 - self._ended)
-            raise blaming_the_sender(error) from error
+            raise wire_error_for(error) from error
 
     def _check_size(self, size: int) -> None:
         if size > self.max_frame_bytes:
@@ -232,7 +232,7 @@ def decoded(frame: bytes) -> Frame:
     try:
         return checked(msgpack.unpackb(frame, use_list=False, strict_map_key=True))
     except (ValueError, msgpack.UnpackException) as error:
-        raise blaming_the_sender(error) from error
+        raise wire_error_for(error) from error
 
 
 def checked(value: object) -> Frame:
@@ -285,7 +285,7 @@ def _check_nested(value: object, depth: int) -> None:
             _check_nested(item, depth + 1)
 
 
-def blaming_the_sender(error: Exception) -> WireError:
+def wire_error_for(error: Exception) -> WireError:
     """Turn an exception of msgpack into the error that its sender is to see."""
     if "max_ext_len" in str(error):  # of 4 GiB; shorter ones are refused by their size
         return WireError(

@@ -23,13 +23,13 @@ from liveness.core.records import (
     MOVED,
     ONLINE,
     SILENCE,
+    ActivityBatch,
     Instant,
-    ListedSigns,
+    ListedActivity,
     Login,
     Logout,
     OnlineRow,
     Record,
-    SignsOfLife,
     Uid,
 )
 from liveness.core.session_table import NO_LIMIT, SessionTable
@@ -141,7 +141,7 @@ class Presence(SessionTable):
     # --- events ---------------------------------------------------------------
 
     def heard(
-        self, gateway: GatewayState, signs: SignsOfLife, at: Instant
+        self, gateway: GatewayState, signs: ActivityBatch, at: Instant
     ) -> list[tuple[int, int, int]]:
         """Apply keepalives and messages.
 
@@ -224,7 +224,7 @@ class Presence(SessionTable):
                 )
                 self._end(entry, LOGOUT, at)
 
-    def standing(self, uid: Uid, at: Instant) -> UserStatus | None:
+    def status_of(self, uid: Uid, at: Instant) -> UserStatus | None:
         """Return all that is known of a user; None if it is not online."""
         entry = self.wheel.find(uid)
         if entry is None:
@@ -272,7 +272,7 @@ class Presence(SessionTable):
             waiting, limit, lambda gateway, most: self._fire_gateway(gateway, at, most)
         )
 
-    def lose(
+    def reset_sessions(
         self, gateways: Sequence[GatewayState], place: int, at: Instant, *, limit: int
     ) -> int:
         """End the sessions of gateways that came back without them, in bounded steps.
@@ -288,7 +288,7 @@ class Presence(SessionTable):
         """
         if self.guard is not None:
             for gateway in gateways:
-                self.guard.lose(gateway, at.now)
+                self.guard.reset_sessions(gateway, at.now)
         numbers = {gateway.number for gateway in gateways}
         uids, place = self.wheel.owned(numbers, place, limit)
         for uid in uids:
@@ -363,7 +363,7 @@ class Presence(SessionTable):
         self.decided.record(record)
 
     def _heard_unknown(
-        self, gateway: GatewayState, signs: SignsOfLife, position: int, at: Instant
+        self, gateway: GatewayState, signs: ActivityBatch, position: int, at: Instant
     ) -> None:
         """Open a session for a user that the wheel did not know when it was touched."""
         uid, conn, event = signs.at(position)
@@ -461,5 +461,5 @@ class Presence(SessionTable):
         return self.guard is not None and self.guard.has_held(entry)
 
 
-def _one_event(uid: Uid, conn: int | None, event: int) -> SignsOfLife:
-    return ListedSigns([uid], [conn], bytearray([event]))
+def _one_event(uid: Uid, conn: int | None, event: int) -> ActivityBatch:
+    return ListedActivity([uid], [conn], bytearray([event]))

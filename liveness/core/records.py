@@ -201,7 +201,7 @@ class LogPosition(NamedTuple):
 Logged: TypeAlias = Record | TimerRecord
 
 
-def logged(fields: Sequence[Any]) -> Logged:
+def record_of(fields: Sequence[Any]) -> Logged:
     """Make a record from its fields in the log.
 
     Raises:
@@ -295,7 +295,7 @@ class Hello:
     clock: HostTime | None = None  # when it was written
 
 
-class SignsOfLife(ABC):
+class ActivityBatch(ABC):
     """Consecutive keepalives and messages of one link, in order.
 
     `conns` and `events` are as long as `uids`, whose items are not checked: any value.
@@ -320,7 +320,7 @@ class SignsOfLife(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class ListedSigns(SignsOfLife):
+class ListedActivity(ActivityBatch):
     """Signs of life in Python's lists.
 
     `first_n` is the number of the first frame; `batches` has the (position, length,
@@ -464,7 +464,7 @@ class Refusal:
 
 Request: TypeAlias = (
     Hello
-    | SignsOfLife
+    | ActivityBatch
     | Login
     | Logout
     | Ack

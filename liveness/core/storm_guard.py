@@ -75,7 +75,7 @@ class Storm(NamedTuple):
     left: float
 
 
-class Begun(NamedTuple):
+class StormBegun(NamedTuple):
     """A storm has begun: *due* of *users* came due, likely from this *cause*.
 
     It ends by itself after *left* seconds at the latest, from its beginning.
@@ -88,7 +88,7 @@ class Begun(NamedTuple):
     cause: str = ""
 
 
-class Ended(NamedTuple):
+class StormEnded(NamedTuple):
     """A storm is over: *saved* users stayed online; *others* were or will be judged."""
 
     gateway: str
@@ -97,7 +97,7 @@ class Ended(NamedTuple):
     others: int
 
 
-News: TypeAlias = Begun | Ended
+StormNews: TypeAlias = StormBegun | StormEnded
 
 
 class SlidingCount:
@@ -148,7 +148,9 @@ class _Watch:
     released: float = NEVER  # deadlines up to here are not held
     held_above: float = inf  # the latest storm held deadlines after this moment
     ends_at: float | None = None  # of the storm that is on; None: there is none
-    unreported: tuple[float, Begun] | None = None  # when the storm began, till reported
+    unreported: tuple[float, StormBegun] | None = (
+        None  # when the storm began, till reported
+    )
     seen_due: int = 0  # users that the storm has found due so far
     ended_in_storm: int = 0  # how many of them were judged
 
@@ -171,7 +173,7 @@ class Guard:
         self._gateways = gateways
         self._watches: dict[int, _Watch] = {}
         self._storms: dict[int, _Watch] = {}  # of gateways whose storm is on
-        self._news: list[News] = []
+        self._news: list[StormNews] = []
 
     # --- when users are judged --------------------------------------------------
 
@@ -236,7 +238,7 @@ class Guard:
         if came := sum(deadline > since for deadline in deadlines):
             watch.judged.add(came, now)
 
-    def lose(self, gateway: GatewayState, now: float) -> None:
+    def reset_sessions(self, gateway: GatewayState, now: float) -> None:
         """End the storm of a gateway that came back without its sessions."""
         watch = self._storms.get(gateway.number)
         if watch is not None:
@@ -285,7 +287,7 @@ class Guard:
             self._end(self._storms[number], BY_COMMAND, now)
         return storms
 
-    def take(self, now: float) -> list[News]:
+    def take(self, now: float) -> list[StormNews]:
         """Return what is to be reported of storms since the last call, in order."""
         for watch in self._storms.values():
             if (
@@ -331,7 +333,7 @@ class Guard:
         self.begun += 1
         watch.unreported = (
             now,
-            Begun(watch.gateway.name, due, users, watch.ends_at - now),
+            StormBegun(watch.gateway.name, due, users, watch.ends_at - now),
         )
 
     def _report_begun(self, watch: _Watch, now: float) -> None:
@@ -347,7 +349,7 @@ class Guard:
         watch.judged.clear()
         others = watch.ended_in_storm + self._wheel.due(watch.gateway.number)
         self._news.append(
-            Ended(watch.gateway.name, why, watch.seen_due - others, others)
+            StormEnded(watch.gateway.name, why, watch.seen_due - others, others)
         )
 
     def _cause(self, watch: _Watch, now: float) -> str:

@@ -112,7 +112,7 @@ class TimerScheduler:
         at: The start, to which the timers' clock is anchored.
         next_id: The number of the next timer.
         states: How many timers the table has in each state.
-        ladder: When the next attempt is made.
+        retry_policy: When the next attempt is made.
         max_live: Live timers above which `after` is refused.
         max_loaded: Timers on the ring above which it is emptied and filled again.
     """
@@ -125,13 +125,13 @@ class TimerScheduler:
         at: Instant,
         next_id: int,
         states: dict[str, int],
-        ladder: RetryPolicy,
+        retry_policy: RetryPolicy,
         max_live: int,
         max_loaded: int,
     ) -> None:
         self.states: Counter[str] = Counter(dict.fromkeys(STATES, 0) | states)
         self.results: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
-        self.ladder = ladder
+        self.retry_policy = retry_policy
         self._decided = decided
         self._anchor = at
         self._next_id = next_id
@@ -418,7 +418,7 @@ class TimerScheduler:
         assert timer.seq is not None  # it is fired
         assert timer.fired is not None
         gateway, key, seq, now = timer.gateway, timer.key, timer.seq, self.ms(mono)
-        run_ms = self.ladder.run_ms
+        run_ms = self.retry_policy.run_ms
         fired = self._mono(timer.fired)
         left_ms = run_ms - 1000 * self._absences.listened_s(gateway, fired, mono)
         # Put off in the table too. In memory alone, many such timers would stay the

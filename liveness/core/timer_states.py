@@ -200,7 +200,7 @@ def weight_of(order: TimerCommand) -> int:
     return 1 + len(text.encode()) // 1024 if text else 1
 
 
-def without_new(
+def split_new_timers(
     orders: Iterable[TimerCommand], waiting: Collection[tuple[str, str]] | None = None
 ) -> tuple[list[TimerCommand], list[TimerCommand]]:
     """Separate orders that may need a larger table from those that do not.
@@ -241,18 +241,18 @@ class TimerTransaction:
         orders: In the order in which they came.
         found: The newest timer of every key that the orders name, where there is one,
             and the live timers of every ext that they name.
-        ladder: When the next attempt is made.
+        retry_policy: When the next attempt is made.
     """
 
     def __init__(
         self,
         orders: Iterable[TimerCommand],
         found: Iterable[TimerState],
-        ladder: RetryPolicy,
+        retry_policy: RetryPolicy,
     ) -> None:
         self.added: list[CreateTimer] = []
         self.results: Counter[str] = Counter()  # of attempts
-        self._retry_policy = ladder
+        self._retry_policy = retry_policy
         self.before: dict[int, TimerState] = {timer.id: timer for timer in found}
         self._after = dict(self.before)
         self._newest: dict[tuple[str, str], int] = {}

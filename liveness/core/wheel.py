@@ -31,7 +31,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from liveness.core.intervals import SAMPLED, Silences
-from liveness.core.records import SignsOfLife, Uid
+from liveness.core.records import ActivityBatch, Uid
 from liveness.core.table import (
     EXACT_START,
     NO_CONN,
@@ -138,7 +138,7 @@ class Wheel:
         return None if place is None else self._table.entry(place)
 
     def touch(
-        self, gateway: int, signs: SignsOfLife, *, now: float, mono: float
+        self, gateway: int, signs: ActivityBatch, *, now: float, mono: float
     ) -> list[tuple[int, int]]:
         """Give users of *gateway* that sent an event a whole timeout from *now* on.
 

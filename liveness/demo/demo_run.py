@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import trio
 
-from liveness.console.record_feed import WatchedFeed
+from liveness.console.record_feed import RecordFeed
 from liveness.demo.director import Director
 from liveness.demo.gateway import HOST
 from liveness.demo.plans import joining_s, last_silence_s, planned
@@ -146,11 +146,11 @@ class DemoRun:
 
     async def _watch(self) -> None:
         """Reads every record, across restarts of the sidecar."""
-        feed = WatchedFeed(
+        feed = RecordFeed(
             self.socket,
             after=0,
             kinds=(),
-            tell=lambda line: None,  # the director's lines say enough
+            report_line=lambda line: None,  # the director's lines say enough
             pause_s=partial(uniform, *RECONNECT_PAUSE_S),
         )
         await feed.follow(self._take)

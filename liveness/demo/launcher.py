@@ -12,13 +12,13 @@ from typing import Final
 
 import trio
 
-from liveness.console.terminal import is_for_pictures, tell
+from liveness.console.terminal import can_move_cursor, report_line
 from liveness.demo.demo_run import MOST_GUESTS, DemoRun
 from liveness.demo.picture import Picture
 from liveness.demo.plain_lines import PlainLines, say, summary
 from liveness.demo.plans import joining_s
 from liveness.demo.processes import ChildLost
-from liveness.demo.script import ScriptError, Step, parsed
+from liveness.demo.script import ScriptError, Step, parsed_script
 from liveness.demo.tty import Terminal
 from liveness.errors import LivenessError
 
@@ -58,19 +58,19 @@ async def run(
         Stopped: By SIGTERM or SIGHUP.
     """
     try:
-        steps = parsed(script, seconds=seconds)
+        steps = parsed_script(script, seconds=seconds)
     except ScriptError as error:
         problem = str(error)
     else:
         problem = _impossible(seconds, users, timeout)
     if problem:
-        tell(problem)
+        report_line(problem)
         return USAGE
     await say(
         f"a sidecar, a chat gateway and {users} users, for {seconds:g} s: a user silent "
         f"for {timeout:g} s is offline"
     )
-    terminal = Terminal(sys.stdout, sys.stdin) if is_for_pictures(sys.stdout) else None
+    terminal = Terminal(sys.stdout, sys.stdin) if can_move_cursor(sys.stdout) else None
     display = Picture(terminal) if terminal else PlainLines()
     with TemporaryDirectory(prefix="liveness-demo-") as name:
         demo = DemoRun(

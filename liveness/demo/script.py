@@ -43,7 +43,7 @@ class Step:
     number: float
 
 
-def parsed(script: str, *, seconds: float) -> list[Step]:
+def parsed_script(script: str, *, seconds: float) -> list[Step]:
     """The steps of *script*, ordered by time.
 
     Raises:

@@ -151,7 +151,7 @@ def _open_state(config: Config, stack: ExitStack) -> tuple[LogStore, TimerStore]
         next_seq=next_seq,
         parted=store.parted,
         reserve=store.reserve,
-        ladder=config.timers.ladder,
+        retry_policy=config.timers.retry_policy,
     )
     stack.callback(table.close)
     return store, table

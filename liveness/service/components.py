@@ -21,26 +21,26 @@ from liveness.errors import StateError
 from liveness.metrics import Collector, Counts, GatewayNow, HttpRefusal, Now
 from liveness.service import wiring
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import Every
+from liveness.service.common.logs import LogThrottle
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.accept import accept_links
-from liveness.service.engine.engine import turn_for_ever
+from liveness.service.engine.engine import run_turns
 from liveness.service.engine.timer_loop import TimerLoop
 from liveness.service.file_watch import FileWatch
 from liveness.service.http.api import Api
 from liveness.service.http.event_stream import Streams
 from liveness.service.http.feed_api import FeedApi
 from liveness.service.http.gateways_api import GatewaysApi, GuardApi
-from liveness.service.http.listener import HttpLimits, serve_door
+from liveness.service.http.listener import HttpLimits, serve_http
 from liveness.service.http.live_api import LiveApi
 from liveness.service.http.middleware import (
     Check,
     Middleware,
     Refused,
-    asked_by_a_name_in,
-    from_nobody,
+    allow_hosts,
+    deny_all,
     only_health,
-    only_reads,
+    read_only,
 )
 from liveness.service.http.pacing import Turnstile
 from liveness.service.http.routes import build_pages
@@ -68,7 +68,7 @@ STOP_WRITING_S: Final = 1.5
 STOP_LINKS_S: Final = 1.5
 STOP_HTTP_S: Final = 0.5
 # The engine turns ten times a second; after this long without a turn it is unhealthy.
-HAND_DEAD_S: Final = 5.0
+TURN_DEAD_S: Final = 5.0
 
 _log = structlog.get_logger("sidecar")
 
@@ -84,7 +84,7 @@ class SidecarService:
         access: What each user and group may do.
         token: Required of HTTP requests over TCP; None if nothing is required.
 
-    A reload may change `token` and `engine.book.access`.
+    A reload may change `token` and `engine.registry.access`.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SidecarService:
             access=access,
             counts=counts,
         )
-        self.presence, self.timetable = self.engine.presence, self.engine.timetable
+        self.presence, self.scheduler = self.engine.presence, self.engine.scheduler
         self._timer_loop = TimerLoop(
             self.engine,
             table,
@@ -193,7 +193,7 @@ class SidecarService:
             async with trio.open_nursery() as links:
                 self.engine.start()
                 turns, watch = trio.CancelScope(), trio.CancelScope()
-                nursery.start_soon(_within, turns, partial(turn_for_ever, self.engine))
+                nursery.start_soon(_within, turns, partial(run_turns, self.engine))
                 links.start_soon(self._accept_links, listener)
                 sockets = {"gateway": listener, **doors}
                 nursery.start_soon(_within, watch, partial(self._watch_files, sockets))
@@ -229,7 +229,7 @@ class SidecarService:
             most_bytes=self.config.state.retention_bytes,
             most_ended=self.config.timers.max_ended,
             in_use=self.engine.names_in_use,
-            forgot=self.timetable.forgot,
+            forgot=self.scheduler.forgot,
         )
 
     async def _watch_files(self, sockets: dict[str, socket.socket]) -> None:
@@ -283,10 +283,10 @@ class SidecarService:
         links.cancel_scope.cancel()
 
     async def _close_links(self) -> None:
-        self.engine.book.bid_farewell("the sidecar stops")
+        self.engine.registry.close_all("the sidecar stops")
         self.streams.stop()
         with trio.move_on_after(STOP_LINKS_S):
-            await self.engine.book.all_closed.wait()
+            await self.engine.registry.all_closed.wait()
 
     async def _write(self, run: Callable[[], Awaitable[None]]) -> None:
         """Write a database forever; if another process writes to it too, end the sidecar."""
@@ -333,11 +333,11 @@ class SidecarService:
     def _settled(
         self, commands: list[TimerCommand], transaction: TimerTransaction
     ) -> None:
-        self.timetable.settled(commands, transaction)
+        self.scheduler.settled(commands, transaction)
         self.engine.timers_changed()
         self.engine.written()
         self.feed.notify_waiting()
-        self.log_writer.is_flushed()
+        self.log_writer.notify_flushed()
 
     # --- HTTP -----------------------------------------------------------------
 
@@ -348,28 +348,28 @@ class SidecarService:
             self.counts.http_refused[door, why] += 1
 
         http = self.config.http
-        app = self._gate(door, refused)
+        app = self.http_app(door, refused)
         checked = partial(
             Middleware, refused=refused, max_body_bytes=http.max_body_bytes
         )
-        log_throttled = Every(REFUSALS_LOG_S, clock=self._clock.mono)
+        log_throttled = LogThrottle(REFUSALS_LOG_S, clock=self._clock.mono)
 
-        def is_stranger(connection: socket.socket) -> bool:
-            admin = self.engine.book.access.admin
+        def is_denied(connection: socket.socket) -> bool:
+            admin = self.engine.registry.access.admin
             return door == "admin" and not admin.admits(peer_of(connection))
 
         def app_for(connection: socket.socket) -> ASGIApp:
-            if not is_stranger(connection):
+            if not is_denied(connection):
                 return app
             peer = peer_of(connection)
-            why = self.engine.book.access.why_no_admin(peer)
+            why = self.engine.registry.access.why_no_admin(peer)
             log_throttled(
                 _log.warning, "admin refused", key=peer.uid, pid=peer.pid, uid=peer.uid,
                 detail=why,
             )  # fmt: skip
-            return checked(app, checks=[from_nobody(why)])
+            return checked(app, checks=[deny_all(why)])
 
-        await serve_door(
+        await serve_http(
             app_for,
             Acceptor(sock, door, self.counts.accepts_put_off),
             stopped,
@@ -382,10 +382,10 @@ class SidecarService:
             grace_s=STOP_HTTP_S,
             only_health=partial(checked, checks=[only_health(http.max_connections)]),
             turnstile=self._turnstile,
-            is_stranger=is_stranger,
+            is_denied=is_denied,
         )
 
-    def _gate(self, door: str, refused: Refused) -> Middleware:
+    def http_app(self, door: str, refused: Refused) -> Middleware:
         """The pages of a door, behind the checks of its requests."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Collector(self._now))
@@ -399,7 +399,7 @@ class SidecarService:
         http, token = self.config.http, self.token if door == "http" else None
         if door == "http":
             posts = {SIGN_IN, SIGN_OUT} if token else set[str]()
-            checks += [asked_by_a_name_in(http.names), only_reads(posts)]
+            checks += [allow_hosts(http.names), read_only(posts)]
         if token:
             sign_in = SignIn(
                 token, http.names, refused, wall_s=lambda: self._clock.wall_ms() / 1000
@@ -409,21 +409,21 @@ class SidecarService:
         pages = build_pages(
             registry,
             routes,
-            why_ill=self.why_ill,
+            why_unhealthy=self.why_unhealthy,
             why_not_ready=self.why_not_ready,
             has_sign_out=token is not None,
             turnstile=self._turnstile,
         )
         return Middleware(pages, checks, refused, max_body_bytes=http.max_body_bytes)
 
-    def why_ill(self) -> list[str]:
+    def why_unhealthy(self) -> list[str]:
         """What is wrong with the process; empty if it is healthy."""
         lag = self._clock.mono() - self.engine.last_turn_at
-        return [f"the hand stands still for {lag:.0f} s"] if lag > HAND_DEAD_S else []
+        return [f"the hand stands still for {lag:.0f} s"] if lag > TURN_DEAD_S else []
 
     def why_not_ready(self) -> list[str]:
         """Why the sidecar is not ready; empty if it is."""
-        why = self.why_ill()
+        why = self.why_unhealthy()
         if not self._listens:
             why.append("the socket is not listened on")
         failures = (self.log_writer.failure, self._timer_loop.failure)
@@ -455,14 +455,14 @@ class SidecarService:
             unattended_s=engine.unattended,
             held=presence.held(now),
             storms=0 if presence.guard is None else presence.guard.begun,
-            links={role: engine.book.linked(role) for role in (GATEWAY, WATCHER)},
+            links={role: engine.registry.linked(role) for role in (GATEWAY, WATCHER)},
             unread={"memory": self._unread.memory, "disk": self._unread.spools.bytes},
-            unfinished_bytes=engine.book.unfinished.bytes,
+            unfinished_bytes=engine.registry.unfinished.bytes,
             gateways=[
                 GatewayNow(
                     name=gateway.name,
                     users=gateway.users,
-                    unacked=engine.book.unacked(gateway.name),
+                    unacked=engine.registry.unacked(gateway.name),
                     timeout_s=wheel.timeout_of(gateway.number),
                     interval_s=presence.interval(gateway),
                     mutes=gateway.mutes,
@@ -475,11 +475,11 @@ class SidecarService:
             write_failures=log_writer.write_failures,
             log_bytes=log_writer.log_bytes,
             log_damaged=log_writer.store.damaged_records,
-            feed_watchers=engine.book.linked(WATCHER),
+            feed_watchers=engine.registry.linked(WATCHER),
             streams=dict(self.streams.open),
-            timers=dict(self.timetable.states),
-            timers_loaded=self.timetable.loaded,
-            timer_attempts=dict(self.timetable.results),
+            timers=dict(self.scheduler.states),
+            timers_loaded=self.scheduler.loaded,
+            timer_attempts=dict(self.scheduler.results),
             is_ready=not self.why_not_ready(),
             counts=self.counts,
             build={"version": __version__, "wheel": WHEEL},

@@ -21,7 +21,7 @@ import trio
 
 from liveness.errors import ConfigError, StartError
 from liveness.metrics import Counts
-from liveness.service.common.logs import SAY_AGAIN_S, Every
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.links.sockets import UnixListener
 from liveness.service.storage.private_folders import Identity, identity
 
@@ -45,7 +45,7 @@ class FileWatch:
         self._files = files
         self._listeners: Mapping[str, UnixListener] = {}
         self._counts = counts
-        self._log_throttled = Every(SAY_AGAIN_S, clock=trio.current_time)
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
         self._failures: dict[str, str] = {}  # by socket name, or `_STATE`
 
     @property

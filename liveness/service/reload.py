@@ -95,8 +95,10 @@ class Reloader:
 
     def _apply(self, config: Config, access: Access, token: Token | None) -> None:
         previous, sidecar = self._config, self._sidecar
-        sidecar.engine.book.access = access
-        is_new_token = bool(sidecar.token and token and sidecar.token.become(token))
+        sidecar.engine.registry.access = access
+        is_new_token = bool(
+            sidecar.token and token and sidecar.token.replace_with(token)
+        )
         if is_new_token:
             sidecar.streams.end_disallowed()
         level = config.logging.level

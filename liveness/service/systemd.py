@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from liveness.errors import StartError
-from liveness.service.common.logs import Every
+from liveness.service.common.logs import LogThrottle
 from liveness.service.components import SidecarService
 from liveness.service.links.sockets import UnixListener
 
@@ -50,7 +50,7 @@ class ServiceManager:
         self._sockets = passed_sockets(environ, pid)
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
         self.watchdog_s = _watchdog_s(environ, pid)
-        self._log_throttled = Every(LOG_S, clock=trio.current_time)
+        self._log_throttled = LogThrottle(LOG_S, clock=trio.current_time)
 
     def socket(self, name: str, path: Path) -> UnixListener | None:
         """The listening socket of this name; None if the manager passed none.
@@ -114,7 +114,7 @@ class ServiceManager:
         """Send the status regularly, and feed the watchdog while the engine runs."""
         every_s = min(self.watchdog_s / 2 or STATUS_EVERY_S, STATUS_EVERY_S)
         while self._address:
-            why = sidecar.why_ill()
+            why = sidecar.why_unhealthy()
             watchdog = ["WATCHDOG=1"] if self.watchdog_s and not why else []
             if why and self.watchdog_s:
                 self._log_throttled(

@@ -104,7 +104,7 @@ def make_engine(
         at=clock.instant(attended.now, clock.mono()),
         next_id=table.next_id,
         states=table.states(),
-        ladder=config.timers.ladder,
+        retry_policy=config.timers.retry_policy,
         max_live=config.timers.max_live,
         max_loaded=config.timers.max_loaded,
     )

@@ -35,6 +35,7 @@ from liveness.core.records import (
     LOGOUT,
     OFFLINE,
     Ack,
+    ActivityBatch,
     After,
     Answer,
     Cancel,
@@ -49,7 +50,6 @@ from liveness.core.records import (
     Record,
     Refusal,
     Request,
-    SignsOfLife,
     Subscription,
     TimerRecord,
     Uid,
@@ -523,7 +523,7 @@ class ScriptedSidecar:
             at=self._whole_ms,
             next_id=disk.next_timer,
             states=disk.states(),
-            ladder=RETRY_POLICY,
+            retry_policy=RETRY_POLICY,
             max_live=self._max_timers,
             max_loaded=MAX_LOADED,
         )
@@ -847,7 +847,7 @@ class ScriptedSidecar:
     def _apply(self, link: _Link, request: Request) -> None:
         """Apply a request as `service.engine.dispatch` does."""
         match request:
-            case SignsOfLife():
+            case ActivityBatch():
                 self._apply_activity(link, request)
             case Login():
                 assert link.gateway is not None
@@ -884,7 +884,10 @@ class ScriptedSidecar:
                 assert_never(never)
 
     def _note_events(
-        self, link: _Link, events: Sequence[str], request: SignsOfLife | Login | Logout
+        self,
+        link: _Link,
+        events: Sequence[str],
+        request: ActivityBatch | Login | Logout,
     ) -> None:
         for event, uid, conn in zip(events, request.uids, request.conns, strict=True):
             if is_uid(uid):
@@ -892,7 +895,7 @@ class ScriptedSidecar:
                 self.events.append(noted)
                 self._unread_events[uid].append(noted)
 
-    def _apply_activity(self, link: _Link, signs: SignsOfLife) -> None:
+    def _apply_activity(self, link: _Link, signs: ActivityBatch) -> None:
         assert link.gateway is not None
         events = [EVENTS[number] for number in signs.events]
         self._note_events(link, events, signs)
@@ -957,7 +960,7 @@ class ScriptedSidecar:
                 clock_offset=None if link.host_offset is None else 0.0,
             )
             if hello.fresh:
-                self._presence.lose([gateway], 0, self._at, limit=UNLIMITED)
+                self._presence.reset_sessions([gateway], 0, self._at, limit=UNLIMITED)
         self._welcome(link, hello)
 
     def _welcome(self, link: _Link, hello: Hello) -> None:

@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from liveness.bench import OTHERS, QUICK, SCENARIOS, BenchOptions, full
+from liveness.bench import (
+    COMPARED_SYSTEMS,
+    QUICK,
+    SCENARIOS,
+    BenchOptions,
+    full_options,
+)
 from liveness.bench.cost import ratios
 from liveness.bench.figures import Figure, as_table, summary
 from liveness.bench.floors import Floors, floors, promised
@@ -21,9 +27,9 @@ from liveness.bench.suite import MEASURED
 from liveness.bench.system_kinds import KINDS, plan
 from liveness.bench.verdict import judge, quantile
 from liveness.cli import main
-from liveness.console.progress import passing, shown
+from liveness.console.progress import progress_bar, time_share
 
-OURS_ONLY = [f"--without={name}" for name in OTHERS]
+OURS_ONLY = [f"--without={name}" for name in COMPARED_SYSTEMS]
 
 # --- what is asked for --------------------------------------------------------------------
 
@@ -37,7 +43,7 @@ OURS_ONLY = [f"--without={name}" for name in OTHERS]
             "1.5 s; use --rate 68 or more\n",
         ),
         ("cost --without memcached", "memcached"),
-        *(("cost --without memcached", name) for name in OTHERS),
+        *(("cost --without memcached", name) for name in COMPARED_SYSTEMS),
         *(
             (f"cost --sizes {sizes}", "is not numbers from 100 to 10000000")
             for sizes in ("many", "99", "1000,", "10000001")
@@ -74,21 +80,21 @@ def test_a_million_users_have_floors_of_their_own_and_more_have_none() -> None:
 def test_what_depends_on_the_load_is_promised_of_the_usual_one_only(
     other: dict[str, Any],
 ) -> None:
-    usual = full(100_000)
+    usual = full_options(100_000)
     assert promised(usual) is floors(100_000)
     assert promised(usual).speaking_cpu_percent == 3.0
     assert promised(usual).steady_cpu_percent == 10.0
     assert promised(replace(usual, **other)) == replace(
         floors(100_000), speaking_cpu_percent=None, steady_cpu_percent=None
     )
-    assert promised(replace(full(1_000_000), **other)).delivered_ms is None
+    assert promised(replace(full_options(1_000_000), **other)).delivered_ms is None
 
 
 def test_the_run_of_a_million_has_their_rate_and_their_sizes() -> None:
-    run = full(1_000_000)
+    run = full_options(1_000_000)
     assert (run.users, run.rate) == (1_000_000, 33_000)
     assert run.sizes == (10_000, 100_000, 1_000_000, 4_000_000)
-    assert full(100_000).rate == 3_000
+    assert full_options(100_000).rate == 3_000
 
 
 def test_every_scenario_of_the_help_can_be_measured() -> None:
@@ -103,7 +109,7 @@ def test_on_a_terminal_a_bar_shows_how_far_it_is_and_is_gone_at_the_end(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     ours, theirs = os.openpty()
-    with os.fdopen(theirs, "w") as out, shown(out) as stage:
+    with os.fdopen(theirs, "w") as out, progress_bar(out) as stage:
         stage("everyone logs in", None)
         stage("everyone is silent", lambda: 0.5)
     drawn = b"".join(read_to_end(ours)).decode()
@@ -121,14 +127,14 @@ def read_to_end(terminal: int) -> Iterator[bytes]:
 
 def test_in_a_file_each_stage_is_a_line() -> None:
     out = io.StringIO()
-    with shown(out) as stage:
+    with progress_bar(out) as stage:
         stage("everyone logs in", None)
         stage("everyone is silent", lambda: 0.5)
     assert out.getvalue() == "everyone logs in\neveryone is silent\n"
 
 
 def test_time_passes_as_a_share_of_a_window() -> None:
-    share = passing(1e9)
+    share = time_share(1e9)
     assert share is not None
     assert 0 <= share() < 1e-6
 
@@ -245,7 +251,7 @@ def test_what_does_not_fit_is_left_out_and_said() -> None:
 
 
 def test_the_systems_of_the_help_are_those_that_can_be_measured() -> None:
-    assert [*KINDS] == ["liveness", *OTHERS]
+    assert [*KINDS] == ["liveness", *COMPARED_SYSTEMS]
 
 
 # --- how they compare ---------------------------------------------------------------------
@@ -282,7 +288,7 @@ def compared(
 
 
 def test_a_ratio_is_how_many_times_ours_redis_costs_and_its_memory_in_ours() -> None:
-    assert compared(COSTS, full(MILLION)) == {
+    assert compared(COSTS, full_options(MILLION)) == {
         (MILLION, SINGLES): (5.0, True),
         (MILLION, BATCHES): (12.5, True),
         (MILLION, MEMORY): (1.5, False),
@@ -294,7 +300,7 @@ def test_a_ratio_is_how_many_times_ours_redis_costs_and_its_memory_in_ours() -> 
 
 
 def test_a_promise_that_was_not_measured_is_missed_unless_redis_was_left_out() -> None:
-    options = replace(full(MILLION), sizes=(10_000,))
+    options = replace(full_options(MILLION), sizes=(10_000,))
     found = compared([], options)
     assert {*found} == {
         *((MILLION, name) for name in (SINGLES, BATCHES, MEMORY)),
@@ -302,5 +308,7 @@ def test_a_promise_that_was_not_measured_is_missed_unless_redis_was_left_out() -
     }
     assert all(math.isnan(value) and met is False for value, met in found.values())
     assert {*compared([], replace(options, without=("redis",)))} == {(FOUR, GROWTH)}
-    assert compared([], full(100_000)) == {}
-    assert (MILLION, SINGLES) in compared([], replace(full(100), sizes=(MILLION,)))
+    assert compared([], full_options(100_000)) == {}
+    assert (MILLION, SINGLES) in compared(
+        [], replace(full_options(100), sizes=(MILLION,))
+    )

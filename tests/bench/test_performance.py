@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from liveness.bench import SCENARIOS, BenchOptions, full
+from liveness.bench import SCENARIOS, BenchOptions, full_options
 from liveness.bench.figures import Figure
 from liveness.bench.performance import (
     BEGIN,
@@ -104,7 +104,7 @@ def test_without_a_report_it_says_so() -> None:
 
 
 def test_each_promise_is_beside_what_was_measured_and_a_miss_is_told() -> None:
-    rows = cells(section([report(FIGURES, full(1_000_000))]))
+    rows = cells(section([report(FIGURES, full_options(1_000_000))]))
     assert ["1,000,000", "silence: all decided", "≤ 20 s", "21.5 s", "MISSED"] in rows
     assert ["1,000,000", "cost: a ratio", "≥ 4 x", "5 x", "met"] in rows
     told = "silence: early, false or missing"
@@ -112,7 +112,7 @@ def test_each_promise_is_beside_what_was_measured_and_a_miss_is_told() -> None:
 
 
 def test_each_system_has_a_row_and_what_was_not_measured_is_left_empty() -> None:
-    rows = cells(section([report(FIGURES, full(1_000_000))]))
+    rows = cells(section([report(FIGURES, full_options(1_000_000))]))
     (ours,) = (row for row in rows if row[1] == "the sidecar")
     (redis,) = (row for row in rows if row[1].startswith("redis-server, a key"))
     assert ours[2:] == ["250 ns", "", "", "250 B", "", "", "", ""]
@@ -120,7 +120,7 @@ def test_each_system_has_a_row_and_what_was_not_measured_is_left_empty() -> None
 
 
 def test_the_machine_and_what_was_left_out_are_told() -> None:
-    text = section([report(FIGURES, full(1_000_000))])
+    text = section([report(FIGURES, full_options(1_000_000))])
     assert "2 cores (a processor), 16,000 MB, ext4 on /dev/sda, Linux 6.1" in text
     assert "redis 7.0.15" in text
     assert "etcd None" not in text
@@ -129,7 +129,7 @@ def test_the_machine_and_what_was_left_out_are_told() -> None:
 
 def test_of_a_run_of_a_part_only_that_is_said() -> None:
     idle = [Figure("idle", "memory", 50.0, "MB", 80.0)]
-    text = section([report(idle, full(100_000), "idle")])
+    text = section([report(idle, full_options(100_000), "idle")])
     assert cells(text)[2:] == [
         ["100,000", "idle: memory", "≤ 80 MB", "50 MB", "met"],
     ]
@@ -139,8 +139,8 @@ def test_of_a_run_of_a_part_only_that_is_said() -> None:
 @pytest.mark.parametrize(
     ("scenarios", "options", "words"),
     [
-        ([*SCENARIOS], full(1_000_000), "--users 1000000"),
-        (["idle"], full(100_000), "idle --users 100000"),
+        ([*SCENARIOS], full_options(1_000_000), "--users 1000000"),
+        (["idle"], full_options(100_000), "idle --users 100000"),
         (
             ["cost"],
             BenchOptions(
@@ -163,7 +163,7 @@ def test_the_command_gives_the_same_run_again(
 
 
 def test_a_report_as_it_was_written_becomes_its_figures_again(tmp_path: Path) -> None:
-    run = report(FIGURES, full(1_000_000))
+    run = report(FIGURES, full_options(1_000_000))
     figures = [figure.as_map() for figure in run.figures]
     content = {**run.content, "figures": figures}
     (tmp_path / "a.json").write_text(json.dumps(content))

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from liveness.core.clearance import AWAY, DISK, MUTE, STANDS, STORM, UNREAD, WHY_HELD
+from liveness.core.clearance import AWAY, DISK, MUTE, PAUSED, STORM, UNREAD, WHY_HELD
 from liveness.core.presence import UserStatus
 from liveness.core.records import OFFLINE_REASONS, LogPosition, OnlineRow, Record
 from liveness.core.wheel import Slot
@@ -63,7 +63,7 @@ def ended(record: Record, opening: Record | None = LOGIN) -> str:
 
 
 def online(standing: UserStatus | OnlineRow, opening: Record | None = LOGIN) -> str:
-    return sentence(EMPTY._replace(standing=standing, opening=opening), now_ms=NOW)
+    return sentence(EMPTY._replace(status=standing, opening=opening), now_ms=NOW)
 
 
 def test_silence_is_told_with_what_was_heard_last_and_the_login() -> None:
@@ -137,13 +137,13 @@ def test_one_who_is_online_is_told_with_the_time_that_is_left() -> None:
         (MUTE, "held: gw-2 sends nothing at all"),
         (UNREAD, "held: what gw-2 has sent is read first"),
         (STORM, "held by the storm guard: too many users of gw-2 came due at once"),
-        (STANDS, "no user's timeout runs: the sidecar was away"),
+        (PAUSED, "no user's timeout runs: the sidecar was away"),
         (DISK, "held: the disk has to write earlier decisions first"),
     ],
 )
 def test_one_who_is_held_is_told_why(held: str, told: str) -> None:
     assert f"31.0 s ago; {told}" in online(replace(DUE, held=held))
-    assert {*WHY_HELD} < {AWAY, MUTE, UNREAD, STORM, STANDS, DISK}
+    assert {*WHY_HELD} < {AWAY, MUTE, UNREAD, STORM, PAUSED, DISK}
 
 
 def test_one_who_is_due_and_not_held_is_judged_next() -> None:

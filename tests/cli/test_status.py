@@ -337,7 +337,7 @@ async def watched(path: Path, *steps: Step, as_json: bool = False) -> tuple[str,
     out, told = Screen([*steps]), list[str]()
     with out.scope:
         await watch_status(
-            path, every_s=EVERY_S, as_json=as_json, out=out, tell=told.append
+            path, every_s=EVERY_S, as_json=as_json, out=out, report_line=told.append
         )
     return out.getvalue(), "\n".join(told)
 

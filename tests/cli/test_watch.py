@@ -24,7 +24,7 @@ import trio.lowlevel
 
 from liveness.cli.watch import watch
 from liveness.console.admin_client import CommandError, unreachable
-from liveness.console.record_feed import WatchedFeed, WatcherLink, jittered
+from liveness.console.record_feed import RecordFeed, WatcherLink, jittered
 from liveness.console.record_lines import in_colours, json_line, text_line
 from tests.helpers.peer import WELCOME, Endpoint, timer
 from tests.helpers.wire import Frame, Record, packed
@@ -167,8 +167,8 @@ class Watch:
         self.records: list[Record] = []
         self.told: list[str] = []
         self._wanted, self._reached = 0, trio.Event()
-        self.feed = WatchedFeed(
-            path, tell=self.told.append, pause_s=lambda: 0, **options
+        self.feed = RecordFeed(
+            path, report_line=self.told.append, pause_s=lambda: 0, **options
         )
 
     async def run(self) -> None:
@@ -204,7 +204,9 @@ async def lines(sidecar: ScriptedSidecar, count: int, **options: Any) -> list[st
     out = io.StringIO()
     options = {"after": 0, "kinds": (), "as_json": False, **options}
     with trio.fail_after(SOON_S):
-        await watch(sidecar.path, count=count, out=out, tell=lambda _: None, **options)
+        await watch(
+            sidecar.path, count=count, out=out, report_line=lambda _: None, **options
+        )
     return out.getvalue().splitlines()
 
 
@@ -494,7 +496,9 @@ async def test_a_refusal_before_the_hello_is_shown_in_the_sidecars_words() -> No
     ours, theirs = trio.socket.socketpair()
     await theirs.send(packed(error("not-allowed")))
     theirs.close()
-    async with WatcherLink(trio.SocketStream(ours), Path("/s"), tell=print) as link:
+    async with WatcherLink(
+        trio.SocketStream(ours), Path("/s"), report_line=print
+    ) as link:
         with pytest.raises(CommandError, match=r"for\\nnow \(not-allowed"):
             await link.greet({})
 

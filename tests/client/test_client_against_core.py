@@ -28,6 +28,7 @@ from liveness.core.records import (
     MOVED,
     SILENCE,
     Ack,
+    ActivityBatch,
     Changes,
     Gap,
     Hello,
@@ -39,7 +40,6 @@ from liveness.core.records import (
     OnlineRow,
     Ping,
     Request,
-    SignsOfLife,
     Stopped,
     Uid,
 )
@@ -196,7 +196,7 @@ class Sidecar:
             disk.stopped = None
         presence.restore(disk.online.values(), at, stopped)
         if len(presence):
-            self.clock.stand(mono)
+            self.clock.pause(mono)
 
     def at(self, mono: float) -> Instant:
         return Instant(self.clock.now, mono, EPOCH_MS + round(mono * 1_000))
@@ -210,7 +210,7 @@ class Sidecar:
             name = None if link.hello is None else link.hello.name
             unread |= not self.read(link, mono, budgets.get(name or "", ALL))
         if self.clock.is_paused:
-            self.clock.caught_up(mono=mono, all_read=not unread)
+            self.clock.resume_if_caught_up(mono=mono, all_read=not unread)
         else:
             while self.presence.fire(self.at(mono), limit=ALL):
                 pass
@@ -240,7 +240,7 @@ class Sidecar:
         match request:
             case Hello():
                 self.introduce(link, request, mono)
-            case SignsOfLife():
+            case ActivityBatch():
                 assert gateway is not None
                 assert self.presence.heard(gateway, request, at) == []
             case Login():
@@ -280,7 +280,9 @@ class Sidecar:
         )
         place = 0
         while hello.fresh and place >= 0:
-            place = self.presence.lose([gateway], place, self.at(mono), limit=ALL)
+            place = self.presence.reset_sessions(
+                [gateway], place, self.at(mono), limit=ALL
+            )
         self.hand_over()
         newest = self.presence.decided.next_seq - 1
         self.place(link, hello, newest)

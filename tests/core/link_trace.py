@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.framing import Reader
-from liveness.core.records import ListedSigns, Refusal, Request, SignsOfLife
+from liveness.core.records import ActivityBatch, ListedActivity, Refusal, Request
 from liveness.core.uids import is_uid
 from liveness.errors import Code
 
@@ -28,10 +28,10 @@ def told_apart(request: Request) -> list[str]:
     if isinstance(request, Refusal) and request.code is Code.TOO_LARGE:
         # The message says how many bytes were seen, which differs between readers.
         request = replace(request, message="")
-    if not isinstance(request, SignsOfLife):
+    if not isinstance(request, ActivityBatch):
         return [repr(request)]
     # Bad uids are never packed.
-    assert isinstance(request, ListedSigns) or all(map(is_uid, request.uids))
+    assert isinstance(request, ListedActivity) or all(map(is_uid, request.uids))
     each = [request.at(position) for position in range(len(request.uids))]
     columns = zip(request.uids, request.conns, request.events, strict=True)
     assert repr([*columns]) == repr(each)

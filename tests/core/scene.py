@@ -14,13 +14,13 @@ from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.framing import encode
 from liveness.core.presence import Presence
 from liveness.core.records import (
+    ActivityBatch,
     Changes,
     Instant,
     Login,
     Logout,
     OnlineRow,
     Record,
-    SignsOfLife,
     Uid,
 )
 from liveness.core.storm_guard import GuardRules
@@ -32,13 +32,13 @@ Shown = dict[str, Any]  # a record as it is sent
 Sign = tuple[str, Uid, int | None]  # event, uid, conn
 
 
-def run_of(*frames: object) -> SignsOfLife:
+def run_of(*frames: object) -> ActivityBatch:
     """These signs of life as a link gives them; the first of them is frame 2."""
     link = Conversation(ConversationLimits())
     hello = ["hello", {"protocol": 1, "name": "g"}]
     data = b"".join(encode(frame) for frame in (hello, *frames))
     _, run = link.receive(data, 0.0)
-    assert isinstance(run, SignsOfLife)
+    assert isinstance(run, ActivityBatch)
     return run
 
 
@@ -177,7 +177,7 @@ class Scene:
     def lose(self, name: str, *, limit: int = 1_000) -> list[Shown]:
         place = 0
         while place >= 0:
-            place = self.presence.lose(
+            place = self.presence.reset_sessions(
                 [self.gateway(name)], place, self.at, limit=limit
             )
         return self.written()

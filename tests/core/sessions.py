@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from liveness.core.records import EVENTS, OnlineRow, SignsOfLife, Uid
+from liveness.core.records import EVENTS, ActivityBatch, OnlineRow, Uid
 from liveness.core.uids import is_uid
 from liveness.core.wheel import Wheel
 from tests.core.scene import Scene, Shown
@@ -163,7 +163,7 @@ class Sessions:
         self.check()
 
     def signs_of_life(
-        self, name: str, signs: SignsOfLife
+        self, name: str, signs: ActivityBatch
     ) -> list[tuple[int, int, int]]:
         """Apply them; what is bad in them, as `Presence.heard` tells it."""
         expected = []

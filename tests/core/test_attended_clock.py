@@ -84,10 +84,10 @@ def test_a_clock_that_stands_goes_on_when_all_are_read_and_settled(
 ) -> None:
     clock.turn(mono=160.0, cpu=5.0, asked=0.5)
     clock.turn(mono=161.75, cpu=5.0, asked=2.0)
-    clock.caught_up(mono=161.75, all_read=True)
+    clock.resume_if_caught_up(mono=161.75, all_read=True)
     assert clock.is_paused, "gateways had no time yet to send what they collected"
     clock.turn(mono=162.0, cpu=5.0, asked=0.25)
-    clock.caught_up(mono=162.0, all_read=True)
+    clock.resume_if_caught_up(mono=162.0, all_read=True)
     assert (clock.is_paused, clock.now, clock.unattended) == (False, 0.0, 62.0)
     assert clock.turn(mono=162.5, cpu=5.0, asked=0.5) == 0.5
 
@@ -95,28 +95,28 @@ def test_a_clock_that_stands_goes_on_when_all_are_read_and_settled(
 def test_a_link_that_cannot_be_read_empty_stops_the_clock_no_longer_than_patience(
     clock: AttendedClock,
 ) -> None:
-    clock.stand(100.0)
-    clock.caught_up(mono=100.0 + SETTLE_S, all_read=False)
+    clock.pause(100.0)
+    clock.resume_if_caught_up(mono=100.0 + SETTLE_S, all_read=False)
     assert clock.is_paused
-    clock.caught_up(mono=99.875 + PATIENCE_S, all_read=False)
+    clock.resume_if_caught_up(mono=99.875 + PATIENCE_S, all_read=False)
     assert clock.is_paused
-    clock.caught_up(mono=100.0 + PATIENCE_S, all_read=False)
+    clock.resume_if_caught_up(mono=100.0 + PATIENCE_S, all_read=False)
     assert not clock.is_paused
 
 
 def test_another_absence_makes_a_standing_clock_wait_anew(clock: AttendedClock) -> None:
-    clock.stand(100.0)
+    clock.pause(100.0)
     clock.turn(mono=110.0, cpu=5.0, asked=0.0)
-    clock.caught_up(mono=111.0, all_read=True)
+    clock.resume_if_caught_up(mono=111.0, all_read=True)
     assert clock.is_paused
-    clock.caught_up(mono=112.0, all_read=True)
+    clock.resume_if_caught_up(mono=112.0, all_read=True)
     assert not clock.is_paused
 
 
 def test_a_clock_that_goes_is_not_stopped_by_having_caught_up(
     clock: AttendedClock,
 ) -> None:
-    clock.caught_up(mono=100.0, all_read=False)
+    clock.resume_if_caught_up(mono=100.0, all_read=False)
     assert not clock.is_paused
 
 
@@ -156,7 +156,7 @@ def test_attended_time_is_a_part_of_monotonic_time_and_the_rest_is_counted(
         assert before <= now <= latest + 1e-9, "a deadline counted from `at` was early"
         assert now - before <= asked + used + SLACK_S + 1e-9
         assert now + clock.unattended == pytest.approx(mono)
-        clock.caught_up(mono=mono, all_read=all_read)
+        clock.resume_if_caught_up(mono=mono, all_read=all_read)
 
 
 # --- the highest value of late ---------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_the_highest_value_is_shown_for_one_to_two_spans(
         highest.note(value, mono)
         noted.append((mono, value))
     mono += later
-    shown = highest.of_late(mono)
+    shown = highest.recent(mono)
     of_one, of_two = (
         max((value for at, value in noted if at >= mono - spans * SPAN_S), default=0.0)
         for spans in (1, 2)

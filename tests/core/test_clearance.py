@@ -208,7 +208,7 @@ def test_a_broken_promise_is_counted_once_until_the_gateway_is_heard(
     pinging.heard(300.0)
     assert not pinging.has_missed(301.0)
     assert pinging.has_missed(306.0)
-    pinging.hold_back(306.0)  # it is the sidecar that does not read
+    pinging.reading_paused(306.0)  # it is the sidecar that does not read
     assert not pinging.has_missed(306.0)
     pinging.unlinked(306.0)
     assert not pinging.has_missed(400.0)
@@ -396,7 +396,7 @@ def test_users_of_a_link_left_unread_are_given_up_after_the_hold_and_not_before(
     gateway: GatewayState,
 ) -> None:
     gateway.empty_at = 900.0
-    gateway.hold_back(900.0)
+    gateway.reading_paused(900.0)
     assert gateway.clearance(1_000.0, hold=HOLD_S) == (NEVER, 940.0, NEVER, UNREAD)
 
 
@@ -404,8 +404,8 @@ def test_after_a_long_pause_a_gateway_gets_time_to_send_what_it_had_collected(
     gateway: GatewayState,
 ) -> None:
     gateway.empty_at = 900.0
-    gateway.hold_back(900.0)
-    gateway.let_go(1_000.0)
+    gateway.reading_paused(900.0)
+    gateway.reading_resumed(1_000.0)
     gateway.heard(1_001.0)
     # No fresh timeout: pauses could follow each other for ever.
     assert gateway.clearance(1_001.0, hold=HOLD_S) == (NEVER, 941.0, NEVER, UNREAD)
@@ -417,8 +417,8 @@ def test_after_a_short_pause_a_link_only_has_to_be_read_empty(
     gateway: GatewayState,
 ) -> None:
     gateway.empty_at = 150.0
-    gateway.hold_back(150.0)
-    gateway.let_go(150.5)
+    gateway.reading_paused(150.0)
+    gateway.reading_resumed(150.5)
     assert gateway.clearance(150.5, hold=HOLD_S).silence == 150.0
     gateway.empty_at = 150.5
     assert gateway.clearance(150.5, hold=HOLD_S) == (150.5, 90.5, NEVER, None)
@@ -426,9 +426,9 @@ def test_after_a_short_pause_a_link_only_has_to_be_read_empty(
 
 def test_a_gateway_whose_link_is_left_unread_is_not_mute(gateway: GatewayState) -> None:
     gateway.linked(ping=5.0, now=100.0)
-    gateway.hold_back(103.0)
+    gateway.reading_paused(103.0)
     assert gateway.absence(200.0) is None
-    gateway.let_go(200.0)
+    gateway.reading_resumed(200.0)
     assert gateway.absence(200.0) is None
     assert gateway.clearance(200.0, hold=HOLD_S).why == UNREAD
     # It had used three of its ten seconds.
@@ -440,12 +440,12 @@ def test_letting_go_of_a_link_that_was_read_changes_nothing(
     gateway: GatewayState,
 ) -> None:
     gateway.empty_at = 150.0
-    gateway.let_go(150.0)
+    gateway.reading_resumed(150.0)
     assert gateway.clearance(150.0, hold=HOLD_S) == (150.0, 90.0, NEVER, None)
 
 
 def test_a_gateway_whose_link_ends_while_unread_is_away(gateway: GatewayState) -> None:
-    gateway.hold_back(150.0)
+    gateway.reading_paused(150.0)
     gateway.unlinked(160.0)
     assert gateway.absence(160.0) == AWAY
     assert gateway.clearance(162.0, hold=HOLD_S) == (NEVER, 162.0, NEVER, None)

@@ -16,13 +16,13 @@ from liveness.core.frames import MAX_AGE_S
 from liveness.core.framing import encode
 from liveness.core.records import (
     Ack,
+    ActivityBatch,
     Hello,
     ListSessions,
     Login,
     Ping,
     Refusal,
     Request,
-    SignsOfLife,
 )
 from liveness.errors import NOT_FATAL, Code
 from tests.helpers.strategies import BOUNDED, frames, no_uids, singly, uids, values
@@ -53,7 +53,7 @@ def codes(answers: list[Request]) -> list[tuple[str, bool, int]]:
 def kinds(answers: list[Request]) -> list[type]:
     """What each of them is; signs of life however they are kept."""
     return [
-        SignsOfLife if isinstance(answer, SignsOfLife) else type(answer)
+        ActivityBatch if isinstance(answer, ActivityBatch) else type(answer)
         for answer in answers
     ]
 
@@ -92,7 +92,7 @@ def test_frames_are_numbered_from_1_whatever_becomes_of_them() -> None:
     refused = [("unknown-frame", False, 4), ("bad-frame", False, 7)]
     assert codes(answers) == [*refused, ("bad-uid", False, 8)]
     assert kinds(answers[:4]) == [
-        SignsOfLife, Refusal, SignsOfLife, Ack,
+        ActivityBatch, Refusal, ActivityBatch, Ack,
     ]  # fmt: skip
     assert answers[3] == Ack(5, 6)
     assert link.n == 8
@@ -102,7 +102,7 @@ def test_a_broken_frame_has_the_number_it_would_have_had() -> None:
     link = link_of()
     data = encode(["keepalive", "a"]) + encode(["list"]) + b"\xc1"
     signs, listed, refused = link.receive(data, 0.0)
-    assert isinstance(signs, SignsOfLife)
+    assert isinstance(signs, ActivityBatch)
     assert listed == ListSessions()
     assert codes([refused]) == [("bad-msgpack", True, 4)]
 
@@ -129,9 +129,9 @@ def test_consecutive_signs_become_one_request_that_others_end() -> None:
         sign,
         sign,
     )
-    runs = [answer for answer in answers if isinstance(answer, SignsOfLife)]
+    runs = [answer for answer in answers if isinstance(answer, ActivityBatch)]
     assert kinds(answers) == [
-        SignsOfLife, Ping, SignsOfLife, Refusal, SignsOfLife,
+        ActivityBatch, Ping, ActivityBatch, Refusal, ActivityBatch,
     ]  # fmt: skip
     assert runs[0].uids == ["a", "b", "c"]
     assert runs[0].conns == [1, 2, None]
@@ -154,7 +154,7 @@ def test_a_refused_sign_leaves_nothing_in_the_run() -> None:
         ["keepalive", "g", {"conn": -1}],
         ["keepalive", "h"],
     )
-    runs = [answer.uids for answer in answers if isinstance(answer, SignsOfLife)]
+    runs = [answer.uids for answer in answers if isinstance(answer, ActivityBatch)]
     assert runs == [["a"], ["h"]]
     assert codes(answers) == [
         ("bad-frame", False, 3), ("bad-option", False, 4), ("bad-option", False, 5),
@@ -173,7 +173,7 @@ def test_a_run_knows_the_frame_of_each_position_and_the_place_in_it(
         link, *(["message", "u" if n is None else ["u"] * n] for n in lengths)
     )
     (run,) = answers
-    assert isinstance(run, SignsOfLife)
+    assert isinstance(run, ActivityBatch)
     expected = [
         (4 + at, index)
         for at, length in enumerate(lengths)
@@ -264,7 +264,7 @@ def test_a_watcher_is_told_which_frames_it_may_not_send(name: str, what: str) ->
 # --- the end -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("closing", [Hello, SignsOfLife, Login])
+@pytest.mark.parametrize("closing", [Hello, ActivityBatch, Login])
 def test_a_link_closed_for_a_request_gives_nothing_behind_it(closing: type) -> None:
     link = Conversation(ConversationLimits())
     everything = [
@@ -279,7 +279,7 @@ def test_a_link_closed_for_a_request_gives_nothing_behind_it(closing: type) -> N
         given_ += kinds([request])
         if isinstance(request, closing):
             link.close(Code.NOT_ALLOWED, "")
-    assert given_ == [Hello, SignsOfLife, Login][: len(given_)]
+    assert given_ == [Hello, ActivityBatch, Login][: len(given_)]
     assert given_[-1] is closing
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.framing import Reader, encode
-from liveness.core.records import ListedSigns, SignsOfLife, Uid
+from liveness.core.records import ActivityBatch, ListedActivity, Uid
 from liveness.core.wheel import UNKNOWN, Wheel
 from tests.core.conftest import READERS
 
@@ -93,12 +93,14 @@ class Crowds:
             self.deadlines |= dict.fromkeys(own, self.now + OWN_TIMEOUT)
             self.operations += BATCH
 
-    def signs(self, uids: list[Uid], *, is_listed: bool) -> SignsOfLife:
+    def signs(self, uids: list[Uid], *, is_listed: bool) -> ActivityBatch:
         """Listed, or as the compiled reader packs them."""
         if is_listed:
-            return ListedSigns(uids, [None] * len(uids), bytearray(b"\2" * len(uids)))
+            return ListedActivity(
+                uids, [None] * len(uids), bytearray(b"\2" * len(uids))
+            )
         (run,) = self.link.receive(encode(["keepalive", uids]), 0.0)
-        assert isinstance(run, SignsOfLife)
+        assert isinstance(run, ActivityBatch)
         return run
 
     def leave(self, uids: list[Uid]) -> None:

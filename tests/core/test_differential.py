@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from liveness.core.conversation import Conversation, ConversationLimits
 from liveness.core.framing import Reader, encode
-from liveness.core.records import ListedSigns, SignsOfLife, Uid
+from liveness.core.records import ActivityBatch, ListedActivity, Uid
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.wheel import Wheel
 from tests.core.link_trace import told
@@ -97,7 +97,7 @@ class Pair:
         self.met[entry.uid] = self.online[entry.uid] = None
         self.same("put", entry)
 
-    def touch(self, gateway: int, signs: SignsOfLife) -> None:
+    def touch(self, gateway: int, signs: ActivityBatch) -> None:
         self.same("touch", gateway, signs, now=self.now, mono=self.now + 0.25)
 
     def touch_packed(self, gateway: int, touches: Sequence[Touch]) -> None:
@@ -107,7 +107,7 @@ class Pair:
         ]
         data = b"".join(map(encode, frames))
         for run in self.link.receive(data, 0.0):
-            if isinstance(run, SignsOfLife):  # and not the refusal of a bad uid
+            if isinstance(run, ActivityBatch):  # and not the refusal of a bad uid
                 self.touch(gateway, run)
 
     def close(self, uid: Uid) -> None:
@@ -231,7 +231,7 @@ def take_step(
                 pair.touch_packed(gateway, touches)
                 return
             columns = [*zip(*touches, strict=True)] or [(), (), ()]
-            signs = ListedSigns([*columns[0]], [*columns[1]], bytearray(columns[2]))
+            signs = ListedActivity([*columns[0]], [*columns[1]], bytearray(columns[2]))
             pair.touch(gateway, signs)
         case "advance":
             pair.now += data.draw(gap)
@@ -284,7 +284,7 @@ def test_a_touch_changes_every_kind_of_entry_as_the_reference_does() -> None:
         uid = f"{n} heard with {conn}"
         clocks = (pair.now - 9, 5.0, pair.now + 5, pair.now - 1)
         pair.put(Entry(uid, gateway, n, own_conn, *clocks, n % 4, flags))
-        pair.touch(0, ListedSigns([uid], [conn], bytearray([event])))
+        pair.touch(0, ListedActivity([uid], [conn], bytearray([event])))
         pair.touch_packed(1, [(uid, conn, event)])
         pair.check()
         for timeout in (7.0, None):

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from liveness.core.frames import MAX_AGE_S
 from liveness.core.presence import WHY_BEGAN_UNUSED, WHY_IGNORED, UserStatus
-from liveness.core.records import ListedSigns, Login, Logout, OnlineRow, Uid
+from liveness.core.records import ListedActivity, Login, Logout, OnlineRow, Uid
 from liveness.core.wheel import Slot, Wheel
 from tests.core.scene import ALL, Scene, Shown, Sign, run_of
 from tests.core.sessions import Sessions, User
@@ -249,7 +249,7 @@ def test_a_bad_uid_is_reported_without_a_walk_through_all_frames_before_it(
             return (self[at] for at in range(len(self)))
 
     signs = run_of(*[["keepalive", [None, None]]] * 2_000)
-    assert isinstance(signs, ListedSigns)
+    assert isinstance(signs, ListedActivity)
     signs = replace(signs, batches=CountingList(signs.batches))
     assert len(scene.presence.heard(scene.gateway("g"), signs, scene.at)) == 2_000
     assert CountingList.looks < 2_000 * 50
@@ -437,7 +437,7 @@ def test_the_status_of_a_user_holds_all_that_is_known_of_it(scene: Scene) -> Non
     scene.hear("g", ("keepalive", "u", 5))
     heard = scene.wall_ms
     scene.wait(10.25, "g", "h")
-    assert scene.presence.standing("u", scene.at) == UserStatus(
+    assert scene.presence.status_of("u", scene.at) == UserStatus(
         gateway="g",
         session=1,
         conn=5,
@@ -450,10 +450,10 @@ def test_the_status_of_a_user_holds_all_that_is_known_of_it(scene: Scene) -> Non
         held=None,
         absence=None,
     )
-    assert scene.presence.standing("v", scene.at) is None
+    assert scene.presence.status_of("v", scene.at) is None
     # What passes unattended is in the evidence, and in nobody's time.
     scene.pass_time(0.0, absent=100.0)
-    standing = scene.presence.standing("u", scene.at)
+    standing = scene.presence.status_of("u", scene.at)
     assert standing is not None
     assert (standing.fires_in, standing.seen) == (19.75, heard)
 
@@ -464,7 +464,7 @@ def test_the_status_of_a_user_that_is_due_says_what_it_waits_for(scene: Scene) -
     scene.wait(29.5, "g")
 
     def status() -> tuple[object, ...]:
-        found = scene.presence.standing("u", scene.at)
+        found = scene.presence.status_of("u", scene.at)
         assert found is not None
         return found.slot is None, found.fires_in, found.held, found.absence
 
@@ -486,7 +486,7 @@ def test_a_user_unheard_since_a_crash_has_no_last_event(scene: Scene) -> None:
     scene.login("g", ["u"], [5], age=7.0)
     began = scene.wall_ms - 7_000
     scene.crash()
-    standing = scene.presence.standing("u", scene.at)
+    standing = scene.presence.status_of("u", scene.at)
     assert standing is not None
     assert (standing.last, standing.seen, standing.since) == (None, None, began)
     assert (standing.fires_in, standing.absence) == (30.0, "away")

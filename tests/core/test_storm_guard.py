@@ -16,13 +16,13 @@ from liveness.core.storm_guard import (
     BY_FRESH,
     BY_TIME,
     ONLY,
-    Begun,
-    Ended,
     Guard,
     GuardRules,
-    News,
     SlidingCount,
     Storm,
+    StormBegun,
+    StormEnded,
+    StormNews,
 )
 from liveness.core.wheel import Wheel
 from tests.core.scene import Scene, Shown
@@ -43,7 +43,7 @@ def guard_of(scene: Scene) -> Guard:
     return scene.presence.guard
 
 
-def news(scene: Scene) -> list[News]:
+def news(scene: Scene) -> list[StormNews]:
     return guard_of(scene).take(scene.now)
 
 
@@ -80,7 +80,7 @@ def test_half_of_the_users_may_fall_silent_and_one_more_is_a_storm(
         records = scene.wait(1.5, name)
         assert len(records) == (10 if name == "g" else 0)
     (begun,) = news(scene)
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, StormBegun)
     assert begun[:3] == ("h", 11, 20)
 
 
@@ -112,7 +112,7 @@ def test_only_users_judged_within_a_revolution_count(scene: Scene, pause: int) -
     speak(scene, second[5:])
     # 29 s after the ten, five more are too many.
     assert scene.wait(28.75, "g") == []
-    assert news(scene) == [Begun("g", 15, 21, 19.75, ONLY)]
+    assert news(scene) == [StormBegun("g", 15, 21, 19.75, ONLY)]
 
 
 def test_a_user_that_logs_out_does_not_count(scene: Scene) -> None:
@@ -195,7 +195,7 @@ def test_users_that_speak_are_saved_and_the_others_are_judged_after_the_storm(
     uids = arrive(scene, 20)
     assert scene.wait(30.5, "g") == []
     assert scene.presence.held(scene.now)[STORM] == 20
-    status = scene.presence.standing(uids[0], scene.at)
+    status = scene.presence.status_of(uids[0], scene.at)
     assert status is not None
     assert (status.slot, status.held, status.absence) == (None, "storm", None)
     assert guard_of(scene).storms(scene.now) == [Storm("g", 20, HOLD_S - 0.5)]
@@ -205,7 +205,7 @@ def test_users_that_speak_are_saved_and_the_others_are_judged_after_the_storm(
     assert guard_of(scene).storms(scene.now) == [Storm("g", 5, 0.25)]
     assert silent(scene.wait(0.25, "g")) == uids[15:]
     assert scene.presence.held(scene.now)[STORM] == 0
-    assert news(scene)[1:] == [Ended("g", BY_TIME, 15, 5)]
+    assert news(scene)[1:] == [StormEnded("g", BY_TIME, 15, 5)]
     assert set(scene.kept) == set(uids[:15])
 
 
@@ -282,7 +282,7 @@ def test_released_users_wait_for_a_mute_gateway_and_not_for_another_storm(
     for _ in range(10):
         assert scene.wait(HOLD_S) == []
         scene.look_at("g")
-    assert [type(item) for item in news(scene)] == [Begun, Ended]
+    assert [type(item) for item in news(scene)] == [StormBegun, StormEnded]
     scene.unlink("g")
     assert silent(scene.fire()) == uids
     assert news(scene) == []
@@ -306,7 +306,7 @@ def test_after_a_storm_only_users_that_come_due_later_count(
         assert guard_of(scene).begun == 1
         return
     assert records == []
-    assert news(scene)[-1] == Begun("g", 12, 21, HOLD_S - 0.5, ONLY)
+    assert news(scene)[-1] == StormBegun("g", 12, 21, HOLD_S - 0.5, ONLY)
     assert silent(scene.wait(HOLD_S - 0.5, "g")) == later
 
 
@@ -320,7 +320,7 @@ def test_users_judged_before_a_storm_do_not_count_after_it(scene: Scene) -> None
     scene.wait(1, "g")
     speak(scene, rest[1:])
     assert scene.wait(1, "g") == []
-    assert news(scene) == [Begun("g", 16, 30, HOLD_S - 0.5, ONLY)]
+    assert news(scene) == [StormBegun("g", 16, 30, HOLD_S - 0.5, ONLY)]
     scene.wait(HOLD_S - 1, "g")
     # If the fifteen still counted, this user would begin a storm again.
     scene.login("g", ["short"], timeout=5)
@@ -333,7 +333,7 @@ def test_a_storm_ends_at_once_when_all_have_spoken(scene: Scene) -> None:
     scene.wait(30.5, "g")
     speak(scene, uids)
     assert scene.wait(0, "g") == []
-    assert news(scene)[1:] == [Ended("g", BY_CALM, 20, 0)]
+    assert news(scene)[1:] == [StormEnded("g", BY_CALM, 20, 0)]
     assert guard_of(scene).storms(scene.now) == []
 
 
@@ -347,13 +347,13 @@ def test_a_storm_goes_on_while_too_many_were_judged_before_it(scene: Scene) -> N
     scene.pass_time(9.5)
     gone = [uid for _ in range(11) for uid in silent(scene.wait(1, "g"))]
     assert gone == uids[:10]
-    assert news(scene) == [Begun("g", 11, 20, HOLD_S - 0.5, ONLY)]
+    assert news(scene) == [StormBegun("g", 11, 20, HOLD_S - 0.5, ONLY)]
     speak(scene, uids[10:])
     # Those ten count for half a minute; when five of them are left, the storm may end.
     assert scene.wait(HOLD_S - 1, "g") == []
     assert news(scene) == []
     assert scene.wait(6, "g") == []
-    assert news(scene) == [Ended("g", BY_TIME, 1, 0)]
+    assert news(scene) == [StormEnded("g", BY_TIME, 1, 0)]
 
 
 def test_one_gateways_storm_can_be_released_or_all(scene: Scene) -> None:
@@ -371,7 +371,7 @@ def test_one_gateways_storm_can_be_released_or_all(scene: Scene) -> None:
     released = guard.release(None, scene.now)
     assert [storm.gateway for storm in released] == ["g", "i"]
     assert news(scene) == [
-        Ended(name, BY_COMMAND, 0, 21 if name == "h" else 20) for name in "hgi"
+        StormEnded(name, BY_COMMAND, 0, 21 if name == "h" else 20) for name in "hgi"
     ]
     assert len(scene.fire()) == 40
 
@@ -384,7 +384,7 @@ def test_a_gateway_that_comes_back_fresh_ends_its_storm_and_begins_none(
     scene.link("g")
     records = scene.lose("g", limit=3)
     assert sorted(silent(records)) == sorted(uids)
-    assert news(scene)[1:] == [Ended("g", BY_FRESH, 0, 20)]
+    assert news(scene)[1:] == [StormEnded("g", BY_FRESH, 0, 20)]
     scene.login("g", uids)
     scene.wait(20, "g")
     speak(scene, uids[5:])
@@ -432,7 +432,7 @@ def test_the_likely_cause_is_where_most_of_the_other_users_are(
     for name, (due, count) in everyone.items():
         speak(scene, users(count, name)[due:], name)
     scene.wait(15.5, *everyone)
-    begun = [item for item in news(scene) if isinstance(item, Begun)]
+    begun = [item for item in news(scene) if isinstance(item, StormBegun)]
     assert [item.cause for item in begun if item.gateway == "g"] == [cause]
 
 
@@ -444,7 +444,7 @@ def test_users_judged_elsewhere_within_the_revolution_count_for_the_cause(
     arrive(scene, 40)
     assert silent(scene.wait(20.5, "g", "h")) == few
     assert scene.wait(10, "g", "h") == []
-    assert news(scene) == [Begun("g", 40, 40, HOLD_S - 0.5, ALL)]
+    assert news(scene) == [StormBegun("g", 40, 40, HOLD_S - 0.5, ALL)]
 
 
 def test_a_storm_is_reported_once_other_gateways_had_time_to_come_due_too(
@@ -459,7 +459,7 @@ def test_a_storm_is_reported_once_other_gateways_had_time_to_come_due_too(
     scene.wait(1.75, "g", "h")
     assert news(scene) == []
     scene.wait(0.25, "g", "h")
-    assert news(scene) == [Begun("g", 20, 20, HOLD_S - 0.5, ALL)]
+    assert news(scene) == [StormBegun("g", 20, 20, HOLD_S - 0.5, ALL)]
     assert news(scene) == []
 
 
@@ -473,8 +473,8 @@ def test_a_storm_that_ends_before_its_report_is_reported(
     speak(scene, uids)
     scene.wait(0.5, "g")
     assert news(scene) == [
-        Begun("g", 20, 20, HOLD_S - 0.5, ONLY),
-        Ended("g", BY_CALM, 20, 0),
+        StormBegun("g", 20, 20, HOLD_S - 0.5, ONLY),
+        StormEnded("g", BY_CALM, 20, 0),
     ]
 
 
@@ -597,7 +597,7 @@ class RandomScene:
 
     def note(self) -> None:
         for item in news(self.scene):
-            if isinstance(item, Begun):
+            if isinstance(item, StormBegun):
                 assert item.gateway not in self.began
                 assert 0.5 * item.users < item.due <= item.users >= 3
                 self.began[item.gateway] = self.scene.now
@@ -653,5 +653,5 @@ def test_a_gateway_that_is_forgotten_leaves_the_guard_too(scene: Scene) -> None:
     arrive(scene, 20, "new")
     assert scene.gateway("new").number == number
     assert len(scene.wait(5, "new")) == 0
-    assert news(scene)[-1] == Ended("old", BY_CALM, 20, 0)
+    assert news(scene)[-1] == StormEnded("old", BY_CALM, 20, 0)
     assert scene.presence.held(scene.now)[STORM] == 0

@@ -71,7 +71,7 @@ class Modelled(Rig):
         self.on_disk: dict[int, Expected] = {}
         self.snapshots: deque[dict[int, Expected]] = deque()
         # A ring of a minute: the reference is slow to make a large one.
-        super().__init__(wheel_class, ladder=SHORT, slots=60, **limits)
+        super().__init__(wheel_class, retry_policy=SHORT, slots=60, **limits)
 
     # --- the model ----------------------------------------------------------------
 
@@ -612,7 +612,7 @@ def test_many_timers_of_one_gateway_do_not_delay_the_one_of_another(
 def test_undelivered_runs_do_not_keep_other_timers_from_the_ring(
     wheel_class: WheelClass,
 ) -> None:
-    rig = Rig(wheel_class, ladder=SHORT, max_loaded=10, rows_at_once=3)
+    rig = Rig(wheel_class, retry_policy=SHORT, max_loaded=10, rows_at_once=3)
     rig.handed["away"] = 0
     for number in range(30):
         rig.after(f"k{number}", 1, gateway="away")
@@ -636,7 +636,7 @@ def absent(rig: Rig, seconds: float) -> None:
 def test_time_in_which_the_gateway_was_not_read_does_not_count_for_a_run(
     wheel_class: WheelClass,
 ) -> None:
-    rig = Rig(wheel_class, ladder=RETRY_POLICY)
+    rig = Rig(wheel_class, retry_policy=RETRY_POLICY)
     rig.after("k", 1)
     rig.wait(1.1)
     assert len(rig.log) == 1
@@ -656,7 +656,7 @@ def test_time_in_which_the_gateway_was_not_read_does_not_count_for_a_run(
 def test_a_run_gets_all_of_its_time_again_after_a_restart(
     wheel_class: WheelClass,
 ) -> None:
-    rig = Rig(wheel_class, ladder=RETRY_POLICY)
+    rig = Rig(wheel_class, retry_policy=RETRY_POLICY)
     rig.after("k", 1)
     rig.wait(1.1)
     rig.start(wall_ms=rig.wall_ms + 3_600_000)  # an hour later
@@ -669,7 +669,7 @@ def test_a_run_gets_all_of_its_time_again_after_a_restart(
 def test_a_run_ends_however_often_the_gateway_was_not_read(
     wheel_class: WheelClass,
 ) -> None:
-    rig = Rig(wheel_class, ladder=RETRY_POLICY)
+    rig = Rig(wheel_class, retry_policy=RETRY_POLICY)
     rig.after("k", 1)
     rig.wait(1.1)
     for _ in range(3 * MOST_ABSENCES):
@@ -684,7 +684,9 @@ def test_a_run_ends_however_often_the_gateway_was_not_read(
 def test_a_run_that_its_gateway_was_not_handed_is_seldom_looked_at(
     wheel_class: WheelClass, run_s: int, again_s: int
 ) -> None:
-    rig = Rig(wheel_class, ladder=RetryPolicy(run_s * 1_000, RETRY_POLICY.waits_ms))
+    rig = Rig(
+        wheel_class, retry_policy=RetryPolicy(run_s * 1_000, RETRY_POLICY.waits_ms)
+    )
     rig.handed["g"] = 0
     rig.after("k", 1)
     rig.wait(1.1)

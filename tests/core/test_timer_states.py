@@ -25,7 +25,7 @@ from liveness.core.timer_states import (
     TimerCommand,
     TimerState,
     TimerTransaction,
-    without_new,
+    split_new_timers,
 )
 from liveness.core.wheel import Wheel
 from tests.core.timers_rig import Rig
@@ -42,7 +42,7 @@ SOON_S: Final = 0.03
 
 @pytest.fixture
 def rig(wheel_class: WheelClass) -> Rig:
-    """Timers with the ladder as it is by default, and none yet."""
+    """Timers with the retry_policy as it is by default, and none yet."""
     return Rig(wheel_class)
 
 
@@ -247,7 +247,7 @@ def test_a_run_that_was_not_handed_over_uses_up_no_attempt(rig: Rig) -> None:
 def test_an_undelivered_run_begins_anew_and_takes_no_attempt(
     wheel_class: WheelClass,
 ) -> None:
-    rig = Rig(wheel_class, ladder=RETRY_POLICY._replace(waits_ms=()))
+    rig = Rig(wheel_class, retry_policy=RETRY_POLICY._replace(waits_ms=()))
     rig.after("k", 1, "payload")
     (first,) = rig.wait(1 + SOON_S)
     rig.wait(5)
@@ -351,9 +351,9 @@ def test_orders_that_need_no_larger_table_pass_new_timers_of_other_keys() -> Non
         other,
     ]
     now = [done, fire, exts["a"], exts["b"]]
-    assert without_new(orders) == (now, [first, behind, exts["a"], other])
+    assert split_new_timers(orders) == (now, [first, behind, exts["a"], other])
     # Where one of a gateway waits already, its others wait as well, and none of others.
-    assert without_new(orders, {("a", "old")}) == (
+    assert split_new_timers(orders, {("a", "old")}) == (
         [fire, exts["a"], exts["b"], other],
         [first, done, behind, exts["a"]],
     )

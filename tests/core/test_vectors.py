@@ -96,7 +96,7 @@ class Sidecar:
             match request:
                 case records.Refusal():
                     self._refused(request)
-                case records.SignsOfLife():
+                case records.ActivityBatch():
                     self._heard(request)
                 case records.Ack(seq, n) if seq >= NEXT:
                     # Only the service knows `next`, so it refuses this one.
@@ -117,7 +117,7 @@ class Sidecar:
         refusal = self.link.refuse(code, text, AT.now, n=n, frame=frame, index=index)
         self._refused(refusal)
 
-    def _heard(self, signs: records.SignsOfLife) -> None:
+    def _heard(self, signs: records.ActivityBatch) -> None:
         uids, conns = signs.uids, signs.conns
         names = [records.EVENTS[event] for event in signs.events]
         gateway = self.presence.gateway("gateway-1")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveness.core.records import ListedSigns, Uid
+from liveness.core.records import ListedActivity, Uid
 from liveness.core.table import EXACT_START, OWN_TIMEOUT, RENEWED, Entry
 from liveness.core.uids import is_uid
 from liveness.core.wheel import (
@@ -147,7 +147,7 @@ class Model:
         uids: list[Uid] = [uid for uid, _, _ in touches]  # type: ignore[misc]
         conns = [conn for _, conn, _ in touches]
         events = bytearray(event for _, _, event in touches)
-        signs = ListedSigns(uids, conns, events)
+        signs = ListedActivity(uids, conns, events)
         assert left == self.wheel.touch(
             gateway, signs, now=self.now, mono=self.now + 0.5
         )
@@ -718,4 +718,4 @@ def test_places_that_were_given_back_are_used_again(wheel_class: WheelClass) -> 
 def test_a_deadline_past_all_layers_is_refused(wheel_class: WheelClass) -> None:
     model = Model(wheel_class, timeout=1, slots=2)
     with pytest.raises(ValueError, match="too far"):
-        model.wheel.touch(0, ListedSigns(), now=1e9, mono=0)
+        model.wheel.touch(0, ListedActivity(), now=1e9, mono=0)

@@ -61,7 +61,7 @@ class Rig:
         self,
         wheel_class: type[Wheel],
         *,
-        ladder: RetryPolicy = RETRY_POLICY,
+        retry_policy: RetryPolicy = RETRY_POLICY,
         max_live: int = PLENTY,
         max_loaded: int = PLENTY,
         rows_at_once: int = PLENTY,
@@ -69,7 +69,7 @@ class Rig:
         slots: int = RING_SLOTS,
     ) -> None:
         self.wheel_class = wheel_class
-        self.ladder = ladder
+        self.retry_policy = retry_policy
         self.max_live, self.max_loaded = max_live, max_loaded
         self.rows_at_once, self.taken_at_once = rows_at_once, taken_at_once
         self.slots = slots  # of a second each
@@ -98,7 +98,7 @@ class Rig:
             at=self.began,
             next_id=max(self.table, default=0) + 1,
             states=dict(self.states),
-            ladder=self.ladder,
+            retry_policy=self.retry_policy,
             max_live=self.max_live,
             max_loaded=self.max_loaded,
         )
@@ -148,7 +148,7 @@ class Rig:
             lot = self.given.popleft()
             orders += lot.orders
             self.log += lot.records
-        done = TimerTransaction(orders, self._found(orders), self.ladder)
+        done = TimerTransaction(orders, self._found(orders), self.retry_policy)
         new = {order.timer.id: order.payload for order in done.added}
         for timer in done.changed:
             former = self.table.get(timer.id)

@@ -17,7 +17,7 @@ from liveness.demo.picture import Scene, drawn
 from liveness.demo.plain_lines import PlainLines, summary
 from liveness.demo.plans import MOST_REMINDERS, Behaviour, planned
 from liveness.demo.referee import FAULTS, Referee
-from liveness.demo.script import ACTIONS, MOST_STEPS, ScriptError, Step, parsed
+from liveness.demo.script import ACTIONS, MOST_STEPS, ScriptError, Step, parsed_script
 from liveness.demo.wheel_metrics import WheelMetrics, parsed_metrics
 
 # --- what it refuses ----------------------------------------------------------------------
@@ -55,13 +55,15 @@ def test_a_folder_too_long_for_a_socket_is_refused_before_anything_starts(
 
 
 def test_a_script_is_followed_in_order_of_time() -> None:
-    assert parsed("10 gateway, 5 silence,7.5  stop 2 , 8 silence 20", seconds=40) == [
+    assert parsed_script(
+        "10 gateway, 5 silence,7.5  stop 2 , 8 silence 20", seconds=40
+    ) == [
         Step(5, "silence", 100),
         Step(7.5, "stop", 2),
         Step(8, "silence", 20),
         Step(10, "gateway", 0),
     ]
-    assert parsed("", seconds=40) == []
+    assert parsed_script("", seconds=40) == []
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_a_script_is_followed_in_order_of_time() -> None:
 )
 def test_a_bad_script_says_what_where_and_what_to_do(script: str, message: str) -> None:
     with pytest.raises(ScriptError, match=re.escape(message)):
-        parsed(script, seconds=40)
+        parsed_script(script, seconds=40)
 
 
 # --- the plans ----------------------------------------------------------------------------

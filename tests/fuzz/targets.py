@@ -26,12 +26,12 @@ from liveness.core.framing import (
 )
 from liveness.core.records import (
     GATEWAY,
+    ActivityBatch,
     Hello,
     Login,
     Logout,
     Refusal,
     Request,
-    SignsOfLife,
     Uid,
     Where,
 )
@@ -229,7 +229,7 @@ class World:
         match request:
             case Hello() if request.role == GATEWAY:
                 self._introduce(number, request)
-            case SignsOfLife():
+            case ActivityBatch():
                 for n, position, index in self.sessions.signs_of_life(name, request):
                     uid, _, event = request.at(position)
                     said = EVENTS[event - 1]

@@ -39,7 +39,7 @@ def checked(
     given = bound.arguments
     assert file is not None or not given.get("config"), f"{command}: which file?"
     if "script" in given:
-        script.parsed(given["script"], seconds=given.get("seconds", 40))
+        script.parsed_script(given["script"], seconds=given.get("seconds", 40))
     return load(
         _settings(bound),
         file=file,

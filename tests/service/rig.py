@@ -123,7 +123,7 @@ class Rig:
 
     def door(self, name: str = "http") -> Middleware:
         """What answers HTTP, without a server."""
-        return self.sidecar._gate(name, lambda _: None)
+        return self.sidecar.http_app(name, lambda _: None)
 
     async def connect(self) -> Caller:
         caller = Caller(await anyio.connect_unix(self._path))
@@ -201,7 +201,9 @@ async def running(
     with (
         closing(LogStore(config.state.dir)) as store,
         closing(
-            TimerStore(config.state.dir, log=store.log, ladder=config.timers.ladder)
+            TimerStore(
+                config.state.dir, log=store.log, retry_policy=config.timers.retry_policy
+            )
         ) as table,
         listen(config.socket.path) as listener,
     ):

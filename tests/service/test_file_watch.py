@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from liveness.errors import StateError
-from liveness.service.common.logs import SAY_AGAIN_S
+from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.file_watch import CHECK_EVERY_S
 from liveness.service.links.sockets import listening
 from tests.service.rig import Rig, running
@@ -56,7 +56,7 @@ async def test_a_lost_file_of_the_state_is_reported_until_it_is_back(
         folder = rig.store.folder
         assert why.startswith(f"state directory {folder}: {name} removed or replaced")
         assert rig.sidecar.status.startswith("not ready: ")
-        await trio.sleep(3 * SAY_AGAIN_S)
+        await trio.sleep(3 * REPEAT_LOG_S)
         assert len(errors(logs)) == 4
         assert errors(logs)[-1]["why"] == why
     back()

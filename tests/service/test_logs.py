@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import pytest
 import structlog
 
-from liveness.service.common.logs import MAX_LINES, Every, configure
+from liveness.service.common.logs import MAX_LINES, LogThrottle, configure
 
 SOON_S = 5  # long after everything here has happened
 
@@ -233,7 +233,7 @@ class Said:
     def __init__(self, *, max_keys: int = 10) -> None:
         self.now = 0.0
         self.lines: list[tuple[str, dict[str, object]]] = []
-        self.every = Every(10.0, clock=lambda: self.now, max_keys=max_keys)
+        self.every = LogThrottle(10.0, clock=lambda: self.now, max_keys=max_keys)
 
     def at(self, now: float, key: str) -> None:
         self.now = now

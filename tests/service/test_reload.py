@@ -77,7 +77,7 @@ async def test_settings_take_effect_after_a_reading_that_hangs(
 async def test_readings_that_hang_take_only_a_few_threads(
     rig: Rig, jumping: MockClock
 ) -> None:
-    mount, access = Mount(rig.sidecar.config), rig.engine.book.access
+    mount, access = Mount(rig.sidecar.config), rig.engine.registry.access
     settings = reloader(rig, mount)
     for times in range(1, MOST_READINGS + 1):
         with structlog.testing.capture_logs() as logs:
@@ -98,7 +98,7 @@ async def test_readings_that_hang_take_only_a_few_threads(
     with structlog.testing.capture_logs() as logs:
         await settings.reload()
     assert [line["event"] for line in logs] == [READ]
-    assert rig.engine.book.access == access
+    assert rig.engine.registry.access == access
 
 
 @pytest.mark.parametrize("target", ["/v1/feed", "/v1/feed?kind=offline", "/v1/live"])
@@ -117,14 +117,14 @@ async def test_a_new_token_ends_only_streams_of_the_old_one(
         settings = Reloader(
             sidecar.config, lambda: sidecar.config, sidecar, group=os.getegid()
         )
-        door = sidecar._gate("http", lambda _: None)
+        door = sidecar.http_app("http", lambda _: None)
         headers = {"authorization": "Bearer the-token-until-now"}
         if signs_in:
             signed = sidecar.token.sign(Clock().wall_ms() / 1_000)
             headers = {"cookie": f"liveness={signed}"}
         async with (
             reading(door, target, headers=headers) as reader,
-            reading(sidecar._gate("admin", lambda _: None), target) as admin,
+            reading(sidecar.http_app("admin", lambda _: None), target) as admin,
         ):
             await reader.events(1)
             await admin.events(1)

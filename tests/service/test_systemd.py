@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from liveness.errors import StartError
-from liveness.service.components import HAND_DEAD_S
+from liveness.service.components import TURN_DEAD_S
 from liveness.service.systemd import STATUS_EVERY_S, ServiceManager, passed_sockets
 from tests.service.rig import Rig
 
@@ -243,10 +243,10 @@ async def test_the_sign_of_life_ends_while_the_hand_stands_still(
         with monkeypatch.context() as stuck:
             stuck.setattr(rig.engine, "turn", lambda: trio.current_time() + 1)
             await trio.sleep(60)
-            assert rig.sidecar.why_ill()
+            assert rig.sidecar.why_unhealthy()
         signs = notify()
         alive = [lines for lines in signs if "WATCHDOG=1" in lines]
-        assert len(alive) <= HAND_DEAD_S / 2 + 1
+        assert len(alive) <= TURN_DEAD_S / 2 + 1
         assert signs[-1][0].startswith("STATUS=not ready: the hand stands still")
         await trio.sleep(4)
         assert notify()[-1] == ["WATCHDOG=1", status]

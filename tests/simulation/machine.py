@@ -253,8 +253,10 @@ class Machine:
         config = self._config(folder, self.socket)
         with closing(LogStore(folder)) as store:
             before = files(folder)
-            ladder = config.timers.ladder
-            with closing(TimerStore(folder, log=store.log, ladder=ladder)) as table:
+            retry_policy = config.timers.retry_policy
+            with closing(
+                TimerStore(folder, log=store.log, retry_policy=retry_policy)
+            ) as table:
                 load(config, store, table, self.clock, self._access)
                 return torn(before, files(folder), self._random)
 
@@ -268,8 +270,8 @@ class Machine:
         config = self._config(life.folder, self.socket)
         with ExitStack() as stack:
             store = stack.enter_context(closing(LogStore(life.folder)))
-            ladder = config.timers.ladder
-            table = TimerStore(life.folder, log=store.log, ladder=ladder)
+            retry_policy = config.timers.retry_policy
+            table = TimerStore(life.folder, log=store.log, retry_policy=retry_policy)
             stack.enter_context(closing(table))
             listener = stack.enter_context(listening(self.socket))
             self.sidecar = load(config, store, table, self.clock, self._access)

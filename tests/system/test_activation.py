@@ -27,14 +27,14 @@ STUCK = """
 import sys, trio
 from liveness.cli.main import main
 from liveness.service import components
-from liveness.service.engine.engine import turn_for_ever
+from liveness.service.engine.engine import run_turns
 
 async def turn_once(engine):
     with trio.move_on_after(1):
-        await turn_for_ever(engine)
+        await run_turns(engine)
     await trio.sleep_forever()
 
-components.turn_for_ever = turn_once
+components.run_turns = turn_once
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -17,7 +17,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from liveness.bench import OTHERS, QUICK, SCENARIOS, floors
+from liveness.bench import COMPARED_SYSTEMS, QUICK, SCENARIOS, floors
 from liveness.bench.drain import Drain
 from liveness.bench.load import LoadError
 from liveness.bench.redis import RedisServer, command
@@ -29,7 +29,7 @@ from tests.helpers.tree import ROOT
 
 SCHEMA = json.loads((ROOT / "liveness/bench/report.schema.json").read_text())
 END_S = 60  # long after everything here has happened
-OURS_ONLY = [f"--without={name}" for name in OTHERS]
+OURS_ONLY = [f"--without={name}" for name in COMPARED_SYSTEMS]
 
 # What is promised of up to 100,000 users at any load: which figure of which scenario may
 # reach how much of what.
@@ -131,7 +131,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("bench")
     report = folder / "report"
     # One other system: each of the rest has its own run below.
-    without = [f"--without={name}" for name in OTHERS if name != "redis"]
+    without = [f"--without={name}" for name in COMPARED_SYSTEMS if name != "redis"]
     with started(folder / "t", "--json", str(report), *without) as bench:
         out, err = bench.communicate(timeout=3 * END_S)
     assert bench.returncode in (0, 1), err
@@ -146,7 +146,7 @@ def test_the_report_has_finite_figures_of_every_scenario_and_keeps_its_schema(
     assert run.report["parameters"]["scenarios"] == [*SCENARIOS]
     assert all(run.report["machine"].values())
     assert run.report["left_out"] == [
-        f"{name}: by --without" for name in OTHERS if name != "redis"
+        f"{name}: by --without" for name in COMPARED_SYSTEMS if name != "redis"
     ]
     figures = run.report["figures"]
     assert [*dict.fromkeys(figure["scenario"] for figure in figures)] == [*SCENARIOS]
@@ -268,7 +268,7 @@ def test_each_system_takes_signs_of_life_and_tells_who_fell_silent(
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", COMPARED_SYSTEMS)
 def test_of_each_system_there_is_what_it_costs_and_how_late_it_tells(
     name: str, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from time import perf_counter
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from liveness.service.common.logs import SAY_AGAIN_S
+from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.links.acceptor import PAUSE_S
 from tests.system.client import Client
 from tests.system.conftest import Start
@@ -136,7 +136,7 @@ def test_without_a_descriptor_links_go_on_and_newcomers_wait_until_others_leave(
         assert tries <= took / PAUSE_S + 1
         assert used <= took / 2
         said = [line for line in sidecar.lines if line["event"] == REFUSED]
-        assert len(said) <= 1 + took // SAY_AGAIN_S
+        assert len(said) <= 1 + took // REPEAT_LOG_S
         # The rest of them is let in as soon as some have gone.
         for sock in crowd:
             sock.close()

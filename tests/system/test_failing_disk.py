@@ -17,8 +17,8 @@ import pytest
 from liveness.core.records import Record
 from liveness.core.timer_states import LIVE, CancelTimer, CreateTimer, TimerState
 from liveness.errors import StateError
-from liveness.service.common.logs import SAY_AGAIN_S
-from liveness.service.storage.database import beside, is_full
+from liveness.service.common.logs import REPEAT_LOG_S
+from liveness.service.storage.database import companions, is_full
 from liveness.service.storage.disk_reserve import RESERVE_BYTES, WAL_ROOM_BYTES, Reserve
 from liveness.service.storage.log_store import Batch, LogStore
 from liveness.service.storage.log_writer import COMMIT_RECORDS
@@ -161,7 +161,7 @@ def is_survived(sidecar: Sidecar, trouble: AbstractContextManager[None]) -> None
         assert not watcher.records
     assert readiness_until(sidecar, 200) == []
     # Said once a minute, however often it was tried.
-    most = 1 + (perf_counter() - began) // SAY_AGAIN_S
+    most = 1 + (perf_counter() - began) // REPEAT_LOG_S
     for event in (LOG_FAILS, TIMERS_FAIL):
         assert len([line for line in sidecar.lines if line["event"] == event]) <= most
     assert gateway.expect("pong") == ["after all that"]
@@ -343,7 +343,7 @@ def test_a_disk_without_room_for_the_index_of_a_wal_is_full(
 ) -> None:
     state = disk_with_room / "state"
     with closing(LogStore(state)), closing(TimerStore(state, log="a")) as table:
-        log, index, _ = beside(table.path)
+        log, index, _ = companions(table.path)
         seqs = count(1)
         # The first part of the index is for 4,062 frames.
         while log.stat().st_size < 4_050 * (24 + PAGE_BYTES):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from liveness.console.terminal import is_for_colours
+from liveness.console.terminal import wants_colours
 from tests.system.conftest import Start
 from tests.system.sidecar import Sidecar
 from tests.system.tty import Tty
@@ -100,4 +100,4 @@ def test_a_terminal_gets_colours_unless_somebody_minds(
         monkeypatch.setenv(variable, value)
     ours, theirs = os.openpty()
     with os.fdopen(ours), os.fdopen(theirs, "w") as terminal:
-        assert is_for_colours(terminal, when) == expected
+        assert wants_colours(terminal, when) == expected

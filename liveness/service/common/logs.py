@@ -19,7 +19,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from liveness.text import escaped
 
 # A lasting condition is logged again this often.
-SAY_AGAIN_S: Final = 60.0
+REPEAT_LOG_S: Final = 60.0
 # Far more keys than a sidecar uses in normal operation. It bounds the memory that a link
 # can take up by inventing names.
 MAX_KEYS: Final = 1_000
@@ -86,7 +86,7 @@ def drain() -> None:
         handler.flush()
 
 
-class Every:
+class LogThrottle:
     """Logs a repeated message once per interval and key, and counts the others.
 
     The first message of a key is logged at once. The next one that is logged has the

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 import structlog
 import trio
 
-from liveness.service.common.logs import SAY_AGAIN_S, Every
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class _WaitingCalls(set[object]):
     """All calls of this process that wait for a thread."""
 
     def __init__(self) -> None:
-        self.log_throttled = Every(SAY_AGAIN_S, clock=trio.current_time)
+        self.log_throttled = LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
 
 
 _waiting_calls: Final = trio.lowlevel.RunVar[_WaitingCalls]("waiting for a thread")

@@ -30,7 +30,7 @@ async def accept_links(
     number = 0
     acceptor = Acceptor(listener, "gateway", delivery.counts.accepts_put_off)
     async with trio.open_nursery() as nursery:
-        with engine.book.accepting:
+        with engine.registry.accepting:
             while True:
                 engine.draining_backlog = (
                     engine.draining_backlog and acceptor.has_waiting()
@@ -51,16 +51,16 @@ async def accept_links(
                     number=number,
                     opened_at=engine.attended,
                 )
-                engine.book.opened(link)
+                engine.registry.opened(link)
                 if engine.draining_backlog:
                     link.must_read_bytes = link.unread()
                 nursery.start_soon(_serve, link, engine)
-                if engine.book.is_crowded:
+                if engine.registry.is_crowded:
                     # First let the engine read the hellos of these links, and end some of
                     # those that have sent none.
-                    engine.book.thinned.clear()
+                    engine.registry.handshakes_expired.clear()
                     engine.turn_wanted.notify()
-                    await engine.book.thinned.wait()
+                    await engine.registry.handshakes_expired.wait()
 
 
 async def _serve(link: SocketLink, engine: Engine) -> None:
@@ -73,8 +73,8 @@ async def _serve(link: SocketLink, engine: Engine) -> None:
     except Exception:
         # A bug of the sidecar: this link ends, the others go on.
         _log.exception("a fault of the sidecar", link=link.number)
-        engine.book.count_fault()
-        link.tell_of_a_fault()
+        engine.registry.count_fault()
+        link.send_fault()
     finally:
         link.outbox.close()
         link.is_open = False

@@ -16,6 +16,7 @@ from liveness.core.records import (
     EVENTS,
     GATEWAY,
     Ack,
+    ActivityBatch,
     After,
     Answer,
     Cancel,
@@ -27,7 +28,6 @@ from liveness.core.records import (
     Ping,
     Refusal,
     Request,
-    SignsOfLife,
     Where,
 )
 from liveness.core.timer_scheduler import TimerScheduler
@@ -40,7 +40,7 @@ from liveness.service.storage.log_writer import LogWriter
 
 # Places of the wheel's table searched in one turn for sessions to reset, for all gateways
 # together: some milliseconds.
-LOSE_STEPS: Final = 2_000
+RESET_STEPS: Final = 2_000
 # Gateways welcomed in one turn after a reset. Each may have sent a piece of frames in the
 # meantime, which is applied with its welcome.
 WELCOMES: Final = 5
@@ -105,7 +105,7 @@ class Dispatcher:
     def _apply(self, link: SocketLink, request: Request, at: Instant) -> None:
         gateway = link.gateway
         match request:
-            # First, as these come in large numbers, and the match of `SignsOfLife`, an
+            # First, as these come in large numbers, and the match of `ActivityBatch`, an
             # abstract class, is slow.
             case After():
                 if not self._scheduler.after(self._name(link), request, at):
@@ -116,7 +116,7 @@ class Dispatcher:
                 self._scheduler.cancel(self._name(link), request, at)
             case Answer():
                 self._scheduler.answer(self._name(link), request, at)
-            case SignsOfLife():
+            case ActivityBatch():
                 assert gateway is not None
                 for n, position, index in self._presence.heard(gateway, request, at):
                     uid, _conn, event = request.at(position)
@@ -221,7 +221,7 @@ class Dispatcher:
     # --- hello ----------------------------------------------------------------
 
     def _introduce(self, link: SocketLink, hello: Hello, at: Instant) -> None:
-        refusal = self._registry.objection(link, hello)
+        refusal = self._registry.refusal_for(link, hello)
         if refusal is not None:
             self._registry.refuse(link, refusal)
             return
@@ -274,7 +274,7 @@ class Dispatcher:
 
     def _welcome(self, link: SocketLink, hello: Hello) -> None:
         self._log_writer.take_over(self._presence.decided)
-        self._handshake.greet(link, hello, newest=self._presence.decided.next_seq - 1)
+        self._handshake.welcome(link, hello, newest=self._presence.decided.next_seq - 1)
 
     # --- resets: gateways that came back fresh ---------------------------------
 
@@ -299,7 +299,9 @@ class Dispatcher:
             reset.gateway for reset in self._resets.values() if reset.gateway.users
         ]
         if gateways:
-            place = self._presence.lose(gateways, self._place, at, limit=LOSE_STEPS)
+            place = self._presence.reset_sessions(
+                gateways, self._place, at, limit=RESET_STEPS
+            )
             self._place = max(0, place)
         welcomed = list[SocketLink]()
         for number, reset in list(self._resets.items()):

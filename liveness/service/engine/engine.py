@@ -15,7 +15,7 @@ import trio
 
 from liveness.compiled import Reader
 from liveness.core.attended_clock import AttendedClock, WindowedMax
-from liveness.core.clearance import DISK, STANDS
+from liveness.core.clearance import DISK, PAUSED
 from liveness.core.conversation import Conversation
 from liveness.core.presence import Presence, UserStatus
 from liveness.core.records import GATEWAY, Cancel, Instant, Uid
@@ -34,7 +34,7 @@ from liveness.service.storage.log_writer import LogWriter
 
 # Offlines decided in one turn, over all gateways. Turns follow each other at once while
 # there are more, so this bounds the length of a turn, not the rate.
-FIRE_PER_PASS: Final = 1_000
+FIRE_PER_TURN: Final = 1_000
 # Offlines decided in one turn between limits.pause_firing and twice as many that wait for
 # the disk. A mass offline of one gateway then does not hold up the few of another, which
 # come first in an equal share.
@@ -88,8 +88,8 @@ class Engine:
         handshake: Handshake,
     ) -> None:
         self.presence = presence
-        self.timetable = scheduler
-        self.book = registry
+        self.scheduler = scheduler
+        self.registry = registry
         self.turn_wanted = Notifier()  # before the next turn is due
         self.timers_wanted = Notifier()  # timers are due, or must be loaded
         self.last_turn_at = clock.mono()
@@ -152,7 +152,7 @@ class Engine:
         Recent turns count, since this is read between turns, when none is late.
         """
         mono = self._clock.mono()
-        return max(mono - self._turns_at, self._lags.of_late(mono), 0.0)
+        return max(mono - self._turns_at, self._lags.recent(mono), 0.0)
 
     def new_conversation(self) -> Conversation:
         """Make the state machine of a new link."""
@@ -167,10 +167,10 @@ class Engine:
         self._turns_at = self.last_turn_at = self._clock.mono()
         self._attended.begin(mono=self._turns_at, cpu=self._clock.cpu())
         if len(self.presence):
-            self._attended.stand(self._turns_at, reconnect_grace=0.0)
+            self._attended.pause(self._turns_at, reconnect_grace=0.0)
             self.draining_backlog = True
         # A gateway cannot answer its timers before it is back.
-        self.timetable.was_absent(
+        self.scheduler.was_absent(
             self._turns_at, self._turns_at + self._attended.reconnect_grace
         )
 
@@ -181,7 +181,7 @@ class Engine:
 
     def closed(self, link: SocketLink) -> None:
         """Forget a link whose socket is closed."""
-        self.book.closed(link)
+        self.registry.closed(link)
         self._reader.discard(link)
         self.turn_wanted.notify()
 
@@ -203,25 +203,25 @@ class Engine:
     def _account_time(self, mono: float) -> float:
         """Advance the clocks and the wheel; return attended seconds."""
         self._lags.note(max(0.0, mono - self._turns_at), mono)
-        attended, paused_since = self._attended, self._attended.stands_since
+        attended, paused_since = self._attended, self._attended.paused_since
         now = attended.turn(
             mono=mono,
             cpu=self._clock.cpu(),
             asked=self._asked,
             reading_paused=self._reading_paused,
         )
-        if attended.stands_since != paused_since:
+        if attended.paused_since != paused_since:
             # Bytes that arrived before the pause: they must be read before anyone is
             # judged. Only these, since a link that floods is never read empty.
-            for link in self.book.links.values():
+            for link in self.registry.links.values():
                 link.must_read_bytes = link.unread()
         self._check_disk()
         # Time in which a link is not read does not count as a missing answer to a timer.
         if attended.is_paused or self._reading_paused:
-            self.timetable.was_absent(self.last_turn_at, mono)
+            self.scheduler.was_absent(self.last_turn_at, mono)
         else:
             for name in self._reader.held_back:
-                self.timetable.was_absent(self.last_turn_at, mono, name)
+                self.scheduler.was_absent(self.last_turn_at, mono, name)
         self._reader.hold_back(now)
         self.last_turn_at = mono
         self.presence.advance(now, self.presence.wheel.steps)
@@ -250,12 +250,12 @@ class Engine:
         if not self._reading_paused:
             has_more = self._reader.read_ready(now)
             if self._attended.is_paused:
-                self._attended.caught_up(
+                self._attended.resume_if_caught_up(
                     mono=self._clock.mono(),
                     all_read=not self.draining_backlog
                     and not any(
                         link.must_read_bytes and link.is_open
-                        for link in self.book.links.values()
+                        for link in self.registry.links.values()
                     ),
                 )
         # A hello that was read just now may have begun a reset.
@@ -263,8 +263,8 @@ class Engine:
 
     def _fire(self, mono: float, now: float) -> int:
         """Judge due users and call for due timers; return how many users were judged."""
-        self.timetable.advance(mono)
-        if self.timetable.has_due or self.timetable.wants_filling:
+        self.scheduler.advance(mono)
+        if self.scheduler.has_due or self.scheduler.wants_filling:
             self.timers_wanted.notify()
         fired = 0
         if not self._attended.is_paused:
@@ -276,14 +276,14 @@ class Engine:
         """End links that have sent no hello in time."""
         if self._reading_paused:
             return
-        for link in self.book.slow(now):
+        for link in self.registry.expired_handshakes(now):
             # Its hello may lie unread, as after a long turn. It is in the first piece;
             # reading all that a crowd sends behind its hellos could take seconds.
             self._reader.read(
                 link, now, must_read_bytes=min(link.unread(), PIECE_BYTES)
             )
-            self.book.send_away(link, now)
-        self.book.thinned.notify()
+            self.registry.expire_handshake(link, now)
+        self.registry.handshakes_expired.notify()
 
     def _do_periodic_work(self, mono: float, now: float) -> None:
         if mono >= self._promises_at and not self._reading_paused:
@@ -291,14 +291,14 @@ class Engine:
             self._check_promises(now)
         if mono >= self._unread_at:
             self._unread_at = mono + UNREAD_EVERY_S
-            self.book.end_unread(now)
+            self.registry.end_unread(now)
         if mono >= self._cursors_at:
             self._cursors_at = mono + CURSORS_EVERY_S
-            for link in self.book.named.values():
+            for link in self.registry.named.values():
                 link.outbox.follow()
             self._forget_gateways(now)
             for gateway in self.presence.timeouts_over(now):
-                self._log_writer.keep_in_force(gateway.name, gateway.in_force)
+                self._log_writer.store_longest_timeout(gateway.name, gateway.in_force)
         self._warnings.check_timeouts(mono, now)
 
     def commit(self) -> None:
@@ -330,7 +330,7 @@ class Engine:
 
     def timers_changed(self) -> None:
         """Note that timers were loaded or changed: one may be due before the next turn."""
-        if self.timetable.next_due() < self._turns_at:
+        if self.scheduler.next_due() < self._turns_at:
             self.turn_wanted.notify()
 
     @property
@@ -340,23 +340,23 @@ class Engine:
 
     def cancel_timer(self, gateway: str, key: str) -> None:
         """Cancel the live timer of a key, for an operator."""
-        self.timetable.cancel(gateway, Cancel(key, None), self.instant())
+        self.scheduler.cancel(gateway, Cancel(key, None), self.instant())
         self.commit()
 
     def retry_timer(self, gateway: str, key: str) -> None:
         """Try a failed or pending timer now, for an operator."""
-        self.timetable.try_again(gateway, key, self.instant())
+        self.scheduler.try_again(gateway, key, self.instant())
         self.commit()
 
     # --- users ----------------------------------------------------------------
 
-    def standing(self, uid: Uid) -> UserStatus | None:
+    def status_of(self, uid: Uid) -> UserStatus | None:
         """The status of a user; None if it is not online."""
-        status = self.presence.standing(uid, self.instant())
+        status = self.presence.status_of(uid, self.instant())
         if status is None:
             return None
         if self._attended.is_paused:
-            return replace(status, held=STANDS)
+            return replace(status, held=PAUSED)
         if status.slot is None and self.is_firing_throttled:
             return replace(status, held=DISK)
         return status
@@ -367,11 +367,11 @@ class Engine:
         """The roles and names that have a link or users."""
         gateways = self.presence.gateways.values()
         with_users = [(GATEWAY, gateway.name) for gateway in gateways if gateway.users]
-        return [*self.book.named, *with_users]
+        return [*self.registry.named, *with_users]
 
-    def why_kept(self, role: str, name: str) -> str | None:
+    def why_in_use(self, role: str, name: str) -> str | None:
         """Why a name cannot be forgotten now; None if it can."""
-        if (role, name) in self.book.named:
+        if (role, name) in self.registry.named:
             return "is connected; stop it first"
         gateway = self.presence.gateways.get(name) if role == GATEWAY else None
         if gateway is not None and gateway.users:
@@ -383,7 +383,7 @@ class Engine:
 
     def forget(self, role: str, name: str) -> None:
         """Forget a name and its cursor."""
-        assert self.why_kept(role, name) is None
+        assert self.why_in_use(role, name) is None
         self._log_writer.forget(role, name)
         _log.info("name forgotten", role=role, name=name)
 
@@ -424,7 +424,7 @@ class Engine:
     def _fire_limit(self) -> int:
         """How many users may be judged in this turn."""
         if not self.is_firing_throttled:
-            return FIRE_PER_PASS
+            return FIRE_PER_TURN
         is_half = self._log_writer.pending_ends < 2 * self._limits.pause_firing
         return FIRE_WHILE_THROTTLED if is_half else 0
 
@@ -438,8 +438,8 @@ class Engine:
             wait = HELD_SLEEP_S
         else:
             wait = min(self.presence.wheel.next_due() - now, MOST_SLEEP_S)
-            wait = min(wait, self.timetable.next_due() - mono)
-            if self.timetable.has_due:
+            wait = min(wait, self.scheduler.next_due() - mono)
+            if self.scheduler.has_due:
                 wait = min(wait, GATHER_S)
             if self._reader.has_ready or self.presence.due_gateways():
                 wait = min(wait, HELD_SLEEP_S)
@@ -457,7 +457,7 @@ class Engine:
         for gateway in [*self.presence.gateways.values()]:
             if not gateway.has_missed(now):
                 continue
-            link = self.book.named.get((GATEWAY, gateway.name))
+            link = self.registry.named.get((GATEWAY, gateway.name))
             if link is not None:
                 self._reader.read_sent(link, now)
             if gateway.has_missed(now):
@@ -468,7 +468,7 @@ class Engine:
             self._reader.add(link)
 
 
-async def turn_for_ever(engine: Engine) -> NoReturn:
+async def run_turns(engine: Engine) -> NoReturn:
     """Turn when a turn is due, or wanted before; then at least `GATHER_S` after the last."""
     while True:
         began = trio.current_time()

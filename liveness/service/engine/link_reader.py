@@ -16,7 +16,7 @@ from liveness.core.presence import Presence
 from liveness.core.records import GATEWAY
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import SAY_AGAIN_S, Every
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.engine.dispatch import Dispatcher
 from liveness.service.links.link import PIECE_BYTES, SocketLink
 from liveness.service.links.registry import LinkRegistry
@@ -57,7 +57,7 @@ class LinkReader:
         self._log_writer = log_writer
         self._counts = counts
         self._max_pending_commands = max_pending_commands
-        self._log_throttled = Every(SAY_AGAIN_S, clock=clock.mono)
+        self._log_throttled = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._ready: dict[int, SocketLink] = {}
         # Links that gave something in the last turn: the next one reads them again,
         # without waiting for their sockets to become readable.
@@ -188,7 +188,7 @@ class LinkReader:
             if link.gateway is not None:
                 link.gateway.heard(at.now)
             self._dispatcher.receive(link, data, at)
-            self._registry.count_unfinished(link)
+            self._registry.count_partial_frame(link)
             self._registry.shed_unread()
             link.measure(self._clock.mono() - mono)
         return False
@@ -221,10 +221,10 @@ class LinkReader:
                     held_back[name] = link.gateway
         for name, gateway in self.held_back.items():
             if name not in held_back:
-                gateway.let_go(now)
+                gateway.reading_resumed(now)
         for gateway in held_back.values():
-            if gateway.held_back_at is None:
-                gateway.hold_back(now)
+            if gateway.reading_paused_at is None:
+                gateway.reading_paused(now)
                 self._counts.limits_met["timers.max_pending"] += 1
                 self._log_throttled(
                     _log.warning,
@@ -238,4 +238,4 @@ class LinkReader:
 
     @staticmethod
     def _is_held_back(link: SocketLink) -> bool:
-        return link.gateway is not None and link.gateway.held_back_at is not None
+        return link.gateway is not None and link.gateway.reading_paused_at is not None

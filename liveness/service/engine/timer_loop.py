@@ -14,7 +14,7 @@ import trio
 
 from liveness.core.records import GATEWAY, TimerRecord
 from liveness.metrics import Counts
-from liveness.service.common.logs import SAY_AGAIN_S, Every
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.threads import in_thread
 from liveness.service.engine.engine import Engine
 from liveness.service.storage import timer_reader
@@ -44,7 +44,7 @@ class TimerLoop:
     ) -> None:
         self.failure: str | None = None  # why the table cannot be read
         self._engine = engine
-        self._scheduler = engine.timetable
+        self._scheduler = engine.scheduler
         self._table = table
         self._log_writer = log_writer
         self._skipped_runs = skipped_runs
@@ -52,7 +52,7 @@ class TimerLoop:
 
     async def run(self) -> NoReturn:
         """Read and fire timers forever; after a failure try again each `RETRY_S`."""
-        log_throttled = Every(SAY_AGAIN_S, clock=trio.current_time)
+        log_throttled = LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
         while True:
             try:
                 with ExitStack() as stack:
@@ -74,7 +74,7 @@ class TimerLoop:
         numbers = self._take()
         if not numbers:
             return False
-        rows, unreadable = await in_thread(partial(timer_reader.due, db, numbers))
+        rows, unreadable = await in_thread(partial(timer_reader.read_due, db, numbers))
         for timer in unreadable:
             _log.error(
                 "a timer is damaged on disk: it does not fire, and stays there until it "
@@ -108,7 +108,7 @@ class TimerLoop:
         window = self._scheduler.window()
         if window is None:
             return False
-        rows = await in_thread(partial(timer_reader.coming, db, window))
+        rows = await in_thread(partial(timer_reader.read_coming, db, window))
         self._scheduler.fill(window, rows)
         self._engine.timers_changed()
         return True
@@ -124,7 +124,7 @@ class TimerLoop:
 
     def _delivered_seq(self, gateway: str) -> int:
         """The seq up to which a gateway was sent its records."""
-        link = self._engine.book.named.get((GATEWAY, gateway))
+        link = self._engine.registry.named.get((GATEWAY, gateway))
         cursor = self._log_writer.cursors.get((GATEWAY, gateway))
         if link is not None and link.outbox.position is not None:
             position = link.outbox.position

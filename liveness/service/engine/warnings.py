@@ -7,9 +7,9 @@ import structlog
 from liveness.core.clearance import MISSES, GatewayState
 from liveness.core.intervals import TIMES
 from liveness.core.presence import Presence
-from liveness.core.storm_guard import Begun
+from liveness.core.storm_guard import StormBegun
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import Every
+from liveness.service.common.logs import LogThrottle
 
 # How often timeouts are compared with the intervals of activity, which change over minutes.
 CHECK_EVERY_S: Final = 2.0
@@ -26,7 +26,7 @@ class Warnings:
 
     def __init__(self, presence: Presence, clock: Clock) -> None:
         self._presence = presence
-        self._log_throttled = Every(ADVICE_EVERY_S, clock=clock.mono)
+        self._log_throttled = LogThrottle(ADVICE_EVERY_S, clock=clock.mono)
         self._check_at = 0.0  # monotonic
 
     def log_storms(self, now: float) -> None:
@@ -34,7 +34,7 @@ class Warnings:
         if self._presence.guard is None:
             return
         for change in self._presence.guard.take(now):
-            if isinstance(change, Begun):
+            if isinstance(change, StormBegun):
                 _guard_log.warning(
                     "storm: too many users came due at once, and are held",
                     gateway=change.gateway,

@@ -26,7 +26,7 @@ from liveness.core.records import Subscription
 from liveness.core.uids import MAX_INTEGER
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import SAY_AGAIN_S, Every
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.http.api import ApiError, answering, query_of, subscription_in
 from liveness.service.http.event_stream import (
     STOPPING,
@@ -71,7 +71,7 @@ class FeedApi:
         self._clock = clock
         self._counts = counts
         self._max_backlog = max_backlog
-        self._every = Every(SAY_AGAIN_S, clock=clock.mono)
+        self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
 
     def routes(self, *, may_change: bool) -> list[Route]:
         """The same route for every listener."""

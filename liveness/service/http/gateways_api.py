@@ -72,7 +72,7 @@ class GatewaysApi:
             raise ApiError(
                 404, message + "`liveness gateways list` shows those that are"
             )
-        reason = self._engine.why_kept(role, name)
+        reason = self._engine.why_in_use(role, name)
         if reason is not None:
             raise ApiError(409, f"{subject} {reason}")
         forgotten = self._describe(role, name)
@@ -86,14 +86,14 @@ class GatewaysApi:
         """Names that have a cursor, and linked names without one."""
         cursors = self._log_writer.cursors
         yield from (name for known, name in cursors if known == role)
-        for known, name in self._engine.book.named:
+        for known, name in self._engine.registry.named:
             if known == role and (known, name) not in cursors:
                 yield name
 
     def _describe(self, role: str, name: str) -> dict[str, Any]:
         """What is known of a name, without keys that do not apply."""
         cursor = self._log_writer.cursors.get((role, name))
-        link = self._engine.book.named.get((role, name))
+        link = self._engine.registry.named.get((role, name))
         described: dict[str, Any] = {
             "name": name,
             "role": role,

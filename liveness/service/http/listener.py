@@ -42,7 +42,7 @@ from hypercorn.typing import ConnectionState
 from starlette.types import ASGIApp
 
 from liveness.metrics import HttpRefusal
-from liveness.service.common.logs import Every
+from liveness.service.common.logs import LogThrottle
 from liveness.service.http.middleware import Refused
 from liveness.service.http.pacing import Turnstile
 from liveness.service.links.acceptor import Acceptor
@@ -297,7 +297,7 @@ class _ConnectionSlots:
 
 @dataclass(eq=False, kw_only=True)
 class _Listener:
-    """Serves each connection in a task of its own; `serve_door` has the fields."""
+    """Serves each connection in a task of its own; `serve_http` has the fields."""
 
     app_for: Callable[[socket.socket], ASGIApp]
     limits: HttpLimits
@@ -316,20 +316,20 @@ class _Listener:
         # An incomplete head of exactly the limit is too large once its rest arrives.
         config.h11_max_incomplete_size = self.limits.head_bytes - 1
         self.context = WorkerContext(None)
-        self._every = Every(LOG_S, clock=trio.current_time)
+        self._every = LogThrottle(LOG_S, clock=trio.current_time)
         self._slots = _ConnectionSlots(self.limits.connections)
         self._denied = trio.Semaphore(min(DENIED_CONNECTIONS, self.limits.connections))
 
     async def accept(
         self,
         acceptor: Acceptor,
-        is_stranger: Callable[[socket.socket], bool],
+        is_denied: Callable[[socket.socket], bool],
         connections: trio.Nursery,
     ) -> None:
         """Accept connections forever, and serve them in a nursery."""
         while True:
             sock = await acceptor.accept()
-            if not is_stranger(sock):
+            if not is_denied(sock):
                 slot = trio.CancelScope()
                 is_for_all = self._slots.take(slot)
                 connections.start_soon(self._serve_in_slot, sock, slot, is_for_all)
@@ -384,7 +384,7 @@ class _Listener:
             stream.socket.close()
 
 
-async def serve_door(
+async def serve_http(
     app_for: Callable[[socket.socket], ASGIApp],
     acceptor: Acceptor,
     stopped: Callable[[], Awaitable[object]],
@@ -394,7 +394,7 @@ async def serve_door(
     grace_s: float,
     only_health: Callable[[ASGIApp], ASGIApp],
     turnstile: Turnstile,
-    is_stranger: Callable[[socket.socket], bool] = lambda _: False,
+    is_denied: Callable[[socket.socket], bool] = lambda _: False,
 ) -> None:
     """Serve connections until *stopped* returns, then finish those that are open.
 
@@ -407,7 +407,7 @@ async def serve_door(
         grace_s: How long open connections may go on after *stopped* has returned.
         only_health: Wraps an application so that it answers health checks only.
         turnstile: Each received piece of a request waits at it.
-        is_stranger: Whether a client may not ask at all; its application says so. Such
+        is_denied: Whether a client may not ask at all; its application says so. Such
             connections have slots of their own, and take none from others.
     """
     listener = _Listener(
@@ -420,7 +420,7 @@ async def serve_door(
     )
     async with trio.open_nursery() as connections:
         async with trio.open_nursery() as accepting:
-            accepting.start_soon(listener.accept, acceptor, is_stranger, connections)
+            accepting.start_soon(listener.accept, acceptor, is_denied, connections)
             await stopped()
             accepting.cancel_scope.cancel()
         await listener.context.terminated.set()

@@ -5,7 +5,7 @@ is read. It is small, so a page need not bound it or wait for it, and a page tha
 leaves no unread body in front of the next request.
 
 A refusal is counted by listener and reason. Its answer is
-`{"error": "what, where, and what to do"}`. Every answer gets the security headers.
+`{"error": "what, where, and what to do"}`. LogThrottle answer gets the security headers.
 """
 
 import re
@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from liveness.metrics import HttpRefusal
-from liveness.service.common.logs import Every
+from liveness.service.common.logs import LogThrottle
 
 LOG_S: Final = 10.0
 # A supervisor kills the process by these, so other clients must not be able to block them:
@@ -92,7 +92,7 @@ class Middleware:
         self._checks = checks
         self._refused = refused
         self._max_body_bytes = max_body_bytes
-        self._every = Every(LOG_S, clock=trio.current_time)
+        self._every = LogThrottle(LOG_S, clock=trio.current_time)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -153,7 +153,7 @@ class Middleware:
 # --- checks -------------------------------------------------------------------------
 
 
-def asked_by_a_name_in(names: Collection[str]) -> Check:
+def allow_hosts(names: Collection[str]) -> Check:
     """Refuse a request whose Host is neither an IP address nor one of *names*.
 
     This stops DNS rebinding: a web page that makes its own name resolve to this host, to
@@ -180,7 +180,7 @@ def asked_by_a_name_in(names: Collection[str]) -> Check:
     return check
 
 
-def from_nobody(why: str) -> Check:
+def deny_all(why: str) -> Check:
     """Refuse every request, with *why* as the error: this client may not ask at all."""
 
     def check(_: Request) -> Rejection | None:
@@ -203,7 +203,7 @@ def only_health(most: int) -> Check:
     return check
 
 
-def only_reads(posts: Collection[str]) -> Check:
+def read_only(posts: Collection[str]) -> Check:
     """Refuse methods other than GET and HEAD, except POST to the paths in *posts*."""
 
     def check(request: Request) -> Rejection | None:

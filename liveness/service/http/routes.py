@@ -36,7 +36,7 @@ def build_pages(
     registry: CollectorRegistry,
     routes: Sequence[BaseRoute],
     *,
-    why_ill: Why,
+    why_unhealthy: Why,
     why_not_ready: Why,
     has_sign_out: bool,
     turnstile: Turnstile,
@@ -46,7 +46,7 @@ def build_pages(
     Args:
         registry: The metrics for `/metrics`.
         routes: The other routes of this listener.
-        why_ill: What is wrong with the process; empty if it is healthy.
+        why_unhealthy: What is wrong with the process; empty if it is healthy.
         why_not_ready: Why the sidecar is not ready; empty if it is.
         has_sign_out: Whether browsers sign in and out at this listener.
         turnstile: A request that has waited for the metrics passes it.
@@ -55,7 +55,7 @@ def build_pages(
         routes=[
             *_page_routes(has_sign_out=has_sign_out),
             Route("/metrics", _metrics(registry, turnstile)),
-            Route("/healthz", _health("healthy", why_ill)),
+            Route("/healthz", _health("healthy", why_unhealthy)),
             Route("/readyz", _health("ready", why_not_ready)),
             *routes,
         ],

@@ -30,7 +30,7 @@ from starlette.routing import Route
 
 from liveness.errors import StartError
 from liveness.metrics import HttpRefusal
-from liveness.service.common.logs import Every
+from liveness.service.common.logs import LogThrottle
 from liveness.service.http.middleware import STILL_ALLOWED, Refused, Rejection, refusal
 
 PAGE: Final = Path(__file__).with_name("page")
@@ -69,7 +69,7 @@ class Token:
         self._secret = secret.encode("ascii")
         self._key = hmac.digest(self._secret, _KEY_FOR, "sha256")
 
-    def become(self, other: "Token") -> bool:
+    def replace_with(self, other: "Token") -> bool:
         """Take over the secret of *other*, which ends the cookies of a former secret.
 
         Returns:
@@ -203,7 +203,7 @@ class SignIn:
         self._refused = refused
         self._wall_s = wall_s
         self._wrong_tokens = WrongTokenLimit()
-        self._every = Every(LOG_S, clock=trio.current_time)
+        self._every = LogThrottle(LOG_S, clock=trio.current_time)
         self._page = (PAGE / "sign-in.html").read_text()
 
     def check(self, request: Request) -> Rejection | None:

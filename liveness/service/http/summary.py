@@ -198,7 +198,7 @@ class Summaries:
             "name": gateway.name,
             "users": gateway.users,
             "linked": gateway.is_linked,
-            "unacked": self._engine.book.unacked(gateway.name),
+            "unacked": self._engine.registry.unacked(gateway.name),
             "due": due,
             "timeout": gateway.timeout or self._engine.presence.timeout,
             "interval": self._engine.presence.interval(gateway),

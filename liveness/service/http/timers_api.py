@@ -114,7 +114,7 @@ class TimersApi:
         if "id" in query:
             wanted = {"id": number_in(query, "id", 0, MAX_INTEGER), **query}
         page = await self._read(
-            partial(timer_reader.listed, wanted=wanted, before=before, limit=limit)
+            partial(timer_reader.list_timers, wanted=wanted, before=before, limit=limit)
         )
         before_next = json.dumps(None if page.next is None else str(page.next))
         return json_text(f'{{"timers": {page.timers}, "next": {before_next}}}')
@@ -126,7 +126,7 @@ class TimersApi:
             raise ApiError(400, "the query has no key; name the timer by key=…")
         key, gateway = query["key"], query.get("gateway")
         timers = await self._read(
-            partial(timer_reader.newest, key=key, gateway=gateway, limit=limit)
+            partial(timer_reader.newest_of_key, key=key, gateway=gateway, limit=limit)
         )
         return json_text(f'{{"timers": {timers}}}')
 
@@ -160,8 +160,8 @@ class TimersApi:
         body = await body_of(request, "id")
         number = number_in(body, "id", 0, MAX_INTEGER, where="body")
         end = partial(self._log_writer.timers.table.end_damaged, number)
-        timetable = self._engine.timetable
-        at = timetable.ms(trio.current_time())
+        scheduler = self._engine.scheduler
+        at = scheduler.ms(trio.current_time())
         try:
             removed = await self._log_writer.timers.writer.once(partial(end, at=at))
         except sqlite3.Error as error:
@@ -172,14 +172,16 @@ class TimersApi:
                 f"no timer {number} is damaged: `liveness timers list` shows those"
             )
             raise ApiError(404, f"{message} that are")
-        timetable.forgot(removed)
-        read = partial(timer_reader.listed, wanted={"id": number}, before=MAX_INTEGER)
+        scheduler.forgot(removed)
+        read = partial(
+            timer_reader.list_timers, wanted={"id": number}, before=MAX_INTEGER
+        )
         page = await self._read(partial(read, limit=1))
         return json_text(page.timers[1:-1])
 
     async def _newest_of(self, gateway: str, key: str) -> dict[str, Any]:
         """The newest timer of a gateway with this key."""
-        read = partial(timer_reader.newest, key=key, gateway=gateway, limit=1)
+        read = partial(timer_reader.newest_of_key, key=key, gateway=gateway, limit=1)
         timers: list[dict[str, Any]] = json.loads(await self._read(read))
         if not timers:
             message = f"{gateway!r} has no timer {key!r}: "

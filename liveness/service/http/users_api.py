@@ -70,7 +70,7 @@ class UsersApi:
         uid = _uid_of_path(request)
         query = query_of(request, "limit")
         limit = number_in(query, "limit", RECORDS, MAX_RECORDS)
-        status = self._engine.standing(uid)
+        status = self._engine.status_of(uid)
         session = None if status is None else status.session
         try:
             found, opening = await in_thread(
@@ -87,7 +87,7 @@ class UsersApi:
             message = f"the log cannot be read ({error}); mend the disk, and ask again"
             raise ApiError(503, message) from error
         # Look again: the session may have ended or begun while the log was read.
-        status = self._engine.standing(uid)
+        status = self._engine.status_of(uid)
         if status is not None and status.session != session:
             opening = None
         known = Known(status, found.records, opening, found.back_to, found.oldest)

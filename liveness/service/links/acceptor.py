@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 import trio
 
-from liveness.service.common.logs import SAY_AGAIN_S, Every
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 
 PAUSE_S: Final = 0.1
 # Errors of a connection that died before accept(2) returned it, and of one that a
@@ -49,7 +49,7 @@ class Acceptor:
         self._listener = listener
         self._name = name
         self._put_off = put_off
-        self._every = Every(SAY_AGAIN_S, clock=trio.current_time)
+        self._every = LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
 
     def has_waiting(self) -> bool:
         """Whether a connection waits in the backlog now."""

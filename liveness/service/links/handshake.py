@@ -45,7 +45,7 @@ class Handshake:
         self._window = window
         self._run_timeout = run_timeout
 
-    def greet(self, link: SocketLink, hello: Hello, *, newest: int) -> None:
+    def welcome(self, link: SocketLink, hello: Hello, *, newest: int) -> None:
         """Queue `welcome`, to be sent once the name's position is stored.
 
         Args:

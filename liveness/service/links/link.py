@@ -87,7 +87,7 @@ class SocketLink:
         else:
             self.piece_bytes = min(MOST_PIECE_BYTES, self.piece_bytes * 2)
 
-    def tell_of_a_fault(self) -> None:
+    def send_fault(self) -> None:
         """Send a refusal past the outbox, which may be at fault, if there is room."""
         message = "a fault of the sidecar, see its log; connect anew"
         refusal = Refusal(Code.INTERNAL, message, self.conversation.n, fatal=True)

@@ -22,7 +22,7 @@ from liveness.core.framing import encode, encode_notices
 from liveness.core.records import GATEWAY, Hello, Record
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import SAY_AGAIN_S, Every
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.links.unread_replies import SpoolFull, TooLarge, Unread
 from liveness.service.storage.log_tail import Cursor, LogTail, TailEntry
@@ -64,8 +64,8 @@ class Delivery:
     limits: OutboxLimits
     unread: Unread
     # Shared, as a fault of the disk concerns all links.
-    every: Every = field(
-        default_factory=lambda: Every(SAY_AGAIN_S, clock=trio.current_time)
+    every: LogThrottle = field(
+        default_factory=lambda: LogThrottle(REPEAT_LOG_S, clock=trio.current_time)
     )
 
 

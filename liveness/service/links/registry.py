@@ -13,7 +13,7 @@ from liveness.core.records import GATEWAY, Hello, Refusal
 from liveness.errors import Code
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import Every
+from liveness.service.common.logs import LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.links.link import SocketLink
 from liveness.service.links.outbox import LimitMet, Outbox
@@ -57,9 +57,11 @@ class LinkRegistry:
     ) -> None:
         self.links: dict[int, SocketLink] = {}  # by number
         self.named: dict[tuple[str, str], SocketLink] = {}  # by role and name
-        self.all_closed = trio.Event()  # set after `bid_farewell`
-        self.thinned = Notifier()  # notified when pending handshakes were checked
-        self.accepting = trio.CancelScope()  # cancelled by `bid_farewell`
+        self.all_closed = trio.Event()  # set after `close_all`
+        self.handshakes_expired = (
+            Notifier()
+        )  # notified when pending handshakes were checked
+        self.accepting = trio.CancelScope()  # cancelled by `close_all`
         self.unfinished = PartialFrames(most_bytes=limits.max_unfinished_bytes)
         self.access = access  # checked when a link opens, and when it says hello
         self._pending_handshakes: dict[int, SocketLink] = {}  # links without a hello
@@ -70,7 +72,7 @@ class LinkRegistry:
         self._unread = unread
         self._unread_checked_at = attended.now
         self._limits = limits
-        self._every = Every(REFUSALS_LOG_S, clock=clock.mono)
+        self._every = LogThrottle(REFUSALS_LOG_S, clock=clock.mono)
 
     # --- opening --------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class LinkRegistry:
         else:
             self._pending_handshakes[link.number] = link
 
-    def objection(self, link: SocketLink, hello: Hello) -> Refusal | None:
+    def refusal_for(self, link: SocketLink, hello: Hello) -> Refusal | None:
         """Why a hello is refused: the reason that must be mended first."""
         if (why := self.access.why_not(link.peer, hello)) is not None:
             return link.conversation.close(Code.NOT_ALLOWED, why)
@@ -147,7 +149,7 @@ class LinkRegistry:
             pid=link.peer.pid, uid=link.peer.uid,
         )  # fmt: skip
 
-    def slow(self, now: float) -> list[SocketLink]:
+    def expired_handshakes(self, now: float) -> list[SocketLink]:
         """Links to end because they have not said hello, at *now* in attended seconds.
 
         They had their time; or there are too many, and they are the oldest. A client that
@@ -165,7 +167,7 @@ class LinkRegistry:
             if place < excess or self._is_late(link, now)
         ]
 
-    def send_away(self, link: SocketLink, now: float) -> None:
+    def expire_handshake(self, link: SocketLink, now: float) -> None:
         """End one of the `slow` links, unless it has said hello since."""
         if not link.is_open or link.hello is not None:
             return
@@ -228,7 +230,7 @@ class LinkRegistry:
         if self.accepting.cancel_called and not self.links:
             self.all_closed.set()
 
-    def bid_farewell(self, reason: str) -> None:
+    def close_all(self, reason: str) -> None:
         """End all links with `bye`, once their requests are answered."""
         self.accepting.cancel()
         if not self.links:
@@ -317,7 +319,7 @@ class LinkRegistry:
         self.overload(worst, excess)
         return True
 
-    def count_unfinished(self, link: SocketLink) -> None:
+    def count_partial_frame(self, link: SocketLink) -> None:
         """Count a link's incomplete frame; end the oldest ones if they are too large."""
         self.unfinished.update(link)
         while (oldest := self.unfinished.excess()) is not None:

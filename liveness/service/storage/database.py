@@ -152,7 +152,7 @@ def is_full(error: sqlite3.Error) -> bool:
 
 
 @contextmanager
-def made_private(path: Path) -> Iterator[None]:
+def created_private(path: Path) -> Iterator[None]:
     """Make a private database file, if it is missing. Open the database within.
 
     SQLite makes its other files with the mode of this one. Do not enter this while the
@@ -167,7 +167,7 @@ def made_private(path: Path) -> Iterator[None]:
         StartError: The file, or one of SQLite's beside it, is a link or another user's.
         sqlite3.DatabaseError: The file is missing or empty, and its WAL is not.
     """
-    for companion in beside(path):
+    for companion in companions(path):
         check_own(companion)
     check_not_lost(path)
     is_new = size_of(path) is None
@@ -186,7 +186,7 @@ def check_regular_files(path: Path) -> None:
     SQLite would follow a link, and look for the WAL beside its target; it would wait at a
     pipe.
     """
-    for file in (path, *beside(path)):
+    for file in (path, *companions(path)):
         check_regular(file)
 
 
@@ -195,13 +195,13 @@ def check_not_lost(path: Path) -> None:
 
     SQLite takes an empty file for a new database, and deletes the WAL beside it.
     """
-    wal, *_ = beside(path)
+    wal, *_ = companions(path)
     if not size_of(path) and size_of(wal):
         what = "missing" if size_of(path) is None else "empty"
-        raise damage(f"it is {what}, and {wal.name} is not")
+        raise damage_error(f"it is {what}, and {wal.name} is not")
 
 
-def damage(message: str) -> sqlite3.DatabaseError:
+def damage_error(message: str) -> sqlite3.DatabaseError:
     """An error for damage that SQLite itself does not notice."""
     error = sqlite3.DatabaseError(message)
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
@@ -218,10 +218,10 @@ def size_of(path: Path) -> int | None:
 
 def open_files(path: Path) -> dict[Path, Identity]:
     """The files that SQLite has open for a database, and their identities."""
-    return identities([path, *beside(path)])
+    return identities([path, *companions(path)])
 
 
-def beside(path: Path) -> list[Path]:
+def companions(path: Path) -> list[Path]:
     """The files that SQLite may make for a database: WAL, index, rollback journal."""
     return [path.with_name(path.name + suffix) for suffix in _SUFFIXES]
 
@@ -247,7 +247,7 @@ def schema_of(path: Path) -> int | None:
         StateError: Its meta names no schema.
         sqlite3.Error: It cannot be read.
     """
-    wal, index, journal = beside(path)
+    wal, index, journal = companions(path)
     # A sidecar that was killed while it made the file left a journal to roll back.
     with closing(opened(path, "mode=rw" if journal.exists() else "mode=ro")) as db:
         (tables,) = db.execute("select count(*) from sqlite_schema").fetchone()
@@ -271,7 +271,7 @@ def check_wal(path: Path) -> None:
 
     Call it while no process writes to the database, and this one does not have it open.
     """
-    wal, index, _ = beside(path)
+    wal, index, _ = companions(path)
     if not size_of(wal):
         return
     with closing(opened(path, "mode=ro")) as db:
@@ -291,7 +291,7 @@ def _check_wal(wal: Path, index: Path, page_bytes: int) -> None:
         incomplete.sqlite_errorcode = sqlite3.SQLITE_READONLY
         raise incomplete
     if hides_commits(wal, read=read, page_bytes=page_bytes):
-        raise damage(f"commits lie behind damage in {wal.name}")
+        raise damage_error(f"commits lie behind damage in {wal.name}")
 
 
 def check_structure(
@@ -310,9 +310,9 @@ def check_structure(
                 for (line,) in db.execute(check)
             ]
         except MemoryError as error:
-            raise damage(LARGER_THAN_MEMORY) from error
+            raise damage_error(LARGER_THAN_MEMORY) from error
         if lines != ["ok"]:
-            raise damage("; ".join(lines[:most]))
+            raise damage_error("; ".join(lines[:most]))
 
 
 def read_through(path: Path) -> None:
@@ -389,6 +389,6 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
             db.execute("rollback")
 
 
-def cut(rows: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+def batches(rows: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
     """Split rows into parts of at most *size*."""
     return (rows[at : at + size] for at in range(0, len(rows), size))

@@ -234,7 +234,7 @@ def _check_rows(db: sqlite3.Connection, table: str) -> None:
 def _timers(db: sqlite3.Connection) -> str:
     db.execute("begin")  # one snapshot: a sidecar may be writing
     counted = dict(db.execute("select state, timers from states"))
-    surplus = timer_damage.miscounted(db)
+    surplus = timer_damage.surplus_by_state(db)
     query = "select count(*) from timers not indexed"  # an index may have stray entries
     (count,) = db.execute(query).fetchone()
     db.execute("rollback")
@@ -242,7 +242,7 @@ def _timers(db: sqlite3.Connection) -> str:
     if min(surplus.values()) < 0 or sum(counted.values()) != count:
         actual = {state: number - surplus[state] for state, number in counted.items()}
         raise Damaged(f"it has {_some(actual)}, but counts {_some(counted)}")
-    if damaged := timer_damage.damaged(db):
+    if damaged := timer_damage.count_damaged(db):
         message = f"{damaged:,} of {count:,} make no sense"
         raise Damaged(message, f"timers: {damaged:,}")
     return f"{sum(counted[state] for state in LIVE):,} live"

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from liveness.core.framing import decode, encode
-from liveness.core.records import TIMER, Logged, Record, TimerRecord, logged
+from liveness.core.records import TIMER, Logged, Record, TimerRecord, record_of
 from liveness.service.storage.damaged_records import SeqRange
 
 # The most records of a page. They are encoded in one step, which holds the interpreter
@@ -101,7 +101,7 @@ def rows_of(records: Sequence[Logged]) -> Iterator[tuple[int, int, int, bytes, i
 
 def records_in(page: LogPage) -> list[Logged]:
     """The records of a page, in order."""
-    return [logged(fields) for fields in decode(page.records)]
+    return [record_of(fields) for fields in decode(page.records)]
 
 
 def newest_by_name(page: LogPage) -> dict[str, int]:

@@ -41,7 +41,7 @@ from liveness.core.records import (
 )
 from liveness.service.storage import log_pages
 from liveness.service.storage.damaged_records import SeqRange, merged
-from liveness.service.storage.database import check_wal, damage, meta
+from liveness.service.storage.database import check_wal, damage_error, meta
 from liveness.service.storage.log_pages import (
     END,
     PAGE,
@@ -318,7 +318,7 @@ def _search_whole(
     searched = "from log where last > ? and last <= ?"
     count = f"select total(last - first + 1) {searched}"
     if db.execute(count, [after, until]).fetchone() != (until - after,):
-        raise damage("records are missing")
+        raise damage_error("records are missing")
     condition, values = query.condition()
     rows = db.execute(
         f"select {PAGE} {searched} and {condition} order by last {order}",
@@ -328,7 +328,7 @@ def _search_whole(
     for row in rows:
         page = _page(*row)
         if pages and (page.first > pages[-1].last) == is_back:
-            raise damage("pages are out of order")
+            raise damage_error("pages are out of order")
         pages.append(page)
         found_bytes += len(page.records)
         if found_bytes > CHUNK_BYTES:
@@ -362,12 +362,12 @@ def _page(
     """A page from its row; raise DatabaseError if it is damaged."""
     page = LogPage(last, first, newest, records)
     if not is_whole(page, crc):
-        raise damage("a page is not what was written")
+        raise damage_error("a page is not what was written")
     return page
 
 
 @contextmanager
-def log_in(folder: Path, *, clock: Callable[[], float]) -> Iterator[LogReader]:
+def open_log(folder: Path, *, clock: Callable[[], float]) -> Iterator[LogReader]:
     """Search the log in a state directory, whether a sidecar has it open or not.
 
     Raises:

@@ -39,12 +39,12 @@ from liveness.core.uids import is_natural
 from liveness.service.storage import log_pages, migrations, online_list, timer_store
 from liveness.service.storage.damaged_records import DamagedRecords
 from liveness.service.storage.database import (
+    batches,
     check_structure,
     connect,
-    cut,
-    damage,
+    created_private,
+    damage_error,
     expecting_damage,
-    made_private,
     meta,
     open_files,
     pragma,
@@ -172,8 +172,8 @@ class LogStore:
             resources.callback(self.reserve.restore)
             with self.expecting_damage():
                 check_not_emptied(folder)
-                with made_private(self.path):
-                    stored = migrations.found(self.path, SCHEMA, migrations.LOG)
+                with created_private(self.path):
+                    stored = migrations.stored_schema(self.path, SCHEMA, migrations.LOG)
                     self._db = connect(self.path)
                     self._prepare(stored)
             self.files = {**open_files(self.path), folder / LOCK: lock}
@@ -201,7 +201,7 @@ class LogStore:
             parted = None
         is_sound = isinstance(parted, dict) and all(map(is_natural, parted.values()))
         if not isinstance(log, str) or not is_sound:
-            raise damage("its meta makes no sense")
+            raise damage_error("its meta makes no sense")
         self.log = log
         # By the id of a log that this one was copied from: the last seq they share.
         self.parted: dict[str, int] = parted
@@ -346,7 +346,9 @@ class LogStore:
         ]
         forgotten = [key for key, row in batch.cursors.items() if row is None]
         pages = [
-            row for part in cut(batch.records, PAGE_RECORDS) for row in rows_of(part)
+            row
+            for part in batches(batch.records, PAGE_RECORDS)
+            for row in rows_of(part)
         ]
         db = self._db
         with transaction(db):
@@ -358,7 +360,7 @@ class LogStore:
                 (_FORGET_CURSORS, forgotten),
             )
             for statement, rows in changes:
-                for part in cut(rows, PAGE_RECORDS):
+                for part in batches(rows, PAGE_RECORDS):
                     db.execute(statement, [json.dumps(part, ensure_ascii=False)])
 
     def log_bytes(self) -> int:
@@ -467,7 +469,7 @@ class LogStore:
 def check_not_emptied(folder: Path) -> None:
     """Raise DatabaseError if the log's file is empty beside timers, which are made later."""
     if size_of(folder / DATABASE) == 0 and size_of(folder / timer_store.DATABASE):
-        raise damage(f"it is empty, and {timer_store.DATABASE} is not")
+        raise damage_error(f"it is empty, and {timer_store.DATABASE} is not")
 
 
 def _newest_lost(db: sqlite3.Connection, gateway: str | None, first: int) -> int:

@@ -25,7 +25,7 @@ from liveness.core.timer_states import Fire, TimerCommand
 from liveness.metrics import Counts
 from liveness.service.common import threads
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import SAY_AGAIN_S, Every
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.storage.log_pages import END
 from liveness.service.storage.log_store import Batch, CursorRow, LogStore
@@ -90,7 +90,7 @@ class LogWriter:
         # Each with its ticket. The batch that is being written is at the front.
         self._queue: deque[tuple[int, Changes]] = deque()
         self._dirty: set[tuple[str, str]] = set()
-        self._every = Every(SAY_AGAIN_S, clock=clock.mono)
+        self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._wake = Notifier()
         self._is_urgent = False
         # `trim` sets these two; until then nothing is noted, and no log is full.
@@ -184,7 +184,7 @@ class LogWriter:
         self._dirty.add((role, name))
         return self.flush()
 
-    def keep_in_force(self, gateway: str, timeout: float) -> None:
+    def store_longest_timeout(self, gateway: str, timeout: float) -> None:
         """Store the longest timeout that a session of a gateway may still have."""
         known = self.cursors.get((GATEWAY, gateway))
         if known is not None and known.in_force != timeout:
@@ -437,9 +437,9 @@ class LogWriter:
                     self._note_use((GATEWAY, name), now_ms)
         self._observe("durable", batch.due)
         self._published(batch)
-        self.is_flushed()
+        self.notify_flushed()
 
-    def is_flushed(self) -> None:
+    def notify_flushed(self) -> None:
         """Wake those that wait in `flushed` or `flushed_for`: more is on disk."""
         self._flush_progress.set()
         self._flush_progress = trio.Event()

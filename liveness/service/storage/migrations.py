@@ -26,7 +26,7 @@ Steps = Mapping[int, Callable[[sqlite3.Connection], object]]
 _log = structlog.get_logger("start")
 
 
-def found(path: Path, schema: int, steps: Steps) -> int | None:
+def stored_schema(path: Path, schema: int, steps: Steps) -> int | None:
     """Read which schema a file has, and change nothing; None: the file is empty.
 
     Raises:

@@ -17,7 +17,7 @@ import trio
 
 from liveness.core.records import TIMER, Subscription, TimerRecord
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import SAY_AGAIN_S, Every
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
 from liveness.service.storage import timer_reader
@@ -48,7 +48,7 @@ class SkippedRuns:
     ) -> None:
         self._log_writer = log_writer
         self._limiter = limiter
-        self._every = Every(SAY_AGAIN_S, clock=clock.mono)
+        self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         # By gateway: the seqs above which a range begins and with which it ends. The
         # first range of a gateway is being read.
         self._ranges: dict[str, list[tuple[int | None, int]]] = {}
@@ -127,7 +127,7 @@ class SkippedRuns:
 
         def first_in_table() -> int | None:
             with reading(timers.table.path) as db:
-                return timer_reader.first_run(db, gateway)
+                return timer_reader.first_attempt(db, gateway)
 
         # In this order: runs move from memory to the table.
         firsts = [timers.first_run(gateway)]

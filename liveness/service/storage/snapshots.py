@@ -33,12 +33,12 @@ from liveness.service.storage import (
     timer_store,
 )
 from liveness.service.storage.database import (
-    beside,
     check_not_lost,
     check_regular_files,
     check_wal,
+    companions,
     connect,
-    made_private,
+    created_private,
     meta,
     only_reading,
     pragma,
@@ -64,11 +64,11 @@ _FILES: Final[Mapping[str, tuple[int, migrations.Steps]]] = {
 # Names of files that a state folder may have.
 _NAMES: Final = frozenset(
     {*_FILES, LOCK, clocks_file.NAME, clocks_file.NEW, disk_reserve.NAME}
-    | {companion.name for name in _FILES for companion in beside(Path(name))}
+    | {companion.name for name in _FILES for companion in companions(Path(name))}
 )
 
 # Called with the number of bytes written in each step.
-Wrote = Callable[[int], None]
+OnWritten = Callable[[int], None]
 
 
 class BackupError(LivenessError):
@@ -108,7 +108,7 @@ class StateCopy:
         timers = sum(timers.execute(query).fetchone()[0] for timers in rest)
         return Counted(log_pages.newest(log), users, timers)
 
-    def copy(self, path: Path, target: Path, *, made_ms: int, wrote: Wrote) -> str:
+    def copy(self, path: Path, target: Path, *, made_ms: int, wrote: OnWritten) -> str:
         """Copy a database to a new file, end its transaction, and check the copy.
 
         The first start from a copy of the log reports *made_ms*.
@@ -123,7 +123,7 @@ class StateCopy:
         source = self._databases[path]
         page_bytes = pragma(source, "page_size")
         with (
-            made_private(target),
+            created_private(target),
             target.open("rb") as opened,
             closing(connect(target)) as copy,
         ):
@@ -215,7 +215,7 @@ def opened(folder: Path) -> Iterator[StateCopy]:
         yield StateCopy(databases)
 
 
-def is_of_a_state(file: Path, folder: Path) -> bool:
+def is_state_file(file: Path, folder: Path) -> bool:
     """Whether a file is part of a sidecar's state, or would become part of one.
 
     It is if it lies in the state folder *folder* under any name, or beside a state's

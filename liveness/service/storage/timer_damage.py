@@ -28,14 +28,14 @@ update timers set {
 """
 
 
-def damaged(db: sqlite3.Connection) -> int:
+def count_damaged(db: sqlite3.Connection) -> int:
     """Count the damaged timers; it reads every row."""
     return sum(
         not (is_valid and _is_utf8(texts)) for texts, is_valid in db.execute(_ALL_TEXTS)
     )
 
 
-def miscounted(db: sqlite3.Connection) -> dict[str, int]:
+def surplus_by_state(db: sqlite3.Connection) -> dict[str, int]:
     """For each state: the timers counted in it, less the valid rows that are in it."""
     query = f"select state, count(*) from timers where {IS_VALID} group by state"
     valid = dict(db.execute(query))
@@ -71,7 +71,7 @@ def end_damaged(
     if is_valid:
         before = str(state)
     else:  # its state is not to be trusted: take the one that is counted once too often
-        surplus = miscounted(db)
+        surplus = surplus_by_state(db)
         before = max(surplus, key=surplus.__getitem__)
     after = before if is_valid and before in ENDED_STATES else CANCELLED
     # An index may still have an entry for what the row was before the damage. Only with

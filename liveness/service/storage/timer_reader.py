@@ -62,7 +62,7 @@ class DamagedTimer(NamedTuple):
     key: str
 
 
-def due(
+def read_due(
     db: sqlite3.Connection, ids: Sequence[int]
 ) -> tuple[list[Due], list[DamagedTimer]]:
     """Read timers that came due: those that are still live, and the damaged ones."""
@@ -79,7 +79,7 @@ def due(
     return found, [DamagedTimer._make(name) for name in names]
 
 
-def coming(db: sqlite3.Connection, window: LoadedWindow) -> list[Coming]:
+def read_coming(db: sqlite3.Connection, window: LoadedWindow) -> list[Coming]:
     """Read the timers of a window, earliest first.
 
     A timer whose gateway is damaged is among them; `due` reports it when it is due.
@@ -88,7 +88,7 @@ def coming(db: sqlite3.Connection, window: LoadedWindow) -> list[Coming]:
     return [Coming._make(row) for row in rows]
 
 
-def first_run(db: sqlite3.Connection, gateway: str) -> int | None:
+def first_attempt(db: sqlite3.Connection, gateway: str) -> int | None:
     """The seq of a gateway's oldest attempt that is under way; None: there is none."""
     query = "select min(seq) from timers where gateway = ? and state = 'fired'"
     first: int | None = single_value(db, query, [gateway])
@@ -164,7 +164,7 @@ class TimerPage(NamedTuple):
     next: int | None  # the next page has ids below this; None: this page is the last
 
 
-def listed(
+def list_timers(
     db: sqlite3.Connection, wanted: Mapping[str, Any], *, before: int, limit: int
 ) -> TimerPage:
     """List timers, newest first.
@@ -196,7 +196,9 @@ def listed(
     return TimerPage(timers, last if has_more else floor or None)
 
 
-def newest(db: sqlite3.Connection, key: str, gateway: str | None, *, limit: int) -> str:
+def newest_of_key(
+    db: sqlite3.Connection, key: str, gateway: str | None, *, limit: int
+) -> str:
     """Give the newest timer with a key, of one gateway or of each, as a JSON array."""
     is_of = _OF_ANY_GATEWAY if gateway is None else _OF_ONE_GATEWAY
     (timers,) = _query_page(

@@ -22,7 +22,7 @@ from liveness.core.timer_states import (
     STATES,
     TimerState,
 )
-from liveness.service.storage.database import cut
+from liveness.service.storage.database import batches
 
 # Rows in one statement: their JSON is made and parsed with the interpreter lock held.
 STATEMENT_ROWS: Final = 1_000
@@ -209,7 +209,7 @@ def read_json(
     if len(values) == 1:
         return [], [*values]
     rows, damaged = list[Any](), list[Any]()
-    for half in cut(values, (len(values) + 1) // 2):
+    for half in batches(values, (len(values) + 1) // 2):
         more_rows, more_damaged = read_json(db, query, half)
         rows += more_rows
         damaged += more_damaged

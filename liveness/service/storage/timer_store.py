@@ -35,17 +35,17 @@ from liveness.core.timer_states import (
     TimerState,
     TimerTransaction,
     key_of,
-    without_new,
+    split_new_timers,
 )
 from liveness.service.storage import migrations, timer_damage, timer_sql
 from liveness.service.storage.database import (
+    batches,
     check_structure,
     connect,
-    cut,
-    damage,
+    created_private,
+    damage_error,
     expecting_damage,
     is_full,
-    made_private,
     meta,
     only_reading,
     open_files,
@@ -105,7 +105,7 @@ def check_not_emptied(path: Path, *, next_seq: int) -> None:
         sqlite3.DatabaseError: It is empty, and the log is not.
     """
     if next_seq > 1 and size_of(path) == 0:
-        raise damage("it is empty, and the log is not")
+        raise damage_error("it is empty, and the log is not")
 
 
 class WriteResult(NamedTuple):
@@ -127,7 +127,7 @@ class TimerStore:
         parted: The ids of logs that this one was copied from, each with the last seq
             that they have in common.
         reserve: The reserve that the log's store uses, too; None: one of its own.
-        ladder: When further attempts are made.
+        retry_policy: When further attempts are made.
     Raises:
         StartError: The file cannot be used.
         StateError: It is damaged, or of a newer version.
@@ -141,16 +141,16 @@ class TimerStore:
         next_seq: int = 1,
         parted: Mapping[str, int] | None = None,
         reserve: Reserve | None = None,
-        ladder: RetryPolicy = RETRY_POLICY,
+        retry_policy: RetryPolicy = RETRY_POLICY,
     ) -> None:
         self.path = folder / DATABASE
         self._reserve = reserve or Reserve(folder)
         self._most_pages = MOST_PAGES
-        self.ladder = ladder
+        self.retry_policy = retry_policy
         with self.expecting_damage():
             check_not_emptied(self.path, next_seq=next_seq)
-            with made_private(self.path):
-                schema = migrations.found(self.path, SCHEMA, migrations.TIMERS)
+            with created_private(self.path):
+                schema = migrations.stored_schema(self.path, SCHEMA, migrations.TIMERS)
                 if schema is not None:
                     # About a second for a million timers. A read-only connection leaves
                     # a damaged file as it is; a writing one would write back its WAL
@@ -165,7 +165,7 @@ class TimerStore:
             # No attempt began later than this. Files of older versions do not have it.
             self._fired = self._read_meta("fired", 0)
             if self.states().keys() != set(STATES):
-                raise damage("its states make no sense")
+                raise damage_error("its states make no sense")
             # The id of the next timer.
             self.next_id: int = single_value(self._db, timer_sql.NEXT_ID)
 
@@ -205,7 +205,7 @@ class TimerStore:
         if value is None and default is not None:
             return default
         if not isinstance(value, int):
-            raise damage("its meta makes no sense")
+            raise damage_error("its meta makes no sense")
         return value
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class TimerStore:
             if self._fired > wall_ms:
                 self._db.execute(
                     timer_sql.RESTART_FUTURE_ATTEMPTS,
-                    {"now": wall_ms, "run_ms": self.ladder.run_ms},
+                    {"now": wall_ms, "run_ms": self.retry_policy.run_ms},
                 )
                 self._db.execute(
                     "update meta set value = ? where key = 'fired'", [wall_ms]
@@ -261,7 +261,7 @@ class TimerStore:
         try:
             return WriteResult(*self.write(commands, seq=seq), [], None)
         except sqlite3.OperationalError as error:
-            now, without_room = without_new(commands)
+            now, without_room = split_new_timers(commands)
             if not is_full(error) or not without_room:
                 raise
             written = self.write(now, seq=seq, room=WAL_ROOM_BYTES // 2)
@@ -290,7 +290,7 @@ class TimerStore:
         self._limit_size(room)
         with transaction(self._db):
             timers, unfinished_exts = self._find(commands)
-            outcome = TimerTransaction(commands, timers, self.ladder)
+            outcome = TimerTransaction(commands, timers, self.retry_policy)
             self._store(outcome)
             self._write_meta(seq, newest, fired)
         self._raise_meta(seq, newest, fired)
@@ -343,7 +343,7 @@ class TimerStore:
             (timer_sql.NEWEST_OF_KEYS, [*keys]),
             (timer_sql.TIMERS_BY_ID, ids),
         ):
-            for part in cut(values_of_query, timer_sql.STATEMENT_ROWS):
+            for part in batches(values_of_query, timer_sql.STATEMENT_ROWS):
                 rows, _ = timer_sql.read_json(self._db, query, part)
                 found += map(TimerState._make, rows)
         return found, unfinished
@@ -371,7 +371,7 @@ class TimerStore:
             (timer_sql.UPDATE_TIMERS, changed),
             (timer_sql.END_TIMERS, ended),
         ):
-            for part in cut(rows, timer_sql.STATEMENT_ROWS):
+            for part in batches(rows, timer_sql.STATEMENT_ROWS):
                 self._db.execute(statement, [json.dumps(part, ensure_ascii=False)])
         if states := {state: count for state, count in outcome.states.items() if count}:
             timer_sql.add_to_states(self._db, states)

@@ -34,11 +34,11 @@ from liveness.core.timer_states import (
     TimerTransaction,
     gateway_of,
     key_of,
+    split_new_timers,
     weight_of,
-    without_new,
 )
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import SAY_AGAIN_S, Every
+from liveness.service.common.logs import REPEAT_LOG_S, LogThrottle
 from liveness.service.common.notifier import Notifier
 from liveness.service.common.threads import in_thread
 from liveness.service.storage.timer_store import TimerStore, WriteResult
@@ -117,7 +117,7 @@ class TimerWriter:
         self._fire_keys: dict[str, dict[str, None]] = {}  # their keys, by gateway
         self._fires_until = 0  # the log's attempts up to this seq were given to `begun`
         self._is_written_back = True
-        self._every = Every(SAY_AGAIN_S, clock=clock.mono)
+        self._every = LogThrottle(REPEAT_LOG_S, clock=clock.mono)
         self._wake = Notifier()
 
     @property
@@ -320,7 +320,7 @@ class TimerWriter:
         retried = self._room_retries()
         waiting = list[TimerCommand]()  # behind new timers that wait for room
         if self._without_room:
-            commands, waiting = without_new(commands, self._keys_without_room)
+            commands, waiting = split_new_timers(commands, self._keys_without_room)
         commands = [*retried, *commands]
 
         def error_left(result: WriteResult) -> sqlite3.Error | None:

@@ -11,7 +11,7 @@ import trio
 
 from liveness.errors import StateError
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import SAY_AGAIN_S
+from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.common.threads import in_thread
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class Writer:
         self.failures += 1
         self.failure = f"{self._what} cannot be written: {error}"
         now = self._clock.mono()
-        if now - self._logged_at >= SAY_AGAIN_S:
+        if now - self._logged_at >= REPEAT_LOG_S:
             self._logged_at = now
             _log.error(
                 f"{self._what} cannot be written; nothing is dropped, it is "

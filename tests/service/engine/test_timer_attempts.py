@@ -55,7 +55,7 @@ async def test_an_attempt_ends_by_done_by_fail_or_by_no_answer_and_each_is_count
             assert waited_s == pytest.approx(wait_s, abs=0.1)
             await gateway.send(["fail", "fails", f"no {number}", {"seq": again[1]}])
         assert [*await attempts(gateway, 2)] == [("unanswered", 2), ("unanswered", 3)]
-        await rig.until(lambda: rig.sidecar.timetable.states["failed"] == 3)
+        await rig.until(lambda: rig.sidecar.scheduler.states["failed"] == 3)
         await gateway.sync()
         assert (
             rows(rig).items()

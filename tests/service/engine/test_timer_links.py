@@ -42,7 +42,7 @@ async def leave(rig: Rig, *timers: list[Any]) -> None:
     await gateway.send(*timers)
     await gateway.sync()
     gateway.close()
-    await rig.until(lambda: not rig.engine.book.links)
+    await rig.until(lambda: not rig.engine.registry.links)
 
 
 async def test_other_links_go_on_while_timers_cannot_be_written(rig: Rig) -> None:
@@ -90,16 +90,16 @@ async def test_an_attempt_is_not_over_while_its_link_is_not_read(
         await rig.until(lambda: rig.log_writer.failure)
         await gateway.send(["done", "k"])
         await trio.sleep(200)
-        assert rig.sidecar.timetable.results[UNANSWERED] == 0
+        assert rig.sidecar.scheduler.results[UNANSWERED] == 0
     await gateway.sync()
     pending = {"pending": 1_000} if full == "no_room_for_timers" else {}
     assert states(rig) == {"done": 1, "fired": 1, **pending}
     # The other one gets all of its time from here on, and no more than that.
     await gateway.send(["ack", runs[-1]["seq"]])
     await trio.sleep(55)
-    assert rig.sidecar.timetable.results[UNANSWERED] == 0
+    assert rig.sidecar.scheduler.results[UNANSWERED] == 0
     await trio.sleep(10)
-    assert rig.sidecar.timetable.results[UNANSWERED] == 1
+    assert rig.sidecar.scheduler.results[UNANSWERED] == 1
     assert "fired" not in states(rig)
 
 
@@ -149,7 +149,7 @@ async def test_a_delivered_attempt_counts_over_a_short_link(rig: Rig) -> None:
     await gateway.send(["after", "k", 1])
     assert runs_of(await gateway.records(1)) == [("k", 1)]
     gateway.close()
-    await rig.until(lambda: not rig.engine.book.links)
+    await rig.until(lambda: not rig.engine.registry.links)
     rig.log_writer.note_written("g", 0)
     gateway = await rig.gateway("g", fresh=True)
     assert runs_of(await gateway.records(1)) == [("k", 2)]
@@ -232,11 +232,11 @@ async def test_a_timer_that_its_gateway_has_not_read_takes_no_attempt(rig: Rig) 
     asked = [["after", f"k{n}", 1, {"payload": PAYLOAD}] for n in range(400)]
     await gateway.send(*asked)
     await trio.sleep(100)
-    link = rig.engine.book.named[GATEWAY, "g"]
+    link = rig.engine.registry.named[GATEWAY, "g"]
     written = gateway.received()
     notices = [frame[1] for frame in written if frame[0] == "notices"]
     assert notices[-1][-1]["seq"] == link.outbox.position
-    assert rig.sidecar.timetable.results[UNANSWERED] == sum(map(len, notices))
+    assert rig.sidecar.scheduler.results[UNANSWERED] == sum(map(len, notices))
 
 
 async def asks_without_end(rig: Rig) -> Caller:
@@ -339,7 +339,7 @@ async def test_a_timer_of_a_forgotten_name_waits_for_its_gateway(
     rig.engine.forget("gateway", "g")
     await trio.sleep(400)  # its attempt has a minute
     assert states(rig) == {"fired": 1}
-    assert rig.sidecar.timetable.results[UNANSWERED] == 0
+    assert rig.sidecar.scheduler.results[UNANSWERED] == 0
     back = await rig.gateway("g", fresh=is_fresh)
     assert runs_of(await back.records(1)) == [("k", 1)]
 

@@ -22,7 +22,7 @@ class Doors:
         self.rig = rig
         self.refused: list[HttpRefusal] = []
         rig.sidecar.token = token
-        gate = rig.sidecar._gate
+        gate = rig.sidecar.http_app
         self._gates = {door: gate(door, self.refused.append) for door in DOORS}
 
     async def ask(

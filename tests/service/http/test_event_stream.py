@@ -364,7 +364,7 @@ async def test_the_hand_moves_and_stands_with_attended_time(rig: Rig) -> None:
         wheel = json.loads((await ask(rig.door(), "GET", "/v1/wheel")).body)
         assert wheel.keys() == second.keys() - {"records", "left_out"}
         assert (wheel["log"], wheel["ready"]) == (rig.store.log, True)
-        rig.engine._attended.stand(trio.current_time())
+        rig.engine._attended.pause(trio.current_time())
         assert (await reader.events(1))[0].data["stands"]
 
 

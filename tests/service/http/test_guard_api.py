@@ -121,7 +121,7 @@ async def test_a_release_takes_a_post_by_the_admin_socket(
     tmp_path: Path, jumping: MockClock, door: str, method: str, path: str
 ) -> None:
     async with running(tmp_path) as rig:
-        gate = rig.sidecar._gate(door, lambda _: None)
+        gate = rig.sidecar.http_app(door, lambda _: None)
         answer = await ask(gate, method, path)
         assert answer.status == 405
         if door == "admin":

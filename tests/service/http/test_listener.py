@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from liveness.metrics import HttpRefusal
-from liveness.service.http.listener import HEALTH_CONNECTIONS, HttpLimits, serve_door
+from liveness.service.http.listener import HEALTH_CONNECTIONS, HttpLimits, serve_http
 from liveness.service.http.middleware import Middleware, only_health
 from liveness.service.http.pacing import Turnstile
 from liveness.service.links.acceptor import Acceptor
@@ -82,7 +82,7 @@ class Door:
             self.asked.append(sock)
             return gate
 
-        await serve_door(
+        await serve_http(
             app_for,
             Acceptor(listener, "http", {}),  # type: ignore[arg-type]  # nothing is put off
             self.stop.wait,

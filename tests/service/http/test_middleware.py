@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from liveness.metrics import HttpRefusal
-from liveness.service.http.middleware import Middleware, asked_by_a_name_in, only_reads
+from liveness.service.http.middleware import Middleware, allow_hosts, read_only
 from tests.service.http.asgi import ask
 
 MOST = 1_000
@@ -57,7 +57,7 @@ async def test_a_byte_more_is_refused(
 
 
 async def test_every_answer_says_what_a_browser_may_do_with_it() -> None:
-    checks = (only_reads(set()),)
+    checks = (read_only(set()),)
     for method, status in (("GET", 200), ("POST", 405)):
         answer = await ask(gate([], echo, *checks), method, "/")
         assert answer.status == status
@@ -73,14 +73,14 @@ async def test_every_answer_says_what_a_browser_may_do_with_it() -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PRI"])
 async def test_other_paths_take_only_get_and_head(method: str) -> None:
     refused: list[HttpRefusal] = []
-    answer = await ask(gate(refused, echo, only_reads({"/in"})), method, "/")
+    answer = await ask(gate(refused, echo, read_only({"/in"})), method, "/")
     assert (answer.status, refused) == (405, [HttpRefusal.METHOD])
     assert answer.headers["allow"] == "GET, HEAD"
     assert "use admin.sock for changes" in answer.error
 
 
 async def test_a_path_for_forms_takes_a_post() -> None:
-    door = gate([], echo, only_reads({"/in"}))
+    door = gate([], echo, read_only({"/in"}))
     assert (await ask(door, "POST", "/in", pieces=[b"x"])).body == b"x"
     answer = await ask(door, "PUT", "/in")
     assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD, POST")
@@ -91,7 +91,7 @@ async def test_a_path_for_forms_takes_a_post() -> None:
 )
 async def test_a_request_has_exactly_one_host(hosts: list[str]) -> None:
     refused: list[HttpRefusal] = []
-    door = gate(refused, echo, asked_by_a_name_in({"localhost"}))
+    door = gate(refused, echo, allow_hosts({"localhost"}))
     headers = [("accept", "*/*"), *(("host", host) for host in hosts)]
     answer = await ask(door, "GET", "/", headers=headers)
     assert (answer.status, refused) == (400, [HttpRefusal.HOST])
@@ -102,7 +102,7 @@ async def test_the_first_check_that_refuses_answers_and_the_page_is_not_asked() 
         raise AssertionError("it was asked")
 
     refused: list[HttpRefusal] = []
-    checks = (asked_by_a_name_in({"ours"}), only_reads(set()))
+    checks = (allow_hosts({"ours"}), read_only(set()))
     answer = await ask(
         gate(refused, page, *checks), "POST", "/", headers={"host": "evil"}
     )

@@ -85,7 +85,7 @@ def pages() -> Starlette:
     return build_pages(
         CollectorRegistry(),
         [],
-        why_ill=list,
+        why_unhealthy=list,
         why_not_ready=list,
         has_sign_out=False,
         turnstile=Turnstile(),

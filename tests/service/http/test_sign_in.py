@@ -57,7 +57,7 @@ class Door:
         pages = build_pages(
             CollectorRegistry(),
             [*sign_in.routes(), Route("/stream", stream)],
-            why_ill=list,
+            why_unhealthy=list,
             why_not_ready=list,
             has_sign_out=True,
             turnstile=Turnstile(),

@@ -76,7 +76,7 @@ async def test_a_held_user_is_shown_with_the_reason(rig: Rig) -> None:
     rig.log_writer.pending_ends += 100  # as behind a disk that takes nothing
     assert (await user(rig, "eve"))["held"] == "disk"
     rig.log_writer.pending_ends -= 100
-    rig.engine._attended.stand(0.0)
+    rig.engine._attended.pause(0.0)
     assert (await user(rig, "eve"))["held"] == "stands"
 
 

@@ -249,7 +249,7 @@ class Decided(Rig):
 
     def __init__(self, acts: list[Callable[[Rig], object]]) -> None:
         self.orders: list[TimerCommand] = []
-        super().__init__(Wheel, ladder=SHORT)
+        super().__init__(Wheel, retry_policy=SHORT)
         for act in acts:
             act(self)
         self.commit()
@@ -297,7 +297,7 @@ def test_runs_applied_last_have_the_effect_they_had_in_time(
     with (
         pytest.MonkeyPatch.context() as few,
         closing(LogStore(tmp_path_factory.mktemp("state"))) as log,
-        closing(TimerStore(log.folder, log=log.log, ladder=SHORT)) as table,
+        closing(TimerStore(log.folder, log=log.log, retry_policy=SHORT)) as table,
     ):
         few.setattr(app, "REPLAY_RECORDS", 2)
         table.write(in_time)

@@ -17,9 +17,9 @@ from trio.testing import MockClock
 from liveness.config.settings import TimerSettings
 from liveness.core.records import Record, Uid
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import SAY_AGAIN_S
+from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.engine import link_reader
-from liveness.service.engine.dispatch import LOSE_STEPS
+from liveness.service.engine.dispatch import RESET_STEPS
 from liveness.service.links.outbox import LINGER_S, NOTICES_PER_FRAME
 from tests.helpers.tree import ROOT
 from tests.helpers.wire import packed
@@ -92,7 +92,7 @@ async def test_a_session_keeps_its_timeout_over_a_crash(
     tmp_path: Path, jumping: MockClock
 ) -> None:
     def in_force() -> tuple[float | None, ...]:
-        found = [rig.engine.standing(uid) for uid in ("of the server", "of a hello")]
+        found = [rig.engine.status_of(uid) for uid in ("of the server", "of a hello")]
         return tuple(None if user is None else user.timeout for user in found)
 
     async with running(tmp_path, timeout_s=40) as rig:
@@ -147,7 +147,7 @@ async def test_no_record_comes_before_welcome(rig: Rig) -> None:
     await gateway.send(["login", "u"], ["logout", "u"])
     await gateway.records(1)  # and not acknowledged
     gateway.close()
-    await rig.until(lambda: rig.engine.book.linked("gateway") == 1)
+    await rig.until(lambda: rig.engine.registry.linked("gateway") == 1)
     again = await rig.connect()
     with rig.disk_full():
         await other.send(["login", crowd(3_000)])
@@ -173,11 +173,11 @@ async def test_a_window_bounds_what_is_unacknowledged(rig: Rig) -> None:
     without_acks = await rig.gateway("h", kinds=["online"], ack=False)
     await without_acks.send(["login", crowd(25, "h")])
     assert seqs(await without_acks.records(25)) == list(range(1, 26))
-    assert rig.engine.book.unacked("h") == 0
+    assert rig.engine.registry.unacked("h") == 0
     await gateway.send(["login", crowd(25)])
     assert seqs(await gateway.records(10)) == list(range(26, 36))
     assert await gateway.is_told_nothing(10)
-    assert rig.engine.book.unacked("g") == 10
+    assert rig.engine.registry.unacked("g") == 10
     await gateway.send(["ack", 29])
     assert seqs(await gateway.records(4)) == [36, 37, 38, 39]
     await gateway.send(["ack", 28], ["ack", 29], ["ack", 0])
@@ -194,10 +194,10 @@ async def test_unacknowledged_records_come_again_to_the_next_link(rig: Rig) -> N
     await gateway.send(["ack", 11])  # a record that was not delivered
     (error,) = await gateway.expect("error")
     assert (error["code"], error["frame"], error["n"]) == ("bad-option", "ack", 3)
-    assert rig.engine.book.unacked("g") == 10
+    assert rig.engine.registry.unacked("g") == 10
     await gateway.send(["ack", 6])
     await gateway.sync()
-    assert rig.engine.book.unacked("g") == 4
+    assert rig.engine.registry.unacked("g") == 4
     gateway.close()
     again = await rig.gateway("g", kinds=["online"])
     assert seqs(await again.records(4)) == [7, 8, 9, 10]
@@ -261,7 +261,11 @@ async def test_a_new_link_replaces_the_one_of_its_name_and_role(
     await newer.send(["where", ["u"]])
     assert await newer.expect("where") == [[["u", "g", 1, 1]]]
     await watcher.sync()
-    assert rig.engine.book.linked("gateway") == rig.engine.book.linked("watcher") == 1
+    assert (
+        rig.engine.registry.linked("gateway")
+        == rig.engine.registry.linked("watcher")
+        == 1
+    )
 
 
 @pytest.mark.rig(pause_reading=1_200)
@@ -282,9 +286,12 @@ async def test_a_replaced_link_is_read_to_its_end_on_a_slow_disk(rig: Rig) -> No
 async def test_a_replaced_link_that_does_not_read_is_closed(rig: Rig) -> None:
     stuck = await rig.gateway("g")
     await stuck.send(*(["ping", LARGE] for _ in range(10)))
-    await rig.until(lambda: rig.engine.book.links[1].outbox._is_blocked)
+    await rig.until(lambda: rig.engine.registry.links[1].outbox._is_blocked)
     await rig.gateway("g")
-    assert await rig.until(lambda: 1 not in rig.engine.book.links) <= 2 * LINGER_S + 0.1
+    assert (
+        await rig.until(lambda: 1 not in rig.engine.registry.links)
+        <= 2 * LINGER_S + 0.1
+    )
 
 
 async def test_a_link_that_waits_for_the_disk_learns_why_it_ends(rig: Rig) -> None:
@@ -296,8 +303,8 @@ async def test_a_link_that_waits_for_the_disk_learns_why_it_ends(rig: Rig) -> No
         await trio.sleep(1)
         second = await rig.connect()
         await second.send(["hello", {"protocol": 1, "name": "g"}])
-        await rig.until(lambda: not rig.engine.book.links[1].is_open)
-        rig.engine.book.bid_farewell("testing")
+        await rig.until(lambda: not rig.engine.registry.links[1].is_open)
+        rig.engine.registry.close_all("testing")
         (error,) = await gateway.expect("error")
         assert error["code"] == "replaced"
         assert await gateway.receive() is None
@@ -316,7 +323,7 @@ async def test_a_caller_that_sends_on_after_an_error_is_closed(rig: Rig) -> None
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send_on)
-        assert await rig.until(lambda: not rig.engine.book.links) <= LINGER_S + 0.2
+        assert await rig.until(lambda: not rig.engine.registry.links) <= LINGER_S + 0.2
     assert (await caller.last())[1]["code"] == "not-hello"
     assert len(rig.presence) == 0
 
@@ -331,7 +338,7 @@ async def test_a_log_that_cannot_be_read_is_logged_once_a_minute(rig: Rig) -> No
     with structlog.testing.capture_logs() as said:
         for number in range(5):
             await rig.watcher(f"w{number}", after=0)
-        await trio.sleep(2.5 * SAY_AGAIN_S)
+        await trio.sleep(2.5 * REPEAT_LOG_S)
         await gateway.sync()
     lines = [
         line for line in said if line["event"].startswith("the log cannot be read")
@@ -347,7 +354,7 @@ async def test_a_gateway_that_dies_with_unread_answers_is_away(rig: Rig) -> None
     await gateway.sync()
     await gateway.send(*(["ping", n] for n in range(5_000)))
     gateway.close()
-    await rig.until(lambda: rig.engine.book.linked("gateway") == 0, 10)
+    await rig.until(lambda: rig.engine.registry.linked("gateway") == 0, 10)
     (record,) = await watcher.records(1)
     assert record["reason"] == "gateway_lost"
     assert 30 <= record["silence"] <= 33
@@ -362,11 +369,11 @@ async def test_links_beyond_the_limit_are_refused(rig: Rig) -> None:
         assert "limits.max_links" in error["message"]
     assert rig.counts.limits_met["limits.max_links"] == 100
     # Although none of them has closed its end.
-    assert len(rig.engine.book.links) == 2
+    assert len(rig.engine.registry.links) == 2
     await first.sync()
     await second.sync()
     second.close()
-    await rig.until(lambda: len(rig.engine.book.links) == 1)
+    await rig.until(lambda: len(rig.engine.registry.links) == 1)
     await (await rig.gateway("c")).sync()
 
 
@@ -401,7 +408,7 @@ async def test_a_fault_of_ours_ends_its_link_and_no_other(
     assert "planted" not in error["message"]
     assert [line for line in said if line["event"] == "a fault of the sidecar"]
     assert rig.counts.refused["internal"] == 1
-    assert rig.engine.book.linked("gateway") == 1
+    assert rig.engine.registry.linked("gateway") == 1
     assert not rig.presence.gateways["unlucky"].is_linked
     await other.send(["list"])
     assert (await other.expect("list"))[0] == [["u", "other", 1, None]]
@@ -414,12 +421,12 @@ async def test_a_fault_of_ours_ends_its_link_and_no_other(
 async def test_a_farewell_answers_first_and_accepts_nobody_more(rig: Rig) -> None:
     gateway, watcher = await rig.gateway("g"), await rig.watcher()
     stranger = await rig.connect()
-    await rig.until(lambda: len(rig.engine.book.links) == 3)
+    await rig.until(lambda: len(rig.engine.registry.links) == 3)
     await gateway.send(["login", "u"], ["ping", 1], ["where", ["u"]])
     while not rig.engine.drain():
         await trio.lowlevel.checkpoint()
     await rig.log_writer.flushed()
-    rig.engine.book.bid_farewell("testing")
+    rig.engine.registry.close_all("testing")
     assert await gateway.expect("pong") == [1]
     assert await gateway.expect("where") == [[["u", "g", 1, None]]]
     assert await gateway.receive() == ["bye", {"reason": "testing"}]
@@ -429,7 +436,7 @@ async def test_a_farewell_answers_first_and_accepts_nobody_more(rig: Rig) -> Non
     for caller in (gateway, watcher, stranger):
         caller.close()
     with trio.fail_after(3):
-        await rig.engine.book.all_closed.wait()
+        await rig.engine.registry.all_closed.wait()
     # A caller that comes now waits for the next process, if the socket is kept.
     assert await (await rig.connect()).is_told_nothing(10)
 
@@ -496,7 +503,7 @@ async def test_one_walk_over_the_table_serves_many_fresh_gateways(
 ) -> None:
     names = [f"g{n}" for n in range(30)]
     looked: Counter[int] = Counter()  # places of the table, by turn
-    lose = rig.presence.lose
+    lose = rig.presence.reset_sessions
 
     def noted(*args: Any, limit: int) -> int:
         looked[len(rig.turns)] += limit
@@ -510,9 +517,9 @@ async def test_one_walk_over_the_table_serves_many_fresh_gateways(
         await gateway.expect("welcome")
         assert await gateway.expect("pong") == [1]
     assert len(rig.presence) == len(names)
-    assert max(looked.values()) == LOSE_STEPS
+    assert max(looked.values()) == RESET_STEPS
     # Those that come while one walk is under way may need the next.
-    assert len(looked) <= 2 * (200 * len(names) / LOSE_STEPS + 1)
+    assert len(looked) <= 2 * (200 * len(names) / RESET_STEPS + 1)
 
 
 # --- what waits for the disk ---------------------------------------------------------------
@@ -597,12 +604,12 @@ async def test_a_hello_unread_during_a_long_turn_is_not_too_late(
     async with running(tmp_path) as rig:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(rig.sidecar.config.socket.path))
-            await rig.until(lambda: rig.engine.book.links)
+            await rig.until(lambda: rig.engine.registry.links)
             sock.sendall(packed(["hello", {"protocol": 1, "name": "g"}]))
             computed_s = 6.0
             jumping.jump(computed_s)
             rig.engine.turn()
-            await rig.until(lambda: rig.engine.book.named)
+            await rig.until(lambda: rig.engine.registry.named)
     assert rig.counts.refused["too-slow"] == 0
 
 

@@ -28,7 +28,7 @@ from liveness.service.storage.log_reader import (
     LogReader,
     RecordFilter,
     SearchResult,
-    log_in,
+    open_log,
 )
 from liveness.service.storage.log_schema import SCHEMA
 from liveness.service.storage.log_store import DATABASE, Batch, LogStore
@@ -117,7 +117,7 @@ def of(uid: Uid) -> list[Record]:
 @pytest.mark.usefixtures("chunks")
 def test_exactly_the_records_of_a_user_are_found(folder: Path) -> None:
     whole = LogPosition(1, EVERY_MS)
-    with log_in(folder, clock=still) as book:
+    with open_log(folder, clock=still) as book:
         for uid in UIDS:
             assert book.newest_of(uid, limit=5_000) == SearchResult(
                 of(uid), None, whole
@@ -149,7 +149,7 @@ def test_exactly_the_records_of_a_user_are_found(folder: Path) -> None:
 def test_matching_records_are_found_in_order(
     folder: Path, sought: RecordFilter
 ) -> None:
-    with log_in(folder, clock=still) as book:
+    with open_log(folder, clock=still) as book:
         found = [*book.records(sought)]
     assert found == [record for record in RECORDS if is_wanted(sought, record)]
 
@@ -179,7 +179,7 @@ def test_records_after_the_clock_was_set_back_are_found(
     with closing(LogStore(tmp_path)) as store:
         for seq, at in enumerate(stamps, 1):
             store.write(Batch(records=[online(seq, at=at)]))
-    with log_in(tmp_path, clock=still) as book:
+    with open_log(tmp_path, clock=still) as book:
         found = book.records(RecordFilter(until=1_000_002))
         assert [record.seq for record in found] == [1, 3]
 
@@ -189,7 +189,7 @@ def test_a_search_ends_in_time_and_says_how_far_back_it_went(
 ) -> None:
     monkeypatch.setattr(log_reader, "FIRST_PAGES", 1)
     seconds = count()  # each call of the clock takes one
-    with log_in(folder, clock=lambda: next(seconds)) as book:
+    with open_log(folder, clock=lambda: next(seconds)) as book:
         look = book.newest_of("moved", limit=9, within_s=60)
     assert look.oldest is None
     assert look.back_to is not None
@@ -201,7 +201,7 @@ def test_a_search_ends_in_time_and_says_how_far_back_it_went(
 
 
 def test_a_record_is_found_by_its_seq(folder: Path) -> None:
-    with log_in(folder, clock=still) as book:
+    with open_log(folder, clock=still) as book:
         for seq in (1, 2, 3, 502, 503, 1_700, len(RECORDS)):
             assert book.record(seq) == RECORDS[seq - 1]
         assert book.record(len(RECORDS) + 1) is None
@@ -213,7 +213,7 @@ def test_a_record_is_found_by_its_seq(folder: Path) -> None:
 
 def test_an_empty_log_has_nothing(tmp_path: Path) -> None:
     LogStore(tmp_path).close()
-    with log_in(tmp_path, clock=still) as book:
+    with open_log(tmp_path, clock=still) as book:
         assert book.newest_of("u", limit=1) == SearchResult([], None, None)
         assert [*book.records(RecordFilter())] == []
         assert (book.newest(), book.record(1)) == (None, None)
@@ -282,10 +282,10 @@ def test_records_around_damage_are_found_and_damage_is_named(
     damage(tmp_path / DATABASE)
     records, gaps = delivered(tmp_path)
     assert len(records) < 1_200
-    with log_in(tmp_path, clock=still) as book:
+    with open_log(tmp_path, clock=still) as book:
         assert [*book.records(RecordFilter())] == records
         assert sorted(book.damaged) == gaps
-    with log_in(tmp_path, clock=still) as book:
+    with open_log(tmp_path, clock=still) as book:
         newest = [record for record in reversed(records) if record.uid == 7]
         assert book.newest_of(7, limit=5_000).records == newest
         assert book.record(gaps[0][0]) is None
@@ -317,7 +317,7 @@ def test_a_reader_that_pauses_does_not_keep_the_wal_growing(
 
 
 def test_a_command_reads_what_a_sidecar_has_just_committed(store: LogStore) -> None:
-    with log_in(store.folder, clock=still) as book:
+    with open_log(store.folder, clock=still) as book:
         for record in RECORDS[:3]:
             store.write(Batch(records=[record]))
             assert book.record(record.seq) == record
@@ -332,7 +332,7 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def read_all(folder: Path) -> None:
-    with log_in(folder, clock=still) as book:
+    with open_log(folder, clock=still) as book:
         assert [*book.records(RecordFilter())] == RECORDS
         assert book.newest_of(7, limit=5_000).records == of(7)
 
@@ -404,7 +404,7 @@ def test_a_read_while_a_sidecar_starts_is_repeated(tmp_path: Path) -> None:
 
 
 def why_unread(folder: Path) -> str:
-    with pytest.raises(StateError) as told, log_in(folder, clock=still) as book:
+    with pytest.raises(StateError) as told, open_log(folder, clock=still) as book:
         list(book.records(RecordFilter()))
     assert str(folder) in str(told.value)
     assert "\n" not in str(told.value)

@@ -12,7 +12,7 @@ from liveness.core.records import Changes, OnlineRow
 from liveness.errors import StateError
 from liveness.metrics import Counts
 from liveness.service.common.clock import Clock
-from liveness.service.common.logs import SAY_AGAIN_S
+from liveness.service.common.logs import REPEAT_LOG_S
 from liveness.service.storage.log_store import Batch, CursorRow, LogStore
 from liveness.service.storage.log_writer import (
     COMMIT_RECORDS,
@@ -278,7 +278,7 @@ async def test_a_failing_trim_is_logged_once_a_minute(rig: Rig) -> None:
     )
     with structlog.testing.capture_logs() as logs:
         async with trimming(rig.log_writer):
-            await trio.sleep(3 * SAY_AGAIN_S - TRIM_EVERY_S / 2)
+            await trio.sleep(3 * REPEAT_LOG_S - TRIM_EVERY_S / 2)
     assert [line["event"] for line in logs] == ["the log was not trimmed"] * 3
     assert rig.store.bounds() == (1, 9_003)
 

@@ -28,7 +28,7 @@ from liveness.service.storage import (
     state_lock,
     timer_store,
 )
-from liveness.service.storage.log_reader import log_in
+from liveness.service.storage.log_reader import open_log
 from liveness.service.storage.log_store import CursorRow, LogStore
 from liveness.service.storage.timer_store import TimerStore
 from tests.helpers import disk, previous_release
@@ -282,7 +282,7 @@ def test_a_file_of_no_known_schema_is_refused_and_left(path: Path, change: str) 
 def test_an_older_file_without_a_step_is_refused_and_left(path: Path) -> None:
     crashed_with(path, "update meta set value = 5 where key = 'schema'")
     with pytest.raises(StateError, match="has schema 5, this version reads 7"):
-        migrations.found(path, 7, {6: lambda _: None, 4: lambda _: None})
+        migrations.stored_schema(path, 7, {6: lambda _: None, 4: lambda _: None})
 
 
 def test_steps_are_taken_in_order_and_together(path: Path) -> None:
@@ -299,7 +299,7 @@ def test_steps_are_taken_in_order_and_together(path: Path) -> None:
             migrations.migrate(db, path, now, now + 4, steps)
         assert disk.rows(path, "select * from meta where key like 'step %'") == []
         migrations.migrate(db, path, now, now + 3, steps)
-    assert migrations.found(path, now + 3, {}) == now + 3
+    assert migrations.stored_schema(path, now + 3, {}) == now + 3
     taken = disk.rows(path, "select value from meta where key like 'step %' order by 1")
     assert taken == [(step,) for step in range(now, now + 3)]
 
@@ -366,10 +366,10 @@ def test_a_log_with_commits_behind_damage_is_not_read(tmp_path: Path) -> None:
     told = (
         f"{path} cannot be read: commits lie behind damage in {log.name}; it is damaged"
     )
-    with pytest.raises(StateError, match=told), log_in(tmp_path, clock=float):
+    with pytest.raises(StateError, match=told), open_log(tmp_path, clock=float):
         pass
     assert (path.read_bytes(), log.read_bytes()) == before
-    with held(tmp_path), log_in(tmp_path, clock=float) as book:
+    with held(tmp_path), open_log(tmp_path, clock=float) as book:
         assert book.newest() is None
 
 
@@ -391,7 +391,7 @@ def test_commits_behind_damage_are_neither_whole_nor_backed_up(tmp_path: Path) -
 def test_an_index_that_is_not_whole_is_no_damage(path: Path, index: bytes) -> None:
     """For a user that may not write to it, SQLite does not make a new one."""
     with_commits(path, 20)
-    log, made, _ = database.beside(path)
+    log, made, _ = database.companions(path)
     made.write_bytes(index)
     with pytest.raises(sqlite3.OperationalError, match="-shm is not whole") as caught:
         database._check_wal(log, made, 4_096)
@@ -458,7 +458,7 @@ def test_no_command_opens_an_empty_file_beside_a_wal(tmp_path: Path) -> None:
     path.write_bytes(b"")
     before = log.read_bytes()
     told = f"it is empty, and {log.name} is not"
-    with pytest.raises(StateError, match=told), log_in(tmp_path, clock=float):
+    with pytest.raises(StateError, match=told), open_log(tmp_path, clock=float):
         pass
     wal, *_ = integrity.check(tmp_path)
     assert (wal.part, wal.is_whole, wal.told) == ("WAL", False, told)
@@ -480,10 +480,10 @@ def test_a_file_that_was_moved_away_from_its_wal_is_not_made_anew(path: Path) ->
 
 def test_a_start_that_fails_removes_the_empty_file_that_it_made(tmp_path: Path) -> None:
     path = tmp_path / "new.db"
-    with pytest.raises(sqlite3.OperationalError), database.made_private(path):
+    with pytest.raises(sqlite3.OperationalError), database.created_private(path):
         raise sqlite3.OperationalError
     assert not path.exists()
     path.touch()
-    with pytest.raises(sqlite3.OperationalError), database.made_private(path):
+    with pytest.raises(sqlite3.OperationalError), database.created_private(path):
         raise sqlite3.OperationalError
     assert path.exists(), "it was there before"

@@ -415,7 +415,7 @@ def test_damaged_timers_are_backed_up_if_asked_for(
     change(folder / timer_store.DATABASE, f"update timers set {sql} where id > 1")
     there = backed_up_as_damaged(folder, tmp_path, "timers: 2", capsys)
     with opened(there) as (_, table), only_reading(table.path) as db:
-        assert timer_damage.damaged(db) == 2
+        assert timer_damage.count_damaged(db) == 2
 
 
 def test_a_copy_that_is_too_slow_is_given_up(

@@ -132,7 +132,7 @@ class OnDisk(Rig):
     """A rig of which every transaction goes to a file as well."""
 
     def __init__(self, file: TimerStore) -> None:
-        super().__init__(Wheel, ladder=file.ladder)
+        super().__init__(Wheel, retry_policy=file.retry_policy)
         self.file = file
 
     def write(self, most: int = 10**9) -> bool:
@@ -150,9 +150,9 @@ class OnDisk(Rig):
     def compare(self) -> None:
         """What the file has is what the dictionary has, and is found as there."""
         with reading(self.file.path) as db:
-            live, _ = timer_reader.due(db, [*self.table, 10**6])
+            live, _ = timer_reader.read_due(db, [*self.table, 10**6])
             window = LoadedWindow(-1, 0, int(self.ms) + 50_000, 3)
-            coming = timer_reader.coming(db, window)
+            coming = timer_reader.read_coming(db, window)
         assert rows(self.file) == self.table
         assert {row.timer.id: row for row in live} == {
             number: row for number, row in self.table.items() if row.timer.is_live
@@ -174,7 +174,7 @@ def test_a_file_holds_what_a_dictionary_would(
     tmp_path_factory: pytest.TempPathFactory, acts: list[Callable[[Rig], object]]
 ) -> None:
     folder = tmp_path_factory.mktemp("state")
-    with closing(TimerStore(folder, log="a log", ladder=SHORT)) as table:
+    with closing(TimerStore(folder, log="a log", retry_policy=SHORT)) as table:
         rig = OnDisk(table)
         for act in acts:
             act(rig)
@@ -377,12 +377,12 @@ def test_due_and_coming_timers_are_found_through_an_index(table: TimerStore) -> 
     fill(table, 1_000)
     with reading(table.path) as db:
         with steps(db) as found:
-            timer_reader.due(db, [1, 2, 3])
+            timer_reader.read_due(db, [1, 2, 3])
         assert [step.split(" USING ")[1] for step in found if " timers" in step] == [
             "INTEGER PRIMARY KEY (rowid=?)"
         ]
         with steps(db) as found:
-            timer_reader.coming(db, LoadedWindow(3, 3, 500, 10))
+            timer_reader.read_coming(db, LoadedWindow(3, 3, 500, 10))
         (step,) = (step for step in found if " timers" in step)
         assert "INDEX timers_next (next>? AND next<?)" in step
         assert not any("TEMP B-TREE" in step for step in found), "nothing is sorted"
@@ -397,8 +397,8 @@ def test_timers_beside_a_damaged_one_are_read(table: TimerStore, column: str) ->
     fill(table, 7)
     change(table, f"update timers set {column} = {NO_TEXT} where id in (2, 7)")
     with reading(table.path) as db:
-        coming = timer_reader.coming(db, LoadedWindow(0, 0, 10, 10))
-        rows, unreadable = timer_reader.due(db, [it.id for it in coming])
+        coming = timer_reader.read_coming(db, LoadedWindow(0, 0, 10, 10))
+        rows, unreadable = timer_reader.read_due(db, [it.id for it in coming])
     assert [it.id for it in coming] == [*range(1, 8)]
     assert [row.timer.id for row in rows] == [1, 3, 4, 5, 6]
     gateway, key = (
@@ -452,7 +452,7 @@ def test_a_damaged_timer_is_ended_and_its_text_kept(
     end(table, "k3", at=5)
     change(table, f"update timers set {damage} where id = 2")
     with reading(table.path) as db:
-        assert timer_damage.damaged(db) == 1
+        assert timer_damage.count_damaged(db) == 1
     assert table.end_damaged(2, at=7) == {"pending": 1, "cancelled": -1}
     ended, payload = rows(table)[2]
     assert (ended.state, ended.next, ended.changed) == ("cancelled", None, 7)
@@ -463,7 +463,7 @@ def test_a_damaged_timer_is_ended_and_its_text_kept(
     assert kept + texts.count("\ufffda") == 5
     assert states(table) == {"pending": 1, "cancelled": 2} == counted(table)
     with reading(table.path) as db:
-        assert timer_damage.damaged(db) == 0
+        assert timer_damage.count_damaged(db) == 0
     assert [table.end_damaged(n, at=9) for n in (1, 2, 3, 4)] == [None] * 4
 
 
@@ -518,7 +518,7 @@ def test_coming_timers_are_read_in_pages(table: TimerStore, limit: int) -> None:
     add(table, *(pending(n, due=at) for n, at in enumerate(due, 1)))
     window, read = LoadedWindow(-1, 0, 8, limit), list[Coming]()
     with reading(table.path) as db:
-        while page := timer_reader.coming(db, window):
+        while page := timer_reader.read_coming(db, window):
             assert len(page) <= limit
             read += page
             window = window._replace(next=page[-1].next, id=page[-1].id)
@@ -540,7 +540,7 @@ async def test_a_large_ext_is_cancelled_in_steps_before_its_mark(
     def settled(orders: list[TimerCommand], _: TimerTransaction) -> None:
         left = counted(table).get("pending", 0)
         steps.append((log_writer.durable_ticket >= mark, left, len(orders)))
-        log_writer.is_flushed()
+        log_writer.notify_flushed()
 
     with journal_of(store, published=lambda _: None, settled=settled) as log_writer:
         table = log_writer.timers.table

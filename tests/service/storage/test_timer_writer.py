@@ -77,7 +77,7 @@ class Rig:
         self, orders: list[TimerCommand], settlement: TimerTransaction
     ) -> None:
         self.settled.append(orders)
-        self.log_writer.is_flushed()
+        self.log_writer.notify_flushed()
         self.wrote_table.set()
         self.wrote_table = trio.Event()
 
