@@ -1,7 +1,7 @@
 """What an operator sees of the sidecar once a second, whatever the load.
 
 Once a second the counters are looked at, and the last five minutes of them kept: rates,
-quantiles and history are differences of two such looks. A summary is put together from
+quantiles and history are differences of two such samples. A summary is put together from
 plain numbers when somebody wants one, once for all who do.
 """
 
@@ -31,7 +31,7 @@ Counted = Mapping[str, int]
 CumulativeCounts = Sequence[tuple[str, float]]  # by upper bound
 
 
-class SummaryTotals(NamedTuple):
+class SummarySample(NamedTuple):
     """The counters at one moment."""
 
     at: int  # wall clock, in milliseconds
@@ -70,7 +70,7 @@ class Summaries:
         self._clock = clock
         self._why_not_ready = why_not_ready
         self._began = clock.mono()
-        self._looks: deque[SummaryTotals] = deque(maxlen=KEPT_S + 1)
+        self._samples: deque[SummarySample] = deque(maxlen=KEPT_S + 1)
         self._notifiers: dict[Callable[[], None], None] = {}
         self._text: str | None = None
         self._history: str | None = None
@@ -79,7 +79,7 @@ class Summaries:
         """Look once a second, for ever."""
         at = trio.current_time()
         while True:
-            self._looks.append(self._look(self._now()))
+            self._samples.append(self._sample(self._now()))
             self._text = self._history = None
             for notify in self._notifiers:
                 notify()
@@ -113,21 +113,21 @@ class Summaries:
 
     def history(self) -> dict[str, Any]:
         """The last minutes in columns, oldest first; rates are per second."""
-        looks = [*self._looks][1:]
-        rates = [_rates(before, after) for before, after in pairwise(self._looks)]
+        samples = [*self._samples][1:]
+        rates = [_rates(before, after) for before, after in pairwise(self._samples)]
 
         def columns(name: str) -> dict[str, list[float]]:
             counted = rates[-1][name] if rates else ()
-            return {one: [each[name][one] for each in rates] for one in counted}
+            return {key: [rate[name][key] for rate in rates] for key in counted}
 
         return {
             "every_s": EVERY_S,
-            "at": [look.at for look in looks],
-            "users": [look.users for look in looks],
+            "at": [sample.at for sample in samples],
+            "users": [sample.users for sample in samples],
             "events": columns("events"),
             "onlines": columns("onlines"),
             "offlines": columns("offlines"),
-            "moved": [each["moved"] for each in rates],
+            "moved": [rate["moved"] for rate in rates],
         }
 
     def summary(self) -> dict[str, Any]:
@@ -135,23 +135,27 @@ class Summaries:
         now, engine, log_writer = self._now(), self._engine, self._log_writer
         presence = engine.presence
         wheel = presence.wheel
-        look, why = self._look(now), self._why_not_ready()
+        sample, why = self._sample(now), self._why_not_ready()
         due = {
             gateway.name: wheel.due(gateway.number)
             for gateway in presence.due_gateways()
         }
         shown = nlargest(
             MOST_GATEWAYS,
-            (it for it in presence.gateways.values() if it.users or it.is_linked),
+            (
+                gateway
+                for gateway in presence.gateways.values()
+                if gateway.users or gateway.is_linked
+            ),
             key=lambda gateway: gateway.users,
         )
         guard = presence.guard
         storms = storms_shown([] if guard is None else guard.storms(engine.attended))
         return {
-            "at": look.at,
-            "utc_offset_s": utc_offset_s(look.at),
+            "at": sample.at,
+            "utc_offset_s": utc_offset_s(sample.at),
             **now.build,
-            "uptime_s": round(look.mono - self._began, 3),
+            "uptime_s": round(sample.mono - self._began, 3),
             "ready": not why,
             "why": why,
             "log": log_writer.store.log,
@@ -166,25 +170,18 @@ class Summaries:
             "layers": wheel.layer_users(),
             "due": sum(due.values()),
             "users": now.users,
-            "rates": _rates(self._before(look, RATES_S), look),
-            "second": _rates(self._before(look, EVERY_S), look),
-            "lateness": self._quantiles(look),
-            "total": {
-                "events": look.events,
-                "onlines": look.opened,
-                "offlines": look.ended,
-                "moved": look.moved,
-                "lateness": {
-                    stage: _quantiles(_buckets(counts))
-                    for stage, counts in look.lateness.items()
-                },
-            },
+            "rates": _rates(self._before(sample, RATES_S), sample),
+            "second": _rates(self._before(sample, EVERY_S), sample),
+            "lateness": self._quantiles(sample),
+            "total": _since_start(sample),
             "early": now.early,
             "held": now.held,
             "storms": storms["storms"],
             "storms_more": storms["more"],
             "links": now.links,
-            "gateways": [self._gateway(it, due.get(it.name, 0)) for it in shown],
+            "gateways": [
+                self._gateway(gateway, due.get(gateway.name, 0)) for gateway in shown
+            ],
             "gateways_more": len(now.gateways) - len(shown),
             "unattended_s": round(now.unattended_s, 3),
             "log_pending": now.log_pending,
@@ -206,11 +203,11 @@ class Summaries:
             "mutes": gateway.mutes,
         }
 
-    # --- two looks --------------------------------------------------------------
+    # --- two samples --------------------------------------------------------------
 
-    def _look(self, now: Now) -> SummaryTotals:
+    def _sample(self, now: Now) -> SummarySample:
         lateness = now.counts.lateness
-        return SummaryTotals(
+        return SummarySample(
             self._clock.wall_ms(),
             self._clock.mono(),
             now.users,
@@ -221,23 +218,25 @@ class Summaries:
             {stage: found.cumulative() for stage, found in lateness.items()},
         )
 
-    def _before(self, look: SummaryTotals, seconds: float) -> SummaryTotals:
-        """The newest look that is so many seconds old, give or take; else the oldest.
+    def _before(self, sample: SummarySample, seconds: float) -> SummarySample:
+        """The newest sample that is so many seconds old, give or take; else the oldest.
 
         After a stop it is older, and what came since is in what is told next.
         """
-        since = look.mono - seconds + EVERY_S / 2
-        old_enough = (one for one in reversed(self._looks) if one.mono <= since)
-        return next(old_enough, self._looks[0] if self._looks else look)
+        since = sample.mono - seconds + EVERY_S / 2
+        old_enough = (
+            sample for sample in reversed(self._samples) if sample.mono <= since
+        )
+        return next(old_enough, self._samples[0] if self._samples else sample)
 
-    def _quantiles(self, look: SummaryTotals) -> dict[str, Any]:
-        before = self._before(look, KEPT_S)
+    def _quantiles(self, sample: SummarySample) -> dict[str, Any]:
+        before = self._before(sample, KEPT_S)
         return {
             "promise_s": PROMISE_S,
-            "over_s": round(look.mono - before.mono, 3),
+            "over_s": round(sample.mono - before.mono, 3),
             **{
                 stage: _quantiles(_buckets(counts, before.lateness[stage]))
-                for stage, counts in look.lateness.items()
+                for stage, counts in sample.lateness.items()
             },
         }
 
@@ -258,8 +257,21 @@ def _quantiles(buckets: list[tuple[float, float]]) -> dict[str, float | None]:
     }
 
 
-def _rates(before: SummaryTotals, after: SummaryTotals) -> dict[str, Any]:
-    """What happened between two looks, per second."""
+def _since_start(sample: SummarySample) -> dict[str, Any]:
+    return {
+        "events": sample.events,
+        "onlines": sample.opened,
+        "offlines": sample.ended,
+        "moved": sample.moved,
+        "lateness": {
+            stage: _quantiles(_buckets(counts))
+            for stage, counts in sample.lateness.items()
+        },
+    }
+
+
+def _rates(before: SummarySample, after: SummarySample) -> dict[str, Any]:
+    """What happened between two samples, per second."""
     seconds = after.mono - before.mono
 
     def rate(rise: int) -> float:
