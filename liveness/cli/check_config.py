@@ -46,7 +46,7 @@ command: Final = declared("check-config", "check-config --config liveness.toml")
 @command.default
 def show_settings(*, config: ConfigFile = None) -> None:
     """Print the settings in effect and the source of each; start nothing."""
-    loaded = load(file=config)
+    loaded = load(file=None if config is None else Path(config))
     for text in loaded.ignored:
         report_line(text)
     print(effective(loaded), end="")

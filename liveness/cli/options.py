@@ -7,7 +7,6 @@ value is likely a typing error, and is refused with a message that names it.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import MISSING
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter, Token
@@ -85,11 +84,6 @@ def user_of(_kind: Any, tokens: Sequence[Token]) -> str | int:
     return uid_of(tokens[0].value)
 
 
-def path_of(_kind: Any, tokens: Sequence[Token]) -> Path:
-    """A path, which the command checks."""
-    return Path(tokens[0].value)
-
-
 # --- flags and arguments --------------------------------------------------------------
 
 
@@ -104,13 +98,15 @@ def setting_flag(flag: str, metavar: str) -> Parameter:
 
 
 Socket = Annotated[str | None, setting_flag("--socket", "PATH")]
+# Not a Path: for that the completion of cyclopts offers folders as whole words, and bash
+# does not complete the names in them.
 ConfigFile = Annotated[
-    Path | None,
+    str | None,
     Parameter(
         help="TOML file of settings, which must exist "
         "(else $LIVENESS_CONFIG, else /etc/liveness/liveness.toml if it is there)",
         metavar="FILE",
-        converter=path_of,
+        converter=as_written,
     ),
 ]
 State = Annotated[str | None, setting_flag("--state", "DIR")]

@@ -1,5 +1,6 @@
 """`liveness serve`: runs the sidecar until a signal."""
 
+from pathlib import Path
 from typing import Annotated, Final
 
 from liveness.cli.options import ConfigFile, Socket, State, declared, setting_flag
@@ -26,13 +27,14 @@ def serve(
     """
     flags = {"--socket": socket, "--http": http, "--state": state}
     flags |= {"--timeout": timeout, "--slots": slots}
+    file = None if config is None else Path(config)
 
     def read_again() -> Config:
-        again = load(flags, file=config, is_reload=True)
+        again = load(flags, file=file, is_reload=True)
         _warn_of_ignored(again)
         return again.config
 
-    loaded = load(flags, file=config)
+    loaded = load(flags, file=file)
     settings = loaded.config
 
     # Imported only now: a wrong setting is reported without waiting for the server.

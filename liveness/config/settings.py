@@ -292,10 +292,11 @@ class LimitSettings:
     pause_reading: int = fixed(
         30_000, "records not yet on disk at which sockets are no longer read", "records"
     )
-    tail: int = fixed(
+    tail: int = setting(
         20_000,
-        "newest records kept in memory for live readers; a timer's counts once more "
-        "for each 512 bytes of its payload",
+        "newest records kept in memory for live readers; a timer's counts once more for "
+        "each 512 bytes of its payload",
+        (1_000, 1_000_000),
         "records",
     )
 

@@ -88,15 +88,15 @@ def in_toml(setting: Setting, value: object) -> str:
 
 
 def test_what_was_a_setting_once_is_ignored_and_named(tmp_path: Path) -> None:
-    toml = "[limits]\ntail = 5\nwindow = 400\n"
+    toml = "[limits]\nmax_replies = 5\nwindow = 400\n"
     found = loaded(toml, tmp_path, environ={"LIVENESS_TIMERS_MAX_PENDING": "x"})
     assert found.config.limits == LimitSettings(window=400)
     assert found.config.timers == Config(**BARE).timers
     assert found.ignored == (
         "environment: LIVENESS_TIMERS_MAX_PENDING is ignored, as it is no setting any "
         "more: it is always 30000 orders; remove it",
-        f"{tmp_path / 'l.toml'}: limits.tail is ignored, as it is no setting any more: "
-        "it is always 20000 records; remove it",
+        f"{tmp_path / 'l.toml'}: limits.max_replies is ignored, as it is no setting any "
+        "more: it is always 1000 replies; remove it",
     )
 
 

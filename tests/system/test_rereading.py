@@ -98,8 +98,10 @@ def test_the_level_changes_and_settings_that_need_a_restart_are_named(
 
 def test_what_was_a_setting_once_is_named_in_the_log(plain: Sidecar) -> None:
     reread(plain, PLAIN)
-    reread(plain, f"{PLAIN}\n[limits]\ntail = 5\n")
-    assert "limits.tail is ignored" in plain.line("a setting is ignored")["detail"]
+    reread(plain, f"{PLAIN}\n[limits]\nmax_replies = 5\n")
+    assert (
+        "limits.max_replies is ignored" in plain.line("a setting is ignored")["detail"]
+    )
 
 
 @pytest.mark.parametrize(
