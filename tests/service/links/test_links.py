@@ -509,7 +509,7 @@ async def test_one_walk_over_the_table_serves_many_fresh_gateways(
         looked[len(rig.turns)] += limit
         return lose(*args, limit=limit)
 
-    monkeypatch.setattr(rig.presence, "lose", noted)
+    monkeypatch.setattr(rig.presence, "reset_sessions", noted)
     for name in names:
         await rig.gateway_of(crowd(200, name), name)
     again = [await fresh(rig, name, ["login", name], ["ping", 1]) for name in names]
