@@ -21,9 +21,7 @@ def main() -> int | str:
         from liveness.cli.main import main
 
         return main()
-    except (
-        KeyboardInterrupt
-    ):  # during the imports; `liveness.cli.main` handles later ones
+    except KeyboardInterrupt:  # while importing; `liveness.cli.main` handles later ones
         return 130  # as a shell reports SIGINT
     except ModuleNotFoundError as error:
         missing = (error.name or "liveness").partition(".")[0]

@@ -56,9 +56,7 @@ class ReaderQueue:
         self.persists = persists
         self.queued: deque[Arrival] = deque()
         self.current: Arrival | None = None  # taken by the reader, and not finished
-        self.opened_after = (
-            inbox.count
-        )  # earlier arrivals, by `number`, were not queued
+        self.opened_after = inbox.count  # arrivals up to this number are not queued
         self._inbox = inbox
 
     def next(self) -> Arrival | None:

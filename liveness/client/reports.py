@@ -40,7 +40,7 @@ AGE_STEP_S: Final = 0.1
 AGE_STEPS: Final = 8_192
 
 # More changes than this are sent in several writes. Encoding a million at once would
-# block the gateway's loop for seconds, by which the last frame's ages would be wrong.
+# block the gateway's loop for seconds, and the ages in the last frame would be that old.
 MAX_CHANGES_PER_WRITE: Final = 4_096
 
 

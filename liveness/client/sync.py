@@ -186,10 +186,7 @@ class SyncSidecar:
         self._check()
         try:
             result: T = self._portal.call(wait)
-        except (
-            anyio.ClosedResourceError,
-            RuntimeError,
-        ):  # the latter: the thread has ended
+        except (anyio.ClosedResourceError, RuntimeError):  # the latter: no thread
             if not self._link.is_closed:
                 raise
             self._check()
